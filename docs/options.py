@@ -35,6 +35,7 @@ class Command:
     """whether it prints seconds of this machine"""
 
 
+_TRACKERS = "ratrain.ratrainc.training:check_trackers"
 _PAIRS = "x.rtx --steps 2 --log l.jsonl --data pairs.jsonl --train-on completion"
 _GENERATION = "ratrain.ratrainc.generation:generate"
 _WATCH = "ratrain.ratrainc.watch.watching:watch"
@@ -650,6 +651,11 @@ OPTIONS = {
             "--run-dir": Option("where ranks say where they are", "--run-dir where"),
             "--hang-timeout": Option("how long no progress is borne", "--hang-timeout 3", None, SETTINGS),
             "--log": Option("a line a step", "--log m.jsonl"),
+            "--log-to": Option(
+                "the figures of the log in TensorBoard or Weights & Biases too",
+                "--log-to wandb:tiny",
+                reaches=_TRACKERS,
+            ),
             "--eval-every": Option("evaluates held-out data", "--eval-every 1"),
             "--eval-data": Option(
                 "which",

@@ -8,8 +8,9 @@ from ratrain.ratrain_ir.diagnostics import fail
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported; it is not imported yet."""
-    return find_spec(package) is not None
+    """Whether a package can be imported; it is not imported yet. A folder of its name, as `wandb` leaves one, is none."""
+    spec = find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def check_installed(package: str, extra: str, purpose: str) -> None:

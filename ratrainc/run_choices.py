@@ -82,8 +82,21 @@ class Generation:
 
 
 @frozen
+class TrackerChoice:
+    """A tracker of experiments that a run writes its figures to."""
+
+    kind: str
+    """`tensorboard` or `wandb`"""
+    place: str | None = None
+    """TensorBoard's folder, or the project of W&B; None: as the resumed run, else one of its own"""
+
+    def __str__(self) -> str:
+        return self.kind if self.place is None else f"{self.kind}:{self.place}"
+
+
+@frozen
 class Outputs:
-    """Files that a run writes beside its state; None: not written."""
+    """Files and trackers that a run writes beside its state; None: not written."""
 
     log: str | None = None
     """a JSON line a step"""
@@ -91,6 +104,7 @@ class Outputs:
     """the losses as a picture"""
     profile: str | None = None
     """the wall time of every op"""
+    trackers: tuple[TrackerChoice, ...] = ()
 
 
 @frozen
@@ -107,4 +121,4 @@ def of_a_process(outputs: Outputs, display: Display, *, speaks: bool) -> tuple[O
     """What a process of a run writes and shows itself: all, or, where another one speaks for it, only its part of the profile."""
     if speaks:
         return outputs, display
-    return evolve(outputs, log=None, plot=None), Display(quiet=True)
+    return evolve(outputs, log=None, plot=None, trackers=()), Display(quiet=True)

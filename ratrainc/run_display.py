@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.run_choices import Display
     from ratrain.ratrainc.run_log import RunLog
     from ratrain.ratrainc.telling import Telling
+    from ratrain.ratrainc.trackers import Tracker
     from ratrain.targets.runtime.process_memory import MemoryUse
     from ratrain.targets.runtime.training import TimedStep, TrainingRun
 
@@ -56,9 +57,13 @@ def _memory_line(memory: MemoryUse) -> str:
 
 
 def run_steps(
-    run: TrainingRun, should_stop: Callable[[], int], log: RunLog | None, telling: Telling, display: Display
+    run: TrainingRun,
+    should_stop: Callable[[], int],
+    writers: Sequence[RunLog | Tracker],
+    telling: Telling,
+    display: Display,
 ) -> None:
-    """Run all steps, or those before a signal asks for the end."""
+    """Run all steps, or those before a signal asks for the end; each is written to all that keep its figures."""
     total = run.settings.steps
     shown_every = max(1, total // 10)
     steps = unseen_progress(total)
@@ -66,8 +71,8 @@ def run_steps(
     live = display.live and errors().is_terminal
     with _display(run, telling, live=live) as show:
         for timed in run.steps(should_stop):
-            if log is not None:
-                log.write(timed)
+            for writer in writers:
+                writer.write(timed)
             show(timed)
             steps.advance(task.id)
             index = timed.report.step - run.first_step

@@ -23,6 +23,7 @@ from ratrain.ratrainc.run_profile import write_profile
 from ratrain.ratrainc.run_result import RunResult, curves_of
 from ratrain.ratrainc.signals import StopAsked, ending_in_order, saying_where
 from ratrain.ratrainc.telling import Telling, tell
+from ratrain.ratrainc.trackers import check_trackers, open_trackers
 from ratrain.ratrainc.training_data import companion_files, open_data
 from ratrain.targets.runtime.checkpoint import check_checkpoint_place
 from ratrain.targets.runtime.checkpoint_series import check_no_series
@@ -33,6 +34,8 @@ from ratrain.targets.runtime.utilisation import Utilisation, measured_peak_flops
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs
+    from ratrain.ratrainc.run_log import RunLog
+    from ratrain.ratrainc.trackers import Tracker
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.processes import Processes
     from ratrain.targets.runtime.training import TrainingRun
@@ -63,7 +66,7 @@ def run_training(
 ) -> RunResult:
     """Run a program on data, in this process alone or as one of several.
 
-    Log, plot, profile and what is shown never cost the state: where they fail, training goes on, the state is saved first, and the
+    Log, trackers, plot, profile and what is shown never cost the state: where they fail, training goes on, the state is saved first, and the
     result says what is missing. Raises `DiagnosticError` when data, weights, checkpoint or log cannot be used.
     """
     with ExitStack() as ending:
@@ -79,20 +82,23 @@ def run_training(
         problems: list[Diagnostic] = []
         ending.enter_context(ending_in_order(stop))
         ending.enter_context(_counting_losses(run))
-        with run_log(outputs.log, run.first_step, tell) as open_log:
+        with (
+            run_log(outputs.log, run.first_step, tell) as open_log,
+            open_trackers(outputs.trackers, run, tell) as trackers,
+        ):
+            writers: list[RunLog | Tracker] = [*([] if open_log is None else [open_log]), *trackers]
             with threadpool_limits(limits=1), _watching(run):
                 telling = Telling()
                 if not display.quiet:
                     telling(lambda: say_start(run))
                 should_stop = run.engine.agreed_stop(lambda: stop.signal)
-                run_steps(run, should_stop, open_log, telling, display)
+                run_steps(run, should_stop, writers, telling, display)
                 stop.answer = "no step is left: ending when everything is written; Ctrl-C again stops at once"
                 with status("saving the state") if settings.saving.directory is not None else nullcontext():
                     saved = run.save()
                 stop_signal = should_stop()
                 run.engine.enter(RankPhase.ENDED, run.steps_done - 1)
-            if open_log is not None and open_log.problem is not None:
-                problems.append(open_log.problem)
+        problems += [writer.problem for writer in writers if writer.problem is not None]
         ending.enter_context(saying_where("where the run is: all steps are done, its pictures are being written"))
         problems += _problems_of(lambda: _draw(run, outputs.plot))
         if outputs.profile is not None and run.engine.profile is not None:
@@ -154,6 +160,7 @@ def check_outputs(settings: RunSettings, outputs: Outputs, processes: int) -> No
 
     Raises `DiagnosticError` RT002 or RT092 where one cannot be written.
     """
+    check_trackers(outputs.trackers, settings.start.checkpoint)
     for path in (outputs.plot, outputs.profile):
         if path is not None:
             check_writable(path)

@@ -38,7 +38,7 @@ def _passes() -> Iterable[str]:
 
 
 def _one_of(names: Callable[[], Iterable[str]]) -> Completer:
-    return lambda _context, _parameter, begun: [CompletionItem(name) for name in names() if name.startswith(begun)]
+    return lambda _context, _parameter, begun: words(names(), begun)
 
 
 def _list_of(names: Callable[[], Iterable[str]]) -> Completer:
@@ -61,7 +61,12 @@ _NAMED = {"model": _presets, "machine": _machines}
 """Kinds of files that may be given by a name."""
 
 
+def words(known: Iterable[str], begun: str) -> list[CompletionItem]:
+    """The words that begin so."""
+    return [CompletionItem(word) for word in known if word.startswith(begun)]
+
+
 def file_or_name(kind: str, begun: str) -> list[CompletionItem]:
     """A file, which the shell knows, or one of the names that stand for files of the kind."""
     names = _NAMED.get(kind, tuple)()
-    return [CompletionItem(begun, type="file"), *(CompletionItem(name) for name in names if name.startswith(begun))]
+    return [CompletionItem(begun, type="file"), *words(names, begun)]

@@ -81,6 +81,32 @@ def output_directory(_context: click.Context, _parameter: click.Parameter, path:
     return path
 
 
+class TrackerName(click.types.StringParamType):
+    """`tensorboard`, `tensorboard:DIR`, `wandb` or `wandb:PROJECT`: a `TrackerChoice`."""
+
+    name = "tracker"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The choice; a usage error where it is none, or its folder is that of another result."""
+        from ratrain.ratrainc.run_choices import TrackerChoice
+
+        kind, colon, place = str(value).partition(":")
+        if colon and not place:
+            self.fail(
+                f"'{value}' ends where its {'folder' if kind == 'tensorboard' else 'project'} should stand", param, ctx
+            )
+        if kind not in ("tensorboard", "wandb"):
+            self.fail(f"'{kind}' is none of tensorboard[:DIR] and wandb[:PROJECT]", param, ctx)
+        if kind == "tensorboard" and place:
+            place = Result("folder").convert(place, param, ctx)
+        return TrackerChoice(kind, place or None)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The trackers that there are."""
+        del ctx, param
+        return completing.words(("tensorboard", "wandb"), incomplete)
+
+
 class FilePath(click.types.StringParamType):
     """The path of a file or directory of some kind: what a command reads (`Source`) or writes (`Result`).
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -16,6 +18,7 @@ from ratrain.ratrainc.commands.options import (
     KernelSetName,
     Result,
     Source,
+    TrackerName,
     byte_count,
     choice_option,
     device_name,
@@ -51,6 +54,7 @@ Examples:
   ratrainc run tiny.rtx --data book.txt --steps 200 --resume run1 --save run1
   ratrainc run tiny.rtx --data book.txt --steps 200 --lr 1e-3 --warmup-steps 20    no compiling again
   ratrainc run tiny.rtx --data book.txt --steps 500 --eval-every 100 --plot loss.svg
+  ratrainc run tiny.rtx --data book.txt --steps 500 --log-to tensorboard --log-to wandb:tiny
   ratrainc run 1b.rtx --data corpus.txt --tokenizer tokenizer.json --steps 100
   ratrainc run 1b.rtx --data shards/ --data more.jsonl --init llama/ --eos tokenizer --order documents --steps 100
   ratrainc run 1b.rtx --data chats.jsonl --train-on completion --prompt-key question --completion-key answer --init llama/
@@ -276,6 +280,15 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     help="Write one JSON line a step: step, loss, tokens, tokens_per_second. With --resume, go on in that file.",
 )
 @click.option(
+    "--log-to",
+    "outputs_trackers",
+    type=TrackerName(),
+    multiple=True,
+    metavar="tensorboard[:DIR]|wandb[:PROJECT]",
+    help="Write the figures of each step to TensorBoard or Weights & Biases too (needs the extra of that name); again for both. Default of DIR: a new one in runs/. "
+    "With --resume, go on where the run before did.",
+)
+@click.option(
     "--eval-every",
     "settings_evaluation_every",
     type=click.IntRange(min=1),
@@ -388,6 +401,7 @@ def command(
     _refuse_contradictions(settings, ranks, threads)
     if settings.execution.graph:
         _refuse_beside_a_graph(settings, outputs)
+    _refuse_trackers_in_the_way(settings, outputs, ranks)
     if data.train_on == "all":
         refuse_idle("goes with --train-on completion", "data_prompt_key", "data_completion_key")
     else:
@@ -496,6 +510,24 @@ def _refuse_beside_a_graph(settings: RunSettings, outputs: Outputs) -> None:
         raise click.UsageError(
             "--profile times instructions as they are started, and with --graph none is: leave one of them out"
         )
+
+
+def _refuse_trackers_in_the_way(settings: RunSettings, outputs: Outputs, ranks: Ranks) -> None:
+    """Raise `click.UsageError` for a tracker that is named twice, or whose folder a checkpoint would replace."""
+    kinds = [choice.kind for choice in outputs.trackers]
+    for kind in kinds:
+        if kinds.count(kind) > 1:
+            raise click.UsageError(f"--log-to {kind} is given {kinds.count(kind)} times: a run has one of each")
+    saved = settings.saving.directory
+    for choice in outputs.trackers:
+        if saved is None or choice.kind != "tensorboard" or choice.place is None:
+            continue
+        folder, checkpoint = Path(os.path.realpath(choice.place)), Path(os.path.realpath(saved))
+        is_series = settings.saving.every is not None or ranks.engine != "local"
+        if folder == checkpoint or (checkpoint in folder.parents and not is_series):
+            raise click.UsageError(
+                f"--log-to {choice} is in the place of the checkpoint, --save {saved}, and would be replaced with it"
+            )
 
 
 def _report(result: RunResult, *, as_json: bool) -> None:

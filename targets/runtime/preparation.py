@@ -119,6 +119,8 @@ def _begun(
     run.overrides = overrides
     if loaded is not None:
         run.companions = loaded.companions
+        notes = loaded.run.get("notes")
+        run.notes = dict(notes) if isinstance(notes, dict) else {}
     place = settings.watch.folder or (str(Path(series.directory) / RUN_FOLDER) if series else None)
     if place is None and processes.count > 1:
         place = processes.exchange(tempfile.mkdtemp(prefix="ratrain-") if processes.number == 0 else "")[0]

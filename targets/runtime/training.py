@@ -119,6 +119,8 @@ class TrainingRun:
     """Files that stand beside the model's weights, which checkpoints keep."""
     overrides: Overrides = field(factory=dict)
     """Keys of the optimizer that are not the compiled plan's; the program's plan has them."""
+    notes: dict[str, Any] = field(factory=dict)
+    """What those who follow the run keep in its checkpoints, as JSON holds it; no bit of the run depends on it."""
     saved_step: int | None = None
     """Steps done when a checkpoint of the series was last written."""
     saved_to: str = ""
@@ -234,6 +236,6 @@ class TrainingRun:
         return self.saved_to
 
     def manifest(self) -> dict[str, Any]:
-        """What the bits of this run depend on beside its state, and what it took in memory."""
+        """What the bits of this run depend on beside its state, what it took in memory, and the notes of those who follow it."""
         run = run_manifest(self.program, self.stream, self.settings, self.seed, self.overrides)
-        return {**run, "memory": self.engine.memory_use().to_json()}
+        return {**run, "memory": self.engine.memory_use().to_json(), **({"notes": self.notes} if self.notes else {})}
