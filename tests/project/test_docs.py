@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -34,7 +35,8 @@ def generator() -> ModuleType:
 def test_generated_pages_are_fresh() -> None:
     """In a process of its own: what other tests load, as plugins, shows in the pages too."""
     command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"]
-    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = dict(os.environ)  # readline, which pytest loads, sets COLUMNS behind its back
+    checked = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
