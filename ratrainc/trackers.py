@@ -46,15 +46,15 @@ class Tracker(ABC):
         """Add the figures of a step."""
         if not self._reason:
             number = step.report.step
-            self._attempt(lambda: self._add(number, figures_of(step)), number)
+            self._attempt(lambda: self.add(number, figures_of(step)), number)
 
     def close(self, *, failed: bool) -> None:
         """Have all that was added written; the tracker shows whether the run failed."""
         if not self._reason:
-            self._attempt(lambda: self._end(failed=failed), None)
+            self._attempt(lambda: self.end(failed=failed), None)
         else:
             with suppress(Exception):  # it was told that it fails
-                self._end(failed=failed)
+                self.end(failed=failed)
 
     @property
     def problem(self) -> Diagnostic | None:
@@ -78,11 +78,11 @@ class Tracker(ABC):
         """What a resumed run needs to go on with it, as JSON holds it."""
 
     @abstractmethod
-    def _add(self, step: int, figures: Mapping[str, float]) -> None:
+    def add(self, step: int, figures: Mapping[str, float]) -> None:
         """Add the figures of a step; whatever goes wrong is raised."""
 
     @abstractmethod
-    def _end(self, *, failed: bool) -> None:
+    def end(self, *, failed: bool) -> None:
         """Write what waits, and close it."""
 
 
@@ -127,7 +127,7 @@ class TensorBoard(Tracker):
         """Its folder."""
         return os.path.realpath(self.folder)
 
-    def _add(self, step: int, figures: Mapping[str, float]) -> None:
+    def add(self, step: int, figures: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -138,7 +138,7 @@ class TensorBoard(Tracker):
         self._write_record(event.SerializeToString())
         self._stream.flush()
 
-    def _end(self, *, failed: bool) -> None:
+    def end(self, *, failed: bool) -> None:
         del failed
         self._stream.close()
 
@@ -186,10 +186,10 @@ class Wandb(Tracker):
         names = {"entity": self._run.entity, "project": self._run.project, "id": self._run.id}
         return {key: value for key, value in names.items() if value}
 
-    def _add(self, step: int, figures: Mapping[str, float]) -> None:
+    def add(self, step: int, figures: Mapping[str, float]) -> None:
         self._run.log({"step": step, **figures})
 
-    def _end(self, *, failed: bool) -> None:
+    def end(self, *, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))
 
 
