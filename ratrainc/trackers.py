@@ -128,6 +128,7 @@ class TensorBoard(Tracker):
         return os.path.realpath(self.folder)
 
     def add(self, step: int, figures: Mapping[str, float]) -> None:
+        """Write an event with the figures of a step."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -139,6 +140,7 @@ class TensorBoard(Tracker):
         self._stream.flush()
 
     def end(self, *, failed: bool) -> None:
+        """Close the file."""
         del failed
         self._stream.close()
 
@@ -187,9 +189,11 @@ class Wandb(Tracker):
         return {key: value for key, value in names.items() if value}
 
     def add(self, step: int, figures: Mapping[str, float]) -> None:
+        """Log the figures of a step, whose number is one of them."""
         self._run.log({"step": step, **figures})
 
     def end(self, *, failed: bool) -> None:
+        """Have all sent or written, and its services end."""
         self._run.finish(exit_code=int(failed))
 
 
