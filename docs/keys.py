@@ -56,6 +56,7 @@ PLAN_TRIALS: dict[str, dict[str, Any]] = {
     "batch.seed": {"value": 7, "seen": NUMBERS},
     "state.zero": {"value": 3},
     "state.zero_blocks": {"value": "mlp.1 3"},
+    "state.view_group": {"value": 2, "given": {"parallel.dp": 4, "state.zero": 3}},
     "state.shard_group": {"value": 2, "given": {"parallel.dp": 4}},
     "numerics.gather_quantised": {"value": "int8-block", "seen": NUMBERS},
     "numerics.reduce_quantised": {"value": "int8-block", "seen": NUMBERS},

@@ -77,6 +77,7 @@ SHARDING: dict[str, dict[str, Any]] = {
     "ZeRO 2, each micro-batch": {"zero": 2, "reduce": "each-micro-batch"},
     "ZeRO 3": {"zero": 3},
     "ZeRO 3, each micro-batch": {"zero": 3, "reduce": "each-micro-batch"},
+    "ZeRO 3, view groups": {"zero": 3, "dp": 4, "view_group": 2},
 }
 CLIPPING = {"without clipping": "none", "with clipping": "global"}
 TYING = {"embeddings not tied": False, "embeddings tied": True}
@@ -98,7 +99,8 @@ _TOGETHER = {
     frozenset({NORMED, OVER_HEADS}): f"with {NORMED}",
     frozenset({OVER_HEADS}): f"with {OVER_HEADS}",
     frozenset({"one tensor peer", "tensor peers"}): "",
-    frozenset({"ZeRO 1", "ZeRO 3"}): "ZeRO 1 to 3, reduced once a step",
+    frozenset({"ZeRO 1", "ZeRO 3", "ZeRO 3, view groups"}): "ZeRO 1 to 3, reduced once a step",
+    frozenset({"ZeRO 3", "ZeRO 3, view groups"}): "ZeRO 3",
     frozenset({"ZeRO 2, each micro-batch", "ZeRO 3, each micro-batch"}): "ZeRO 2 and 3, reduced each micro-batch",
     frozenset({"ZeRO 1", "ZeRO 2, each micro-batch"}): "ZeRO 1 and 2",
     frozenset({"ZeRO 3", "ZeRO 3, each micro-batch"}): "ZeRO 3",

@@ -68,6 +68,14 @@ def parse_block(text: str) -> Block | None:
     return None
 
 
+def named_block(name: str) -> Block:
+    """The block of a name in a program. Raises ValueError where it is none."""
+    owner = parse_block(name)
+    if owner is None:
+        raise ValueError(f"'{name}' is not a block")
+    return owner
+
+
 @cache
 def block_chain(model: ModelConfig) -> tuple[Block, ...]:
     """All blocks of the model in forward order."""
@@ -216,6 +224,22 @@ def reduced_bits(plan: Plan, block: Block) -> int | None:
 def gathers_within_step(plan: Plan, block: Block) -> bool:
     """Whether a block's view is gathered for each use (ZeRO 3), instead of once a step; of one replica from its own masters alone."""
     return zero_level(plan, block) == 3
+
+
+def parts_view(plan: Plan, block: Block) -> bool:
+    """Whether groups of replicas have a block's view between them from step to step, and gather it there (`view_group`)."""
+    return plan.view_group is not None and is_sharded(plan, block) and gathers_within_step(plan, block)
+
+
+def gathers_at_step_end(plan: Plan, block: Block) -> bool:
+    """Whether a block's view, or a replica's part of it, is made of masters once a step, for the next one."""
+    return is_sharded(plan, block) and (parts_view(plan, block) or not gathers_within_step(plan, block))
+
+
+def view_shard_elements(model: ModelConfig, plan: Plan, block: Block) -> int:
+    """Elements of one replica's part of a view that a group has between them."""
+    assert plan.view_group is not None
+    return flat_elements(model, plan, block) // plan.view_group
 
 
 def any_gathered_within_step(plan: Plan, blocks: Iterable[Block]) -> bool:

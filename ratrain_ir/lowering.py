@@ -2,7 +2,7 @@
 
 Per stage: all forwards, micro-batch by micro-batch; all backwards, ascending too (gradients accumulate in that order, which
 is part of the semantics); where micro-batches are cut into slices, these pass one by one, ascending forward and descending backward; then gradient reduction block by block in backward order, and the scalars of all ranks; then, in
-forward order, the update of each block and, where state is sharded, the gather of its view; at last the next step's scale.
+forward order, the update of each block and, where state is sharded, the gather of its view, or of a replica's part of one; at last the next step's scale.
 Where tensor peers share out blocks, each block's input is made whole before it and what it gives is summed after it, forward and backward;
 an input is gathered anew for the backward. Where they norm what a block gives, that is summed alone, and normed and added by an op of
 its own. Passes reorder and merge, they never add or drop mathematics.
@@ -30,6 +30,7 @@ from ratrain.ratrain_ir.blocks import (
     computed_type,
     exchanged_type,
     flat_elements,
+    gathers_at_step_end,
     gathers_within_step,
     half_slots,
     is_sharded,
@@ -37,6 +38,7 @@ from ratrain.ratrain_ir.blocks import (
     last_viewer,
     next_block,
     normed_gradient_slots,
+    parts_view,
     previous_block,
     projected_slots,
     reads_documents,
@@ -50,6 +52,7 @@ from ratrain.ratrain_ir.blocks import (
     sum_slots,
     token_type,
     tokens_per_micro_batch,
+    view_shard_elements,
 )
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
@@ -143,6 +146,9 @@ class _StageLowering:
         shard = shard_elements(self.model, self.plan, block)
         if not gathers_within_step(self.plan, block):
             self.carried(StateKind.VIEW, f"w.{block}", tensor_type(Dtype(self.plan.view_dtype), (whole,)))
+        elif parts_view(self.plan, block):
+            part = view_shard_elements(self.model, self.plan, block)
+            self.carried(StateKind.VIEW_SHARD, f"v.{block}", tensor_type(Dtype(self.plan.view_dtype), (part,)))
         self.carried(StateKind.MASTER, f"p.{block}", tensor_type(Dtype.F32, (shard,)))
         self.carried(StateKind.MOMENT, f"m1.{block}", tensor_type(Dtype.F32, (shard,)))
         self.carried(StateKind.MOMENT, f"m2.{block}", tensor_type(Dtype.F32, (shard,)))
@@ -162,8 +168,8 @@ class _StageLowering:
         view = self.stage.tensors.get(name)
         if view is None:
             view = self.stage.add(Tensor(name, StateKind.VIEW, whole))
-            master = self.named(f"p.{block}")
-            self.emit(AllGather(blocks=(block,), **piece_fields(piece), phase=phase, reads=(master,), writes=(view,)))
+            source = self.named(f"{'v' if parts_view(self.plan, block) else 'p'}.{block}")
+            self.emit(AllGather(blocks=(block,), **piece_fields(piece), phase=phase, reads=(source,), writes=(view,)))
         return view
 
     def gradient(self, block: Block, micro_batch: int) -> Tensor:
@@ -540,9 +546,9 @@ class _StageLowering:
         for block in blocks:
             self.emit(self.update(block))
         for block in blocks:
-            if is_sharded(self.plan, block) and not gathers_within_step(self.plan, block):
-                view, master = self.named(f"w.{block}"), self.named(f"p.{block}")
-                self.emit(AllGather(blocks=(block,), reads=(master,), writes=(view,)))
+            if gathers_at_step_end(self.plan, block):
+                view = self.named(f"{'v' if parts_view(self.plan, block) else 'w'}.{block}")
+                self.emit(AllGather(blocks=(block,), reads=(self.named(f"p.{block}"),), writes=(view,)))
         if self.plan.has_dynamic_scale:
             self.emit(ScaleUpdate(reads=(self.named("overflow"),), updates=(self.named("scale"),)))
 

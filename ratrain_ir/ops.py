@@ -77,6 +77,10 @@ class Group(Enum):
     """the data-parallel replicas of this stage"""
     SHARDS = "shards"
     """the replicas of this stage that have all shards of its state between them: all, or those of one shard group"""
+    VIEWS = "views"
+    """neighbours among these that have a view between them, which they gather for each use"""
+    PARTS = "parts"
+    """those of a shard group that have the same part of such a view, which is made of the shards of all of them"""
     ENDS = "ends"
     """first and last stage of each replica (tied embeddings); one member where they are the same stage"""
     TENSOR = "tensor"
@@ -628,8 +632,9 @@ class Update(Op):
 class AllGather(Op):
     """PrefetchW: makes parameter views whole from the replicas' master shards.
 
-    At the step's end for the next step; with a micro-batch and a phase, within the step for one use (ZeRO 3). If it is blocking,
-    compute waits for it.
+    At the step's end for the next step; with a micro-batch and a phase, within the step for one use (ZeRO 3). Where a group of replicas
+    has views between them (`view_group`), it makes a replica's part of one at the step's end, and within the step the view from the
+    group's parts. If it is blocking, compute waits for it.
     """
 
     keyword = "all_gather"

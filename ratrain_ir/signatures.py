@@ -36,6 +36,7 @@ from ratrain.ratrain_ir.blocks import (
     last_viewer,
     next_block,
     normed_gradient_slots,
+    parts_view,
     pending_slots,
     previous_block,
     projected_slots,
@@ -49,6 +50,7 @@ from ratrain.ratrain_ir.blocks import (
     sum_slots,
     token_type,
     tokens_per_micro_batch,
+    view_shard_elements,
 )
 from ratrain.ratrain_ir.frontend.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.ops import (
@@ -294,6 +296,11 @@ _SAVED = frozenset({StateKind.SAVED})
 
 def _view(model: ModelConfig, plan: Plan, block: Block, name: str = "w") -> Role:
     return _of(name, StateKind.VIEW, tensor_type(Dtype(plan.view_dtype), (flat_elements(model, plan, block),)))
+
+
+def _view_shard(model: ModelConfig, plan: Plan, block: Block) -> Role:
+    elements = view_shard_elements(model, plan, block)
+    return _of(f"v.{block}", StateKind.VIEW_SHARD, tensor_type(Dtype(plan.view_dtype), (elements,)))
 
 
 def _gradient(model: ModelConfig, plan: Plan, block: Block, name: str = "g") -> Role:
@@ -628,9 +635,13 @@ def _all_reduce(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...], group
 
 
 @cache
-def _all_gather(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...]) -> Candidates:
-    masters = tuple(_state(model, plan, block, f"p.{block}", StateKind.MASTER) for block in blocks)
-    return [(False, Signature(masters, tuple(_view(model, plan, block, f"w.{block}") for block in blocks)))]
+def _all_gather(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...], *, within_step: bool) -> Candidates:
+    reads, writes = [], []
+    for block in blocks:
+        part = _view_shard(model, plan, block) if parts_view(plan, block) else None
+        reads.append(part if part and within_step else _state(model, plan, block, f"p.{block}", StateKind.MASTER))
+        writes.append(part if part and not within_step else _view(model, plan, block, f"w.{block}"))
+    return [(False, Signature(tuple(reads), tuple(writes)))]
 
 
 @cache
@@ -696,7 +707,7 @@ _MAKERS: PerOp[Callable[[Any, ModelConfig, Plan], Candidates]] = PerOp(
             if op.quantity is Quantity.NORM
             else _all_reduce_scalar(op.quantity, len(op.reads))
         ),
-        AllGather: lambda op, model, plan: _all_gather(model, plan, op.blocks),
+        AllGather: lambda op, model, plan: _all_gather(model, plan, op.blocks, within_step=op.phase is not None),
         GatherRows: lambda op, model, plan: _gather_rows(model, plan, op.block),
         ReduceRows: lambda op, model, plan: _reduce_rows(model, plan, op.block, op.payload),
         ReduceSums: lambda op, model, plan: _reduce_sums(model, plan, op.block, op.payload),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from attrs import field, frozen
 
-from ratrain.ratrain_ir.blocks import Block, block, shard_count, shard_elements
+from ratrain.ratrain_ir.blocks import Block, block, parts_view, shard_count, shard_elements, view_shard_elements
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.ops import Group, Payload
@@ -60,8 +60,8 @@ class Hop(NamedTuple):
 class Mesh:
     """The ranks of a plan, their groups and channels: all that does not ask what the model is.
 
-    `chunk_stages[c]` is the stage that holds chunk c. `shard_group` replicas have all shards of sharded state between them, all where
-    it is None.
+    `chunk_stages[c]` is the stage that holds chunk c. Groups of replicas lie one in another, each of neighbours: `shard_group` replicas
+    have all shards of sharded state between them, all where it is None; of these `view_group` have views between them, none where it is.
     """
 
     stages: int
@@ -69,6 +69,7 @@ class Mesh:
     peers: int
     chunk_stages: tuple[int, ...]
     shard_group: int | None = field(default=None, kw_only=True)
+    view_group: int | None = field(default=None, kw_only=True)
 
     @cached_property
     def ranks(self) -> tuple[Rank, ...]:
@@ -187,8 +188,8 @@ class Mesh:
     def members(self, group: Group, rank: Rank) -> tuple[Rank, ...]:
         """The members of a rank's group of a kind, in rank order.
 
-        The replicas of its stage, or those of them that have all shards between them; first and last stage of its replica; the tensor
-        peers of its stage and replica; or all ranks. Each tensor peer has groups of the others of its own.
+        The replicas of its stage, or those of them that have all shards, or a view, between them, or the same part of one; first and last
+        stage of its replica; the tensor peers of its stage and replica; or all ranks. Each tensor peer has groups of the others of its own.
         """
         if group is Group.ALL:
             return self.ranks
@@ -196,23 +197,28 @@ class Mesh:
             return tuple(rank._replace(peer=peer) for peer in range(self.peers))
         if group is Group.ENDS:
             return tuple(rank._replace(stage=stage) for stage in self.stages_of(group, rank.stage))
-        replicas = self.shard_members(rank.replica) if group is Group.SHARDS else range(self.replicas)
-        return tuple(rank._replace(replica=replica) for replica in replicas)
+        return tuple(rank._replace(replica=replica) for replica in self.replicas_of(group, rank.replica))
+
+    def replicas_of(self, group: Group, replica: int) -> range:
+        """The replicas of a stage that meet one of them in a group of a kind."""
+        if group is Group.SHARDS:
+            return _neighbours(replica, self.shards)
+        if group is Group.VIEWS:
+            return _neighbours(replica, self.viewers)
+        if group is Group.PARTS:
+            first = _neighbours(replica, self.shards).start
+            return range(first + replica % self.viewers, first + self.shards, self.viewers)
+        return range(self.replicas)
 
     @property
     def shards(self) -> int:
         """Shards that sharded state is cut into."""
         return self.shard_group or self.replicas
 
-    def reduced_part(self, replica: int) -> int:
-        """Which part, of as many as there are replicas, of a gradient a replica reduces: one of its own shard."""
-        copy, shard = divmod(replica, self.shards)
-        return shard * (self.replicas // self.shards) + copy
-
-    def shard_members(self, replica: int) -> range:
-        """The replicas that have all shards between them, of which one is given: neighbours, in the order of their shards."""
-        first = replica - replica % self.shards
-        return range(first, first + self.shards)
+    @property
+    def viewers(self) -> int:
+        """Replicas that have a view between them which is gathered for each use."""
+        return self.view_group or self.shards
 
     def group_size(self, group: Group) -> int:
         """Members of each group of a kind."""
@@ -221,12 +227,12 @@ class Mesh:
     def communicators(self, stage: int, *, tied: bool) -> int:
         """Communicators that a rank of a stage is a member of: groups of more than one rank, and a pair with each stage it has messages with.
 
-        All ranks are one; its replicas, and where these are in shard groups, its own and those that have the same shards as it; the ends,
-        where first and last stage share a matrix (`tied`). Its tensor peers are two: their activations and their gradients are under way
+        All ranks are one; its replicas, and where these are in shard groups, its own and those that have the same shards as it, and where
+        groups have views between them, its own and those that have the same part of one; the ends, where first and last stage share a matrix (`tied`). Its tensor peers are two: their activations and their gradients are under way
         at the same time.
         """
         ends = self.stages_of(Group.ENDS, stage)
-        peers, shards = 2 * (self.peers > 1), 2 * (self.shard_group is not None)
+        peers, shards = 2 * (self.peers > 1), 2 * ((self.shard_group is not None) + (self.view_group is not None))
         groups = (self.size > 1) + (self.replicas > 1) + shards + peers + (tied and len(ends) > 1 and stage in ends)
         return groups + len(self._partners.get(stage, ()))
 
@@ -279,14 +285,50 @@ class Topology(Mesh):
         """The block whose input, or gradient of the input, a channel carries: the first one behind the cut."""
         return self.chunk_blocks[channel.target if _goes_forward(channel) else channel.source][0]
 
+    def shard_index(self, block: Block, replica: int) -> int:
+        """Which shard of a block's flat tensors a replica owns, as they lie there.
+
+        In rank order; but those of replicas that have the same part of a view lie one behind the other, so that together they are that
+        part.
+        """
+        count = shard_count(self.plan, block)
+        copies = count // self.viewers if parts_view(self.plan, block) else 1
+        across, part = divmod(replica % count, count // copies)
+        return part * copies + across
+
+    def reduced_part(self, block: Block, replica: int) -> int:
+        """Which part, of as many as there are replicas, of a sharded block's gradient a replica reduces: one of its own shard."""
+        count = shard_count(self.plan, block)
+        return self.shard_index(block, replica) * (self.replicas // count) + replica // count
+
+    def is_rearranged(self, block: Block) -> bool:
+        """Whether replicas reduce other parts of a sharded block's gradient than those of their own number."""
+        return self.shard_group is not None or parts_view(self.plan, block)
+
+    def lanes_by_shard(self, block: Block) -> list[int]:
+        """The ranks of a stage, by their number there, in the order of the shards of a block that they have."""
+        lanes = [self.in_lane(0, lane) for lane in range(self.lanes)]
+        return [self.lane(rank) for rank in sorted(lanes, key=lambda rank: self.shard_index(block, rank.replica))]
+
     def shard_range(self, block: Block, replica: int) -> range:
         """The elements of a block's flat tensors whose optimizer state a replica owns; all of them where nothing is sharded."""
-        length, index = shard_elements(self.model, self.plan, block), replica % shard_count(self.plan, block)
+        length, index = shard_elements(self.model, self.plan, block), self.shard_index(block, replica)
+        return range(index * length, (index + 1) * length)
+
+    def view_range(self, block: Block, replica: int) -> range:
+        """The elements of a view of which a replica has a part from step to step."""
+        length, index = view_shard_elements(self.model, self.plan, block), replica % self.viewers
         return range(index * length, (index + 1) * length)
 
     def is_first_holder(self, block: Block, replica: int) -> bool:
         """Whether no replica before has the same optimizer state of a block."""
         return replica < shard_count(self.plan, block)
+
+
+def _neighbours(replica: int, count: int) -> range:
+    """The group of so many neighbours that a replica is in."""
+    first = replica - replica % count
+    return range(first, first + count)
 
 
 def _goes_forward(channel: Channel) -> bool:
@@ -300,14 +342,20 @@ def grid(stages: int, replicas: int, peers: int = 1) -> Mesh:
 
 
 @cache
-def mesh_of_shape(shape: PipelineShape, replicas: int, peers: int = 1, shard_group: int | None = None) -> Mesh:
+def mesh_of_shape(
+    shape: PipelineShape,
+    replicas: int,
+    peers: int = 1,
+    shard_group: int | None = None,
+    view_group: int | None = None,
+) -> Mesh:
     """The mesh of replicas of a pipeline."""
-    return Mesh(shape.stages, replicas, peers, shape.chunk_stages, shard_group=shard_group)
+    return Mesh(shape.stages, replicas, peers, shape.chunk_stages, shard_group=shard_group, view_group=view_group)
 
 
 def mesh_of(plan: Plan) -> Mesh:
     """The mesh of a plan."""
-    return mesh_of_shape(plan.shape, plan.dp, plan.tp, plan.shard_group)
+    return mesh_of_shape(plan.shape, plan.dp, plan.tp, plan.shard_group, plan.view_group)
 
 
 @cache
@@ -316,5 +364,13 @@ def topology_of(model: ModelConfig, plan: Plan) -> Topology:
     mesh = mesh_of(plan)
     layers = tuple(plan.chunk_layers(chunk, model) for chunk in range(len(mesh.chunk_stages)))
     return Topology(
-        mesh.stages, mesh.replicas, mesh.peers, mesh.chunk_stages, model, plan, layers, shard_group=mesh.shard_group
+        mesh.stages,
+        mesh.replicas,
+        mesh.peers,
+        mesh.chunk_stages,
+        model,
+        plan,
+        layers,
+        shard_group=mesh.shard_group,
+        view_group=mesh.view_group,
     )

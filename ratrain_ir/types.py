@@ -73,6 +73,8 @@ class StateKind(Enum):
     """Adam's first or second moment, sharded like the master"""
     VIEW = "view"
     """the parameters of a block as forward and backward read them"""
+    VIEW_SHARD = "view_shard"
+    """the replica's part of a view that a group of replicas has between them from step to step"""
     GRAD = "grad"
     """the full gradient of a block"""
     GRAD_SHARD = "grad_shard"

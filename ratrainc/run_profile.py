@@ -82,9 +82,10 @@ def _facts(program: Program, span: RunSpan) -> dict[str, Any]:
     }
 
 
-def _shard_group(mesh: Mesh, rank: Rank) -> str:
+def _gathering(mesh: Mesh, rank: Rank, group: Group) -> str:
     """Which replicas a gather is of, where not of all."""
-    return "" if mesh.shard_group is None else f" of the group of replica {mesh.shard_members(rank.replica)[0]}"
+    members = mesh.replicas_of(group, rank.replica)
+    return "" if len(members) == mesh.replicas else f" of the group of replica {members[0]}"
 
 
 def _meeting(mesh: Mesh, span: RunSpan) -> str | None:
@@ -102,7 +103,10 @@ def _meeting(mesh: Mesh, span: RunSpan) -> str | None:
         return None
     where = {
         Group.REPLICAS: f" of {stage}{peer}",
-        Group.SHARDS: f" of {stage}{_shard_group(mesh, rank)}{peer}",
+        **{
+            each: f" of {stage}{_gathering(mesh, rank, each)}{peer}"
+            for each in (Group.SHARDS, Group.VIEWS, Group.PARTS)
+        },
         Group.ENDS: f" of {replica}{peer}",
         Group.TENSOR: f" of {stage} {replica}",
         Group.ALL: "",

@@ -23,7 +23,7 @@ from ratrain.ratrain_ir.ops import (
 )
 from ratrain.ratrain_ir.state_homes import LEAST_STAGING, STREAMS_OF_UPDATE, streamed_state
 from ratrain.ratrain_ir.target import WorkspaceRequest
-from ratrain.ratrain_ir.types import aligned
+from ratrain.ratrain_ir.types import StateKind, aligned
 from ratrain.targets.codegen.emitter import emit
 from ratrain.targets.codegen.routines import routine_of
 from ratrain.targets.machine.capacity import capacity_of
@@ -96,7 +96,10 @@ class MachineTarget:
             most = 2 * kinds * self.machine.whole("collective_chunk")
             staging = max(LEAST_STAGING, min(most, aligned(sum(tensor.type.nbytes for tensor in streamed))))
             return WorkspaceRequest(f"state-{op.keyword}-{staging}", staging)
-        if isinstance(op, AllGather) and any(gathered_bits(module.plan, block) is not None for block in op.blocks):
+        if isinstance(op, AllGather) and any(
+            gathered_bits(module.plan, block) is not None and read.kind is StateKind.MASTER
+            for block, read in zip(op.blocks, op.reads, strict=True)
+        ):
             return self._staging_chunks
         return None
 

@@ -426,6 +426,19 @@ class Plan:
         ),
     )
     """Replicas that share out sharded state; the others have copies, kept alike by what is reduced. None: all do (Zhang et al., "MiCS", 2022)."""
+    view_group: int | None = field(
+        default=None,
+        metadata=key(
+            "state",
+            "replicas, neighbours, that have views between them where these are gathered for each use; shards stay as they are",
+            integer_or_none(2, _MAX_PARALLEL),
+            in_header_if_default=False,
+        ),
+    )
+    """Replicas that share out parameter views of level 3, in `view_dtype`, beside all shards of state (Wang et al., "ZeRO++", 2023, hpZ).
+
+    None: views are gathered of masters, from all that share these out.
+    """
 
     gather_quantised: str | None = field(
         default=None,
@@ -512,6 +525,7 @@ class Plan:
         each = " each" if self.reduce == "each-micro-batch" else ""
         peers = "" if self.tp == 1 else f" T{self.tp}"
         group = "" if self.shard_group is None else f" of {self.shard_group}"
+        group += "" if self.view_group is None else f" views of {self.view_group}"
         levels = f"Z{self.zero}{group}" + ("" if self.zero_blocks is None else f" ({self.zero_blocks})")
         packed = "".join(
             f" {what} {name}"
@@ -533,11 +547,14 @@ class Plan:
     def reshaped(self, **changes: Any) -> Plan:
         """The plan with another shape (`dp`, `zero`, ...); where nothing is sharded any more, shards have no type of their own.
 
-        Nor are they packed then, nor does a group of replicas stay that is no part of theirs.
+        Nor are they packed then, nor does a group of replicas stay that is no part of theirs, or has nothing to share out.
         """
         plan = evolve(self, **changes)
         if plan.shard_group is not None and (plan.dp % plan.shard_group or plan.dp == plan.shard_group):
             plan = evolve(plan, shard_group=None)
+        shards, views = plan.shard_group or plan.dp, plan.view_group
+        if views is not None and (shards % views or shards == views or 3 not in plan.levels):
+            plan = evolve(plan, view_group=None)
         if plan.shards_state:
             return plan
         return evolve(plan, grad_shard_dtype=plan.grad_dtype, gather_quantised=None, reduce_quantised=None)

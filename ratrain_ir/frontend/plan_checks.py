@@ -217,6 +217,11 @@ def _check_state(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> 
     if reader.good("shard_group", "dp") and plan.shard_group is not None and plan.dp % plan.shard_group:
         text = f"groups of {plan.shard_group} replicas do not make up dp = {plan.dp}"
         reader.contradiction("RT064", "shard_group", text, help="write a number that divides dp")
+    shards = plan.shard_group or plan.dp
+    if reader.good("view_group", "shard_group", "dp") and plan.view_group is not None and shards % plan.view_group:
+        text = f"groups of {plan.view_group} replicas do not make up the {shards} that have all shards"
+        wanted = "shard_group" if plan.shard_group else "dp"
+        reader.contradiction("RT064", "view_group", text, help=f"write a number that divides {wanted}")
     if reader.good("zero", "zero_blocks", "dp", "grad_dtype", "grad_shard_dtype") and not plan.shards_state:
         _check_unsharded(reader, plan)
 
@@ -268,6 +273,8 @@ def check_said(reader: FieldReader, plan: Plan) -> None:
             _check_level_said(reader, plan.zero_blocks, entry, plan)
     if plan.shard_group is not None and reader.good("zero", "zero_blocks", "dp", "shard_group"):
         _check_shard_group_said(reader, plan)
+    if plan.view_group is not None and reader.good("zero", "zero_blocks", "dp", "shard_group", "view_group"):
+        _check_view_group_said(reader, plan)
     _check_quantised_said(reader, plan)
     if "max_norm" in reader.values and reader.good("max_norm") and "clip" not in reader.values:
         text = 'max_norm changes nothing without clip = "global"'
@@ -295,6 +302,16 @@ def _check_shard_group_said(reader: FieldReader, plan: Plan) -> None:
     else:
         return
     reader.contradiction("RT064", "shard_group", text, help="leave it out")
+
+
+def _check_view_group_said(reader: FieldReader, plan: Plan) -> None:
+    """A group that has views between it is a part of those that have the shards, and some views are gathered for each use."""
+    if 3 not in plan.levels:
+        text = f"view_group = {plan.view_group} changes nothing: with zero = {max(plan.levels)} every replica has whole views"
+        reader.contradiction("RT064", "view_group", text, help="leave it out, or use zero = 3")
+    elif plan.view_group == (plan.shard_group or plan.dp):
+        text = f"view_group = {plan.view_group} changes nothing: so many replicas have all shards, and gather views of these"
+        reader.contradiction("RT064", "view_group", text, help="leave it out, or write a smaller group")
 
 
 def _check_quantised_said(reader: FieldReader, plan: Plan) -> None:

@@ -7,7 +7,16 @@ from typing import Any
 from attrs import define, field
 
 from ratrain.ratrain_ir.analysis.progress import hop_of
-from ratrain.ratrain_ir.blocks import Block, gathers_within_step, is_sharded, keeps_view, reads_documents, zero_level
+from ratrain.ratrain_ir.blocks import (
+    Block,
+    gathers_at_step_end,
+    gathers_within_step,
+    is_sharded,
+    keeps_view,
+    parts_view,
+    reads_documents,
+    zero_level,
+)
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import (
     BLOCK_OPS,
@@ -106,14 +115,26 @@ def check_sharding(
     if type(op) is not AllReduce and kept:
         text = f"'{op.keyword}' needs sharded state: {block} has zero = {zero_level(plan, block)} and dp = {plan.dp}"
         report.at_op("RT026", text, stage, op)
-    within_step = gathers_within_step(plan, block)
-    if type(op) is AllGather and {op.phase is not None, op.micro_batch is not None} != {within_step}:
-        when = "within the step, for the forward or backward of a micro-batch"
-        wanted = when if within_step else "once, at the step's end"
-        text = f"under zero = {zero_level(plan, block)} the view of {block} is gathered {wanted}"
-        report.at_op("RT026", text, stage, op)
+    if type(op) is AllGather:
+        check_gather(module, stage, op, block, report)
     if type(op) is AllReduce and op.group is Group.REPLICAS and not kept:
         report.at_op("RT026", f"{block} has sharded state, whose gradients 'reduce_scatter' reduces", stage, op)
+
+
+def check_gather(module: Module, stage: Stage, op: AllGather, block: Block, report: Reporter) -> None:
+    """RT026: a view is gathered when its level says, by those that have it between them."""
+    plan = module.plan
+    within_step, at_end = gathers_within_step(plan, block), gathers_at_step_end(plan, block)
+    said = {op.phase is not None, op.micro_batch is not None}
+    if said not in [{True}] * within_step + [{False}] * (at_end or not within_step):
+        when = "within the step, for the forward or backward of a micro-batch"
+        wanted = when if within_step else "once, at the step's end"
+        wanted += ", or a part of it once, at its end" * (within_step and at_end)
+        text = f"under zero = {zero_level(plan, block)} the view of {block} is gathered {wanted}"
+        report.at_op("RT026", text, stage, op)
+    if parts_view(plan, block) is not parts_view(plan, op.blocks[0]):
+        text = f"groups have the view of one of {op.blocks[0]} and {block} between them, of the other they do not: no group gathers both"
+        report.at_op("RT026", text, stage, op)
 
 
 def check_collective(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
@@ -128,7 +149,8 @@ def check_collective(module: Module, stage: Stage, op: Op, report: Reporter) -> 
     if type(op) is AllReduce and op.group is Group.TENSOR and module.plan.tp == 1:
         report.at_op("RT026", "'all_reduce tensor' needs tensor peers: the plan has tp = 1", stage, op)
     if type(op) is AllReduce and (
-        op.group in (Group.ALL, Group.SHARDS) or (op.group is Group.ENDS and not module.model.tied_embeddings)
+        op.group in (Group.ALL, Group.SHARDS, Group.VIEWS, Group.PARTS)
+        or (op.group is Group.ENDS and not module.model.tied_embeddings)
     ):
         report.at_op("RT026", f"'all_reduce {op.group.value}' has no meaning for this model", stage, op)
     if type(op) is AllReduceScalar and op.group is not _SCALAR_GROUPS[op.quantity]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define
 
+from ratrain.ratrain_ir.blocks import parts_view
 from ratrain.ratrain_ir.ops import (
     AllGather,
     AllReduce,
@@ -103,13 +104,18 @@ class SymbolicUpdates(SymbolicValues):
             self.set(roles["w"], "view", block, "next step")
 
     def all_gather(self, op: AllGather) -> None:
-        """Views are made of master weights: of this step within it, of the next one at its end."""
+        """Views are made of master weights, of this step within it, of the next one at its end; or in parts at its end, and whole of these."""
         roles = self.roles(op)
         step = "next step" if op.phase is None else "this step"
         for block in op.blocks:
-            self.expect("RT031", op, roles[f"p.{block}"], "p", block, step)
-            self.set(roles[f"w.{block}"], "view", block, step)
-            self.gathers[roles[f"w.{block}"]] = op
+            master, part, whole = ("p", "p"), ("v", "part of view"), ("w", "view")
+            source, made = master, whole
+            if parts_view(self.module.plan, block):
+                source, made = (master, part) if op.phase is None else (part, whole)
+            view = roles[f"{made[0]}.{block}"]
+            self.expect("RT031", op, roles[f"{source[0]}.{block}"], source[1], block, step)
+            self.set(view, made[1], block, step)
+            self.gathers[view] = op
 
     def all_reduce_scalar(self, op: AllReduceScalar) -> None:
         """The loss of all micro-batches, the flags of all blocks, or the norm."""

@@ -133,6 +133,7 @@ def words_of(value: Value) -> str:
         "m2": "the second moment of",
         "t": "the update count of",
         "view": "the view of",
+        "part of view": "a replica's part of the view of",
         "flag": "the overflow flag of",
         "scale": "the loss scale of",
         "dk_sum": "the gradients of the keys of",

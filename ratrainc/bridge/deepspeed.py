@@ -20,9 +20,10 @@ from ratrain.ratrainc.bridge.settings import (
 )
 
 _WHOLE, _MICRO, _TIMES = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
-_STAGE, _GROUP, _SUM_TYPE = (
+_STAGE, _GROUP, _VIEWS, _SUM_TYPE = (
     "zero_optimization.stage",
     "zero_optimization.mics_shard_size",
+    "zero_optimization.zero_hpz_partition_size",
     "data_types.grad_accum_dtype",
 )
 _TYPES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
@@ -41,6 +42,7 @@ RULES: dict[str, Rule] = {
     "gradient_clipping": Rule("clip, max_norm", "global; none where 0", 0.0),
     _STAGE: Rule("zero, reduce", "as it is; each-micro-batch from 2 on", 0),
     _GROUP: Rule("shard_group", "with stage 3"),
+    _VIEWS: Rule("view_group", "with stage 3", 1),
     "bf16.enabled": Rule("view_dtype", "bf16"),
     "fp16.enabled": Rule("view_dtype", "f16; f32 without either"),
     "fp16.loss_scale": Rule("loss_scale", "dynamic where 0, or left out", 0.0),
@@ -182,6 +184,16 @@ def _state(reader: SettingsReader) -> None:
         reader.put("shard_group", group, _GROUP)
     elif group is not None:
         reader.leave(_GROUP, "all replicas share out state")
+    views = reader.integer(_VIEWS)
+    if (
+        views is not None
+        and views > 1
+        and zero == 3
+        and views != (reader.values.get("shard_group") or reader.values.get("dp"))
+    ):
+        reader.put("view_group", views, _VIEWS)
+    elif views is not None:
+        reader.leave(_VIEWS, "views are gathered from all that have shards")
     bf16, fp16 = reader.flag("bf16.enabled"), reader.flag("fp16.enabled")
     if bf16 and fp16:
         reader.wrong("fp16.enabled", "bf16 and fp16 exclude one another")

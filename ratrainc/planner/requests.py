@@ -84,7 +84,7 @@ def planning_request(
     return request
 
 
-_NOT_CHOSEN = ("zero_blocks", "shard_group", "gather_quantised", "reduce_quantised")
+_NOT_CHOSEN = ("zero_blocks", "shard_group", "view_group", "gather_quantised", "reduce_quantised")
 """Keys of how state is sharded that no search has."""
 
 

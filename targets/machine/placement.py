@@ -75,27 +75,38 @@ class Placement:
         return next(held, self.outermost)
 
     def members(self, group: str) -> Members:
-        """The members of a collective by the name of its group: the replicas, those of a shard group, or `tensor` peers of a stage, both `ends` of a replica, or `all`."""
+        """The members of a collective by the name of its group.
+
+        The replicas, those of a shard group, or of one that has views between it, or one of each such; `tensor` peers of a stage, both
+        `ends` of a replica, or `all`.
+        """
+        if group == Group.PARTS.value:
+            return self._one_of_each(Group.VIEWS, Group.SHARDS)
         if group == "ends":
             ends = self.mesh.stages_of(Group.ENDS, self.mesh.first_stage)
             level = self.level_between(ends[0], ends[-1])
-            within = tuple(1 if at < level else len(ends) for at in range(len(self.groups)))
-            senders = self.senders()
-        else:
-            count, whole = self.mesh.group_size(Group(group)), group == "all"
-            within, senders = self.filled(Group(group), count), self.senders(whole=whole)
-        uplinks = [
-            math.inf if each.uplink is None else each.uplink * mine / max(mine, sending)
-            for each, mine, sending in zip(self.groups[:-1], within, senders, strict=False)
-        ]
-        return Members(within, tuple(each.link for each in self.groups), tuple(uplinks))
+            return self._members(tuple(1 if at < level else len(ends) for at in range(len(self.groups))))
+        within = self.filled(Group(group), self.mesh.group_size(Group(group)))
+        return self._members(within, whole=group == "all")
 
     @property
     def copies(self) -> Members:
         """The replicas of a stage that have the same shard, one of each shard group."""
-        whole, group = (self.members(each.value) for each in (Group.REPLICAS, Group.SHARDS))
-        counts = [max(1, every // mine) for every, mine in zip(whole.within, group.within, strict=True)]
-        return evolve(whole, within=(*counts[:-1], self.mesh.replicas // self.mesh.shards))
+        return self._one_of_each(Group.SHARDS, Group.REPLICAS)
+
+    def _one_of_each(self, part: Group, whole: Group) -> Members:
+        """One member of each group `part` that makes up a group `whole`."""
+        counts = [self.filled(each, self.mesh.group_size(each)) for each in (whole, part)]
+        within = [max(1, every // mine) for every, mine in zip(*counts, strict=True)]
+        return self._members((*within[:-1], counts[0][-1] // counts[1][-1]))
+
+    def _members(self, within: tuple[int, ...], *, whole: bool = False) -> Members:
+        """Members of whom so many are in one group of each level, while all like them meet: those of a stage, or the `whole` mesh."""
+        uplinks = [
+            math.inf if each.uplink is None else each.uplink * mine / max(mine, sending)
+            for each, mine, sending in zip(self.groups[:-1], within, self.senders(whole=whole), strict=False)
+        ]
+        return Members(within, tuple(each.link for each in self.groups), tuple(uplinks))
 
     def filled(self, of: Group, count: int) -> tuple[int, ...]:
         """How many of the `count` members of a group of ranks are in one group of each level.
@@ -104,10 +115,10 @@ class Placement:
         """
         if self.tiles is not None:
             parts = {Group.ALL: "clusters", Group.TENSOR: "peers"}
-            if of is Group.SHARDS:
+            if of in (Group.SHARDS, Group.VIEWS):
                 return (*(math.gcd(tile.replicas, count) for tile in self.tiles), count)
             return (*(getattr(tile, parts.get(of, "replicas")) for tile in self.tiles), count)
-        apart = self.mesh.peers if of in (Group.REPLICAS, Group.SHARDS) else 1
+        apart = self.mesh.peers if of in (Group.REPLICAS, Group.SHARDS, Group.VIEWS) else 1
         counts = [1]
         for group in self.groups[:-1]:
             room = group.clusters or count * apart

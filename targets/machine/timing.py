@@ -188,6 +188,8 @@ def _collective_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
 
 def _packed_bits(op: TimedOp, plan: Plan) -> int | None:
     """Bits of an element of what travels block-quantised; None of what travels as it is. With replicas, both ops are of shards alone."""
+    if op.group == Group.VIEWS.value:  # parts of views have been rounded when they were made
+        return None
     name = {ops.AllGather.keyword: plan.gather_quantised, ops.ReduceScatter.keyword: plan.reduce_quantised}.get(
         op.keyword
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from ratrain.passes.memory.insert_release import insert_releases
-from ratrain.ratrain_ir.blocks import Block, parse_block
+from ratrain.ratrain_ir.blocks import Block, named_block
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import (
     ENGINES,
@@ -45,6 +45,7 @@ from ratrain.ratrain_ir.ops import (
     is_blocking,
 )
 from ratrain.ratrain_ir.signatures import Binding, bind
+from ratrain.ratrain_ir.types import StateKind
 from ratrain.targets.program.program import Access, Instruction, Operand, Program, ProgramStage
 
 if TYPE_CHECKING:
@@ -109,8 +110,15 @@ def group_name(op: Op) -> str:
     if isinstance(op, PeerOp):
         return Group.TENSOR.value
     if isinstance(op, AllGather):
-        return Group.SHARDS.value
+        return _gathering(op).value
     return Group.REPLICAS.value if isinstance(op, ReduceScatter) else ""
+
+
+def _gathering(op: AllGather) -> Group:
+    """Who gathers: those that have all parts of a view, those that have the same one, which they make of masters, or all that have shards."""
+    if any(tensor.kind is StateKind.VIEW_SHARD for tensor in op.reads):
+        return Group.VIEWS
+    return Group.PARTS if any(tensor.kind is StateKind.VIEW_SHARD for tensor in op.writes) else Group.SHARDS
 
 
 def _blocks(op: Op) -> tuple[str, ...]:
@@ -121,17 +129,10 @@ def _blocks(op: Op) -> tuple[str, ...]:
     return ()
 
 
-def _block(name: str) -> Block:
-    block = parse_block(name)
-    if block is None:
-        raise ValueError(f"'{name}' is not a block")
-    return block
-
-
 def _only_block(instruction: Instruction) -> Block:
     if len(instruction.blocks) != 1:
         raise ValueError(f"it must name one block, not {len(instruction.blocks)}")
-    return _block(instruction.blocks[0])
+    return named_block(instruction.blocks[0])
 
 
 def _phase(instruction: Instruction) -> Phase | None:
@@ -144,7 +145,7 @@ def _phase(instruction: Instruction) -> Phase | None:
 
 _FIELD_READERS: dict[str, Callable[[Instruction, Engine], Any]] = {
     "block": lambda instruction, _engine: _only_block(instruction),
-    "blocks": lambda instruction, _engine: tuple(map(_block, instruction.blocks)),
+    "blocks": lambda instruction, _engine: tuple(map(named_block, instruction.blocks)),
     "micro_batch": lambda instruction, _engine: instruction.micro_batch,
     "slice": lambda instruction, _engine: instruction.slice,
     "chunk": lambda instruction, _engine: instruction.chunk,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.blocks import block, parameters_within, parse_block, tied_table_elements
+from ratrain.ratrain_ir.blocks import block, named_block, parameters_within, tied_table_elements
+from ratrain.ratrain_ir.ops import Group
 from ratrain.ratrain_ir.tensor_peers import peer_model, share_of
 from ratrain.targets.program.program import Instruction
 from ratrain.targets.runtime.memory import SQUARES_CHUNK
@@ -29,9 +30,7 @@ Member = tuple[Rank, Instruction]
 
 def shard_slice(rank: Rank, name: str) -> slice:
     """Where a rank's shard of a block lies in the block's flat tensors."""
-    owner = parse_block(name)
-    assert owner is not None
-    owned = rank.program.topology.shard_range(owner, rank.replica)
+    owned = rank.program.topology.shard_range(named_block(name), rank.replica)
     return slice(owned.start, owned.stop)
 
 
@@ -118,17 +117,35 @@ def tied_elements(rank: Rank, elements: int) -> int:
 
 
 def all_gather(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:
-    """The view of every replica of a shard group becomes all shards of the master weights, rounded to the view's type, or packed."""
+    """The view of every member becomes all their shards of the master weights, rounded to the view's type, or packed; or all their parts of it.
+
+    The members of a group that has the same part of a view make that part.
+    """
     views = [rank.by_role(instruction) for rank, instruction in members]
-    for name in members[0][1].blocks:
-        whole, bits = views[0][f"w.{name}"], view_bits(members[0][0].program, name)
-        for rank, instruction in members:
-            shard = whole[shard_slice(rank, name)]
-            cast_master(rank, instruction, f"p.{name}", shard, kernels, scratch)
+    program, first = members[0][0].program, members[0][1]
+    made = gathered_name(first)
+    for name in first.blocks:
+        whole, bits = views[0][f"{made}.{name}"], view_bits(program, name)
+        places = whole.reshape(len(members), -1)
+        for (rank, instruction), mine, place in zip(members, views, places, strict=True):
+            if gathers_parts(instruction):
+                kernels.memory.copy(place, mine[f"v.{name}"])
+                continue
+            cast_master(rank, instruction, f"p.{name}", place, kernels, scratch)
             if bits is not None:
-                round_view(shard, bits, kernels, scratch)
+                round_view(place, bits, kernels, scratch)
         for other in views[1:]:
-            kernels.memory.copy(other[f"w.{name}"], whole)
+            kernels.memory.copy(other[f"{made}.{name}"], whole)
+
+
+def gathers_parts(instruction: Instruction) -> bool:
+    """Whether a gather is of parts of views, which are rounded already, rather than of masters."""
+    return instruction.group == Group.VIEWS.value
+
+
+def gathered_name(instruction: Instruction) -> str:
+    """The role, but for the block, of what a gather makes: whole views, or parts of them."""
+    return "v" if instruction.group == Group.PARTS.value else "w"
 
 
 def any_flag(members: Sequence[Member], scalars: Scalars) -> None:
@@ -141,17 +158,26 @@ def any_flag(members: Sequence[Member], scalars: Scalars) -> None:
 def gradient_norm(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> None:
     """The Euclidean norm of the whole reduced gradient, still scaled; infinite when a block's flag is set anywhere.
 
-    Blocks in forward order, shards in rank order, fixed chunks in float64. Padding does not count, a tied table counts once.
+    Blocks in forward order, shards as they lie in these, fixed chunks in float64. Padding does not count, a tied table counts once.
     """
     views = [rank.by_role(instruction) for rank, instruction in members]
     flags: list[NDArray[Any]] = []
-    stages: dict[int, dict[str, list[NDArray[Any]]]] = {}
-    for (rank, instruction), mine in zip(members, views, strict=True):
-        flags += block_flags(mine, instruction)
-        chunks = stages.setdefault(rank.stage_index, {name: [] for name in instruction.blocks})
-        for name in instruction.blocks:
-            chunks[name] += gradient_chunks(rank, name, mine[f"gs.{name}"])
-    scalars.norm(list(stages.values()), flags, [mine["norm"] for mine in views], scratch=scratch)
+    stages: dict[int, list[tuple[Member, Views]]] = {}
+    for member, mine in zip(members, views, strict=True):
+        flags += block_flags(mine, member[1])
+        stages.setdefault(member[0].stage_index, []).append((member, mine))
+    chunks = [
+        {name: list(_chunks_of_block(lanes, name)) for name in lanes[0][0][1].blocks} for lanes in stages.values()
+    ]
+    scalars.norm(chunks, flags, [mine["norm"] for mine in views], scratch=scratch)
+
+
+def _chunks_of_block(lanes: Sequence[tuple[Member, Views]], name: str) -> Iterator[NDArray[Any]]:
+    """What the ranks of a stage count of a block for the norm, in the order of their shards."""
+    owner = named_block(name)
+    for lane in lanes[0][0][0].program.topology.lanes_by_shard(owner):
+        (rank, _), mine = lanes[lane]
+        yield from gradient_chunks(rank, name, mine[f"gs.{name}"])
 
 
 def block_flags(views: Views, instruction: Instruction) -> list[NDArray[Any]]:
@@ -168,8 +194,7 @@ def gradient_chunks(rank: Rank, name: str, gradient: NDArray[Any]) -> Iterator[N
 def norm_chunks(program: Program, name: str, replica: int, elements: int, peer: int = 0) -> Iterator[tuple[int, int]]:
     """The chunks of a rank's part of a block's gradient that it counts for the norm; what several ranks have counts once."""
     model, peers = peer_model(program.model, program.plan), program.plan.tp
-    owner = parse_block(name)
-    assert owner is not None
+    owner = named_block(name)
     if not program.topology.is_first_holder(owner, replica):
         return
     start = program.topology.shard_range(owner, replica).start

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.blocks import parameters_within, parse_block
+from ratrain.ratrain_ir.blocks import named_block, parameters_within
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.tensor_peers import peer_model, share_of
 from ratrain.targets.runtime.kernels.scratch import Buffer, plan_bytes
@@ -102,8 +102,7 @@ def all_reduce_shared(members: Sequence[Member], kernels: KernelSet, scalars: Sc
 def shared_ranges(rank: Rank, name: str, elements: int) -> Iterator[tuple[int, int, int]]:
     """What of a rank's part of a block's gradient is of parameters that several peers have: how many, and where it begins and ends."""
     program = rank.program
-    owner = parse_block(name)
-    assert owner is not None
+    owner = named_block(name)
     start = program.topology.shard_range(owner, rank.replica).start
     for parameter, low, high in parameters_within(peer_model(program.model, program.plan), owner, start, elements):
         copies = share_of(program.model, program.plan.tp, parameter.weight).copies

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.blocks import Block, gathered_bits, parse_block, reduced_bits
+from ratrain.ratrain_ir.blocks import gathered_bits, named_block, reduced_bits
 from ratrain.ratrain_ir.quantised import FORMATS, packed_bytes
 from ratrain.ratrain_ir.types import Dtype
 from ratrain.targets.runtime.kernels.scratch import Buffer, plan_bytes
@@ -26,18 +26,12 @@ _PIECE = 1 << 18
 
 def view_bits(program: Program, name: str) -> int | None:
     """To how many bits the view of a block is rounded; None where it is not."""
-    return gathered_bits(program.plan, _block(name))
+    return gathered_bits(program.plan, named_block(name))
 
 
 def gradient_bits(program: Program, name: str) -> int | None:
     """To how many bits the gradient of a block is rounded; None where it is not."""
-    return reduced_bits(program.plan, _block(name))
-
-
-def _block(name: str) -> Block:
-    owner = parse_block(name)
-    assert owner is not None
-    return owner
+    return reduced_bits(program.plan, named_block(name))
 
 
 def round_view(shard: NDArray[Any], bits: int, kernels: KernelSet, scratch: Scratch) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.blocks import Block, gathered_bits, shard_count
+from ratrain.ratrain_ir.blocks import Block, gathered_bits, shard_elements
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.tensor_peers import peer_model
 from ratrain.targets.runtime.engine import ProgramEngine
@@ -134,19 +134,18 @@ def _fill(engine: ProgramEngine, ranks: Sequence[Rank], block: Block, kind: str,
 def _fill_alike(engine: ProgramEngine, ranks: Sequence[Rank], block: Block, kind: str, pieces: FlatReader) -> None:
     """Fill a tensor on ranks that have the same of a block, sharded or not; each element is asked for once.
 
-    What is between pieces, and behind the last one, is zero. Only the shards of these ranks are asked for, where no view is whole.
+    What is between pieces, and behind the last one, is zero. Only what these ranks have is asked for: their shards, and their views.
     """
     parts = [(engine.program.topology.shard_range(block, rank.replica), rank) for rank in ranks]
-    views: list[NDArray[Any]] = []
+    views: list[tuple[range, NDArray[Any]]] = []
     for rank in ranks:
         rank.fill(kind, str(block), 0)
-        # There are none where views are gathered for each use.
-        views += [tensor.reshape(-1) for tensor in rank.all_carried("w", str(block)) if kind == "p"]
-    for view in views:
+        views += _carried_views(rank, block) if kind == "p" else ()
+    for _, view in views:
         engine.kernels.memory.write(view, 0)
+    wanted = [*(shard for shard, _ in parts), *(held for held, _ in views)]
     last = block_elements(peer_model(engine.program.model, engine.program.plan), block)
-    start = 0 if views else min(shard.start for shard, _ in parts)
-    stop = last if views else min(last, max(shard.stop for shard, _ in parts))
+    start, stop = min(part.start for part in wanted), min(last, max(part.stop for part in wanted))
     memory = engine.kernels.memory
     for at, given in pieces(start, stop):
         end, values = at + given.size, memory.staged(given)
@@ -154,14 +153,25 @@ def _fill_alike(engine: ProgramEngine, ranks: Sequence[Rank], block: Block, kind
             low, high = max(at, shard.start), min(end, shard.stop)
             if low < high:
                 rank.write_carried(kind, str(block), low - shard.start, values[low - at : high - at])
-        for view in views:
-            engine.scratch.reset()
-            engine.kernels.cast(values, view[at:end], scratch=engine.scratch)
+        for held, view in views:
+            low, high = max(at, held.start), min(end, held.stop)
+            if low < high:
+                engine.scratch.reset()
+                into = view[low - held.start : high - held.start]
+                engine.kernels.cast(values[low - at : high - at], into, scratch=engine.scratch)
     bits = gathered_bits(engine.program.plan, block)
     if bits is not None:  # views are as they would have been gathered
-        count = shard_count(engine.program.plan, block)
-        for part in (part for view in views for part in view.reshape(count, -1)):
+        length = shard_elements(engine.program.model, engine.program.plan, block)
+        for part in (part for _, view in views for part in view.reshape(-1, length)):
             round_view(part, bits, engine.kernels, engine.scratch)
+
+
+def _carried_views(rank: Rank, block: Block) -> Iterator[tuple[range, NDArray[Any]]]:
+    """The views of a block that a rank has from step to step, each with its elements of the whole one; none where each use gathers masters."""
+    for tensor in rank.all_carried("w", str(block)):
+        yield range(len(tensor)), tensor
+    for tensor in rank.all_carried("v", str(block)):
+        yield rank.program.topology.view_range(block, rank.replica), tensor
 
 
 def _start_scale(rank: Rank, fixed: float | None) -> None:

@@ -107,12 +107,52 @@ def test_a_replica_of_a_shard_group_has_more_state() -> None:
         assert masters[1] == 2 * masters[0]
 
 
-@pytest.mark.parametrize("given", ["views too, clipped", "some blocks", "peers"])
-def test_a_run_goes_on_whoever_holds_the_state(given: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ("views too, clipped", "shard_group"),
+        ("some blocks", "shard_group"),
+        ("peers", "shard_group"),
+        ("views too, clipped", "view_group"),
+    ],
+)
+def test_a_run_goes_on_whoever_holds_the_state(given: str, key: str, tmp_path: Path) -> None:
     plan = {**GROUPS[given], "dp": 4, "micro_batches": 2, "micro_batch_size": 1}
-    whole, grouped = (program_of(plan, PASSES[1], shard_group=group) for group in (None, 2))
+    whole, grouped = (program_of(plan, PASSES[1], **{key: group}) for group in (None, 2))
     expected = train(whole, 4)
     for number, (first, then) in enumerate(((whole, grouped), (grouped, whole), (grouped, grouped))):
         place = str(tmp_path / str(number))
         train(first, 2, save=place)
         same_state_of_blocks(train(then, 2, resume=place), expected)
+
+
+VIEWS: dict[str, dict[str, Any]] = {
+    "clipped": {"zero": 3, "optimizer": evolve(OPTIMIZER, clip="global", max_norm=0.3)},
+    "each micro-batch": {"zero": 3, "reduce": "each-micro-batch", "schedule": "zb-h1"},
+    "some blocks": {"zero": 1, "zero_blocks": ZeroLevels.parse("attention.* 3, mlp.1 3, head 0")},
+    "peers": {"zero": 3, "tp": 2},
+    "tied": {"zero": 3, "tied": True},
+    "overflows": {"zero": 3, "loss_scale": 2.0**24},
+    "slices": {"zero": 3, "slices": (4, 3, 3)},
+}
+
+
+@pytest.mark.parametrize("passes", [*PASSES, JOINT], ids=("recovered", "buckets", "blocking", "joint"))
+@pytest.mark.parametrize(("replicas", "shards", "views"), [(4, None, 2), (6, None, 3), (8, 4, 2)])
+@pytest.mark.parametrize("given", VIEWS)
+@pytest.mark.sampled(13)
+def test_view_groups_train_the_same_bits(
+    given: str, replicas: int, shards: int | None, views: int, passes: str
+) -> None:
+    plan = {**VIEWS[given], "dp": replicas, "micro_batches": 2, "micro_batch_size": 1}
+    expected = trained(plan, PASSES[0])
+    found = trained(plan, passes, shard_group=shards, view_group=views)
+    assert losses(found) == losses(expected)
+    same_state_of_blocks(found, expected)
+
+
+def test_a_replica_of_a_view_group_has_its_part_of_views_more() -> None:
+    for stage in program_of({"zero": 3, "dp": 4}, PASSES[1], view_group=2).stages:
+        held = {kind: sum(t.type.elements for t in stage.tensors if t.kind is kind) for kind in StateKind}
+        assert held[StateKind.VIEW_SHARD] == 2 * held[StateKind.MASTER]
+        assert all(t.type.dtype.value == "f16" for t in stage.tensors if t.kind is StateKind.VIEW_SHARD)

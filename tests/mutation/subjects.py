@@ -122,6 +122,7 @@ SUBJECTS: dict[str, Subject] = {
             {"micro_batches": 2, "zero": 3, "reduce": "each-micro-batch", "optimizer": CLIPPED},
             strategy("ratrain").passes,
         ),
+        Subject("p2-d4-view-groups", {"dp": 4, "micro_batches": 2, "zero": 3, "view_group": 2}, _RATRAIN),
         Subject("p2-d2-zero3-tied", {"micro_batches": 2, "zero": 3}, strategy("zero3-blocking").passes, TIED),
         Subject(
             "p2-d2-gpipe-clip",

@@ -34,10 +34,11 @@ LAYOUTS = st.one_of(st.builds(loop, SIZES, st.integers(1, 3)), st.builds(vee, SI
 
 @st.composite
 def meshes(draw: st.DrawFn) -> Mesh:
-    """Meshes with and without shard groups."""
-    held, group, groups = draw(LAYOUTS), draw(SIZES), draw(st.integers(1, 3))
-    shards = group if group > 1 and groups > 1 else None
-    return Mesh(max(held) + 1, group * groups, draw(SIZES), held, shard_group=shards)
+    """Meshes with and without groups of replicas, one in another."""
+    held, viewers, parts, groups = draw(LAYOUTS), draw(SIZES), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    group = viewers * parts
+    shards, views = group if group > 1 and groups > 1 else None, viewers if viewers > 1 and parts > 1 else None
+    return Mesh(max(held) + 1, group * groups, draw(SIZES), held, shard_group=shards, view_group=views)
 
 
 MESHES = meshes()

@@ -268,3 +268,13 @@ def test_the_command_prints_a_plan_and_names_the_rest(tmp_path: Path, capsys: py
     assert "not carried over: moe-aux-loss-coeff" in shown.err
     assert main(given_words) == 0
     assert capsys.readouterr().out == Path(output).read_text()
+
+
+@pytest.mark.parametrize(("stage", "size", "group"), [(3, 4, 4), (3, 16, None), (3, 1, None), (2, 4, None)])
+def test_the_secondary_partition_of_views_is_a_view_group(stage: int, size: int, group: int | None) -> None:
+    data = json.loads(sample("deepspeed"))
+    data["zero_optimization"] |= {"stage": stage, "zero_hpz_partition_size": size}
+    made = read("deepspeed", json.dumps(data))
+    assert made.plan is not None
+    assert made.plan.view_group == group
+    assert ("zero_optimization.zero_hpz_partition_size" in {each.key for each in made.left}) is (group is None)

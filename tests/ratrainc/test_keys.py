@@ -190,6 +190,7 @@ def test_every_key_of_a_plan_has_its_entry() -> None:
         "sequence_sharding",
         "zero_blocks",
         "shard_group",
+        "view_group",
         "gather_quantised",
         "reduce_quantised",
     }

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir import ops
+from ratrain.ratrain_ir.blocks import named_block
 from ratrain.ratrain_ir.ops import Engine, Group, Quantity
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.ratrain_ir.quantised import packed_bytes
@@ -98,23 +99,24 @@ class GroupCollectives:
         """Reduce gradients into the shards of all members."""
         views = self.rank.by_role(instruction)
         shards = {block: views[f"gs.{block}"] for block in instruction.blocks}
-        copies = self.communicators.copies
-        if copies is None:
-            yield from self._reduce(views, shards, accumulate=instruction.accumulates)
-            return
-        own = {block: shard.reshape(copies.size, -1)[copies.rank] for block, shard in shards.items()}
+        copies, topology = self.communicators.copies, self.rank.program.topology
+        own = shards
+        if copies is not None:
+            own = {block: shard.reshape(copies.size, -1)[copies.rank] for block, shard in shards.items()}
         exact = [block for block in shards if gradient_bits(self.rank.program, block) is None]
-        gradients = {f"g.{block}": self._by_reducer(views[f"g.{block}"]) for block in exact}
+        placed = [block for block in exact if topology.is_rearranged(named_block(block))]
+        gradients = {f"g.{block}": self._by_reducer(block, views[f"g.{block}"]) for block in placed}
         yield from self._reduce(views | gradients, own, accumulate=instruction.accumulates)
-        yield [copies.iallgather(shard) for shard in shards.values()]
+        if copies is not None:
+            yield [copies.iallgather(shard) for shard in shards.values()]
 
-    def _by_reducer(self, gradient: NDArray[Any]) -> NDArray[Any]:
+    def _by_reducer(self, block: str, gradient: NDArray[Any]) -> NDArray[Any]:
         """A gradient with the parts that replicas reduce in the order of these; those that have the same shard reduce it together."""
         memory, topology = self.kernels.memory, self.rank.program.topology
         placed = self.staging.take(len(gradient), memory.element_type(gradient))
         parts, places = (whole.reshape(topology.replicas, -1) for whole in (gradient, placed))
         for replica in range(topology.replicas):
-            memory.copy(places[replica], parts[topology.reduced_part(replica)])
+            memory.copy(places[replica], parts[topology.reduced_part(named_block(block), replica)])
         return placed
 
     def _sum_replicas(self, instruction: Instruction) -> Phases:
@@ -134,7 +136,7 @@ class GroupCollectives:
         for block in outs:
             bits = gradient_bits(self.rank.program, block)
             gradient = views[f"g.{block}"]
-            parts[block], request = collect(gradient) if bits is None else self._collect_packed(gradient, bits)
+            parts[block], request = collect(gradient) if bits is None else self._collect_packed(block, gradient, bits)
             requests.append(request)
         yield requests
         flags = self.staging.take(len(outs), np.uint8)
@@ -163,7 +165,7 @@ class GroupCollectives:
         parts = self.staging.take(shape, self.kernels.memory.element_type(gradient))
         return list(parts), replicas.ialltoall(parts, gradient)
 
-    def _collect_packed(self, gradient: NDArray[Any], bits: int) -> tuple[Sequence[NDArray[Any]], Request]:
+    def _collect_packed(self, block: str, gradient: NDArray[Any], bits: int) -> tuple[Sequence[NDArray[Any]], Request]:
         """Every replica's part of what this rank reduces, in rank order, packed by that replica."""
         replicas, topology = self.communicators.replicas, self.rank.program.topology
         parts = gradient.reshape(replicas.size, -1)
@@ -172,7 +174,7 @@ class GroupCollectives:
         )
         for replica in range(replicas.size):
             self.scratch.reset()
-            part = parts[topology.reduced_part(replica)]
+            part = parts[topology.reduced_part(named_block(block), replica)]
             self.kernels.quantise(part, given[replica], scratch=self.scratch, bits=bits)
         return list(gathered), replicas.ialltoall(gathered, given)
 
@@ -246,23 +248,26 @@ class GroupCollectives:
             views[f"flag.{block}"][0] = int(flags[index])
 
     def all_gather(self, instruction: Instruction) -> Phases:
-        """Each rank rounds its shard into its place of its own view; the views then exchange places, or what is packed of them."""
-        views = self.rank.by_role(instruction)
-        shards = self.communicators.shards
+        """Each rank puts its part into its place of what is gathered, rounded where it is of masters; then places, or what is packed of them, go round."""
+        views, made = self.rank.by_role(instruction), collectives.gathered_name(instruction)
+        members = self.communicators.of_gather(Group(instruction.group))
         packed: dict[str, NDArray[Any]] = {}
         requests = []
         for block in instruction.blocks:
-            whole, bits = views[f"w.{block}"], view_bits(self.rank.program, block)
-            place = whole.reshape(shards.size, -1)[shards.rank]
-            cast_master(self.rank, instruction, f"p.{block}", place, self.kernels, self.scratch)
+            whole, bits = views[f"{made}.{block}"], _packed_bits(self.rank.program, instruction, block)
+            place = whole.reshape(members.size, -1)[members.rank]
+            if collectives.gathers_parts(instruction):
+                self.kernels.memory.copy(place, views[f"v.{block}"])
+            else:
+                cast_master(self.rank, instruction, f"p.{block}", place, self.kernels, self.scratch)
             if bits is not None:
-                packed[block] = self.staging.take((shards.size, packed_bytes(len(place), bits)), np.uint8)
+                packed[block] = self.staging.take((members.size, packed_bytes(len(place), bits)), np.uint8)
                 self.scratch.reset()
-                self.kernels.quantise(place, packed[block][shards.rank], scratch=self.scratch, bits=bits)
-            requests.append(shards.iallgather(packed.get(block, whole)))
+                self.kernels.quantise(place, packed[block][members.rank], scratch=self.scratch, bits=bits)
+            requests.append(members.iallgather(packed.get(block, whole)))
         yield requests
         for block, rows in packed.items():
-            self._unpack(rows, views[f"w.{block}"], view_bits(self.rank.program, block))
+            self._unpack(rows, views[f"{made}.{block}"], view_bits(self.rank.program, block))
 
     def _unpack(self, rows: NDArray[Any], view: NDArray[Any], bits: int | None) -> None:
         """Make a view of what all ranks packed of it."""
@@ -298,16 +303,23 @@ class GroupCollectives:
         yield [everyone.iallgatherv(gathered, np.array(mine), sizes)]
         values = iter(gathered.tolist())
         overflow = False
-        stages: dict[int, dict[str, float]] = {}
+        squares: dict[int, list[dict[str, list[float]]]] = {}
         for stage, blocks in counts:
             overflow |= bool(next(values))
-            totals = stages.setdefault(stage, dict.fromkeys(blocks, 0.0))
-            for block, count in blocks.items():
-                for square in islice(values, count):
-                    totals[block] += square
-        norm = norm_of_stages(list(stages.values()), overflow=overflow)
+            squares.setdefault(stage, []).append({block: list(islice(values, n)) for block, n in blocks.items()})
+        norm = norm_of_stages([self._totals(lanes) for lanes in squares.values()], overflow=overflow)
         self.norm = norm / float(self.rank.carried("scale")[0])
         views["norm"][0] = norm
+
+    def _totals(self, lanes: list[dict[str, list[float]]]) -> dict[str, float]:
+        """The sums of squares of a stage's blocks, of its ranks' chunks in the order of their shards."""
+        topology = self.rank.program.topology
+        return {
+            block: sum(
+                (square for lane in topology.lanes_by_shard(named_block(block)) for square in lanes[lane][block]), 0.0
+            )
+            for block in lanes[0]
+        }
 
 
 _ALL_REDUCES: dict[Group, Callable[[GroupCollectives, Instruction], Phases]] = {
@@ -335,13 +347,17 @@ def staging_bytes(rank: Rank, reduction: Reduction) -> int:
 
 
 def _staging_of(rank: Rank, instruction: Instruction, reduction: Reduction) -> int:
-    total, grouped = 0, rank.program.plan.shard_group is not None and instruction.keyword == ops.ReduceScatter.keyword
+    total, scatters = 0, instruction.keyword == ops.ReduceScatter.keyword
     for role, view in rank.by_role(instruction).items():
         packed = _packed_bytes(rank, instruction, role, len(view))
         if packed is not None:
             total += packed
             continue
-        if role.startswith("g.") and grouped:
+        if (
+            role.startswith("g.")
+            and scatters
+            and rank.program.topology.is_rearranged(named_block(role.removeprefix("g.")))
+        ):
             total += view.nbytes
         if role.startswith("g.") and reduction == "fast":
             total += 4 * (len(view) + len(view) // rank.program.plan.dp)
@@ -354,16 +370,22 @@ def _staging_of(rank: Rank, instruction: Instruction, reduction: Reduction) -> i
 
 
 def _packed_bytes(rank: Rank, instruction: Instruction, role: str, elements: int) -> int | None:
-    """Of what is packed: the parts that go out and those that come in, or the shards of a view; None where a tensor is not."""
+    """Of what is packed: the parts that go out and those that come in, or what a view is gathered of; None where a tensor is not."""
     kind, _, block = role.partition(".")
     program = rank.program
     if kind == "g" and instruction.keyword == ops.ReduceScatter.keyword:
         bits, parts, copies = gradient_bits(program, block), program.plan.dp, 2
-    elif kind == "w" and instruction.keyword == ops.AllGather.keyword:
-        bits, parts, copies = view_bits(program, block), program.topology.shards, 1
+    elif instruction.keyword == ops.AllGather.keyword and kind == collectives.gathered_name(instruction):
+        bits, copies = _packed_bits(program, instruction, block), 1
+        parts = program.topology.group_size(Group(instruction.group))
     else:
         return None
     return None if bits is None else copies * parts * packed_bytes(elements // parts, bits)
+
+
+def _packed_bits(program: Program, instruction: Instruction, block: str) -> int | None:
+    """To how many bits an element travels that is gathered; None where as it is: parts of views have been rounded before."""
+    return None if collectives.gathers_parts(instruction) else view_bits(program, block)
 
 
 def _shared(rank: Rank, block: str, elements: int) -> Iterator[tuple[int, int, int]]:

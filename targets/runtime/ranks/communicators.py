@@ -36,6 +36,10 @@ class Communicators:
     """of these the ones that have all shards between them"""
     copies: Communicator | None
     """of these the ones that have the same shard; None where no others do"""
+    viewers: Communicator | None
+    """of those with all shards the ones that have a view between them; None where each use gathers all shards"""
+    parts: Communicator | None
+    """of those with all shards the ones that have the same part of a view; None there too"""
     pipeline: Communicator
     """the stages of this rank's replica, of the same tensor peer: messages only, tag = number of the channel"""
     ends: Communicator | None
@@ -67,6 +71,9 @@ class Communicators:
         in_groups, index = mesh.shard_group is not None, place.replica % mesh.shards
         shards = _own_part(replicas.split(place.replica - index)) if in_groups else replicas
         copies = replicas.split(index) if in_groups else None
+        has_parts, part = mesh.view_group is not None, place.replica % mesh.viewers
+        viewers = replicas.split(place.replica - part) if has_parts else None
+        parts = shards.split(part) if has_parts else None
         # groups of messages are made last: a library may tell groups apart by how many a process has made
         ends = world.split(lane if is_end else None)
         peers, peer_gradients = (world.split(team) if has_peers else None for _ in range(2))
@@ -77,11 +84,17 @@ class Communicators:
             replicas,
             shards,
             copies,
+            viewers,
+            parts,
             _own_part(world.split(lane)).for_messages([(hop.source, hop.target) for hop in mesh.hops]),
             None if ends is None else ends.for_messages([(0, 1), (1, 0)] if ends.size > 1 else []),
             peers,
             peer_gradients,
         )
+
+    def of_gather(self, group: Group) -> Communicator:
+        """Who gathers views, or parts of them, together."""
+        return _own_part({Group.SHARDS: self.shards, Group.VIEWS: self.viewers, Group.PARTS: self.parts}[group])
 
 
 def _own_part(part: Communicator | None) -> Communicator:

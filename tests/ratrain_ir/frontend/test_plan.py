@@ -357,6 +357,26 @@ REFUSED = [
         "with zero = 0 and dp = 4 nothing is sharded",
         10,
     ),
+    (BASE + "[state]\nview_group = 1\n", "RT063", "'state.view_group' is 1", 10),
+    (BASE + "[state]\nzero = 3\nview_group = 2\n", "RT064", "so many replicas have all shards", 11),
+    (
+        BASE.replace("dp = 2", "dp = 4") + "[state]\nview_group = 2\n",
+        "RT064",
+        "with zero = 1 every replica has whole",
+        10,
+    ),
+    (
+        BASE.replace("dp = 2", "dp = 4") + "[state]\nzero = 3\nview_group = 3\n",
+        "RT064",
+        "groups of 3 replicas do not make up the 4 that have all shards",
+        11,
+    ),
+    (
+        BASE.replace("dp = 2", "dp = 8") + "[state]\nzero = 3\nshard_group = 2\nview_group = 4\n",
+        "RT064",
+        "groups of 4 replicas do not make up the 2 that have all shards",
+        12,
+    ),
     (BASE + '[numerics]\ngather_quantised = "int8"\n', "RT063", "'numerics.gather_quantised' is \"int8\"", 10),
     (
         BASE + '[numerics]\nreduce_quantised = "int4-block"\n',

@@ -188,6 +188,7 @@ PLAN_CHANGES: dict[str, Any] = {
     "sequence_sharding": False,
     "zero_blocks": ZeroLevels.parse("mlp.* 0"),
     "shard_group": 3,
+    "view_group": 3,
 }
 
 
