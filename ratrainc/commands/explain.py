@@ -75,6 +75,7 @@ def command(
         stage = max(range(len(module.stages)), key=lambda s: lifetimes(module.stages[s]).peak_bytes)
     facts = _facts(module, module.stages[stage], api.machine_for(module, given))
     facts["byte_reuse"] = _byte_reuse(module, given)
+    facts["recovery"] = _recovery(module, module.stages[stage], given)
     if note := slices_note(module.plan, api.machine_for(module, given)):
         facts["slices"] = note
     facts["levers"] = _levers(module, stage, given, seconds) if levers else []
@@ -171,6 +172,24 @@ def _byte_reuse(module: Module, machine: Machine | None) -> dict[str, float] | N
         return {"step_seconds": target.step_seconds(module), "without_reuse_seconds": target.step_seconds(apart)}
 
 
+def _recovery(module: Module, stage: Stage, machine: Machine | None) -> list[dict[str, Any]]:
+    """What is kept, recovered and stored of each block, and what that costs; nothing of what has no places yet."""
+    from ratrain import api
+    from ratrain.ratrain_ir.module import Level
+    from ratrain.ratrainc.console import status
+    from ratrain.ratrainc.recovery_prices import recovery_facts, stores_anything
+    from ratrain.targets.target import target_of
+
+    if module.level is not Level.ALLOCATED:
+        return []
+    chosen = api.machine_for(module, machine)
+    timeline = None
+    if stores_anything(stage):
+        with status("simulating what is stored"):
+            _, timeline = api.simulate_with_timeline(api.emit(module, machine=chosen), machine=chosen)
+    return recovery_facts(module, stage, target_of(chosen), timeline)
+
+
 def _levers(module: Module, stage: int, machine: Machine | None, seconds: float) -> list[dict[str, Any]]:
     from attrs import evolve
 
@@ -208,6 +227,7 @@ def _levers(module: Module, stage: int, machine: Machine | None, seconds: float)
 
 def _show(facts: dict[str, Any]) -> None:
     from ratrain.ratrainc.console import say, seconds_text, size_text, table
+    from ratrain.ratrainc.recovery_prices import show_recovery
 
     peak, arena = facts["peak_live_bytes"], facts["arena_bytes"]
     say(f"stage @{facts['stage']}: {peak} bytes ({size_text(peak)}) live at '{facts['peak_op']}'")
@@ -233,6 +253,8 @@ def _show(facts: dict[str, Any]) -> None:
     owners = _grouped(facts["by_owner"])
     rows = [[name, str(size), size_text(size), f"{100 * size / peak:.1f} %"] for name, size in owners[:_SHOWN_OWNERS]]
     table(f"live at the peak, by owner (largest {len(rows)} of {len(owners)})", ("owner", "bytes", "", "share"), rows)
+    if facts["recovery"]:
+        show_recovery(facts["recovery"])
     if facts["levers"]:
         _show_levers(facts["levers"])
 

@@ -139,6 +139,23 @@ class Bubbles:
         seconds = np.bincount(self._stages[mine], (self._times[mine, 1] - self._times[mine, 0]))
         return {int(other): float(seconds[other]) for other in np.flatnonzero(seconds)}
 
+    def waited_for_ops(self, stage: int, engine: Engine) -> dict[int, float]:
+        """Seconds an engine was idle in a steady step, by the op of the step, by its number, whose end it waited for."""
+        timeline, found = self.timeline, dict[int, float]()
+        intervals, bounds = self._idle_intervals()
+        mine = intervals[:, 0] == stage * STREAMS + ENGINES.index(engine)
+        for event, (begin, to) in zip(intervals[mine, 1].tolist(), bounds[mine].tolist(), strict=True):
+            awaited, until = event, to
+            while until > begin and awaited >= 0:
+                _, awaited = idle_walk.last_awaited(
+                    timeline.flat, timeline.ends, self._reuse, awaited, timeline.rendezvous, without_reuse=False
+                )
+                since = max(begin, float(timeline.starts[awaited])) if awaited >= 0 else begin
+                if since < until and awaited >= 0:
+                    found[awaited % timeline.ops] = found.get(awaited % timeline.ops, 0.0) + until - since
+                until = since
+        return found
+
     def exposed_tail_seconds(self, stage: int) -> float:
         """Idle time of a stage's compute engine that its GradSync, UpdateShard, PrefetchW and barriers cost."""
         idle = self.idle_seconds(stage, Engine.COMPUTE)

@@ -1,0 +1,77 @@
+"""What `explain` says of what is kept, recovered and stored, against the schedule it is of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ratrain import api
+from ratrain.ratrain_ir.ops import Engine, Forward, Recompute, Store
+from ratrain.ratrain_ir.types import aligned
+from ratrain.ratrainc.recovery_prices import recovery_facts, show_recovery, stores_anything
+from ratrain.targets.simulator.bubbles import Bubbles, Cause
+from ratrain.targets.target import target_of
+from tests.end_to_end.tiny_runs import make_plan
+from tests.mutation.subjects import SMALL, SUBJECTS, WITH_STORES
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.module import Module
+
+STORING = ("p2-d2-zero1-host-memory", "p2-d1-slices-file")
+RECOVERING = ("p2-d2-zero2-each", "p3-d2-zero1-tight", "p2-d2-gpipe-clip")
+
+
+def facts_of(module: Module, index: int) -> list[dict[str, Any]]:
+    _, timeline = api.simulate_with_timeline(api.emit(module, machine=WITH_STORES), machine=WITH_STORES)
+    stage = module.stages[index]
+    return recovery_facts(module, stage, target_of(WITH_STORES), timeline if stores_anything(stage) else None)
+
+
+@pytest.mark.parametrize("name", [*STORING, *RECOVERING])
+def test_every_block_and_micro_batch_is_told_of_once(name: str) -> None:
+    module = SUBJECTS[name].module()
+    for index, stage in enumerate(module.stages):
+        facts = facts_of(module, index)
+        told = [(fact["block"], piece) for fact in facts for piece in fact["pieces"]]
+        assert len(told) == len(set(told))
+        assert len(told) == sum(1 for op in stage.ops if type(op) is Forward and op.block.layer is not None)
+        made = {str(op.block) for op in stage.ops if type(op) is Recompute}
+        assert {fact["block"] for fact in facts if "recovered" in fact["choice"]} == made
+        stored = {str(op.block): op for op in stage.ops if type(op) is Store}
+        for fact in facts:
+            assert fact["recovering_seconds"] > 0
+            assert set(fact["storing_seconds"]) == {home.value for home, _ in WITH_STORES.stores}
+            if fact["choice"].startswith("stored"):
+                store = stored[fact["block"]]
+                assert fact["choice"].partition(",")[0] == f"stored in {store.writes[0].home.value}"
+                assert fact["bytes"] == sum(aligned(t.type.nbytes) for t in store.reads)
+                assert fact["seconds"] > 0
+        show_recovery(facts)
+
+
+def test_what_it_would_cost_to_recover_is_what_it_costs_where_all_is_recovered() -> None:
+    subject = SUBJECTS["p2-d2-gpipe-clip"]
+    facts = facts_of(subject.module(), 0)
+    assert facts
+    assert all(fact["seconds"] == fact["recovering_seconds"] for fact in facts)
+
+
+def test_a_slow_memory_is_waited_for() -> None:
+    """Transfers are exposed as far as compute is idle while they are what it waits for."""
+    subject = SUBJECTS["p2-d2-zero1-host-memory"]
+    slow = api.compile(
+        subject.model, make_plan(subject.model, **SMALL, **subject.keys), passes=subject.passes, machine=WITH_STORES
+    )
+    program = api.emit(slow, machine=WITH_STORES)
+    _, timeline = api.simulate_with_timeline(program, machine=WITH_STORES)
+    bubbles = Bubbles(timeline)
+    for index, _ in enumerate(slow.stages):
+        waited = bubbles.waited_for_ops(index, Engine.COMPUTE)
+        idle = bubbles.idle_seconds(index, Engine.COMPUTE)
+        assert sum(waited.values()) == pytest.approx(sum(idle.values()) - idle.get(Cause.SETTLING, 0.0))
+        moves = {timeline.instructions[number].keyword for number in waited} & {"store", "fetch"}
+        told = sum(f["exposed_seconds"] * len(f["pieces"]) for f in facts_of(slow, index))
+        here = [n for engine in (Engine.STORE, Engine.FETCH) for n in range(*timeline.ops_of(index, engine))]
+        assert told == pytest.approx(sum(waited.get(number, 0.0) for number in here))
+        assert moves or not told
