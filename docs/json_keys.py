@@ -41,6 +41,7 @@ COMMANDS = (
     "explain x.rtir --time",
     "simulate x.rtx",
     "report x.rtx -o x.html",
+    "report x.rtir --against other.rtir -o both.html",
     "model m.json",
     f"plan {_MODEL} --clusters 2 --global-batch 4 --seq-len 8 --quick",
     "import-plan --from deepspeed ds.json --clusters 4 --seq-len 8",
@@ -71,6 +72,8 @@ _TABLES = {
     "saved_bytes_per_layer",
     "collectives",
     "declared_bytes",
+    "idle_by_cause",
+    "settings",
 }
 """Keys whose values are tables with keys of the input's own."""
 
@@ -112,7 +115,7 @@ def _section(words: str) -> str:
     for path, kind in _keys(json.loads(_call(f"{words} --json")), ""):
         found.setdefault(path, set()).add(kind)
     rows = "\n".join(f"| `{path}` | {' or '.join(sorted(kinds))} |" for path, kinds in found.items())
-    return f"## {words.split(maxsplit=1)[0]}{' --time' * ('--time' in words)}\n\n    ratrainc {words} --json\n\n| key | value |\n|---|---|\n{rows}\n"
+    return f"## {words.split(maxsplit=1)[0]}{' --time' * ('--time' in words)}{' --against' * ('--against' in words)}\n\n    ratrainc {words} --json\n\n| key | value |\n|---|---|\n{rows}\n"
 
 
 def _keys(value: Any, path: str) -> Iterator[tuple[str, str]]:

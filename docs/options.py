@@ -262,6 +262,7 @@ OPTIONS = {
         "x.rtx -o r.html",
         {
             "-o": Option("the page", "-o other.html", "x.rtx"),
+            "--against": Option("both on one page", "--against other.rtir", idle=("x.rtx -o r.svg",)),
             "--machine": Option("times", "--machine slow.toml"),
             "--rendezvous": Option("sends wait for their receives", "--rendezvous"),
             "--sharing": Option(

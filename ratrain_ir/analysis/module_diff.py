@@ -26,6 +26,15 @@ class Move:
 
 
 @frozen
+class Resize:
+    """A tensor that both have, of another number of bytes."""
+
+    tensor: str
+    before: int
+    after: int
+
+
+@frozen
 class StageDiff:
     """What differs in one stage."""
 
@@ -37,6 +46,8 @@ class StageDiff:
     """ops of equal name whose operands differ"""
     new_tensors: tuple[str, ...]
     gone_tensors: tuple[str, ...]
+    resized: tuple[Resize, ...]
+    """of those in both lists, as their type differs, the ones whose bytes differ too"""
     readdressed: int
     """tensors whose offset differs"""
     peak_before: int
@@ -83,6 +94,11 @@ def _diff_stages(before: Stage, after: Stage) -> StageDiff:
     same = {
         name for name, held in before.tensors.items() if name in after.tensors and after.tensors[name].type is held.type
     }
+    resized = [
+        Resize(name, held.type.nbytes, after.tensors[name].type.nbytes)
+        for name, held in before.tensors.items()
+        if name in after.tensors and held.type.nbytes != after.tensors[name].type.nbytes
+    ]
     readdressed = sum(1 for name in same if before.tensors[name].offset != after.tensors[name].offset)
     return StageDiff(
         before.index,
@@ -92,6 +108,7 @@ def _diff_stages(before: Stage, after: Stage) -> StageDiff:
         tuple(changed),
         tuple(_declared(after.tensors[name]) for name in after.tensors if name not in same),
         tuple(_declared(before.tensors[name]) for name in before.tensors if name not in same),
+        tuple(resized),
         readdressed,
         lifetimes(before).peak_bytes,
         lifetimes(after).peak_bytes,

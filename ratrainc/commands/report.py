@@ -13,6 +13,7 @@ from ratrain.ratrainc.commands.options import (
     json_option,
     machine_option,
     output_file,
+    refuse_idle,
     rendezvous_option,
     sharing_option,
 )
@@ -24,6 +25,7 @@ _EPILOG = """\b
 Examples:
   ratrainc report 7b.rtx -o 7b.html
   ratrainc report 7b.rtir -o 7b.html --machine my-machine.toml
+  ratrainc report before.rtx --against after.rtx -o both.html  both on one page, with what differs: a pass, two strategies
   ratrainc report 7b.rtx -o 7b.svg                             a still picture of the first step, for a page or a slide
   ratrainc report 7b.rtx -o 7b.svg --times 1,1,1,0             the same with textbook times
 """
@@ -40,6 +42,12 @@ Examples:
     metavar="report.html|picture.svg",
     help="The page, or the picture, to write.",
 )
+@click.option(
+    "--against",
+    type=Source("program"),
+    metavar="FILE.rtx|FILE.rtir",
+    help="Compare with this program: one page of both, side by side on common axes, with what differs.",
+)
 @machine_option
 @rendezvous_option
 @sharing_option
@@ -48,6 +56,7 @@ Examples:
 def command(
     file: str,
     output: str,
+    against: str | None,
     machine: str | None,
     rendezvous: bool,
     sharing: bool,
@@ -67,6 +76,12 @@ def command(
     from ratrain.ratrainc.report.picture import write_picture
 
     is_picture = output.endswith(".svg")
+    if against is not None:
+        if is_picture:
+            raise click.UsageError("--against goes with a page, not a picture: name a file that ends with .html")
+        refuse_idle("is for pictures, of one program", "times")
+        _compare(file, against, output, machine, rendezvous=rendezvous, sharing=sharing, as_json=as_json)
+        return
     if times is not None:
         if not is_picture:
             raise click.UsageError("--times goes with a picture: name a file that ends with .svg")
@@ -89,3 +104,35 @@ def command(
         print_json({"output": output, "kind": "picture" if is_picture else "page", "bytes": count})
     else:
         say(f"wrote {output}, {size_text(count)}")
+
+
+def _compare(
+    file: str, against: str, output: str, machine: str | None, *, rendezvous: bool, sharing: bool, as_json: bool
+) -> None:
+    """Write the page of two programs, and say what differs."""
+    from ratrain import api
+    from ratrain.ratrainc.commands.loading import checked_program
+    from ratrain.ratrainc.console import print_json, say, size_text, status
+    from ratrain.ratrainc.report.comparison import in_words, write_comparison
+    from ratrain.ratrainc.report.differences import Side, differences_of, names_of
+
+    def side(path: str, name: str) -> Side:
+        with status(f"simulating {path}"):
+            program, chosen = checked_program(path, machine)
+            figures, timeline = api.simulate_with_timeline(
+                program, machine=chosen, rendezvous=rendezvous, sharing=sharing
+            )
+        return Side(name, timeline, figures, chosen)
+
+    names = names_of(file, against)
+    one, other = side(file, names[0]), side(against, names[1])
+    with status("comparing"):
+        differences = differences_of(one, other)
+    with status(f"writing {output}"):
+        count = write_comparison(one, other, differences, output)
+    if as_json:
+        print_json({"output": output, "kind": "comparison", "bytes": count, **differences.to_json()})
+        return
+    for line in in_words(differences):
+        say(line)
+    say(f"wrote {output}, {size_text(count)}")

@@ -1,8 +1,9 @@
 // What all pages need: their facts, numbers in words, and what is said under the pointer.
 "use strict";
 
-const FACTS = JSON.parse(document.getElementById("facts").textContent);
-const at = (id) => document.getElementById(id);
+// A page that compares has two reports: elements of each have ids with a prefix, those that both share have none.
+const at = (id) => document.getElementById(PREFIX + id) ?? document.getElementById(id);
+const FACTS = JSON.parse(at("facts").textContent);
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 function secondsText(seconds) {

@@ -15,7 +15,7 @@ async function inflated(element) {
 }
 
 async function unpacked(name) {
-  const element = document.getElementById(name);
+  const element = at(name);
   const buffer = await inflated(element);
   if (element.dataset.columns === "text") return new TextDecoder().decode(buffer).split("\n");
   const found = {};

@@ -73,7 +73,7 @@ function drawTimeline(canvas, state, data) {
   const { context, width } = chart, colours = opColours();
   for (const lane of lanes) {
     context.fillStyle = colour("lane");
-    context.fillRect(GUTTER, lane.y, width - GUTTER, lane.height);
+    context.fillRect(GUTTER, lane.y, Math.min(width, chart.x(FACTS.views[state.view].end)) - GUTTER, lane.height);
     context.fillStyle = colour(lane.stage === state.stage ? "ink" : "soft");
     context.textAlign = "left";
     if (lane.named) context.fillText(`@${lane.stage}`, 2, lane.y + lane.height / 2);
@@ -243,8 +243,8 @@ function drawMap(canvas, state, { tensors, intervals, names, starts, ends }) {
 
 function drawCurve(canvas, state, { curve }) {
   const chart = prepared(canvas, state), { context, width, height } = chart;
-  const { times, totals, parts } = curve, { arena, capacity } = memoryOf(state), kinds = FACTS.kinds.length;
-  const most = Math.max(arena, capacity < 1.5 * arena ? capacity : 0) * 1.06;
+  const { times, totals, parts } = curve, { arena, capacity, top } = memoryOf(state), kinds = FACTS.kinds.length;
+  const most = (top ?? Math.max(arena, capacity < 1.5 * arena ? capacity : 0)) * 1.06;
   const y = (bytes) => height - (bytes / most) * (height - AXIS);
   byteAxis(chart, 0, most, y);
   const colours = kindColours(), timeAt = (place) => state.from + ((place - GUTTER) / (width - GUTTER)) * (state.to - state.from);

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING
+
+from attrs import frozen
 
 from ratrain.ratrain_ir.files import replacing
 from ratrain.ratrain_ir.ops import ENGINES
@@ -23,9 +25,11 @@ if TYPE_CHECKING:
     from ratrain.targets.simulator.figures import Figures
     from ratrain.targets.simulator.timeline import Timeline
 
+SCRIPT = "/*ratrain-script*/"
+FINDER = "<!--ratrain-finder-->\n"
 _BODY = "<!--ratrain-body-->"
 _TITLE = "<!--ratrain-title-->"
-_SCRIPTS = ("common.js", "data.js", "drawing.js", "search.js", "saving.js", "report.js")
+SCRIPTS = ("common.js", "data.js", "drawing.js", "search.js", "saving.js", "report.js")
 
 
 def write_report(timeline: Timeline, figures: Figures, machine: Machine, path: str) -> int:
@@ -43,12 +47,13 @@ def write_report(timeline: Timeline, figures: Figures, machine: Machine, path: s
 def _parts(timeline: Timeline, figures: Figures, machine: Machine) -> Iterator[str]:
     program = timeline.program
     title = f"{program.name} on {program.plan.clusters} x {machine.name}"
-    head, tail = page_file("report.html").replace(_TITLE, escape(title)).split(_BODY)
-    style, head_end = head.split("/*ratrain-style*/")
-    yield style + page_file("report.css") + head_end
+    head, tail = split_page(title)
+    yield head
     yield f"<h1>{escape(title)}</h1>\n<p>{escape(_subtitle(timeline))}</p>\n"
     yield f'<dl class="figures">{tables.key_figures(program, figures, machine)}</dl>\n'
-    yield page_file("charts.html")
+    finder, charts = page_file("finder.html"), page_file("charts.html")
+    controls = page_file("controls.html").replace(FINDER, finder)
+    yield f'<section id="charts" aria-label="Charts">\n{controls}{charts}</section>\n'
     yield "<h2>Stages</h2>\n" + tables.stage_table(program, figures)
     steady, from_cold = Bubbles(timeline), Bubbles(timeline, cold=True)
     yield "<h2>Bubbles</h2>\n" + tables.bubble_tables(program, steady)
@@ -56,9 +61,20 @@ def _parts(timeline: Timeline, figures: Figures, machine: Machine) -> Iterator[s
     yield f"<details><summary>The first step, from cold</summary>\n{cold}</details>\n"
     yield "<h2>Plan</h2>\n" + tables.plan_tables(program)
     yield "<h2>Machine</h2>\n" + tables.machine_table(machine)
-    yield from _data(timeline, steady, from_cold)
-    script, end = tail.split("/*ratrain-script*/")
-    yield script + "".join(map(page_file, _SCRIPTS)) + end
+    yield from data_elements(timeline, steady, from_cold)
+    yield tail.replace(SCRIPT, scripts(SCRIPTS))
+
+
+def split_page(title: str) -> tuple[str, str]:
+    """The page before and after its body."""
+    page = page_file("report.html").replace(_TITLE, escape(title)).replace("/*ratrain-style*/", page_file("report.css"))
+    head, tail = page.split(_BODY)
+    return head, tail
+
+
+def scripts(names: Iterable[str]) -> str:
+    """Scripts of a page that has one of each chart: its ids have no prefix, and nothing follows it."""
+    return 'const PREFIX = "", PEERS = [];\n' + "".join(map(page_file, names))
 
 
 def _subtitle(timeline: Timeline) -> str:
@@ -71,13 +87,32 @@ def _subtitle(timeline: Timeline) -> str:
     )
 
 
-def _data(timeline: Timeline, steady: Bubbles, from_cold: Bubbles) -> Iterator[str]:
+@frozen
+class Scale:
+    """Axes that two reports have in common."""
+
+    seconds: dict[str, float]
+    """how long an axis of time is, by view"""
+    bytes: dict[tuple[int, str], tuple[int, int]]
+    """of a stage's memory the largest arena, and the largest capacity that is drawn"""
+
+
+def step_views(timeline: Timeline, steady: Bubbles, from_cold: Bubbles) -> tuple[StepView, StepView]:
+    """The steps that a page shows."""
+    return StepView("steady", timeline, steady, timeline.steps - 1), StepView("cold", timeline, from_cold, 0)
+
+
+def data_elements(
+    timeline: Timeline, steady: Bubbles, from_cold: Bubbles, prefix: str = "", scale: Scale | None = None
+) -> Iterator[str]:
+    """What the charts of a program are drawn from, in elements whose ids begin with a prefix."""
+    for element in _data(timeline, step_views(timeline, steady, from_cold), scale):
+        yield element.replace(' id="', f' id="{prefix}', 1)
+
+
+def _data(timeline: Timeline, views: tuple[StepView, StepView], scale: Scale | None) -> Iterator[str]:
     stages = timeline.program.stages
     keywords = sorted({item.keyword for item in timeline.instructions})
-    views = (
-        StepView("steady", timeline, steady, timeline.steps - 1),
-        StepView("cold", timeline, from_cold, 0),
-    )
     facts = {
         "engines": [engine.value for engine in ENGINES],
         "keywords": keywords,
@@ -90,14 +125,20 @@ def _data(timeline: Timeline, steady: Bubbles, from_cold: Bubbles) -> Iterator[s
                         "name": home.value,
                         "arena": stage.bytes_in(home),
                         "capacity": timeline.program.info.capacity_of(home),
+                        **(
+                            {}
+                            if scale is None
+                            else dict(zip(("most", "top"), scale.bytes[index, home.value], strict=True))
+                        ),
                     }
-                    for home in _homes(stage)
+                    for home in homes_of(stage)
                 ],
                 "peakLive": stage.peak_live_bytes,
                 "lanes": [bool(stage.streams[engine]) for engine in ENGINES],
             }
-            for stage in stages
+            for index, stage in enumerate(stages)
         ],
+        **({} if scale is None else {"seconds": scale.seconds}),
         "views": {view.name: {"start": view.start, "end": view.end} for view in views},
     }
     text = json.dumps(facts, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
@@ -107,13 +148,13 @@ def _data(timeline: Timeline, steady: Bubbles, from_cold: Bubbles) -> Iterator[s
         yield from view.elements()
     for stage in range(len(stages)):
         yield from tensor_elements(timeline, stage)
-        for home in _homes(stages[stage]):
+        for home in homes_of(stages[stage]):
             intervals = live_intervals(timeline, stage, home)
             for view in views:
                 yield view.interval_element(stage, home, intervals)
 
 
-def _homes(stage: ProgramStage) -> list[Home]:
+def homes_of(stage: ProgramStage) -> list[Home]:
     """The memories that a stage has anything in, the one where it computes first."""
     return [home for home in Home if home is Home.DDR or stage.bytes_in(home)]
 

@@ -6,11 +6,14 @@ const MEMORY_WORDS = { ddr: "DDR", host: "Host memory", file: "File" };
 const state = { view: "steady", stage: 0, memory: "ddr", lanes: FACTS.stages.length > 8 ? "chosen" : "all", path: false, chosen: null, time: null, from: 0, to: 1, low: 0, high: 1 };
 // What a stage has of the chosen memory; of one that it has nothing in, of that in which it computes.
 const memoryOf = ({ stage, memory }) => FACTS.stages[stage].memories.find(({ name }) => name === memory) ?? FACTS.stages[stage].memories[0];
+// Where the axes of a view and a memory end: two reports that are compared have them in common.
+const endOf = (view) => FACTS.views[view].start + (FACTS.seconds?.[view] ?? FACTS.views[view].end - FACTS.views[view].start);
+const topOf = (choice) => Math.max(1, memoryOf(choice).most ?? memoryOf(choice).arena);
 let shown = null; // the unpacked data of the step and the stage that are drawn
 
 function wholeStep() {
-  const { start, end } = FACTS.views[state.view];
-  Object.assign(state, { from: start, to: end > start ? end : start + 1, low: 0, high: Math.max(1, memoryOf(state).arena) });
+  const { start } = FACTS.views[state.view], end = endOf(state.view);
+  Object.assign(state, { from: start, to: end > start ? end : start + 1, low: 0, high: topOf(state) });
 }
 
 function readAddress() {
@@ -28,7 +31,7 @@ function readAddress() {
   state.chosen = null;
   state.time = Number.isFinite(time) ? zero + time : null;
   if (state.time !== null && (state.time < state.from || state.time > state.to)) setRange(state.time - (state.to - state.from) / 2, state.time + (state.to - state.from) / 2);
-  if (Number(low) >= 0 && Number(high) - Number(low) >= UNIT) Object.assign(state, { low: Number(low), high: Math.min(Number(high), Math.max(UNIT, memoryOf(state).arena)) });
+  if (Number(low) >= 0 && Number(high) - Number(low) >= UNIT) Object.assign(state, { low: Number(low), high: Math.min(Number(high), Math.max(UNIT, topOf(state))) });
 }
 
 // What the address says: the range at once, what it chooses when the stage is unpacked.
@@ -40,18 +43,18 @@ async function openAddress() {
 }
 
 function writeAddress() {
-  const { start, end } = FACTS.views[state.view], words = { view: state.view, stage: state.stage, lanes: state.lanes };
+  const { start } = FACTS.views[state.view], end = endOf(state.view), words = { view: state.view, stage: state.stage, lanes: state.lanes };
   if (MEMORIES.length > 1) words.memory = state.memory;
   if (state.path) words.path = 1;
   if (state.from > start || state.to < end) Object.assign(words, { from: state.from - start, to: state.to - start });
-  if (state.low > 0 || state.high < Math.max(1, memoryOf(state).arena)) words.bytes = `0x${Math.round(state.low).toString(16)}-0x${Math.round(state.high).toString(16)}`;
+  if (state.low > 0 || state.high < topOf(state)) words.bytes = `0x${Math.round(state.low).toString(16)}-0x${Math.round(state.high).toString(16)}`;
   if (state.time !== null) words.time = state.time - start;
   if (state.chosen?.stage === state.stage) Object.assign(words, chosenWords(state.chosen));
   history.replaceState(null, "", `#${new URLSearchParams(words)}`);
 }
 
 function setRange(from, to) {
-  const { start, end } = FACTS.views[state.view], least = Math.max((end - start) * 1e-7, 1e-9);
+  const { start } = FACTS.views[state.view], end = endOf(state.view), least = Math.max((end - start) * 1e-7, 1e-9);
   const span = Math.min(Math.max(to - from, least), end - start || 1);
   state.from = Math.min(Math.max(from, start), Math.max(start, end - span));
   state.to = state.from + span;
@@ -70,15 +73,15 @@ async function refresh() {
 function draw() {
   if (!shown) return;
   at("view").value = state.view;
-  at("stage").value = state.stage;
-  at("memory").value = memoryOf(state).name;
+  at("stage").value = state.asked ?? state.stage;
+  at("memory").value = PEERS.length ? state.memory : memoryOf(state).name;
   at("lanes").value = state.lanes;
   at("path").checked = state.path;
   const zero = FACTS.views[state.view].start;
   at("range").textContent = `${secondsText(state.from - zero)} to ${secondsText(state.to - zero)}`;
-  for (const name of document.querySelectorAll(".stage-name")) name.textContent = `@${state.stage}`;
+  for (const name of at("charts").querySelectorAll(".stage-name")) name.textContent = `@${state.stage}`;
   const { name: memory, arena, capacity } = memoryOf(state);
-  for (const name of document.querySelectorAll(".memory-name")) name.textContent = MEMORY_WORDS[memory];
+  for (const name of at("charts").querySelectorAll(".memory-name")) name.textContent = MEMORY_WORDS[memory];
   const listed = memory === "ddr" ? `, ${bytesText(FACTS.stages[state.stage].peakLive)} in list order` : "";
   const peak = shown.held.curve.totals.reduce((a, b) => Math.max(a, b), 0);
   at("peaks").textContent =
@@ -86,10 +89,11 @@ function draw() {
   drawTimeline(at("timeline"), state, shown);
   drawMap(at("map"), state, shown.held);
   drawCurve(at("curve"), state, shown.held);
-  const root = document.documentElement.dataset;
+  const root = (PREFIX ? at("charts") : document.documentElement).dataset;
   Object.assign(root, { peak, intervals: shown.held.starts.length, events: shown.events.op.length });
   root.paintedMs ??= performance.now().toFixed(0);
-  writeAddress();
+  if (!PEERS.length) writeAddress();
+  else tellPeers();
 }
 
 let waiting = 0;
@@ -207,7 +211,7 @@ function listen(canvas, linesAt) {
     draw();
     const context = canvas.getContext("2d");
     context.fillStyle = "#7f7f7f55";
-    if (canvas.id === "map") context.fillRect(drag.x, drag.y, place.x - drag.x, place.y - drag.y);
+    if (canvas === at("map")) context.fillRect(drag.x, drag.y, place.x - drag.x, place.y - drag.y);
     else context.fillRect(drag.x, AXIS, place.x - drag.x, canvas.clientHeight);
   });
   canvas.addEventListener("pointerup", (event) => {
@@ -216,8 +220,8 @@ function listen(canvas, linesAt) {
     if (!begin) return;
     if (Math.abs(place.x - begin.x) > 4) {
       setRange(Math.min(begin.time, place.time), Math.max(begin.time, place.time));
-      if (canvas.id === "map" && Math.abs(place.y - begin.y) > 4) zoomAddresses(begin.y, place.y, canvas.clientHeight);
-    } else if (place.x >= GUTTER || canvas.id === "timeline") pick(canvas, place);
+      if (canvas === at("map") && Math.abs(place.y - begin.y) > 4) zoomAddresses(begin.y, place.y, canvas.clientHeight);
+    } else if (place.x >= GUTTER || canvas === at("timeline")) pick(canvas, place);
     later();
   });
   canvas.addEventListener("pointercancel", () => { drag = null; later(); });
@@ -240,9 +244,9 @@ function listen(canvas, linesAt) {
 
 // A click chooses the moment and what is there; on a lane its stage too.
 function pick(canvas, { x, y, time }) {
-  const lane = canvas.id === "timeline" ? lanesOf(state).lanes.find((each) => y >= each.y && y < each.y + each.height) : null;
+  const lane = canvas === at("timeline") ? lanesOf(state).lanes.find((each) => y >= each.y && y < each.y + each.height) : null;
   if (x >= GUTTER) {
-    const row = lane ? eventAt(lane, time) : -1, place = canvas.id === "map" ? intervalAt(y, time) : -1;
+    const row = lane ? eventAt(lane, time) : -1, place = canvas === at("map") ? intervalAt(y, time) : -1;
     Object.assign(state, { time, chosen: null });
     if (row >= 0 && shown.events.step[row] === 0) state.chosen = { op: shown.events.op[row], stage: lane.stage };
     if (place >= 0) state.chosen = { tensor: shown.held.intervals.tensor[place], name: shown.held.names[shown.held.intervals.tensor[place]], stage: state.stage };
@@ -257,8 +261,8 @@ function zoomAddresses(one, other, height) {
 }
 
 function chooseStage(stage) {
-  state.stage = stage;
-  Object.assign(state, { low: 0, high: Math.max(1, memoryOf(state).arena) });
+  if (stage >= FACTS.stages.length) return Promise.resolve(); // of the other report
+  wholeAddresses(stage);
   return refresh().catch(complain);
 }
 
@@ -283,10 +287,16 @@ function legend(list, names, colours) {
   }
 }
 
+// Add what a choice does not have yet: reports that are compared share it.
+function offer(choice, options) {
+  const known = new Set([...choice.options].map(({ value }) => value));
+  for (const [text, value] of options) if (!known.has(value)) choice.append(new Option(text, value));
+}
+
 function start() {
-  FACTS.stages.forEach((_, index) => at("stage").append(new Option(`@${index}`, index)));
-  for (const memory of MEMORIES) at("memory").append(new Option(MEMORY_WORDS[memory], memory));
-  at("memory-choice").hidden = MEMORIES.length === 1;
+  offer(at("stage"), FACTS.stages.map((_, index) => [`@${index}`, String(index)]));
+  offer(at("memory"), MEMORIES.map((memory) => [MEMORY_WORDS[memory], memory]));
+  at("memory-choice").hidden = at("memory").options.length === 1;
   legend(at("op-legend"), FACTS.keywords, OP_COLOURS);
   legend(at("kind-legend"), FACTS.kinds, KIND_COLOURS);
   at("controls").addEventListener("submit", (event) => event.preventDefault());
@@ -309,7 +319,7 @@ function start() {
   window.addEventListener("resize", later);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", later);
   window.addEventListener("hashchange", () => { openAddress().catch(complain); });
-  openAddress().catch(complain);
+  return openAddress().catch(complain);
 }
 
-start();
+const started = start();

@@ -2,6 +2,7 @@
 "use strict";
 
 const CHARTS = { timeline: (canvas) => drawTimeline(canvas, state, shown), map: (canvas) => drawMap(canvas, state, shown.held), curve: (canvas) => drawCurve(canvas, state, shown.held) };
+const pictureTitle = () => (PREFIX ? at("name").textContent : document.title);
 const marked = (text) => String(text).replace(/[&<>"]/g, (letter) => `&#${letter.charCodeAt(0)};`);
 const short = (number) => Number(number.toFixed(2));
 
@@ -45,7 +46,7 @@ function layout() {
     height = top + at(id).clientHeight + 12;
     return { id, caption, top };
   });
-  return { charts, width: at("timeline").clientWidth, height, title: `${document.title}, ${at("range").textContent}, simulated` };
+  return { charts, width: at("timeline").clientWidth, height, title: `${pictureTitle()}, ${at("range").textContent}, simulated` };
 }
 
 function pictureSvg() {
@@ -84,7 +85,7 @@ async function savePicture(kind) {
   const blob = kind === "svg" ? new Blob([pictureSvg()], { type: "image/svg+xml" }) : await picturePng();
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);
-  link.download = `${document.title.replace(/[^\w.-]+/g, "-")}.${kind}`;
+  link.download = `${pictureTitle().replace(/[^\w.-]+/g, "-")}.${kind}`;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }

@@ -55,6 +55,7 @@ async function search(text) {
     tensors: new Set(hits.filter((hit) => hit.tensor !== undefined).map((hit) => `${hit.stage} ${hit.tensor}`)) };
   listMatches();
   later();
+  for (const peer of PEERS) peer.follow(text);
 }
 
 const hitText = (hit) => `@${hit.stage} ${hit.op === undefined ? `%${hit.name}` : opLabel(shown.ops, shown.titles, hit.op)[0]}`;
@@ -107,8 +108,8 @@ async function choose(hit) {
 }
 
 function wholeAddresses(stage) {
-  state.stage = stage;
-  Object.assign(state, { low: 0, high: Math.max(1, memoryOf(state).arena) });
+  Object.assign(state, { stage, asked: undefined });
+  Object.assign(state, { low: 0, high: topOf(state) });
 }
 
 function laneEngine(op) {
@@ -151,18 +152,24 @@ function opsNamed(stage, title) {
   return named;
 }
 
+// What a stage has by the words of an address, null where it has no such thing.
+async function hitNamed(stage, { tensor, op, nth }) {
+  if (tensor !== undefined) {
+    const place = (await load(`names-${stage}`)).indexOf(tensor);
+    return place < 0 ? null : { tensor: place, name: tensor, stage };
+  }
+  const number = opsNamed(stage, op)[Math.max(0, Number(nth ?? 1) - 1)];
+  return number === undefined ? null : { op: number, stage };
+}
+
+const absent = (stage, { tensor, op }) => `stage @${stage} has no ${tensor === undefined ? `op ${op}` : `tensor %${tensor}`}`;
+
 // What an address chooses; a name that the stage does not have is said.
 async function chooseFrom(given) {
-  const stage = state.stage, tensor = given.get("tensor"), op = given.get("op");
-  let hit = null;
-  if (tensor !== null) {
-    const place = (await load(`names-${stage}`)).indexOf(tensor);
-    if (place >= 0) hit = { tensor: place, name: tensor, stage };
-  } else if (op !== null) {
-    const number = opsNamed(stage, op)[Math.max(0, Number(given.get("nth") ?? 1) - 1)];
-    if (number !== undefined) hit = { op: number, stage };
-  } else return;
-  if (!hit) { at("count").textContent = `stage @${stage} has no ${tensor === null ? `op ${op}` : `tensor %${tensor}`}`; return; }
+  const { tensor, op, nth } = Object.fromEntries(given), stage = state.stage;
+  if (tensor === undefined && op === undefined) return;
+  const hit = await hitNamed(stage, { tensor, op, nth });
+  if (!hit) { at("count").textContent = absent(stage, { tensor, op }); return; }
   const range = given.has("from") ? [state.from, state.to] : null, time = state.time, { low, high, memory } = state;
   await choose(hit);
   if (range) setRange(...range);

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.files import replacing
 from ratrain.ratrainc.console import size_text
-from ratrain.ratrainc.report.page import page_file
+from ratrain.ratrainc.report.page import SCRIPT, page_file, scripts
 from ratrain.ratrainc.report.tables import table
 
 if TYPE_CHECKING:
@@ -100,9 +100,7 @@ def _page(logs: Sequence[GrowingLog], reload_seconds: float | None) -> str:
         '<meta charset="utf-8" />', f'<meta charset="utf-8" />\n<meta name="generator" content="{MARK}" />'
     )
     page = page.replace("/*ratrain-style*/", page_file("report.css") + _own_file("watch.css"))
-    before, after = page.replace("/*ratrain-script*/", page_file("common.js") + _own_file("watch.js")).split(
-        "<!--ratrain-body-->"
-    )
+    before, after = page.replace(SCRIPT, scripts(["common.js"]) + _own_file("watch.js")).split("<!--ratrain-body-->")
     return before + "".join(body) + after
 
 

@@ -193,6 +193,7 @@ def test_diff_tells_what_another_cut_of_the_sequences_changes(tmp_path: Path) ->
     assert not stage.added
     assert "input %tokens.m0.s0 : i32[10]" in stage.gone_tensors
     assert "input %tokens.m0.s0 : i32[8]" in stage.new_tensors
+    assert ("tokens.m0.s0", 40, 32) in [(item.tensor, item.before, item.after) for item in stage.resized]
     assert not any("%p." in text for text in (*stage.new_tensors, *stage.gone_tensors))
 
 

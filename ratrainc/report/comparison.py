@@ -1,0 +1,242 @@
+"""The page that compares two programs: what differs, then the charts of both on common axes, in one file that asks the network for nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.files import replacing
+from ratrain.ratrainc.console import seconds_text, size_text
+from ratrain.ratrainc.report import tables
+from ratrain.ratrainc.report.page import (
+    FINDER,
+    SCRIPT,
+    SCRIPTS,
+    Scale,
+    data_elements,
+    homes_of,
+    page_file,
+    split_page,
+    step_views,
+)
+from ratrain.targets.simulator.bubbles import Bubbles
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.analysis.module_diff import StageDiff
+    from ratrain.ratrainc.report.differences import Differences, Pair, Side
+
+_LISTED = 200
+"""Of the ops or tensors that differ in a stage; the counts are of all."""
+_PREFIXES = ("a-", "b-")
+_FIGURES = {
+    "step_seconds": "step",
+    "makespan_seconds": "first step, from cold",
+    "tokens_per_second": "tokens/s",
+    "mfu": "model-flops utilisation, %",
+    "peak_bytes": "peak live",
+    "arena_bytes": "arena",
+    "busy_seconds": "compute busy",
+    "idle_seconds": "idle",
+    "exposed_tail_seconds": "exposed tail",
+    "ops": "ops",
+    "tensors": "tensors",
+}
+"""What figures are called."""
+
+
+def write_comparison(one: Side, other: Side, differences: Differences, path: str) -> int:
+    """Write the page, atomically; its bytes. Raises `DiagnosticError` RT002 when the file cannot be written."""
+    written = 0
+    with replacing(path) as stream:
+        for part in _parts(one, other, differences):
+            written += stream.write(part.encode())
+    return written
+
+
+def _parts(one: Side, other: Side, found: Differences) -> Iterator[str]:
+    sides = (one, other)
+    head, tail = split_page(f"{one.name} against {other.name}")
+    yield head
+    yield f"<h1>{escape(one.name)} against {escape(other.name)}</h1>\n"
+    yield (
+        "<p>All times are simulated, none is measured. Both are drawn on the same axes of seconds and bytes: "
+        "what is chosen, zoomed or searched in one is in the other too.</p>\n"
+    )
+    yield _first(found)
+    yield f"{page_file('controls.html').replace(FINDER, '')}"
+    yield '<div class="sides">\n'
+    for side, prefix in zip(sides, _PREFIXES, strict=True):
+        yield f'<section id="{prefix}charts" aria-label="Charts of {escape(side.name)}">\n<h2 id="{prefix}name">{escape(side.name)}</h2>\n'
+        yield _prefixed(page_file("finder.html") + page_file("charts.html"), prefix) + "</section>\n"
+    yield "</div>\n"
+    yield _stage_tables(found)
+    yield _op_tables(found)
+    for side in sides:
+        bubbles = tables.bubble_tables(side.program, side.bubbles)
+        yield f"<details><summary>Stages and bubbles of {escape(side.name)}</summary>\n"
+        yield tables.stage_table(side.program, side.figures) + bubbles + "</details>\n"
+    cold = [Bubbles(side.timeline, cold=True) for side in sides]
+    scale = _scale(sides, cold)
+    for side, from_cold, prefix in zip(sides, cold, _PREFIXES, strict=True):
+        yield from data_elements(side.timeline, side.bubbles, from_cold, prefix, scale)
+    body = "".join(map(page_file, (*SCRIPTS, "following.js")))
+    yield tail.replace(SCRIPT, f"function report(PREFIX, PEERS, ME) {{\n{body}}}\n" + _BEGIN)
+
+
+_BEGIN = """const REPORTS = [{}, {}];
+report("a-", [REPORTS[1]], REPORTS[0]);
+report("b-", [REPORTS[0]], REPORTS[1]);
+"""
+
+
+def _prefixed(html: str, prefix: str) -> str:
+    """A part of the page whose elements are those of one report."""
+    return re.sub(r' (id|aria-controls)="', rf' \1="{prefix}', html)
+
+
+def _scale(sides: Sequence[Side], cold: Sequence[Bubbles]) -> Scale:
+    """The longer of the two in each view; of each stage's memories the larger."""
+    views = [step_views(side.timeline, side.bubbles, bubbles) for side, bubbles in zip(sides, cold, strict=True)]
+    seconds = {view.name: max(of[index].end - of[index].start for of in views) for index, view in enumerate(views[0])}
+    arenas: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    for side in sides:
+        for index, stage in enumerate(side.program.stages):
+            for home in homes_of(stage):
+                sizes = stage.bytes_in(home), side.program.info.capacity_of(home)
+                arenas.setdefault((index, home.value), []).append(sizes)
+    return Scale(seconds, {place: _limits(sizes) for place, sizes in arenas.items()})
+
+
+def _limits(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    most = max(arena for arena, _ in sizes)
+    return most, max([most, *(capacity for _, capacity in sizes if capacity < 1.5 * most)])
+
+
+def _first(found: Differences) -> str:
+    """What differs, in short."""
+    cannot = "".join(f'<p class="problem">{escape(words)}.</p>\n' for words in found.cannot)
+    named = [(_whole(key), pair, _form(key)) for key, pair in found.figures.items()]
+    figures = _pair_table("Figures of the steady step (seconds are simulated)", found.names, named)
+    causes = [(cause, pair, seconds_text) for cause, pair in found.causes.items()]
+    causes.sort(key=lambda row: -abs(row[1].change or 0.0))
+    idle = _pair_table("Idle seconds of all compute engines, by what was waited for", found.names, causes)
+    settings = [[key, before or "-", after or "-"] for key, (before, after) in found.settings.items()]
+    told = tables.table("Settings that differ", ("setting", *found.names), settings, words=True) if settings else ""
+    ops = "".join(f"<li>{escape(_in_short(stage))}</li>\n" for stage in found.ops if not stage.is_empty)
+    same = "<p>Ops, their order, tensors and addresses are the same.</p>\n" if found.ops and not ops else ""
+    listed = f'<ul class="ops">\n{ops}</ul>\n' if ops else same
+    return f'<h2>What differs</h2>\n{cannot}<div class="first">\n{figures}<div>{idle}{listed}{told}</div></div>\n'
+
+
+def _whole(key: str) -> str:
+    """What a figure of all stages is called."""
+    return _FIGURES[key] + (", largest of the stages" if key.endswith("bytes") else "")
+
+
+def _form(key: str) -> Callable[[float], str]:
+    """How a figure is written."""
+    if key.endswith("seconds") or key.startswith("idle: "):
+        return seconds_text
+    if key.endswith("bytes"):
+        return lambda count: size_text(int(count))
+    return (lambda share: f"{100 * share:.1f}") if key == "mfu" else (lambda count: f"{count:,.0f}")
+
+
+def _pair_table(caption: str, names: tuple[str, str], rows: Sequence[tuple[str, Pair, Callable[[float], str]]]) -> str:
+    cells = [
+        [name, *("-" if value is None else form(value) for value in (pair.before, pair.after)), _change(pair, form)]
+        for name, pair, form in rows
+    ]
+    return tables.table(caption, ("", *names, "change"), cells)
+
+
+def _change(pair: Pair, form: Callable[[float], str]) -> str:
+    if pair.change is None or pair.before is None:
+        return "-"
+    if pair.change == 0:
+        return "same"
+    sign = "+" if pair.change > 0 else "-"
+    share = f" ({100 * pair.change / pair.before:+.1f} %)" if pair.before else ""
+    return f"{sign}{form(abs(pair.change))}{share}"
+
+
+def _in_short(stage: StageDiff) -> str:
+    """How many ops and tensors of a stage differ."""
+    counts = [
+        (len(stage.added), "ops added"),
+        (len(stage.dropped), "ops removed"),
+        (len(stage.moved), "ops moved"),
+        (len(stage.changed), "ops with other operands"),
+        (len(stage.new_tensors) - len(stage.resized), "tensors new"),
+        (len(stage.gone_tensors) - len(stage.resized), "tensors gone"),
+        (sum(item.after > item.before for item in stage.resized), "tensors bigger"),
+        (sum(item.after < item.before for item in stage.resized), "tensors smaller"),
+        (stage.readdressed, "tensors at another address"),
+    ]
+    return f"@{stage.stage}: " + ", ".join(f"{count:,} {words}" for count, words in counts if count)
+
+
+def _stage_tables(found: Differences) -> str:
+    rows = []
+    for index, stage in enumerate(found.stages):
+        for key, pair in stage.items():
+            if pair.change != 0:
+                form = _form(key)
+                values = ["-" if value is None else form(value) for value in (pair.before, pair.after)]
+                rows.append([f"@{index} {_FIGURES.get(key, key)}", *values, _change(pair, form)])
+    if not rows:
+        return "<h2>Stages</h2>\n<p>All figures of all stages are the same.</p>\n"
+    return "<h2>Stages</h2>\n" + tables.table(
+        "What differs of each stage in the steady step (seconds are simulated)", ("", *found.names, "change"), rows
+    )
+
+
+def _op_tables(found: Differences) -> str:
+    parts = []
+    for stage in found.ops:
+        if stage.is_empty:
+            continue
+        rows = [
+            *_some("op added", stage.added),
+            *_some("op removed", stage.dropped),
+            *_some("op moved", [f"{move.op}: place {move.before} to {move.after}" for move in stage.moved]),
+            *_some("other operands", stage.changed),
+            *_some(
+                "tensor resized", [f"%{item.tensor}: {item.before:,} to {item.after:,} bytes" for item in stage.resized]
+            ),
+            *_some("tensor new", stage.new_tensors),
+            *_some("tensor gone", stage.gone_tensors),
+        ]
+        caption = f"Stage @{stage.stage}; places are counted in list order, without releases"
+        listed = tables.table(caption, ("what", "which"), rows, words=True)
+        parts.append(f"<details><summary>{escape(_in_short(stage))}</summary>\n{listed}</details>\n")
+    return "<h2>Ops and tensors</h2>\n" + "".join(parts) if parts else ""
+
+
+def _some(what: str, items: Sequence[str]) -> list[list[str]]:
+    rows = [[what, item] for item in items[:_LISTED]]
+    return rows + ([[what, f"... and {len(items) - _LISTED:,} more"]] if len(items) > _LISTED else [])
+
+
+def in_words(found: Differences) -> Iterator[str]:
+    """What differs, a line each."""
+    yield f"{found.names[0]} -> {found.names[1]}, seconds are simulated"
+    lines = list(_lines(found))
+    yield from lines or ["nothing differs"]
+
+
+def _lines(found: Differences) -> Iterator[str]:
+    yield from (f"cannot be compared: {words}" for words in found.cannot)
+    for key, (before, after) in found.settings.items():
+        yield f"{key}: {before or '-'} -> {after or '-'}"
+    for key, pair in found.figures.items():
+        form = _form(key)
+        if pair.before is not None and pair.after is not None and pair.change != 0:
+            yield f"{_whole(key)}: {form(pair.before)} -> {form(pair.after)}, {_change(pair, form)}"
+    for cause, pair in sorted(found.causes.items(), key=lambda item: -abs(item[1].change or 0.0)):
+        if pair.before is not None and pair.after is not None and pair.change != 0:
+            change = _change(pair, seconds_text)
+            yield f"idle, {cause}: {seconds_text(pair.before)} -> {seconds_text(pair.after)}, {change}"
+    yield from (_in_short(stage) for stage in found.ops if not stage.is_empty)

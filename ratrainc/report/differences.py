@@ -1,0 +1,226 @@
+"""What differs between two programs: steps, bytes and idle time with the figures of both; ops and tensors where these can be compared."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from math import isclose
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import asdict, define, frozen
+
+from ratrain.ratrain_ir.analysis.module_diff import StageDiff, diff_modules
+from ratrain.ratrain_ir.diagnostics import Diagnostics
+from ratrain.ratrain_ir.frontend.plan_text import plan_words
+from ratrain.ratrain_ir.ops import Engine
+from ratrain.targets.machine.machine import Machine
+from ratrain.targets.program.lifting import lift
+from ratrain.targets.simulator.bubbles import Bubbles
+from ratrain.targets.simulator.figures import Figures
+from ratrain.targets.simulator.timeline import Timeline
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.module import Module
+    from ratrain.targets.program.program import Program
+
+
+@define(eq=False, slots=False)
+class Side:
+    """One of two reports that are compared."""
+
+    name: str
+    """the end of its file's path that tells it from the other"""
+    timeline: Timeline
+    figures: Figures
+    machine: Machine
+
+    @property
+    def program(self) -> Program:
+        """What is shown."""
+        return self.timeline.program
+
+    @cached_property
+    def bubbles(self) -> Bubbles:
+        """Idle time in the steady step."""
+        return Bubbles(self.timeline)
+
+
+@frozen
+class Pair:
+    """A figure of both; None where one has none."""
+
+    before: float | None
+    after: float | None
+
+    @property
+    def change(self) -> float | None:
+        """What is more after than before; nothing where only the order of sums can have made it."""
+        if self.before is None or self.after is None:
+            return None
+        return 0 if isclose(self.before, self.after, rel_tol=1e-9, abs_tol=1e-9) else self.after - self.before
+
+    def to_json(self) -> dict[str, float | None]:
+        """Both, and the change."""
+        return {"before": self.before, "after": self.after, "change": self.change}
+
+
+@frozen
+class Differences:
+    """What differs; seconds are simulated, of the steady step."""
+
+    names: tuple[str, str]
+    cannot: tuple[str, ...]
+    """what cannot be compared, and why"""
+    settings: dict[str, tuple[str | None, str | None]]
+    """keys of plan and model, the passes and the machine, as far as they differ"""
+    figures: dict[str, Pair]
+    causes: dict[str, Pair]
+    """idle seconds of all compute engines by cause"""
+    stages: tuple[dict[str, Pair], ...]
+    """by stage that either has: figures, and idle seconds of its compute engine by cause"""
+    ops: tuple[StageDiff, ...]
+    """by stage; none where ops cannot be compared"""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "before": self.names[0],
+            "after": self.names[1],
+            "cannot_compare": list(self.cannot),
+            "settings": {key: {"before": a, "after": b} for key, (a, b) in self.settings.items()},
+            "figures": {key: pair.to_json() for key, pair in self.figures.items()},
+            "idle_by_cause": {key: pair.to_json() for key, pair in self.causes.items()},
+            "stages": [{key: pair.to_json() for key, pair in stage.items()} for stage in self.stages],
+            "ops": [asdict(stage) for stage in self.ops],
+        }
+
+
+def names_of(one: str, other: str) -> tuple[str, str]:
+    """Two files by the ends of their paths that tell them apart; one file that is both by its name and its place."""
+    parts = [Path(path).parts for path in (one, other)]
+    longest = max(map(len, parts))
+    length = next((n for n in range(1, longest + 1) if parts[0][-n:] != parts[1][-n:]), None)
+    if length is None:
+        return f"{Path(one).name} (first)", f"{Path(other).name} (second)"
+    return "/".join(parts[0][-length:]), "/".join(parts[1][-length:])
+
+
+def differences_of(one: Side, other: Side) -> Differences:
+    """Compare two programs under their timelines."""
+    cannot = _cannot(one, other)
+    comparable = one.program.model == other.program.model and one.program.plan.pp == other.program.plan.pp
+    ops = diff_modules(_module(one.program), _module(other.program)) if comparable else []
+    stages = [[_stage(side, index) for index in range(len(side.program.stages))] for side in (one, other)]
+    count = max(map(len, stages))
+    return Differences(
+        (one.name, other.name),
+        tuple(cannot),
+        _settings(one, other),
+        _pairs(_figures(one), _figures(other)),
+        _pairs(_idle(one), _idle(other), absent=0.0),
+        tuple(_pairs(_of(stages[0], index), _of(stages[1], index)) for index in range(count)),
+        tuple(ops),
+    )
+
+
+def _cannot(one: Side, other: Side) -> list[str]:
+    """What figures of the two do not say of each other."""
+    words = []
+    a, b = one.program, other.program
+    if a.model != b.model:
+        words.append(
+            "they train different models: ops and tensors are not compared, seconds and bytes are of different work"
+        )
+    if a.plan.pp != b.plan.pp:
+        words.append(
+            f"{one.name} has {a.plan.pp} stages and {other.name} {b.plan.pp}: ops and tensors are not compared, "
+            "as a stage of one number holds other layers"
+        )
+    if a.plan.tokens_per_step != b.plan.tokens_per_step:
+        words.append(
+            f"a step is {a.plan.tokens_per_step:,} tokens and {b.plan.tokens_per_step:,}: seconds of a step are of different work, "
+            "tokens/s can be compared"
+        )
+    if a.plan.clusters != b.plan.clusters:
+        words.append(f"{a.plan.clusters:,} clusters and {b.plan.clusters:,}: tokens/s are of different hardware")
+    if one.machine != other.machine:
+        words.append("they are timed on different machines")
+    return words
+
+
+def _module(program: Program) -> Module:
+    """The schedule of a program, with its addresses."""
+    module = lift(program, Diagnostics())
+    for stage, source in zip(module.stages, program.stages, strict=True):
+        for tensor, held in zip(stage.tensors.values(), source.tensors, strict=True):
+            tensor.offset = held.offset
+    return module
+
+
+def _settings(one: Side, other: Side) -> dict[str, tuple[str | None, str | None]]:
+    found = [_words(side) for side in (one, other)]
+    return {
+        key: (found[0].get(key), found[1].get(key))
+        for key in {**found[0], **found[1]}
+        if found[0].get(key) != found[1].get(key)
+    }
+
+
+def _words(side: Side) -> dict[str, str]:
+    model = {f"model {key}": str(value) for key, value in side.program.model.to_fields().items()}
+    named = {"passes": side.program.pipeline, "machine": side.machine.name}
+    return {**named, **{f"plan {key}": value for key, value in plan_words(side.program.plan).items()}, **model}
+
+
+def _figures(side: Side) -> dict[str, float]:
+    figures, stages = side.figures, side.program.stages
+    return {
+        "step_seconds": figures.step_seconds,
+        "makespan_seconds": figures.makespan_seconds,
+        "tokens_per_second": figures.tokens_per_second,
+        "mfu": figures.mfu,
+        "peak_bytes": max(stage.peak_bytes for stage in figures.stages),
+        "arena_bytes": max(stage.arena_bytes for stage in figures.stages),
+        "busy_seconds": sum(stage.busy_seconds for stage in figures.stages),
+        "idle_seconds": sum(stage.idle_seconds for stage in figures.stages),
+        "exposed_tail_seconds": sum(stage.exposed_tail_seconds for stage in figures.stages),
+        "ops": sum(stage.instructions for stage in stages),
+        "tensors": sum(len(stage.tensors) for stage in stages),
+    }
+
+
+def _idle(side: Side, only: int | None = None) -> dict[str, float]:
+    """Idle seconds of all compute engines, or of that of one stage, by cause."""
+    bubbles, total = side.bubbles, dict[str, float]()
+    for stage in range(len(side.program.stages)) if only is None else (only,):
+        for cause, seconds in bubbles.idle_seconds(stage, Engine.COMPUTE).items():
+            total[cause.value] = total.get(cause.value, 0.0) + seconds
+    return total
+
+
+def _stage(side: Side, index: int) -> dict[str, float]:
+    figures, stage = side.figures.stages[index], side.program.stages[index]
+    return {
+        "busy_seconds": figures.busy_seconds,
+        "idle_seconds": figures.idle_seconds,
+        "exposed_tail_seconds": figures.exposed_tail_seconds,
+        "peak_bytes": figures.peak_bytes,
+        "arena_bytes": figures.arena_bytes,
+        "ops": stage.instructions,
+        "tensors": len(stage.tensors),
+        **{f"idle: {cause}": seconds for cause, seconds in _idle(side, index).items()},
+    }
+
+
+def _of(stages: list[dict[str, float]], index: int) -> dict[str, float]:
+    """The figures of a stage; none of one that is not there."""
+    return stages[index] if index < len(stages) else {}
+
+
+def _pairs(before: dict[str, float], after: dict[str, float], absent: float | None = None) -> dict[str, Pair]:
+    """The figures of both by name; a cause of idle time that one does not have is none of its time."""
+    found = {}
+    for key in {**before, **after}:
+        missing = 0.0 if key.startswith("idle: ") and before and after else absent
+        found[key] = Pair(before.get(key, missing), after.get(key, missing))
+    return found
