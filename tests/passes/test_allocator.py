@@ -238,6 +238,7 @@ def test_the_tree_places_like_the_plain_loop(several, sided):
                 instance.starts,
                 instance.stops,
                 instance.sections,
+                0,
                 offsets,
             )
             assert offsets.tolist() == greedy(order.tolist(), instance.sizes.tolist(), meets, best=False)
@@ -427,3 +428,65 @@ def test_command_usage(capsys):
     assert run(capsys, DATA / "input.12.csv")[0] == 2
     assert run(capsys, DATA / "input.12.csv", "--capacity", "much")[0] == 2
     assert run(capsys, DATA / "nowhere.csv", "--capacity", "1")[0] == 1
+
+
+def rough_problem(count: int, calm: int) -> AllocationProblem:
+    """Buffers of random sizes that live a short while, more of them at two moments, `calm` buffers away from each other."""
+    chance = random.Random(count)
+    sizes, lives, now = [], [], 0
+    for turn in range(count):
+        near = min(abs(turn - calm), abs(turn - 2 * calm))
+        sizes.append(chance.randint(1, 1000))
+        lives.append(((now, now + chance.randint(1, 60 if near > 400 else 90)),))
+        now += 1
+    return AllocationProblem(sizes, lives, now + 100)
+
+
+def test_short_peaks_are_placed_again_and_the_rest_stays():
+    """Where time-order first fit is too high for two short times, these come down; what lives far from them keeps its bytes."""
+    from ratrain.passes.memory.allocation.attempt import Attempt
+    from ratrain.passes.memory.allocation.peaks import lower_peaks
+    from ratrain.passes.memory.allocation.portfolio import _sweeps
+
+    calm = 20_000
+    problem = rough_problem(3 * calm, calm)
+    instance, kept = instance_of(problem)
+    effort = Effort(gap=0.01)
+    swept = Attempt.of(instance, 0, None, effort, float("inf"))
+    in_time = _sweeps(swept)
+    attempt = Attempt.of(instance, 0, None, effort, float("inf"))
+    lower_peaks(attempt, "time order", in_time)
+    before = int((in_time + instance.sizes).max())
+    assert attempt.height < before
+    assert attempt.height == (attempt.offsets + instance.sizes).max()
+    moved = np.flatnonzero(attempt.offsets != in_time)
+    assert 0 < len(moved) < instance.count
+    offsets = np.zeros(len(problem.sizes), np.int64)
+    offsets[kept] = attempt.offsets
+    assert not check_allocation(problem, offsets.tolist())
+
+
+def test_a_long_peak_is_left_to_other_methods():
+    """Where a placement is too high all the time, nothing is placed again and no work is spent."""
+    from ratrain.passes.memory.allocation.attempt import Attempt
+    from ratrain.passes.memory.allocation.peaks import lower_peaks
+
+    instance, _ = instance_of(rough_problem(30_000, 10_000))
+    attempt = Attempt.of(instance, 0, None, Effort(), float("inf"))
+    stacked, work = attempt.offsets, attempt.work
+    lower_peaks(attempt, "stacked", stacked)
+    assert attempt.method == "stacked"
+    assert attempt.work == work
+
+
+def test_a_sweep_in_the_order_of_starts_is_first_fit_in_that_order():
+    """For buffers with one interval and no side the sweep gives the tree's offsets, longest first among equal starts."""
+    from ratrain.passes.memory.allocation.sweep import LOWEST, sweep
+
+    for seed in range(8):
+        instance, _ = instance_of(random_problem(seed, 40 + 30 * seed, several=False, sided=False))
+        offsets = np.empty(instance.count, np.int64)
+        events, alike = instance.events(longest_first=True), np.zeros(instance.count, np.int64)
+        sweep(events, instance.sizes, alike, np.array([LOWEST]), instance.bound(), offsets)
+        expected = greedy(by_start(instance).tolist(), instance.sizes.tolist(), neighbours(instance), best=False)
+        assert offsets.tolist() == expected

@@ -54,6 +54,11 @@ class Attempt:
         whole = self.base + self.bound
         return (self.base + height - whole) * _PARTS <= whole * round(self.effort.gap * _PARTS)
 
+    def target(self) -> int:
+        """The largest height that is as near the bound as was asked, and fits."""
+        near = self.bound + (self.base + self.bound) * round(self.effort.gap * _PARTS) // _PARTS
+        return near if self.room is None else min(near, self.room)
+
     def good(self) -> bool:
         """Whether the best is as near the bound as was asked, and fits."""
         return self.close(self.height) and self.fits()

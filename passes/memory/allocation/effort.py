@@ -5,6 +5,9 @@ from __future__ import annotations
 from attrs import field, frozen
 from attrs.validators import ge
 
+TREE_WORK = 50
+"""Placing a buffer in the tree of `tree.py` costs as much as so many placements of a sweep."""
+
 
 @frozen
 class Effort:
@@ -12,8 +15,8 @@ class Effort:
 
     gap: float = field(default=0.001, validator=ge(0))
     """Good enough: the share of the bound by which the arena may exceed it."""
-    work: int = field(default=250_000_000, validator=ge(0))
-    """Placements of single buffers in a sweep; what else there is is counted in these. About 20 seconds of a compiled sweep."""
+    work: int = field(default=100_000_000, validator=ge(0))
+    """Placements of single buffers in a sweep; what else there is is counted in these. At most about 20 seconds of a slow core."""
     nodes: int = field(default=10_000_000, validator=ge(0))
     """Nodes of the exact search."""
     seconds: float = field(default=120.0, validator=ge(0))

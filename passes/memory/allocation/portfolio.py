@@ -2,7 +2,8 @@
 
 Pipelines give large and easy problems: sweeps in time or one of a few greedy orders come within a thousandth of the bound, but no
 method does everywhere. Where sweeps tear holes that later cannot be used (split backwards, lengths that vary), a beam of sweeps
-finds policies that do not, forwards or backwards in time.
+finds policies that do not, forwards or backwards in time. A beam is at its best on a few thousand buffers: where a sweep is too high
+for short times only, as with lengths that vary, it places these times alone.
 """
 
 from __future__ import annotations
@@ -14,25 +15,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ratrain.passes.memory.allocation import orders
+from ratrain.passes.memory.allocation.effort import TREE_WORK
 from ratrain.passes.memory.allocation.small import greedy, neighbours
 
 if TYPE_CHECKING:
     from ratrain.passes.memory.allocation.attempt import Attempt
-    from ratrain.passes.memory.allocation.problem import Instance, Int64s
+    from ratrain.passes.memory.allocation.problem import Int64s
 
 COMPILED_FROM = 1024
 """Buffers from which on compiled loops are worth importing the compiler."""
-TREE_WORK = 50
-"""Placing a buffer in the tree costs as much as so many placements of a sweep."""
 _SHORT_SHARES = (0.0, 0.5, 0.8, 0.95, 0.99)
 """Shares of the buffers that a two-ended sweep takes for short-lived."""
-_KINDS = 8
-"""Classes by lifetime, each with its own policy in a beam."""
 _FIRST_BEAM = (8, 8, 200)
 _MORE_BEAMS = ((8, 32, 100), (8, 32, 200), (16, 32, 200))
 """Beams: sweeps kept, tries for each, pieces of time at least."""
-_PIECE = 1000
-"""Buffers of a piece of time, where that makes more pieces: on a million buffers shorter pieces gain half a percent."""
 _PROMOTIONS = 20
 _SMALL_PROMOTIONS = 20
 
@@ -79,13 +75,16 @@ def large_portfolio(attempt: Attempt) -> None:
     """Compiled sweeps, greedy orders and a first beam."""
     instance = attempt.instance
     if instance.plain:
-        _sweeps(attempt)
-    for name, ordered in (("size", orders.by_size), ("start", orders.by_start)):
-        if attempt.good() or not attempt.afford(TREE_WORK * instance.count):
-            break
-        _tree(attempt, f"first fit by {name}", ordered(instance))
+        in_time = _sweeps(attempt)
+        _lower_peaks(attempt, in_time)
+    if not attempt.good() and attempt.afford(TREE_WORK * instance.count):
+        _tree(attempt, "first fit by size", orders.by_size(instance))
+    if not attempt.good():
+        _by_start(attempt)
     if instance.plain and not attempt.good():
-        _beams(attempt, *_FIRST_BEAM, seed=1)
+        from ratrain.passes.memory.allocation.beams import beams
+
+        beams(attempt, *_FIRST_BEAM, seed=1)
     if attempt.good():
         return
     for name, order in orders.costly_orders(instance):
@@ -99,10 +98,12 @@ def large_portfolio(attempt: Attempt) -> None:
 def more_beams(attempt: Attempt) -> None:
     """Wider beams, while there is work left."""
     if attempt.instance.plain:
+        from ratrain.passes.memory.allocation.beams import beams
+
         for seed, (width, tries, pieces) in enumerate(_MORE_BEAMS, 2):
             if attempt.enough():
                 return
-            _beams(attempt, width, tries, pieces, seed=seed)
+            beams(attempt, width, tries, pieces, seed=seed)
 
 
 def promotions(attempt: Attempt) -> None:
@@ -122,53 +123,53 @@ def promotions(attempt: Attempt) -> None:
         offsets = _tree(attempt, "first fit with promotions", order)
 
 
-def _sweeps(attempt: Attempt) -> None:
-    """Two-ended sweeps, and with no short-lived buffers time-order first and best fit."""
+def _lower_peaks(attempt: Attempt, in_time: Int64s) -> None:
+    """Of time-order first fit, which leaves its flanks room, and of the best sweep."""
+    best = attempt.method, attempt.offsets
+    for name, offsets in (("time-order first fit", in_time), best):
+        if attempt.good():
+            return
+        from ratrain.passes.memory.allocation.peaks import lower_peaks
+
+        lower_peaks(attempt, name, offsets)
+
+
+def _sweeps(attempt: Attempt) -> Int64s:
+    """Two-ended sweeps, and with no short-lived buffers time-order first and best fit; the first of them."""
     from ratrain.passes.memory.allocation.sweep import HIGHEST, LOWEST, TIGHTEST, sweep
 
     instance = attempt.instance
-    events, widths = _events(instance, backwards=False), instance.widths()
+    events, widths = instance.events(), instance.widths()
+    first = attempt.offsets
     for share in _SHORT_SHARES:
         short = (widths <= np.quantile(widths, share)) if share else np.zeros(instance.count, np.bool_)
         for wanted in (LOWEST, TIGHTEST):
             if attempt.good() or not attempt.afford(instance.count):
-                return
+                return first
             offsets = np.empty(instance.count, np.int64)
             policy = np.array([wanted, HIGHEST])
             height = sweep(events, instance.sizes, short.astype(np.int64), policy, attempt.bound, offsets)
             fit = "best" if wanted == TIGHTEST else "first"
             name = f"two-ended sweep, {share:.0%} short, {fit} fit" if share else f"time-order {fit} fit"
             attempt.offer(name, offsets, height)
+            if not share and wanted == LOWEST:
+                first = offsets
+    return first
 
 
-def _beams(attempt: Attempt, width: int, tries: int, pieces: int, *, seed: int) -> None:
-    """A beam of sweeps forwards and one backwards."""
-    from ratrain.passes.memory.allocation.sweep import beam_sweep
+def _by_start(attempt: Attempt) -> None:
+    """First fit by start; where each buffer has one interval and no side a sweep gives the same, for less."""
+    instance, name = attempt.instance, "first fit by start"
+    if not instance.plain:
+        if attempt.afford(TREE_WORK * instance.count):
+            _tree(attempt, name, orders.by_start(instance))
+    elif attempt.afford(instance.count):
+        from ratrain.passes.memory.allocation.sweep import LOWEST, sweep
 
-    instance = attempt.instance
-    widths = instance.widths()
-    borders = np.unique(np.quantile(widths, np.linspace(0, 1, _KINDS + 1)[1:-1]))
-    classes = np.searchsorted(borders, widths, "right")
-    for backwards in (False, True):
-        if attempt.enough() or attempt.good() or not attempt.afford(width * tries * instance.count):
-            return
-        events = _events(instance, backwards=backwards)
-        cuts = np.unique(np.linspace(0, len(events), max(pieces, instance.count // _PIECE) + 1).astype(np.int64))
         offsets = np.empty(instance.count, np.int64)
-        height = beam_sweep(
-            events, instance.sizes, classes, len(borders) + 1, attempt.bound, cuts, width, tries, seed, offsets
-        )
-        attempt.offer("beam of sweeps, backwards" if backwards else "beam of sweeps", offsets, height)
-
-
-def _events(instance: Instance, *, backwards: bool) -> Int64s:
-    """Births b and deaths ~b in the order of time: of one section, deaths first."""
-    births, deaths = instance.births(), instance.deaths()
-    if backwards:
-        births, deaths = instance.sections - deaths, instance.sections - births
-    count = instance.count
-    order = np.argsort(np.concatenate((deaths, births)), kind="stable")
-    return np.concatenate((~np.arange(count), np.arange(count)))[order]
+        events, alike = instance.events(longest_first=True), np.zeros(instance.count, np.int64)
+        height = sweep(events, instance.sizes, alike, np.array([LOWEST]), attempt.bound, offsets)
+        attempt.offer(name, offsets, height)
 
 
 def _tree(attempt: Attempt, name: str, order: Int64s) -> Int64s:
@@ -176,7 +177,7 @@ def _tree(attempt: Attempt, name: str, order: Int64s) -> Int64s:
 
     part = attempt.instance
     offsets = np.empty(part.count, np.int64)
-    height = first_fit(order, part.sizes, part.sides, part.first, part.starts, part.stops, part.sections, offsets)
+    height = first_fit(order, part.sizes, part.sides, part.first, part.starts, part.stops, part.sections, 0, offsets)
     attempt.offer(name, offsets, height)
     return offsets
 

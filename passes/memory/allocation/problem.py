@@ -74,6 +74,16 @@ class Instance:
         """Live bytes of each section."""
         return self._load(np.ones(self.count, np.bool_))
 
+    def events(self, *, backwards: bool = False, longest_first: bool = False) -> Int64s:
+        """Births b and deaths ~b in the order of time: of one section, deaths first; births by number, or the longest life first."""
+        births, deaths = self.births(), self.deaths()
+        numbers = np.arange(self.count)
+        if backwards:
+            births, deaths = self.sections - deaths, self.sections - births
+        born = np.lexsort((-self.widths(), births)) if longest_first else numbers
+        order = np.argsort(np.concatenate((deaths, births[born])), kind="stable")
+        return np.concatenate((~numbers, born))[order]
+
     def bound(self) -> int:
         """A height no placement can be under: live bytes at one time, or of the two sides each at its own time."""
         apart = 0

@@ -32,11 +32,12 @@ def first_fit(
     starts: Int64s,
     stops: Int64s,
     sections: int,
+    pinned: int,
     offsets: Int64s,
 ) -> int:
     """Place buffers in `order`, each at the lowest offset that is free in all its sections; the height.
 
-    Fills `offsets`.
+    Fills `offsets`; the first `pinned` of the order have theirs already.
     """
     leaves = 1
     while leaves < sections:
@@ -64,7 +65,11 @@ def first_fit(
             if used[opposite] > 0:
                 met[count] = opposite
                 count += 1
-        low = lowest_gap(sizes[buffer], met, at, count, base, used, lows, highs)
+        low = offsets[buffer]
+        if turn >= pinned:
+            low = offsets[buffer]
+        if turn >= pinned:
+            low = lowest_gap(sizes[buffer], met, at, count, base, used, lows, highs)
         high = low + sizes[buffer]
         offsets[buffer] = low
         top = max(top, high)
