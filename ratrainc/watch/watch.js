@@ -84,7 +84,9 @@ function draw(chart) {
 }
 
 function drawAll() {
+  const width = () => document.documentElement.clientWidth, before = width();
   FACTS.charts.forEach(draw);
+  if (width() !== before) FACTS.charts.forEach(draw); // their heights brought a scroll bar, which takes of the width
   document.documentElement.dataset.drawn = document.querySelectorAll("#charts polyline").length;
 }
 

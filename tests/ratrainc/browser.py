@@ -63,13 +63,15 @@ class Tab:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def open(self, address: str, width: int = 1400, height: int = 1000, scheme: str = "light") -> None:
-        """Open a page of this size and wait until its charts are drawn."""
+    def open(
+        self, address: str, width: int = 1400, height: int = 1000, scheme: str = "light", mark: str = "paintedMs"
+    ) -> None:
+        """Open a page of this size and wait until its charts are drawn, which the page marks."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call("Page.navigate", url="about:blank")
         self.call("Page.navigate", url=address)
-        self.until("document.documentElement.dataset.paintedMs")
+        self.until(f"document.documentElement.dataset.{mark}")
         self.settle()
 
     def until(self, holds: str) -> None:
