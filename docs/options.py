@@ -85,6 +85,12 @@ OPTIONS = {
                     "--model m.json --plan p.toml --passes place-1f1b",
                 ),
             ),
+            "--zero-blocks": Option(
+                "which blocks keep their views whole, of those that `zero = 3` would gather for each use",
+                "--zero-blocks auto",
+                "--model m.json --plan z3.toml -o out.rtir",
+                idle=("x.rtir",),
+            ),
             "-o": Option("the file that is written", "-o b.rtx"),
             "--advice": Option(
                 "whether changes are tried where it does not fit",

@@ -24,6 +24,8 @@ from ratrain.ratrainc.machine_choice import MachineChoice
 from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ratrain.ratrain_ir.diagnostics import DiagnosticError
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.frontend.plan import Plan
@@ -40,6 +42,7 @@ Examples:
   ratrainc compile --model llama-2-7b --plan examples/llama-2-7b-8.toml --capacity 20GiB
   ratrainc compile --model llama-2-7b --plan P.toml --passes "place-1f1b,recompute{policy=mlp},allocate-ddr"
   ratrainc compile --model llama-2-7b --plan P.toml --schedule-file zbv.csv -o zbv.rtir
+  ratrainc compile --model llama-2-7b --plan P.toml --zero-blocks auto -o 7b.rtir
   ratrainc compile edited.rtir -o edited.rtx
 """
 
@@ -66,6 +69,13 @@ Examples:
     "layout and slices is as in the table.",
 )
 @click.option(
+    "--zero-blocks",
+    "zero_blocks",
+    type=click.Choice(["auto"]),
+    help="Choose which blocks keep their views whole (level 2) where the plan says zero = 3: by simulated steps of several choices. "
+    "What was chosen is said, and stands in the schedule's plan.",
+)
+@click.option(
     "-o",
     "--output",
     type=Result("schedule", ".rtir", ".rtx"),
@@ -88,6 +98,7 @@ def command(
     strategy: str | None,
     passes: str | None,
     schedule_file: str | None,
+    zero_blocks: str | None,
     output: str | None,
     advice: bool,
     verify_each: bool,
@@ -127,6 +138,8 @@ def command(
             machine = target.load()
             if passes is None:
                 resolved = _adapted(chosen, resolved, config, machine)
+            if zero_blocks is not None:
+                resolved = _with_chosen_levels(config, resolved, pipeline, machine, tell)
             module = api.lowered(config, resolved)
             at_work = saying_passes(tell, f"compiling {model}")
             try:
@@ -175,7 +188,7 @@ def _check_usage(
         )
     if schedule is not None:
         refuse_idle("goes with --model and --plan: a schedule (.rtir) has its order", "schedule_file")
-        refuse_idle("goes with --model and --plan: a schedule file's plan is not changed", "advice")
+        refuse_idle("goes with --model and --plan: a schedule file's plan is not changed", "advice", "zero_blocks")
         refuse_idle("goes with --model and --plan: a schedule file carries its machine", "target_capacity")
     if strategy is not None and passes is not None:
         raise click.UsageError("--strategy and --passes exclude each other")
@@ -219,6 +232,19 @@ def _adapted(chosen: Strategy, plan: Plan, config: ModelConfig, machine: Machine
     if adapted.shape != plan.shape:
         echo(f"the strategy '{chosen.name}' gives the plan {changes_text(plan, adapted)}", err=True)
     return adapted
+
+
+def _with_chosen_levels(
+    model: ModelConfig, plan: Plan, pipeline: str, machine: Machine, tell: Callable[[str], None]
+) -> Plan:
+    """The plan with the levels of blocks that were chosen, which are said."""
+    from attrs import evolve
+
+    from ratrain.ratrainc.level_choice import choose_levels
+
+    choice = choose_levels(model, plan, pipeline, machine, lambda words: tell(f"choosing levels: {words}"))
+    echo(choice.words, err=True)
+    return evolve(plan, zero_blocks=choice.levels)
 
 
 def _check_schedule(plan: Plan, path: str, chosen: Strategy, passes: str | None) -> None:

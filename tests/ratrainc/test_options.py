@@ -58,6 +58,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "job.toml").write_text("[training]\nglobal_batch_size = 32\nseq_len = 8\n")
         (folder / "m2.json").write_text(json.dumps(CONFIG | {"intermediate_size": 40}))
         (folder / "p.toml").write_text(PLAN)
+        (folder / "z3.toml").write_text(PLAN.replace("dp = 1", "dp = 2") + "[state]\nzero = 3\n")
         (folder / "p2.toml").write_text(PLAN + '[state]\nview_dtype = "f32"\n')
         slow = {"name": "slow", "key": "ddr_bandwidth", "value": 1e9, "unit": "bytes/s"}
         small = {"name": "small", "key": "ddr_capacity", "value": 4096, "unit": "bytes"}
