@@ -12,7 +12,7 @@ from ratrain.ratrain_ir.frontend.plan_text import parse_plan
 from ratrain.ratrain_ir.ops import Send
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, most_held
 from ratrain.ratrainc.markdown_text import wrapped
-from ratrain.ratrainc.report.picture import write_picture
+from ratrain.ratrainc.report.picture import step_picture
 from ratrain.targets.simulator.figures import step_figures
 from ratrain.targets.simulator.given_times import GivenTimes
 
@@ -93,7 +93,7 @@ def drawn(name: str) -> Row:
         MODEL, evolve(plan, view_dtype="f32", grad_dtype="f32", grad_shard_dtype="f32", loss_scale=1.0), passes=PASSES
     )
     timeline = UNIT.run(api.emit(module))
-    write_picture(timeline, str(PICTURES / f"{name}.svg"), "")
+    step_picture(timeline, "").save(str(PICTURES / f"{name}.svg"))
     figures = step_figures(timeline)
     shape = plan.shape
     held = max(most_held(name, shape, stage) for stage in range(STAGES)) / (shape.chunks * shape.slices)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from html import escape
 from typing import NoReturn
 
 from attrs import define, field, frozen
@@ -130,6 +131,12 @@ class Diagnostic:
             lines.append(wrap(f"  help: {self.help}"))
         return "\n".join(lines)
 
+    def __str__(self) -> str:
+        return self.render()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self.render())}</pre>"
+
     def to_json(self) -> dict[str, object]:
         """The same as plain data, for `--json`."""
         return {
@@ -244,6 +251,15 @@ def fail(
 ) -> NoReturn:
     """Raise one error at once."""
     raise DiagnosticError([Diagnostic(code, message, location, tuple(notes), help, source)])
+
+
+MISUSE = "usage"
+"""In place of a code: what was asked contradicts itself, whatever is in the files."""
+
+
+def misuse(message: str) -> NoReturn:
+    """Raise `DiagnosticError` for arguments that exclude each other, or would change nothing."""
+    fail(MISUSE, message)
 
 
 def nearest(name: str, known: Iterable[str], others: Mapping[str, str] | None = None) -> str | None:

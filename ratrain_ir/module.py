@@ -11,6 +11,7 @@ from attrs import define, evolve, field, fields, frozen
 from ratrain.ratrain_ir.diagnostics import Location
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.notebook import ShownInNotebook
 from ratrain.ratrain_ir.ops import Op, Tensor
 from ratrain.ratrain_ir.topology import Topology, topology_of
 from ratrain.ratrain_ir.types import Home, aligned
@@ -129,7 +130,7 @@ class TargetInfo:
 
 
 @define(eq=False, repr=False)
-class Module:
+class Module(ShownInNotebook):
     """One training step of one model under one plan."""
 
     name: str

@@ -26,6 +26,8 @@ from ratrain.ratrainc.wrapping import records, wrapped
 if TYPE_CHECKING:
     from rich.segment import Segment
 
+    from ratrain.ratrainc.progress import OnProgress
+
 _SHOWN = 20
 _WIDEST = 1 << 16
 """Columns of tables that go to a file or a pipe, which are as wide as they need to be."""
@@ -141,6 +143,20 @@ def _progress_line(task: Task) -> str:
     return f"{task.description}, {task.completed:.0f}{of} done{left}{said}"
 
 
+@contextmanager
+def bar(total: float | None, title: str) -> Iterator[OnProgress]:
+    """A bar of what work says of itself; its total may be said by the work."""
+    with progress(None if total is None else round(total), title) as (shown, task):
+        yield lambda now: shown.update(task, completed=now.done, total=now.total, status=now.text)
+
+
+@contextmanager
+def spinner(title: str, first: str) -> Iterator[OnProgress]:
+    """A spinner that shows what is at work, and `first` before that says it."""
+    with status(f"{title}: {first}") as tell:
+        yield lambda now: tell(f"{title}: {now.text}")
+
+
 def unseen_progress(total: int, clock: Callable[[], float] | None = None) -> Progress:
     """A progress that is not shown, with one task: its `time_remaining` are the seconds to the end, None before two advances.
 
@@ -172,9 +188,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
 
     Where it is wider than the terminal it goes without lines, and where that is still too wide each row is told in lines of its own.
     """
-    shown = [[printable(cell) for cell in row] for row in rows]
-    if len(shown) > most:
-        shown = [*shown[: most // 2], ["..."] * len(columns), *shown[-most // 2 :]]
+    shown = shortened(columns, rows, most)
     width, count = columns_of(), len(columns)
     needed = sum(max(map(cell_len, cells)) for cells in zip(columns, *shown, strict=True))
     _print(wrapped(printable(title), width), style="bold")
@@ -185,6 +199,17 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
     else:
         for line in records(columns, shown, width):
             _print(line)
+
+
+def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, most: int) -> Table:
+    """A table of texts with lines around its cells, as `table` shows it where there is room."""
+    return _drawn(columns, shortened(columns, rows, most), Table(header_style="bold"))
+
+
+def shortened(columns: Sequence[str], rows: Sequence[Sequence[str]], most: int) -> list[list[str]]:
+    """The rows, printable; of more than `most` the first and the last, with dots between."""
+    shown = [[printable(cell) for cell in row] for row in rows]
+    return shown if len(shown) <= most else [*shown[: most // 2], ["..."] * len(columns), *shown[-most // 2 :]]
 
 
 def _drawn(columns: Sequence[str], rows: Sequence[Sequence[str]], made: Table) -> Table:

@@ -12,6 +12,8 @@ from ratrain.ratrainc.pictures import new_figure, write_figure
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _COLUMNS, _ROWS = 64, 8
+_WIDE, _HIGH = 560, 180
+"""Pixels of the line of losses in a notebook."""
 
 
 @frozen
@@ -53,6 +55,24 @@ def _column_means(values: Sequence[float]) -> list[float]:
     columns = min(_COLUMNS, len(values))
     edges = [index * len(values) // columns for index in range(columns + 1)] if columns else []
     return [sum(values[low:high]) / (high - low) for low, high in pairwise(edges)]
+
+
+def curve_picture(curves: Curves) -> str:
+    """The training losses as a line in SVG, with the first and the last beside it; empty without two losses."""
+    points = curves.training
+    if len(points) < 2:
+        return ""
+    low, high = (bound(loss for _, loss in points) for bound in (min, max))
+    first, last = points[0][0], points[-1][0]
+    across, up = _WIDE / (last - first), _HIGH / (high - low or 1.0)
+    line = " ".join(f"{(step - first) * across:.1f},{(high - loss) * up:.1f}" for step, loss in points)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-60 -12 {_WIDE + 70} {_HIGH + 34}" width="{_WIDE + 70}" '
+        'font-family="sans-serif" font-size="11" fill="#808080">'
+        f'<polyline points="{line}" fill="none" stroke="#3b82c4" stroke-width="1.5"/>'
+        f'<text x="-6" y="4" text-anchor="end">{high:.4f}</text><text x="-6" y="{_HIGH}" text-anchor="end">{low:.4f}</text>'
+        f'<text x="0" y="{_HIGH + 16}">loss, steps {first} to {last}</text></svg>'
+    )
 
 
 def write_losses(path: str, curves: Curves, title: str) -> None:

@@ -18,7 +18,8 @@ from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan
 from ratrain.ratrain_ir.model_flops import model_flops_per_token
 from ratrain.ratrain_ir.types import Dtype, tensor_type
-from ratrain.ratrainc.console import say, size_text, table
+from ratrain.ratrainc.console import size_text
+from ratrain.ratrainc.parts import Part, Shown, TextTable
 
 USUAL_SEQ_LEN = 2048
 """Tokens of a sequence where nobody says how many: those of the paper's plans."""
@@ -27,8 +28,8 @@ _POLICIES = ("full", "attention", "mlp", "none")
 """The policies that choose the same for every layer, from the fewest bytes kept to the most; `auto` chooses among more."""
 
 
-@frozen
-class ModelFacts:
+@frozen(repr=False)
+class ModelFacts(Shown):
     """A configuration's figures; activations are in the default plan's type (f16), micro-batches of one sequence."""
 
     model: ModelConfig
@@ -46,6 +47,10 @@ class ModelFacts:
     """what a layer keeps of a sequence from its forward to its backward, by policy of `recompute`"""
     unusual: tuple[str, ...]
     """in words, where it is not as LLaMA-2 has it"""
+
+    def parts(self) -> Iterator[Part]:
+        """Tables of its blocks and of what a layer keeps, and what is unusual about it."""
+        return model_parts(self)
 
     def to_json(self) -> dict[str, Any]:
         """The figures as `--json` prints them."""
@@ -93,7 +98,7 @@ def model_facts(model: ModelConfig, seq_len: int | None = None) -> ModelFacts:
     )
 
 
-def show_model(facts: ModelFacts) -> None:
+def model_parts(facts: ModelFacts) -> Iterator[Part]:
     """Tables and lines on stdout."""
     model = facts.model
     rows = []
@@ -101,19 +106,18 @@ def show_model(facts: ModelFacts) -> None:
         number = sum(1 for _ in group)
         share = f"{100 * number * count / model.parameters:.1f} %"
         rows.append([kind, str(number), f"{count:,}", f"{number * count:,}", share])
-    table(f"{model.name}, {model.family}", ("block", "blocks", "parameters each", "together", "share"), rows)
+    yield TextTable(f"{model.name}, {model.family}", ("block", "blocks", "parameters each", "together", "share"), rows)
     kept = [
         [policy, size_text(count), f"{count // facts.seq_len:,}"]
         for policy, count in facts.saved_bytes_per_layer.items()
     ]
     title = f"what a layer keeps of a sequence of {facts.seq_len} tokens for its backward, in f16"
-    table(title, ("recompute policy", "kept", "bytes a token"), kept)
-    say(
+    yield TextTable(title, ("recompute policy", "kept", "bytes a token"), kept)
+    yield (
         f"a token has {facts.boundary_bytes_per_token:,} bytes between layers, and {facts.kv_bytes_per_token:,} bytes of keys and "
         "values in all layers, in f16"
     )
-    for line in summary(facts):
-        say(line)
+    yield from summary(facts)
 
 
 def summary(facts: ModelFacts) -> list[str]:

@@ -16,6 +16,8 @@ from ratrain.ratrain_ir.blocks import Block
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import Engine, Fetch, Forward, Recompute, Slice, Store, piece_of
 from ratrain.ratrain_ir.types import StateKind, aligned
+from ratrain.ratrainc.console import seconds_text, size_text
+from ratrain.ratrainc.parts import TextTable
 from ratrain.targets.machine.store_cost import transfer_work
 from ratrain.targets.simulator.bubbles import Bubbles
 
@@ -164,10 +166,8 @@ def stores_anything(stage: Stage) -> bool:
     return any(isinstance(op, Store | Fetch) for op in stage.ops)
 
 
-def show_recovery(facts: list[dict[str, Any]]) -> None:
+def recovery_table(facts: list[dict[str, Any]]) -> TextTable:
     """The table of `recovery_facts`; layers one behind the other of which the same is to be said are one row."""
-    from ratrain.ratrainc.console import size_text, table
-
     rows = []
     for _, alike in groupby(_by_kind(facts), key=_shown):
         found = list(alike)
@@ -175,7 +175,7 @@ def show_recovery(facts: list[dict[str, Any]]) -> None:
         name = blocks[0] if len(blocks) == 1 else f"{blocks[0]}-{blocks[-1].partition('.')[2]}"
         size = size_text(found[0]["bytes"]) if found[0]["bytes"] else "-"
         rows.append([name, _pieces_text(found[0]["pieces"]), found[0]["choice"], size, *_cost_texts(found)])
-    table(
+    return TextTable(
         "what forwards save, by block (seconds of one, simulated)",
         ("block", "of", "is", "bytes", "costs", "instead"),
         rows,
@@ -193,8 +193,6 @@ def _shown(fact: dict[str, Any]) -> tuple[Any, ...]:
 
 def _cost_texts(found: list[dict[str, Any]]) -> tuple[str, str]:
     """What a choice costs, on average of rows, and what the others would."""
-    from ratrain.ratrainc.console import seconds_text
-
     first = found[0]
     stored = first["choice"].startswith("stored")
     costs, others = "-", []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
@@ -10,7 +10,8 @@ from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.frontend.hf_keys import DROPOUT
 from ratrain.ratrain_ir.frontend.text import shown
 from ratrain.ratrain_ir.types import STORES
-from ratrain.ratrainc.console import capacity_text, say, seconds_text, size_text, table
+from ratrain.ratrainc.console import capacity_text, say, seconds_text, size_text
+from ratrain.ratrainc.parts import Part, TextTable
 from ratrain.targets.machine.capacity import capacity_of
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def show_inserted(runs: Sequence[PassRun]) -> None:
             say(f"inserted pass '{run.text}', which '{run.inserted_for}' needs")
 
 
-def show_module(module: Module, machine: Machine) -> None:
+def module_parts(module: Module, machine: Machine) -> Iterator[Part]:
     """What each stage of a module needs, and has on the machine it is for."""
     plan = module.plan
     capacity = module.target.capacity_bytes if module.target else None
@@ -59,50 +60,50 @@ def show_module(module: Module, machine: Machine) -> None:
         f"{plan.micro_batches} micro-batches of {plan.micro_batch_size} x {plan.seq_len} tokens{in_slices(plan)}, "
         f"{module.level.value}"
     )
-    table(title, ("stage", "blocks", "peak live", "arena", "headroom", "in flight", "ops"), rows)
+    yield TextTable(title, ("stage", "blocks", "peak live", "arena", "headroom", "in flight", "ops"), rows)
     if capacity is not None:
-        say(f"capacity of a stage: {capacity_text(capacity)}")
+        yield f"capacity of a stage: {capacity_text(capacity)}"
         account = capacity_of(machine, module.topology).account
         if account is not None:
-            say(f"  {account}")
+            yield f"  {account}"
         assert module.target is not None
         for home in STORES:
             most = max(stage.bytes_in(home) for stage in module.stages)
             if most:
                 words = f"at most {size_text(most)} of {size_text(module.target.capacity_of(home))} on a stage"
-                say(f"stored in the memory '{home.value}': {words}")
+                yield f"stored in the memory '{home.value}': {words}"
     dropout = [f"{key} {shown(model.inert[key])}" for key in DROPOUT.get(model.family, ()) if model.inert.get(key)]
     if dropout:
-        say(f"{', '.join(dropout)} of its config.json: without effect, training here has no dropout")
+        yield f"{', '.join(dropout)} of its config.json: without effect, training here has no dropout"
 
 
-def show_figures(program: Program, figures: Figures, machine: str) -> None:
+def figures_parts(program: Program, figures: Figures, machine: str) -> Iterator[Part]:
     """What a simulation says."""
-    _show_stages(f"{program.name} on {program.plan.clusters} x {machine} (simulated)", figures, seconds_text)
-    say(f"step (simulated): {seconds_text(figures.step_seconds)}, from cold {seconds_text(figures.makespan_seconds)}")
-    say(f"tokens/s (simulated): {figures.tokens_per_second:,.1f}, model-flops utilisation {100 * figures.mfu:.1f} %")
-    show_collectives(figures)
+    yield _stage_table(f"{program.name} on {program.plan.clusters} x {machine} (simulated)", figures, seconds_text)
+    yield f"step (simulated): {seconds_text(figures.step_seconds)}, from cold {seconds_text(figures.makespan_seconds)}"
+    yield f"tokens/s (simulated): {figures.tokens_per_second:,.1f}, model-flops utilisation {100 * figures.mfu:.1f} %"
+    yield from collectives_parts(figures)
 
 
-def show_collectives(figures: Figures) -> None:
+def collectives_parts(figures: Figures) -> Iterator[Part]:
     """The algorithm of each kind of collective, where there are any."""
     if figures.collectives:
         kinds = [f"{kind} {', '.join(names)}" for kind, names in figures.collectives.items()]
-        say(f"collectives, as priced: {'; '.join(kinds)}")
+        yield f"collectives, as priced: {'; '.join(kinds)}"
 
 
-def show_given_times(program: Program, figures: StepFigures) -> None:
+def given_times_parts(program: Program, figures: StepFigures) -> Iterator[Part]:
     """What a simulation with stated times says, in their unit, whatever that is."""
-    _show_stages(f"{program.name} with the given times, in their unit (simulated)", figures, _time_text)
+    yield _stage_table(f"{program.name} with the given times, in their unit (simulated)", figures, _time_text)
     step, cold = _time_text(figures.step_seconds), _time_text(figures.makespan_seconds)
-    say(f"step (simulated): {step}, from cold {cold}; bubble fraction {figures.bubble_fraction:.4f}")
+    yield f"step (simulated): {step}, from cold {cold}; bubble fraction {figures.bubble_fraction:.4f}"
 
 
 def _time_text(time: float) -> str:
     return f"{time:.6g}"
 
 
-def _show_stages(title: str, figures: StepFigures, time_text: Callable[[float], str]) -> None:
+def _stage_table(title: str, figures: StepFigures, time_text: Callable[[float], str]) -> TextTable:
     rows = [
         [
             f"@{index}",
@@ -114,4 +115,4 @@ def _show_stages(title: str, figures: StepFigures, time_text: Callable[[float], 
         ]
         for index, stage in enumerate(figures.stages)
     ]
-    table(title, ("stage", "compute busy", "idle", "idle share", "peak live", "arena"), rows)
+    return TextTable(title, ("stage", "compute busy", "idle", "idle share", "peak live", "arena"), rows)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve, field, frozen
 
 from ratrain.targets.runtime.ranks.layout import RankOrder, Reduction
 from ratrain.targets.runtime.settings import Sampling
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.training import TimedStep  # noqa: TC004 - of a type alone, and `run --help` is quick
 
 BYTES = "bytes"
 """In place of a tokenizer: a byte is a token, whatever else there is."""
@@ -115,6 +119,8 @@ class Display:
     """no words on stdout"""
     live: bool = False
     """a dashboard, where this is a terminal"""
+    each_step: Callable[[TimedStep], None] | None = None
+    """hears of every step when it is done; what it raises ends the run"""
 
 
 def of_a_process(outputs: Outputs, display: Display, *, speaks: bool) -> tuple[Outputs, Display]:

@@ -74,6 +74,8 @@ def run_steps(
             for writer in writers:
                 writer.write(timed)
             show(timed)
+            if display.each_step is not None:
+                display.each_step(timed)
             steps.advance(task.id)
             index = timed.report.step - run.first_step
             if display.quiet or live:

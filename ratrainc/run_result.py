@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -11,14 +11,15 @@ from attrs import frozen
 from ratrain.ratrain_ir.diagnostics import Diagnostic
 from ratrain.ratrainc.cli import EXIT_DIAGNOSED, EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_SAVED, EXIT_TERMINATED
 from ratrain.ratrainc.console import output, say, size_text
-from ratrain.ratrainc.loss_plot import Curves, chart_lines
+from ratrain.ratrainc.loss_plot import Curves, chart_lines, curve_picture
+from ratrain.ratrainc.parts import Part, Shown, html_of, show
 from ratrain.targets.runtime.data import BYTE
 from ratrain.targets.runtime.process_memory import MemoryUse
 from ratrain.targets.runtime.training import TimedStep
 
 
-@frozen
-class RunResult:
+@frozen(repr=False)
+class RunResult(Shown):
     """What a run did."""
 
     steps: tuple[TimedStep, ...]
@@ -56,6 +57,13 @@ class RunResult:
             return EXIT_INTERRUPTED
         return EXIT_DIAGNOSED if self.problems else 0
 
+    def parts(self) -> Iterator[Part]:
+        """What it came to, in sentences."""
+        return run_parts(self)
+
+    def _repr_html_(self) -> str:
+        return html_of(self.parts()) + curve_picture(curves_of(self.steps))
+
     def to_json(self) -> dict[str, Any]:
         """The result as plain data."""
         return {
@@ -73,51 +81,54 @@ class RunResult:
 
 
 def show_run(result: RunResult) -> None:
-    """The report of a run."""
-    if not result.steps:
-        say("no step was run")
-        return
-    first, last = result.steps[0].report, result.steps[-1].report
-    tokens = sum(step.report.tokens for step in result.steps)
-    tail = result.steps[-max(1, len(result.steps) // 10) :]
-    mean = sum(step.report.loss for step in tail) / len(tail)
-    say(
-        f"{len(result.steps)} steps, {tokens:,} tokens in {result.seconds:.1f} s: {tokens / result.seconds:,.0f} tokens/s"
-    )
-    of_several = f" (mean of the last {len(tail)} steps: {mean:.4f})" if len(tail) > 1 else ""
-    say(f"loss {first.loss:.4f} -> {last.loss:.4f}{of_several}")
-    _show_held_out(result)
-    utilisation = _mean_utilisation(result.steps)
-    if utilisation is not None:
-        say(f"model-flops utilisation {100 * utilisation:.0f} % of one core's matrix products, measured at the start")
-    overflows = sum(1 for step in result.steps if step.report.skipped_blocks)
-    if overflows:
-        say(f"{overflows} steps had an overflow somewhere; loss scale now {last.loss_scale:g}")
-    _show_memory(result.memory)
-    _show_files(result.memory, len(result.steps))
-    if result.live_peak_bytes is not None:
-        say(f"memory checked: every access inside its life; at most {result.live_peak_bytes} bytes live on a rank")
-    if result.saved:
-        say(f"saved {result.saved}")
+    """The report of a run on a terminal, with the losses as a chart of characters where it has these."""
+    show(run_parts(result))
     if output().encoding.startswith("utf"):
         for line in chart_lines(curves_of(result.steps)):
             say(line)
 
 
-def _show_memory(memory: MemoryUse) -> None:
+def run_parts(result: RunResult) -> Iterator[Part]:
+    """The report of a run."""
+    if not result.steps:
+        yield "no step was run"
+        return
+    first, last = result.steps[0].report, result.steps[-1].report
+    tokens = sum(step.report.tokens for step in result.steps)
+    tail = result.steps[-max(1, len(result.steps) // 10) :]
+    mean = sum(step.report.loss for step in tail) / len(tail)
+    yield f"{len(result.steps)} steps, {tokens:,} tokens in {result.seconds:.1f} s: {tokens / result.seconds:,.0f} tokens/s"
+    of_several = f" (mean of the last {len(tail)} steps: {mean:.4f})" if len(tail) > 1 else ""
+    yield f"loss {first.loss:.4f} -> {last.loss:.4f}{of_several}"
+    yield from _held_out_line(result)
+    utilisation = _mean_utilisation(result.steps)
+    if utilisation is not None:
+        yield f"model-flops utilisation {100 * utilisation:.0f} % of one core's matrix products, measured at the start"
+    overflows = sum(1 for step in result.steps if step.report.skipped_blocks)
+    if overflows:
+        yield f"{overflows} steps had an overflow somewhere; loss scale now {last.loss_scale:g}"
+    yield from _memory_line(result.memory)
+    yield from _files_line(result.memory, len(result.steps))
+    if result.live_peak_bytes is not None:
+        yield f"memory checked: every access inside its life; at most {result.live_peak_bytes} bytes live on a rank"
+    if result.saved:
+        yield f"saved {result.saved}"
+
+
+def _memory_line(memory: MemoryUse) -> Iterator[Part]:
     planned, peak = memory.planned_bytes, memory.peak_resident_bytes
     if planned is not None and peak is not None:
         messages = f", {size_text(memory.transport_bytes)} of it for messages" if memory.transport_bytes else ""
         share = 100 * (peak / planned - 1)
-        say(f"memory: at most {size_text(peak)} resident, {share:+.1f} % of {size_text(planned)} planned{messages}")
+        yield f"memory: at most {size_text(peak)} resident, {share:+.1f} % of {size_text(planned)} planned{messages}"
 
 
-def _show_files(memory: MemoryUse, steps: int) -> None:
+def _files_line(memory: MemoryUse, steps: int) -> Iterator[Part]:
     planned = memory.files_a_step
     if planned.read or planned.written:
         moved = f"{size_text(memory.files.read)} read, {size_text(memory.files.written)} written"
         by_plan = f"{size_text(steps * planned.read)} and {size_text(steps * planned.written)}"
-        say(f"files: {moved}; by the program {by_plan}, where no update is skipped")
+        yield f"files: {moved}; by the program {by_plan}, where no update is skipped"
 
 
 def _mean_utilisation(steps: Sequence[TimedStep]) -> float | None:
@@ -126,11 +137,11 @@ def _mean_utilisation(steps: Sequence[TimedStep]) -> float | None:
     return len(mfus) / sum(1 / mfu for mfu in mfus) if mfus else None
 
 
-def _show_held_out(result: RunResult) -> None:
+def _held_out_line(result: RunResult) -> Iterator[Part]:
     held = [(step.report.step, step.eval_loss) for step in result.steps if step.eval_loss is not None]
     if held:
         words = " -> ".join(f"{loss:.4f}" for _, loss in dict.fromkeys((held[0], held[-1])))
-        say(f"held-out loss {words} ({result.held_out}; after step {held[-1][0]})")
+        yield f"held-out loss {words} ({result.held_out}; after step {held[-1][0]})"
 
 
 def curves_of(steps: Sequence[TimedStep]) -> Curves:

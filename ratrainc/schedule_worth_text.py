@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.analysis.schedule_worth import in_flight_on_ranks, in_flight_on_stages
-from ratrain.ratrainc.console import say, seconds_text, table
+from ratrain.ratrainc.console import seconds_text
+from ratrain.ratrainc.parts import Part, TextTable
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.actions import ActionTable
@@ -30,11 +32,11 @@ def worth_data(actions: ActionTable, units: StepTime, timed: StepTime | None) ->
     }
 
 
-def show_worth(actions: ActionTable, units: StepTime, timed: StepTime | None) -> None:
+def worth_parts(actions: ActionTable, units: StepTime, timed: StepTime | None) -> Iterator[Part]:
     """The same for people."""
-    say(f"a step takes {units.seconds:g} units: {_bubble_text(units)}")
+    yield f"a step takes {units.seconds:g} units: {_bubble_text(units)}"
     if timed is not None:
-        say(f"a step takes {seconds_text(timed.seconds)} with the times given: {_bubble_text(timed)}")
+        yield f"a step takes {seconds_text(timed.seconds)} with the times given: {_bubble_text(timed)}"
     on_stages = in_flight_on_stages(actions)
     rows = []
     for rank, most in enumerate(in_flight_on_ranks(actions)):
@@ -43,7 +45,9 @@ def show_worth(actions: ActionTable, units: StepTime, timed: StepTime | None) ->
             each = ", ".join(f"{stage}: {on_stages[stage]}" for stage in stages)
             busy = units.busy[rank]
             rows.append([str(rank), each, str(most), f"{busy:g}", f"{units.seconds - busy:g}"])
-    table("passes in flight at most, and units of time", ["rank", "of stages", "in flight", "work", "idle"], rows)
+    yield TextTable(
+        "passes in flight at most, and units of time", ["rank", "of stages", "in flight", "work", "idle"], rows
+    )
 
 
 def _bubble_text(step: StepTime) -> str:

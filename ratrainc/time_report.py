@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from attrs import field, frozen
+
 from ratrain.ratrain_ir.ops import ENGINES, Engine
-from ratrain.ratrainc.console import say, seconds_text, table
+from ratrain.ratrainc.console import seconds_text
+from ratrain.ratrainc.parts import Part, Shown, TextTable
+from ratrain.ratrainc.reports import collectives_parts
 from ratrain.targets.simulator.bubbles import Bubbles
+from ratrain.targets.simulator.figures import Figures
+from ratrain.targets.simulator.timeline import Timeline
 
 if TYPE_CHECKING:
     from ratrain.targets.simulator.bubbles import PathOp
-    from ratrain.targets.simulator.timeline import Timeline
 
 _SHOWN_CAUSES = 5
 _SHOWN_RUNS = 40
+
+
+@frozen(repr=False)
+class TimeReport(Shown):
+    """Where the time of a simulated step goes: of the engines of one stage or of all."""
+
+    timeline: Timeline = field(eq=False)
+    figures: Figures
+    stage: int | None
+    cold: bool
+    """whether it is the first step, from cold, and not a steady one"""
+
+    def parts(self) -> Iterator[Part]:
+        """Tables of idle time by cause and of the critical path, and how collectives are priced."""
+        yield from time_parts(self.timeline, stage=self.stage, cold=self.cold)
+        yield from collectives_parts(self.figures)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as `--json` prints it."""
+        facts = time_facts(self.timeline, stage=self.stage, cold=self.cold)
+        return facts | {"collectives": self.figures.collectives}
 
 
 def time_facts(timeline: Timeline, *, stage: int | None = None, cold: bool) -> dict[str, Any]:
@@ -55,23 +82,23 @@ def _engine_facts(bubbles: Bubbles, stage: int, index: int) -> dict[str, Any]:
     }
 
 
-def show_time(timeline: Timeline, *, stage: int | None, cold: bool) -> None:
+def time_parts(timeline: Timeline, *, stage: int | None, cold: bool) -> Iterator[Part]:
     """Tables of the compute engines, of all engines of one stage, and of the critical path."""
     bubbles = Bubbles(timeline, cold=cold)
     kind = "first step, from cold" if cold else "steady step"
-    say(f"{kind} (simulated): {seconds_text(bubbles.window_seconds)}")
+    yield f"{kind} (simulated): {seconds_text(bubbles.window_seconds)}"
     stages = range(len(timeline.program.stages))
-    _show_idle(
+    yield from _idle_table(
         bubbles, [(s, Engine.COMPUTE) for s in stages], "compute engines: busy, and idle by what they waited for"
     )
     if stage is not None:
         held = timeline.program.stages[stage].streams
         chosen = [(stage, engine) for engine in ENGINES if held[engine]]
-        _show_idle(bubbles, chosen, f"engines of stage @{stage}: busy, and idle by what they waited for")
-    _show_path(bubbles)
+        yield from _idle_table(bubbles, chosen, f"engines of stage @{stage}: busy, and idle by what they waited for")
+    yield from _path_tables(bubbles)
 
 
-def _show_idle(bubbles: Bubbles, places: list[tuple[int, Engine]], title: str) -> None:
+def _idle_table(bubbles: Bubbles, places: list[tuple[int, Engine]], title: str) -> Iterator[Part]:
     idle = [bubbles.idle_seconds(stage, engine) for stage, engine in places]
     totals = {cause: sum(row.get(cause, 0.0) for row in idle) for row in idle for cause in row}
     causes = sorted(totals, key=lambda cause: -totals[cause])[:_SHOWN_CAUSES]
@@ -84,10 +111,10 @@ def _show_idle(bubbles: Bubbles, places: list[tuple[int, Engine]], title: str) -
             cells.append(seconds_text(sum(seconds for cause, seconds in row.items() if cause not in causes)))
         rows.append([f"@{stage} {engine.value}", seconds_text(bubbles.busy_seconds(stage, engine)), *cells, longest])
     names = [cause.value for cause in causes] + (["other"] if len(totals) > len(causes) else [])
-    table(title, ("engine", "busy", *names, "longest for"), rows)
+    yield TextTable(title, ("engine", "busy", *names, "longest for"), rows)
 
 
-def _show_path(bubbles: Bubbles) -> None:
+def _path_tables(bubbles: Bubbles) -> Iterator[Part]:
     path = bubbles.critical_path()
     window = bubbles.window_seconds
     totals: dict[tuple[str, int, str], tuple[float, int]] = {}
@@ -99,10 +126,12 @@ def _show_path(bubbles: Bubbles) -> None:
         [f"{keyword} @{stage} ({engine})", str(count), seconds_text(seconds), f"{100 * seconds / window:.2f} %"]
         for (keyword, stage, engine), (seconds, count) in sorted(totals.items(), key=lambda item: -item[1][0])
     ]
-    table("critical path, by kind of op", ("op", "times", "seconds", "share of the step"), rows, most=_SHOWN_RUNS)
+    yield TextTable(
+        "critical path, by kind of op", ("op", "times", "seconds", "share of the step"), rows, most=_SHOWN_RUNS
+    )
     runs = [_run_row(list(ops)) for _, ops in groupby(path, key=lambda op: (op.stage, op.engine))]
     title = f"critical path, op by op: {len(path)} ops, runs on one engine taken together (all of them with --json)"
-    table(title, ("from", "stage", "engine", "ops", "first op", "last op", "seconds"), runs, most=_SHOWN_RUNS)
+    yield TextTable(title, ("from", "stage", "engine", "ops", "first op", "last op", "seconds"), runs, most=_SHOWN_RUNS)
 
 
 def _run_row(ops: list[PathOp]) -> list[str]:

@@ -83,6 +83,6 @@ def usual_programs(machine: Machine, dtype: str, *, on_host: bool) -> list[Progr
 
 def compiled(model: ModelConfig, plan: Plan, machine: Machine) -> Program:
     """The program of a plan on a machine. Raises `DiagnosticError` where it does not fit, or either is wrong."""
-    from ratrain import api
+    from ratrain.ratrainc.functions import building
 
-    return api.emit(api.compile(model, plan, machine=machine))
+    return building.emit(building.compile(model, plan, machine=machine))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -16,11 +16,14 @@ from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan_text import load_plan
 from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrainc.calibration.calibrated import Calibrated
 from ratrain.ratrainc.calibration.device_constants import capacity_constants, copy_constants, link_part
 from ratrain.ratrainc.calibration.device_ops import RunProgram, other_ops, run_programs
 from ratrain.ratrainc.calibration.device_programs import USUAL_DTYPE, compiled, usual_programs
 from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, errors, fitted
+from ratrain.ratrainc.console import seconds_text
 from ratrain.ratrainc.machine_facts import free_memory
+from ratrain.ratrainc.parts import Part, TextTable
 from ratrain.targets.machine.cost import kernel_flops, roofline_work
 from ratrain.targets.machine.machine import Constant, Machine, load_machine
 from ratrain.targets.machine.measured_kernels import kernel_key
@@ -95,8 +98,8 @@ class StepCheck:
         return {"program": self.name, "measured": self.measured, "predicted": self.predicted, "error": error}
 
 
-@frozen
-class DeviceMachine:
+@frozen(repr=False)
+class DeviceMachine(Calibrated):
     """A machine file of a device, and how good it is."""
 
     machine: Machine
@@ -109,6 +112,28 @@ class DeviceMachine:
     rates: Errors | None
     """of the rates on the kernel calls that they were fitted to"""
     steps: tuple[StepCheck, ...] = field(factory=tuple)
+
+    def parts(self) -> Iterator[Part]:
+        """Tables of the constants and of steps that were timed whole, and what is not measured."""
+        machine = self.machine
+        ops = len(machine.table.ops)
+        yield f"kernel set {self.kernels}: {ops} distinct kernel calls and ops; medians of {self.turns} turns"
+        constants = [[key, f"{each.value:.6g}", each.unit, each.certainty] for key, each in machine.constants.items()]
+        yield TextTable("constants", ("constant", "value", "unit", "certainty"), constants)
+        steps = [
+            [
+                each.name,
+                seconds_text(each.measured),
+                seconds_text(each.predicted),
+                f"{each.predicted / each.measured - 1:+.1%}",
+            ]
+            for each in self.steps
+        ]
+        yield TextTable("steps of the small programs", ("program", "measured", "predicted", "error"), steps)
+        if self.rates is not None:
+            off = f"off by {self.rates.median:.0%} in the median of those that did"
+            yield f"fitted rates, for kernels that did not run: {off}"
+        yield f"links were not measured: they are those of the machine '{self.links}'"
 
     def to_json(self) -> dict[str, Any]:
         """The result as `--json` prints it."""

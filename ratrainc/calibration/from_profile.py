@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import partial
 from math import inf, isfinite
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import define, frozen
@@ -16,7 +17,9 @@ from attrs import define, frozen
 from ratrain.ratrain_ir.diagnostics import Location, fail
 from ratrain.ratrain_ir.files import read_text
 from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrainc.calibration.calibrated import Calibrated
 from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, errors, fitted
+from ratrain.ratrainc.console import seconds_text
 from ratrain.ratrainc.run_profile import FORMAT
 from ratrain.ratrainc.trace import MICROSECONDS
 from ratrain.targets.machine.cost import routine_work
@@ -25,6 +28,9 @@ from ratrain.targets.machine.op_table import MeasuredOp, OpTable, line_through
 from ratrain.targets.program.json_values import text, whole
 from ratrain.targets.program.routine import Routine, routine_from_json
 from ratrain.targets.runtime.profile import CONCURRENCIES, Concurrency
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.parts import Part
 
 _WARM_UP = 2
 """Steps that are left out where more follow: kernels are compiled and memory is touched for the first time."""
@@ -59,8 +65,8 @@ class ProfiledOps:
     routines: tuple[Routine, ...]
 
 
-@frozen
-class ProfiledMachine:
+@frozen(repr=False)
+class ProfiledMachine(Calibrated):
     """A machine with a table, and how well the rates fit the routines of the table."""
 
     machine: Machine
@@ -68,6 +74,14 @@ class ProfiledMachine:
     """median of the profiled steps"""
     steps: int
     rates: Errors | None
+
+    def parts(self) -> Iterator[Part]:
+        """Sentences."""
+        ops = len(self.machine.table.ops)
+        yield f"{ops} distinct ops of {self.steps} steps, {seconds_text(self.step_seconds)} a step"
+        if self.rates is not None:
+            off = f"off by {100 * self.rates.mean:.0f} % on average on those that did"
+            yield f"fitted rates, for ops that did not run: {off}"
 
     def to_json(self) -> dict[str, Any]:
         """The result as `--json` prints it."""

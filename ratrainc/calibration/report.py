@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,10 +10,12 @@ import numpy as np
 from attrs import frozen
 
 from ratrain.ratrain_ir.diagnostics import Location, fail, nearest
+from ratrain.ratrainc.calibration.calibrated import Calibrated
 from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, errors, fitted
 from ratrain.ratrainc.calibration.gpt_rows import is_gpt_header, predicted_gpt, read_gpt_rows
 from ratrain.ratrainc.calibration.rows import Row, compiled, held_out, predicted, read_rows
 from ratrain.ratrainc.calibration.tables import read_table
+from ratrain.ratrainc.parts import Part, TextTable
 from ratrain.targets.machine.machine import Machine, is_whole
 
 _ROUNDS = 3
@@ -21,8 +23,8 @@ _ROUNDS = 3
 _SETTLED = 1e-4
 
 
-@frozen(eq=False)
-class Calibration:
+@frozen(eq=False, repr=False)
+class Calibration(Calibrated):
     """A fitted machine and how well it predicts."""
 
     machine: Machine
@@ -53,6 +55,24 @@ class Calibration:
         """Errors of the rows that were held out, by how many tensor peers they have."""
         signed, held, peers = self.predicted / self.measured - 1, np.array(self.is_held_out), np.array(self.peers)
         return [(int(count), Errors.of(signed[held & (peers == count)])) for count in np.unique(peers[held])]
+
+    def parts(self) -> Iterator[Part]:
+        """Tables of the constants and of the errors."""
+        constants = [
+            [name, f"{start:.6g}", f"{self.machine[name]:.6g}", self.machine.constants[name].unit]
+            for name, start in self.start.items()
+        ]
+        yield TextTable("constants fitted", ("constant", "start", "fitted", "unit"), constants)
+        parts = self.errors
+        if len({*self.peers}) > 1:
+            parts += [(f"held out, tp = {count}", each) for count, each in self.errors_by_peers]
+        lines = [
+            [name, str(e.count), *(f"{100 * v:.2f} %" for v in (e.mean, e.median, e.largest))] for name, e in parts
+        ]
+        title = "error of simulated against measured step times"
+        yield TextTable(title, ("rows", "count", "mean", "median", "largest"), lines)
+        if "held out" not in dict(self.errors):
+            yield "no row was held out: nothing says how well other rows are predicted"
 
     def to_json(self) -> dict[str, Any]:
         """The calibration as `--json` prints it."""

@@ -87,16 +87,19 @@ def compiled(rows: Sequence[Row], machine: Machine, passes: str | None = None) -
 
     Raises `DiagnosticError` where a row's plan does not fit the machine.
     """
-    from ratrain import api
+    from ratrain.ratrainc.functions import building
 
-    return [api.emit(api.compile(row.model, row.plan, machine=machine, passes=passes), machine=machine) for row in rows]
+    return [
+        building.emit(building.compile(row.model, row.plan, machine=machine, passes=passes), machine=machine)
+        for row in rows
+    ]
 
 
 def predicted(programs: Sequence[Program], machine: Machine) -> Seconds:
     """Simulated seconds of a steady step of each program."""
-    from ratrain import api
+    from ratrain.ratrainc.functions.timing import simulate
 
-    return np.array([api.simulate(program, machine=machine).step_seconds for program in programs])
+    return np.array([simulate(program, machine=machine).step_seconds for program in programs])
 
 
 def held_out(rows: Sequence[Row], every: int) -> list[bool]:

@@ -23,8 +23,8 @@ from ratrain.ratrainc.commands.options import (
 from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.calibration.from_device import DeviceChoice, DeviceMachine
-    from ratrain.ratrainc.calibration.report import Calibration
+    from ratrain.ratrainc.calibration.calibrated import Calibrated
+    from ratrain.ratrainc.calibration.from_device import DeviceChoice
 
 _EPILOG = """\b
 Examples:
@@ -43,10 +43,6 @@ A row says what one step took, in seconds or tokens/s, and may say which rows ar
   llama-2-7b,plan.toml,128,29069.73,fit
   llama-2-7b,plan.toml,512,112790.55,held-out
 """
-
-
-_PARTS = 100
-"""Of the work, in a bar of progress."""
 
 
 def _names(_context: click.Context, _parameter: click.Parameter, text: str | None) -> list[str]:
@@ -158,7 +154,7 @@ def command(
     if device is None:
         refuse_idle("goes with --device", "model", "plan", "kernels", "dtype", "seconds", "links")
     if profile is not None:
-        _calibrate_profile(profile, name, output, as_json=as_json)
+        _show(_of_profile(profile, name), output, as_json=as_json)
         return
     if device is not None:
         if (model is None) != (plan is None):
@@ -166,118 +162,47 @@ def command(
         from ratrain.ratrainc.calibration.from_device import DeviceChoice
 
         choice = DeviceChoice(device, kernels, model, plan, dtype, seconds, links)
-        _calibrate_device(choice, name, output, as_json=as_json)
+        _show(_of_device(choice, name), output, as_json=as_json)
         return
     refuse_idle("goes with --profile and --device: fitted rows keep the name of their machine", "name")
-    assert rows is not None
-    from ratrain.ratrainc.calibration.report import calibrate_rows
-    from ratrain.ratrainc.console import print_json, status
-    from ratrain.ratrainc.machine_choice import given_machine
-    from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
-    from ratrain.targets.machine.writer import write_machine
-
     if not names:
         raise click.UsageError("--fit names no constant")
-    passes = strategy(strategy_name or DEFAULT_STRATEGY).passes
+    assert rows is not None
+    from ratrain import api
+    from ratrain.ratrainc.console import status
+    from ratrain.ratrainc.machine_choice import given_machine
+
     with status(f"fitting {', '.join(names)}"):
-        calibration = calibrate_rows(rows, given_machine(machine), names, every=every, passes=passes)
+        found = api.calibrate_rows(rows, names, machine=given_machine(machine), hold_out=every, strategy=strategy_name)
+    _show(found, output, as_json=as_json)
+
+
+def _show(found: Calibrated, output: str | None, *, as_json: bool) -> None:
+    """Write the machine where it was asked for, and say what it is."""
+    from ratrain.ratrainc.console import print_json
+    from ratrain.ratrainc.parts import show
+
     if output is not None:
-        write_machine(calibration.machine, output)
+        found.save(output)
     if as_json:
-        print_json(calibration.to_json() | {"output": output})
+        print_json(found.to_json() | {"output": output})
         return
-    _show(calibration)
+    show(found.parts())
     if output is not None:
         echo(f"wrote {output}")
 
 
-def _calibrate_profile(path: str, name: str, output: str | None, *, as_json: bool) -> None:
-    from threadpoolctl import threadpool_limits
-
-    from ratrain.ratrainc.calibration.from_profile import machine_from_profile
-    from ratrain.ratrainc.console import print_json, seconds_text, status
-    from ratrain.targets.machine.writer import write_machine
-    from ratrain.targets.runtime.utilisation import measured_peak_flops
+def _of_profile(path: str, name: str) -> Calibrated:
+    from ratrain import api
+    from ratrain.ratrainc.console import status
 
     with status("fitting rates"):
-        with threadpool_limits(limits=1):
-            peak = measured_peak_flops()
-        profiled = machine_from_profile(path, name, peak)
-    if output is not None:
-        write_machine(profiled.machine, output)
-    if as_json:
-        print_json(profiled.to_json() | {"output": output})
-        return
-    echo(
-        f"{len(profiled.machine.table.ops)} distinct ops of {profiled.steps} steps, {seconds_text(profiled.step_seconds)} a step"
-    )
-    if profiled.rates is not None:
-        echo(
-            f"fitted rates, for ops that did not run: off by {100 * profiled.rates.mean:.0f} % on average on those that did"
-        )
-    if output is not None:
-        echo(f"wrote {output}")
+        return api.calibrate_profile(path, name)
 
 
-def _calibrate_device(choice: DeviceChoice, name: str, output: str | None, *, as_json: bool) -> None:
-    from threadpoolctl import threadpool_limits
+def _of_device(choice: DeviceChoice, name: str) -> Calibrated:
+    from ratrain import api
+    from ratrain.ratrainc.console import bar
 
-    from ratrain.ratrainc.calibration.from_device import machine_of_device
-    from ratrain.ratrainc.console import print_json, progress
-    from ratrain.targets.machine.writer import write_machine
-
-    with progress(_PARTS, f"timing {choice.device}") as (bar, task), threadpool_limits(limits=1):
-        timed = machine_of_device(choice, name, lambda part: bar.update(task, completed=round(_PARTS * part)))
-    if output is not None:
-        write_machine(timed.machine, output)
-    if as_json:
-        print_json(timed.to_json() | {"output": output})
-        return
-    _show_device(timed)
-    if output is not None:
-        echo(f"wrote {output}")
-
-
-def _show_device(timed: DeviceMachine) -> None:
-    from ratrain.ratrainc.console import seconds_text, table
-
-    machine = timed.machine
-    echo(
-        f"kernel set {timed.kernels}: {len(machine.table.ops)} distinct kernel calls and ops; medians of {timed.turns} turns"
-    )
-    constants = [
-        [key, f"{constant.value:.6g}", constant.unit, constant.certainty] for key, constant in machine.constants.items()
-    ]
-    table("constants", ("constant", "value", "unit", "certainty"), constants)
-    steps = [
-        [
-            step.name,
-            seconds_text(step.measured),
-            seconds_text(step.predicted),
-            f"{step.predicted / step.measured - 1:+.1%}",
-        ]
-        for step in timed.steps
-    ]
-    table("steps of the small programs", ("program", "measured", "predicted", "error"), steps)
-    if timed.rates is not None:
-        echo(
-            f"fitted rates, for kernels that did not run: off by {timed.rates.median:.0%} in the median of those that did"
-        )
-    echo(f"links were not measured: they are those of the machine '{timed.links}'")
-
-
-def _show(calibration: Calibration) -> None:
-    from ratrain.ratrainc.console import table
-
-    constants = [
-        [name, f"{start:.6g}", f"{calibration.machine[name]:.6g}", calibration.machine.constants[name].unit]
-        for name, start in calibration.start.items()
-    ]
-    table("constants fitted", ("constant", "start", "fitted", "unit"), constants)
-    parts = calibration.errors
-    if len({*calibration.peers}) > 1:
-        parts += [(f"held out, tp = {count}", each) for count, each in calibration.errors_by_peers]
-    lines = [[name, str(e.count), *(f"{100 * v:.2f} %" for v in (e.mean, e.median, e.largest))] for name, e in parts]
-    table("error of simulated against measured step times", ("rows", "count", "mean", "median", "largest"), lines)
-    if "held out" not in dict(calibration.errors):
-        echo("no row was held out: nothing says how well other rows are predicted")
+    with bar(None, f"timing {choice.device}") as progress:
+        return api.calibrate_device(choice, name, progress=progress)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
-
 import click
 
 from ratrain.ratrainc.commands import completing
@@ -21,14 +18,6 @@ from ratrain.ratrainc.commands.options import (
 from ratrain.ratrainc.machine_choice import MachineChoice
 from ratrain.ratrainc.plan_choices import SearchEffort
 from ratrain.ratrainc.terminal import echo
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.ratrain_ir.frontend.plan import Plan
-    from ratrain.ratrainc.strategies import Strategy
-    from ratrain.targets.machine.machine import Machine
 
 _EPILOG = """\b
 Examples:
@@ -90,168 +79,29 @@ def command(
         refuse_idle("goes with --plan auto: a plan file says it", "seq_len")
         refuse_idle("is for a search: it goes with --plan auto", "effort_seconds", "effort_jobs")
     from ratrain import api
-    from ratrain.ratrainc.console import print_json
-    from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, STRATEGIES, strategy
+    from ratrain.ratrainc.console import bar, print_json
+    from ratrain.ratrainc.parts import show
 
-    chosen = [strategy(name.strip()) for name in names.split(",")] if names else _yardstick_first(STRATEGIES)
-    machine = target.load()
-    if automatic:
-        assert clusters is not None
-        assert global_batch is not None
-        common, rows = _planned(
-            model, chosen, machine, clusters, global_batch, seq_len, effort, named=names is not None
-        )
-        facts: dict[str, Any] = {"strategies": rows, "on_one_plan": common}
-        notes = (
-            [] if common else [f"no plan was found that fits {DEFAULT_STRATEGY}: there is no comparison on one plan"]
-        )
-    else:
-        config, resolved = api.resolved(model, plan)
-        chosen = _of_one_schedule(resolved, plan, chosen, named=names is not None)
-        chosen = _possible(config, resolved, chosen, machine, named=names is not None)
-        common, rows = None, _on_one_plan(config, resolved, chosen, machine)
-        facts = {"strategies": rows}
-        notes = [item.note for item in chosen if item.note]
+    chosen = [name.strip() for name in names.split(",")] if names else None
+    with bar(None, "planning" if automatic else "comparing") as progress:
+        if automatic:
+            assert clusters is not None
+            assert global_batch is not None
+            found = api.compare_best(
+                model,
+                clusters,
+                global_batch,
+                seq_len=seq_len,
+                strategies=chosen,
+                machine=target,
+                effort=effort,
+                progress=progress,
+            )
+        else:
+            found = api.compare(model, plan, strategies=chosen, machine=target, progress=progress)
+    for each in found.left_out:
+        echo(each, err=True)
     if as_json:
-        print_json(facts | {"capacity_bytes": min(row["capacity_bytes"] for row in rows)})
-        return
-    if common:
-        where = f"all on the best plan of {common['best_for']}, {_plan_text(common['plan'])}"
-        _show(common["strategies"], where)
-    _show(rows, "each on its best plan" if automatic else "on one plan")
-    for note in notes:
-        echo(note)
-
-
-def _of_one_schedule(plan: Plan, path: str, chosen: Sequence[Strategy], *, named: bool) -> list[Strategy]:
-    """The strategies that go with the schedule a plan says.
-
-    Raises `DiagnosticError` RT064 for one that was asked for and does not.
-    """
-    from ratrain.ratrain_ir.frontend.plan_text import place_in_plan
-
-    if named:
-        for item in chosen:
-            item.check_schedule(plan, lambda: place_in_plan(path, "schedule"))
-    fitting = [item for item in chosen if plan.schedule is None or item.schedule in (None, plan.schedule)]
-    others = ", ".join(item.name for item in chosen if item not in fitting)
-    if others:
-        echo(f'left out, as the plan says schedule = "{plan.schedule}": {others}', err=True)
-    return fitting
-
-
-def _possible(
-    config: ModelConfig, plan: Plan, chosen: Sequence[Strategy], target: Machine, *, named: bool
-) -> list[Strategy]:
-    """The strategies that can have a plan.
-
-    Raises `DiagnosticError` RT064 for one that was asked for and cannot.
-    """
-    return _where(chosen, lambda item: item.adapted(plan, config, target), named=named)
-
-
-def _where(chosen: Sequence[Strategy], attempt: Callable[[Strategy], object], *, named: bool) -> list[Strategy]:
-    """The strategies for which an attempt is not refused; where they were asked for by name, the refusal stands."""
-    from ratrain.ratrain_ir.diagnostics import DiagnosticError
-
-    possible = []
-    for item in chosen:
-        try:
-            attempt(item)
-        except DiagnosticError as error:
-            if named:
-                raise
-            echo(f"left out: {item.name}: {error.diagnostics[0].message}", err=True)
-        else:
-            possible.append(item)
-    return possible
-
-
-def _on_one_plan(config: ModelConfig, plan: Plan, chosen: Sequence[Strategy], target: Machine) -> list[dict[str, Any]]:
-    from ratrain.ratrainc.console import progress
-    from ratrain.ratrainc.planner.comparison import rows_on_one_plan
-
-    with progress(len(chosen), "comparing") as (bar, task):
-        return rows_on_one_plan(config, plan, chosen, target, lambda: bar.update(task, advance=1))
-
-
-def _planned(
-    model: str,
-    chosen: Sequence[Strategy],
-    target: Machine,
-    clusters: int,
-    global_batch: int,
-    seq_len: int,
-    effort: SearchEffort,
-    *,
-    named: bool,
-) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """What all came to on the best plan of the default strategy, None where it has none; and what each came to on its own."""
-    from attrs import evolve
-
-    from ratrain.ratrain_ir.frontend.model_files import load_model
-    from ratrain.ratrainc.console import progress
-    from ratrain.ratrainc.planner.comparison import best_of_each, comparison_rows
-    from ratrain.ratrainc.planner.report import candidate_json
-    from ratrain.ratrainc.planner.requests import planning_request
-
-    config = load_model(model)
-    request = planning_request(config, clusters, global_batch, seq_len, machine=target, effort=effort)
-    chosen = _where(chosen, lambda item: evolve(request, strategy=item).shapes(), named=named)
-    with progress(None, "planning") as (bar, task):
-        tick = partial(bar.update, task, advance=1)
-        best, *answers = best_of_each(request, [request.strategy, *chosen], lambda text: tick(status=text))
-    common = None
-    if best.best is not None:
-        possible = _possible(config, best.best.plan, chosen, target, named=False)
-        common = {
-            "best_for": request.strategy.name,
-            "plan": candidate_json(best.best, clusters, None),
-            "strategies": _on_one_plan(config, best.best.plan, possible, target),
-        }
-    return common, comparison_rows(chosen, answers)
-
-
-def _yardstick_first(strategies: Sequence[Strategy]) -> list[Strategy]:
-    return sorted(strategies, key=lambda item: item.name != "baseline-1f1b")
-
-
-def _show(rows: list[dict[str, Any]], where: str) -> None:
-    from ratrain.ratrainc.console import seconds_text, size_text, table
-
-    planned = any("plan" in row for row in rows)
-    shown = []
-    for row in rows:
-        if row["fits"]:
-            speedup = "-" if row["speedup"] is None else f"{row['speedup']:.3f}"
-            tail = seconds_text(row["exposed_tail_seconds"])
-            times = [seconds_text(row["step_seconds"]), f"{row['tokens_per_second']:,.0f}", tail, speedup]
-        else:
-            lacking = row["peak_bytes"] - row["capacity_bytes"]
-            # what is live may fit where no placement of it was found
-            times = [f"lacks {size_text(lacking)}" if lacking > 0 else "not placed", "-", "-", "-"]
-        plan = [_plan_text(row["plan"]) if row["plan"] else "-"] if planned else []
-        shown.append([row["name"], *plan, size_text(row["peak_bytes"]), *times])
-    columns = (
-        "strategy",
-        *(["plan"] if planned else []),
-        "highest peak",
-        "step",
-        "tokens/s",
-        "exposed tail",
-        "speed-up",
-    )
-    table(f"strategies {where} (simulated; speed-up over the first that is named)", columns, shown)
-    for row in rows:
-        if "changes" in row:
-            echo(f"{row['name']} gives the plan {row['changes']}")
-    if len(rows) > 1 and not rows[0]["fits"]:
-        echo(f"{rows[0]['name']} does not fit, so there is nothing to be faster than")
-
-
-def _plan_text(plan: dict[str, Any]) -> str:
-    each = " each" if plan["reduce"] == "each-micro-batch" else ""
-    sizes = f"P{plan['pp']} D{plan['dp']} b{plan['micro_batch_size']} M{plan['micro_batches']}"
-    chunks = "" if plan["chunks"] == 1 else f" V{plan['chunks']}"
-    slices = f" k{len(plan['slices'])}" if plan["slices"] else ""
-    return f"{sizes}{chunks}{slices} Z{plan['zero']}{each}"
+        print_json(found.to_json())
+    else:
+        show(found.parts())

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from ratrain.ratrainc.commands.options import Source, json_option, machine_option, model_option, plan_option
-
-if TYPE_CHECKING:
-    from ratrain.targets.program.program import Program
 
 _EPILOG = """\b
 Examples:
@@ -38,34 +33,20 @@ def command(file: str | None, model: str | None, plan: str | None, machine: str 
         raise click.UsageError(
             "--machine goes with a file or with --model and --plan: nothing is compiled without them"
         )
-    from ratrain.ratrainc.console import print_json, say, status
-    from ratrain.ratrainc.machine_facts import machine_facts, program_fact
-
-    with status("compiling"):
-        program = _program(file, model, plan, machine)
-    with status("looking around"):
-        facts = machine_facts()
-        if program is not None:
-            facts["program"] = program_fact(program)
-    problems = [name for name, fact in facts.items() if fact.stops_a_run]
-    if as_json:
-        print_json({"facts": {name: fact.to_json() for name, fact in facts.items()}, "problems": problems})
-    else:
-        for name, fact in facts.items():
-            mark = "!!" if fact.stops_a_run else "ok"
-            say(f"{mark}  {name}: {fact.found}" + (f"\n      {fact.remark}" if fact.remark else ""))
-    return 1 if problems else 0
-
-
-def _program(file: str | None, model: str | None, plan: str | None, machine: str | None) -> Program | None:
-    """The program at hand, if there is one."""
     from ratrain import api
-    from ratrain.targets.program.program_verifier import check_program
+    from ratrain.ratrainc.console import print_json, status
+    from ratrain.ratrainc.parts import show
 
-    if file is not None:
-        program = api.load(file, machine=machine)
-        check_program(program)  # what it takes is told of a sound program only
-        return program
-    if model is None or plan is None:
-        return None
-    return api.emit(api.compile(model, plan, machine=machine), machine=machine)
+    program = None
+    with status("compiling"):
+        if file is not None:
+            program = api.load(file, machine=machine)
+        elif model is not None and plan is not None:
+            program = api.emit(api.compile(model, plan, machine=machine), machine=machine)
+    with status("looking around"):
+        offer = api.doctor(program)
+    if as_json:
+        print_json(offer.to_json())
+    else:
+        show(offer.parts())
+    return 1 if offer.problems else 0

@@ -22,11 +22,11 @@ def command(folder: str | None, as_json: bool) -> None:
 
     Files that are there already are left as they are.
     """
+    from ratrain import api
     from ratrain.ratrainc.console import print_json
-    from ratrain.ratrainc.examples import copy_examples, example_names, example_summary
 
     if folder is None:
-        found = {name: example_summary(name) for name in example_names()}
+        found = api.examples()
         if as_json:
             print_json({"examples": [{"name": name, "summary": summary} for name, summary in found.items()]})
             return
@@ -34,7 +34,7 @@ def command(folder: str | None, as_json: bool) -> None:
             echo(f"{name}\n    {summary}")
         echo("'ratrainc examples DIR' copies them into a folder")
         return
-    copied, kept = copy_examples(folder)
+    copied, kept = api.copy_examples(folder)
     if as_json:
         print_json({"output": folder, "copied": copied, "kept": kept})
         return

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import click
 
 from ratrain.ratrainc.commands.options import Result, Source, output_file, refuse_idle
 from ratrain.ratrainc.terminal import echo, echo_document
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.functions.checking import ExportFormat
 
 _EPILOG = """\b
 Examples:
@@ -42,7 +46,7 @@ _ENDINGS = {"torch-csv": ".csv", "megatron": ".sh", "torchtitan": ".toml"}
 @click.option(
     "--lowered", is_flag=True, help="With sends, receives, gathering and reduction, in the order of the schedule."
 )
-def command(file: str, table_format: str, output: str | None, lowered: bool) -> None:
+def command(file: str, table_format: ExportFormat, output: str | None, lowered: bool) -> None:
     """Write a schedule as the table of actions of another runtime, one row a rank (stage s runs on rank s), or its plan as settings.
 
     Both sides of a table are checked: the schedule as a module, the table by the rules of 'ratrainc lint'. That runtime takes a rank's
@@ -50,20 +54,19 @@ def command(file: str, table_format: str, output: str | None, lowered: bool) -> 
     another framework do not express is named on stderr.
     """
     _check_ending(table_format, output)
-    if table_format == "torch-csv":
-        _write(_table(file, lowered=lowered), output)
-        return
-    refuse_idle(f"is for a table: --format {table_format} writes settings", "lowered")
+    if table_format != "torch-csv":
+        refuse_idle(f"is for a table: --format {table_format} writes settings", "lowered")
     from ratrain import api
-    from ratrain.ratrain_ir.verifier import check
-    from ratrain.ratrainc.bridge.exporting import export_plan
+    from ratrain.ratrain_ir.files import write_lines
     from ratrain.ratrainc.console import status
 
     with status(f"reading and verifying {file}"):
-        module = api.load_schedule(file)
-        check(module)
-        exported = export_plan(table_format, module.plan, module.model.layers)
-    _write(exported.text.splitlines(), output)
+        exported = api.export(file, table_format, lowered=lowered)
+    if output is None:
+        echo_document(exported.text)
+    else:
+        write_lines(output, exported.text.splitlines())
+        echo(f"wrote {output}", err=True)
     for each in exported.missing:
         echo(f"not expressed: {each}", err=True)
 
@@ -73,29 +76,3 @@ def _check_ending(table_format: str, output: str | None) -> None:
     ending = os.path.splitext(output or "")[1].lower()  # noqa: PTH122 - the path may be anything
     if ending in _ENDINGS.values() and ending != _ENDINGS[table_format]:
         raise click.UsageError(f"--format {table_format} writes {_ENDINGS[table_format]} files, not '{output}'")
-
-
-def _table(file: str, *, lowered: bool) -> list[str]:
-    from ratrain import api
-    from ratrain.ratrain_ir.actions import actions_of_module, compute_only, torch_csv_lines, with_gathered_parameters
-    from ratrain.ratrain_ir.verifier import check
-    from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
-    from ratrain.ratrainc.console import status
-
-    with status(f"reading and verifying {file}"):
-        module = api.load_schedule(file)
-        check(module)
-        actions = actions_of_module(module)
-        table = with_gathered_parameters(actions) if lowered else compute_only(actions)
-        check_schedule(table)
-        return list(torch_csv_lines(table))
-
-
-def _write(lines: list[str], output: str | None) -> None:
-    from ratrain.ratrain_ir.files import write_lines
-
-    if output is None:
-        echo_document("".join(f"{line}\n" for line in lines))
-    else:
-        write_lines(output, lines)
-        echo(f"wrote {output}", err=True)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import click
 
 from ratrain.ratrain_ir.frontend.hf_export import TORCH_DTYPES
-from ratrain.ratrain_ir.types import Dtype
-from ratrain.ratrainc.commands.options import Result, Source, byte_count, choice_option, json_option, output_directory
+from ratrain.ratrainc.commands.options import (
+    Result,
+    Source,
+    byte_count,
+    choice_option,
+    json_option,
+    misuse_of_command,
+    output_directory,
+)
 
 _EPILOG = """\b
 Examples:
@@ -42,20 +51,19 @@ Examples:
     text="What the weights are rounded to, each to the nearest.",
 )
 @json_option
-def command(checkpoint: str, output: str, max_shard_size: int | None, dtype: str, as_json: bool) -> int:
+def command(
+    checkpoint: str, output: str, max_shard_size: int | None, dtype: Literal["f32", "bf16"], as_json: bool
+) -> int:
     """Write the master weights of a checkpoint as a Hugging Face model that transformers loads.
 
     Beside them stand config.json, generation_config.json and the tokenizer, as far as the run or the weights it began from had them.
     The names and packing are those of the model's family. Optimizer state stays behind; --resume takes the checkpoint itself.
     """
-    if max_shard_size == 0:
-        raise click.UsageError("--max-shard-size 0 leaves no room for a tensor")
+    from ratrain import api
     from ratrain.ratrainc.console import print_json, say, status
-    from ratrain.ratrainc.weight_export import MOST_SHARD_BYTES, export_weights
 
-    most = max_shard_size or MOST_SHARD_BYTES
-    with status(f"writing the weights of {checkpoint}"):
-        export = export_weights(checkpoint, output, most_shard_bytes=most, dtype=Dtype(dtype))
+    with misuse_of_command(), status(f"writing the weights of {checkpoint}"):
+        export = api.export_weights(checkpoint, output, max_shard_bytes=max_shard_size, dtype=dtype)
     model = export.model
     if as_json:
         facts = {"model": model.name, "family": model.family, "parameters": model.parameters, "files": export.files}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import click
-from attrs import evolve
 
 from ratrain.ratrainc.commands.options import FiniteRange, Source, choice_option, in_groups, json_option, refuse_idle
 from ratrain.ratrainc.run_choices import Generation, Prompt
-from ratrain.targets.runtime.settings import Sampling, available_threads
+from ratrain.targets.runtime.settings import Sampling
 
 _EPILOG = """\b
 Examples:
@@ -114,12 +113,12 @@ def command(path: str, prompt: Prompt, asked: Generation, threads: int | None, a
             "asked_sampling_top_p",
             "asked_sampling_seed",
         )
+    from ratrain import api
     from ratrain.ratrainc.console import print_json, status
-    from ratrain.ratrainc.generation import generate
     from ratrain.ratrainc.terminal import echo
 
     with status("generating"):
-        made = generate(path, prompt, evolve(asked, threads=threads or available_threads()))
+        made = api.generate(path, prompt, asked=asked, threads=threads)
     if as_json:
         print_json(made.to_json())
     elif made.whole is None:

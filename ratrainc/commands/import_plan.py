@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import click
 
 from ratrain.ratrainc.bridge.settings import Asked
-from ratrain.ratrainc.commands.options import Result, Source, in_groups, json_option, output_file
+from ratrain.ratrainc.commands.options import Result, Source, in_groups, json_option, misuse_of_command, output_file
 from ratrain.ratrainc.terminal import echo, echo_document
 
 _EPILOG = """\b
@@ -53,20 +55,25 @@ _MOST = 1 << 16
 )
 @json_option
 @in_groups(asked=Asked)
-def command(file: str, framework: str, asked: Asked, output: str | None, as_json: bool) -> None:
+def command(
+    file: str,
+    framework: Literal["megatron", "deepspeed", "torchtitan"],
+    asked: Asked,
+    output: str | None,
+    as_json: bool,
+) -> None:
     """Make a plan of the settings of Megatron-LM, DeepSpeed or torchtitan.
 
     All that a plan does not say is named on stderr with the reason; what contradicts itself is refused. Scripts are read, not run.
     """
-    if asked.pp is not None and framework != "deepspeed":
-        raise click.UsageError("--pp is for --from deepspeed: the others say it in the file")
+    from ratrain import api
     from ratrain.ratrain_ir.files import write_lines
     from ratrain.ratrain_ir.frontend.text import shown
-    from ratrain.ratrainc.bridge.importing import import_plan
     from ratrain.ratrainc.bridge.report import imported_json
     from ratrain.ratrainc.console import print_json
 
-    made = import_plan(framework, file, asked)
+    with misuse_of_command():
+        made = api.import_plan(framework, file, clusters=asked.clusters, pp=asked.pp, seq_len=asked.seq_len)
     if output is not None:
         write_lines(output, made.text().splitlines())
     if as_json:

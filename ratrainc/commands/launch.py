@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-import tempfile
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Collection
+from typing import Literal, NoReturn
 
 import click
 
-from ratrain.ratrainc.commands.options import Source, choice_option
-
-if TYPE_CHECKING:
-    from ratrain.targets.runtime.positions import RunFolder
+from ratrain.ratrainc.commands.options import Source, choice_option, misuse_of_command
 
 _EPILOG = """\b
 Examples:
@@ -88,57 +80,13 @@ def _begins(word: str, names: Collection[str]) -> bool:
 )
 @click.argument("file", type=Source("program"), metavar="FILE.rtx|FILE.rtir")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[RUN OPTIONS]...")
-def command(ranks: int, mpirun: str | None, engine: str, file: str, words: tuple[str, ...]) -> int:
+def command(ranks: int, mpirun: str | None, engine: Literal["mpi", "torch"], file: str, words: tuple[str, ...]) -> int:
     """Start a run with a process a rank, by mpirun or torchrun, and watch over it.
 
     Ctrl-C, SIGTERM and SIGHUP let the ranks end their step and save; SIGUSR1 has them say where they are. When a rank is lost (killed, out
     of memory), the others are ended, and a report says where it was. Exit codes are those of 'ratrainc run', 1 where ranks were lost.
     """
-    if engine == "torch" and mpirun is not None:
-        raise click.UsageError("--mpirun is for --engine mpi: with --engine torch torchrun starts the ranks")
-    from ratrain.ratrain_ir.plugins import plugins
-    from ratrain.ratrainc.supervisor import Supervisor, start_command
-    from ratrain.targets.runtime.positions import RunFolder
+    from ratrain import api
 
-    launcher, variables = start_command(engine, ranks, mpirun)
-    save, given = _value_of("--save", words), _value_of("--run-dir", words)
-    place = given or _beside_checkpoints(save, ranks, words)
-    advice = f"nothing that was saved is lost: go on with --resume {save}" if save else None
-    with nullcontext(RunFolder(place)) if place else _temporary_folder() as folder:
-        run = ["run", file, *words, "--run-dir", folder.directory, "--engine", engine]
-        others = [word for name in plugins() for word in ("--plugin", name)]
-        run = [sys.executable, "-m", "ratrain", *others, *run]
-        named = "torchrun" if engine == "torch" else None
-        return Supervisor(folder, advice, named).run([*launcher, *run], variables)
-
-
-@contextmanager
-def _temporary_folder() -> Iterator[RunFolder]:
-    """A folder for the ranks' positions; it stays only where there is something to look into."""
-    from ratrain.targets.runtime.positions import RunFolder
-
-    folder = RunFolder(tempfile.mkdtemp(prefix="ratrain-"))
-    try:
-        yield folder
-    finally:
-        if not folder.report():
-            shutil.rmtree(folder.path, ignore_errors=True)
-
-
-def _beside_checkpoints(save: str | None, ranks: int, words: tuple[str, ...]) -> str | None:
-    """The ranks' own place in a directory of checkpoints. One process without --save-every writes a single one, where nothing else may be."""
-    from ratrain.targets.runtime.checkpoint_series import RUN_FOLDER
-
-    is_series = ranks > 1 or _value_of("--save-every", words) is not None
-    return str(Path(save) / RUN_FOLDER) if save is not None and is_series else None
-
-
-def _value_of(option: str, words: tuple[str, ...]) -> str | None:
-    """The value that an option of `ratrainc run` is given; the last one counts."""
-    value = None
-    for index, word in enumerate(words):
-        if word == option and index + 1 < len(words):
-            value = words[index + 1]
-        elif word.startswith(f"{option}="):
-            value = word.partition("=")[2]
-    return value
+    with misuse_of_command():
+        return api.launch(file, ranks, words, engine=engine, mpirun=mpirun)

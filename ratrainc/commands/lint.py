@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ratrain.ratrainc.commands.options import FiniteRange, Source, json_option, refuse_idle
-from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.actions import ActionTable
     from ratrain.ratrain_ir.analysis.schedule_worth import PassTimes
 
 _EPILOG = """\b
@@ -76,36 +74,25 @@ def command(
     forever, with buffered or with rendezvous sends; parameters are gathered where they are used, gradients reduced once.
     """
     del table_format  # there is one
-    from ratrain.ratrain_ir.actions import read_torch_csv
-    from ratrain.ratrain_ir.analysis.schedule_worth import UNIT_TIMES, step_time
-    from ratrain.ratrain_ir.diagnostics import DiagnosticError
-    from ratrain.ratrain_ir.gc import paused_gc
-    from ratrain.ratrain_ir.schedules.action import ActionKind
-    from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
+    from ratrain import api
     from ratrain.ratrainc.console import print_json, show_diagnostics, status
-    from ratrain.ratrainc.schedule_worth_text import show_worth, worth_data
+    from ratrain.ratrainc.parts import show
 
     times = _pass_times(forward, backward, weight)
-    table: ActionTable | None = None
     try:
-        with status(f"checking {file}"), paused_gc():
-            table = read_torch_csv(file)
-            check_schedule(table, sharded=sharded)
-    except DiagnosticError as error:
+        with status(f"checking {file}"):
+            found = api.lint(file, sharded=sharded, times=times)
+    except api.UnsoundTableError as unsound:
         if as_json:
-            print_json(_report(table, [d.to_json() for d in error.diagnostics]) | {"worth": None})
-        show_diagnostics(error.diagnostics, as_json=False)
+            print_json(unsound.to_json())
+        show_diagnostics(unsound.diagnostics, as_json=False)
         return 1
-    if weight is not None and not any(action.kind is ActionKind.BACKWARD_WEIGHT for action in table.actions):
+    if weight is not None and not found.has_halves:
         refuse_idle("changes nothing: the schedule has no backward in halves", "weight")
-    with status(f"timing {file}"), paused_gc():
-        units = step_time(table, UNIT_TIMES)
-        timed = None if times is None else step_time(table, times)
     if as_json:
-        print_json(_report(table, []) | {"worth": worth_data(table, units, timed)})
+        print_json(found.to_json())
     else:
-        echo(f"{file}: sound ({_summary(table)})")
-        show_worth(table, units, timed)
+        show(found.parts())
     return 0
 
 
@@ -120,23 +107,3 @@ def _pass_times(forward: float | None, backward: float | None, weight: float | N
     if weight is not None and weight >= backward:
         raise click.UsageError(f"--weight {weight:g} must be less than --backward {backward:g}, of which it is a part")
     return PassTimes(forward, backward, backward / 2 if weight is None else weight)
-
-
-def _report(table: ActionTable | None, diagnostics: list[dict[str, object]]) -> dict[str, object]:
-    """What `--json` prints of soundness; ranks and actions are null where the file could not be read."""
-    return {
-        "sound": not diagnostics,
-        "diagnostics": diagnostics,
-        "ranks": None if table is None else len(table.rows),
-        "actions": None if table is None else sum(map(len, table.rows)),
-    }
-
-
-def _summary(table: ActionTable) -> str:
-    stages = {action.stage for action in table.actions}
-    micro_batches = {action.micro_batch for action in table.actions} - {None}
-    empty = len(table.ranks_without_actions)
-    ranks = "ranks" + (f" ({empty} without actions)" if empty else "")
-    form = "with messages" if table.is_lowered else "compute only"
-    counts = ((len(table.rows), ranks), (len(stages), "stages"), (len(micro_batches), "micro-batches"))
-    return ", ".join([*(f"{count} {what}" for count, what in counts), f"{sum(map(len, table.rows))} actions", form])

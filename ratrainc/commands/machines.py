@@ -28,13 +28,13 @@ def command(machine: str | None, as_json: bool) -> None:
 
     A machine of your own is a file, read here as --machine reads it: docs/machine.md.
     """
+    from ratrain import api
     from ratrain.ratrainc.console import print_json, table
-    from ratrain.targets.machine.machine import load_machine, machine_names
 
     if machine is not None:
-        _show(load_machine(machine), as_json=as_json)
+        _show(api.machine(machine), as_json=as_json)
         return
-    found = [load_machine(name) for name in machine_names()]
+    found = api.machines()
     if as_json:
         print_json({"machines": [_summary(each) for each in found]})
         return

@@ -36,22 +36,21 @@ def command(model: str, seq_len: int | None, as_json: bool) -> int:
     Parameters by block, arithmetic and bytes of a token, what a layer keeps for its backward, what is unusual about it; of a model that
     is not supported, which of its keys are the reason (exit code 1).
     """
+    from ratrain import api
     from ratrain.ratrain_ir.diagnostics import DiagnosticError
-    from ratrain.ratrain_ir.frontend.model_files import load_model
     from ratrain.ratrainc.console import print_json
-    from ratrain.ratrainc.model_facts import model_facts, show_model
+    from ratrain.ratrainc.parts import show
 
     try:
-        config = load_model(model)
+        facts = api.model_facts(model, seq_len)
     except DiagnosticError as error:
         if all(problem.code != _UNSUPPORTED for problem in error.diagnostics):
             raise
         return _refused(model, error, as_json=as_json)
-    facts = model_facts(config, seq_len)
     if as_json:
         print_json(facts.to_json())
     else:
-        show_model(facts)
+        show(facts.parts())
     return 0
 
 

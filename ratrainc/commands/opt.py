@@ -33,9 +33,10 @@ Examples:
 
 def _list_passes(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from ratrain.ratrainc.commands.passes import list_passes
+        from ratrain import api
+        from ratrain.ratrainc.parts import show
 
-        list_passes()
+        show(api.passes().parts())
         context.exit()
 
 
@@ -157,22 +158,22 @@ def command(
     from ratrain.ratrain_ir.diagnostics import DiagnosticError
     from ratrain.ratrain_ir.files import write_lines
     from ratrain.ratrain_ir.printer import module_lines, print_module
-    from ratrain.ratrainc.commands.loading import checked_schedule, saying_passes
-    from ratrain.ratrainc.console import status
+    from ratrain.ratrainc.commands.loading import checked_schedule
+    from ratrain.ratrainc.console import spinner
 
     if print_ir_after not in (None, "all"):
         pass_class(print_ir_after)
     module, chosen = checked_schedule(file, machine)
     observer = _Observer(module, print_ir_after, print_ir_after_change, dump_dir)
     try:
-        with status(f"running passes over {file}") as tell:
+        with spinner(file, "running passes over it") as progress:
             runs = api.run_passes(
                 module,
                 pipeline,
                 machine=chosen,
                 verify_each=verify_each,
                 after_pass=observer.after,
-                before_pass=saying_passes(tell, file),
+                progress=progress,
             )
     except DiagnosticError:
         raise

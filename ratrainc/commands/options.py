@@ -6,8 +6,8 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -213,6 +213,19 @@ def refuse_idle(why: str, *names: str) -> None:
     for parameter in context.command.params:
         if parameter.name in names and context.get_parameter_source(parameter.name) is not ParameterSource.DEFAULT:
             raise click.UsageError(f"{' / '.join([*parameter.opts, *parameter.secondary_opts])} {why}")
+
+
+@contextmanager
+def misuse_of_command() -> Iterator[None]:
+    """Have what a function refuses of its arguments be refused of the command's words."""
+    from ratrain.ratrain_ir.diagnostics import MISUSE, DiagnosticError
+
+    try:
+        yield
+    except DiagnosticError as error:
+        if error.diagnostics[0].code != MISUSE:
+            raise
+        raise click.UsageError(error.diagnostics[0].message) from None
 
 
 def in_groups(**groups: type[Any]) -> Callable[[Callable[..., R]], Callable[..., R]]:

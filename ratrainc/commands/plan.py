@@ -27,10 +27,8 @@ from ratrain.ratrainc.plan_choices import PlanChoice, Questions, SearchEffort, S
 from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.planner.answer import Answer, Request
-    from ratrain.ratrainc.planner.robust_links import RobustLinks
-    from ratrain.ratrainc.planner.scenarios import Scenario
-    from ratrain.ratrainc.planner.smallest import Smallest
+    from ratrain.ratrainc.planner.fewest import Fewest
+    from ratrain.ratrainc.planner.planned import LinksReport, Planned, WhatIf
 
 _EPILOG = """\b
 Examples:
@@ -169,162 +167,84 @@ def command(
         raise click.UsageError(
             "-o writes one plan: give one --what-if with it, or none for the plan of the machine as it is"
         )
+    from ratrain import api
     from ratrain.ratrain_ir.files import check_writable
-    from ratrain.ratrain_ir.frontend.model_files import load_model
-    from ratrain.ratrainc.console import print_json
+    from ratrain.ratrainc.console import bar
     from ratrain.ratrainc.planner.machines import parse_changes
-    from ratrain.ratrainc.planner.report import answer_json, no_plan, show_answer
-    from ratrain.ratrainc.planner.requests import planning_request
-    from ratrain.ratrainc.planner.robust_links import robust_links_json, show_robust_links
-    from ratrain.ratrainc.planner.scenarios import scenario_json, show_scenarios
+    from ratrain.ratrainc.planner.planned import machine_beside
+    from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
 
-    changed_file = _machine_beside(output) if output is not None and questions.what_ifs else None
-    if changed_file is not None:
-        check_writable(changed_file)
-    request = planning_request(
-        load_model(model),
-        size.clusters,
-        size.global_batch or size.clusters,
-        size.seq_len,
-        machine=target.load(),
-        plans=plans,
-        effort=effort,
-        robust=questions.robust,
-    )
-    refuse_idle_levels(request.strategy)
+    refuse_idle_levels(strategy(plans.strategy or DEFAULT_STRATEGY))
     if smallest:
-        _smallest(request, model, output, target, as_json=as_json)
+        with bar(size.clusters, "fewest clusters") as progress:
+            fewest = api.smallest(
+                model, size.clusters, seq_len=size.seq_len, machine=target, plans=plans, progress=progress
+            )
+        _show_smallest(fewest, output, as_json=as_json)
         return
-    changes = [(text, parse_changes(text, request.machine)) for text in questions.what_ifs]
-    answer = _answer(request, quick=quick)
-    if answer.best is None:
-        no_plan(answer)
-    links = _robust_links(answer) if questions.robust_links else None
-    scenarios = [_scenario(answer, text, values, quick=quick) for text, values in changes]
-    written = scenarios[0].answer if scenarios else answer
+    if output is not None and questions.what_ifs:
+        check_writable(machine_beside(output))
+    for text in questions.what_ifs:
+        parse_changes(text, target.load())
+    assert size.global_batch is not None
+    with bar(None, "planning") as progress:
+        planned = api.plan(
+            model,
+            size.clusters,
+            size.global_batch,
+            seq_len=size.seq_len,
+            machine=target,
+            plans=plans,
+            effort=effort,
+            quick=quick,
+            robust=questions.robust,
+            tokens=questions.tokens,
+            progress=progress,
+        )
+        links = api.robust_links(planned, progress=progress) if questions.robust_links else None
+        scenarios = api.what_if(planned, *questions.what_ifs, progress=progress) if questions.what_ifs else None
+    _show(planned, links, scenarios, output, as_json=as_json)
+
+
+def _show(
+    planned: Planned, links: LinksReport | None, scenarios: WhatIf | None, output: str | None, *, as_json: bool
+) -> None:
+    """Write what was asked for, and say what was found."""
+    from ratrain.ratrainc.console import print_json
+    from ratrain.ratrainc.parts import show
+
+    changed_file = None
     if output is not None:
-        _write(written, model, output, target if changed_file is None else MachineChoice(changed_file), changed_file)
+        if scenarios is None:
+            planned.save(output)
+        else:
+            changed_file = scenarios.save(output)
     if as_json:
-        what_if = {"what_if": [scenario_json(s, questions.tokens) for s in scenarios]} if scenarios else {}
-        outputs = {"output": output} | ({"machine_output": changed_file} if changed_file is not None else {})
-        robust = {} if links is None else {"robust_links": robust_links_json(links, questions.tokens)}
-        print_json(answer_json(answer, questions.tokens) | robust | what_if | outputs)
+        robust = {} if links is None else {"robust_links": links.to_json()}
+        what_ifs = {} if scenarios is None else {"what_if": scenarios.to_json()}
+        outputs = {"output": output} | ({} if changed_file is None else {"machine_output": changed_file})
+        print_json(planned.to_json() | robust | what_ifs | outputs)
         return
-    show_answer(answer, questions.tokens)
-    if links is not None:
-        show_robust_links(answer, links)
-    if scenarios:
-        show_scenarios(answer, scenarios, questions.tokens)
-    if output is not None:
-        echo(
-            f"wrote {output}"
-            + (f", the plan of {questions.what_ifs[0]}, and {changed_file}, that machine" if changed_file else "")
-        )
-
-
-def _machine_beside(output: str) -> str:
-    """Where the machine of a plan that is for a changed one is written."""
-    return f"{output.removesuffix('.toml')}.machine.toml"
-
-
-def _write(answer: Answer, model: str, output: str, target: MachineChoice, changed_file: str | None) -> None:
-    """Write the best plan, and, where it is for a changed machine, that machine.
-
-    Raises `DiagnosticError` RT053 where the changed machine has none, RT065 where its constants contradict each other.
-    """
-    from ratrain.ratrain_ir.files import write_lines
-    from ratrain.ratrainc.planner.report import no_plan, plan_file
-    from ratrain.targets.machine.writer import write_machine
-
-    if answer.best is None:
-        no_plan(answer)
-    if changed_file is not None:
-        write_machine(answer.request.machine, changed_file)
-    write_lines(output, plan_file(answer, answer.best, model, target).splitlines())
-
-
-def _answer(request: Request, *, quick: bool) -> Answer:
-    if quick:
-        from ratrain.ratrainc.planner.quick import quick_answer
-
-        return quick_answer(request)
-    from ratrain.ratrainc.console import progress
-    from ratrain.ratrainc.planner.search import Search
-
-    with progress(None, "planning") as (bar, task):
-        return Search(request, lambda text: bar.update(task, advance=1, status=text)).run()
-
-
-def _scenario(answer: Answer, text: str, values: dict[str, float], *, quick: bool) -> Scenario:
-    from attrs import evolve
-
-    from ratrain.ratrainc.planner.machines import changed_machine
-    from ratrain.ratrainc.planner.scenarios import Scenario, kept_plan
-
-    machine = changed_machine(answer.request.machine, values)
-    changed = _answer(evolve(answer.request, machine=machine), quick=quick)
-    return Scenario(text, changed, None if quick else kept_plan(answer, machine))
-
-
-def _robust_links(answer: Answer) -> RobustLinks:
-    from attrs import evolve
-
-    from ratrain.ratrainc.planner.robust_links import robust_links
-
-    return robust_links(answer, lambda machine: _answer(evolve(answer.request, machine=machine), quick=False))
-
-
-def _smallest(request: Request, model: str, output: str | None, target: MachineChoice, *, as_json: bool) -> None:
-    from ratrain.ratrain_ir.diagnostics import Note, fail
-    from ratrain.ratrainc.console import print_json, progress, say, size_text
-    from ratrain.ratrainc.model_facts import model_facts, summary
-    from ratrain.ratrainc.planner.report import candidate_json, plan_text, shape_text
-    from ratrain.ratrainc.planner.smallest import SEQUENCES, smallest_clusters
-
-    with progress(request.clusters, "fewest clusters") as (bar, task):
-        fewest = smallest_clusters(request, lambda text: bar.update(task, advance=1, status=text))
-    clusters, best = fewest.clusters, fewest.candidate
-    if clusters is None or best is None:
-        known = "fits" if not fewest.unproven else "was found that fits"
-        fail(
-            "RT053",
-            f"no plan of {request.model.name} {known} {request.clusters} clusters or fewer, at {SEQUENCES} sequences each",
-            notes=[Note(_of_fewer(fewest))],
-            help="allow more clusters",
-        )
-    if output is not None:
-        from ratrain.ratrain_ir.files import write_lines
-
-        head = [
-            f"The fewest clusters on which {request.model.name} was found to fit {request.machine.name}: {clusters}."
-        ]
-        head += [f"{_of_fewer(fewest)}."] if _of_fewer(fewest) else []
-        write_lines(output, plan_text(best, model, head, target).splitlines())
-    if as_json:
-        print_json(
-            {
-                "model": request.model.name,
-                "clusters": clusters,
-                "unproven_clusters": list(fewest.unproven),
-                "plan": candidate_json(best, clusters, None),
-                "output": output,
-            }
-        )
+    for found in (planned, links, scenarios):
+        if found is not None:
+            show(found.parts())
+    if output is None:
         return
-    for line in summary(model_facts(request.model, request.seq_len)):
-        say(line)
-    say(
-        f"{request.model.name} fits {clusters} clusters: {shape_text(best)}, cuts {list(best.plan.cuts)}, highest peak {size_text(best.peak_bytes)}"
-    )
-    if _of_fewer(fewest):
-        say(_of_fewer(fewest))
-    if output is not None:
+    if scenarios is not None:
+        echo(f"wrote {output}, the plan of {scenarios.scenarios[0].change}, and {changed_file}, that machine")
+    else:
         echo(f"wrote {output}")
 
 
-def _of_fewer(fewest: Smallest) -> str:
-    """What is known of the numbers of clusters that were passed over; empty where there are none."""
-    if fewest.unproven:
-        numbers = ", ".join(map(str, fewest.unproven))
-        return f"On {numbers} the roomiest shapes could not be placed and others were not tried: that none fits is not proved"
-    return "" if fewest.clusters == 1 else "On all fewer, bounds on bytes rule out every plan"
+def _show_smallest(fewest: Fewest, output: str | None, *, as_json: bool) -> None:
+    from ratrain.ratrainc.console import print_json
+    from ratrain.ratrainc.parts import show
+
+    if output is not None:
+        fewest.save(output)
+    if as_json:
+        print_json(fewest.to_json() | {"output": output})
+        return
+    show(fewest.parts())
+    if output is not None:
+        echo(f"wrote {output}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from ratrain.ratrainc.commands.options import Source, json_option
@@ -24,17 +22,12 @@ def command(directory: str, as_json: bool) -> int:
 
     Also of a run that goes on. Exit code 1 where it was lost or cannot go on.
     """
-    from ratrain.ratrain_ir.files import is_directory
+    from ratrain import api
     from ratrain.ratrainc.console import print_json
-    from ratrain.ratrainc.supervisor import describe
-    from ratrain.targets.runtime.checkpoint_series import RUN_FOLDER
-    from ratrain.targets.runtime.positions import RunFolder
 
-    inside = Path(directory) / RUN_FOLDER
-    report, well = describe(RunFolder(str(inside if is_directory(inside) else directory)))
-    text = report if isinstance(report, str) else report.render()
+    found = api.postmortem(directory)
     if as_json:
-        print_json({"report": text, "well": well})
+        print_json(found.to_json())
     else:
-        echo(text)
-    return 0 if well else 1
+        echo(found.report)
+    return 0 if found.well else 1

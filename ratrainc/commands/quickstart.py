@@ -47,7 +47,8 @@ def _quickstart(steps: int, folder: Path, *, is_drawn: bool) -> int:
     from ratrain.ratrain_ir.printer import module_lines
     from ratrain.ratrainc.console import say
     from ratrain.ratrainc.examples import example_path
-    from ratrain.ratrainc.reports import show_figures, show_module
+    from ratrain.ratrainc.parts import show
+    from ratrain.ratrainc.reports import module_parts
     from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs
     from ratrain.ratrainc.run_result import show_run
     from ratrain.ratrainc.training import default_threads, run_training
@@ -57,7 +58,7 @@ def _quickstart(steps: int, folder: Path, *, is_drawn: bool) -> int:
     say("1. compile: examples/tiny.json under examples/tiny.toml")
     module = api.compile(str(example_path("tiny.json")), str(example_path("tiny.toml")), verify_each=True)
     write_lines(str(folder / "tiny.rtir"), module_lines(module))
-    show_module(module, api.machine_for(module, None))
+    show(module_parts(module, api.machine_for(module, None)))
     say("")
     say("2. verify and emit: the schedule is read back from its text, proved sound, and becomes a program")
     again = api.load_schedule(str(folder / "tiny.rtir"))
@@ -72,7 +73,7 @@ def _quickstart(steps: int, folder: Path, *, is_drawn: bool) -> int:
     say(f"sound: {counts}; waits are explicit, and every byte has its place")
     say("")
     say("3. simulate: the same program on four clusters of an MT-3000")
-    show_figures(program, api.simulate(program), program.target)
+    show(api.simulate(program).parts())
     say("")
     say("4. train: the same program, executed here")
     settings = RunSettings(

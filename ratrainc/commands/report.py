@@ -19,6 +19,7 @@ from ratrain.ratrainc.commands.options import (
 )
 
 if TYPE_CHECKING:
+    from ratrain.ratrainc.simulation import Simulation, StepSimulation
     from ratrain.targets.simulator.given_times import GivenTimes
 
 _EPILOG = """\b
@@ -72,38 +73,31 @@ def command(
     from ratrain import api
     from ratrain.ratrainc.commands.loading import checked_program
     from ratrain.ratrainc.console import print_json, say, size_text, status
-    from ratrain.ratrainc.report.page import write_report
-    from ratrain.ratrainc.report.picture import write_picture
 
-    is_picture = output.endswith(".svg")
     if against is not None:
-        if is_picture:
+        if output.endswith(".svg"):
             raise click.UsageError("--against goes with a page, not a picture: name a file that ends with .html")
         refuse_idle("is for pictures, of one program", "times")
         _compare(file, against, output, machine, rendezvous=rendezvous, sharing=sharing, as_json=as_json)
         return
     if times is not None:
-        if not is_picture:
+        if not output.endswith(".svg"):
             raise click.UsageError("--times goes with a picture: name a file that ends with .svg")
         refuse_machine_of_given_times(file)
     given = loaded_times(times)
+    found: StepSimulation
     with status(f"simulating {file}"):
         program, chosen = checked_program(file, machine)
         if given is not None:
-            timeline = given.run(program, rendezvous=rendezvous)
+            found = api.simulate_given(program, given, rendezvous=rendezvous)
         else:
-            figures, timeline = api.simulate_with_timeline(
-                program, machine=chosen, rendezvous=rendezvous, sharing=sharing
-            )
+            found = api.simulate(program, machine=chosen, rendezvous=rendezvous, sharing=sharing)
     with status(f"writing {output}"):
-        if is_picture:
-            count = write_picture(timeline, output, "" if given is not None else " s")
-        else:
-            count = write_report(timeline, figures, chosen, output)
+        written = api.report(found, output)
     if as_json:
-        print_json({"output": output, "kind": "picture" if is_picture else "page", "bytes": count})
+        print_json({"output": output, "kind": written.kind, "bytes": written.size})
     else:
-        say(f"wrote {output}, {size_text(count)}")
+        say(f"wrote {output}, {size_text(written.size)}")
 
 
 def _compare(
@@ -113,26 +107,20 @@ def _compare(
     from ratrain import api
     from ratrain.ratrainc.commands.loading import checked_program
     from ratrain.ratrainc.console import print_json, say, size_text, status
-    from ratrain.ratrainc.report.comparison import in_words, write_comparison
-    from ratrain.ratrainc.report.differences import Side, differences_of, names_of
+    from ratrain.ratrainc.report.comparison import in_words
+    from ratrain.ratrainc.report.differences import names_of
 
-    def side(path: str, name: str) -> Side:
+    def simulated(path: str) -> Simulation:
         with status(f"simulating {path}"):
             program, chosen = checked_program(path, machine)
-            figures, timeline = api.simulate_with_timeline(
-                program, machine=chosen, rendezvous=rendezvous, sharing=sharing
-            )
-        return Side(name, timeline, figures, chosen)
+            return api.simulate(program, machine=chosen, rendezvous=rendezvous, sharing=sharing)
 
-    names = names_of(file, against)
-    one, other = side(file, names[0]), side(against, names[1])
-    with status("comparing"):
-        differences = differences_of(one, other)
+    one, other = simulated(file), simulated(against)
     with status(f"writing {output}"):
-        count = write_comparison(one, other, differences, output)
+        written = api.report_against(one, other, output, names=names_of(file, against))
     if as_json:
-        print_json({"output": output, "kind": "comparison", "bytes": count, **differences.to_json()})
+        print_json({"output": output, **written.to_json()})
         return
-    for line in in_words(differences):
+    for line in in_words(written.differences):
         say(line)
-    say(f"wrote {output}, {size_text(count)}")
+    say(f"wrote {output}, {size_text(written.size)}")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -25,13 +23,13 @@ from ratrain.ratrainc.commands.options import (
     in_groups,
     json_option,
     machine_option,
+    misuse_of_command,
     refuse_idle,
     steps_option,
 )
 from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs, Ranks, of_a_process
 from ratrain.targets.runtime.settings import (
     HOST_DEVICE,
-    TENSOR_KERNELS,
     Evaluation,
     Execution,
     OptimizerKeys,
@@ -397,25 +395,19 @@ def command(
     Ctrl-C ends the run after the step it is in, and saves if --save was given; a second Ctrl-C stops at once. SIGTERM and SIGHUP (unless
     ignored, as under nohup) do the same, with exit code 75 where the state was saved; SIGUSR1 has it say where its ranks are and what they wait for.
     """
+    from ratrain.ratrainc.run_checks import for_program, refuse_contradictions
+
     settings = _for_its_device(settings)
-    _refuse_contradictions(settings, ranks, threads)
-    if settings.execution.graph:
-        _refuse_beside_a_graph(settings, outputs)
-    _refuse_trackers_in_the_way(settings, outputs, ranks)
-    if data.train_on == "all":
-        refuse_idle("goes with --train-on completion", "data_prompt_key", "data_completion_key")
-    else:
-        refuse_idle(
-            "is for whole texts: --train-on completion takes --prompt-key and --completion-key", "data_text_key"
-        )
+    with misuse_of_command():
+        refuse_contradictions(settings, ranks, threads, outputs)
+    _refuse_idle_options(settings, data, ranks)
     from ratrain import api
-    from ratrain.ratrain_ir.types import Home
     from ratrain.ratrainc.console import status
     from ratrain.ratrainc.heartbeat import speaking
     from ratrain.ratrainc.job import job_of
     from ratrain.ratrainc.pictures import picture_kind
     from ratrain.ratrainc.signals import saying_where
-    from ratrain.ratrainc.training import check_outputs, default_threads, run_training
+    from ratrain.ratrainc.training import check_outputs, run_training
     from ratrain.targets.program.program_verifier import check_program
 
     if outputs.plot is not None:
@@ -431,15 +423,10 @@ def command(
         with status(f"reading and verifying {file}"):
             program = api.load(file, machine=machine)
             check_program(program)
-        if settings.execution.store_folder and not any(stage.bytes_in(Home.FILE) for stage in program.stages):
-            raise click.UsageError(
-                "--scratch says where files of stored tensors are: this program stores nothing in a file"
-            )
-        sums = "rank order" if ranks.reduction == "ordered" else ranks.engine
-        most = default_threads(program) if settings.execution.device == HOST_DEVICE else 1
-        execution = evolve(settings.execution, threads=threads or most, sums=sums)
+        with misuse_of_command():
+            settings = for_program(program, settings, ranks, threads)
         own, shown = of_a_process(outputs, evolve(display, quiet=as_json), speaks=job.speaks)
-        result = run_training(program, data, evolve(settings, execution=execution), own, shown, job.processes(program))
+        result = run_training(program, data, settings, own, shown, job.processes(program))
         if job.speaks:
             _report(result, as_json=as_json)
         return result.exit_code
@@ -453,81 +440,21 @@ def _for_its_device(settings: RunSettings) -> RunSettings:
     return evolve(settings, execution=evolve(settings.execution, kernels=default_kernels(settings.execution.device)))
 
 
-def _refuse_contradictions(settings: RunSettings, ranks: Ranks, threads: int | None) -> None:
-    """Raise `click.UsageError` for options that do not go together, or that would change nothing."""
-    start, saving, evaluation = settings.start, settings.saving, settings.evaluation
-    if start.weights is not None and start.checkpoint is not None:
-        raise click.UsageError("--init and --resume exclude each other: a checkpoint holds its weights")
-    if start.new_data and start.checkpoint is None:
-        raise click.UsageError("--new-data is for going on from a checkpoint: --resume is missing")
-    interleaved = settings.execution.interleave_seed is not None
-    if ranks.engine != "local" and interleaved:
-        raise click.UsageError("--interleave is for the local engine: over processes the order is that of the machine")
-    if saving.directory is None and saving.every is not None:
-        raise click.UsageError("--save-every says when to save, --save DIR where: that is missing")
-    if evaluation.every is None and (evaluation.paths or evaluation.batches is not None):
-        raise click.UsageError("--eval-every says when to evaluate: it is missing")
+def _refuse_idle_options(settings: RunSettings, data: DataChoice, ranks: Ranks) -> None:
+    """Raise `click.UsageError` for options that were given and would change nothing."""
     if ranks.engine == "local":
         refuse_idle("is for processes: it goes with --engine mpi", "ranks_order", "ranks_reduction")
-    if ranks.engine == "mpi" and (
-        settings.execution.device != HOST_DEVICE or settings.execution.kernels in TENSOR_KERNELS
-    ):
-        raise click.UsageError(
-            "ranks over MPI send from arrays of this processor: arenas of tensors are for --engine local and torch"
-        )
-    if ranks.engine == "torch" and settings.execution.device not in (HOST_DEVICE, "cuda"):
-        raise click.UsageError(
-            f"--engine torch gives each process the GPU of its LOCAL_RANK: say --device cuda, not "
-            f"{settings.execution.device}"
-        )
-    if settings.execution.device != HOST_DEVICE:
-        if threads is not None and threads > 1:
-            raise click.UsageError(
-                "--threads are of this processor: on a device, engines run side by side as its streams"
-            )
-        if settings.execution.check_memory or settings.execution.poison:
-            raise click.UsageError(
-                "--check-memory and --poison watch instructions end one by one: they go with --device cpu"
-            )
-    if interleaved and threads is not None and threads > 1:
-        raise click.UsageError("--interleave takes instructions one by one: it does not go with --threads above 1")
-    if saving.every is None:
+    if settings.saving.every is None:
         refuse_idle("goes with --save-every: a checkpoint at the end is one", "settings_saving_keep_last")
-    if evaluation.every is None or evaluation.paths:
+    if settings.evaluation.every is None or settings.evaluation.paths:
         why = "cuts --data for --eval-every: it does not go with --eval-data"
         refuse_idle(why, "settings_evaluation_fraction")
-
-
-def _refuse_beside_a_graph(settings: RunSettings, outputs: Outputs) -> None:
-    """Raise `click.UsageError` for what a step that is recorded and repeated cannot have."""
-    if settings.execution.device == HOST_DEVICE:
-        raise click.UsageError("--graph records what a device does: it goes with --device cuda")
-    if settings.execution.interleave_seed is not None:
-        raise click.UsageError(
-            "--interleave draws another order in every step, and --graph repeats that of one: leave one of them out"
+    if data.train_on == "all":
+        refuse_idle("goes with --train-on completion", "data_prompt_key", "data_completion_key")
+    else:
+        refuse_idle(
+            "is for whole texts: --train-on completion takes --prompt-key and --completion-key", "data_text_key"
         )
-    if outputs.profile is not None:
-        raise click.UsageError(
-            "--profile times instructions as they are started, and with --graph none is: leave one of them out"
-        )
-
-
-def _refuse_trackers_in_the_way(settings: RunSettings, outputs: Outputs, ranks: Ranks) -> None:
-    """Raise `click.UsageError` for a tracker that is named twice, or whose folder a checkpoint would replace."""
-    kinds = [choice.kind for choice in outputs.trackers]
-    for kind in kinds:
-        if kinds.count(kind) > 1:
-            raise click.UsageError(f"--log-to {kind} is given {kinds.count(kind)} times: a run has one of each")
-    saved = settings.saving.directory
-    for choice in outputs.trackers:
-        if saved is None or choice.kind != "tensorboard" or choice.place is None:
-            continue
-        folder, checkpoint = Path(os.path.realpath(choice.place)), Path(os.path.realpath(saved))
-        is_series = settings.saving.every is not None or ranks.engine != "local"
-        if folder == checkpoint or (checkpoint in folder.parents and not is_series):
-            raise click.UsageError(
-                f"--log-to {choice} is in the place of the checkpoint, --save {saved}, and would be replaced with it"
-            )
 
 
 def _report(result: RunResult, *, as_json: bool) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from ratrain.ratrainc.commands.options import (
@@ -24,11 +22,6 @@ from ratrain.ratrainc.commands.options import (
 from ratrain.ratrainc.machine_choice import MachineChoice
 from ratrain.ratrainc.plan_choices import PlanChoice, SearchEffort
 from ratrain.ratrainc.terminal import echo
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ratrain.ratrainc.planner.scaling import Point
 
 _EPILOG = """\b
 Examples:
@@ -96,12 +89,11 @@ def command(
     as_json: bool,
 ) -> None:
     """Show how throughput grows with the number of clusters when each has as much to do. All times are simulated."""
-    from ratrain.ratrain_ir.frontend.model_files import load_model
-    from ratrain.ratrain_ir.frontend.plan_text import load_plan, place_in_plan
-    from ratrain.ratrainc.console import print_json, progress
+    from ratrain import api
+    from ratrain.ratrainc.console import bar, print_json
+    from ratrain.ratrainc.parts import show
     from ratrain.ratrainc.pictures import picture_kind
-    from ratrain.ratrainc.planner.requests import planning_request
-    from ratrain.ratrainc.planner.scaling import draw, fixed_points, planned_points, point_json
+    from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
 
     if plan is not None:
         refuse_idle("does not go with --plan: the plan says it", "seq_len")
@@ -111,62 +103,24 @@ def command(
         refuse_idle("ends a search that --exhaustive does not end", "effort_seconds")
     if plot is not None:
         picture_kind(plot)
-    config = load_model(model)
-    request = planning_request(
-        config,
-        clusters[0],
-        clusters[0] * sequences_per_cluster,
-        seq_len,
-        machine=target.load(),
-        plans=plans,
-        effort=effort,
-    )
-    refuse_idle_levels(request.strategy)
-    fixed = load_plan(plan, config) if plan is not None else None
-    if plan is not None and fixed is not None:
-        request.strategy.check_schedule(fixed, lambda: place_in_plan(plan, "schedule"))
-        fixed = request.strategy.adapted(fixed, config, request.machine)
-    with progress(None, "scaling") as (bar, task):
-
-        def tick(text: str) -> None:
-            bar.update(task, advance=1, status=text)
-
-        if fixed is None:
-            points = planned_points(request, clusters, sequences_per_cluster, tick)
-        else:
-            points = fixed_points(request, fixed, clusters, sequences_per_cluster, tick)
-    if plot is not None:
-        draw(points, plot, f"{config.name} on {request.machine.name}, {request.strategy.name} (simulated)")
-    if as_json:
-        print_json(
-            {
-                "model": config.name,
-                "strategy": request.strategy.name,
-                "points": [point_json(p) for p in points],
-                "plot": plot,
-            }
+    refuse_idle_levels(strategy(plans.strategy or DEFAULT_STRATEGY))
+    with bar(None, "scaling") as progress:
+        scaling = api.scale(
+            model,
+            clusters,
+            plan=plan,
+            sequences_per_cluster=sequences_per_cluster,
+            seq_len=seq_len,
+            machine=target,
+            plans=plans,
+            effort=effort,
+            progress=progress,
         )
+    if plot is not None:
+        scaling.plot(plot)
+    if as_json:
+        print_json(scaling.to_json() | {"plot": plot})
         return
-    _show(points, config.name)
+    show(scaling.parts())
     if plot is not None:
         echo(f"wrote {plot}")
-
-
-def _show(points: Sequence[Point], model: str) -> None:
-    from ratrain.ratrainc.console import seconds_text, table
-
-    rows = []
-    for point in points:
-        plan = point.plan
-        if plan is None or point.step_seconds is None:
-            nothing = "none was found" if plan is None else "does not fit"
-            rows.append([str(point.clusters), nothing, "-", "-", "-"])
-            continue
-        times = [
-            seconds_text(point.step_seconds),
-            f"{point.tokens_per_second:,.0f}",
-            f"{100 * (point.efficiency or 0.0):.1f} %",
-        ]
-        rows.append([str(point.clusters), plan.summary, *times])
-    columns = ("clusters", "plan", "step", "tokens/s", "efficiency")
-    table(f"{model}: weak scaling (simulated; efficiency over the first row)", columns, rows)

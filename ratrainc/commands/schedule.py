@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 import click
 
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS
-from ratrain.ratrainc.commands.options import Result, output_file
+from ratrain.ratrainc.commands.options import Result, misuse_of_command, output_file
 from ratrain.ratrainc.terminal import echo
-
-if TYPE_CHECKING:
-    from ratrain.ratrain_ir.schedules.shape import PipelineShape
 
 _EPILOG = """\b
 Examples:
@@ -35,9 +29,6 @@ stages, as PyTorch numbers its stages. A slice of a micro-batch follows after a 
   dualpipe-v              2 in a vee       as DualPipe, the forward and the backward of a pair one after the other
   seq1f1b                 1 or more        K slices of a micro-batch: about 1 / K of the idle time, and of the memory of 1f1b
 """
-
-_MOST_STAGES_IN_CHUNKS = 1024
-"""An order of few micro-batches through several chunks is that of about two a stage, less those that are not there."""
 
 
 @click.command(epilog=_EPILOG)
@@ -76,70 +67,13 @@ def command(
     output: str | None,
 ) -> None:
     """Print a well-known schedule as a table of forwards and backwards: one CSV row a stage, 0F0,0F1,0B0,..."""
-    from ratrain.ratrain_ir.files import write_lines
-    from ratrain.ratrain_ir.schedules.shape import PipelineShape
+    from ratrain import api
 
-    schedule = SCHEDULES[kind]
-    shape = PipelineShape(stages, micro_batches, chunks or schedule.chunks, layout or schedule.layout, slices)
-    _check_shape(kind, shape)
-    _check_size(kind, shape)
-    lines = _lines(kind, shape)
+    with misuse_of_command():
+        table = api.schedule(kind, stages, micro_batches, chunks=chunks, layout=layout, slices=slices)
     if output is None:
-        for line in lines:
+        for line in table.rows():
             echo(line)
     else:
-        write_lines(output, lines)
+        table.save(output)
         echo(f"wrote {output}", err=True)
-
-
-def _check_shape(kind: str, shape: PipelineShape) -> None:
-    """Refuse chunks, a layout or slices that the schedule cannot have, or that would change nothing."""
-    schedule = SCHEDULES[kind]
-    problem = schedule.problem(shape)
-    if problem is None and shape.chunks == 1 and shape.layout != "loop":
-        problem = f"--layout {shape.layout} changes nothing with one chunk a stage"
-    if problem is not None:
-        usual = "" if schedule.chunks == 1 else f" --chunks {schedule.chunks} --layout {schedule.layout}"
-        usual += " --slices 4" if kind == "seq1f1b" else ""
-        raise click.UsageError(
-            f"{schedule.title} cannot be made: {problem}; for example "
-            f"'ratrainc schedule --kind {kind} --stages 4 --micro-batches 8{usual}'"
-        )
-
-
-def _check_size(kind: str, shape: PipelineShape) -> None:
-    """Refuse a table that `lint` could not read however short its actions are."""
-    from ratrain.ratrain_ir.files import MIB, MOST_BYTES
-
-    most = MOST_BYTES["schedule table"] // len("0F0,")
-    passes = shape.stages * shape.micro_batches * shape.chunks * shape.slices
-    actions = passes * (3 if _splits_backwards(kind, shape) else 2)
-    if actions > most:
-        size = MOST_BYTES["schedule table"] // MIB
-        raise click.UsageError(
-            f"a table of {shape.stages:,} stages and {shape.micro_batches:,} micro-batches has up to {actions:,} actions; "
-            f"one of more than {most:,} is longer than 'ratrainc lint' reads ({size} MiB)"
-        )
-    if shape.chunks > 1 and shape.stages > _MOST_STAGES_IN_CHUNKS:
-        raise click.UsageError(
-            f"tables of several chunks a stage are made for up to {_MOST_STAGES_IN_CHUNKS:,} stages, not {shape.stages:,}"
-        )
-
-
-def _splits_backwards(kind: str, shape: PipelineShape) -> bool:
-    """Whether the schedule has backwards in halves anywhere, as seen in the smallest table of its kind."""
-    from attrs import evolve
-
-    from ratrain.ratrain_ir.schedules.action import ActionKind
-
-    least = evolve(shape, stages=2, micro_batches=1, slices=min(shape.slices, 2), chunks=min(shape.chunks, 2))
-    orders = (SCHEDULES[kind].actions(least, stage) for stage in range(2))
-    return any(action.kind is ActionKind.BACKWARD_WEIGHT for order in orders for action in order)
-
-
-def _lines(kind: str, shape: PipelineShape) -> Iterator[str]:
-    """The rows one by one: a large table need not be in memory."""
-    from ratrain.ratrain_ir.actions import order_row, torch_csv_row
-
-    for stage in range(shape.stages):
-        yield torch_csv_row(order_row(stage, SCHEDULES[kind].actions(shape, stage)))

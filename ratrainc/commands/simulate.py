@@ -17,13 +17,10 @@ from ratrain.ratrainc.commands.options import (
     rendezvous_option,
     sharing_option,
 )
-from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
-    from ratrain.targets.machine.machine import Machine
-    from ratrain.targets.program.program import Program
+    from ratrain.ratrainc.functions.timing import CoresStep
     from ratrain.targets.simulator.given_times import GivenTimes
-    from ratrain.targets.simulator.timeline import Timeline
 
 _EPILOG = """\b
 Examples:
@@ -91,6 +88,8 @@ def command(
     from ratrain import api
     from ratrain.ratrainc.commands.loading import checked_program
     from ratrain.ratrainc.console import print_json, status
+    from ratrain.ratrainc.parts import show
+    from ratrain.ratrainc.simulation import StepSimulation
 
     if sum((one_core, cores is not None, trace is not None)) > 1:
         raise click.UsageError("--one-core and --cores give a step time alone: they exclude each other and --trace")
@@ -102,56 +101,18 @@ def command(
     given = loaded_times(times)
     with status(f"simulating {file}"):
         program, chosen = checked_program(file, machine)
-    if one_core or cores is not None:
-        _show_step(program, chosen, cores, as_json=as_json)
-        return
+    found: StepSimulation | CoresStep
     with status(f"simulating {file}"):
-        if given is not None:
-            timeline = given.run(program, rendezvous=rendezvous)
+        if one_core or cores is not None:
+            found = api.simulate_on_cores(program, cores, machine=chosen)
+        elif given is not None:
+            found = api.simulate_given(program, given, rendezvous=rendezvous)
         else:
-            figures, timeline = api.simulate_with_timeline(
-                program, machine=chosen, rendezvous=rendezvous, sharing=sharing
-            )
+            found = api.simulate(program, machine=chosen, rendezvous=rendezvous, sharing=sharing)
     if trace is not None:
-        from ratrain.ratrainc.trace import write_trace
-
-        write_trace(timeline, trace)
-    if given is not None:
-        _show_given(program, given, timeline, as_json=as_json)
-        return
+        assert isinstance(found, StepSimulation)
+        api.write_trace(found, trace)
     if as_json:
-        print_json(figures.to_json() | {"machine": chosen.name})
-        return
-    from ratrain.ratrainc.reports import show_figures
-
-    show_figures(program, figures, chosen.name)
-
-
-def _show_given(program: Program, given: GivenTimes, timeline: Timeline, *, as_json: bool) -> None:
-    """The figures of a timeline in the unit of the times it was made with."""
-    from ratrain.ratrainc.console import print_json
-    from ratrain.ratrainc.reports import show_given_times
-    from ratrain.targets.simulator.figures import step_figures
-
-    figures = step_figures(timeline)
-    if as_json:
-        print_json(figures.to_json() | {"times": dict(given.seconds)})
+        print_json(found.to_json())
     else:
-        show_given_times(program, figures)
-
-
-def _show_step(program: Program, machine: Machine, cores: int | None, *, as_json: bool) -> None:
-    """The step time on shared cores, or, without them, on one core for all engines in turn."""
-    from ratrain.ratrainc.console import print_json
-    from ratrain.targets.simulator.figures import one_core_step_seconds, shared_cores_step_seconds
-
-    if cores is None:
-        key, where, seconds = "one_core_step_seconds", "on one core", one_core_step_seconds(program, machine)
-    else:
-        key, where = "shared_cores_step_seconds", f"on {cores} shared core{'s' * (cores > 1)}"
-        seconds = shared_cores_step_seconds(program, machine, cores)
-    tokens = program.plan.tokens_per_step / seconds
-    if as_json:
-        print_json({key: seconds, "tokens_per_second": tokens, "machine": machine.name})
-    else:
-        echo(f"{seconds:.6g} s a step {where}, {tokens:,.0f} tokens/s (simulated on {machine.name})")
+        show(found.parts())

@@ -12,13 +12,14 @@ from ratrain.ratrainc.terminal import echo
 @json_option
 def command(as_json: bool) -> None:
     """List the named pass pipelines. Under one plan all of them compute the same training."""
+    from ratrain import api
     from ratrain.ratrainc.console import print_json
-    from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, STRATEGIES
+    from ratrain.ratrainc.strategies import DEFAULT_STRATEGY
 
     if as_json:
-        items = [{"name": s.name, "passes": s.passes, "summary": s.summary} for s in STRATEGIES]
+        items = [{"name": s.name, "passes": s.passes, "summary": s.summary} for s in api.strategies()]
         print_json({"strategies": items, "default": DEFAULT_STRATEGY})
         return
-    for item in STRATEGIES:
+    for item in api.strategies():
         mark = " (default)" if item.name == DEFAULT_STRATEGY else ""
         echo(f"{item.name}{mark}\n    {item.summary}\n    {item.passes}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from ratrain.ratrainc.commands.options import (
@@ -15,9 +13,6 @@ from ratrain.ratrainc.commands.options import (
     refuse_idle,
 )
 from ratrain.ratrainc.terminal import echo, echo_document
-
-if TYPE_CHECKING:
-    from ratrain.ratrainc.validation.outcome import Validation
 
 _EPILOG = """\b
 Examples:
@@ -79,11 +74,17 @@ def command(
         refuse_idle("is another form of the result than --json", "markdown", "output")
     if not markdown:
         refuse_idle("goes with --markdown: it names the page", "output")
+    from ratrain import api
     from ratrain.ratrain_ir.files import write_lines
-    from ratrain.ratrainc.console import print_json
+    from ratrain.ratrainc.console import bar, print_json
+    from ratrain.ratrainc.machine_choice import given_machine
+    from ratrain.ratrainc.parts import show
     from ratrain.ratrainc.validation.markdown import page
+    from ratrain.ratrainc.validation.tables import validation_parts
 
-    validation = _validated(tables, machine, jobs, whole=whole)
+    chosen = None if machine is None else given_machine(machine)
+    with bar(None, "validating") as progress:
+        validation = api.validate(*tables, machine=chosen, whole=whole, jobs=jobs, progress=progress)
     if as_json:
         print_json(validation.to_json())
     elif output is not None:
@@ -92,38 +93,4 @@ def command(
     elif markdown:
         echo_document(page(validation))
     else:
-        _show(validation)
-
-
-def _validated(paths: tuple[str, ...], machine: str | None, jobs: int, *, whole: bool) -> Validation:
-    """The validation of tables, which are all read before the first row is simulated."""
-    from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
-    from ratrain.ratrainc.console import progress
-    from ratrain.ratrainc.machine_choice import given_machine
-    from ratrain.ratrainc.validation.outcome import validate
-    from ratrain.ratrainc.validation.rows import read_validation_table
-
-    chosen = None if machine is None else given_machine(machine)
-    problems = Diagnostics()
-    tables = []
-    for path in paths:
-        try:
-            tables.append(read_validation_table(path, chosen))
-        except DiagnosticError as error:
-            problems.items.extend(error.diagnostics)
-    problems.check()
-    count = sum(row.task is not None for table in tables for row in table.rows)
-    with progress(count, "validating") as (bar, task):
-        return validate(tables, min(jobs, count), lambda: bar.update(task, advance=1), whole=whole)
-
-
-def _show(validation: Validation) -> None:
-    from ratrain.ratrainc.console import say, table
-    from ratrain.ratrainc.validation.tables import class_tables, error_table, fit_table, folded_text, left_out_text
-
-    for each in (*class_tables(validation), error_table(validation), fit_table(validation)):
-        if each.rows:
-            table(each.title, each.columns, each.rows, most=len(each.rows))
-    for text in (folded_text(validation), left_out_text(validation)):
-        if text:
-            say(text)
+        show(validation_parts(validation))

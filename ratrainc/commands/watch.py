@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from ratrain.ratrainc.commands.options import FiniteRange, Result, Source, json_option, output_file
+from ratrain.ratrainc.commands.options import FiniteRange, Result, Source, json_option, output_file, refuse_idle
 
 _EPILOG = """\b
 Examples:
@@ -43,19 +41,15 @@ def command(runs: tuple[str, ...], output: str | None, once: bool, every: float,
     It shows loss and held-out loss, tokens a second, gradient norm, loss scale, memory against what was certified, and slow ranks.
     While a run on this machine writes to a log the page is written again as the log grows; Ctrl-C ends that, and the page stays.
     """
-    from ratrain.ratrainc.commands.options import refuse_idle
-    from ratrain.ratrainc.console import print_json, say, size_text
-    from ratrain.ratrainc.watch.page import summary
-    from ratrain.ratrainc.watch.watching import logs_of, page_beside, watch
+    from ratrain import api
+    from ratrain.ratrainc.console import print_json
+    from ratrain.ratrainc.parts import show
 
     if once:
         refuse_idle("is for a page that is written again and again: leave --once out", "every")
-    logs = logs_of(runs)
-    path = output or page_beside(logs[0].path)
-    size, code = watch(logs, path, None if once else every)
+    watched = api.watch(runs, output, every=None if once else every)
     if as_json:
-        print_json({"output": path, "bytes": size, "runs": [summary(log) for log in logs]})
+        print_json(watched.to_json())
     else:
-        steps = sum(len(log.steps) for log in logs)
-        say(f"wrote {Path(path)}, {size_text(size)}: {steps:,} steps of {len(logs)} run{'s' * (len(logs) > 1)}")
-    return code
+        show(watched.parts())
+    return watched.exit_code

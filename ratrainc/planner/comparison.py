@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def rows_on_one_plan(
-    model: ModelConfig, plan: Plan, strategies: Sequence[Strategy], machine: Machine, tick: Callable[[], object]
+    model: ModelConfig, plan: Plan, strategies: Sequence[Strategy], machine: Machine, tick: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """A row a strategy on one plan, which was checked; speed-ups are over the first. One that does not fit has no speed-up.
 
@@ -38,7 +38,7 @@ def rows_on_one_plan(
         assert outcome is not None, "a strategy's plan was checked"
         outcomes.append(outcome)
         changes.append(changes_text(plan, adapted) if adapted.shape != plan.shape else "")
-        tick()
+        tick(item.name)
     capacity = capacity_of(machine, topology_of(model, plan)).left
     rows = [_row(outcome, outcomes[0], plan.tokens_per_step, capacity) for outcome in outcomes]
     return [row | ({"changes": text} if text else {}) for row, text in zip(rows, changes, strict=True)]

@@ -10,8 +10,9 @@ from attrs import asdict, evolve
 from ratrain.passes.placement.placed_by import placed_by
 from ratrain.ratrain_ir.diagnostics import Note, fail
 from ratrain.ratrain_ir.frontend.plan_text import plan_to_toml
-from ratrain.ratrainc.console import capacity_text, say, seconds_text, size_text, table
+from ratrain.ratrainc.console import capacity_text, seconds_text, size_text
 from ratrain.ratrainc.model_facts import model_facts, summary
+from ratrain.ratrainc.parts import Part, TextTable
 from ratrain.ratrainc.planner.crossings import Crossing, crossings
 from ratrain.ratrainc.slices_note import slices_note
 from ratrain.targets.machine.link_groups import are_uniform
@@ -116,11 +117,11 @@ def best_crossings(answer: Answer) -> list[Crossing]:
     return crossings(best.plan, request.model, request.machine)
 
 
-def show_answer(answer: Answer, tokens: float | None) -> None:
+def answer_parts(answer: Answer, tokens: float | None) -> Iterator[Part]:
     """What the model is, and tables: the best plans, the instructive losers, the certificate."""
     request = answer.request
     for line in summary(model_facts(request.model, request.seq_len)):
-        say(line)
+        yield line
     shown = best_plans(answer)[:_SHOWN]
     columns = ["plan", "cuts", "step", "tokens/s", "peak", "tail", "how"]
     if any(candidate.shape.tiles for candidate in shown):
@@ -134,15 +135,15 @@ def show_answer(answer: Answer, tokens: float | None) -> None:
         f"{request.model.name} on {request.clusters} x {request.machine.name}, {request.global_batch} sequences of "
         f"{request.seq_len} tokens a step, strategy {request.strategy.name} (all times simulated)"
     )
-    table(title, columns, rows)
+    yield TextTable(title, columns, rows)
     crossed = best_crossings(answer)
     if crossed:
         rows = [[each.what, each.group, each.way] for each in crossed]
-        table("links of the best plan", ("what", "stays within a", "way, and bytes over the links of"), rows)
+        yield TextTable("links of the best plan", ("what", "stays within a", "way, and bytes over the links of"), rows)
     if answer.losers:
-        table("why not", ("plan", "reason"), [[loser.text, loser.reason] for loser in answer.losers])
+        yield TextTable("why not", ("plan", "reason"), [[loser.text, loser.reason] for loser in answer.losers])
     for line in certificate(answer):
-        say(line)
+        yield line
 
 
 def certificate(answer: Answer) -> list[str]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
-from ratrain.ratrainc.console import say, seconds_text, table
+from ratrain.ratrainc.console import seconds_text
+from ratrain.ratrainc.parts import Part, TextTable
 from ratrain.ratrainc.planner.answer import Answer
 from ratrain.ratrainc.planner.machines import changed_machine, with_constants
 from ratrain.ratrainc.planner.report import candidate_json, shape_text
@@ -188,7 +189,7 @@ def _ports_json(ports: Ports, tokens: float | None) -> dict[str, Any]:
     }
 
 
-def show_robust_links(answer: Answer, found: RobustLinks) -> None:
+def robust_links_parts(answer: Answer, found: RobustLinks) -> Iterator[Part]:
     """A table of the plan under changed links, and whether the answer flips."""
     assert answer.best is not None
     usual = answer.best.seconds
@@ -197,11 +198,11 @@ def show_robust_links(answer: Answer, found: RobustLinks) -> None:
         [each.change, seconds_text(each.step_seconds), f"{100 * (each.step_seconds / usual - 1):+.2f} %"]
         for each in found.changes
     ]
-    table("links: this plan with each constant changed (simulated)", ["link", "step", "change"], rows)
+    yield TextTable("links: this plan with each constant changed (simulated)", ["link", "step", "change"], rows)
     if not found.ports:
-        say("no clusters share a chip or a node on this machine: no port that they could share")
+        yield "no clusters share a chip or a node on this machine: no port that they could share"
     for ports in found.ports:
-        say(_verdict(ports))
+        yield _verdict(ports)
 
 
 def _verdict(ports: Ports) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrainc.console import seconds_text
+from ratrain.ratrainc.parts import Part, Shown, TextTable
 from ratrain.ratrainc.pictures import new_figure, write_figure
 from ratrain.ratrainc.planner.evaluation import Task, evaluate
 from ratrain.ratrainc.planner.search import Search
@@ -82,6 +84,38 @@ def _points(timed: Sequence[tuple[int, int, float | None, float | None, Plan | N
         first = first or rate / clusters
         points.append(Point(clusters, batch, seconds, rate, rate / clusters / first, bound, plan))
     return points
+
+
+@frozen(repr=False)
+class Scaling(Shown):
+    """How throughput grows with the number of clusters when each has as much to do."""
+
+    points: tuple[Point, ...]
+    model: str
+    machine: str
+    strategy: str
+
+    def plot(self, path: str) -> None:
+        """Draw the curve. Raises `DiagnosticError` RT002 as `write_figure` does, and where matplotlib is not installed."""
+        draw(self.points, path, f"{self.model} on {self.machine}, {self.strategy} (simulated)")
+
+    def parts(self) -> Iterator[Part]:
+        """A table with a row a number of clusters."""
+        title = f"{self.model}: weak scaling (simulated; efficiency over the first row)"
+        columns = ("clusters", "plan", "step", "tokens/s", "efficiency")
+        yield TextTable(title, columns, [_row(point) for point in self.points])
+
+    def to_json(self) -> dict[str, Any]:
+        """The points as `--json` prints them."""
+        return {"model": self.model, "strategy": self.strategy, "points": [point_json(each) for each in self.points]}
+
+
+def _row(point: Point) -> list[str]:
+    plan = point.plan
+    if plan is None or point.step_seconds is None:
+        return [str(point.clusters), "none was found" if plan is None else "does not fit", "-", "-", "-"]
+    rate, share = f"{point.tokens_per_second:,.0f}", f"{100 * (point.efficiency or 0.0):.1f} %"
+    return [str(point.clusters), plan.summary, seconds_text(point.step_seconds), rate, share]
 
 
 def point_json(point: Point) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ratrain.ratrainc.console import seconds_text, table
+from ratrain.ratrainc.console import seconds_text
+from ratrain.ratrainc.parts import Part, TextTable
 from ratrain.ratrainc.planner.answer import Answer, Candidate
 from ratrain.ratrainc.planner.evaluation import Evaluation, Task, evaluate
 from ratrain.ratrainc.planner.report import candidate_json, shape_text, training_cost
@@ -43,7 +44,7 @@ def scenario_json(scenario: Scenario, tokens: float | None = None) -> dict[str, 
     }
 
 
-def show_scenarios(answer: Answer, scenarios: Sequence[Scenario], tokens: float | None = None) -> None:
+def scenarios_parts(answer: Answer, scenarios: Sequence[Scenario], tokens: float | None = None) -> Iterator[Part]:
     """A table: the best plan of each changed machine, and its time against that of the given one."""
     assert answer.best is not None
 
@@ -65,7 +66,7 @@ def show_scenarios(answer: Answer, scenarios: Sequence[Scenario], tokens: float 
         rows.append([item.change, shape_text(best), seconds_text(best.seconds), f"{change:+.1f} %", kept, *cost(best)])
     columns = ["machine", "best plan", "step", "change", "with the same plan"]
     columns += ["days", "cluster-h"] if tokens is not None else []
-    table("what if (simulated)", columns, rows)
+    yield TextTable("what if (simulated)", columns, rows)
 
 
 def _kept_text(kept: Evaluation) -> str:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.files import replacing
 from ratrain.ratrain_ir.ops import Engine, piece_text
+from ratrain.ratrainc.report.svg import Picture
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Instruction
@@ -51,13 +51,9 @@ class Box:
     end: float
 
 
-def write_picture(timeline: Timeline, path: str, unit: str) -> int:
-    """Write the picture of the first step, from cold, whose times are in `unit`; its bytes.
-
-    Raises `DiagnosticError` RT002 where the file cannot be written.
-    """
-    with replacing(path) as stream:
-        return stream.write("\n".join(_lines(timeline, unit)).encode())
+def step_picture(timeline: Timeline, unit: str) -> Picture:
+    """The picture of the first step, from cold, whose times are in `unit`."""
+    return Picture("\n".join(_lines(timeline, unit)))
 
 
 def boxes(timeline: Timeline, stage: int) -> list[Box]:

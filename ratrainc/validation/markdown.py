@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from ratrain.ratrainc.markdown_text import wrapped
 from ratrain.ratrainc.validation.rows import label_of
 from ratrain.ratrainc.validation.tables import (
-    TextTable,
     class_tables,
     error_table,
     fit_table,
@@ -18,6 +17,7 @@ from ratrain.ratrainc.validation.tables import (
 )
 
 if TYPE_CHECKING:
+    from ratrain.ratrainc.parts import TextTable
     from ratrain.ratrainc.validation.outcome import Validation
     from ratrain.ratrainc.validation.rows import ValidationTable
 

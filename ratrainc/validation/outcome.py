@@ -11,6 +11,7 @@ import numpy as np
 from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
+from ratrain.ratrain_ir.notebook import ShownInNotebook
 from ratrain.ratrainc.calibration.fitting import Errors
 from ratrain.ratrainc.planner.evaluation import Evaluation, Task
 from ratrain.ratrainc.planner.workers import evaluate_all
@@ -178,12 +179,16 @@ class Fits:
         return {name: getattr(self, name) for name in names}
 
 
-@frozen
-class Validation:
+@frozen(repr=False)
+class Validation(ShownInNotebook):
     """The outcomes of all rows of some tables."""
 
     tables: tuple[ValidationTable, ...]
     outcomes: tuple[Outcome, ...]
+
+    def __repr__(self) -> str:
+        rows = sum(each.evaluation is not None for each in self.outcomes)
+        return f"Validation({rows} rows of {len(self.tables)} tables)"
 
     def classes(self) -> list[str]:
         """The classes there are rows of that could be simulated, in their usual order."""
@@ -245,7 +250,11 @@ def _errors_json(errors: dict[str, Errors]) -> dict[str, Any]:
 
 
 def validate(
-    tables: Sequence[ValidationTable], jobs: int = 1, tick: Callable[[], None] = lambda: None, *, whole: bool = False
+    tables: Sequence[ValidationTable],
+    jobs: int = 1,
+    tick: Callable[[], None] = lambda: None,
+    *,
+    whole: bool = False,
 ) -> Validation:
     """Compile and simulate the rows of tables; `tick` is called after each that is simulated.
 

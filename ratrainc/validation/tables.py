@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve
 
 from ratrain.ratrainc.console import seconds_text
+from ratrain.ratrainc.parts import Part, TextTable
 from ratrain.ratrainc.validation.rows import COMPARED_IN_GROUPS, SPLITS
 
 if TYPE_CHECKING:
@@ -17,13 +18,12 @@ if TYPE_CHECKING:
 _GB, _MB = 1e9, 1e6
 
 
-@frozen
-class TextTable:
-    """A table of texts: the first column to the left, the others to the right."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
+def validation_parts(validation: Validation) -> Iterator[Part]:
+    """All of it: a table a class, errors, what fits, and what stands for what."""
+    for each in (*class_tables(validation), error_table(validation), fit_table(validation)):
+        if each.rows:
+            yield evolve(each, most=len(each.rows))
+    yield from (text for text in (folded_text(validation), left_out_text(validation)) if text)
 
 
 def class_tables(validation: Validation) -> Iterator[TextTable]:

@@ -15,6 +15,7 @@ from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.messages import DIRECTIONS, Direction
 from ratrain.ratrain_ir.module import TargetInfo
+from ratrain.ratrain_ir.notebook import ShownInNotebook
 from ratrain.ratrain_ir.ops import ENGINES, Engine, Piece, Slice
 from ratrain.ratrain_ir.topology import Topology, topology_of
 from ratrain.ratrain_ir.types import Home, StateKind, TensorType, aligned
@@ -209,8 +210,8 @@ def _may_go(instruction: Instruction, done: dict[Engine, int]) -> bool:
     return all(wait.previous_step or done[wait.engine] >= wait.count for wait in instruction.waits)
 
 
-@define(eq=False)
-class Program:
+@define(eq=False, repr=False)
+class Program(ShownInNotebook):
     """The whole program of one training step."""
 
     name: str
@@ -227,6 +228,11 @@ class Program:
     """that machine in its own words; empty where its name, `target`, says it all"""
     stores: tuple[tuple[Home, int], ...] = ()
     """the other memories that a stage may use, and how many bytes of each"""
+
+    def __repr__(self) -> str:
+        count = sum(stage.instructions for stage in self.stages)
+        words = f"{self.topology.words}, {count} instructions, {len(self.routines)} routines"
+        return f"Program({self.name}: {words}, for {self.target})"
 
     @property
     def info(self) -> TargetInfo:

@@ -15,8 +15,9 @@ from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.parser import read_module
 from ratrain.ratrainc import levers, machine_facts
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.commands import compare
 from ratrain.ratrainc.examples import example_path
+from ratrain.ratrainc.parts import text_of
+from ratrain.ratrainc.planner.comparing import Comparison
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.certificate import scratch_bytes
@@ -119,12 +120,10 @@ def test_compare_says_that_the_yardstick_does_not_fit(capsys: pytest.CaptureFixt
     assert rows["baseline-1f1b"]["speedup"] is None
 
 
-def test_compare_says_what_a_strategy_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_says_what_a_strategy_lacks() -> None:
     lacking = {"name": "a", "peak_bytes": 3 << 20, "fits": False}
-    compare._show([{**lacking, "capacity_bytes": 1 << 20}], "here")
-    assert "lacks 2.00 MiB" in capsys.readouterr().out
-    compare._show([{**lacking, "capacity_bytes": 4 << 20}], "here")
-    shown = capsys.readouterr().out
+    assert "lacks 2.00 MiB" in text_of(Comparison(({**lacking, "capacity_bytes": 1 << 20},), ()).parts())
+    shown = text_of(Comparison(({**lacking, "capacity_bytes": 4 << 20},), ()).parts())
     assert "not placed" in shown
     assert "lacks" not in shown
 

@@ -9,7 +9,8 @@ import pytest
 from ratrain import api
 from ratrain.ratrain_ir.ops import Engine, Forward, Recompute, Store
 from ratrain.ratrain_ir.types import aligned
-from ratrain.ratrainc.recovery_prices import recovery_facts, show_recovery, stores_anything
+from ratrain.ratrainc.parts import show
+from ratrain.ratrainc.recovery_prices import recovery_facts, recovery_table, stores_anything
 from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.target import target_of
 from tests.end_to_end.tiny_runs import make_plan
@@ -23,7 +24,7 @@ RECOVERING = ("p2-d2-zero2-each", "p3-d2-zero1-tight", "p2-d2-gpipe-clip")
 
 
 def facts_of(module: Module, index: int) -> list[dict[str, Any]]:
-    _, timeline = api.simulate_with_timeline(api.emit(module, machine=WITH_STORES), machine=WITH_STORES)
+    timeline = api.simulate(api.emit(module, machine=WITH_STORES), machine=WITH_STORES).timeline
     stage = module.stages[index]
     return recovery_facts(module, stage, target_of(WITH_STORES), timeline if stores_anything(stage) else None)
 
@@ -47,7 +48,7 @@ def test_every_block_and_micro_batch_is_told_of_once(name: str) -> None:
                 assert fact["choice"].partition(",")[0] == f"stored in {store.writes[0].home.value}"
                 assert fact["bytes"] == sum(aligned(t.type.nbytes) for t in store.reads)
                 assert fact["seconds"] > 0
-        show_recovery(facts)
+        show([recovery_table(facts)])
 
 
 def test_what_it_would_cost_to_recover_is_what_it_costs_where_all_is_recovered() -> None:
@@ -64,7 +65,7 @@ def test_a_slow_memory_is_waited_for() -> None:
         subject.model, make_plan(subject.model, **SMALL, **subject.keys), passes=subject.passes, machine=WITH_STORES
     )
     program = api.emit(slow, machine=WITH_STORES)
-    _, timeline = api.simulate_with_timeline(program, machine=WITH_STORES)
+    timeline = api.simulate(program, machine=WITH_STORES).timeline
     bubbles = Bubbles(timeline)
     for index, _ in enumerate(slow.stages):
         waited = bubbles.waited_for_ops(index, Engine.COMPUTE)

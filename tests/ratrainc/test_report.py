@@ -57,7 +57,8 @@ def elsewhere() -> Program:
 
 def report_of(program, folder: Path) -> tuple[Timeline, str]:
     machine = WITH_STORES if program.stores else load_machine(None)
-    figures, timeline = api.simulate_with_timeline(program, machine=machine)
+    simulation = api.simulate(program, machine=machine)
+    figures, timeline = simulation.figures, simulation.timeline
     path = folder / "report.html"
     count = write_report(timeline, figures, machine, str(path))
     assert count == path.stat().st_size
@@ -234,7 +235,8 @@ def test_the_command(tmp_path: Path, capsys) -> None:
 
 
 def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
-    figures, timeline = api.simulate_with_timeline(make_program())
+    simulation = api.simulate(make_program())
+    figures, timeline = simulation.figures, simulation.timeline
     with pytest.raises(DiagnosticError, match="RT002"):
         write_report(timeline, figures, load_machine(None), str(tmp_path / "no" / "r.html"))
 

@@ -115,7 +115,7 @@ READER = """<pre id="told"></pre><script>
 @pytest.fixture(scope="module")
 def timeline() -> Timeline:
     module = api.compile(str(example_path("tiny.json")), str(example_path("tiny.toml")))
-    return api.simulate_with_timeline(api.emit(module))[1]
+    return api.simulate(api.emit(module)).timeline
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,8 @@ def module_of(passes: str, **keys: Any) -> Module:
 @cache
 def side(name: str, passes: str | None = None, **keys: Any) -> Side:
     program = api.emit(module_of(passes or strategy(name).passes, **keys))
-    figures, timeline = api.simulate_with_timeline(program)
+    simulation = api.simulate(program)
+    figures, timeline = simulation.figures, simulation.timeline
     return Side(name, timeline, figures, load_machine(None))
 
 
@@ -129,7 +130,8 @@ def test_of_one_program_nothing_differs(sides: tuple[Side, Side], tmp_path: Path
 def test_what_cannot_be_compared_is_said_and_the_rest_is_compared(tmp_path: Path) -> None:
     one = side("two", KEPT)
     wider = make_program(evolve(MODEL, vocab_size=2 * MODEL.vocab_size))
-    figures, timeline = api.simulate_with_timeline(wider)
+    simulation = api.simulate(wider)
+    figures, timeline = simulation.figures, simulation.timeline
     others = {
         "3 stages": (
             side("three", KEPT, pp=3, micro_batches=4),

@@ -27,7 +27,8 @@ NAMED = "REPORTS.map(({ choiceInWords }) => choiceInWords().named)"
 
 
 def side(name: str, model: Any, plan: Any, passes: str) -> Side:
-    figures, timeline = api.simulate_with_timeline(api.emit(api.compile(model, plan, passes=passes)))
+    simulation = api.simulate(api.emit(api.compile(model, plan, passes=passes)))
+    figures, timeline = simulation.figures, simulation.timeline
     return Side(name, timeline, figures, load_machine(None))
 
 

@@ -32,7 +32,8 @@ def program() -> Program:
 @pytest.fixture(scope="module")
 def address(program: Program, tmp_path_factory) -> str:
     path = tmp_path_factory.mktemp("report") / "report.html"
-    figures, timeline = api.simulate_with_timeline(program)
+    simulation = api.simulate(program)
+    figures, timeline = simulation.figures, simulation.timeline
     write_report(timeline, figures, load_machine(None), str(path))
     return path.as_uri()
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.parts import show
 from ratrain.ratrainc.plan_choices import SearchEffort
 from ratrain.ratrainc.planner.machines import with_constants
 from ratrain.ratrainc.planner.requests import planning_request
-from ratrain.ratrainc.planner.robust_links import robust_links, show_robust_links
+from ratrain.ratrainc.planner.robust_links import robust_links, robust_links_parts
 from ratrain.ratrainc.planner.search import Search
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.machine.writer import write_machine
@@ -90,5 +91,5 @@ def test_the_verdict_says_on_which_side_of_a_port_another_plan_is_better(capsys:
         "better one on that side of 2.50 GB/s": evolve(usual, flips=True, flips_at=2.5e9),
     }
     for words, ports in verdicts.items():
-        show_robust_links(answer, evolve(found, ports=(ports,)))
+        show(robust_links_parts(answer, evolve(found, ports=(ports,))))
         assert words in capsys.readouterr().out

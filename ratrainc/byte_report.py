@@ -1,0 +1,210 @@
+"""Where the bytes of a stage go: who holds them at the peak, what the arena adds, which changes free how much at what price."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+
+from ratrain.passes.memory.trial import at_own_addresses
+from ratrain.passes.placement.placed_by import placed_by
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.module import Level
+from ratrain.ratrain_ir.types import aligned
+from ratrain.ratrainc.console import seconds_text, size_text
+from ratrain.ratrainc.functions.building import emit
+from ratrain.ratrainc.functions.timing import simulate
+from ratrain.ratrainc.levers import Setting, outcomes, try_setting
+from ratrain.ratrainc.module_figures import capacity_figures, stored_figures
+from ratrain.ratrainc.parts import Part, Shown, TextTable
+from ratrain.ratrainc.progress import OnProgress, Progress
+from ratrain.ratrainc.recovery_prices import recovery_facts, recovery_table, stores_anything
+from ratrain.ratrainc.slices_note import slices_note
+from ratrain.targets.target import target_of
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.targets.machine.machine import Machine
+
+_SHOWN_OWNERS = 12
+
+
+@frozen(repr=False)
+class ByteReport(Shown):
+    """Why each byte of a stage is where it is."""
+
+    facts: dict[str, Any]
+    """as `--json` prints them"""
+    untried: str = ""
+    """why no lever was tried, where one was asked for"""
+
+    def parts(self) -> Iterator[Part]:
+        """Sentences about peak and arena, tables of who is live and of levers."""
+        return _parts(self.facts)
+
+    def to_json(self) -> dict[str, Any]:
+        """The facts as `--json` prints them."""
+        return self.facts
+
+
+def byte_report(
+    module: Module, machine: Machine, *, stage: int | None, levers: bool, seconds: float, progress: OnProgress
+) -> ByteReport:
+    """The report of a stage of a verified module, None: the one with the highest peak. Levers are tried for about so many seconds."""
+    if stage is None:
+        stage = max(range(len(module.stages)), key=lambda s: lifetimes(module.stages[s]).peak_bytes)
+    facts = _facts(module, module.stages[stage], machine)
+    progress(Progress(0, None, "simulating"))
+    facts["byte_reuse"] = _byte_reuse(module, machine)
+    facts["recovery"] = _recovery(module, module.stages[stage], machine)
+    if note := slices_note(module.plan, machine):
+        facts["slices"] = note
+    facts["levers"], untried = [], ""
+    if levers:
+        progress(Progress(0, None, "trying levers"))
+        facts["levers"], untried = _levers(module, stage, machine, seconds)
+    return ByteReport(facts, untried)
+
+
+def _facts(module: Module, stage: Stage, machine: Machine) -> dict[str, Any]:
+    lives = lifetimes(stage)
+    position = lives.peak_position
+    live = lives.live_at(position)
+    owners: dict[str, int] = {}
+    for tensor in live:
+        name = f"{tensor.kind.value} of {_owner(tensor.name)}"
+        owners[name] = owners.get(name, 0) + aligned(tensor.type.nbytes)
+    return {
+        "stage": stage.index,
+        "peak_live_bytes": lives.peak_bytes,
+        "peak_op": repr(stage.ops[position]) if stage.ops else "",
+        "arena_bytes": stage.arena_bytes,
+        **stored_figures(stage),
+        **capacity_figures(module, machine),
+        "by_kind": {kind.value: size for kind, size in lives.bytes_by_kind(position).items()},
+        "by_owner": dict(sorted(owners.items(), key=lambda item: -item[1])),
+        "live_tensors": len(live),
+    }
+
+
+def _owner(name: str) -> str:
+    """The block a tensor's name speaks of; micro-batches and slots of a block are counted together."""
+    parts = name.split(".")
+    for index, part in enumerate(parts):
+        if part in ("attention", "mlp") and index + 1 < len(parts) and parts[index + 1].isdigit():
+            return f"{part}.{parts[index + 1]}"
+        if part in ("embed", "head"):
+            return part
+    return parts[0]
+
+
+def _grouped(by_owner: dict[str, int]) -> list[tuple[str, int]]:
+    """Owners with the layers of one block kind taken together, largest first."""
+    sizes: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    for name, size in by_owner.items():
+        kind, _, layer = name.partition(".")
+        sizes[kind] = sizes.get(kind, 0) + size
+        counts[kind] = counts.get(kind, 0) + bool(layer)
+    named = [(f"{kind} ({counts[kind]} layers)" if counts[kind] else kind, size) for kind, size in sizes.items()]
+    return sorted(named, key=lambda item: -item[1])
+
+
+def _byte_reuse(module: Module, machine: Machine) -> dict[str, float] | None:
+    """Seconds of a step as placed, and were no bytes used twice; None where nothing has an address yet."""
+    if module.level is not Level.ALLOCATED:
+        return None
+    target = target_of(machine)
+    apart = at_own_addresses(module)
+    return {"step_seconds": target.step_seconds(module), "without_reuse_seconds": target.step_seconds(apart)}
+
+
+def _recovery(module: Module, stage: Stage, machine: Machine) -> list[dict[str, Any]]:
+    """What is kept, recovered and stored of each block, and what that costs; nothing of what has no places yet."""
+    if module.level is not Level.ALLOCATED:
+        return []
+    timeline = None
+    if stores_anything(stage):
+        timeline = simulate(emit(module, machine=machine), machine=machine).timeline
+    return recovery_facts(module, stage, target_of(machine), timeline)
+
+
+def _levers(module: Module, stage: int, machine: Machine, seconds: float) -> tuple[list[dict[str, Any]], str]:
+    """What was tried, and why nothing was; empty where something was."""
+    if not module.pipeline:
+        return [], "no levers are tried: no pipeline made the module"
+    # of a placed module the plan tells the order that its pipeline made, and a placement of its own name makes it again
+    made = module.level is not Level.DATAFLOW and placed_by(module.pipeline) is not None
+    plan = evolve(module.plan, schedule=None) if made else module.plan
+    pipeline = module.pipeline if module.level is Level.ALLOCATED else f"{module.pipeline},allocate-ddr"
+    setting = Setting(module.model, plan, pipeline, machine)
+    now = try_setting(setting, "as it is")
+    if now is None:
+        return [], f"no levers are tried: the pipeline '{pipeline}' cannot be run again here"
+    tried = [now, *(o for o in outcomes(setting, stage, seconds) if " and " not in o.name)]
+    reference = now.peak_bytes[stage]
+    return [
+        {
+            "name": outcome.name,
+            "peak_bytes": max(outcome.peak_bytes),
+            "freed_bytes": reference - outcome.peak_bytes[stage] if len(outcome.peak_bytes) > stage else None,
+            "step_seconds": outcome.step_seconds,
+            "fits": outcome.fits,
+        }
+        for outcome in tried
+    ], ""
+
+
+def _parts(facts: dict[str, Any]) -> Iterator[Part]:
+    peak, arena = facts["peak_live_bytes"], facts["arena_bytes"]
+    yield f"stage @{facts['stage']}: {peak} bytes ({size_text(peak)}) live at '{facts['peak_op']}'"
+    if arena:
+        yield (
+            f"arena {arena} bytes, {arena - peak} more than is ever live ({100 * (arena / peak - 1):.3f} % fragmentation)"
+        )
+    if facts["capacity_bytes"] and arena:
+        yield f"capacity {facts['capacity_bytes']} bytes: {facts['capacity_bytes'] - arena} free"
+    for home, nbytes in facts.get("stored_bytes", {}).items():
+        yield f"stored in the memory '{home}': {nbytes} bytes ({size_text(nbytes)})"
+    if overheads := facts.get("overhead_bytes"):
+        rows = [[name, str(nbytes), size_text(nbytes)] for name, nbytes in overheads.items()]
+        yield TextTable("taken of the memory before any tensor has a place", ("overhead", "bytes", ""), rows)
+    if facts["byte_reuse"]:
+        step, apart = facts["byte_reuse"]["step_seconds"], facts["byte_reuse"]["without_reuse_seconds"]
+        words = f"{seconds_text(step)} a step, {seconds_text(apart)} if no bytes were used twice"
+        yield f"waits for bytes that are used again: {words} ({100 * (step / apart - 1):+.2f} %, simulated)"
+    if "slices" in facts:
+        yield facts["slices"]
+    rows = [[kind, str(size), size_text(size), f"{100 * size / peak:.1f} %"] for kind, size in facts["by_kind"].items()]
+    yield TextTable("live at the peak, by state kind", ("kind", "bytes", "", "share"), rows)
+    owners = _grouped(facts["by_owner"])
+    rows = [[name, str(size), size_text(size), f"{100 * size / peak:.1f} %"] for name, size in owners[:_SHOWN_OWNERS]]
+    yield TextTable(
+        f"live at the peak, by owner (largest {len(rows)} of {len(owners)})", ("owner", "bytes", "", "share"), rows
+    )
+    if facts["recovery"]:
+        yield recovery_table(facts["recovery"])
+    if facts["levers"]:
+        yield _levers_table(facts["levers"])
+
+
+def _levers_table(levers: list[dict[str, Any]]) -> TextTable:
+    now = levers[0]["step_seconds"]
+    rows = []
+    for lever in levers:
+        freed = lever["freed_bytes"]
+        seconds = lever["step_seconds"]
+        price = "does not fit" if seconds is None else f"{100 * (seconds / now - 1):+.2f} %" if now else ""
+        rows.append(
+            [
+                lever["name"],
+                "-" if freed is None else ("-" if freed < 0 else "") + size_text(abs(freed)),
+                size_text(lever["peak_bytes"]),
+                "-" if seconds is None else seconds_text(seconds),
+                price,
+            ]
+        )
+    return TextTable(
+        "levers, each tried alone (seconds simulated)", ("lever", "frees here", "highest peak", "step", "price"), rows
+    )

@@ -1,0 +1,29 @@
+"""A machine that was fitted or timed: what can be done with any of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ratrain.ratrainc.parts import Shown
+from ratrain.targets.machine.writer import write_machine
+
+if TYPE_CHECKING:
+    from ratrain.targets.machine.machine import Machine
+
+
+class Calibrated(Shown):
+    """A machine, and how good its figures are."""
+
+    __slots__ = ()
+    machine: Machine
+
+    def save(self, path: str) -> None:
+        """Write the machine file.
+
+        Raises `DiagnosticError` RT002 where it cannot be written.
+        """
+        write_machine(self.machine, path)
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as `--json` prints them."""
+        raise NotImplementedError

@@ -1,0 +1,67 @@
+"""A program as text: the work of `ratrainc disasm`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ratrain.targets.program.on_chip import on_chip_form
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.program import Instruction, Program, ProgramStage
+    from ratrain.targets.program.routine import OnChipSchedule
+
+
+def stream_lines(program: Program, only_stage: int | None, only_engine: str | None) -> Iterator[str]:
+    """The streams of all stages and engines, or of one, with addresses and waits."""
+    yield f"program {program.name}: {program.topology.words}, target {program.target}"
+    yield f"pipeline {program.pipeline}"
+    for index, stage in enumerate(program.stages):
+        if only_stage not in (None, index):
+            continue
+        yield f"stage @{index}: arena {stage.arena_bytes} bytes, peak live {stage.peak_live_bytes}"
+        for engine, stream in stage.streams.items():
+            if only_engine in (None, engine.value):
+                yield f"  {engine.value}: {len(stream)} instructions"
+                for number, instruction in enumerate(stream, 1):
+                    yield f"  {number:6d}  {_instruction_text(program, stage, instruction)}"
+
+
+def _instruction_text(program: Program, stage: ProgramStage, instruction: Instruction) -> str:
+    routine = "" if instruction.routine is None else f" call {program.routines[instruction.routine].key}"
+    operands = ", ".join(
+        f"{operand.role}={'rwus'[operand.access.value]}:{stage.tensors[operand.tensor].offset:#x}"
+        for operand in instruction.operands
+    )
+    waits = " ".join(
+        f"{wait.engine.value}>={wait.count}{' of the previous step' if wait.previous_step else ''}"
+        for wait in instruction.waits
+    )
+    return f"{instruction.title}{routine} ({operands})" + (f"  wait {waits}" if waits else "")
+
+
+def tile_lines(program: Program, core: int, limit: int) -> Iterator[str]:
+    """Every distinct on-chip schedule, and the first `limit` events of a core."""
+    users: dict[OnChipSchedule, list[str]] = {}
+    for routine in program.routines:
+        for number, step in enumerate(routine.steps, 1):
+            for schedule in step.on_chip.values():
+                users.setdefault(schedule, []).append(f"{routine.key} step {number}")
+    if not users:
+        yield f"no tile schedules: the program was compiled for {program.target} without them"
+    for schedule, steps in users.items():
+        yield from on_chip_form(schedule.form).lines(schedule, steps, core, limit)
+
+
+def routine_lines(program: Program) -> Iterator[str]:
+    """Routines: kernels, operands, workspace."""
+    for routine in program.routines:
+        yield f"routine {routine.key}: workspace {routine.workspace_bytes} bytes"
+        for formal in routine.formals:
+            yield f"    operand {formal.name} : {formal.dtype.value}{list(formal.shape)}"
+        for item in routine.intermediates:
+            yield f"    workspace {item.name} : {item.dtype.value}{list(item.shape)} at {item.offset:#x}"
+        for step in routine.steps:
+            operands = ", ".join(f"{name}={reference}" for name, reference in step.operands.items())
+            options = "".join(f" {key}={value}" for key, value in step.options.items())
+            yield f"    {step.kernel} ({operands}){options}"

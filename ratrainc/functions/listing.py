@@ -1,0 +1,92 @@
+"""What there is: models, machines, strategies, passes, examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from attrs import frozen
+
+from ratrain.passes.pass_base import default_text, values_text
+from ratrain.passes.registry import PASSES, pass_class
+from ratrain.ratrain_ir.frontend.model_files import load_model
+from ratrain.ratrainc.examples import copy_examples, example_names, example_path, example_summary
+from ratrain.ratrainc.model_facts import ModelFacts
+from ratrain.ratrainc.model_facts import model_facts as facts_of
+from ratrain.ratrainc.parts import Part, Shown
+from ratrain.ratrainc.strategies import STRATEGIES, Strategy
+from ratrain.targets.machine.machine import Machine, load_machine, machine_names
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+
+__all__ = ["copy_examples", "example_path", "examples", "machine", "machines", "model_facts", "passes", "strategies"]
+
+
+def model_facts(model: str | ModelConfig, seq_len: int | None = None) -> ModelFacts:
+    """What a model is: parameters by block, arithmetic and bytes of a token, what layers keep, what is unusual about it.
+
+    Raises `DiagnosticError` RT061 with every key of a configuration that is not supported.
+    """
+    return facts_of(load_model(model) if isinstance(model, str) else model, seq_len)
+
+
+def machine(name: str | None = None) -> Machine:
+    """A machine by its name or its file; the default one without.
+
+    Raises `DiagnosticError` where there is none of that name, or the file is no machine.
+    """
+    return load_machine(name)
+
+
+def machines() -> list[Machine]:
+    """The machines that are built in, or that plugins bring."""
+    return [load_machine(name) for name in machine_names()]
+
+
+def strategies() -> tuple[Strategy, ...]:
+    """The named pipelines of passes."""
+    return STRATEGIES
+
+
+@frozen(repr=False)
+class PassList(Shown):
+    """The passes, with what each does and its options."""
+
+    passes: tuple[dict[str, Any], ...]
+
+    def parts(self) -> Iterator[Part]:
+        """A few lines a pass."""
+        for each in self.passes:
+            yield f"{each['name']}\n    {each['summary']}"
+            for option in each["options"]:
+                yield f"    {{{option['name']}={option['values']}}}, default {option['default']}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The list as `--json` prints it."""
+        return {"passes": list(self.passes)}
+
+
+def passes() -> PassList:
+    """Every pass with its summary and options."""
+    found = []
+    for name in PASSES.names():
+        cls = pass_class(name)
+        options = [
+            {
+                "name": attribute.name.replace("_", "-"),
+                "values": values_text(attribute),
+                "default": default_text(attribute),
+                "required": attribute.default is attrs.NOTHING,
+            }
+            for attribute in attrs.fields(cls)
+        ]
+        summary = (cls.__doc__ or "It does not say what it does.").strip().splitlines()[0]
+        found.append({"name": name, "summary": summary, "options": options})
+    return PassList(tuple(found))
+
+
+def examples() -> dict[str, str]:
+    """The example models, plans and machines that come with the package, and what each is; `example_path` has their paths."""
+    return {name: example_summary(name) for name in example_names()}

@@ -1,0 +1,96 @@
+"""Simulation held against measurements: machines that are fitted or timed, and published tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
+from ratrain.ratrainc.functions.building import chosen_machine
+from ratrain.ratrainc.progress import OnProgress, Progress, counting, unheard
+from ratrain.ratrainc.strategies import DEFAULT_STRATEGY
+from ratrain.ratrainc.strategies import strategy as strategy_named
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.calibration.from_device import DeviceChoice, DeviceMachine
+    from ratrain.ratrainc.calibration.from_profile import ProfiledMachine
+    from ratrain.ratrainc.calibration.report import Calibration
+    from ratrain.ratrainc.validation.outcome import Validation
+    from ratrain.targets.machine.machine import Machine
+
+
+def calibrate_rows(
+    rows: str,
+    fit: Sequence[str],
+    *,
+    machine: str | Machine | None = None,
+    hold_out: int = 5,
+    strategy: str | None = None,
+) -> Calibration:
+    """Constants of a machine fitted to measured step times, a CSV table; each `hold_out`-th row is only predicted, with 0 none is.
+
+    Raises `DiagnosticError` where the table is wrong, scipy is not installed, or rows cannot tell the constants.
+    """
+    from ratrain.ratrainc.calibration.report import calibrate_rows as fitted
+
+    passes = strategy_named(strategy or DEFAULT_STRATEGY).passes
+    return fitted(rows, chosen_machine(machine), fit, every=hold_out, passes=passes)
+
+
+def calibrate_profile(profile: str, name: str = "this-machine") -> ProfiledMachine:
+    """The machine that a profile of a run was taken on: a table of the seconds of every op, and rates fitted to them.
+
+    Raises `DiagnosticError` where the file is no profile, or scipy is not installed.
+    """
+    from threadpoolctl import threadpool_limits
+
+    from ratrain.ratrainc.calibration.from_profile import machine_from_profile
+    from ratrain.targets.runtime.utilisation import measured_peak_flops
+
+    with threadpool_limits(limits=1):
+        peak = measured_peak_flops()
+    return machine_from_profile(profile, name, peak)
+
+
+def calibrate_device(
+    choice: DeviceChoice, name: str = "this-machine", *, progress: OnProgress | None = None
+) -> DeviceMachine:
+    """The machine at hand, its kernels, updates and copies timed one by one; links to others are not measured.
+
+    Raises `DiagnosticError` where there is no such device, or what is asked for does not go together.
+    """
+    from threadpoolctl import threadpool_limits
+
+    from ratrain.ratrainc.calibration.from_device import machine_of_device
+
+    hear = progress or unheard
+    with threadpool_limits(limits=1):
+        return machine_of_device(choice, name, lambda part: hear(Progress(round(100 * part), 100, "")))
+
+
+def validate(
+    *tables: str,
+    machine: str | Machine | None = None,
+    whole: bool = False,
+    jobs: int = 1,
+    progress: OnProgress | None = None,
+) -> Validation:
+    """Compile and simulate what others measured, CSV tables, and say how far off the simulation is, by class of rows.
+
+    `machine` takes the place of those that rows name; `whole`: every micro-batch of long steps is simulated. Raises `DiagnosticError` for
+    all that is wrong with the tables, which are read before the first row is simulated.
+    """
+    from ratrain.ratrainc.validation.outcome import validate as validated
+    from ratrain.ratrainc.validation.rows import read_validation_table
+
+    chosen = None if machine is None else chosen_machine(machine)
+    problems = Diagnostics()
+    read = []
+    for path in tables:
+        try:
+            read.append(read_validation_table(path, chosen))
+        except DiagnosticError as error:
+            problems.items.extend(error.diagnostics)
+    problems.check()
+    count = sum(row.task is not None for table in read for row in table.rows)
+    return validated(read, min(jobs, count), counting(progress, count), whole=whole)

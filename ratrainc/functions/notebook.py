@@ -1,0 +1,52 @@
+"""What a notebook shows of objects that are further down than what draws them: `ratrain.api` registers it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.notebook import DRAWN_BY
+from ratrain.ratrainc.functions.building import machine_for, machine_of
+from ratrain.ratrainc.parts import Part, TextTable, html_of
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.module import Module
+    from ratrain.ratrainc.validation.outcome import Validation
+    from ratrain.targets.program.program import Program
+
+
+def _module(module: Module) -> str:
+    from ratrain.ratrainc.reports import module_parts
+
+    return html_of(module_parts(module, machine_for(module, None)))
+
+
+def _program(program: Program) -> str:
+    return html_of(program_parts(program))
+
+
+def program_parts(program: Program) -> Iterator[Part]:
+    """A table of the stages' streams, and the machine."""
+    from ratrain.ratrainc.console import capacity_text, size_text
+
+    rows = [
+        [f"@{index}", *(str(len(stream)) for stream in stage.streams.values()), size_text(stage.arena_bytes)]
+        for index, stage in enumerate(program.stages)
+    ]
+    engines = [engine.value for engine in program.stages[0].streams]
+    title = (
+        f"{program.name}: {program.topology.words}, {len(program.routines)} routines, for {machine_of(program).name}"
+    )
+    yield TextTable(title, ("stage, instructions", *engines, "arena"), rows)
+    yield f"capacity of a stage: {capacity_text(program.capacity_bytes)}"
+
+
+def _validation(validation: Validation) -> str:
+    from ratrain.ratrainc.validation.tables import validation_parts
+
+    return html_of(validation_parts(validation))
+
+
+def let_objects_show_themselves() -> None:
+    """Register what draws them."""
+    DRAWN_BY.update({"Module": _module, "Program": _program, "Validation": _validation})

@@ -1,0 +1,219 @@
+"""Plans: looked for, compared, scaled, taken over from others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ratrain.ratrain_ir.diagnostics import misuse
+from ratrain.ratrain_ir.frontend.model_files import load_model
+from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.frontend.plan_text import load_plan, place_in_plan
+from ratrain.ratrain_ir.frontend.text import Place
+from ratrain.ratrainc.bridge import importing
+from ratrain.ratrainc.bridge.settings import Asked
+from ratrain.ratrainc.functions.building import resolved
+from ratrain.ratrainc.machine_choice import MachineChoice
+from ratrain.ratrainc.plan_choices import PlanChoice, SearchEffort
+from ratrain.ratrainc.planner import comparing, planned
+from ratrain.ratrainc.planner.fewest import Fewest, fewest_clusters
+from ratrain.ratrainc.planner.report import no_plan
+from ratrain.ratrainc.planner.requests import planning_request
+from ratrain.ratrainc.planner.scaling import Scaling, fixed_points, planned_points
+from ratrain.ratrainc.progress import OnProgress, counting
+from ratrain.targets.machine.machine import Machine, load_machine
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrainc.bridge.importing import Imported
+    from ratrain.ratrainc.planner.comparing import Comparison
+    from ratrain.ratrainc.planner.planned import LinksReport, Planned, WhatIf
+
+MachineLike = str | Machine | MachineChoice | None
+"""A machine by its name or its file, as it is, or one of these with another capacity; None: the default one."""
+
+
+def plan(
+    model: str | ModelConfig,
+    clusters: int,
+    global_batch: int,
+    *,
+    seq_len: int = 2048,
+    machine: MachineLike = None,
+    plans: PlanChoice | None = None,
+    effort: SearchEffort | None = None,
+    quick: bool = False,
+    robust: bool = False,
+    tokens: float | None = None,
+    progress: OnProgress | None = None,
+) -> Planned:
+    """The plan to run on so many clusters, for steps of `global_batch` sequences, and how far it can be from the best possible.
+
+    `plans` says which are looked for, `effort` how long; `quick`: closed forms alone, in seconds. With `tokens` the answer says what
+    training on so many takes, with `robust` how the best plans bear a slow stage and jitter. Raises `DiagnosticError` RT053 where no plan
+    was found that fits.
+    """
+    tick = counting(progress)
+    config, chosen, named = _model(model), _loaded(machine), _named(machine)
+    request = planning_request(
+        config, clusters, global_batch, seq_len, machine=chosen, plans=plans, effort=effort, robust=robust
+    )
+    answer = planned.answer_to(request, tick, quick=quick)
+    if answer.best is None:
+        no_plan(answer)
+    return planned.Planned(answer, quick, tokens, _words(model), named)
+
+
+def what_if(answer: Planned, *changes: str, progress: OnProgress | None = None) -> WhatIf:
+    """How an answer moves when its machine changes: planned again for each change, as `"ddr=16GiB,link=7.4GB/s"`.
+
+    Raises `DiagnosticError` for a change that cannot be read.
+    """
+    return planned.what_if(answer, changes, counting(progress))
+
+
+def robust_links(answer: Planned, *, progress: OnProgress | None = None) -> LinksReport:
+    """What each constant of the links does to a plan, and whether another is best where clusters share a port."""
+    return planned.links_report(answer, counting(progress))
+
+
+def smallest(
+    model: str | ModelConfig,
+    clusters: int,
+    *,
+    seq_len: int = 2048,
+    machine: MachineLike = None,
+    plans: PlanChoice | None = None,
+    progress: OnProgress | None = None,
+) -> Fewest:
+    """The fewest clusters, up to `clusters`, on which a plan fits, and the plan.
+
+    Raises `DiagnosticError` RT053 where none was found.
+    """
+    request = planning_request(_model(model), clusters, clusters, seq_len, machine=_loaded(machine), plans=plans)
+    return fewest_clusters(request, _words(model), _named(machine), counting(progress, clusters))
+
+
+def scale(
+    model: str | ModelConfig,
+    clusters: Sequence[int],
+    *,
+    plan: str | Plan | None = None,
+    sequences_per_cluster: int = 8,
+    seq_len: int = 2048,
+    machine: MachineLike = None,
+    plans: PlanChoice | None = None,
+    effort: SearchEffort | None = None,
+    progress: OnProgress | None = None,
+) -> Scaling:
+    """How throughput grows with the number of clusters when each has as much to do.
+
+    A `plan` keeps its stages and only gets more replicas; without one a plan is looked for at each number, for `effort`. Raises
+    `DiagnosticError` where numbers do not divide evenly, or the plan is wrong.
+    """
+    if not clusters or min(clusters) < 1 or len({*clusters}) < len(clusters):
+        misuse("numbers of clusters are from 1 on, and each is given once")
+    config = _model(model)
+    effort = effort or SearchEffort(seconds=20.0)
+    first = clusters[0]
+    request = planning_request(
+        config,
+        first,
+        first * sequences_per_cluster,
+        seq_len,
+        machine=_loaded(machine),
+        plans=plans,
+        effort=effort,
+    )
+    if plan is None:
+        points = planned_points(request, clusters, sequences_per_cluster, counting(progress))
+    else:
+        fixed = plan if isinstance(plan, Plan) else load_plan(plan, config)
+        request.strategy.check_schedule(fixed, _place(plan))
+        fixed = request.strategy.adapted(fixed, config, request.machine)
+        points = fixed_points(request, fixed, clusters, sequences_per_cluster, counting(progress, len(clusters)))
+    return Scaling(tuple(points), config.name, request.machine.name, request.strategy.name)
+
+
+def compare(
+    model: str | ModelConfig,
+    plan: str | Plan,
+    *,
+    strategies: Sequence[str] | None = None,
+    machine: MachineLike = None,
+    progress: OnProgress | None = None,
+) -> Comparison:
+    """Compile and simulate one plan under several strategies, the first of which is the yardstick; of None all that can have it.
+
+    Raises `DiagnosticError` RT064 for a strategy that was named and cannot have the plan.
+    """
+    config, known = resolved(model, plan)
+    total = len(comparing.chosen_strategies(strategies))
+    return comparing.compare_on_plan(
+        config, known, strategies, _loaded(machine), counting(progress, total), _place(plan)
+    )
+
+
+def compare_best(
+    model: str | ModelConfig,
+    clusters: int,
+    global_batch: int,
+    *,
+    seq_len: int = 2048,
+    strategies: Sequence[str] | None = None,
+    machine: MachineLike = None,
+    effort: SearchEffort | None = None,
+    progress: OnProgress | None = None,
+) -> Comparison:
+    """What strategies come to on the best plan of the default one, and each on its own best plan."""
+    chosen, effort = _loaded(machine), effort or SearchEffort(seconds=20.0)
+    request = planning_request(_model(model), clusters, global_batch, seq_len, machine=chosen, effort=effort)
+    return comparing.compare_on_best(request, strategies, chosen, counting(progress))
+
+
+def import_plan(
+    framework: Literal["megatron", "deepspeed", "torchtitan"],
+    file: str | Path,
+    *,
+    clusters: int | None = None,
+    pp: int | None = None,
+    seq_len: int | None = None,
+) -> Imported:
+    """A plan of the settings of another framework; ranks, stages and tokens are for where its file does not say them.
+
+    What it could not carry over is in `left`. Raises `DiagnosticError` for all that is wrong with the file.
+    """
+    if framework not in importing.FRAMEWORKS:
+        misuse(f"there is no framework '{framework}'; there are {', '.join(importing.FRAMEWORKS)}")
+    if pp is not None and framework != "deepspeed":
+        misuse("--pp is for --from deepspeed: the others say it in the file")
+    return importing.import_plan(framework, file, Asked(clusters, pp, seq_len))
+
+
+def _model(model: str | ModelConfig) -> ModelConfig:
+    return load_model(model) if isinstance(model, str) else model
+
+
+def _words(model: str | ModelConfig) -> str:
+    """What commands call a model."""
+    return model if isinstance(model, str) else model.name
+
+
+def _loaded(machine: MachineLike) -> Machine:
+    if isinstance(machine, MachineChoice):
+        return machine.load()
+    return machine if isinstance(machine, Machine) else load_machine(machine)
+
+
+def _named(machine: MachineLike) -> MachineChoice:
+    """What commands call a machine."""
+    if isinstance(machine, MachineChoice):
+        return machine
+    return MachineChoice(machine.name if isinstance(machine, Machine) else machine)
+
+
+def _place(plan: str | Plan) -> Callable[[], Place]:
+    """Where the plan says its schedule."""
+    return partial(place_in_plan, plan, "schedule") if isinstance(plan, str) else Place

@@ -1,0 +1,103 @@
+"""A still picture of a stage's memory: every tensor a rectangle, address by op of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.module import Level
+from ratrain.ratrain_ir.types import StateKind, aligned
+from ratrain.ratrainc.console import size_text
+from ratrain.ratrainc.report.svg import Picture
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.ops import Tensor
+
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 1100, 420, 70, 30, 58
+"""Pixels: of the picture, of the memory in it, left of the memory, above and below it."""
+MOST = 4000
+"""Lives that are drawn: those that take most of the memory for longest."""
+_LETTER = 6.2
+"""Pixels that a letter of the legend takes."""
+
+COLOURS = {
+    StateKind.MASTER: "#1f4e79",
+    StateKind.MOMENT: "#5b7fa6",
+    StateKind.VIEW: "#3b82c4",
+    StateKind.GRAD: "#2f9e62",
+    StateKind.GRAD_SHARD: "#7fc79a",
+    StateKind.BOUNDARY: "#d9822b",
+    StateKind.ACTIVATION: "#e9b872",
+    StateKind.CHECKPOINT: "#b5651d",
+    StateKind.SAVED: "#8a63b8",
+    StateKind.PARTIAL: "#c9b3e3",
+}
+"""By state kind; others are grey."""
+_OTHER = "#8c8c8c"
+
+Life = tuple["Tensor", int, int]
+"""A tensor with an interval of ops in which it is live."""
+
+
+def address_map(module: Module, stage: int | None = None) -> Picture:
+    """What lies where in DDR in the course of a step: of one stage, by default that with the largest arena.
+
+    Raises `DiagnosticError` RT071 where the module is not allocated,.
+    """
+    if module.level is not Level.ALLOCATED:
+        text = f"the module is {module.level.value}: its tensors have no addresses yet"
+        fail("RT071", text, help="run the pass allocate-ddr")
+    chosen = max(module.stages, key=lambda each: each.arena_bytes) if stage is None else module.stages[stage]
+    return Picture("\n".join(_lines(module, chosen)))
+
+
+def _lives(stage: Stage) -> list[Life]:
+    """All lives in the arena, those first that take most bytes for most ops."""
+    spans = lifetimes(stage).intervals.items()
+    lives = [(tensor, start, stop) for tensor, life in spans for start, stop in life if tensor.offset is not None]
+    return sorted(lives, key=lambda life: -aligned(life[0].type.nbytes) * (life[2] - life[1]))
+
+
+def _lines(module: Module, stage: Stage) -> Iterator[str]:
+    lives = _lives(stage)
+    shown, ops, arena = lives[:MOST], max(len(stage.ops), 1), max(stage.arena_bytes, 1)
+    across, up = (WIDTH - LEFT - 8) / ops, HEIGHT / arena
+    total = TOP + HEIGHT + BOTTOM
+    of_all = f" (the {MOST:,} largest of {len(lives):,} lives)" if len(lives) > MOST else ""
+    title = (
+        f"{module.name}, stage @{stage.index}: {size_text(stage.arena_bytes)} of DDR in {len(stage.ops):,} ops{of_all}"
+    )
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {total}" width="{WIDTH}" height="{total}" '
+        'font-family="sans-serif" font-size="10">'
+    )
+    yield f'<rect width="{WIDTH}" height="{total}" fill="#ffffff"/>'
+    yield f'<text x="{LEFT}" y="18" font-size="12" fill="#222222">{escape(title)}</text>'
+    yield f'<rect x="{LEFT}" y="{TOP}" width="{ops * across:.2f}" height="{HEIGHT}" fill="#f1f1f1"/>'
+    for tensor, start, stop in shown:
+        assert tensor.offset is not None
+        height = aligned(tensor.type.nbytes) * up
+        top = TOP + HEIGHT - tensor.offset * up - height
+        name = f"%{tensor.name}, {tensor.kind.value}, {size_text(tensor.type.nbytes)}"
+        yield (
+            f'<rect x="{LEFT + start * across:.2f}" y="{top:.2f}" width="{(stop - start) * across:.2f}" height="{height:.2f}" '
+            f'fill="{COLOURS.get(tensor.kind, _OTHER)}" stroke="#ffffff" stroke-width="0.3"><title>{escape(name)}</title></rect>'
+        )
+    for share in (0.0, 0.5, 1.0):
+        y = TOP + HEIGHT * (1 - share) + 4
+        yield f'<text x="{LEFT - 4}" y="{y:.0f}" text-anchor="end" fill="#222222">{size_text(int(arena * share))}</text>'
+    yield f'<text x="{LEFT}" y="{TOP + HEIGHT + 14}" fill="#222222">ops of the step, in order</text>'
+    yield from _legend(list(dict.fromkeys(tensor.kind for tensor, _, _ in shown)), total - 14)
+    yield "</svg>\n"
+
+
+def _legend(kinds: list[StateKind], y: int) -> Iterator[str]:
+    left = LEFT
+    for kind in kinds:
+        yield f'<rect x="{left}" y="{y - 9}" width="11" height="11" fill="{COLOURS.get(kind, _OTHER)}"/>'
+        yield f'<text x="{left + 16}" y="{y}" fill="#222222">{kind.value}</text>'
+        left += 30 + int(_LETTER * len(kind.value))

@@ -1,0 +1,25 @@
+"""A still picture: SVG that needs no script, as a file or in a notebook."""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+from ratrain.ratrain_ir.files import replacing
+
+
+@frozen
+class Picture:
+    """A picture, which a notebook shows."""
+
+    svg: str = field(repr=False)
+
+    def save(self, path: str) -> int:
+        """Write it; its bytes.
+
+        Raises `DiagnosticError` RT002 where the file cannot be written.
+        """
+        with replacing(path) as stream:
+            return stream.write(self.svg.encode())
+
+    def _repr_svg_(self) -> str:
+        return self.svg
