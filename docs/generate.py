@@ -2,7 +2,7 @@
 
 `docs/diagnostics.md` from the table of codes, `docs/passes.md` from the passes, `docs/mistakes.md` from what the verifier says about
 spoilt schedules, `docs/annotated-schedule.md` from a compiled one, `docs/keys.md` from the tables of keys and options, `docs/coming-from.md` from the rules of `import-plan`, `docs/commands.md` and
-`docs/json.md` from the commands, the outputs in `docs/start-here.md` from its commands, the ops in `docs/rtir.md` from their classes and
+`docs/json.md` from the commands, the outputs in `docs/start-here.md` from its commands, `docs/notebook.md` from the notebook, the ops in `docs/rtir.md` from their classes and
 from compiled schedules.
 
 `python docs/generate.py` writes them; with `--check` it exits with 1 when one is stale.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import runpy
 import sys
+from functools import cache
 from pathlib import Path
 
 import attrs
@@ -113,6 +114,13 @@ def json_page() -> str:
     return text
 
 
+@cache
+def notebook() -> tuple[str, dict[str, str]]:
+    """The page of the notebook with its cells run anew, and its pictures: `docs/notebook.py`."""
+    found: tuple[str, dict[str, str]] = runpy.run_path(str(DOCS / "notebook.py"))["run_notebook"]()
+    return found
+
+
 PAGES = {
     "diagnostics.md": diagnostics_page,
     "passes.md": passes_page,
@@ -124,12 +132,13 @@ PAGES = {
     "commands.md": commands_page,
     "json.md": json_page,
     "start-here.md": start_page,
+    "notebook.md": lambda: notebook()[0],
 }
 
 
 def pages() -> dict[str, str]:
     """The text of every page, by file name."""
-    return {name: wrapped(page()) for name, page in PAGES.items()}
+    return {name: wrapped(page()) for name, page in PAGES.items()} | notebook()[1]
 
 
 def stale_pages() -> dict[str, str]:

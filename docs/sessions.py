@@ -14,10 +14,12 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import ratrain
+from ratrain.ratrainc import heartbeat
 from ratrain.ratrainc.cli import main
 
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -89,8 +91,9 @@ def _output(command: str) -> str:
 
 @contextlib.contextmanager
 def _new_folder() -> Iterator[None]:
-    """A new current folder, and a terminal of `COLUMNS`."""
-    before, columns = Path.cwd(), os.environ.get("COLUMNS")
+    """A new current folder, and a terminal of `COLUMNS`, where nothing is said of how long work goes on."""
+    before, columns, every = Path.cwd(), os.environ.get("COLUMNS"), heartbeat.EVERY_SECONDS
+    heartbeat.EVERY_SECONDS = threading.TIMEOUT_MAX
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         os.environ["COLUMNS"] = COLUMNS
@@ -98,6 +101,7 @@ def _new_folder() -> Iterator[None]:
             yield
         finally:
             os.chdir(before)
+            heartbeat.EVERY_SECONDS = every
             if columns is None:
                 del os.environ["COLUMNS"]
             else:

@@ -31,6 +31,8 @@ def example_summary(name: str) -> str:
     """What an example says of itself: the first line of its comments."""
     if name.endswith(".json"):
         return "A model, as Hugging Face's config.json."
+    if name.endswith(".ipynb"):
+        return "A notebook: the Python API from a plan to a short training."
     lines = example_path(name).read_text(encoding="utf-8").splitlines()
     return next((line.removeprefix("# ") for line in lines if line.startswith("# ")), "")
 

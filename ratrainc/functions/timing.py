@@ -27,7 +27,7 @@ from ratrain.targets.simulator.given_times import GivenTimes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ratrain.ratrainc.report.differences import Differences
+    from ratrain.ratrainc.report.differences import Differences  # noqa: TC004 - of a type alone
 
 
 def simulate(

@@ -56,7 +56,7 @@ def test_the_annotated_schedule_is_a_sound_schedule() -> None:
 
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-OUTPUTS = {"annotated-schedule.md", "mistakes.md", "commands.md", "start-here.md"}
+OUTPUTS = {"notebook.md", "annotated-schedule.md", "mistakes.md", "commands.md", "start-here.md"}
 """Pages whose code blocks are what a command writes, in lines as long as it writes them."""
 TABLES = {"json.md", "planner.md", "passes.md", "keys.md", "validation.md", "coming-from.md"}
 """Pages whose tables are made of what the code, or tables of measurements, say: a row of such a table cannot be broken."""

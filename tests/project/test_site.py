@@ -91,6 +91,8 @@ def test_the_page_of_python_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / "python.md").read_text(), re.MULTILINE | re.DOTALL)
     exec("".join(blocks), {})
     said = capsys.readouterr().out
+    assert "tokens/s (simulated)" in said
+    assert "step 0" in said
     assert "2 stages, " in said
     assert "RT004" in said or "RT070" in said
     assert "did you mean 'allocate-ddr'?" in said
