@@ -12,6 +12,7 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan import BUILT_SCHEDULES
 from ratrain.ratrain_ir.frontend.plan_text import parse_plan, plan_to_toml
 from ratrain.ratrain_ir.parser import parse_module
@@ -178,7 +179,7 @@ def test_a_planned_plan_compiles_into_what_was_planned(name: str, tmp_path: Path
     sizes = ["--clusters", "2", "--global-batch", "4", "--seq-len", "4"]
     assert main(["plan", "--model", model, *sizes, "--strategy", name, "--quick", "-o", str(out)]) == 0
     wanted = next(item for item in STRATEGIES if item.name == name).schedule
-    assert parse_plan(out.read_text(), file="best.toml", model=api.load_model(model)).schedule == wanted
+    assert parse_plan(out.read_text(), file="best.toml", model=load_model(model)).schedule == wanted
     assert main(["compile", "--model", model, "--plan", str(out), "--strategy", name, "-o", str(schedule)]) == 0
     assert schedule_in(schedule) == (wanted or "1f1b")
 
