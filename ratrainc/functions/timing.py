@@ -165,11 +165,10 @@ def report_against(
     from ratrain.ratrainc.report.comparison import write_comparison
     from ratrain.ratrainc.report.differences import Side, differences_of
 
-    sides = [
-        Side(name, each.timeline, each.figures, each.machine) for name, each in zip(names, (one, other), strict=True)
-    ]
-    differences = differences_of(*sides)
-    return WrittenComparison(differences, write_comparison(*sides, differences, path))
+    first = Side(names[0], one.timeline, one.figures, one.machine)
+    second = Side(names[1], other.timeline, other.figures, other.machine)
+    differences = differences_of(first, second)
+    return WrittenComparison(differences, write_comparison(first, second, differences, path))
 
 
 def program_and_machine(program: Program | str, machine: str | Machine | None) -> tuple[Program, Machine]:
