@@ -43,8 +43,12 @@ class Shown:
     def __repr__(self) -> str:
         return text_of(self.parts())
 
-    def _repr_html_(self) -> str:
+    def html(self) -> str:
+        """What a notebook shows."""
         return html_of(self.parts())
+
+    def _repr_html_(self) -> str:
+        return self.html()
 
 
 def show(parts: Iterable[Part]) -> None:

@@ -61,7 +61,8 @@ class RunResult(Shown):
         """What it came to, in sentences."""
         return run_parts(self)
 
-    def _repr_html_(self) -> str:
+    def html(self) -> str:
+        """The sentences, and the losses as a line."""
         return html_of(self.parts()) + curve_picture(curves_of(self.steps))
 
     def to_json(self) -> dict[str, Any]:

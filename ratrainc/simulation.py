@@ -68,7 +68,8 @@ class StepSimulation(Shown):
         """The figures as `--json` prints them."""
         return self.figures.to_json()
 
-    def _repr_html_(self) -> str:
+    def html(self) -> str:
+        """The tables, and the timeline where it is not too large."""
         count = sum(len(boxes(self.timeline, stage)) for stage in range(len(self.program.stages)))
         drawn = self.picture().svg if count <= MOST_BOXES else html_of([f"picture() draws its {count:,} passes"])
         return html_of(self.parts()) + drawn
