@@ -102,12 +102,17 @@ class _Sweep:
     """Pairs found, and how many steps they are apart."""
     begins: dict[Home, int] = field(factory=dict)
     """Where the bytes of each memory begin, one memory behind the other."""
+    spans: list[tuple[int, int]] = field(factory=list)
+    """The bytes of each tensor, so counted."""
 
     def run(self) -> list[Race]:
         size = 0
         for home in Home:
             self.begins[home] = size
             size += self.stage.bytes_in(home)
+        for tensor in self.stage.tensors:
+            begin = self.begins[tensor.home]
+            self.spans.append((begin + tensor.offset, begin + tensor.end))
         self.starts, self.segments = [0], [_Segment(0, size, None, {})]
         streams = [self.stage.streams[engine] for engine in ENGINES]
         done = [0] * len(ENGINES)
@@ -161,16 +166,23 @@ class _Sweep:
 
     def visit(self, me: tuple[int, int], instruction: Instruction, clock: list[int]) -> None:
         for operand in instruction.operands:
-            tensor = self.stage.tensors[operand.tensor]
-            if tensor.end > tensor.offset:
-                begin = self.begins[tensor.home]
-                span = begin + tensor.offset, begin + tensor.end
-                self.touch(me, *span, clock, reads=operand.access is Access.READ)
+            start, stop = self.spans[operand.tensor]
+            if stop > start:
+                self.touch(me, start, stop, clock, reads=operand.access is Access.READ)
 
     def touch(self, me: tuple[int, int], start: int, stop: int, clock: list[int], *, reads: bool) -> None:
         """Check an access against the history of its bytes, and enter it there."""
-        first, last = self.split(start), self.split(stop)
+        first = self.split(start)
         engine, number = me
+        segment = self.segments[first]
+        if segment.stop == stop and (reads or not segment.readers):  # as most are: the same bytes as before
+            self.check(me, segment.writer, clock, start, stop)
+            if reads:
+                segment.readers[engine] = number
+            else:
+                segment.writer = me
+            return
+        last = self.split(stop)
         for segment in self.segments[first:last]:
             self.check(me, segment.writer, clock, start, stop)
             if reads:

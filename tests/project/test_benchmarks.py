@@ -16,6 +16,7 @@ from tests.end_to_end.tiny_runs import instructions
 from tests.targets.runtime.mpi_tools import needs_mpi, run_ranks
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+EXAMPLES = BENCHMARKS.parent / "examples"
 
 
 def test_language(capsys):
@@ -169,6 +170,16 @@ def test_vtrain_reports_the_error_of_rows_held_out(capsys, tmp_path):
     coarse, fine = (float(error) for error in re.findall(r"held out: \d+ rows, error mean ([0-9.]+) %", out))
     assert fine < coarse
     assert out_file.exists()
+
+
+@pytest.mark.full
+def test_speed(capsys):
+    words = ["--model", str(EXAMPLES / "tiny.json"), "--plan", str(EXAMPLES / "tiny.toml"), "--micro-batches", "2"]
+    runpy.run_path(str(BENCHMARKS / "speed.py"))["main"](words)
+    titles, *rows = capsys.readouterr().out.splitlines()
+    assert titles.split() == ["command", "CPU", "s", "target"]
+    assert [row.split()[0] for row in rows] == ["compile", "emit", "verify", "simulate", "explain", "report"]
+    assert all(float(row.split()[1]) > 0 for row in rows)
 
 
 @pytest.mark.full

@@ -1,0 +1,82 @@
+"""Speed of the whole: CPU seconds of the commands on one large plan, beside what they should take.
+
+    python benchmarks/speed.py                                LLaMA-2-70B, 48 stages, 256 micro-batches; some minutes
+    python benchmarks/speed.py --micro-batches 8              smaller
+    python benchmarks/speed.py --only verify,simulate --folder DIR     files of an earlier run in DIR
+
+Seconds are of the processes themselves (user and system), compiled loops warm: each command is a process of its own, and what it reads,
+checks and writes is part of it. Targets are for the plan as it stands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PLAN = ROOT / "examples" / "llama-2-70b-96.toml"
+MODEL = "llama-2-70b"
+MICRO_BATCHES = 256
+TARGETS = {"compile": 30, "emit": None, "verify": 3, "simulate": 1, "explain": 15, "report": 5}
+
+
+def commands(model: str, plan: Path, folder: Path) -> dict[str, list[str]]:
+    """What is timed, by name; each needs the files of those before it."""
+    schedule, program = str(folder / "speed.rtir"), str(folder / "speed.rtx")
+    return {
+        "compile": ["compile", "--model", model, "--plan", str(plan), "-o", schedule],
+        "emit": ["compile", schedule, "-o", program],
+        "verify": ["verify", schedule],
+        "simulate": ["simulate", program],
+        "explain": ["explain", schedule],
+        "report": ["report", program, "-o", str(folder / "speed.html")],
+    }
+
+
+def cpu_seconds(words: list[str]) -> float:
+    """CPU seconds of one command, which has to succeed."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    path = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", "")))}
+    code = "import sys; from ratrain.ratrainc.cli import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code, *words], check=False, env=path, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(words)} failed:\n{done.stdout}{done.stderr}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=MODEL, help="a preset or a config.json")
+    parser.add_argument("--plan", type=Path, default=PLAN)
+    parser.add_argument("--micro-batches", type=int, default=MICRO_BATCHES)
+    parser.add_argument("--only", default=",".join(TARGETS), help="names of commands, with commas between them")
+    parser.add_argument("--folder", type=Path, help="keep the files here")
+    chosen = parser.parse_args(arguments)
+    names = chosen.only.split(",")
+    if unknown := [name for name in names if name not in TARGETS]:
+        parser.error(f"no command {unknown[0]}: there are {', '.join(TARGETS)}")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = chosen.folder or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = [
+            f"micro_batches = {chosen.micro_batches}" if line.startswith("micro_batches") else line
+            for line in chosen.plan.read_text("utf-8").splitlines()
+        ]
+        plan = folder / "speed.toml"
+        plan.write_text("\n".join(lines) + "\n", "utf-8")
+        print(f"{'command':10} {'CPU s':>8} {'target':>8}")
+        for name, words in commands(chosen.model, plan, folder).items():
+            if name in names:
+                seconds, target = cpu_seconds(words), TARGETS[name]
+                print(f"{name:10} {seconds:8.2f} {'-' if target is None else target:>8}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
