@@ -69,8 +69,8 @@ GROUPS = {
     "outputs": Outputs,
     "display": Display,
 }
-TOLD_OTHERWISE = {"settings_execution_threads", "settings_execution_sums", "display_quiet"}
-"""Fields that follow from the program, the engine or --json."""
+TOLD_OTHERWISE = {"settings_execution_threads", "settings_execution_sums", "display_quiet", "display_each_step"}
+"""Fields that follow from the program, the engine or --json, or are for callers from Python."""
 
 
 @pytest.mark.parametrize("group", GROUPS)
