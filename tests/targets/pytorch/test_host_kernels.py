@@ -163,9 +163,11 @@ def test_other_types_have_the_bits_of_fast(dtype: str) -> None:
 @pytest.mark.sampled(2, first=1)
 def test_every_family_trains_near_fast_in_bf16(model: Any) -> None:
     program = make_program(model, view_dtype="bf16")
-    torch, fast = (losses(train(program, 12, kernels=kernels)) for kernels in ("torch", "fast"))
-    assert torch != fast
-    np.testing.assert_allclose(torch, fast, rtol=NEAR_FAST)
+    torch, fast = (train(program, 12, kernels=kernels) for kernels in ("torch", "fast"))
+    # That its own products ran. Losses alone may coincide: those of Gemma 3 do, on some processors.
+    with pytest.raises(AssertionError):
+        same_bits(torch, fast)
+    np.testing.assert_allclose(losses(torch), losses(fast), rtol=NEAR_FAST)
 
 
 def test_a_processor_that_does_not_multiply_bf16_gets_the_bits_of_fast(monkeypatch: pytest.MonkeyPatch) -> None:
