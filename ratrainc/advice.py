@@ -1,25 +1,34 @@
 """What fits instead of a plan that does not: changes of it, each tried, else the planner's plan for the same clusters and the same step.
 
-That nothing fits is said only where the planner's bounds on bytes rule out every plan.
+The planner looks among plans for the same passes, then among those of all schedules. That nothing fits is said only where its bounds on
+bytes rule out every one of these.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from attrs import field, frozen
+
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Note
+from ratrain.ratrain_ir.files import write_lines
+from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.frontend.plan_text import changes_text
+from ratrain.ratrain_ir.schedules.named import default_schedule
 from ratrain.ratrainc.console import seconds_text, size_text
 from ratrain.ratrainc.levers import Outcome, Setting, outcomes, try_setting
 from ratrain.ratrainc.planner.answer import Request
 from ratrain.ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
+from ratrain.ratrainc.planner.families import USUAL, Family, families
 from ratrain.ratrainc.planner.quick import quick_answer
-from ratrain.ratrainc.planner.report import nearest_text
+from ratrain.ratrainc.planner.report import nearest_text, text_of_plan
+from ratrain.ratrainc.planner.requests import without_schedule
+from ratrain.ratrainc.strategies import DEFAULT_STRATEGY
+from ratrain.ratrainc.strategies import strategy as strategy_named
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrainc.machine_choice import MachineChoice
     from ratrain.ratrainc.planner.answer import Answer, Candidate
     from ratrain.ratrainc.planner.evaluation import Evaluation
     from ratrain.ratrainc.strategies import Strategy
@@ -31,17 +40,46 @@ _PLANNER_SECONDS = 15.0
 _SHOWN = 5
 
 
-def advice(setting: Setting, strategy: Strategy, command: str | None) -> list[Note]:
-    """Notes for a setting that does not fit; `command` asks the planner for a plan, where that can be asked for its passes."""
+@frozen
+class Suggestion:
+    """A plan that was compiled and placed, and the passes that did."""
+
+    plan: Plan
+    pipeline: str
+    how: str
+    """what it comes to, in words"""
+
+    def save(self, path: str, model: str, machine: MachineChoice) -> None:
+        """Write the plan's file, with how to compile it. Raises `DiagnosticError` RT002 where that cannot be written."""
+        head = [f"In place of a plan that does not fit: {self.how}."]
+        write_lines(path, text_of_plan(self.plan, self.pipeline, model, head, machine).splitlines())
+
+
+@frozen
+class Advice:
+    """What is known of other plans."""
+
+    notes: list[Note] = field(factory=list)
+    suggestion: Suggestion | None = None
+
+
+def advice(setting: Setting, strategy: Strategy, command: str | None, whole_command: str | None = None) -> Advice:
+    """What fits in place of a setting that does not.
+
+    `command` asks the planner for a plan, where that can be asked for the setting's passes; `whole_command` asks it for one of any schedule.
+    """
     begin = time.monotonic()
     now = try_setting(setting, "as it is")
     if now is None:
-        return []
+        return Advice()
     heaviest = max(range(len(now.peak_bytes)), key=now.peak_bytes.__getitem__)
     fitting = _fitting_changes(setting, heaviest)
     if fitting:
-        return [Note(f"tried, and fits: {o.name}: {_figures(o.step_seconds, o.peak_bytes)}") for o in fitting]
-    return list(_planned(setting, strategy, command, begin + SECONDS))
+        notes = [Note(f"tried, and fits: {o.name}: {_figures(o.step_seconds, o.peak_bytes)}") for o in fitting]
+        first = fitting[0]
+        how = f"{first.name}: {_figures(first.step_seconds, first.peak_bytes)}"
+        return Advice(notes, Suggestion(first.setting.plan, first.setting.pipeline, how))
+    return _planned(setting, strategy, command, whole_command, begin + SECONDS)
 
 
 def _fitting_changes(setting: Setting, heaviest: int) -> list[Outcome]:
@@ -54,51 +92,71 @@ def _fitting_changes(setting: Setting, heaviest: int) -> list[Outcome]:
     return sorted(fitting, key=lambda o: o.step_seconds or 0.0)
 
 
-def _planned(setting: Setting, strategy: Strategy, command: str | None, deadline: float) -> Iterator[Note]:
-    yield Note("no single change and no pair of changes that was tried fits")
+def _planned(
+    setting: Setting, strategy: Strategy, command: str | None, whole_command: str | None, deadline: float
+) -> Advice:
+    """The planner's plan for the same passes, else for any schedule of the default strategy."""
+    notes = [Note("no single change and no pair of changes that was tried fits")]
     plan = setting.plan
-    if plan.chunks > 1 or plan.slices:
-        return  # the planner's shapes have one chunk a stage and whole micro-batches
-    request = Request(
+    schedule = plan.schedule or default_schedule(plan.shape)
+    own = families(strategy, (schedule,)) if strategy.schedule is None and schedule != "1f1b" else ()
+    usual = strategy_named(DEFAULT_STRATEGY)
+    asked = [(strategy, own, command), (usual, families(usual, USUAL), whole_command)]
+    empty = []
+    for chosen, searched, asking in asked:
+        try:
+            answer = quick_answer(_request(setting, chosen, searched))
+        except DiagnosticError:  # the machine has not so many clusters, or there is no such shape
+            continue
+        empty.append(answer.proven_empty)
+        words = "" if chosen is strategy else f" with other passes than these, '{chosen.name}'"
+        ask = f"; ask for it with: {asking}" if asking else ""
+        placed = None if answer.proven_empty else _first_placed(answer, deadline)
+        if placed is not None:
+            candidate, evaluation = placed
+            how = "estimated from fewer micro-batches" if evaluation.estimated else "simulated"
+            figures = _figures(evaluation.step_seconds, evaluation.peak_bytes, how)
+            changes = changes_text(plan, candidate.plan)
+            passes = "" if chosen is strategy else f", passes {candidate.pipeline}"
+            notes.append(Note(f"the planner's plan for {_same(plan)} fits{words}: {changes}{passes}: {figures}{ask}"))
+            return Advice(notes, Suggestion(candidate.plan, candidate.pipeline, figures))
+        if answer.best is not None:
+            best = answer.best
+            figures = (
+                f"step {seconds_text(best.seconds)} (estimate), highest peak at least {size_text(best.peak_bytes)}"
+            )
+            maybe = f"may fit, though it was not placed here: {changes_text(plan, best.plan)}: {figures}"
+            notes.append(Note(f"the planner's plan for {_same(plan)}{words} {maybe}{ask}"))
+        elif not answer.proven_empty:
+            text = f"whether another plan of {_same(plan)} fits{words} is not known: bounds do not rule out all of them{ask}"
+            notes.append(Note(text))
+        elif chosen is not strategy and all(empty) and len(empty) == len(asked) and command:
+            notes.append(Note(_proof(answer)))  # of any passes that are given they prove nothing
+    return Advice(notes)
+
+
+def _request(setting: Setting, strategy: Strategy, searched: tuple[Family, ...]) -> Request:
+    """What is asked of the planner: the same clusters and step, with dtypes and optimizer of the plan."""
+    plan = setting.plan
+    return Request(
         setting.model,
         setting.machine,
         plan.clusters,
         plan.global_batch,
         plan.seq_len,
         strategy,
-        peers=(plan.tp,) if plan.tp > 1 else None,
-        plan_template=plan,
+        peers=(plan.tp,) if plan.tp > 1 and not searched else None,
+        plan_template=without_schedule(plan),
+        families=searched,
+        wide=bool(searched),
     )
-    try:
-        answer = quick_answer(request)
-    except DiagnosticError:  # the machine has not so many clusters
-        return
-    asking = f"; ask for it with: {command}" if command else ""
-    if answer.proven_empty and command:  # bounds are those of strategies; of any passes they prove nothing
-        yield Note(_proof(answer))
-    elif placed := _first_placed(answer, deadline):
-        candidate, evaluation = placed
-        how = "estimated from fewer micro-batches" if evaluation.estimated else "simulated"
-        figures = _figures(evaluation.step_seconds, evaluation.peak_bytes, how)
-        yield Note(
-            f"the planner's plan for {_same(plan)} fits: {changes_text(plan, candidate.plan)}: {figures}{asking}"
-        )
-    elif answer.best is not None:
-        best = answer.best
-        figures = f"step {seconds_text(best.seconds)} (estimate), highest peak at least {size_text(best.peak_bytes)}"
-        words = f"may fit, though it was not placed here: {changes_text(plan, best.plan)}: {figures}"
-        yield Note(f"the planner's plan for {_same(plan)} {words}{asking}")
-    else:
-        yield Note(
-            f"whether another plan of {_same(plan)} fits is not known: bounds do not rule out all of them{asking}"
-        )
 
 
 def _first_placed(answer: Answer, deadline: float) -> tuple[Candidate, Evaluation] | None:
     """The first of the candidates that is compiled and placed, and what it comes to."""
     request = answer.request
-    for candidate in answer.candidates:
-        if time.monotonic() > deadline:
+    for number, candidate in enumerate(answer.candidates):
+        if number and time.monotonic() > deadline:
             return None
         folded = folded_micro_batches(candidate.plan) < candidate.plan.micro_batches
         evaluation = evaluate(Task(request.model, candidate.plan, candidate.pipeline, request.machine, folded))
@@ -112,7 +170,7 @@ def _proof(answer: Answer) -> str:
     nearest = nearest_text(answer)
     return (
         f"no plan of at most {request.clusters} clusters fits {request.global_batch} sequences of {request.seq_len} tokens with these "
-        f"dtypes, chunks and passes: bounds on bytes rule out all of them{f' ({nearest})' if nearest else ''}; the model needs more "
+        f"dtypes, with these passes or under any schedule of '{request.strategy.name}': bounds on bytes rule out all of them{f' ({nearest})' if nearest else ''}; the model needs more "
         f"clusters, or shorter sequences"
     )
 

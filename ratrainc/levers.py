@@ -50,6 +50,7 @@ class Outcome:
     """What a setting came to. Without `step_seconds` it does not fit."""
 
     name: str
+    setting: Setting
     peak_bytes: tuple[int, ...]
     step_seconds: float | None
     exposed_tail_seconds: float | None = None
@@ -71,8 +72,8 @@ def try_setting(setting: Setting, name: str) -> Outcome | None:
     if isinstance(timed, RefusedPlan):
         if not timed.is_for_bytes:
             return None
-        return Outcome(name, timed.peak_bytes, None)
-    return Outcome(name, timed.peak_bytes, timed.figures.step_seconds, timed.exposed_tail_seconds)
+        return Outcome(name, setting, timed.peak_bytes, None)
+    return Outcome(name, setting, timed.peak_bytes, timed.figures.step_seconds, timed.exposed_tail_seconds)
 
 
 def levers_of(heaviest: int) -> list[Lever]:

@@ -22,6 +22,8 @@ class PlanChoice:
 
     strategy: str | None = None
     """by name; None: the default one"""
+    schedules: tuple[str, ...] | None = None
+    """by name, to choose from; None: that of the strategy, or where none is named those that `whole` searches have"""
     zero_levels: tuple[int, ...] = (0, 1, 2, 3)
     peers: tuple[int, ...] | None = None
     """numbers of tensor peers; None: as `like` says where it has several, else one and all that share out the model"""
@@ -59,3 +61,18 @@ class Questions:
     """what becomes of the plan under other links"""
     what_ifs: tuple[str, ...] = ()
     """changes of the machine to plan again for"""
+
+
+@frozen
+class Goal:
+    """What the best plan is, and how many are wanted."""
+
+    objective: str = "time"
+    keep: int | None = None
+    """best plans, no two of them alike; None: one"""
+    explain: bool = False
+    """say of all that lost what makes it slower, by mechanism"""
+    pareto: str | None = None
+    """against what the step time is set: `clusters` or `memory`; None: nothing"""
+    plot: str | None = None
+    """where that is drawn"""

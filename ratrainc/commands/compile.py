@@ -29,6 +29,7 @@ Examples:
   ratrainc compile --model llama-2-7b --plan P.toml --passes "place-1f1b,recompute{policy=mlp},allocate-ddr"
   ratrainc compile --model llama-2-7b --plan P.toml --schedule-file zbv.csv -o zbv.rtir
   ratrainc compile --model llama-2-7b --plan P.toml --zero-blocks auto -o 7b.rtir
+  ratrainc compile --model llama-2-7b --plan P.toml --capacity 12GiB --suggest Q.toml     Q.toml fits where P.toml does not
   ratrainc compile edited.rtir -o edited.rtx
 """
 
@@ -72,6 +73,13 @@ Examples:
 @click.option(
     "--advice/--no-advice", default=True, show_default=True, help="When it does not fit, try changes that do."
 )
+@click.option(
+    "--suggest",
+    type=Result("plan", ".toml"),
+    callback=output_file,
+    metavar="P.toml",
+    help="When it does not fit, write the plan that was found to fit here; when it does, nothing is written here.",
+)
 @click.option("--verify-each", is_flag=True, help="Verify after every pass and name the one that broke the module.")
 @verbose_option
 @json_option
@@ -87,6 +95,7 @@ def command(
     zero_blocks: str | None,
     output: str | None,
     advice: bool,
+    suggest: str | None,
     verify_each: bool,
     verbose: bool,
     as_json: bool,
@@ -96,6 +105,8 @@ def command(
     Given a schedule (.rtir) instead, verify it, allocate it if it is not yet, and emit its program.
     """
     _check_usage(schedule, model, plan, strategy, output)
+    if not advice:
+        refuse_idle("writes what advice finds: it does not go with --no-advice", "suggest")
     from ratrain import api
     from ratrain.ratrainc.commands.loading import checked_schedule
     from ratrain.ratrainc.console import print_json, spinner, status
@@ -125,6 +136,7 @@ def command(
                 choose_levels=zero_blocks is not None,
                 verify_each=verify_each,
                 asking=target if advice else None,
+                suggest=suggest,
                 progress=progress,
             )
         module, runs = made.module, made.runs
@@ -163,7 +175,9 @@ def _check_usage(
         )
     if schedule is not None:
         refuse_idle("goes with --model and --plan: a schedule (.rtir) has its order", "schedule_file")
-        refuse_idle("goes with --model and --plan: a schedule file's plan is not changed", "advice", "zero_blocks")
+        refuse_idle(
+            "goes with --model and --plan: a schedule file's plan is not changed", "advice", "suggest", "zero_blocks"
+        )
         refuse_idle("goes with --model and --plan: a schedule file carries its machine", "target_capacity")
     if output is not None and not output.endswith((".rtir", ".rtx")):
         raise click.UsageError(f"the output '{output}' must end in .rtir (schedule) or .rtx (program)")

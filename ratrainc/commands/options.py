@@ -355,6 +355,20 @@ def _peers(_context: click.Context, _parameter: click.Parameter, text: str | Non
     return tuple(sorted({int(word) for word in words}))
 
 
+def schedule_names(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+    """The names of a list of schedules, or of all of them."""
+    if text is None:
+        return None
+    from ratrain.ratrain_ir.schedules.named import SCHEDULES
+
+    names = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    if names == ("all",):
+        return tuple(SCHEDULES)
+    if unknown := [name for name in names if name not in SCHEDULES]:
+        raise click.BadParameter(f"'{unknown[0]}' is not a schedule; the schedules are {', '.join(SCHEDULES)}, or all")
+    return names
+
+
 def plan_choice_options(function: F) -> F:
     """`--strategy`, `--zero`, `--tp` and `--like`, the group `plans`: a `PlanChoice`."""
     like = click.option(
@@ -385,7 +399,7 @@ def plan_choice_options(function: F) -> F:
         "plans_strategy",
         metavar="S",
         shell_complete=completing.strategy,
-        help="Plan for this strategy. Default: ratrain.",
+        help="Plan for this strategy alone. Default: ratrain.",
     )
     return name(zero(peers(like(function))))
 

@@ -19,11 +19,12 @@ from ratrain.ratrainc.commands.options import (
     plan_choice_options,
     refuse_idle,
     refuse_idle_levels,
+    schedule_names,
     seconds_option,
     target_options,
 )
 from ratrain.ratrainc.machine_choice import MachineChoice
-from ratrain.ratrainc.plan_choices import PlanChoice, Questions, SearchEffort, StepSize
+from ratrain.ratrainc.plan_choices import Goal, PlanChoice, Questions, SearchEffort, StepSize
 from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ Examples:
   ratrainc plan --model llama-2-7b --clusters 64 --global-batch 512 --what-if ddr=16GiB -o P.toml    and P.machine.toml
   ratrainc plan --model llama-2-7b --clusters 16 --global-batch 128 --machine h100-node -o P.toml
   ratrainc plan --model qwen2.5-32b --clusters 256 --global-batch 4096 --tokens 1e12 --json
+  ratrainc plan --model llama-2-7b --clusters 64 --global-batch 512 --schedules 1f1b,zb-v --explain-losers
+  ratrainc plan --model llama-2-7b --clusters 64 --global-batch 512 --objective tokens-per-cluster-hour --keep 3 -o P.toml
+  ratrainc plan --model llama-2-7b --clusters 64 --global-batch 512 --pareto clusters --quick --plot front.svg
 """
 
 
@@ -69,6 +73,46 @@ Examples:
     help="Tokens of each.",
 )
 @plan_choice_options
+@click.option(
+    "--schedules",
+    "plans_schedules",
+    metavar="S,S,...",
+    callback=schedule_names,
+    help="Schedules to choose from, or 'all'. Default: without --strategy "
+    "1f1b, zb-h1, interleaved, zb-v, v-half, v-min and seq1f1b, else the strategy's.",
+)
+@click.option(
+    "--objective",
+    "goal_objective",
+    type=click.Choice(("time", "tokens-per-cluster-hour", "clusters", "memory")),
+    default="time",
+    show_default=True,
+    help="What is best; of equal ones the fastest.",
+)
+@click.option(
+    "--keep",
+    "goal_keep",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    help="Find the N best plans; with -o P.toml: P-1.toml and so on.",
+)
+@click.option(
+    "--explain-losers", "goal_explain", is_flag=True, help="Say of all that lost what makes it slower, by mechanism."
+)
+@click.option(
+    "--pareto",
+    "goal_pareto",
+    type=click.Choice(("clusters", "memory")),
+    help="Show the step time against the clusters, or the bytes of a rank; with -o P.toml: P-1.toml and so on.",
+)
+@click.option(
+    "--plot",
+    "goal_plot",
+    type=Result("picture", ".svg", ".png"),
+    callback=output_file,
+    metavar="OUT.png|OUT.svg",
+    help="Draw that (needs the extra 'plot').",
+)
 @click.option(
     "--attention",
     "plans_attention",
@@ -128,7 +172,7 @@ Examples:
 )
 @target_options
 @json_option
-@in_groups(target=MachineChoice, size=StepSize, plans=PlanChoice, effort=SearchEffort, questions=Questions)
+@in_groups(target=MachineChoice, size=StepSize, plans=PlanChoice, effort=SearchEffort, questions=Questions, goal=Goal)
 def command(
     model: str,
     size: StepSize,
@@ -137,6 +181,7 @@ def command(
     plans: PlanChoice,
     effort: SearchEffort,
     questions: Questions,
+    goal: Goal,
     output: str | None,
     target: MachineChoice,
     as_json: bool,
@@ -161,6 +206,8 @@ def command(
         asked = ("questions_tokens", "questions_robust", "questions_robust_links", "questions_what_ifs")
         idle = ("size_global_batch", *asked, "effort_seconds", "effort_jobs")
         refuse_idle("does not go with --smallest, which looks for bytes alone", *idle)
+        refuse_idle("does not go with --smallest, which finds one plan", *_OF_GOAL)
+    _check_goal(goal)
     if size.global_batch is None and not smallest:
         raise click.UsageError("--global-batch is missing")
     if output is not None and len(questions.what_ifs) > 1:
@@ -187,6 +234,9 @@ def command(
     for text in questions.what_ifs:
         parse_changes(text, target.load())
     assert size.global_batch is not None
+    if goal.pareto is not None:
+        _front(model, size, plans, effort, goal, output, target, quick=quick, tokens=questions.tokens, as_json=as_json)
+        return
     with bar(None, "planning") as progress:
         planned = api.plan(
             model,
@@ -199,30 +249,44 @@ def command(
             quick=quick,
             robust=questions.robust,
             tokens=questions.tokens,
+            goal=goal,
             progress=progress,
         )
         links = api.robust_links(planned, progress=progress) if questions.robust_links else None
         scenarios = api.what_if(planned, *questions.what_ifs, progress=progress) if questions.what_ifs else None
-    _show(planned, links, scenarios, output, as_json=as_json)
+    _show(planned, links, scenarios, output, keep=goal.keep is not None, as_json=as_json)
 
 
 def _show(
-    planned: Planned, links: LinksReport | None, scenarios: WhatIf | None, output: str | None, *, as_json: bool
+    planned: Planned,
+    links: LinksReport | None,
+    scenarios: WhatIf | None,
+    output: str | None,
+    *,
+    keep: bool,
+    as_json: bool,
 ) -> None:
     """Write what was asked for, and say what was found."""
     from ratrain.ratrainc.console import print_json
     from ratrain.ratrainc.parts import show
 
     changed_file = None
+    kept: list[str] = []
     if output is not None:
-        if scenarios is None:
+        if keep:
+            kept = planned.save_kept(output)
+        elif scenarios is None:
             planned.save(output)
         else:
             changed_file = scenarios.save(output)
     if as_json:
         robust = {} if links is None else {"robust_links": links.to_json()}
         what_ifs = {} if scenarios is None else {"what_if": scenarios.to_json()}
-        outputs = {"output": output} | ({} if changed_file is None else {"machine_output": changed_file})
+        outputs = (
+            {"output": output}
+            | ({"outputs": kept} if keep else {})
+            | ({} if changed_file is None else {"machine_output": changed_file})
+        )
         print_json(planned.to_json() | robust | what_ifs | outputs)
         return
     for found in (planned, links, scenarios):
@@ -230,7 +294,10 @@ def _show(
             show(found.parts())
     if output is None:
         return
-    if scenarios is not None:
+    if keep:
+        for name in kept:
+            echo(f"wrote {name}")
+    elif scenarios is not None:
         echo(f"wrote {output}, the plan of {scenarios.scenarios[0].change}, and {changed_file}, that machine")
     else:
         echo(f"wrote {output}")
@@ -248,3 +315,85 @@ def _show_smallest(fewest: Fewest, output: str | None, *, as_json: bool) -> None
     show(fewest.parts())
     if output is not None:
         echo(f"wrote {output}")
+
+
+_OF_GOAL = ("goal_objective", "goal_keep", "goal_explain", "goal_pareto", "goal_plot")
+
+
+def _check_goal(goal: Goal) -> None:
+    """Raise `click.UsageError` for questions that contradict each other."""
+    asked = ("questions_robust", "questions_robust_links", "questions_what_ifs")
+    if goal.pareto is not None:
+        others = ("goal_objective", "goal_keep", "goal_explain", "effort_exhaustive", "effort_jobs", *asked)
+        refuse_idle("is for one search: it does not go with --pareto", *others)
+    else:
+        refuse_idle("draws what --pareto shows: give it too", "goal_plot")
+    if goal.objective != "time":
+        refuse_idle("is about the fastest plan: it goes with --objective time", *asked)
+    if goal.keep is not None:
+        refuse_idle("is about one plan: it does not go with --keep", "questions_what_ifs", "questions_robust_links")
+
+
+def _front(
+    model: str,
+    size: StepSize,
+    plans: PlanChoice,
+    effort: SearchEffort,
+    goal: Goal,
+    output: str | None,
+    target: MachineChoice,
+    *,
+    quick: bool,
+    tokens: float | None,
+    as_json: bool,
+) -> None:
+    """Find a front, write its plans and its picture, and show it."""
+    from ratrain.ratrain_ir.diagnostics import fail
+    from ratrain.ratrain_ir.files import write_lines
+    from ratrain.ratrain_ir.frontend.model_files import load_model
+    from ratrain.ratrainc.console import bar, print_json
+    from ratrain.ratrainc.parts import TextTable, show
+    from ratrain.ratrainc.pictures import picture_kind
+    from ratrain.ratrainc.planner.pareto import draw_front, front, front_json, front_rows
+    from ratrain.ratrainc.planner.planned import numbered
+    from ratrain.ratrainc.planner.report import plan_text
+    from ratrain.ratrainc.planner.requests import planning_request
+    from ratrain.ratrainc.progress import counting
+
+    assert goal.pareto is not None
+    assert size.global_batch is not None
+    if goal.plot is not None:
+        picture_kind(goal.plot)
+    request = planning_request(
+        load_model(model),
+        size.clusters,
+        size.global_batch,
+        size.seq_len,
+        machine=target.load(),
+        plans=plans,
+        effort=effort,
+        goal=goal,
+        whole=True,
+    )
+    with bar(None, "planning") as progress:
+        points = front(request, goal.pareto, counting(progress), quick=quick)
+    if not points:
+        text = f"no plan of {request.model.name} was found that fits {request.clusters} clusters or fewer"
+        fail("RT053", text, help="plan without --pareto: it says what lacks how many bytes")
+    title = (
+        f"{request.model.name} on {request.machine.name}, {request.global_batch} sequences of {request.seq_len} tokens"
+    )
+    names = [] if output is None else numbered(output, len(points))
+    for name, point in zip(names, points, strict=False):
+        head = [
+            f"Planned for {title}: the fastest found within {point.limit:.0f} {goal.pareto if goal.pareto == 'clusters' else 'bytes of a rank'}."
+        ]
+        write_lines(name, plan_text(point.candidate, model, head, target).splitlines())
+    if goal.plot is not None:
+        draw_front(points, goal.pareto, goal.plot, title)
+    if as_json:
+        print_json(front_json(request, goal.pareto, points, tokens) | {"outputs": names, "plot": goal.plot})
+        return
+    show([TextTable(f"{title} (all times simulated or estimates)", *front_rows(goal.pareto, points))])
+    for name in (*names, *([goal.plot] if goal.plot is not None else [])):
+        echo(f"wrote {name}")

@@ -12,7 +12,7 @@ from ratrain.passes.manager import AfterPass, PassManager, PassRun
 from ratrain.passes.pipeline_text import pass_text
 from ratrain.passes.placement.placed_by import placed_by, placement_in
 from ratrain.passes.placement.placed_schedule import refuse_contradiction
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics, fail, misuse
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics, Note, fail, misuse
 from ratrain.ratrain_ir.files import write_lines
 from ratrain.ratrain_ir.frontend.model_fields import check_model
 from ratrain.ratrain_ir.frontend.model_files import load_model
@@ -137,10 +137,14 @@ def compiled(
     choose_levels: bool = False,
     verify_each: bool = False,
     asking: MachineChoice | None = None,
+    suggest: str | None = None,
     after_pass: AfterPass | None = None,
     progress: OnProgress | None = None,
 ) -> Compiled:
-    """`compile`, and what was done for it. `asking` is the machine in the words of commands that advice names; None: no advice."""
+    """`compile`, and what was done for it. `asking` is the machine in the words of commands that advice names; None: no advice.
+
+    `suggest` is where advice writes a plan that fits.
+    """
     if strategy is not None and passes is not None:
         misuse("a strategy and passes of your own exclude each other")
     chosen = strategy_named(strategy or DEFAULT_STRATEGY)
@@ -170,11 +174,14 @@ def compiled(
             raise
         from ratrain.ratrainc.levers import Setting
 
-        planner = None
-        if passes is None and isinstance(model, str) and isinstance(plan, str):
-            planner = _planner_command(model, plan, adapted, strategy, asking)
+        planner = whole = None
+        if isinstance(model, str) and isinstance(plan, str):
+            planner = _planner_command(model, plan, adapted, chosen.name, asking) if passes is None else None
+            whole = _planner_command(model, plan, adapted, None, asking)
         named_or_own = chosen if passes is None else Strategy("--passes", passes, "as given")
-        raise _advised(error, Setting(config, adapted, pipeline, machine), named_or_own, planner, progress) from None
+        setting = Setting(config, adapted, pipeline, machine)
+        where = None if suggest is None else (suggest, str(model), asking)
+        raise _advised(error, setting, named_or_own, (planner, whole), where, progress) from None
     return Compiled(module, machine, runs, given, levels)
 
 
@@ -213,9 +220,14 @@ def _check_schedule(plan: Plan, path: str | Path | Plan, chosen: Strategy, passe
 
 
 def _advised(
-    error: DiagnosticError, setting: Setting, strategy: Strategy, command: str | None, progress: OnProgress | None
+    error: DiagnosticError,
+    setting: Setting,
+    strategy: Strategy,
+    commands: tuple[str | None, str | None],
+    suggest: tuple[str, str, MachineChoice] | None,
+    progress: OnProgress | None,
 ) -> DiagnosticError:
-    """A refusal, where it is for bytes with what would fit."""
+    """A refusal, where it is for bytes with what would fit; that is written too, where a file for it is named."""
     from ratrain.ratrainc.advice import advice
     from ratrain.ratrainc.timed_plan import DOES_NOT_FIT
 
@@ -223,7 +235,15 @@ def _advised(
     if not {problem.code for problem in error.diagnostics} & DOES_NOT_FIT:
         return error
     (progress or unheard)(Progress(0, None, "it does not fit: trying changes that do"))
-    notes = advice(setting, strategy, command)
+    found = advice(setting, strategy, *commands)
+    notes = list(found.notes)
+    if suggest is not None:
+        path, model, machine = suggest
+        if found.suggestion is None:
+            notes.append(Note(f"nothing is written to {path}: no plan was found that fits"))
+        else:
+            found.suggestion.save(path, model, machine)
+            notes.append(Note(f"wrote {path}, a plan that fits: {found.suggestion.how}"))
     return DiagnosticError([*others, evolve(last, notes=(*last.notes, *notes))])
 
 

@@ -16,7 +16,7 @@ from ratrain.ratrainc.bridge import importing
 from ratrain.ratrainc.bridge.settings import Asked
 from ratrain.ratrainc.functions.building import resolved
 from ratrain.ratrainc.machine_choice import MachineChoice
-from ratrain.ratrainc.plan_choices import PlanChoice, SearchEffort
+from ratrain.ratrainc.plan_choices import Goal, PlanChoice, SearchEffort
 from ratrain.ratrainc.planner import comparing, planned
 from ratrain.ratrainc.planner.fewest import Fewest, fewest_clusters
 from ratrain.ratrainc.planner.report import no_plan
@@ -47,18 +47,29 @@ def plan(
     quick: bool = False,
     robust: bool = False,
     tokens: float | None = None,
+    goal: Goal | None = None,
     progress: OnProgress | None = None,
 ) -> Planned:
     """The plan to run on so many clusters, for steps of `global_batch` sequences, and how far it can be from the best possible.
 
     `plans` says which are looked for, `effort` how long; `quick`: closed forms alone, in seconds. With `tokens` the answer says what
-    training on so many takes, with `robust` how the best plans bear a slow stage and jitter. Raises `DiagnosticError` RT053 where no plan
+    training on so many takes, with `robust` how the best plans bear a slow stage and jitter. `goal` says what is best, the least time unless
+    it says otherwise, and how many plans are wanted. Where `plans` names neither a strategy nor schedules, all usual ones are searched. Raises `DiagnosticError` RT053 where no plan
     was found that fits.
     """
     tick = counting(progress)
     config, chosen, named = _model(model), _loaded(machine), _named(machine)
     request = planning_request(
-        config, clusters, global_batch, seq_len, machine=chosen, plans=plans, effort=effort, robust=robust
+        config,
+        clusters,
+        global_batch,
+        seq_len,
+        machine=chosen,
+        plans=plans,
+        effort=effort,
+        robust=robust,
+        goal=goal,
+        whole=True,
     )
     answer = planned.answer_to(request, tick, quick=quick)
     if answer.best is None:

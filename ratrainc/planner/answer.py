@@ -11,6 +11,8 @@ from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.schedules.named import default_schedule
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrainc.planner.evaluation import Evaluation
+from ratrain.ratrainc.planner.families import Family
+from ratrain.ratrainc.planner.objective import TIME, Cost, Objective
 from ratrain.ratrainc.planner.peers import choose_peers, with_whole_rows
 from ratrain.ratrainc.planner.setting import Setting
 from ratrain.ratrainc.planner.space import STATE_MODES, Shape, shapes, template
@@ -42,6 +44,21 @@ class Request:
     """say how the best plans bear a slow stage and jitter"""
     plan_template: Plan | None = None
     """dtypes, chunks and the optimizer of every plan; None: the usual ones"""
+    families: tuple[Family, ...] = ()
+    """what is searched together; empty: the strategy's own plans"""
+    objective: Objective = TIME
+    """what the best plan is"""
+    keep: int = 1
+    """best plans that are wanted, no two of them alike"""
+    wide: bool = False
+    """embedding and head may have a ZeRO level of their own, and shards may be those of near replicas alone"""
+    explain: bool = False
+    """say of all that lost what makes it slower, by mechanism"""
+
+    @property
+    def searched(self) -> tuple[Family, ...]:
+        """The families of the search, one at least."""
+        return self.families or (Family(self.strategy.name, self.strategy),)
 
     @property
     def modes(self) -> tuple[tuple[int, str], ...]:
@@ -72,6 +89,7 @@ class Request:
             schedule=self.schedule,
             seq_len=self.seq_len,
             peers=choose_peers(self.setting, self.clusters, self.peers, self.strategy),
+            ends=self.zero_levels if self.wide else (),
         )
         return with_whole_rows(self.setting, space)
 
@@ -95,7 +113,9 @@ class Candidate:
     estimated_seconds: float = float("inf")
     """closed form, where nothing was simulated"""
     bound_bytes: float = 0.0
-    """lower bound on the highest peak, where nothing was compiled"""
+    """lower bound on the highest peak"""
+    family: str = ""
+    """the name of its family"""
 
     @property
     def seconds(self) -> float:
@@ -110,9 +130,22 @@ class Candidate:
         """The highest peak of all stages; a lower bound where nothing was compiled."""
         return max(self.evaluation.peak_bytes) if self.evaluation else int(self.bound_bytes)
 
-    def rank(self) -> tuple[float, bool, Shape, tuple[int, ...], str]:
-        """What candidates are ordered by: time, then whether it is exact, then anything that tells them apart."""
-        return self.seconds, not self.is_exact, self.shape, self.plan.cuts, self.pipeline
+    @property
+    def identity(self) -> tuple[str, Plan]:
+        """What it has in common with candidates that are the same plan under other settings of its passes."""
+        return self.family, self.plan
+
+    def cost(self, objective: Objective) -> Cost:
+        """What it costs, by what is known of it."""
+        return objective.cost(self.seconds, self.peak_bytes, self.shape.clusters)
+
+    def bound(self, objective: Objective) -> Cost:
+        """What it costs at least."""
+        return objective.cost(self.bound_seconds, self.bound_bytes, self.shape.clusters)
+
+    def rank(self, objective: Objective) -> tuple[Cost, bool, Shape, tuple[int, ...], str]:
+        """What candidates are ordered by: cost, then whether it is exact, then anything that tells them apart."""
+        return self.cost(objective), not self.is_exact, self.shape, self.plan.cuts, self.pipeline
 
     @property
     def is_exact(self) -> bool:
@@ -127,6 +160,7 @@ class Rejected:
     shape: Shape
     stage: int
     short_bytes: float
+    family: str = ""
 
 
 @frozen
@@ -135,6 +169,8 @@ class Loser:
 
     text: str
     reason: str
+    mechanisms: dict[str, float] = field(factory=dict)
+    """seconds of a step by which each mechanism takes longer than in the best plan; empty where that was not asked for"""
 
 
 @define
@@ -143,43 +179,53 @@ class Answer:
 
     request: Request
     candidates: list[Candidate]
-    """evaluated ones that fit, fastest first"""
+    """evaluated ones that fit, best first"""
     refused: list[Candidate]
     """evaluated ones that the compiler could not place"""
     rejected: list[Rejected]
     """shapes that a bound on bytes rules out"""
-    bound_seconds: float
-    """no plan of the space takes less, as its passes order it"""
-    relaxed_bound_seconds: float
-    """closed form: no plan of the space takes less, whatever passes order it"""
+    bound: Cost
+    """no plan of the space costs less, as its passes order it"""
+    relaxed_bound: Cost
+    """closed form: no plan of the space costs less, whatever passes order it"""
     shapes: int
     plans: int
     """plans, with their stage cuts, that the space has"""
     evaluations: int
     seconds: float
     proven: bool
-    """whether nothing was left that could be faster than the best"""
+    """whether nothing was left that could be better than the best"""
     losers: list[Loser] = field(factory=list)
 
     @property
     def best(self) -> Candidate | None:
-        """The fastest plan, or None where none fits."""
+        """The best plan, or None where none fits."""
         return self.candidates[0] if self.candidates else None
 
     @property
     def proven_empty(self) -> bool:
         """Whether bounds on bytes rule out every plan of the space: nothing fits, nothing was refused by the compiler or left untried."""
-        return not self.candidates and not self.refused and isinf(self.bound_seconds)
+        return not self.candidates and not self.refused and isinf(self.bound[0])
+
+    @property
+    def bound_seconds(self) -> float:
+        """No plan of the space takes less, where that is what was looked for; else none of as good a measure as the bound."""
+        return self.bound[1]
+
+    @property
+    def relaxed_bound_seconds(self) -> float:
+        """The same of the closed form."""
+        return self.relaxed_bound[1]
 
     @property
     def gap(self) -> float | None:
-        """How much slower the best may be than what the bound allows, as a fraction of the bound."""
-        return self._gap_to(self.bound_seconds)
+        """How much worse the best may be than what the bound allows, as a fraction of the bound."""
+        return self._gap_to(self.bound)
 
     @property
     def relaxed_gap(self) -> float | None:
         """The same against the closed form: what a better schedule or plan could still win at most."""
-        return self._gap_to(self.relaxed_bound_seconds)
+        return self._gap_to(self.relaxed_bound)
 
-    def _gap_to(self, bound: float) -> float | None:
-        return self.best.seconds / bound - 1 if self.best and bound else None
+    def _gap_to(self, bound: Cost) -> float | None:
+        return self.best.cost(self.request.objective)[0] / bound[0] - 1 if self.best and bound[0] else None

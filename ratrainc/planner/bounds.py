@@ -39,10 +39,11 @@ from ratrain.ratrainc.planner.columns import (
     LAYER,
     Columns,
     Numbers,
+    evenest,
+    least_bytes,
     least_recovery,
     left_behind,
     stage_numbers,
-    state_bytes,
     surely_held,
     unit_sum,
 )
@@ -272,22 +273,27 @@ def shape_bounds(c: Columns) -> Numbers:
     """Lower bounds of the step seconds of shapes under any cuts; infinite where the state alone exceeds all memory.
 
     With a seconds of forward and backward for the whole model: behind any stage the pipeline drains, so the step is at least
-    a + (M - 1) times the heaviest stage, and some stage has a P-th of the work. With tensor peers it is only known that stages are passed before
+    a + (M - 1) times the heaviest stage, which has a P-th of the work or, as layers are whole, more. With tensor peers it is only known that stages are passed before
     a stage's work and after it, as `placed_shape_seconds` has it, and that every P-th micro-batch's round trip makes a chain.
     """
     m, p = c.micro_batches, c.pp
     everything = np.array([1.0, c.layers, 1.0])
-    both, backward = everything @ (c.forward + c.backward), everything @ c.backward
+    units = c.forward + c.backward
+    both, backward = everything @ units, everything @ c.backward
+    heaviest = evenest(c, units)
     if c.in_order:
-        drained = both + (m - 1) * np.where(m > p, both, backward) / p + 2 * c.message * (p - 1) + c.tail[EMBED]
+        last = np.where(m > p, heaviest, backward / p)
+        drained = both + (m - 1) * last + 2 * c.message * (p - 1) + c.tail[EMBED]
         trips = np.ceil(m / p) * c.there_and_back + c.tail[EMBED]
         drained = np.where(c.merged > 0, np.maximum(placed_shape_seconds(c), trips), drained)
     else:
-        drained = m * both / p if c.is_one_chunk_order else placed_shape_seconds(c)
-    recovery = c.layers * c.slices * c.recovery_least
-    updates = everything @ c.update
-    busy = (m * (both + recovery) + updates) / p
+        drained = placed_shape_seconds(c)
+        if c.is_one_chunk_order:
+            drained = m * heaviest
+    recovering = units.copy()
+    recovering[LAYER] += c.slices * c.recovery_least
+    busy = evenest(c, m * recovering + c.update)
     link = (everything @ c.link + m * (everything @ c.link_each)) / p
     tensor = m * (everything @ c.exchange) / p
     longest = np.maximum(np.maximum(drained, busy), np.maximum(link, tensor))
-    return np.where(state_bytes(c) <= c.capacity, longest, np.inf)
+    return np.where(least_bytes(c) <= c.capacity, longest, np.inf)

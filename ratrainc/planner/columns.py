@@ -105,7 +105,7 @@ class Columns:
         """The columns of some shapes of a schedule; profiles are made once for each micro-batch size, number of slices and state."""
         sizes, size = _grouped(shapes, "micro_batch_size", "slices", "tp")
         pipelines = np.array([shape.pipeline for shape in shapes], object)
-        states, state = _grouped(shapes, "dp", "zero", "reduce", "tiles", "tp")
+        states, state = _grouped(shapes, "dp", "zero", "reduce", "tiles", "tp", "ends", "shard_group")
         ways, way = _grouped(shapes, "pp", "dp", "tiles", "micro_batch_size", "slices", "tp")
         meshes, mesh = _grouped(shapes, "pp", "dp", "tp")
         works = [profiles.work(shape.micro_batch_size, shape.slices, shape.tp) for shape in sizes]
@@ -263,7 +263,34 @@ def stage_numbers(layers: Numbers) -> Numbers:
     return stages.reshape(-1, *(1,) * (layers.ndim - 1))
 
 
-def state_bytes(c: Columns) -> Numbers:
-    """Bytes of carried state that some stage of each shape has at least."""
-    nbytes: Numbers = np.array([1.0, c.layers, 1.0]) @ c.carried / c.pp
+def evenest(c: Columns, units: Numbers) -> Numbers:
+    """The least that the heaviest stage of each shape has of something that embedding, layer and head have so much of, whatever the cuts.
+
+    Layers are whole: so many fit the stages under a load, and the least load under which all do is searched by halving.
+    """
+    special = np.stack([units[EMBED], units[HEAD]]) if c.head_stage else (units[EMBED] + units[HEAD])[None]
+    plain = c.pp - len(special)
+    low = np.maximum(np.array([1.0, c.layers, 1.0]) @ units / c.pp, special.max(axis=0) + units[LAYER])
+    high = special.sum(axis=0) + c.layers * units[LAYER]
+    one, layer = high.copy(), np.maximum(units[LAYER], 1e-300)
+    for _ in range(_HALVINGS):
+        load = (low + high) / 2
+        fit = plain * np.floor(load / layer) + np.maximum(np.floor((load - special) / layer), 0.0).sum(axis=0)
+        enough = fit >= c.layers
+        high = np.where(enough, load, high)
+        low = np.where(enough, low, load)
+    heaviest: Numbers = np.where(plain < 0, one, low * (1 - 1e-9))
+    return heaviest
+
+
+_HALVINGS = 24
+
+
+def least_bytes(c: Columns) -> Numbers:
+    """Bytes that some stage of each shape needs at least: its part of the carried state, and what the backward of one mlp works on."""
+    carried = np.array([1.0, c.layers, 1.0]) @ c.carried - c.embed_view - c.head_view
+    own = c.mlp_saved + c.mlp_ends + c.mlp_view
+    if c.in_order or not c.has_halves:
+        own = own + c.mlp_scratch + c.mlp_gradient
+    nbytes: Numbers = carried / c.pp + own
     return nbytes

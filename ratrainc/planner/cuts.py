@@ -145,13 +145,18 @@ def can_be_listed(total: int, stages: int, each: int = 1) -> bool:
     return partition_count(total, stages, each) <= ENUMERATED
 
 
-def listed(c: Columns, candidates: list[tuple[int, ...]]) -> list[tuple[float, tuple[int, ...]]]:
-    """Cuts of one shape with their bounds, least first; those that cannot fit are left out. `c` has one row."""
+def listed(c: Columns, candidates: list[tuple[int, ...]]) -> list[BestCuts]:
+    """Cuts of one shape with their bounds, fastest first; those that cannot fit are left out. `c` has one row."""
     array = np.array(candidates, float)
     many = c.rows(np.zeros(len(candidates), np.intp))
-    seconds = plan_bounds(many, array).seconds
-    order = np.argsort(seconds, kind="stable")
-    return [(float(seconds[i]), candidates[i]) for i in order if np.isfinite(seconds[i])]
+    bounds = plan_bounds(many, array)
+    peaks = bounds.peak_bytes.max(axis=1)
+    order = np.argsort(bounds.seconds, kind="stable")
+    return [
+        BestCuts(float(bounds.seconds[i]), candidates[i], peak_bytes=float(peaks[i]))
+        for i in order
+        if np.isfinite(bounds.seconds[i])
+    ]
 
 
 def neighbours(layers: tuple[int, ...], each: int = 1) -> list[tuple[int, ...]]:

@@ -32,6 +32,7 @@ from ratrain.ratrainc.planner.columns import (
     LAYER,
     Columns,
     Numbers,
+    evenest,
     least_recovery,
     left_behind,
     stage_numbers,
@@ -145,7 +146,7 @@ def placed_shape_seconds(c: Columns) -> Numbers:
     """
     m, p = c.micro_batches, c.pp
     everything = np.array([1.0, c.layers, 1.0])
-    busy: Numbers = m * (everything @ (c.forward + c.backward)) / p
+    busy: Numbers = m * evenest(c, c.forward + c.backward)
     if c.has_halves or (c.chunks > 1).any():
         return busy
     first = c.first_forward + c.first_backward

@@ -13,7 +13,7 @@ from ratrain.ratrainc.parts import Part, Shown
 from ratrain.ratrainc.planner.answer import Answer, Candidate, Request
 from ratrain.ratrainc.planner.machines import changed_machine, parse_changes
 from ratrain.ratrainc.planner.quick import quick_answer
-from ratrain.ratrainc.planner.report import answer_json, answer_parts, no_plan, plan_file
+from ratrain.ratrainc.planner.report import answer_json, answer_parts, best_plans, no_plan, plan_file
 from ratrain.ratrainc.planner.robust_links import RobustLinks, robust_links, robust_links_json, robust_links_parts
 from ratrain.ratrainc.planner.scenarios import Scenario, kept_plan, scenario_json, scenarios_parts
 from ratrain.ratrainc.planner.search import Search
@@ -63,6 +63,14 @@ class Planned(Shown):
         """Write the plan. Raises `DiagnosticError` RT002 where the file cannot be written."""
         write_lines(path, self.text().splitlines())
 
+    def save_kept(self, path: str) -> list[str]:
+        """Write each of the best plans that were wanted to a file of its own, numbered from 1; the names of these."""
+        kept = best_plans(self.answer)[: self.answer.request.keep]
+        names = numbered(path, len(kept))
+        for name, candidate in zip(names, kept, strict=True):
+            write_lines(name, plan_file(self.answer, candidate, self.model, self.machine).splitlines())
+        return names
+
     def parts(self) -> Iterator[Part]:
         """What the model is, and tables: the best plans, the instructive losers, the certificate."""
         return answer_parts(self.answer, self.tokens)
@@ -70,6 +78,11 @@ class Planned(Shown):
     def to_json(self) -> dict[str, Any]:
         """The answer as `--json` prints it."""
         return answer_json(self.answer, self.tokens)
+
+
+def numbered(path: str, number: int) -> list[str]:
+    """Names for so many plans in place of one."""
+    return [f"{path.removesuffix('.toml')}-{at}.toml" for at in range(1, number + 1)]
 
 
 def answer_to(request: Request, tick: Tick, *, quick: bool) -> Answer:

@@ -34,7 +34,7 @@ from ratrain.ratrain_ir.blocks import (
     token_type,
 )
 from ratrain.ratrain_ir.frontend.plan import slice_plan
-from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping, Tile
+from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import (
@@ -58,10 +58,12 @@ from ratrain.ratrain_ir.topology import grid
 from ratrain.ratrain_ir.types import Dtype, StateKind, aligned, tensor_type
 from ratrain.ratrainc.planner.exchanges import NO_EXCHANGES, ExchangeProfile, exchange_profile
 from ratrain.ratrainc.planner.setting import Setting
+from ratrain.ratrainc.planner.space import levels_of_ends
 from ratrain.ratrainc.planner.tilings import Tiles
 from ratrain.targets.machine.capacity import mesh_capacity
 from ratrain.targets.machine.link_groups import Link
 from ratrain.targets.machine.placement import Members, Placement
+from ratrain.targets.machine.timing import TimedOp, op_work
 from ratrain.targets.target import MachineTarget, target_of
 
 if TYPE_CHECKING:
@@ -162,6 +164,9 @@ class Profiles:
     states: dict[StateKey, StateProfile] = field(factory=dict)
     crossed: dict[tuple[int, int, int, Tiles], frozenset[Link]] = field(factory=dict)
     exchanged: dict[tuple[int, int, int, Members], ExchangeProfile] = field(factory=dict)
+    timed: dict[tuple[int, int, int | None, Tiles], dict[TimedOp, float]] = field(factory=dict)
+    """seconds of collectives and updates, by what they depend on: the levels of blocks say which there are, not how long one takes"""
+    peers_near: dict[tuple[int, int, Tiles], Members] = field(factory=dict)
 
     def work(self, micro_batch_size: int, slices: int = 1, tp: int = 1) -> WorkProfile:
         """The profile of one micro-batch size and numbers of slices and tensor peers, from a module of one layer."""
@@ -171,9 +176,9 @@ class Profiles:
         return self.works[key]
 
     def state(self, key: StateKey) -> StateProfile:
-        """The profile of numbers of replicas and tensor peers, a ZeRO level and a reduce mode under a mapping of the replicas."""
+        """The profile of a state under a mapping of the replicas."""
         if key not in self.states:
-            self.states[key] = _state_profile(self.setting, *key)
+            self.states[key] = _state_profile(self.setting, key, self.timed.setdefault(key.near, {}))
         return self.states[key]
 
     def message(self, shape: Shape) -> float:
@@ -191,9 +196,12 @@ class Profiles:
         """What the tensor peers of a shape exchange; shapes whose peers are equally near each other have the same."""
         if shape.tp == 1:
             return NO_EXCHANGES
-        tiles = tuple(evolve(tile, stages=1) for tile in shape.tiles)
-        placement = Placement(self.setting.machine.link_groups, grid(1, shape.dp, shape.tp), tiles or None)
-        key = shape.micro_batch_size, shape.slices, shape.tp, placement.members(Group.TENSOR.value)
+        near = shape.dp, shape.tp, shape.tiles
+        if near not in self.peers_near:
+            tiles = tuple(evolve(tile, stages=1) for tile in shape.tiles)
+            placement = Placement(self.setting.machine.link_groups, grid(1, shape.dp, shape.tp), tiles or None)
+            self.peers_near[near] = placement.members(Group.TENSOR.value)
+        key = shape.micro_batch_size, shape.slices, shape.tp, self.peers_near[near]
         if key not in self.exchanged:
             self.exchanged[key] = exchange_profile(self.setting, shape)
         return self.exchanged[key]
@@ -208,13 +216,29 @@ def rank_capacity(model: ModelConfig, machine: Machine, shape: Shape) -> Capacit
     return mesh_capacity(machine, grid(shape.pp, shape.dp, shape.tp), tied=model.tied_embeddings)
 
 
-StateKey = tuple[int, int, int, str, tuple[Tile, ...]]
-"""Replicas, tensor peers, ZeRO level, reduce mode, and tiles of a single stage."""
+@frozen
+class StateKey:
+    """What the state of stages depends on."""
+
+    dp: int
+    tp: int
+    zero: int
+    reduce: str
+    ends: int | None
+    shard_group: int | None
+    tiles: Tiles
+    """of a single stage"""
+
+    @property
+    def near(self) -> tuple[int, int, int | None, Tiles]:
+        """What the seconds of an op on given bytes depend on."""
+        return self.dp, self.tp, self.shard_group, self.tiles
 
 
 def state_key(shape: Shape) -> StateKey:
     """What the state of a shape's stages depends on: of the mapping, how many replicas of a stage are near."""
-    return shape.dp, shape.tp, shape.zero, shape.reduce, tuple(evolve(tile, stages=1) for tile in shape.tiles)
+    tiles = tuple(evolve(tile, stages=1) for tile in shape.tiles)
+    return StateKey(shape.dp, shape.tp, shape.zero, shape.reduce, shape.ends, shape.shard_group, tiles)
 
 
 def _links_between_stages(machine: Machine, pp: int, dp: int, tp: int, tiles: Tiles) -> frozenset[Link]:
@@ -402,21 +426,22 @@ def _lower_hull(points: Iterable[tuple[int, float]]) -> tuple[Vector, Vector]:
     return np.array([x for x, _ in hull], float), np.array([y for _, y in hull], float)
 
 
-def _state_profile(setting: Setting, dp: int, tp: int, zero: int, reduce: str, tiles: Tiles) -> StateProfile:
-    mapping = RankMapping(tiles) if tiles else None
-    shape: dict[str, Any] = {"pp": 1, "dp": dp, "tp": tp, "cuts": (), "micro_batches": 1, "zero": zero}
-    state = _State.of(setting, setting.shaped(**shape, reduce=reduce, mapping=mapping))
-    plan = state.plan
-    each = reduces_each_micro_batch(plan, _block_of("mlp"))
-    gathers = gathers_within_step(plan, _block_of("mlp"))
+def _state_profile(setting: Setting, key: StateKey, timed: dict[TimedOp, float]) -> StateProfile:
+    mapping = RankMapping(key.tiles) if key.tiles else None
+    shape: dict[str, Any] = {"pp": 1, "dp": key.dp, "tp": key.tp, "cuts": (), "micro_batches": 1, "zero": key.zero}
+    shape |= {"zero_blocks": levels_of_ends(key.ends), "shard_group": key.shard_group}
+    state = _State.of(setting, setting.shaped(**shape, reduce=key.reduce, mapping=mapping), timed)
+    gathered = {kind: gathers_within_step(state.plan, _block_of(kind)) for kind in ("embed", "mlp", "head")}
     return StateProfile(
         carried=_by_unit(state.carried_bytes),
-        gradients=_by_unit(state.shard_bytes if each else state.gradient_bytes),
-        mlp_gradient=state.gradient_bytes("mlp") if each and tp == 1 else 0,
-        head_gradient=state.gradient_bytes("head") if each else 0,
-        mlp_view=state.view_bytes("mlp") if gathers else 0,
-        embed_view=0 if gathers else state.view_bytes("embed"),
-        head_view=0 if gathers else state.view_bytes("head"),
+        gradients=_by_unit(
+            lambda kind: state.shard_bytes(kind) if state.reduces_each(kind) else state.gradient_bytes(kind)
+        ),
+        mlp_gradient=state.gradient_bytes("mlp") if state.reduces_each("mlp") and key.tp == 1 else 0,
+        head_gradient=state.gradient_bytes("head") if state.reduces_each("head") else 0,
+        mlp_view=state.view_bytes("mlp") if gathered["mlp"] else 0,
+        embed_view=0 if gathered["embed"] else state.view_bytes("embed"),
+        head_view=0 if gathered["head"] else state.view_bytes("head"),
         update=_by_unit(lambda kind: state.seconds(Update, kind)),
         link=_by_unit(lambda kind: state.link_seconds(kind, every_micro_batch=False)),
         link_each=_by_unit(lambda kind: state.link_seconds(kind, every_micro_batch=True)),
@@ -438,9 +463,11 @@ class _State:
     target: MachineTarget
     module: Module
     ops: dict[tuple[type, str], list[StateOp]]
+    timed: dict[TimedOp, float]
+    """seconds that are known"""
 
     @classmethod
-    def of(cls, setting: Setting, plan: Plan) -> _State:
+    def of(cls, setting: Setting, plan: Plan, timed: dict[TimedOp, float]) -> _State:
         module = lower(setting.model.with_one_layer(), plan)
         target = target_of(setting.machine)
         ops: dict[tuple[type, str], list[StateOp]] = {}
@@ -450,7 +477,7 @@ class _State:
                 ops.setdefault((Update, op.block.kind), []).append(op)
             elif isinstance(op, ReduceScatter | AllReduce | AllGather) and len(op.blocks) == 1:
                 ops.setdefault((type(op), op.blocks[0].kind), []).append(op)
-        return cls(target, module, ops)
+        return cls(target, module, ops, timed)
 
     @property
     def plan(self) -> Plan:
@@ -477,7 +504,15 @@ class _State:
         return view + 3 * aligned(self.shard(kind) * Dtype.F32.itemsize) + aligned(Dtype.I64.itemsize)
 
     def of_op(self, op: StateOp) -> float:
-        return self.target.op_seconds(self.module, self.module.stages[0], op)
+        depends_on = self.target.timed(self.module, self.module.stages[0], op)
+        seconds = self.timed.get(depends_on)
+        if seconds is None:
+            seconds = self.timed[depends_on] = op_work(depends_on, self.plan, self.target.machine).seconds
+        return seconds
+
+    def reduces_each(self, kind: str) -> bool:
+        """Whether a block's gradient is reduced after each micro-batch."""
+        return reduces_each_micro_batch(self.plan, _block_of(kind))
 
     def seconds(self, op: type, kind: str) -> float:
         """Seconds of a block's op of a class alone; of several the shortest, 0 where there is none."""

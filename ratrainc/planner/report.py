@@ -14,10 +14,12 @@ from ratrain.ratrainc.console import capacity_text, seconds_text, size_text
 from ratrain.ratrainc.model_facts import model_facts, summary
 from ratrain.ratrainc.parts import Part, TextTable
 from ratrain.ratrainc.planner.crossings import Crossing, crossings
+from ratrain.ratrainc.planner.objective import TIME
 from ratrain.ratrainc.slices_note import slices_note
 from ratrain.targets.machine.link_groups import are_uniform
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.plan import Plan
     from ratrain.ratrainc.machine_choice import MachineChoice
     from ratrain.ratrainc.planner.answer import Answer, Candidate, Request
 
@@ -26,10 +28,10 @@ _SECONDS_OF_DAY = 86400.0
 
 
 def best_plans(answer: Answer) -> list[Candidate]:
-    """The candidates, each plan once with its fastest pipeline, fastest first."""
+    """The candidates, each plan once with its best pipeline, best first."""
     fastest: dict[Any, Candidate] = {}
     for candidate in answer.candidates:
-        fastest.setdefault(candidate.plan, candidate)
+        fastest.setdefault(candidate.identity, candidate)
     return list(fastest.values())
 
 
@@ -67,6 +69,7 @@ def candidate_json(candidate: Candidate, clusters: int, tokens: float | None) ->
         "bound_seconds": candidate.bound_seconds,
         "exposed_tail_seconds": candidate.evaluation.exposed_tail_seconds if candidate.evaluation else None,
         "how": how(candidate),
+        "family": candidate.family,
         "clusters": plan.clusters,
         "idle_clusters": clusters - plan.clusters,
     }
@@ -92,18 +95,25 @@ def answer_json(answer: Answer, tokens: float | None = None) -> dict[str, Any]:
         "model": request.model.name,
         "machine": request.machine.name,
         "strategy": request.strategy.name,
+        "families": [family.name for family in request.searched],
+        "objective": request.objective.name,
         "clusters": request.clusters,
         "global_batch": request.global_batch,
         "seq_len": request.seq_len,
         "plans": [candidate_json(c, request.clusters, tokens) for c in best_plans(answer)],
-        "bound_step_seconds": answer.bound_seconds,
+        "bound": answer.bound[0],
+        "bound_step_seconds": answer.bound_seconds if request.objective is TIME else None,
         "gap": answer.gap,
-        "relaxed_bound_step_seconds": answer.relaxed_bound_seconds,
+        "relaxed_bound": answer.relaxed_bound[0],
+        "relaxed_bound_step_seconds": answer.relaxed_bound_seconds if request.objective is TIME else None,
         "relaxed_gap": answer.relaxed_gap,
         "proven": answer.proven,
         "crossings": [crossing.to_json() for crossing in best_crossings(answer)],
         "notes": [note for note in (slices_note(answer.best.plan, request.machine) if answer.best else "",) if note],
-        "losers": [{"plan": loser.text, "reason": loser.reason} for loser in answer.losers],
+        "losers": [
+            {"plan": loser.text, "reason": loser.reason} | ({"seconds": loser.mechanisms} if request.explain else {})
+            for loser in answer.losers
+        ],
         "considered": {"shapes": answer.shapes, "plans": answer.plans, "evaluations": answer.evaluations},
         "seconds": answer.seconds,
     }
@@ -122,18 +132,21 @@ def answer_parts(answer: Answer, tokens: float | None) -> Iterator[Part]:
     request = answer.request
     for line in summary(model_facts(request.model, request.seq_len)):
         yield line
-    shown = best_plans(answer)[:_SHOWN]
+    shown = best_plans(answer)[: max(_SHOWN, request.keep)]
     columns = ["plan", "cuts", "step", "tokens/s", "peak", "tail", "how"]
     if any(candidate.shape.tiles for candidate in shown):
         columns.insert(2, "mapping")
+    if request.families:
+        columns.insert(1, "schedule")
     if request.robust:
         columns += ["slow stage", "jitter"]
     if tokens is not None:
         columns += ["days", "cluster-h"]
     rows = [_row(c, request, tokens, mapped="mapping" in columns) for c in shown]
+    of_families = f", {len(request.families)} schedules" if request.families else ""
     title = (
         f"{request.model.name} on {request.clusters} x {request.machine.name}, {request.global_batch} sequences of "
-        f"{request.seq_len} tokens a step, strategy {request.strategy.name} (all times simulated)"
+        f"{request.seq_len} tokens a step, strategy {request.strategy.name}{of_families} (all times simulated)"
     )
     yield TextTable(title, columns, rows)
     crossed = best_crossings(answer)
@@ -151,14 +164,11 @@ def certificate(answer: Answer) -> list[str]:
     assert answer.best is not None
     assert answer.gap is not None
     assert answer.relaxed_gap is not None
+    best, objective, tokens = answer.best, answer.request.objective, answer.best.plan.tokens_per_step
+    measured = "" if objective is TIME else f"{objective.text(best.cost(objective)[0], tokens)}, "
     lines = [
-        f"best found {seconds_text(answer.best.seconds)} a step ({how(answer.best)}), passes {answer.best.pipeline}",
-        f"lower bound of every plan considered {seconds_text(answer.bound_seconds)}: gap {100 * answer.gap:.1f} %"
-        + (", proven best of what these passes make" if answer.proven else ""),
-        (
-            f"closed form, whatever passes order them: {seconds_text(answer.relaxed_bound_seconds)}, "
-            f"gap {100 * answer.relaxed_gap:.1f} %"
-        ),
+        f"best found {measured}{seconds_text(best.seconds)} a step ({how(best)}), passes {best.pipeline}",
+        *_bounds_text(answer),
         (
             f"{answer.plans:,} plans of {answer.shapes:,} shapes; {answer.evaluations} compiled and simulated; "
             f"{answer.seconds:.1f} s"
@@ -166,9 +176,37 @@ def certificate(answer: Answer) -> list[str]:
     ]
     if note := slices_note(answer.best.plan, answer.request.machine):
         lines.append(note)
-    idle = answer.request.clusters - answer.best.plan.clusters
+    idle = answer.request.clusters - best.plan.clusters
+    if not idle or objective is not TIME:
+        return lines
     known = "no plan that uses more is faster" if answer.proven else "no plan was found that uses more and is faster"
-    return [*lines, f"{idle} clusters stay idle: {known}"] if idle else lines
+    return [*lines, f"{idle} clusters stay idle: {known}"]
+
+
+def _bounds_text(answer: Answer) -> Iterator[str]:
+    """What no plan can be better than."""
+    assert answer.best is not None
+    assert answer.gap is not None
+    assert answer.relaxed_gap is not None
+    objective, tokens = answer.request.objective, answer.best.plan.tokens_per_step
+    proven = ", proven best of what these passes make" if answer.proven else ""
+    if objective is TIME:
+        yield f"lower bound of every plan considered {seconds_text(answer.bound_seconds)}: gap {100 * answer.gap:.1f} %{proven}"
+        yield (
+            f"closed form, whatever passes order them: {seconds_text(answer.relaxed_bound_seconds)}, "
+            f"gap {100 * answer.relaxed_gap:.1f} %"
+        )
+        return
+    yield (
+        f"no plan that was considered {objective.none_better} {objective.text(answer.bound[0], tokens)}: "
+        f"gap {100 * answer.gap:.1f} %{proven}"
+    )
+    yield (
+        f"closed form, whatever passes order them: {objective.text(answer.relaxed_bound[0], tokens)}, "
+        f"gap {100 * answer.relaxed_gap:.1f} %"
+    )
+    if answer.bound[0] == answer.best.cost(objective)[0] and answer.bound_seconds < answer.best.seconds:
+        yield f"of those as good, none takes less than {seconds_text(answer.bound_seconds)}"
 
 
 def shape_text(candidate: Candidate) -> str:
@@ -190,6 +228,8 @@ def _row(candidate: Candidate, request: Request, tokens: float | None, *, mapped
     ]
     if mapped:
         row.insert(2, str(plan.mapping or "-"))
+    if request.families:
+        row.insert(1, candidate.family)
     if request.robust:
         disturbance = candidate.evaluation.disturbance if candidate.evaluation else None
         row += (
@@ -221,11 +261,21 @@ def plan_file(answer: Answer, candidate: Candidate, model: str, target: MachineC
     head = [
         f"Planned for {request.model.name} on {request.clusters} x {request.machine.name}: {sequences}.",
         f"Predicted: {simulated}, highest peak {'' if candidate.evaluation else 'at least '}{size_text(candidate.peak_bytes)}.",
-        f"No plan that was considered takes less than {seconds_text(answer.bound_seconds)} with these passes,",
-        f"or less than {seconds_text(answer.relaxed_bound_seconds)} (closed form) with any.",
+        *_known(answer),
         *(_mapping_reasons(answer, candidate) if candidate.plan.mapping is not None else ()),
     ]
     return plan_text(candidate, model, head, target)
+
+
+def _known(answer: Answer) -> Iterator[str]:
+    """What the plan file says of all other plans."""
+    objective, tokens = answer.request.objective, answer.request.global_batch * answer.request.seq_len
+    if objective is not TIME:
+        yield f"Looked for: {objective.name}."
+    least = objective.text(answer.bound[0], tokens)
+    yield f"No plan that was considered {objective.none_better} {least} with these passes,"
+    than = objective.none_better.split(" ", 1)[1]
+    yield f"or {than} {objective.text(answer.relaxed_bound[0], tokens)} (closed form) with any."
 
 
 def _mapping_reasons(answer: Answer, candidate: Candidate) -> Iterator[str]:
@@ -243,17 +293,24 @@ def _mapping_reasons(answer: Answer, candidate: Candidate) -> Iterator[str]:
 
 
 def plan_text(candidate: Candidate, model: str, head: Sequence[str], target: MachineChoice | None = None) -> str:
-    """The TOML text of a plan under lines of comment; for the default machine where none is given."""
+    """The TOML text of a candidate under lines of comment; for the default machine where none is given."""
+    return text_of_plan(candidate.plan, candidate.pipeline, model, head, target)
+
+
+def text_of_plan(
+    plan: Plan, pipeline: str, model: str, head: Sequence[str], target: MachineChoice | None = None
+) -> str:
+    """The TOML text of a plan for a pipeline, under lines of comment that end with how to compile it."""
     words = "" if target is None else target.text
     compiling = [
         "Compile it with:",
         f"  ratrainc compile --model {model} --plan THIS.toml{words} \\",
-        f'    --passes "{candidate.pipeline}"',
+        f'    --passes "{pipeline}"',
     ]
     text = (
         "".join(f"# {line}\n" for line in [*head, *compiling])
         + "\n"
-        + plan_to_toml(evolve(candidate.plan, schedule=placed_by(candidate.pipeline)))
+        + plan_to_toml(evolve(plan, schedule=placed_by(pipeline)))
     )
     for key, comment in _COMMENTS.items():
         text = _commented(text, key, comment)
@@ -286,7 +343,7 @@ def nearest_text(answer: Answer) -> str:
     nearest = min(answer.rejected, key=lambda r: r.short_bytes)
     shape = nearest.shape
     return (
-        f"nearest: P={shape.pp} D={shape.dp}{f' T={shape.tp}' if shape.tp > 1 else ''} b={shape.micro_batch_size}, ZeRO {shape.zero} {shape.reduce}: stage "
+        f"nearest: {f'{nearest.family} ' if answer.request.families else ''}P={shape.pp} D={shape.dp}{f' T={shape.tp}' if shape.tp > 1 else ''} b={shape.micro_batch_size}, ZeRO {shape.zero} {shape.reduce}: stage "
         f"@{nearest.stage} lacks at least {size_text(int(nearest.short_bytes))}"
     )
 

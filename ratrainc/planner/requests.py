@@ -14,8 +14,10 @@ from ratrain.ratrain_ir.frontend.plan import DEFAULT_HEAD_CHUNK
 from ratrain.ratrain_ir.frontend.plan_text import check_plan, load_plan, place_in_plan
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, default_schedule
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
-from ratrain.ratrainc.plan_choices import PlanChoice, SearchEffort
+from ratrain.ratrainc.plan_choices import Goal, PlanChoice, SearchEffort
 from ratrain.ratrainc.planner.answer import Request
+from ratrain.ratrainc.planner.families import USUAL, Family, families
+from ratrain.ratrainc.planner.objective import OBJECTIVES
 from ratrain.ratrainc.planner.space import divisions
 from ratrain.ratrainc.planner.space import template as usual_template
 from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
@@ -47,19 +49,26 @@ def planning_request(
     plans: PlanChoice | None = None,
     effort: SearchEffort | None = None,
     robust: bool = False,
+    goal: Goal | None = None,
+    whole: bool = False,
 ) -> Request:
     """A request for the best plan of a step of `global_batch` sequences, each of `seq_len` tokens, on so many clusters.
 
+    A `whole` search has all schedules of `USUAL` where neither strategy nor schedules are named.
     Raises `DiagnosticError` for an unknown strategy or machine, a file that is no plan for the model, or one that says another
     schedule than the one plans are made for; RT064 for sequences longer than the model has positions.
     """
-    plans, effort = plans or PlanChoice(), effort or SearchEffort()
+    plans, effort, goal = plans or PlanChoice(), effort or SearchEffort(), goal or Goal()
     chosen = strategy(plans.strategy or DEFAULT_STRATEGY)
+    schedules = plans.schedules or (USUAL if whole and plans.strategy is None else ())
+    searched = families(chosen, schedules) if schedules else ()
     template = None
     if plans.like is not None:
         template = load_plan(plans.like, model)
-        template = evolve(_without_shape(template, chosen, plans.like), seq_len=seq_len)
+        template = _without_schedule(template, chosen, plans.like, searched)
+        template = evolve(template, seq_len=seq_len)
     template = _computing(template, plans, seq_len)
+    searched = _with_attention(searched, template, named=plans.schedules is not None)
     request = Request(
         model,
         machine if isinstance(machine, Machine) else load_machine(machine),
@@ -74,10 +83,17 @@ def planning_request(
         zero_levels=plans.zero_levels,
         peers=plans.peers or ((template.tp,) if template is not None and template.tp > 1 else None),
         plan_template=template,
+        families=searched,
+        wide=bool(searched) and chosen.zero is None,
+        objective=OBJECTIVES[goal.objective],
+        keep=goal.keep or 1,
+        explain=goal.explain,
     )
     check_plan(request.setting.template, model)
-    if request.setting.template.attention != "fused" and all(
-        slices > 1 for _, _, slices in divisions(request.schedule)
+    if (
+        not searched
+        and request.setting.template.attention != "fused"
+        and all(slices > 1 for _, _, slices in divisions(request.schedule))
     ):
         text = f'attention = "{request.setting.template.attention}" holds the scores of whole sequences, which slices do not have'
         fail("RT064", text, help=f"the strategy '{chosen.name}' goes with --attention fused")
@@ -88,13 +104,46 @@ _NOT_CHOSEN = ("zero_blocks", "shard_group", "view_group", "gather_quantised", "
 """Keys of how state is sharded that no search has."""
 
 
-def _without_shape(plan: Plan, chosen: Strategy, path: str) -> Plan:
-    """A plan without its schedule, chunks and slices, which are chosen anew among those of a strategy.
+def _with_attention(searched: tuple[Family, ...], template: Plan | None, *, named: bool) -> tuple[Family, ...]:
+    """The families whose plans can compute attention as the template does: scores of whole sequences do not go with slices.
 
-    Raises `DiagnosticError` RT064 where it says others than the strategy has.
+    Raises `DiagnosticError` RT064 where one that cannot was asked for by name.
     """
-    wanted = chosen.schedule or default_schedule(PipelineShape(1, 1))
+    if template is None or template.attention == "fused":
+        return searched
+    left = tuple(family for family in searched if family.name != "seq1f1b")
+    if named and left != searched:
+        text = f'attention = "{template.attention}" holds the scores of whole sequences, which the slices of seq1f1b do not have'
+        fail("RT064", text, help="leave seq1f1b out of --schedules, or use --attention fused")
+    return left
+
+
+def _without_schedule(plan: Plan, chosen: Strategy, path: str, searched: tuple[Family, ...]) -> Plan:
+    """A plan without its schedule, chunks and slices, which are chosen anew among those of families, or of a strategy where there are none.
+
+    Raises `DiagnosticError` RT064 where it says others than these have, or keys that no search has.
+    """
+    known = {family.name for family in searched}
+    if plan.schedule is not None and known and plan.schedule not in known:
+        at = place_in_plan(path, "schedule")
+        text = f'the plan says schedule = "{plan.schedule}", which is not among the schedules that are searched'
+        fail("RT064", text, at.location, source=at.source, help=f"add it: --schedules {plan.schedule},...")
     by = f"the planner, for the strategy '{chosen.name}',"
+    _refuse_not_chosen(plan, by, path)
+    if not searched:
+        _refuse_other_shape(plan, chosen, by, path)
+    return without_schedule(plan)
+
+
+def without_schedule(plan: Plan) -> Plan:
+    """A plan without its schedule, chunks and slices, and without the levels and groups of its state: a template of others."""
+    whole = evolve(plan, schedule=None, slices=(), zero_blocks=None, shard_group=None, view_group=None)
+    return whole if plan.chunks == 1 else evolve(whole, pp=1, cuts=(), mapping=None, chunks=1, layout="loop")
+
+
+def _refuse_other_shape(plan: Plan, chosen: Strategy, by: str, path: str) -> None:
+    """Raise `DiagnosticError` RT064 where a plan says another schedule, or other chunks or slices, than a strategy has."""
+    wanted = chosen.schedule or default_schedule(PipelineShape(1, 1))
     refuse_contradiction(plan, wanted, by, partial(place_in_plan, path, "schedule"))
     problem = SCHEDULES[wanted].problem(plan.shape)
     if problem is not None and (plan.chunks > 1 or plan.slices):
@@ -102,6 +151,10 @@ def _without_shape(plan: Plan, chosen: Strategy, path: str) -> Plan:
         text = f"{by} places {wanted}, which this plan cannot have: {problem}"
         help_text = "leave chunks, layout and slices out, or plan for a strategy that has them (--strategy)"
         fail("RT064", text, at.location, source=at.source, help=help_text)
+
+
+def _refuse_not_chosen(plan: Plan, by: str, path: str) -> None:
+    """Raise `DiagnosticError` RT064 where a plan says keys that no search has."""
     for key in _NOT_CHOSEN:
         if getattr(plan, key) is not None:
             at = place_in_plan(path, key)
@@ -110,5 +163,3 @@ def _without_shape(plan: Plan, chosen: Strategy, path: str) -> Plan:
             )
             help_text = f"leave {key} out here, and write it into the plan that is found"
             fail("RT064", text, at.location, source=at.source, help=help_text)
-    whole = evolve(plan, schedule=None, slices=())
-    return whole if plan.chunks == 1 else evolve(whole, pp=1, cuts=(), mapping=None, chunks=1, layout="loop")

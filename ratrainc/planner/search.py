@@ -1,7 +1,8 @@
-"""The search: shapes, then stage cuts, then pipelines, in the order of the step time to be expected; what a bound rules out is never tried.
+"""The search: shapes, then stage cuts, then pipelines, in the order of what they can be expected to cost; what a bound rules out is never tried.
 
-A node of the search stands for one plan under one pipeline, or for many. Its bound holds for all of them. The answer carries the least bound
-of whatever was neither simulated whole nor ruled out: no plan of the space can be faster than that.
+A leaf stands for one plan under one pipeline; a shape whose cuts are not chosen yet stands for many. Bounds hold for all of them. Families
+are searched together: the next shape is the cheapest of all, and what the best plan rules out it rules out everywhere. The answer carries
+the least bound of whatever was neither simulated whole nor ruled out: no plan of the space can be better than that.
 """
 
 from __future__ import annotations
@@ -11,27 +12,22 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, wait
 from itertools import count
+from math import inf, isfinite
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 from attrs import define, field, frozen
 
+from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrainc.planner.answer import Answer, Candidate, Rejected, Request
-from ratrain.ratrainc.planner.bounds import shape_bounds
-from ratrain.ratrainc.planner.columns import Columns, Numbers, state_bytes
-from ratrain.ratrainc.planner.cuts import (
-    BestCuts,
-    best_cuts,
-    can_be_listed,
-    cuts_of,
-    listed,
-    neighbours,
-    partition_count,
-    partitions,
-)
+from ratrain.ratrainc.planner.columns import least_bytes
+from ratrain.ratrainc.planner.cuts import BestCuts, best_cuts, can_be_listed, cuts_of, listed, neighbours, partitions
+from ratrain.ratrainc.planner.estimates import plan_estimates
 from ratrain.ratrainc.planner.evaluation import Evaluation, Task, folded_micro_batches
+from ratrain.ratrainc.planner.family_spaces import FamilySpace, family_spaces
 from ratrain.ratrainc.planner.losers import losers
+from ratrain.ratrainc.planner.objective import WORST, Cost, scaled
 from ratrain.ratrainc.planner.profile import Profiles
 from ratrain.ratrainc.planner.space import Shape
 from ratrain.ratrainc.planner.variants import pipeline_for, variants
@@ -40,26 +36,35 @@ from ratrain.ratrainc.planner.workers import Runner, workers
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from ratrain.ratrain_ir.frontend.plan import Plan
-
 _WORTH_TRYING = 1.03
-"""What is expected to take longer than this many times the best is left to an exhaustive search."""
+"""What is expected to cost more than this many times the best is left to an exhaustive search."""
 _WHOLE = 2
 """Plans that are simulated whole at the end, at least: the winner and the runner-up."""
 _PATIENCE = 3
 """How many times the time for the search is used while nothing fits."""
+_TRIED_AT_LEAST = 4
+"""Plans that are evaluated whatever the time, while nothing fits."""
+_SHAPES_AT_ONCE = 256
+"""Shapes whose cuts are chosen before the next plan is compiled, at most."""
+_PESSIMISM = 1.5
+"""By how much what has hardly room counts as dearer, where plans are put in order."""
 
 
 @frozen(order=True)
-class _Node:
-    """An entry of the queue."""
+class _Leaf:
+    """An entry of the queue: one plan under one pipeline."""
 
-    expected: float
+    order: Cost
+    """what it is taken in the order of"""
     number: int
-    bound: float = field(order=False)
+    expected: Cost = field(order=False)
+    """what it may cost by what was simulated of its like, or its bound"""
+    bound: Cost = field(order=False)
+    bound_seconds: float = field(order=False)
+    bound_bytes: float = field(order=False)
+    space: FamilySpace = field(order=False)
     shape: Shape = field(order=False)
-    layers: tuple[int, ...] | None = field(order=False, default=None)
-    """the cuts; None: not chosen yet"""
+    layers: tuple[int, ...] = field(order=False)
     pipeline: str | None = field(order=False, default=None)
     """None: the strategy's own, and its variants after it"""
 
@@ -75,17 +80,22 @@ class Search:
     tick: Tick = lambda _text: None
     """called after each evaluation with a line for a progress bar"""
     profiles: Profiles = field(init=False)
+    spaces: list[FamilySpace] = field(factory=list)
     fitting: list[Candidate] = field(factory=list)
     refused: list[Candidate] = field(factory=list)
     rejected: list[Rejected] = field(factory=list)
-    open_bound: float = float("inf")
+    open_bound: Cost = WORST
     """the least bound of what was put aside without being tried"""
-    best: float = float("inf")
-    queue: list[_Node] = field(factory=list)
+    limit: Cost = WORST
+    """what a plan must cost less than to be one of those that are wanted"""
+    queue: list[_Leaf] = field(factory=list)
     numbers: Iterator[int] = field(factory=count)
     evaluations: int = 0
     tried_one_peer: bool = False
     """whether a plan of one tensor peer was evaluated"""
+    cuts_seen: dict[tuple[str, Shape], set[tuple[int, ...]]] = field(factory=dict)
+    least: dict[tuple[str, Plan], Cost] = field(factory=dict)
+    """what each plan that was evaluated and fits costs, under its best pipeline"""
 
     def __attrs_post_init__(self) -> None:
         self.profiles = Profiles(self.request.setting)
@@ -93,203 +103,254 @@ class Search:
     def run(self) -> Answer:
         """Search until it is proven that nothing is left to gain, nothing is worth trying, or time is up."""
         begin = time.monotonic()
-        space = self.fill_queue()
+        self.spaces = family_spaces(self.request, self.profiles)
         with workers(self.request.jobs) as run:
             self.explore(run, begin)
             self.simulate_whole(run)
         if not self.fitting and not self.rejected:
             self.reject_smallest_state()
-        ranked = sorted(self.fitting, key=Candidate.rank)
-        bound, relaxed = self.lower_bound(ranked), self.relaxed_bound()
-        proven = bool(ranked) and bound >= ranked[0].seconds
-        best = ranked[0].seconds if ranked else float("inf")
+        objective = self.request.objective
+        ranked = sorted(self.fitting, key=lambda candidate: candidate.rank(objective))
+        best = ranked[0].cost(objective) if ranked else WORST
+        bound = self.lower_bound(ranked)
         return Answer(
             self.request,
             ranked,
             self.refused,
             self.rejected,
             min(bound, best),
-            min(relaxed, best),
-            len(space),
-            sum(partition_count(self.request.model.layers, shape.pp, shape.chunks) for shape in space),
+            min(self.relaxed_bound(), best),
+            sum(len(space.shapes) for space in self.spaces),
+            sum(space.plans for space in self.spaces),
             self.evaluations,
             time.monotonic() - begin,
-            proven,
+            bool(ranked) and bound >= best,
             losers(self, ranked[0]) if ranked else [],
         )
 
-    def fill_queue(self) -> list[Shape]:
-        """Put every shape into the queue under its bound for any cuts."""
-        request = self.request
-        space = request.shapes()
-        self.columns = Columns.of(self.profiles, space, schedule=request.schedule)
-        self.row = {shape: row for row, shape in enumerate(space)}
-        self.shape_bounds = shape_bounds(self.columns)
-        for shape, bound in zip(space, self.shape_bounds.tolist(), strict=True):
-            if np.isfinite(bound):
-                self.push(bound, bound, shape)
-        return space
+    def next_leaf(self, *, of_one_peer: bool = False) -> _Leaf | None:
+        """The next plan worth evaluating, or the next of one tensor peer; shapes that may come before it get their cuts."""
+        others: list[_Leaf] = []
+        left = _SHAPES_AT_ONCE
+        while True:
+            space = self.next_space(of_one_peer=of_one_peer)
+            cost = space[0] if space is not None else WORST
+            if space is not None and (left > 0 or not self.queue) and (not self.queue or cost < self.queue[0].order):
+                self.choose_cuts(space[1], space[2])
+                left -= 1
+                continue
+            if not self.queue:
+                break
+            leaf = heapq.heappop(self.queue)
+            if of_one_peer and leaf.shape.tp > 1:
+                others.append(leaf)
+            elif self.is_out(leaf.bound, leaf.expected):
+                self.set_aside(leaf.bound)
+            else:
+                for other in others:
+                    heapq.heappush(self.queue, other)
+                return leaf
+        for other in others:
+            heapq.heappush(self.queue, other)
+        return None
 
-    columns: Columns = field(init=False)
-    shape_bounds: Numbers = field(init=False)
-    row: dict[Shape, int] = field(init=False)
+    def next_space(self, *, of_one_peer: bool) -> tuple[Cost, FamilySpace, int] | None:
+        """The most promising shape of all families that is not ruled out: what it may cost, its space and its row there."""
+        found: tuple[Cost, FamilySpace, int] | None = None
+        for space in self.spaces:
+            row = space.next_row(lambda cost: self.is_out(cost, cost), of_one_peer=of_one_peer)
+            if row is not None and (found is None or space.guess(row) < found[0]):
+                found = space.guess(row), space, row
+        return found
 
-    def columns_of(self, shape: Shape) -> Columns:
-        """The one row of a shape."""
-        at = self.row[shape]
-        return self.columns.rows(slice(at, at + 1))
+    def is_out(self, bound: Cost, expected: Cost) -> bool:
+        """Whether nothing that is wanted can be had of what costs so much at least, or can be expected to."""
+        if bound >= self.limit:  # the limit may be an estimate, so what it rules out is remembered too
+            return True
+        if self.request.exhaustive:
+            return False
+        measure, seconds = self.limit
+        return expected > (measure * _WORTH_TRYING, inf) or (
+            expected[0] == measure and expected[1] > seconds * _WORTH_TRYING
+        )
+
+    def choose_cuts(self, space: FamilySpace, row: int) -> None:
+        """Queue the best cuts of a shape, or note that none fit."""
+        space.taken.add(row)
+        shape, columns = space.shapes[row], space.columns_of(space.shapes[row])
+        cuts = best_cuts(columns, roomiest=self.request.objective.of_bytes)
+        if not isfinite(cuts.seconds):
+            self.reject(space, shape, cuts)
+            return
+        estimate = float(plan_estimates(columns, np.array([cuts.layers], float))[0])
+        objective = self.request.objective
+        cost = max(objective.cost(cuts.seconds, cuts.peak_bytes, shape.clusters), space.guess(row))
+        doubtful = not isfinite(estimate)  # what has hardly room may be refused
+        self.push(space, shape, cuts, order=scaled(cost, _PESSIMISM) if doubtful else cost)
 
     def push(
         self,
-        expected: float,
-        bound: float,
+        space: FamilySpace,
         shape: Shape,
-        layers: tuple[int, ...] | None = None,
+        cuts: BestCuts,
+        *,
+        order: Cost | None = None,
+        ratio: float = 1.0,
         pipeline: str | None = None,
     ) -> None:
-        """Queue a node: for a whole shape, for cuts of it, or for cuts under another pipeline."""
-        heapq.heappush(self.queue, _Node(expected, next(self.numbers), bound, shape, layers, pipeline))
+        """Queue cuts of a shape; `ratio` is what the like of it costs over its bound."""
+        bound = self.request.objective.cost(cuts.seconds, cuts.peak_bytes, shape.clusters)
+        expected = self.request.objective.cost(ratio * cuts.seconds, cuts.peak_bytes, shape.clusters)
+        leaf = _Leaf(
+            order or expected,
+            next(self.numbers),
+            expected,
+            bound,
+            cuts.seconds,
+            cuts.peak_bytes,
+            space,
+            shape,
+            cuts.layers,
+            pipeline,
+        )
+        heapq.heappush(self.queue, leaf)
 
-    def next_leaf(self, *, of_one_peer: bool = False) -> _Node | None:
-        """The next plan worth evaluating, or the next of one tensor peer; shapes on the way to it get their cuts."""
-        others: list[_Node] = []
-        leaf = self.pop_leaf(others if of_one_peer else None)
-        for node in others:
-            heapq.heappush(self.queue, node)
-        return leaf
-
-    def pop_leaf(self, others: list[_Node] | None) -> _Node | None:
-        """The next plan worth evaluating; nodes with tensor peers are put into `others` where there is such a list."""
-        while self.queue:
-            node = heapq.heappop(self.queue)
-            if others is not None and node.shape.tp > 1:
-                others.append(node)
-                continue
-            hopeless = not self.request.exhaustive and node.expected > self.best * _WORTH_TRYING
-            if (
-                node.bound >= self.best or hopeless
-            ):  # the best may be an estimate, so what it rules out is remembered too
-                self.set_aside(node)
-                continue
-            if node.layers is not None:
-                return node
-            cuts = best_cuts(self.columns_of(node.shape))
-            if np.isfinite(cuts.seconds):
-                self.push(cuts.seconds, cuts.seconds, node.shape, cuts.layers)
-            else:
-                self.reject(node.shape, cuts)
-        return None
-
-    def reject(self, shape: Shape, cuts: BestCuts) -> None:
+    def reject(self, space: FamilySpace, shape: Shape, cuts: BestCuts) -> None:
         """Note that no cuts of a shape fit."""
-        self.rejected.append(Rejected(shape, cuts.stage, cuts.short_bytes))
+        self.rejected.append(Rejected(shape, cuts.stage, cuts.short_bytes, space.family.name))
 
     def reject_smallest_state(self) -> None:
         """Where the state alone is too large for every shape: what the one with least of it lacks."""
-        shape = list(self.row)[int(np.argmin(state_bytes(self.columns)))]
-        self.reject(shape, best_cuts(self.columns_of(shape)))
+        for space in self.spaces:
+            shape = space.shapes[int(np.argmin(least_bytes(space.columns)))]
+            self.reject(space, shape, best_cuts(space.columns_of(shape)))
 
-    def set_aside(self, node: _Node) -> None:
-        """Leave a node untried; the answer's bound remembers it."""
-        self.open_bound = min(self.open_bound, node.bound)
+    def set_aside(self, bound: Cost) -> None:
+        """Leave something untried; the answer's bound remembers it."""
+        self.open_bound = min(self.open_bound, bound)
 
     def explore(self, run: Runner, begin: float) -> None:
         """Evaluate leaves, as many at a time as there are workers."""
-        running: dict[Future[Evaluation], _Node] = {}
+        running: dict[Future[Evaluation], _Leaf] = {}
         while True:
             while len(running) < run.width:
                 late = not self.may_go_on(time.monotonic() - begin)
                 # a plan of one tensor peer is tried whatever the time: with more the answer is none the worse
-                node = None if late and self.tried_one_peer else self.next_leaf(of_one_peer=late)
-                if node is None:
+                leaf = None if late and self.tried_one_peer else self.next_leaf(of_one_peer=late)
+                if leaf is None:
                     break
-                self.tried_one_peer |= node.shape.tp == 1
-                running[run.submit(self.task(node))] = node
+                self.tried_one_peer |= leaf.shape.tp == 1
+                running[run.submit(self.task(leaf))] = leaf
             if not running:
                 break
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 self.record(running.pop(future), future.result())
-        for node in self.queue:
-            self.set_aside(node)
+        for leaf in self.queue:
+            self.set_aside(leaf.bound)
+        for space in self.spaces:
+            self.set_aside(space.least_left())
 
     def may_go_on(self, seconds: float) -> bool:
         """Whether a new evaluation may start: in time, or late while nothing fits yet."""
         limit = self.request.seconds
-        return seconds < limit or (not self.fitting and (seconds < _PATIENCE * limit or not self.evaluations))
+        return seconds < limit or (
+            not self.fitting and (seconds < _PATIENCE * limit or self.evaluations < _TRIED_AT_LEAST)
+        )
 
-    def task(self, node: _Node) -> Task:
+    def task(self, leaf: _Leaf) -> Task:
         """What a leaf asks of a worker."""
-        request = self.request
-        assert node.layers is not None
-        plan = node.shape.plan(self.profiles.setting, cuts_of(node.layers, node.shape))
-        pipeline = node.pipeline or pipeline_for(request.strategy.passes, plan)
+        request = leaf.space.request
+        plan = leaf.shape.plan(self.profiles.setting, cuts_of(leaf.layers, leaf.shape))
+        pipeline = leaf.pipeline or pipeline_for(request.strategy.passes, plan, least_bytes=request.objective.of_bytes)
         folded = not request.exhaustive and folded_micro_batches(plan) < plan.micro_batches
         return Task(request.model, plan, pipeline, request.machine, folded)
 
-    def record(self, node: _Node, evaluation: Evaluation) -> None:
+    def record(self, leaf: _Leaf, evaluation: Evaluation) -> None:
         """Keep what an evaluation found and queue what it makes worth trying."""
         self.evaluations += 1
-        task = self.task(node)
-        candidate = Candidate(node.shape, task.plan, task.pipeline, node.bound, evaluation)
+        task = self.task(leaf)
+        candidate = Candidate(
+            leaf.shape,
+            task.plan,
+            task.pipeline,
+            leaf.bound_seconds,
+            evaluation,
+            bound_bytes=leaf.bound_bytes,
+            family=leaf.space.family.name,
+        )
         (self.refused if evaluation.step_seconds is None else self.fitting).append(candidate)
-        self.best = min(self.best, candidate.seconds)
-        self.tick(f"best {self.best:.2f} s a step" if np.isfinite(self.best) else "nothing fits yet")
-        self.branch(node, candidate)
+        self.tighten(candidate)
+        self.branch(leaf, candidate)
 
-    def branch(self, node: _Node, candidate: Candidate) -> None:
+    def tighten(self, candidate: Candidate) -> None:
+        """Take a candidate into account for what is still wanted."""
+        objective, keep = self.request.objective, self.request.keep
+        cost = candidate.cost(objective)
+        if isfinite(cost[0]):
+            known = self.least.get(candidate.identity, WORST)
+            self.least[candidate.identity] = min(cost, known)
+            best = heapq.nsmallest(keep, self.least.values())
+            self.limit = best[-1] if len(best) == keep else WORST
+            self.tick(f"best {objective.text(best[0][0], candidate.plan.tokens_per_step)}")
+        elif not self.least:
+            self.tick("nothing fits yet")
+
+    def branch(self, leaf: _Leaf, candidate: Candidate) -> None:
         """Other pipelines of the plan, and other cuts of its shape."""
-        fits = bool(np.isfinite(candidate.seconds))
-        ratio = candidate.seconds / node.bound if fits else 1.0
-        assert node.layers is not None
-        own = node.pipeline is None
-        if own and (fits or self.request.exhaustive):
-            for pipeline in variants(self.request.strategy.passes, candidate.plan):
-                self.push(ratio * node.bound, node.bound, node.shape, node.layers, pipeline)
-        if own:
-            self.branch_cuts(node.shape, node.layers, ratio)
-        if own and not fits:
-            roomiest = best_cuts(self.columns_of(node.shape), roomiest=True)
-            self.branch_to(node.shape, [(roomiest.seconds, roomiest.layers)], ratio)
+        fits = isfinite(candidate.seconds)
+        ratio = candidate.seconds / leaf.bound_seconds if fits else 1.0
+        if leaf.pipeline is not None:
+            return
+        space, shape = leaf.space, leaf.shape
+        request = space.request
+        if (fits or request.exhaustive) and not request.objective.of_bytes:
+            own = BestCuts(leaf.bound_seconds, leaf.layers, peak_bytes=leaf.bound_bytes)
+            for pipeline in variants(request.strategy.passes, candidate.plan):
+                self.push(space, shape, own, ratio=ratio, pipeline=pipeline)
+        self.branch_cuts(space, shape, leaf.layers, ratio)
+        if not fits:
+            self.branch_to(space, shape, [best_cuts(space.columns_of(shape), roomiest=True)], ratio)
 
-    def branch_cuts(self, shape: Shape, layers: tuple[int, ...], ratio: float) -> None:
+    def branch_cuts(self, space: FamilySpace, shape: Shape, layers: tuple[int, ...], ratio: float) -> None:
         """Other cuts of a shape."""
-        first = shape not in self.cuts_seen
-        self.cuts_seen.setdefault(shape, set()).add(layers)
-        self.branch_to(shape, self.other_cuts(shape, layers, first=first), ratio)
+        key = space.family.name, shape
+        first = key not in self.cuts_seen
+        self.cuts_seen.setdefault(key, set()).add(layers)
+        self.branch_to(space, shape, self.other_cuts(space, shape, layers, first=first), ratio)
 
-    def branch_to(self, shape: Shape, cuts: list[tuple[float, tuple[int, ...]]], ratio: float) -> None:
+    def branch_to(self, space: FamilySpace, shape: Shape, cuts: list[BestCuts], ratio: float) -> None:
         """Queue those of some cuts that were not queued before."""
-        seen = self.cuts_seen.setdefault(shape, set())
-        for bound, layers in cuts:
-            if layers not in seen:
-                seen.add(layers)
-                self.push(ratio * bound, bound, shape, layers)
+        seen = self.cuts_seen.setdefault((space.family.name, shape), set())
+        for each in cuts:
+            if each.layers not in seen:
+                seen.add(each.layers)
+                self.push(space, shape, each, ratio=ratio)
 
-    cuts_seen: dict[Shape, set[tuple[int, ...]]] = field(factory=dict)
-
-    def other_cuts(self, shape: Shape, layers: tuple[int, ...], *, first: bool) -> list[tuple[float, tuple[int, ...]]]:
+    def other_cuts(self, space: FamilySpace, shape: Shape, layers: tuple[int, ...], *, first: bool) -> list[BestCuts]:
         """More cuts of a shape: all of them where they can be listed, else the neighbours of those that were tried."""
         total = self.request.model.layers
-        columns = self.columns_of(shape)
+        columns = space.columns_of(shape)
         if can_be_listed(total, shape.pp, shape.chunks):
             return listed(columns, list(partitions(total, shape.pp, shape.chunks))) if first else []
-        if first:
-            self.open_bound = min(self.open_bound, best_cuts(columns).seconds)  # the cuts that are never listed
+        if first:  # the cuts that are never listed
+            best = best_cuts(columns, roomiest=self.request.objective.of_bytes)
+            self.set_aside(self.request.objective.cost(best.seconds, best.peak_bytes, shape.clusters))
         return listed(columns, neighbours(layers, shape.chunks))[:_NEIGHBOURS]
 
     def simulate_whole(self, run: Runner) -> None:
-        """Simulate whole steps, and verify them, until the best plan and the runner-up are known exactly."""
+        """Simulate whole steps, and verify them, until the best plans and a runner-up are known exactly."""
         verified: set[tuple[Plan, str]] = set()
         while pending := [c for c in self.leaders() if (c.plan, c.pipeline) not in verified]:
             self.simulate_again(run, pending)
             verified |= {(c.plan, c.pipeline) for c in pending}
 
     def leaders(self) -> list[Candidate]:
-        """The best plan and the runner-up, each under its fastest pipeline."""
-        fastest: dict[Plan, Candidate] = {}
-        for candidate in sorted(self.fitting, key=Candidate.rank):
-            fastest.setdefault(candidate.plan, candidate)
-        return list(fastest.values())[:_WHOLE]
+        """The best plans that are wanted and a runner-up, each under its fastest pipeline."""
+        objective = self.request.objective
+        fastest: dict[tuple[str, Plan], Candidate] = {}
+        for candidate in sorted(self.fitting, key=lambda candidate: candidate.rank(objective)):
+            fastest.setdefault(candidate.identity, candidate)
+        return list(fastest.values())[: max(_WHOLE, self.request.keep)]
 
     def simulate_again(self, run: Runner, candidates: list[Candidate]) -> None:
         """Replace the evaluations of candidates by those of their whole steps."""
@@ -301,18 +362,19 @@ class Search:
         for candidate, future in zip(candidates, [run.submit(task) for task in tasks], strict=True):
             whole = attrs.evolve(candidate, evaluation=future.result())
             self.fitting.remove(candidate)
-            (self.fitting if np.isfinite(whole.seconds) else self.refused).append(whole)
+            (self.fitting if isfinite(whole.seconds) else self.refused).append(whole)
 
-    def lower_bound(self, ranked: list[Candidate]) -> float:
-        """The least step time that any plan of the space can have."""
-        open_bounds = [c.bound_seconds for c in ranked if not c.is_exact]
-        open_bounds += [c.bound_seconds for c in self.refused if not c.is_exact]
-        exact = [c.seconds for c in ranked if c.is_exact]
+    def lower_bound(self, ranked: list[Candidate]) -> Cost:
+        """The least that any plan of the space can cost."""
+        objective = self.request.objective
+        open_bounds = [c.bound(objective) for c in (*ranked, *self.refused) if not c.is_exact]
+        exact = [c.cost(objective) for c in ranked if c.is_exact]
         return min([self.open_bound, *open_bounds, *exact])
 
-    def relaxed_bound(self) -> float:
+    def relaxed_bound(self) -> Cost:
         """The least closed-form bound of all plans: it holds for schedules that no pass makes, too."""
-        return min([self.open_bound, *(c.bound_seconds for c in self.fitting + self.refused)])
+        objective = self.request.objective
+        return min([self.open_bound, *(c.bound(objective) for c in self.fitting + self.refused)])
 
 
 _NEIGHBOURS = 8

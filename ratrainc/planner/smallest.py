@@ -11,7 +11,8 @@ from attrs import evolve, frozen
 from ratrain.ratrainc.planner.answer import Candidate
 from ratrain.ratrainc.planner.cuts import best_cuts, cuts_of
 from ratrain.ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
-from ratrain.ratrainc.planner.search import Search
+from ratrain.ratrainc.planner.family_spaces import family_spaces
+from ratrain.ratrainc.planner.profile import Profiles
 from ratrain.ratrainc.planner.variants import pipeline_for
 
 if TYPE_CHECKING:
@@ -55,21 +56,25 @@ def smallest_clusters(request: Request, tick: Callable[[str], None]) -> Smallest
 
 def _fitting(request: Request) -> tuple[Candidate | None, bool]:
     """A plan that fits, and whether bounds left any to be tried."""
-    search = Search(request)
-    using_all = [s for s in search.fill_queue() if s.clusters == request.clusters and s.micro_batch_size == 1]
-    shapes = {evolve(shape, tiles=()): shape for shape in using_all}  # bytes do not depend on the mapping
     roomy = []
-    for shape in shapes.values():
-        if not np.isfinite(search.shape_bounds[search.row[shape]]):
-            continue
-        cuts = best_cuts(search.columns_of(shape), roomiest=True)
-        if np.isfinite(cuts.seconds):
-            roomy.append((cuts.peak_bytes, shape, cuts))
-    for _, shape, cuts in sorted(roomy, key=lambda item: item[:2])[:_TRIED]:
-        plan = shape.plan(search.profiles.setting, cuts_of(cuts.layers, shape))
-        pipeline = pipeline_for(request.strategy.passes, plan)
+    profiles = Profiles(request.setting)
+    for number, space in enumerate(family_spaces(request, profiles)):
+        using_all = [s for s in space.shapes if s.clusters == request.clusters and s.micro_batch_size == 1]
+        shapes = {evolve(shape, tiles=()): shape for shape in using_all}  # bytes do not depend on the mapping
+        for shape in shapes.values():
+            if not np.isfinite(space.seconds[space.row[shape]]):
+                continue
+            cuts = best_cuts(space.columns_of(shape), roomiest=True)
+            if np.isfinite(cuts.seconds):
+                roomy.append((cuts.peak_bytes, number, shape, cuts, space.family))
+    for _, _, shape, cuts, family in sorted(roomy, key=lambda item: item[:3])[:_TRIED]:
+        plan = shape.plan(profiles.setting, cuts_of(cuts.layers, shape))
+        pipeline = pipeline_for(family.strategy.passes, plan)
         folded = folded_micro_batches(plan) < plan.micro_batches
         evaluation = evaluate(Task(request.model, plan, pipeline, request.machine, folded))
         if evaluation.step_seconds is not None:
-            return Candidate(shape, plan, pipeline, cuts.seconds, evaluation), True
+            found = Candidate(
+                shape, plan, pipeline, cuts.seconds, evaluation, bound_bytes=cuts.peak_bytes, family=family.name
+            )
+            return found, True
     return None, bool(roomy)

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from itertools import product
 from typing import TYPE_CHECKING
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping, Tile
+from ratrain.ratrain_ir.frontend.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrainc.planner.tilings import divisors, tilings
@@ -48,6 +49,10 @@ class Shape:
     slices: int = 1
     """of even work"""
     tp: int = 1
+    ends: int | None = field(default=None, order=lambda level: -1 if level is None else level)
+    """the ZeRO level of embedding and head; None: that of all blocks"""
+    shard_group: int | None = field(default=None, order=lambda group: group or 0)
+    """replicas that have all shards between them; None: all"""
 
     @property
     def clusters(self) -> int:
@@ -80,7 +85,14 @@ class Shape:
             slices=setting.slice_lengths(self.slices),
             tp=self.tp,
             sequence_sharding=setting.shards_sequences(self.tp),
+            zero_blocks=levels_of_ends(self.ends),
+            shard_group=self.shard_group,
         )
+
+
+def levels_of_ends(level: int | None) -> ZeroLevels | None:
+    """What a plan says of blocks where embedding and head have a ZeRO level of their own."""
+    return None if level is None else ZeroLevels.parse(f"embed {level}, head {level}")
 
 
 def shapes(
@@ -93,21 +105,24 @@ def shapes(
     schedule: str = "1f1b",
     seq_len: int = 1,
     peers: tuple[int, ...] = (1,),
+    ends: tuple[int, ...] = (),
 ) -> list[Shape]:
     """Every shape on at most `clusters` clusters whose replicas share the global batch evenly, under every mapping to groups of clusters.
 
     Chunks and slices are those of the schedule (`divisions`), as many as there are layers and tokens for; tensor peers are as many as one
-    of the numbers of `peers`, whether they share out the model or not. Raises `DiagnosticError` RT064
+    of the numbers of `peers`, whether they share out the model or not. Embedding and head may have a level of `ends` of their own;
+    where there are such, shards may be those of the replicas that a mapping has near. Raises `DiagnosticError` RT064
     where there is no shape, or the machine has fewer clusters.
     """
     most = groups[-1].clusters
     if most is not None and clusters > most:
         fail("RT064", f"the machine has {most} clusters, {clusters} are asked for")
+    ways = divisions(schedule)
     space = [
         divided
         for tp in peers
-        for shape in _shapes(model, clusters, global_batch, modes, groups, tp)
-        for divided in _divided(shape, divisions(schedule), model.layers, seq_len)
+        for shape in _shapes(model, clusters, global_batch, modes, groups, tp, ends=ends)
+        for divided in _divided(shape, ways, model.layers, seq_len)
     ]
     if not space and schedule != "1f1b" and clusters >= 1 <= global_batch:
         text = f"{SCHEDULES[schedule].title} has no plan of {model.name} on {clusters} clusters, of {model.layers} layers and {seq_len} tokens"
@@ -134,7 +149,22 @@ _NUMBERS = (1, 2, 4, 8)
 def _divided(shape: Shape, ways: tuple[tuple[int, str, int], ...], layers: int, seq_len: int) -> Iterator[Shape]:
     for chunks, layout, slices in ways:
         if slices <= seq_len and (chunks == 1 or (shape.pp > 1 and shape.pp * chunks <= layers)):
-            yield evolve(shape, chunks=chunks, layout=layout, slices=slices)
+            s = shape
+            yield Shape(
+                s.pp,
+                s.dp,
+                s.micro_batch_size,
+                s.micro_batches,
+                s.zero,
+                s.reduce,
+                s.tiles,
+                chunks,
+                layout,
+                slices,
+                s.tp,
+                s.ends,
+                s.shard_group,
+            )
 
 
 def _shapes(
@@ -144,6 +174,8 @@ def _shapes(
     modes: tuple[tuple[int, str], ...],
     groups: tuple[LinkGroup, ...],
     tp: int,
+    *,
+    ends: tuple[int, ...],
 ) -> Iterator[Shape]:
     replicas = [d for d in divisors(global_batch) if d * tp <= clusters]
     for dp in replicas:
@@ -152,7 +184,26 @@ def _shapes(
             mapped = tilings(pp, dp, clusters, groups, tp)
             states = modes if dp > 1 else ((0, "last"),)
             for size, (zero, reduce), tiles in product(sizes, states, mapped):
-                yield Shape(pp, dp, size, global_batch // dp // size, zero, reduce, tiles, tp=tp)
+                shape = Shape(pp, dp, size, global_batch // dp // size, zero, reduce, tiles, tp=tp)
+                yield shape
+                if ends and zero:
+                    yield from (evolve(shape, ends=level) for level in ENDS[zero, reduce] if level in ends)
+                    yield from (evolve(shape, shard_group=group) for group in _groups_near(shape))
+
+
+ENDS: dict[tuple[int, str], tuple[int, ...]] = {
+    (1, "last"): (3,),
+    (2, "each-micro-batch"): (3,),
+    (3, "last"): (1,),
+    (3, "each-micro-batch"): (2,),
+}
+"""ZeRO levels of embedding and head that are considered beside that of all blocks: their views gathered for each use, or not, unlike others'."""
+
+
+def _groups_near(shape: Shape) -> list[int]:
+    """Numbers of neighbouring replicas that a mapping has near each other, and that divide all."""
+    near = {tile.replicas for tile in shape.tiles}
+    return sorted(number for number in near if 1 < number < shape.dp and shape.dp % number == 0)
 
 
 def template(seq_len: int) -> Plan:

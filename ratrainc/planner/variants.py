@@ -20,6 +20,7 @@ from ratrain.ratrain_ir.blocks import gathers_layers_within_step, shares_rows
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ratrain.passes.pass_base import Pass
     from ratrain.ratrain_ir.frontend.plan import Plan
 
 
@@ -35,13 +36,25 @@ def may_keep_gathered(pipeline: str) -> bool:
     return any(p.policy == "auto" and p.gathered == "auto" for p in recovering)
 
 
-def pipeline_for(strategy_passes: str, plan: Plan) -> str:
-    """A strategy's pipeline for a plan: with `overlap-tensor` before `joint-order` where there are tensor peers."""
+def pipeline_for(strategy_passes: str, plan: Plan, *, least_bytes: bool = False) -> str:
+    """A strategy's pipeline for a plan: with `overlap-tensor` before `joint-order` where there are tensor peers.
+
+    With `least_bytes` what recovers as much as is needed recovers all it can.
+    """
+    if least_bytes:
+        strategy_passes = pipeline_text([_recovering_all(item) for item in parse_pipeline(strategy_passes)])
     passes = parse_pipeline(strategy_passes)
     at = next((at for at, p in enumerate(passes) if isinstance(p, JointOrderPass)), None)
     if plan.tp == 1 or at is None or any(isinstance(p, OverlapTensorPass) for p in passes):
         return strategy_passes
     return pipeline_text([*passes[:at], OverlapTensorPass(), *passes[at:]])
+
+
+def _recovering_all(item: Pass) -> Pass:
+    """A pass that chooses what to recover, made to recover everything, right where it is needed."""
+    if not isinstance(item, RecomputePass | JointOrderPass) or item.policy != "auto":
+        return item
+    return attrs.evolve(item, policy="full", placement="inline")
 
 
 def variants(strategy_passes: str, plan: Plan) -> list[str]:

@@ -69,7 +69,7 @@ def test_advice_says_only_what_is_known(
     refused = try_setting(setting, "")
     assert refused is not None
     assert not refused.fits
-    notes = [note.message for note in advice(setting, request.strategy, "ratrainc plan ...")]
+    notes = [note.message for note in advice(setting, request.strategy, "ratrainc plan ...").notes]
     said = "\n".join(notes)
     if NEEDS_MORE.search(said):
         assert not truth[capacity]
@@ -122,7 +122,7 @@ def test_the_planner_says_that_nothing_fits_only_where_it_is_proved(
 def test_an_empty_answer_that_left_plans_untried_is_no_proof() -> None:
     answer = Search(request_of(CAPACITIES[0], seconds=math.inf)).run()
     assert answer.proven_empty
-    for change in ({"bound_seconds": 1.0}, {"refused": [object()]}):
+    for change in ({"bound": (1.0, 1.0)}, {"refused": [object()]}):
         for key, value in change.items():
             before = getattr(answer, key)
             setattr(answer, key, value)
@@ -188,3 +188,50 @@ def test_the_command_that_is_named_finds_a_plan(
     assert compiling is not None
     assert main([*shlex.split(f"{compiling[1]} {compiling[2]}"), "-o", "best.rtx"]) == 0
     assert main(["verify", "best.rtx"]) == 0
+
+
+@pytest.mark.parametrize("passes", [(), ("--strategy", "baseline-1f1b")])
+def test_the_plan_that_is_suggested_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], passes: tuple[str, ...]
+) -> None:
+    """It is for the same clusters and step, and what its first lines say compiles it; what fits as it is leaves no file."""
+    monkeypatch.chdir(tmp_path)
+    model = ["--model", str(ROOT / "examples" / "tiny.json")]
+    plan = tmp_path / "given.toml"
+    plan.write_text(
+        (ROOT / "examples" / "tiny.toml").read_text().replace("micro_batch_size = 2", "micro_batch_size = 8")
+    )
+    words = ["compile", *model, "--plan", str(plan), *passes, "--suggest", "Q.toml"]
+    assert main([*words, "--capacity", "9MB"]) == 1
+    assert "wrote Q.toml" in " ".join(capsys.readouterr().err.split())
+    compiling = re.search(
+        r"^#   ratrainc (.*) \\\n#     (--passes .*)$", Path("Q.toml").read_text().replace("THIS", "Q"), re.MULTILINE
+    )
+    assert compiling is not None
+    assert main([*shlex.split(f"{compiling[1]} {compiling[2]}"), "-o", "best.rtx"]) == 0
+    Path("Q.toml").unlink()
+    assert main(words) == 0
+    assert not Path("Q.toml").exists()
+    assert main([*words, "--no-advice"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("capacity", "words"),
+    [(1.6e6, "rule out all of them"), (1.7e6, "with other passes than these, 'ratrain'"), (2.2e6, "tokens fits: ")],
+)
+def test_more_clusters_are_needed_only_where_no_schedule_fits(
+    monkeypatch: pytest.MonkeyPatch, capacity: float, words: str
+) -> None:
+    """A strategy that keeps everything, where nothing, only other strategies' plans, and its own plans have room by the bounds."""
+    monkeypatch.setattr(advice_module, "_fitting_changes", lambda *_: [])
+    request = request_of(capacity, "full-save")
+    setting = Setting(MODEL, GIVEN, request.strategy.passes, request.machine)
+    found = advice(setting, request.strategy, "ratrainc plan ...", "ratrainc plan ...")
+    said = "\n".join(note.message for note in found.notes)
+    assert words in said
+    assert ("needs more clusters" in said) == (capacity == 1.6e6)
+    assert quick_answer(request).proven_empty == (capacity < 2e6)
+    if found.suggestion is not None:
+        outcome = try_setting(Setting(MODEL, found.suggestion.plan, found.suggestion.pipeline, request.machine), "")
+        assert outcome is not None
+        assert outcome.fits

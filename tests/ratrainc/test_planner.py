@@ -6,6 +6,7 @@ import json
 import math
 import signal
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
+from ratrain.passes.placement.placed_by import placed_by
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan_text import check_plan, parse_plan
@@ -26,11 +28,14 @@ from ratrain.ratrainc.planner.bounds import plan_bounds
 from ratrain.ratrainc.planner.columns import Columns
 from ratrain.ratrainc.planner.cuts import best_cuts, cuts_of, partitions
 from ratrain.ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
+from ratrain.ratrainc.planner.families import USUAL, families
+from ratrain.ratrainc.planner.family_spaces import family_spaces
 from ratrain.ratrainc.planner.machines import parse_changes, with_constants
+from ratrain.ratrainc.planner.objective import OBJECTIVES
 from ratrain.ratrainc.planner.placements import stage_placements
 from ratrain.ratrainc.planner.profile import Profiles
 from ratrain.ratrainc.planner.quick import quick_answer
-from ratrain.ratrainc.planner.report import plan_file
+from ratrain.ratrainc.planner.report import best_plans, plan_file
 from ratrain.ratrainc.planner.search import Search
 from ratrain.ratrainc.planner.space import Shape, divisions, shapes
 from ratrain.ratrainc.planner.variants import pipeline_for, variants
@@ -63,12 +68,15 @@ def small_request(*, capacity: float = 8e6, clusters: int = 3, batch: int = 4, n
 
 def every_candidate(request: Request):
     """All plans of a space under all pipelines."""
-    for shape in request.shapes():
-        own = request.strategy.passes
-        for layers in partitions(request.model.layers, shape.pp, shape.chunks):
-            plan = shape.plan(request.setting, cuts_of(layers, shape))
-            for pipeline in (pipeline_for(own, plan), *variants(own, plan)):
-                yield Task(request.model, plan, pipeline, request.machine)
+    of_bytes = request.objective.of_bytes
+    for space in family_spaces(request, Profiles(request.setting)):
+        own = space.family.strategy.passes
+        for shape in space.shapes:
+            for layers in partitions(request.model.layers, shape.pp, shape.chunks):
+                plan = shape.plan(request.setting, cuts_of(layers, shape))
+                others = () if of_bytes else variants(own, plan)
+                for pipeline in (pipeline_for(own, plan, least_bytes=of_bytes), *others):
+                    yield Task(request.model, plan, pipeline, request.machine)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +109,51 @@ def test_the_choice_is_that_of_brute_force(name, clusters, batch, capacity):
     assert 0 < answer.relaxed_bound_seconds <= answer.best.seconds
     assert answer.evaluations <= len(every)
     assert (None in every) == (capacity < 8e6)
+
+
+def costs_of_every_plan(request: Request) -> dict[Any, Any]:
+    """What each plan of a space that fits costs under its best pipeline, by brute force."""
+    costs: dict[Any, Any] = {}
+    for task in every_candidate(request):
+        found = evaluate(task)
+        if found.step_seconds is not None:
+            cost = request.objective.cost(found.step_seconds, max(found.peak_bytes), task.plan.clusters)
+            key = task.plan, placed_by(task.pipeline)
+            costs[key] = min(cost, costs.get(key, cost))
+    return costs
+
+
+@pytest.mark.parametrize("name", ["clusters", "tokens-per-cluster-hour", "memory"])
+def test_each_objective_finds_what_brute_force_does(name):
+    request = evolve(small_request(name="baseline-1f1b", clusters=2, batch=2), objective=OBJECTIVES[name])
+    answer = Search(request).run()
+    assert answer.best is not None
+    assert answer.best.cost(request.objective) == min(costs_of_every_plan(request).values())
+    assert answer.bound == answer.best.cost(request.objective)
+    assert answer.proven
+    assert quick_answer(request).bound <= answer.bound
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    "schedules",
+    [
+        ("interleaved", "seq1f1b"),
+        pytest.param(("1f1b", "zb-v"), marks=pytest.mark.full),
+        pytest.param(USUAL, marks=pytest.mark.full),
+    ],
+)
+def test_families_are_searched_together(schedules):
+    """The best of all, and as many more as are wanted; what the answer says of each family is so."""
+    request = evolve(small_request(name="interleaved", clusters=2, batch=1), strategy=strategy("ratrain"))
+    request = evolve(request, families=families(request.strategy, schedules), keep=3)
+    answer = Search(request).run()
+    every = sorted(costs_of_every_plan(request).values())
+    assert [candidate.seconds for candidate in best_plans(answer)[:3]] == [seconds for seconds, _ in every[:3]]
+    assert answer.bound_seconds == answer.best.seconds
+    assert {loser.text for loser in answer.losers} >= {*schedules} - {answer.best.family}
+    single = [Search(evolve(request, families=families(request.strategy, (each,)), keep=1)).run() for each in schedules]
+    assert answer.best.seconds == min(each.best.seconds for each in single)
 
 
 def test_a_search_without_time_tries_a_plan_of_one_peer_too():
@@ -426,7 +479,7 @@ def test_plan_shows_tables(capsys):
 def test_quick_ends_within_its_time(capsys):
     start = time.monotonic()
     assert (
-        main(["plan", "--model", "llama-2-7b", "--clusters", "256", "--global-batch", "2048", "--quick", "--json"]) == 0
+        main(["plan", "--model", "llama-2-7b", "--clusters", "32", "--global-batch", "256", "--quick", "--json"]) == 0
     )
     found = json.loads(capsys.readouterr().out)
     assert found["considered"]["evaluations"] == 0
@@ -744,3 +797,55 @@ def test_a_changed_machine_for_which_nothing_fits_writes_nothing(capsys, tmp_pat
     assert main(["plan", *SMALL, "--what-if", "ddr=1MB", "-o", "P.toml"]) == 1
     assert "RT053" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_plans_are_kept_and_fronts_are_written(capsys, tmp_path):
+    out, picture = tmp_path / "P.toml", tmp_path / "front.svg"
+    assert main(["plan", *QUICK, "--quick", "--keep", "3", "--explain-losers", "-o", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    names = [str(tmp_path / f"P-{number}.toml") for number in (1, 2, 3)]
+    assert found["outputs"] == names
+    assert not out.exists()
+    model = load_model(str(ROOT / "examples/tiny.json"))
+    plans = [parse_plan(Path(name).read_text(), file=name, model=model) for name in names]
+    assert len(set(plans)) == 3
+    assert any("bubble" in loser["seconds"] for loser in found["losers"])
+    words = ("--pareto", "clusters", "--quick", "--plot", str(picture), "-o", str(out), "--json")
+    assert main(["plan", *QUICK, *words]) == 0
+    front = json.loads(capsys.readouterr().out)
+    points = front["points"]
+    assert [p["limit"] for p in points] == [p["clusters"] for p in points]
+    assert all(a["limit"] < b["limit"] for a, b in pairwise(points))
+    assert all(a["predicted_step_seconds"] > b["predicted_step_seconds"] for a, b in pairwise(points))
+    assert all(p["bound_step_seconds"] <= p["predicted_step_seconds"] for p in points)
+    assert picture.read_text().startswith("<?xml")
+
+
+def test_a_front_of_bytes_stays_within_them(capsys):
+    words = ("--pareto", "memory", "--schedules", "1f1b", "--tp", "1", "--zero", "1", "--seconds", "0")
+    assert main(["plan", *QUICK, *words, "--json"]) == 0
+    points = json.loads(capsys.readouterr().out)["points"]
+    assert points
+    assert all(p["peak_bytes"] <= p["limit"] for p in points if p["how"] != "estimate")
+    assert all(p["bound_step_seconds"] <= p["predicted_step_seconds"] for p in points)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--plot", "x.svg"),
+        ("--pareto", "clusters", "--keep", "2"),
+        ("--pareto", "clusters", "--objective", "memory"),
+        ("--objective", "memory", "--robust-links"),
+        ("--keep", "2", "--what-if", "ddr=16GiB"),
+        ("--schedules", "zb-w"),
+        ("--smallest", "--keep", "2"),
+    ],
+)
+def test_questions_that_contradict_each_other_are_refused(words):
+    assert main(["plan", *QUICK, *words]) == 2
+
+
+def test_a_strategy_that_places_goes_with_no_schedules(capsys):
+    assert main(["plan", *QUICK, "--quick", "--strategy", "zb-v", "--schedules", "1f1b"]) == 1
+    assert "places zb-v" in capsys.readouterr().err

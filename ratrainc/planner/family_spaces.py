@@ -1,0 +1,147 @@
+"""The shapes of families, with bounds for any cuts, in the order of what they cost at least."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import define, evolve, field
+
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail
+from ratrain.ratrainc.planner.answer import Request
+from ratrain.ratrainc.planner.bounds import shape_bounds
+from ratrain.ratrainc.planner.columns import Columns, Numbers, least_bytes
+from ratrain.ratrainc.planner.cuts import partition_count
+from ratrain.ratrainc.planner.estimates import shape_guesses
+from ratrain.ratrainc.planner.families import Family
+from ratrain.ratrainc.planner.objective import WORST, Cost
+from ratrain.ratrainc.planner.space import Shape
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.planner.profile import Profiles
+
+
+@define(eq=False)
+class FamilySpace:
+    """The shapes of a family, with their bounds for any cuts, in the order of what they cost at least."""
+
+    family: Family
+    request: Request
+    """that of the family alone"""
+    shapes: list[Shape]
+    columns: Columns
+    seconds: Numbers
+    """that no cuts of a shape go below; infinite where the state alone does not fit"""
+    row: dict[Shape, int] = field(init=False)
+    clusters: Numbers = field(init=False)
+    bytes: Numbers = field(init=False)
+    """that the fullest rank needs at least"""
+    measures: Numbers = field(init=False)
+    """the least that the objective may measure of a shape"""
+    guesses: Numbers = field(init=False)
+    """about what the objective measures of a shape; at least its bound"""
+    order: list[int] = field(init=False)
+    """rows by guess, those that fit"""
+    taken: set[int] = field(factory=set)
+    position: dict[bool, int] = field(factory=lambda: {False: 0, True: 0})
+
+    @classmethod
+    def of(cls, request: Request, family: Family, profiles: Profiles) -> FamilySpace:
+        """The space of a family of a request.
+
+        Raises `DiagnosticError` RT064 where it has no shape.
+        """
+        own = evolve(request, strategy=family.strategy, families=())
+        shapes = own.shapes()
+        if request.families:
+            shapes = [shape for shape in shapes if _is_of_its_own(shape, family)]
+        if not shapes:
+            fail("RT064", f"{family.name} has no plan of {request.model.name} on {request.clusters} clusters")
+        columns = Columns.of(profiles, shapes, schedule=own.schedule)
+        return cls(family, own, shapes, columns, shape_bounds(columns))
+
+    def __attrs_post_init__(self) -> None:
+        self.row = {shape: row for row, shape in enumerate(self.shapes)}
+        self.clusters = np.fromiter((shape.clusters for shape in self.shapes), float, len(self.shapes))
+        self.bytes = least_bytes(self.columns)
+        measure: Any = self.request.objective.measure  # of arrays as of numbers
+        self.measures = measure(self.seconds, self.bytes, self.clusters)
+        guessed = np.maximum(shape_guesses(self.columns), self.seconds)
+        self.guesses = np.where(np.isfinite(guessed), measure(guessed, self.bytes, self.clusters), np.inf)
+        order = np.lexsort((self.seconds, guessed, self.guesses))
+        self.order = order[np.isfinite(self.seconds[order])].tolist()
+
+    def cost(self, row: int) -> Cost:
+        """The least that a shape costs."""
+        seconds = float(self.seconds[row])
+        return (float(self.measures[row]), seconds) if np.isfinite(seconds) else WORST
+
+    def within(self, capacity: float) -> FamilySpace:
+        """The same where a rank has so many bytes for tensors, or as many as it had if those are fewer."""
+        columns = evolve(self.columns, capacity=np.minimum(self.columns.capacity, capacity))
+        return FamilySpace(self.family, self.request, self.shapes, columns, shape_bounds(columns))
+
+    def next_row(self, is_out: Callable[[Cost], bool], *, of_one_peer: bool = False) -> int | None:
+        """The row of the most promising shape that was not taken and is not out, or of one tensor peer; None where there is none."""
+        at = self.position[of_one_peer]
+        while at < len(self.order):
+            row = self.order[at]
+            one = not of_one_peer or self.shapes[row].tp == 1
+            if one and row not in self.taken and not is_out(self.cost(row)):
+                break
+            at += 1
+        self.position[of_one_peer] = at
+        return self.order[at] if at < len(self.order) else None
+
+    def guess(self, row: int) -> Cost:
+        """About what a shape costs."""
+        return float(self.guesses[row]), float(self.seconds[row])
+
+    def least_left(self) -> Cost:
+        """The least cost of the shapes that were not taken."""
+        left = np.isfinite(self.seconds)
+        left[list(self.taken)] = False
+        if not left.any():
+            return WORST
+        rows = np.flatnonzero(left)
+        return self.cost(int(rows[np.lexsort((self.seconds[rows], self.measures[rows]))[0]]))
+
+    def columns_of(self, shape: Shape) -> Columns:
+        """The one row of a shape."""
+        at = self.row[shape]
+        return self.columns.rows(slice(at, at + 1))
+
+    @property
+    def plans(self) -> int:
+        """Plans with their cuts."""
+        layers = self.request.model.layers
+        return sum(partition_count(layers, shape.pp, shape.chunks) for shape in self.shapes)
+
+
+def _is_of_its_own(shape: Shape, family: Family) -> bool:
+    """Whether a shape of one of several families is not left to another one.
+
+    On one stage ZB-H1 has no idle time to fill: that is 1F1B. Micro-batches of several sequences are cut into smaller ones before
+    they are cut into slices.
+    """
+    if family.name == "zb-h1":
+        return shape.pp > 1
+    return shape.slices == 1 or shape.micro_batch_size == 1
+
+
+def family_spaces(request: Request, profiles: Profiles) -> list[FamilySpace]:
+    """The spaces of all families of a request that have shapes.
+
+    Raises `DiagnosticError` RT064 where none has.
+    """
+    spaces: list[FamilySpace] = []
+    refused: list[DiagnosticError] = []
+    for family in request.searched:
+        try:
+            spaces.append(FamilySpace.of(request, family, profiles))
+        except DiagnosticError as error:
+            refused.append(error)
+    if not spaces:
+        raise refused[0]
+    return spaces
