@@ -117,7 +117,7 @@ def _planned(
             how = "estimated from fewer micro-batches" if evaluation.estimated else "simulated"
             figures = _figures(evaluation.step_seconds, evaluation.peak_bytes, how)
             changes = changes_text(plan, candidate.plan)
-            passes = "" if chosen is strategy else f", passes {candidate.pipeline}"
+            passes = "" if asking is command else f", passes {candidate.pipeline}"
             notes.append(Note(f"the planner's plan for {_same(plan)} fits{words}: {changes}{passes}: {figures}{ask}"))
             return Advice(notes, Suggestion(candidate.plan, candidate.pipeline, figures))
         if answer.best is not None:
@@ -130,7 +130,7 @@ def _planned(
         elif not answer.proven_empty:
             text = f"whether another plan of {_same(plan)} fits{words} is not known: bounds do not rule out all of them{ask}"
             notes.append(Note(text))
-        elif chosen is not strategy and all(empty) and len(empty) == len(asked) and command:
+        elif all(empty) and len(empty) == len(asked) and command:
             notes.append(Note(_proof(answer)))  # of any passes that are given they prove nothing
     return Advice(notes)
 
