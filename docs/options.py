@@ -98,6 +98,12 @@ OPTIONS = {
                 "--model m.json --plan p.toml --machine small.toml",
                 idle=("x.rtir",),
             ),
+            "--suggest": Option(
+                "writes the plan that was found to fit",
+                "--suggest q.toml",
+                "--model m.json --plan p.toml --capacity 2158KiB",
+                idle=("x.rtir", "--model m.json --plan p.toml --no-advice"),
+            ),
             "--verify-each": Option(
                 "verifies after every pass, to name the one that is at fault",
                 "--verify-each",
@@ -305,6 +311,41 @@ OPTIONS = {
             "--zero": Option("levels to choose from", "--zero 3", idle=(f"{_SEARCH} --quick --strategy zero3",)),
             "--tp": Option("numbers of tensor peers to choose from", "--tp 2"),
             "--like": Option("dtypes, chunks and the optimizer", "--like p2.toml", f"{_SEARCH} --quick -o best.toml"),
+            "--schedules": Option("schedules to choose from", "--schedules zb-h1"),
+            "--objective": Option(
+                "what is best",
+                "--objective clusters",
+                idle=("--model m.json --clusters 2 --smallest", f"{_SEARCH} --pareto clusters"),
+            ),
+            "--keep": Option(
+                "how many plans",
+                "--keep 2",
+                idle=(
+                    "--model m.json --clusters 2 --smallest",
+                    f"{_SEARCH} --pareto clusters",
+                    f"{_SEARCH} --what-if link=1GB/s",
+                ),
+            ),
+            "--explain-losers": Option(
+                "what makes each that lost slower",
+                "--explain-losers",
+                idle=("--model m.json --clusters 2 --smallest", f"{_SEARCH} --pareto clusters"),
+            ),
+            "--pareto": Option(
+                "a front in place of a plan",
+                "--pareto clusters",
+                idle=(
+                    "--model m.json --clusters 2 --smallest",
+                    f"{_SEARCH} --exhaustive",
+                    f"{_SEARCH} --what-if link=1GB/s",
+                ),
+            ),
+            "--plot": Option(
+                "draws the front",
+                "--plot front.svg",
+                f"{_SEARCH} --quick --pareto clusters",
+                idle=(f"{_SEARCH} --quick",),
+            ),
             "--attention": Option(
                 "whether attention holds its scores, in all plans",
                 "--attention scores-kept",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from attrs import frozen
 
 
@@ -72,7 +74,13 @@ class Goal:
     """best plans, no two of them alike; None: one"""
     explain: bool = False
     """say of all that lost what makes it slower, by mechanism"""
-    pareto: str | None = None
-    """against what the step time is set: `clusters` or `memory`; None: nothing"""
+
+
+@frozen
+class FrontChoice:
+    """Whether a front is asked for in place of a plan."""
+
+    pareto: Literal["clusters", "memory"] | None = None
+    """against what the step time is set; None: nothing"""
     plot: str | None = None
     """where that is drawn"""

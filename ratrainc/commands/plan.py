@@ -24,11 +24,12 @@ from ratrain.ratrainc.commands.options import (
     target_options,
 )
 from ratrain.ratrainc.machine_choice import MachineChoice
-from ratrain.ratrainc.plan_choices import Goal, PlanChoice, Questions, SearchEffort, StepSize
+from ratrain.ratrainc.plan_choices import FrontChoice, Goal, PlanChoice, Questions, SearchEffort, StepSize
 from ratrain.ratrainc.terminal import echo
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.planner.fewest import Fewest
+    from ratrain.ratrainc.planner.fronts import Front
     from ratrain.ratrainc.planner.planned import LinksReport, Planned, WhatIf
 
 _EPILOG = """\b
@@ -101,13 +102,13 @@ Examples:
 )
 @click.option(
     "--pareto",
-    "goal_pareto",
+    "front_pareto",
     type=click.Choice(("clusters", "memory")),
     help="Show the step time against the clusters, or the bytes of a rank; with -o P.toml: P-1.toml and so on.",
 )
 @click.option(
     "--plot",
-    "goal_plot",
+    "front_plot",
     type=Result("picture", ".svg", ".png"),
     callback=output_file,
     metavar="OUT.png|OUT.svg",
@@ -172,7 +173,15 @@ Examples:
 )
 @target_options
 @json_option
-@in_groups(target=MachineChoice, size=StepSize, plans=PlanChoice, effort=SearchEffort, questions=Questions, goal=Goal)
+@in_groups(
+    target=MachineChoice,
+    size=StepSize,
+    plans=PlanChoice,
+    effort=SearchEffort,
+    questions=Questions,
+    goal=Goal,
+    front=FrontChoice,
+)
 def command(
     model: str,
     size: StepSize,
@@ -182,6 +191,7 @@ def command(
     effort: SearchEffort,
     questions: Questions,
     goal: Goal,
+    front: FrontChoice,
     output: str | None,
     target: MachineChoice,
     as_json: bool,
@@ -206,8 +216,8 @@ def command(
         asked = ("questions_tokens", "questions_robust", "questions_robust_links", "questions_what_ifs")
         idle = ("size_global_batch", *asked, "effort_seconds", "effort_jobs")
         refuse_idle("does not go with --smallest, which looks for bytes alone", *idle)
-        refuse_idle("does not go with --smallest, which finds one plan", *_OF_GOAL)
-    _check_goal(goal)
+        refuse_idle("does not go with --smallest, which finds one plan", *_OF_GOAL, "front_pareto", "front_plot")
+    _check_goal(goal, front)
     if size.global_batch is None and not smallest:
         raise click.UsageError("--global-batch is missing")
     if output is not None and len(questions.what_ifs) > 1:
@@ -217,11 +227,14 @@ def command(
     from ratrain import api
     from ratrain.ratrain_ir.files import check_writable
     from ratrain.ratrainc.console import bar
+    from ratrain.ratrainc.pictures import picture_kind
     from ratrain.ratrainc.planner.machines import parse_changes
     from ratrain.ratrainc.planner.planned import machine_beside
     from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
 
     refuse_idle_levels(strategy(plans.strategy or DEFAULT_STRATEGY))
+    if front.plot is not None:
+        picture_kind(front.plot)
     if smallest:
         with bar(size.clusters, "fewest clusters") as progress:
             fewest = api.smallest(
@@ -234,8 +247,22 @@ def command(
     for text in questions.what_ifs:
         parse_changes(text, target.load())
     assert size.global_batch is not None
-    if goal.pareto is not None:
-        _front(model, size, plans, effort, goal, output, target, quick=quick, tokens=questions.tokens, as_json=as_json)
+    if front.pareto is not None:
+        with bar(None, "planning") as progress:
+            found = api.pareto(
+                model,
+                size.clusters,
+                size.global_batch,
+                against=front.pareto,
+                seq_len=size.seq_len,
+                machine=target,
+                plans=plans,
+                effort=effort,
+                quick=quick,
+                tokens=questions.tokens,
+                progress=progress,
+            )
+        _show_front(found, output, front.plot, as_json=as_json)
         return
     with bar(None, "planning") as progress:
         planned = api.plan(
@@ -303,6 +330,9 @@ def _show(
         echo(f"wrote {output}")
 
 
+_OF_GOAL = ("goal_objective", "goal_keep", "goal_explain")
+
+
 def _show_smallest(fewest: Fewest, output: str | None, *, as_json: bool) -> None:
     from ratrain.ratrainc.console import print_json
     from ratrain.ratrainc.parts import show
@@ -317,83 +347,31 @@ def _show_smallest(fewest: Fewest, output: str | None, *, as_json: bool) -> None
         echo(f"wrote {output}")
 
 
-_OF_GOAL = ("goal_objective", "goal_keep", "goal_explain", "goal_pareto", "goal_plot")
-
-
-def _check_goal(goal: Goal) -> None:
+def _check_goal(goal: Goal, front: FrontChoice) -> None:
     """Raise `click.UsageError` for questions that contradict each other."""
     asked = ("questions_robust", "questions_robust_links", "questions_what_ifs")
-    if goal.pareto is not None:
-        others = ("goal_objective", "goal_keep", "goal_explain", "effort_exhaustive", "effort_jobs", *asked)
+    if front.pareto is not None:
+        others = (*_OF_GOAL, "effort_exhaustive", "effort_jobs", *asked)
         refuse_idle("is for one search: it does not go with --pareto", *others)
     else:
-        refuse_idle("draws what --pareto shows: give it too", "goal_plot")
+        refuse_idle("draws what --pareto shows: give it too", "front_plot")
     if goal.objective != "time":
         refuse_idle("is about the fastest plan: it goes with --objective time", *asked)
     if goal.keep is not None:
         refuse_idle("is about one plan: it does not go with --keep", "questions_what_ifs", "questions_robust_links")
 
 
-def _front(
-    model: str,
-    size: StepSize,
-    plans: PlanChoice,
-    effort: SearchEffort,
-    goal: Goal,
-    output: str | None,
-    target: MachineChoice,
-    *,
-    quick: bool,
-    tokens: float | None,
-    as_json: bool,
-) -> None:
-    """Find a front, write its plans and its picture, and show it."""
-    from ratrain.ratrain_ir.diagnostics import fail
-    from ratrain.ratrain_ir.files import write_lines
-    from ratrain.ratrain_ir.frontend.model_files import load_model
-    from ratrain.ratrainc.console import bar, print_json
-    from ratrain.ratrainc.parts import TextTable, show
-    from ratrain.ratrainc.pictures import picture_kind
-    from ratrain.ratrainc.planner.pareto import draw_front, front, front_json, front_rows
-    from ratrain.ratrainc.planner.planned import numbered
-    from ratrain.ratrainc.planner.report import plan_text
-    from ratrain.ratrainc.planner.requests import planning_request
-    from ratrain.ratrainc.progress import counting
+def _show_front(found: Front, output: str | None, plot: str | None, *, as_json: bool) -> None:
+    """Write a front's plans and its picture, and show it."""
+    from ratrain.ratrainc.console import print_json
+    from ratrain.ratrainc.parts import show
 
-    assert goal.pareto is not None
-    assert size.global_batch is not None
-    if goal.plot is not None:
-        picture_kind(goal.plot)
-    request = planning_request(
-        load_model(model),
-        size.clusters,
-        size.global_batch,
-        size.seq_len,
-        machine=target.load(),
-        plans=plans,
-        effort=effort,
-        goal=goal,
-        whole=True,
-    )
-    with bar(None, "planning") as progress:
-        points = front(request, goal.pareto, counting(progress), quick=quick)
-    if not points:
-        text = f"no plan of {request.model.name} was found that fits {request.clusters} clusters or fewer"
-        fail("RT053", text, help="plan without --pareto: it says what lacks how many bytes")
-    title = (
-        f"{request.model.name} on {request.machine.name}, {request.global_batch} sequences of {request.seq_len} tokens"
-    )
-    names = [] if output is None else numbered(output, len(points))
-    for name, point in zip(names, points, strict=False):
-        head = [
-            f"Planned for {title}: the fastest found within {point.limit:.0f} {goal.pareto if goal.pareto == 'clusters' else 'bytes of a rank'}."
-        ]
-        write_lines(name, plan_text(point.candidate, model, head, target).splitlines())
-    if goal.plot is not None:
-        draw_front(points, goal.pareto, goal.plot, title)
+    names = [] if output is None else found.save(output)
+    if plot is not None:
+        found.draw(plot)
     if as_json:
-        print_json(front_json(request, goal.pareto, points, tokens) | {"outputs": names, "plot": goal.plot})
+        print_json(found.to_json() | {"outputs": names, "plot": plot})
         return
-    show([TextTable(f"{title} (all times simulated or estimates)", *front_rows(goal.pareto, points))])
-    for name in (*names, *([goal.plot] if goal.plot is not None else [])):
+    show(found.parts())
+    for name in (*names, *([] if plot is None else [plot])):
         echo(f"wrote {name}")

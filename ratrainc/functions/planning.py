@@ -19,6 +19,7 @@ from ratrain.ratrainc.machine_choice import MachineChoice
 from ratrain.ratrainc.plan_choices import Goal, PlanChoice, SearchEffort
 from ratrain.ratrainc.planner import comparing, planned
 from ratrain.ratrainc.planner.fewest import Fewest, fewest_clusters
+from ratrain.ratrainc.planner.fronts import Front, front_of
 from ratrain.ratrainc.planner.report import no_plan
 from ratrain.ratrainc.planner.requests import planning_request
 from ratrain.ratrainc.planner.scaling import Scaling, fixed_points, planned_points
@@ -54,8 +55,8 @@ def plan(
 
     `plans` says which are looked for, `effort` how long; `quick`: closed forms alone, in seconds. With `tokens` the answer says what
     training on so many takes, with `robust` how the best plans bear a slow stage and jitter. `goal` says what is best, the least time unless
-    it says otherwise, and how many plans are wanted. Where `plans` names neither a strategy nor schedules, all usual ones are searched. Raises `DiagnosticError` RT053 where no plan
-    was found that fits.
+    it says otherwise, and how many plans are wanted. Where `plans` names neither a strategy nor schedules, all usual ones are searched.
+    Raises `DiagnosticError` RT053 where no plan was found that fits.
     """
     tick = counting(progress)
     config, chosen, named = _model(model), _loaded(machine), _named(machine)
@@ -75,6 +76,33 @@ def plan(
     if answer.best is None:
         no_plan(answer)
     return planned.Planned(answer, quick, tokens, _words(model), named)
+
+
+def pareto(
+    model: str | ModelConfig,
+    clusters: int,
+    global_batch: int,
+    *,
+    against: Literal["clusters", "memory"] = "clusters",
+    seq_len: int = 2048,
+    machine: MachineLike = None,
+    plans: PlanChoice | None = None,
+    effort: SearchEffort | None = None,
+    quick: bool = False,
+    tokens: float | None = None,
+    progress: OnProgress | None = None,
+) -> Front:
+    """The plans that are faster than any with as few clusters, up to `clusters`, or as few bytes of the fullest rank.
+
+    All usual schedules are searched where `plans` names neither a strategy nor schedules. Raises `DiagnosticError` RT053 where nothing fits.
+    """
+    request = planning_request(
+        _model(model), clusters, global_batch, seq_len, machine=_loaded(machine), plans=plans, effort=effort, whole=True
+    )
+    named = _named(machine)
+    return front_of(
+        request, against, counting(progress), quick=quick, tokens=tokens, model=_words(model), machine=named
+    )
 
 
 def what_if(answer: Planned, *changes: str, progress: OnProgress | None = None) -> WhatIf:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -18,8 +18,7 @@ from attrs import evolve, frozen
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.passes.state.joint_order import JointOrderPass
-from ratrain.ratrainc.console import seconds_text, size_text
-from ratrain.ratrainc.pictures import new_figure, write_figure
+from ratrain.ratrainc.console import size_text
 from ratrain.ratrainc.planner.answer import Candidate
 from ratrain.ratrainc.planner.cuts import best_cuts, cuts_of
 from ratrain.ratrainc.planner.estimates import plan_estimates
@@ -27,7 +26,6 @@ from ratrain.ratrainc.planner.evaluation import Task, evaluate, folded_micro_bat
 from ratrain.ratrainc.planner.family_spaces import FamilySpace, family_spaces
 from ratrain.ratrainc.planner.profile import Profiles
 from ratrain.ratrainc.planner.quick import quick_answer_of
-from ratrain.ratrainc.planner.report import candidate_json, how, tokens_per_second
 from ratrain.ratrainc.planner.variants import pipeline_for
 
 if TYPE_CHECKING:
@@ -79,13 +77,18 @@ def front(request: Request, against: str, tick: Callable[[str], None], *, quick:
         candidate = choice.candidates[0] if late else _first_placed(request, choice, of_bytes=not of_clusters)
         if candidate is not None:
             points.append(FrontPoint(choice.limit, candidate, choice.bound_seconds))
-        tick(f"{_limit_text(against, choice.limit)}")
+        tick(limit_text(against, choice.limit))
     best, left = inf, []
     for point in points:
         if point.candidate.seconds < best:
             best = point.candidate.seconds
             left.append(point)
     return left
+
+
+def limit_text(against: str, limit: float) -> str:
+    """Clusters, or bytes, for people."""
+    return f"{limit:.0f}" if against == "clusters" else size_text(int(limit))
 
 
 def _candidate(space: FamilySpace, row: int) -> tuple[Candidate | None, float]:
@@ -178,69 +181,3 @@ def _within(pipeline: str, budget: int) -> str:
         for item in parse_pipeline(pipeline)
     ]
     return pipeline_text(items)
-
-
-def front_json(request: Request, against: str, points: Sequence[FrontPoint], tokens: float | None) -> dict[str, Any]:
-    """A front as `--json` prints it."""
-    return {
-        "model": request.model.name,
-        "machine": request.machine.name,
-        "families": [family.name for family in request.searched],
-        "pareto": against,
-        "points": [
-            {"limit": point.limit, "bound_step_seconds": point.bound_seconds}
-            | candidate_json(point.candidate, point.candidate.shape.clusters, tokens)
-            for point in points
-        ],
-    }
-
-
-def front_rows(against: str, points: Sequence[FrontPoint]) -> tuple[list[str], list[list[str]]]:
-    """A front as a table: its columns and its rows."""
-    limit = "clusters" if against == "clusters" else "bytes of a rank"
-    columns = [
-        limit,
-        "plan",
-        "schedule",
-        "step",
-        "tokens/s",
-        "tokens/cluster-h",
-        "peak",
-        "no plan within takes less than",
-        "how",
-    ]
-    return columns, [
-        [
-            _limit_text(against, point.limit),
-            point.candidate.plan.summary,
-            point.candidate.family,
-            seconds_text(point.candidate.seconds),
-            f"{tokens_per_second(point.candidate):,.0f}",
-            f"{tokens_per_second(point.candidate) * 3600 / point.candidate.plan.clusters:,.0f}",
-            size_text(point.candidate.peak_bytes) + ("" if point.candidate.evaluation else "+"),
-            seconds_text(point.bound_seconds),
-            how(point.candidate),
-        ]
-        for point in points
-    ]
-
-
-def _limit_text(against: str, limit: float) -> str:
-    return f"{limit:.0f}" if against == "clusters" else size_text(int(limit))
-
-
-def draw_front(points: Sequence[FrontPoint], against: str, path: str, title: str) -> None:
-    """Write a plot of a front, with its bounds, as PNG or SVG by the file's ending.
-
-    Raises `DiagnosticError` RT002 as `write_figure` does.
-    """
-    figure, axes = new_figure(6, 4, title)
-    unit = 1.0 if against == "clusters" else 2.0**30
-    limits = [point.limit / unit for point in points]
-    axes.step(limits, [point.candidate.seconds for point in points], "o-", where="post", label="best found")
-    axes.step(limits, [point.bound_seconds for point in points], "--", where="post", color="grey", label="bound")
-    axes.set(xlabel="clusters" if against == "clusters" else "GiB of a rank", ylabel="seconds of a step")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.legend()
-    write_figure(figure, path)

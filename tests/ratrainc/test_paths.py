@@ -117,6 +117,7 @@ NO_PATHS |= {
     "prompt_tokens",
     "plans_zero_levels",
     "plans_peers",
+    "plans_schedules",
     "questions_what_ifs",
     "clusters",
     "engine",
