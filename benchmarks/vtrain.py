@@ -3,7 +3,7 @@
     python benchmarks/vtrain.py FOLDER [-o a100-fitted.toml]
 
 FOLDER holds calibration_single_node.csv, up to 8 GPUs of one node, and may hold calibration_multi_node.csv, 64 to 512 GPUs: both with and
-without tensor parallelism, Megatron-DeepSpeed. Every second row is held out; the errors are theirs. Memory and, between nodes, all links but
+without tensor parallelism, Megatron-DeepSpeed. Every second row is held out; the errors are theirs. Between nodes, memory and all links but
 the latency of the inner one are as their data sheets say. -o writes the machine that the single-node rows give.
 """
 
@@ -16,7 +16,7 @@ import click
 import numpy as np
 from attrs import evolve
 
-from ratrain.ratrainc.calibration.fitting import Errors, Seconds, fitted
+from ratrain.ratrainc.calibration.fitting import OUTLIER, Errors, Seconds, fitted
 from ratrain.ratrainc.calibration.gpt_rows import GptRow, predicted_gpt, read_gpt_rows
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.machine.writer import write_machine
@@ -25,6 +25,7 @@ MACHINE = Path(__file__).resolve().parent / "published" / "machines" / "a100-80g
 ONE_NODE = (
     "gemm_efficiency",
     "gemm_half_extent",
+    "ddr_bandwidth",
     "head_efficiency",
     "launch",
     "dispatch",
@@ -68,6 +69,7 @@ def report(rows: Sequence[GptRow], start: Machine, names: Sequence[str]) -> Mach
         lambda tried: predicted_gpt(kept, tried),
         measured[~held],
         source=f"fitted to {len(kept)} rows",
+        outlier=OUTLIER,
     )
     print(", ".join(f"{name} {start[name]:.4g} -> {machine[name]:.4g}" for name in names))
     signed = predicted_gpt(rows, machine) / measured - 1

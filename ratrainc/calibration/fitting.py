@@ -8,7 +8,7 @@ second or a minute. The search is scipy's trust region method within bounds (ext
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import log
+from math import inf, log
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -31,6 +31,8 @@ _MOST_CHANGE = 1e4
 _HOLD = 1e-3
 """Residual of a constant that is changed by a factor of e, so that what rows leave open stays near its start: a row that is 0.1 % off
 counts the same."""
+OUTLIER = 0.03
+"""Of measured steps: the residual of a row beyond which it counts less than by its square."""
 _SMALL_GAIN = 1e-9
 _MOST_STEPS = 40
 _TRIED_CHANGE = 1e-3
@@ -83,8 +85,12 @@ def fitted(
     *,
     source: str,
     place: Location | None = None,
+    outlier: float = inf,
 ) -> Machine:
     """The machine with the named constants that fit the measured seconds best, from its own values on.
+
+    A residual beyond `outlier` counts by its size and no more by its square: rows that no constant explains then do not bend all others
+    (scipy's loss soft_l1; Huber, "Robust Estimation of a Location Parameter", 1964).
 
     Raises `DiagnosticError` RT002 as `check_solver` does, and RT005 where there is nothing to start from or rows cannot tell the
     constants: fewer rows than constants, or one that changes no row.
@@ -124,6 +130,8 @@ def fitted(
         bounds=(-log(_MOST_CHANGE), np.minimum(np.log(largest / start), log(_MOST_CHANGE))),
         ftol=_SMALL_GAIN,
         max_nfev=_MOST_STEPS,
+        loss="linear" if outlier == inf else "soft_l1",
+        f_scale=1.0 if outlier == inf else outlier,
     )
     return changed(solution.x)
 

@@ -8,6 +8,7 @@ and residuals are of whole activations, which four all-reduces a layer make, two
 from __future__ import annotations
 
 from functools import cache
+from math import ceil
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -23,6 +24,14 @@ VOCAB = 50_257
 """Words, of which each of T tensor peers has VOCAB // T: what vTrain's own model has, not padded."""
 _FFN = 4
 ACTIVATION_BYTES = 2
+_FUSED_MATRICES = 4
+"""Megatron-LM's fused softmax (megatron/model/fused_softmax.py, and vTrain's copy) takes only multiples of so many matrices of scores."""
+_PROCESSORS = 108
+"""Streaming multiprocessors of an A100 (NVIDIA A100 data sheet)."""
+_TILE = 128
+"""Rows and columns of the result that a multiprocessor makes of a large product: usual for cuBLAS on an A100."""
+_SUM_BYTES_A_WORD = 2
+"""A partial sum is f32, which is two f16 wide."""
 _REDUCED = 2
 """All-reduces of a layer in one direction: behind the attention and behind the MLP, or before them."""
 
@@ -108,6 +117,15 @@ class _Builder:
         a, b = self.operand(times * rows, inner), self.operand(times * inner, columns)
         self.steps.append(Step("gemm", {"a": a, "b": b, "out": self.operand(times * rows, columns)}, {"batch": times}))
 
+    def projection(self, rows: int, inner: int, columns: int) -> None:
+        """A product with a weight, or for its gradient; and a kernel that adds partial sums, where the inner extent is shared out too.
+
+        cuBLAS does so where the result has too few tiles for the multiprocessors (split-K). That it does below half of them is assumed.
+        """
+        self.product(rows, inner, columns)
+        if ceil(rows / _TILE) * ceil(columns / _TILE) <= _PROCESSORS // 2:
+            self.kernel(2 * _SUM_BYTES_A_WORD, rows, columns)
+
     def kernel(self, arrays: int, *shape: int, masks: int = 0) -> None:
         """An element-wise kernel that reads and writes so many arrays of a shape and so many masks of bytes: it takes as long as copying them."""
         operands = {f"array{i}": self.operand(*shape) for i in range(arrays)}
@@ -142,9 +160,14 @@ def _forward(shape: BlockShape) -> Work:
     matrices, score_rows, width = _pairs(shape)
     made = _Builder("gpt-forward")
     for inner, columns in _products(shape):
-        made.product(rows, inner, columns)
+        made.projection(rows, inner, columns)
     made.product(seq_len, width, seq_len, matrices)
     made.kernel(2, score_rows, seq_len)  # scale, mask and softmax
+    if matrices % _FUSED_MATRICES:  # one kernel each
+        made.kernel(3, score_rows, seq_len)  # widened to f32
+        made.kernel(4, score_rows, seq_len)  # scaled
+        made.kernel(4, score_rows, seq_len)  # masked
+        made.kernel(3, score_rows, seq_len)  # narrowed again
     made.kernel(2, score_rows, seq_len, masks=1)  # dropout
     made.product(seq_len, seq_len, width, matrices)
     made.kernel(2, rows, part)  # heads side by side
@@ -160,14 +183,19 @@ def _backward(shape: BlockShape) -> Work:
     matrices, score_rows, width = _pairs(shape)
     made = _Builder("gpt-backward")
     for inner, columns in _products(shape):
-        made.product(rows, columns, inner)
-        made.product(inner, rows, columns)
+        made.projection(rows, columns, inner)
+        made.projection(inner, rows, columns)
         made.kernel(_ACCUMULATED, inner, columns)  # the gradient of a weight joins those of other micro-batches
     for _ in range(2):
         made.product(seq_len, width, seq_len, matrices)
         made.product(seq_len, seq_len, width, matrices)
     made.kernel(2, score_rows, seq_len, masks=1)  # dropout
     made.kernel(3, score_rows, seq_len)  # softmax
+    if matrices % _FUSED_MATRICES:  # forward's kernels in turn
+        made.kernel(3, score_rows, seq_len)
+        made.kernel(4, score_rows, seq_len)
+        made.kernel(4, score_rows, seq_len)
+        made.kernel(3, score_rows, seq_len)
     made.kernel(2, rows, part)  # heads apart
     made.kernel(2, rows, 3 * part)  # gradients of queries, keys and values side by side
     made.kernel(1, rows, 3 * part)  # sum over rows for their bias

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.diagnostics import Location, fail, nearest
 from ratrain.ratrainc.calibration.calibrated import Calibrated
-from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, errors, fitted
+from ratrain.ratrainc.calibration.fitting import OUTLIER, Errors, Seconds, check_solver, errors, fitted
 from ratrain.ratrainc.calibration.gpt_rows import is_gpt_header, predicted_gpt, read_gpt_rows
 from ratrain.ratrainc.calibration.rows import Row, compiled, held_out, predicted, read_rows
 from ratrain.ratrainc.calibration.tables import read_table
@@ -136,7 +136,7 @@ def calibrate(
         programs = compiled(kept_rows, result, passes)
         before = np.array([result[name] for name in names])
         predict = partial(predicted, programs)
-        result = fitted(result, names, predict, measured[kept], source=source, place=place)
+        result = fitted(result, names, predict, measured[kept], source=source, place=place, outlier=OUTLIER)
         if np.allclose([result[name] for name in names], before, rtol=_SETTLED, atol=0):
             break
     again = predicted(compiled(rows, result, passes), result)
@@ -152,7 +152,8 @@ def _calibrate_gpt(path: str, machine: Machine, names: Sequence[str], every: int
     measured = np.array([row.seconds for row in rows])
     source = f"fitted to {len(kept)} measured iterations in {path}"
     predict = partial(predicted_gpt, kept)
-    result = fitted(machine, names, predict, measured[~np.array(held)], source=source, place=Location(path, 1))
+    place = Location(path, 1)
+    result = fitted(machine, names, predict, measured[~np.array(held)], source=source, place=place, outlier=OUTLIER)
     start = {name: machine[name] for name in names}
     labels = [f"row {row.number}" for row in rows]
     peers = [row.run.tp for row in rows]
