@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import frozen
 
@@ -21,7 +21,12 @@ _COLUMNS = ("id", *_NUMBERS)
 _OFFSET = "offset"
 _MOST = 1 << 60
 """Times and the sum of the sizes stay below this, so that they can be added as 64-bit integers."""
+_DIGITS = len(str(_MOST)) + 1
+"""Characters of a number, with its sign."""
 _MOST_ERRORS = 100
+
+_Buffers: TypeAlias = "tuple[list[str], list[int], list[tuple[Interval, ...]]]"
+"""Names, sizes and lifetimes."""
 
 
 @frozen(eq=False)
@@ -39,17 +44,49 @@ def read_problem(path: str) -> Table:
 
     Raises `DiagnosticError` RT002 when the file is not such a table, RT005 and RT006 for wrong values, with their lines.
     """
-    diagnostics = Diagnostics()
     reader = csv.reader(io.StringIO(read_text(path, "allocation problem"), newline=""), strict=True)
     try:
         lines = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
         fail("RT002", f"the allocation problem is not CSV: {error}", Location(path, reader.line_num))
     header = _header(path, lines)
+    rows = [row for _, row in lines[1:]]
+    ids, sizes, intervals = _sound(header, rows) or _diagnosed(path, header, lines[1:])
+    if sum(sizes) >= _MOST:
+        fail("RT005", f"the sizes add up to {sum(sizes)} bytes; the most is {_MOST - 1}", Location(path, 1))
+    positions = max((spans[-1][1] for spans in intervals), default=0)
+    return Table(AllocationProblem(sizes, intervals, positions), ids, header, rows)
+
+
+def _sound(header: list[str], rows: list[list[str]]) -> _Buffers | None:
+    """The buffers of rows that are all as they should be, column by column; None where one is not."""
+    if not rows or any(len(row) != len(header) for row in rows):
+        return None
+    columns = dict(zip(header, zip(*rows, strict=True), strict=True))
+    ids = [name.strip() for name in columns["id"]]
+    if len(set(ids)) < len(ids) or any(len(text) > _DIGITS for name in _NUMBERS for text in columns[name]):
+        return None
+    try:
+        lower, upper, size = (list(map(int, columns[name])) for name in _NUMBERS)
+    except ValueError:
+        return None
+    if min(size) < 0 or any(start >= stop for start, stop in zip(lower, upper, strict=True)):
+        return None
+    if min(lower) <= -_MOST or max(upper) >= _MOST or max(size) >= _MOST:
+        return None
+    return ids, size, [(span,) for span in zip(lower, upper, strict=True)]
+
+
+def _diagnosed(path: str, header: list[str], lines: list[tuple[int, list[str]]]) -> _Buffers:
+    """The buffers of rows that are told apart, each with its line.
+
+    Raises `DiagnosticError` RT005 and RT006 for wrong values, RT002 for rows that are too short or too long.
+    """
+    diagnostics = Diagnostics()
     seen: dict[str, int] = {}
     sizes: list[int] = []
     intervals: list[tuple[Interval, ...]] = []
-    for line, row in lines[1:]:
+    for line, row in lines:
         if len(diagnostics.items) >= _MOST_ERRORS:
             break
         place = Location(path, line)
@@ -76,10 +113,7 @@ def read_problem(path: str) -> Table:
             sizes.append(size)
             intervals.append(((lower, upper),))
     diagnostics.check()
-    if sum(sizes) >= _MOST:
-        fail("RT005", f"the sizes add up to {sum(sizes)} bytes; the most is {_MOST - 1}", Location(path, 1))
-    positions = max((spans[-1][1] for spans in intervals), default=0)
-    return Table(AllocationProblem(sizes, intervals, positions), list(seen), header, [row for _, row in lines[1:]])
+    return list(seen), sizes, intervals
 
 
 def write_solution(path: str, table: Table, offsets: list[int]) -> None:
@@ -126,7 +160,7 @@ def _header(path: str, lines: list[tuple[int, list[str]]]) -> list[str]:
 def _number(text: str) -> int | None:
     """An integer of moderate size, or None."""
     try:
-        value = int(text) if len(text) <= len(str(_MOST)) + 1 else _MOST
+        value = int(text) if len(text) <= _DIGITS else _MOST
     except ValueError:
         return None
     return value if -_MOST < value < _MOST else None

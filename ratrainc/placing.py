@@ -9,6 +9,7 @@ from attrs import field, frozen
 
 from ratrain.passes.memory.allocation import Allocation, Effort, LowerBound, allocate, check_allocation, lower_bound
 from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Note
+from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrainc.allocation_csv import Table, read_problem, write_solution
 from ratrain.ratrainc.console import seconds_text
 from ratrain.ratrainc.parts import Part, Shown
@@ -91,7 +92,12 @@ def place_buffers(file: str, capacity: int, seconds: float | None, progress: OnP
 
     Raises `DiagnosticError` where the file is wrong, `RefusedPlacingError` RT053 or RT052 where nothing fits, or nothing was found that does.
     """
-    table = read_problem(file)
+    with paused_gc():
+        table = read_problem(file)
+        return _placed(table, file, capacity, seconds, progress)
+
+
+def _placed(table: Table, file: str, capacity: int, seconds: float | None, progress: OnProgress) -> Placing:
     bound = lower_bound(table.problem)
     if bound.nbytes > capacity:
         raise RefusedPlacingError(_too_much_live(table, bound, capacity), table, bound, None)

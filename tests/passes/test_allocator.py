@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ratrain.passes.memory.allocation import (
     AllocationProblem,
@@ -24,7 +26,8 @@ from ratrain.passes.memory.allocation import (
 from ratrain.passes.memory.allocation.orders import by_size, by_start, costly_orders
 from ratrain.passes.memory.allocation.problem import instance_of
 from ratrain.passes.memory.allocation.small import greedy, neighbours
-from ratrain.ratrainc.allocation_csv import read_problem
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrainc.allocation_csv import _diagnosed, _sound, read_problem
 from ratrain.ratrainc.cli import main
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "minimalloc"
@@ -362,6 +365,24 @@ def test_command_writes_a_solution(tmp_path, capsys):
     again = tmp_path / "again.csv"
     assert run(capsys, solution, "--capacity", 8, "-o", again)[0] == 0
     assert again.read_bytes() == solution.read_bytes()
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b ", "c", "d"]), *[st.sampled_from(["0", " 1", "2", "-3", "x", "9" * 19])] * 3
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_a_table_is_read_by_columns_only_where_rows_alone_would_give_the_same(rows):
+    header, table = ["id", "lower", "upper", "size"], [list(row) for row in rows]
+    try:
+        by_rows = _diagnosed("x.csv", header, list(enumerate(table, 2)))
+    except DiagnosticError:
+        by_rows = None
+    assert _sound(header, table) == by_rows
 
 
 def test_command_refuses_with_the_live_set(tmp_path, capsys):
