@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -132,9 +132,28 @@ class DeviceMemory:
         with _refused_as_memory():
             return torch.empty_like(array)
 
+    def beside(self, count: int) -> torch.Tensor:
+        """Page-locked where the device copies by itself, so that it does so beside everything else."""
+        if count == 0:
+            return torch.empty(0, dtype=torch.uint8)
+        with _refused_as_memory():
+            raw = torch.zeros(count + ALIGNMENT_BYTES, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        start = -raw.data_ptr() % ALIGNMENT_BYTES
+        return raw[start : start + count]
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Set target = source."""
-        target.copy_(source)
+        """Set target = source, without waiting for that."""
+        target.copy_(source, non_blocking=True)
+
+    def read_into(self, array: torch.Tensor, read: Callable[[NDArray[np.uint8]], None]) -> None:
+        """On the CPU into the bytes themselves; else through the host."""
+        data = self.bytes_of(array)
+        if not self.overlaps:
+            read(data.numpy())
+            return
+        buffer = np.empty(len(data), np.uint8)
+        read(buffer)
+        data.copy_(torch.from_numpy(buffer))
 
     def staged(self, values: NDArray[Any]) -> torch.Tensor:
         """Values of the host as a tensor of the device."""

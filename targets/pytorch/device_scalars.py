@@ -255,23 +255,25 @@ class DeviceScalars:
             self._noted.add((update.place, update.block))
         self._at(self._skipped[update.place]).add_(work.doubles[1].copy_(skip))
         views["t"].add_(work.count.copy_(skip).neg_().add_(1))
-        self._kernels.adamw_on_device(
-            views["p"],
-            views["m1"],
-            views["m2"],
-            views["g"],
-            scratch=scratch,
-            view=views.get("w"),
-            t=views["t"],
-            multiplier=multiplier,
-            skip=skip,
-            lr=self._rate,
-            beta1=settings.betas[0],
-            beta2=settings.betas[1],
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            decay=update.decay,
-        )
+        for part in update.parts():
+            with scratch.lent():
+                self._kernels.adamw_on_device(
+                    part.views["p"],
+                    part.views["m1"],
+                    part.views["m2"],
+                    part.views["g"],
+                    scratch=scratch,
+                    view=part.views.get("w"),
+                    t=views["t"],
+                    multiplier=multiplier,
+                    skip=skip,
+                    lr=self._rate,
+                    beta1=settings.betas[0],
+                    beta2=settings.betas[1],
+                    eps=settings.eps,
+                    weight_decay=settings.weight_decay,
+                    decay=part.decay,
+                )
 
     def advance_scale(self, scale: F32, overflow: Array, *, scratch: Scratch) -> None:
         """`LossScale.advance`, by selection: halved after an overflow, doubled after `GROWTH_INTERVAL` steps without."""

@@ -94,8 +94,8 @@ def constants_of(
         ranks=len(places),
         blocks=sum(len(program.topology.stage_blocks[place.stage]) for place in places),
     )
-    stored = sum(program.stages[place.stage].bytes_in(Home.HOST) for place in places)
-    in_host = {"stored in 'host'": stored + ALIGNMENT_BYTES * len(places)} if stored else {}
+    stored = [count for place in places if (count := program.stages[place.stage].bytes_in(Home.HOST))]
+    in_host = {"stored in 'host'": sum(stored) + ALIGNMENT_BYTES * len(stored)} if stored else {}
     return {"rotary tables": tables, **in_host, **kernels.memory.constants(work)}
 
 

@@ -20,7 +20,7 @@ from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.diagnostics import Diagnostic, fail
 from ratrain.ratrain_ir.ops import ENGINES, Engine, Part, Payload
 from ratrain.ratrain_ir.per_op import PerOp
-from ratrain.ratrain_ir.types import STORES, Dtype, Home
+from ratrain.ratrain_ir.types import Dtype, Home, StateKind
 from ratrain.targets.runtime.certificate import constants_of, scratch_bytes
 from ratrain.targets.runtime.compute_time import ComputeTimes, StageCompute
 from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
@@ -113,9 +113,7 @@ class ProgramEngine(ABC):
         self.kernels = kernels
         self.batches = batches
         _check_memory(program, places, self.needed_bytes(places), kernels.memory)
-        if kernels.on_devices and any(stage.bytes_in(home) for stage in program.stages for home in STORES):
-            text = f"the kernel set '{kernels.name}' works on a device, from which nothing is stored in other memories in this version"
-            fail("RT004", text, help="use --kernels fast, or compile without 'store'")
+        _check_homes(program, kernels)
         _load_kernels(program, kernels)
         self.constant_bytes = resident_bytes()
         """Resident bytes of this process before its arenas; None where the system does not say."""
@@ -352,13 +350,13 @@ class ProgramEngine(ABC):
         """Copy tensors into another memory."""
         for source, target in rank.copies(instruction):
             held = rank.stage.tensors[target]
-            rank.stores[held.home].put(held.offset, rank.memory.bytes_of(rank.views[source]))
+            rank.stores[held.home].put(held.offset, rank.views[source])
 
     def fetch(self, rank: Rank, instruction: Instruction, _step: int) -> None:
         """Copy tensors from another memory."""
         for source, target in rank.copies(instruction):
             held = rank.stage.tensors[source]
-            rank.stores[held.home].get(held.offset, rank.memory.bytes_of(rank.views[target]))
+            rank.stores[held.home].get(held.offset, rank.views[target])
 
     def update(self, rank: Rank, instruction: Instruction, _step: int) -> None:
         """Update a block on the host's scratch: an engine of its own in a machine that updates beside its compute engine."""
@@ -479,6 +477,18 @@ def _load_kernels(program: Program, kernels: KernelSet) -> None:
     one, other = np.zeros(1, np.float32), np.zeros(1, NUMPY_DTYPES[Dtype(program.plan.view_dtype)])
     scratch = kernels.memory.scratch(kernels.scratch_bytes("cast", src=one, dst=other))
     kernels.cast(kernels.memory.staged(one), kernels.memory.staged(other), scratch=scratch)
+
+
+def _check_homes(program: Program, kernels: KernelSet) -> None:
+    """Raise `DiagnosticError` RT004 where a device would have to compute in the host's memory."""
+    state = (StateKind.MASTER, StateKind.MOMENT)
+    tensors = (tensor for stage in program.stages for tensor in stage.tensors)
+    if kernels.memory.overlaps and any(tensor.home is Home.HOST and tensor.kind in state for tensor in tensors):
+        text = f"the device '{kernels.memory.place}' updates no state that is in the host's memory"
+        help_text = (
+            "compile with offload-state{home=file}, which brings it to the device in pieces, or run on this processor"
+        )
+        fail("RT004", text, help=help_text)
 
 
 def _check_memory(program: Program, places: Sequence[MeshRank], needed: int, memory: Memory) -> None:

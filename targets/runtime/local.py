@@ -20,6 +20,7 @@ from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.diagnostics import Note, fail
 from ratrain.ratrain_ir.ops import ENGINES, OP_CLASSES, Engine, Group, Quantity
 from ratrain.ratrain_ir.per_op import PerOp
+from ratrain.ratrain_ir.types import Home
 from ratrain.targets.runtime import collectives, peer_collectives
 from ratrain.targets.runtime.certificate import certificate
 from ratrain.targets.runtime.channels import Channels
@@ -142,6 +143,8 @@ class LocalEngine(ProgramEngine):
         """Have a step recorded once, and repeated, from here on. Raises `DiagnosticError` RT093 where that cannot be done."""
         if not self.order.captures:
             self.refuse_capture(f"its arenas are on '{self.kernels.memory.place}', not on a device of CUDA")
+        if any(stage.bytes_in(Home.FILE) for stage in self.program.stages):
+            self.refuse_capture("its host reads and writes files meanwhile")
         if self.choice is not None:
             self.refuse_capture("an order that is drawn at random is another one in every step")
         if self.monitor is not None or self.profile is not None:

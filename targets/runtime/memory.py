@@ -6,7 +6,7 @@ An array of a memory is sliced, indexed and assigned to by numbers as numpy's ar
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -99,8 +99,14 @@ class Memory(Protocol):
     def empty_like(self, array: Any) -> Any:
         """A new array of the same shape and type."""
 
+    def beside(self, count: int) -> Any:
+        """Zeroed bytes of the host, as arrays of this memory are: `copy` goes both ways. Raises MemoryError where there are not so many."""
+
     def copy(self, target: Any, source: Any) -> None:
-        """Set target = source, both of this memory."""
+        """Set target = source, both of this memory or one of what is beside it; in the order of what is issued."""
+
+    def read_into(self, array: Any, read: Callable[[NDArray[np.uint8]], None]) -> None:
+        """Have the host write the bytes of an array, once all is done that was issued before."""
 
     def staged(self, values: NDArray[Any]) -> Any:
         """Values of the host as an array of this memory, for the moment."""
@@ -192,9 +198,17 @@ class HostMemory:
         """A new array of the same shape and type."""
         return np.empty_like(array)
 
+    def beside(self, count: int) -> NDArray[np.uint8]:
+        """Bytes like any other."""
+        return self.allocate(count) if count else np.empty(0, np.uint8)
+
     def copy(self, target: NDArray[Any], source: NDArray[Any]) -> None:
         """Set target = source."""
         np.copyto(target, source)
+
+    def read_into(self, array: NDArray[Any], read: Callable[[NDArray[np.uint8]], None]) -> None:
+        """Read into the bytes themselves."""
+        read(self.bytes_of(array))
 
     def staged(self, values: NDArray[Any]) -> NDArray[Any]:
         """The values themselves."""

@@ -54,7 +54,7 @@ class Updater:
         squares = None if "norm" in views else gradient_chunks(rank, block, views["g"])
         decay = self.decayed_ranges(block, rank.replica, len(views["g"]))
         files = rank.in_files(instruction)
-        stream = partial(streamed_parts, files=files) if files else None
+        stream = partial(streamed_parts, files=files, memory=rank.memory) if files else None
         update = Update(place, block, views, self.program.plan.optimizer, decay, squares, stream)
         self.scalars.update(update, scratch=scratch)
 

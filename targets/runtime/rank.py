@@ -57,7 +57,7 @@ class Rank:
         self.arena: Any = memory.allocate(self.stage.arena_bytes)
         self.store_folder: Path | None = None
         """Where it has the files in which it stores; None: where this system has temporary files."""
-        self.host = HostBytes(self.stage.bytes_in(Home.HOST))
+        self.host = HostBytes(self.stage.bytes_in(Home.HOST), memory)
         """What it has in the memory beside DDR that this process reaches as well."""
         self.views: list[NDArray[Any]] = [self._view(tensor) for tensor in self.stage.tensors]
         """Of every tensor that kernels can work on where it is; of what is in a file, nothing."""
@@ -70,8 +70,9 @@ class Rank:
         if tensor.home is Home.FILE:
             return _NOWHERE
         if tensor.home is Home.HOST:
-            return HOST.typed(self.host.at(tensor.offset, tensor.type.nbytes), tensor.type.dtype, tensor.type.shape)
-        data = self.arena[tensor.offset : tensor.offset + tensor.type.nbytes]
+            data = self.host.at(tensor.offset, tensor.type.nbytes)
+        else:
+            data = self.arena[tensor.offset : tensor.offset + tensor.type.nbytes]
         view: NDArray[Any] = self.memory.typed(data, tensor.type.dtype, tensor.type.shape)
         return view
 
@@ -119,16 +120,16 @@ class Rank:
     def in_file(self, number: int) -> StoredArray:
         """A tensor that is in a file, by its number."""
         held = self.stage.tensors[number]
-        return StoredArray(
-            self.stores[Home.FILE], held.offset, np.dtype(NUMPY_DTYPES[held.type.dtype]), held.type.elements
-        )
+        store = self.stores[Home.FILE]
+        assert isinstance(store, FileBytes)
+        return StoredArray(store, held.offset, held.type.dtype, held.type.elements)
 
     @cached_property
     def stores(self) -> dict[Home, StoredBytes]:
         """The other memories that it uses. Raises `DiagnosticError` RT093 where there is no room for them."""
         in_files = self.stage.bytes_in(Home.FILE)
         found: dict[Home, StoredBytes] = {Home.HOST: self.host}
-        return {**found, Home.FILE: FileBytes(in_files, self.store_folder)} if in_files else found
+        return {**found, Home.FILE: FileBytes(in_files, self.store_folder, self.memory)} if in_files else found
 
     @property
     def file_traffic(self) -> Traffic:

@@ -17,25 +17,26 @@ if TYPE_CHECKING:
 
     from ratrain.targets.program.program import Instruction
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
+    from ratrain.targets.runtime.memory import Memory
     from ratrain.targets.runtime.rank import Rank
     from ratrain.targets.runtime.stores import StoredArray
 
 _STATE = ("p", "m1", "m2")
 
 
-def streamed_parts(whole: UpdatePart, files: Mapping[str, StoredArray]) -> Iterator[UpdatePart]:
-    """All of an update whose state is in files, part after part; each is written back when the next one is asked for."""
-    buffers = _staged(whole.views["workspace"], files)
+def streamed_parts(whole: UpdatePart, files: Mapping[str, StoredArray], memory: Memory) -> Iterator[UpdatePart]:
+    """All of an update whose state is in files beside a memory, part after part; each is written back when the next one is asked for."""
+    buffers = _staged(whole.views["workspace"], files, memory)
     most = min(map(len, buffers.values()))
     for start, stop in cut(0, len(whole.views["g"]), most):
         views = {role: whole.views[role][start:stop] for role in (*_STATE, "g", "w") if role in whole.views}
         for role, stored in files.items():
             views[role] = buffers[role][: stop - start]
-            stored.read(start, views[role])
+            stored.get(start, views[role])
         decay = [(max(low, start) - start, min(high, stop) - start) for low, high in whole.decay]
         yield UpdatePart(views, [(low, high) for low, high in decay if low < high])
         for role, stored in files.items():
-            stored.write(start, views[role])
+            stored.put(start, views[role])
 
 
 def cast_master(
@@ -48,18 +49,18 @@ def cast_master(
         scratch.reset()
         kernels.cast(views[role], view, scratch=scratch)
         return
-    buffer = _staged(views["workspace"], {role: stored})[role]
+    buffer = _staged(views["workspace"], {role: stored}, rank.memory)[role]
     for start, stop in cut(0, len(stored), len(buffer)):
         piece = buffer[: stop - start]
-        stored.read(start, piece)
+        stored.get(start, piece)
         scratch.reset()
         kernels.cast(piece, view[start:stop], scratch=scratch)
 
 
-def _staged(workspace: NDArray[np.uint8], files: Mapping[str, StoredArray]) -> dict[str, NDArray[Any]]:
+def _staged(workspace: NDArray[np.uint8], files: Mapping[str, StoredArray], memory: Memory) -> dict[str, NDArray[Any]]:
     """Equal parts of a workspace, for a piece of each."""
     share = len(workspace) // len(files) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
     return {
-        role: workspace[at * share : (at + 1) * share].view(stored.dtype)
+        role: memory.typed(workspace[at * share : (at + 1) * share], stored.element, (share // stored.dtype.itemsize,))
         for at, (role, stored) in enumerate(files.items())
     }

@@ -23,6 +23,7 @@ from ratrain.targets.runtime.evaluation import HeldOut
 from ratrain.targets.runtime.messages_ahead import messages_ahead
 from ratrain.targets.runtime.preparation import prepare
 from tests.end_to_end.tiny_runs import MODEL, make_plan, make_program, run_settings, stream_for
+from tests.mutation.subjects import WITH_STORES
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
@@ -134,6 +135,15 @@ def test_peak_is_what_was_said_over_fifty_random_plans(group: int) -> None:
 def test_peak_of_tensor_peers_is_what_was_said(keys: Any) -> None:
     program = make_program(**keys)
     said, found = measured(program, TorchDevice(), evaluates=True, steps=1)
+    assert is_kept(said, found), (said, found)
+
+
+@pytest.mark.parametrize("passes", ["recompute{policy=none store=host}", "place-1f1b,offload-state{home=file}"])
+def test_peak_of_what_uses_other_memories_is_what_was_said(passes: str) -> None:
+    """Bytes of the host are among them, a file's are not."""
+    module = api.compile(MODEL, make_plan(dp=1, zero=0), passes=f"{passes},allocate-ddr", machine=WITH_STORES)
+    said, found = measured(api.emit(module, machine=WITH_STORES), TorchDevice(), steps=1)
+    assert ("stored in 'host'" in said.constants) == ("host" in passes)
     assert is_kept(said, found), (said, found)
 
 
