@@ -47,9 +47,13 @@ COMMANDS = (
     "import-plan --from deepspeed ds.json --clusters 4 --seq-len 8",
     f"scale {_MODEL} --clusters 2,4 --plan p.toml",
     f"compare {_MODEL} --plan p.toml --strategies baseline-1f1b,ratrain",
-    "run x.rtx --data book.txt --steps 1 --save run1",
+    "run x.rtx --data book.txt --steps 1 --save run1 --run-dir ranks",
+    "postmortem ranks",
     "generate run1 --prompt a --tokens 1 --threads 1",
     "export-weights run1 -o weights",
+    "calibrate --rows measured.csv --fit launch --hold-out 3",
+    "validate published.csv",
+    "doctor x.rtx",
     "alloc problem.csv --capacity 1MiB",
     "machines mt3000",
     "strategies",
@@ -74,6 +78,11 @@ _TABLES = {
     "declared_bytes",
     "idle_by_cause",
     "settings",
+    "facts",
+    "constants",
+    "ratio_errors",
+    "left_out",
+    "held_out_by_tp",
 }
 """Keys whose values are tables with keys of the input's own."""
 
@@ -98,6 +107,10 @@ def _write_inputs() -> None:
     Path("p.toml").write_text(PLAN)
     Path("ds.json").write_text('{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2}')
     Path("book.txt").write_text("a book of few words and many letters. " * 20)
+    rows = "".join(f"m.json,p.toml,{dp},{seconds}\n" for dp, seconds in ((1, 0.006), (2, 0.0062), (4, 0.0064)))
+    Path("measured.csv").write_text(f"model,plan,dp,step_seconds\n{rows}")
+    row = "id,class,split,model,machine,plan,strategy,step_seconds\na,step-time,held-out,m.json,mt3000,p.toml,ratrain,0.006\n"
+    Path("published.csv").write_text(row)
     Path("problem.csv").write_text("id,lower,upper,size\na,0,2,64\nb,1,3,64\n")
 
 

@@ -43,7 +43,8 @@ def kernel_set(name: str, threads: int = 1, device: str = "cpu") -> KernelSet:
         if error.name not in ("torch", "triton"):
             raise
         text = f"the kernel set '{name}' needs {error.name}, which is not installed"
-        fail("RT002", text, help=f"pip install 'ratrain[{error.name}]', or leave --kernels out")
+        extra = "triton" if name == "torch-triton" else "torch"
+        fail("RT002", text, help=f"pip install 'ratrain[{extra}]', or leave --kernels out")
     if made.on_devices:
         return _device_kernel_set(made, device)
     if device != "cpu":

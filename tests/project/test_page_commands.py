@@ -1,0 +1,171 @@
+"""The commands in the pages run as they stand there, each page's in one folder that holds what its reader would have.
+
+Only long training is cut to a tenth of its steps. Pages whose outputs are shown are sessions (`docs/sessions.py`), and run in the gate. Here the commands of all others run, which takes
+minutes; that none is forgotten is seen in the gate.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.examples import copy_examples
+from tests.project.test_site import DOCS, PAGES, ROOT, lines_of_commands
+
+MADE_WHEN_WRITTEN = {"commands.md", "json.md", "mistakes.md", "start-here.md"}
+"""Pages whose commands run when the page is made, or that are the help of commands."""
+
+SET_ASIDE = {
+    r"--device cuda": "needs a GPU",
+    r"torch-device|--kernels torch|--engine torch": "needs the extra 'torch'",
+    r"^ratrainc launch|^ratrainc postmortem run2": "needs the extra 'mpi'; tests/targets/runtime/test_mpi.py starts ranks",
+    r"--log-to": "needs the extra of that name",
+    r"\[--|8\*N|\.\.\. |PROGRAM": "is a pattern, not a command",
+    r"m\.rtx|roomy1\.toml": "takes a file that the page makes of something larger, or by hand",
+    r"SmolLM2-135M/|smollm2-135m|0\.5b|llama-2-70b|qwen2\.5-32b|h100-node|clusters 64|examples/\*|published/": (
+        "takes many minutes, or files that are not there; benchmarks/ has it"
+    ),
+    r"^ratrainc (plan|scale|compare) .*llama-2-7b": "searches for minutes; tests/ratrainc/test_planner.py has it smaller",
+    r"^ratrainc explain 7b.rtx$": "tries levers of a large model for a minute; start-here.md has it smaller",
+    r"--model llama-2-7b --plan P.toml": "is for the plan that a search of minutes writes",
+}
+"""What is not run here, by what stands in the command, and why."""
+
+MODEL = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+PLAN = "[parallel]\npp = 2\ndp = 1\n[batch]\nmicro_batch_size = 1\nmicro_batches = 4\nseq_len = 8\n"
+PEERS = PLAN.replace("dp = 1\n", "dp = 1\ntp = 2\n")
+
+
+def set_aside(line: str) -> str | None:
+    """Why a command is not run here; None where it is."""
+    return next((why for words, why in SET_ASIDE.items() if re.search(words, line)), None)
+
+
+def commands_to_run(page: Path) -> list[str]:
+    """The commands of a page that are run here."""
+    if page.name in MADE_WHEN_WRITTEN:
+        return []
+    return [line for line in lines_of_commands(page.read_text()) if set_aside(line) is None]
+
+
+def test_most_commands_are_run() -> None:
+    run = sum(len(commands_to_run(page)) for page in PAGES)
+    aside = [
+        line
+        for page in PAGES
+        if page.name not in MADE_WHEN_WRITTEN
+        for line in lines_of_commands(page.read_text())
+        if set_aside(line) is not None
+    ]
+    assert run > len(aside) / 2
+    for words, why in SET_ASIDE.items():
+        assert any(re.search(words, line) for line in aside), f"nothing is set aside for: {why}"
+
+
+def shortened(line: str) -> str:
+    """A command of training with a tenth of its steps, and as many held-out losses."""
+    return re.sub(r"(--(?:steps|eval-every)) (\d+)0\b", r"\1 \2", line)
+
+
+def call(words: str) -> None:
+    assert main(shlex.split(words)[1:]) == 0, words
+
+
+def a_folder_of_the_reader() -> None:
+    """What pages take for granted in the current folder: a model, plans, text, programs, a checkpoint, tables."""
+    copy_examples("examples")
+    for name in ("m.json", "M", "MODEL"):
+        Path(name).write_text(json.dumps(MODEL))
+    for name in ("p.toml", "P.toml"):
+        Path(name).write_text(PLAN)
+    text = "a book of few words and many letters, again and again. " * 60
+    Path("book.txt").write_text(text)
+    Path("shards").mkdir()
+    Path("shards/a.txt").write_text(text)
+    pairs = [json.dumps({"question": "how many words?", "answer": "a few words, and more letters"})] * 40
+    Path("chats.jsonl").write_text("\n".join(pairs))
+    call("ratrainc compile --model m.json --plan p.toml -o tiny.rtx")
+    for name in ("1b.rtx", "other.rtx", "x.rtx", "before.rtx", "after.rtx"):
+        shutil.copy("tiny.rtx", name)
+    for name in ("x.rtir", "X.rtir"):
+        call(f"ratrainc compile --model m.json --plan p.toml -o {name}")
+    call("ratrainc schedule --kind 1f1b --stages 2 --micro-batches 4 -o schedule.csv")
+    call("ratrainc run tiny.rtx --data book.txt --steps 1 --save begin")
+    call("ratrainc export-weights begin -o llama")
+
+
+def for_calibration() -> None:
+    told = ((1, 0.0105), (2, 0.0107), (4, 0.0109))
+    rows = "".join(f"examples/tiny.json,examples/tiny.toml,{dp},{seconds}\n" for dp, seconds in told)
+    Path("measured.csv").write_text(f"model,plan,dp,step_seconds\n{rows}")
+
+
+def for_validation() -> None:
+    row = "a,step-time,held-out,m.json,mt3000,p.toml,ratrain,0.006"
+    Path("measured.csv").write_text(f"id,class,split,model,machine,plan,strategy,step_seconds\n{row}\n")
+    call("ratrainc run tiny.rtx --steps 3 --threads 1 --profile run.json")
+    call("ratrainc calibrate --profile run.json -o mine.toml")
+
+
+def for_strategies() -> None:
+    Path("P.toml").write_text(PEERS)
+
+
+def for_coming_from() -> None:
+    for name in ("pretrain.sh", "ds_config.json", "job.toml"):
+        shutil.copy(ROOT / "tests" / "data" / "bridge" / name, name)
+
+
+def for_watching() -> None:
+    for name in ("first.jsonl", "second.jsonl", "kept/a.jsonl"):
+        Path(name).parent.mkdir(exist_ok=True)
+        call(f"ratrainc run tiny.rtx --data book.txt --steps 2 --log {name}")
+
+
+def for_plugins() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / "plugins.md").read_text(), re.MULTILINE | re.DOTALL)
+    for name, word in (("mine.py", "tokens-first"), ("roomy.py", "roomy")):
+        Path(name).write_text(next(block for block in blocks if word in block))
+
+
+BESIDE: dict[str, Callable[[], None]] = {
+    "calibration.md": for_calibration,
+    "validation-tables.md": for_validation,
+    "strategies.md": for_strategies,
+    "coming-from.md": for_coming_from,
+    "watch.md": for_watching,
+    "plugins.md": for_plugins,
+}
+"""What a page's reader has beside that."""
+
+
+@cache
+def pages_to_run() -> list[Path]:
+    """The pages with commands that are run here."""
+    return [page for page in PAGES if commands_to_run(page)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page", pages_to_run(), ids=lambda page: page.name)
+def test_the_commands_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    a_folder_of_the_reader()
+    BESIDE.get(page.name, lambda: None)()
+    for line in commands_to_run(page):
+        call(shortened(line))
