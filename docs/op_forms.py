@@ -146,6 +146,7 @@ class Form:
 
 STORES = ((Home.HOST, 1 << 40),)
 STORING = "place-gpipe,recompute{policy=full store=host}"
+LENDING = "place-gpipe,recompute{policy=full store=peer}"
 
 
 def plans() -> Iterator[tuple[Conditions, ModelConfig, Plan]]:
@@ -172,6 +173,7 @@ def changed(model: ModelConfig, plan: Plan) -> Iterator[Module]:
     yield PassManager(FakeTarget(update_engine=Engine.HOST)).run(lower(model, plan), "insert-release,legalise")
     if plan.tp == 1:
         yield PassManager(FakeTarget(stores=STORES)).run(lower(model, plan), STORING)
+        yield PassManager(FakeTarget()).run(lower(model, plan), LENDING)
 
 
 @cache

@@ -61,6 +61,17 @@ class Payload(Enum):
     GRADIENT = "gradient"
 
 
+class GuestWay(Enum):
+    """Which way a message goes that carries what a stage keeps in the DDR of another."""
+
+    OUT = "guests"
+    """to the stage that lends bytes"""
+    BACK = "guests back"
+    """to the stage that they belong to"""
+
+    __hash__ = object.__hash__  # members are single objects; what `Enum` has is several times slower
+
+
 class Part(Enum):
     """Which part of a micro-batch's input a stage loads."""
 
@@ -592,6 +603,64 @@ class Fetch(Op):
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Evict(Op):
+    """Sends what a block needs later of a piece to a stage that lends bytes: its own are free then.
+
+    It starts and ends with the `accept` there.
+    """
+
+    keyword = "evict"
+    default_engine = Engine.STORE
+    block: Block = _block_field()
+    micro_batch: int = _micro_batch_field()
+    slice: int | None = _slice_field()
+    peer: int = _peer_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Accept(Op):
+    """Takes in what another stage evicts: guests in this stage's DDR."""
+
+    keyword = "accept"
+    default_engine = Engine.FETCH
+    block: Block = _block_field()
+    micro_batch: int = _micro_batch_field()
+    slice: int | None = _slice_field()
+    peer: int = _peer_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class GiveBack(Op):
+    """Sends guests back to the stage that they belong to.
+
+    It starts and ends with the `take_back` there.
+    """
+
+    keyword = "give_back"
+    default_engine = Engine.STORE
+    block: Block = _block_field()
+    micro_batch: int = _micro_batch_field()
+    slice: int | None = _slice_field()
+    peer: int = _peer_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class TakeBack(Op):
+    """Receives what was evicted of a block and a piece back into DDR."""
+
+    keyword = "take_back"
+    default_engine = Engine.FETCH
+    block: Block = _block_field()
+    micro_batch: int = _micro_batch_field()
+    slice: int | None = _slice_field()
+    peer: int = _peer_field()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class AllReduceScalar(Op):
     """Combines scalars of a group: the loss, overflow flags or the gradient's norm.
 
@@ -712,7 +781,13 @@ MemoryOp = Store | Fetch
 """What moves tensors between DDR and another memory."""
 
 
-def piece_of(op: LoadInput | BlockOp | Send | Recv | PeerOp | MemoryOp) -> Piece:
+GuestOp = Evict | Accept | GiveBack | TakeBack
+"""What moves tensors between the DDR of a stage and that of one that lends it bytes."""
+
+MessageOp = Send | Recv | GuestOp
+
+
+def piece_of(op: LoadInput | BlockOp | MessageOp | PeerOp | MemoryOp) -> Piece:
     """The piece that an op works on."""
     return op.micro_batch if op.slice is None else Slice(op.micro_batch, op.slice)
 
@@ -734,7 +809,9 @@ def piece_name(piece: Piece) -> str:
     return f"m{piece}" if isinstance(piece, int) else f"m{piece.micro_batch}.s{piece.number}"
 
 
-MESSAGE_OPS: tuple[type[Op], ...] = (Send, Recv)
+GUEST_OPS: tuple[type[Op], ...] = get_args(GuestOp)
+
+MESSAGE_OPS: tuple[type[Op], ...] = (Send, Recv, *GUEST_OPS)
 """What one rank does with a partner on another stage."""
 
 MEMORY_OPS: tuple[type[Op], ...] = get_args(MemoryOp)
@@ -768,6 +845,10 @@ OP_CLASSES: dict[str, type[Op]] = {
         CombineLoss,
         Store,
         Fetch,
+        Evict,
+        Accept,
+        GiveBack,
+        TakeBack,
         ScaleUpdate,
         Release,
     )

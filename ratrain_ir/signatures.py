@@ -55,7 +55,9 @@ from ratrain.ratrain_ir.blocks import (
 from ratrain.ratrain_ir.frontend.plan import SlicePlan, slice_plan
 from ratrain.ratrain_ir.ops import (
     BLOCK_OPS,
+    GUEST_OPS,
     MEMORY_OPS,
+    MESSAGE_OPS,
     PEER_OPS,
     AddBranch,
     AddBranchBackward,
@@ -67,10 +69,13 @@ from ratrain.ratrain_ir.ops import (
     BackwardInput,
     BackwardWeight,
     CombineLoss,
+    Evict,
     Fetch,
     Forward,
     GatherRows,
+    GiveBack,
     Group,
+    GuestOp,
     LoadInput,
     Op,
     Payload,
@@ -85,6 +90,7 @@ from ratrain.ratrain_ir.ops import (
     ScaleUpdate,
     Send,
     Store,
+    TakeBack,
     Tensor,
     Tensors,
     Update,
@@ -208,6 +214,7 @@ def _of(name: str, kind: StateKind, type_: TensorType) -> Role:
 
 
 _PARTIAL = frozenset({StateKind.PARTIAL})
+_GUEST = frozenset({StateKind.GUEST})
 
 
 def _before(name: str, model: ModelConfig, plan: Plan, block: Block) -> Role:
@@ -625,6 +632,31 @@ def _copies_of(tensors: tuple[tuple[bool, TensorType, str], ...]) -> Candidates:
     return [(False, Signature(sides[0], sides[1]))]
 
 
+def _guests(op: GuestOp) -> Candidates:
+    """As many operands as there are: at the stage that they belong to what may be stored, at the one that lends bytes guests."""
+    moved = op.reads or op.writes
+    if not moved:
+        raise SignatureError(f"'{op!r}' moves nothing")
+    kinds = STORABLE if isinstance(op, Evict | TakeBack) else _GUEST
+    for tensor in moved:
+        if tensor.kind not in kinds:
+            what = "not evicted" if kinds is STORABLE else "no guest"
+            raise SignatureError(f"%{tensor.name} is {tensor.kind.value}, which is {what}", tensor)
+    return _guests_of(isinstance(op, Evict | GiveBack), tuple((t.kind, t.type, t.slot) for t in moved))
+
+
+@cache
+def _guests_of(leave: bool, tensors: tuple[tuple[StateKind, TensorType, str], ...]) -> Candidates:
+    roles = tuple(_guest_role(f"data.{place}", *each) for place, each in enumerate(tensors))
+    return [(False, Signature(roles) if leave else Signature((), roles))]
+
+
+def _guest_role(name: str, kind: StateKind, type_: TensorType, slot: str) -> Role:
+    if kind is StateKind.GUEST:
+        return Role(name, _GUEST, type_)
+    return Role(name, _SAVED, type_, slot=slot) if kind is StateKind.SAVED else Role(name, ACTIVATIONS, type_)
+
+
 @cache
 def _all_reduce(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...], group: Group) -> Candidates:
     if group in (Group.ENDS, Group.TENSOR):
@@ -682,7 +714,7 @@ def attends(op: Recompute) -> bool:
     return any(tensor.kind is not StateKind.SAVED or tensor.slot in ("o", "lse", "probs") for tensor in op.writes)
 
 
-_OF_SLICES = frozenset({LoadInput, *BLOCK_OPS, *PEER_OPS, *MEMORY_OPS, Send, Recv})
+_OF_SLICES = frozenset({LoadInput, *BLOCK_OPS, *PEER_OPS, *MEMORY_OPS, *MESSAGE_OPS})
 """What works on one slice where micro-batches are cut."""
 
 _MAKERS: PerOp[Callable[[Any, ModelConfig, Plan], Candidates]] = PerOp(
@@ -714,6 +746,7 @@ _MAKERS: PerOp[Callable[[Any, ModelConfig, Plan], Candidates]] = PerOp(
         CombineLoss: lambda op, model, plan: _combine_loss(model, plan, op.block),
         Store: lambda op, _model, _plan: _copies(op),
         Fetch: lambda op, _model, _plan: _copies(op),
+        **dict.fromkeys(GUEST_OPS, lambda op, _model, _plan: _guests(op)),
         Update: lambda op, model, plan: _update(model, plan, op.block),
         ScaleUpdate: lambda _op, _model, _plan: _scale_update(),
     },

@@ -19,7 +19,7 @@ from attrs import field, frozen
 from ratrain.ratrain_ir.blocks import Block, block, parts_view, shard_count, shard_elements, view_shard_elements
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrain_ir.ops import Group, Payload
+from ratrain.ratrain_ir.ops import Group, GuestWay, Payload
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.schedules.shape import PipelineShape
@@ -34,13 +34,16 @@ class Rank(NamedTuple):
 
 
 class Channel(NamedTuple):
-    """One direction of the edge between two chunks that follow each other, for one payload."""
+    """One direction of the edge between two chunks that follow each other, for one payload.
+
+    Or, of guests, one between two stages, each given by the first chunk that it holds.
+    """
 
     source: int
     """the chunk whose stage sends"""
     target: int
     """the chunk whose stage receives"""
-    payload: Payload
+    payload: Payload | GuestWay
 
     @property
     def into(self) -> int:
@@ -137,8 +140,14 @@ class Mesh:
 
     @cached_property
     def channel_numbers(self) -> dict[Channel, int]:
-        """A number for each channel between different stages, the same on all ranks."""
+        """A number for each channel of the pipeline between different stages, the same on all ranks."""
         return {hop.channel: number for number, hop in enumerate(self.hops)}
+
+    def channel_number(self, channel: Channel) -> int:
+        """The number of a channel, the same on all ranks: no other channel from the same stage to the same stage has it."""
+        if isinstance(channel.payload, GuestWay):
+            return len(self.hops) + _GUEST_WAYS.index(channel.payload)
+        return self.channel_numbers[channel]
 
     @cached_property
     def hops(self) -> tuple[Hop, ...]:
@@ -168,14 +177,36 @@ class Mesh:
         return channel.into if self.has_several_chunks else None
 
     @cached_property
-    def _hop_of(self) -> dict[tuple[int | None, int | None, Payload, int | None], Hop]:
+    def _hop_of(self) -> dict[tuple[int | None, int | None, Payload | GuestWay, int | None], Hop]:
         return {
             (hop.source, hop.target, hop.channel.payload, self.chunk_of_message(hop.channel)): hop for hop in self.hops
         }
 
-    def hop(self, source: int | None, target: int | None, payload: Payload, chunk: int | None) -> Hop | None:
-        """The channel on which a stage sends a payload to another; `chunk` as the message says it. None where there is no such edge."""
-        return self._hop_of.get((source, target, payload, chunk))
+    def hop(
+        self, source: int | None, target: int | None, payload: Payload | GuestWay, chunk: int | None = None
+    ) -> Hop | None:
+        """The channel on which a stage sends a payload to another; `chunk` as the message says it. None where there is no such edge.
+
+        Guests may go from any stage to any other.
+        """
+        if not isinstance(payload, GuestWay):
+            return self._hop_of.get((source, target, payload, chunk))
+        stages = range(self.stages)
+        if source is None or target is None or source == target or source not in stages or target not in stages:
+            return None
+        return Hop(source, target, Channel(self._first_chunks[source], self._first_chunks[target], payload))
+
+    @cached_property
+    def _first_chunks(self) -> tuple[int, ...]:
+        return tuple(self.chunks_of(stage)[0] for stage in range(self.stages))
+
+    def lender(self, stage: int) -> int | None:
+        """The stage in whose DDR a stage may keep what does not fit its own; None where it has none.
+
+        Its mirror image in the pipeline, which has as many micro-batches less in flight as it is behind (BPipe, Kim et al., ICML 2023).
+        """
+        mirror = self.stages - 1 - stage
+        return mirror if mirror > stage else None
 
     # Groups
 
@@ -323,6 +354,9 @@ class Topology(Mesh):
     def is_first_holder(self, block: Block, replica: int) -> bool:
         """Whether no replica before has the same optimizer state of a block."""
         return replica < shard_count(self.plan, block)
+
+
+_GUEST_WAYS = tuple(GuestWay)
 
 
 def _neighbours(replica: int, count: int) -> range:

@@ -89,6 +89,8 @@ class StateKind(Enum):
     """what a block's backward needs beside its input"""
     PARTIAL = "partial"
     """a sum of which each tensor peer has a part: of no use before the parts have met"""
+    GUEST = "guest"
+    """what another stage keeps here until its backward"""
     INPUT = "input"
     """tokens or labels of one micro-batch, or where its documents start"""
     WORKSPACE = "workspace"

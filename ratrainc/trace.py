@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.files import write_lines
+from ratrain.ratrain_ir.messages import Direction
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.targets.simulator.live_curve import live_curve
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.topology import Hop
     from ratrain.targets.program.program import Instruction
     from ratrain.targets.simulator.timeline import Span, Timeline
 
@@ -79,29 +81,22 @@ def _live_bytes(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 def _flows(timeline: Timeline) -> Iterator[dict[str, Any]]:
     """An arrow from each send to its receive: the k-th of a channel belong together."""
-    received: dict[tuple[int, int, str, int | None], list[Span]] = {}
+    sent: dict[Hop, list[tuple[Engine, Span]]] = {}
+    received: dict[Hop, list[tuple[Engine, Span]]] = {}
+    topology = timeline.program.topology
     for stage, engines in enumerate(timeline.spans):
-        for span in engines[Engine.RECV]:
-            assert span.instruction.peer is not None
-            key = (span.instruction.peer, stage, span.instruction.variant, span.instruction.chunk)
-            received.setdefault(key, []).append(span)
+        for engine, spans in engines.items():
+            for span in spans:
+                hop = span.instruction.hop(stage, topology)
+                if hop is not None:
+                    side = sent if span.instruction.direction is Direction.OUT else received
+                    side.setdefault(hop, []).append((engine, span))
     number = 0
-    for stage, engines in enumerate(timeline.spans):
-        seen: dict[tuple[int, int, str, int | None], int] = {}
-        for span in engines[Engine.SEND]:
-            assert span.instruction.peer is not None
-            key = (stage, span.instruction.peer, span.instruction.variant, span.instruction.chunk)
-            index = seen.get(key, 0)
-            seen[key] = index + 1
-            arrival = received[key][index]
+    for hop, sends in sent.items():
+        for (engine, span), (other_engine, arrival) in zip(sends, received[hop], strict=True):
             number += 1
-            common = {"name": span.instruction.variant, "cat": "message", "id": number}
-            yield {
-                "ph": "s",
-                **common,
-                "pid": stage,
-                "tid": ENGINES.index(Engine.SEND),
-                "ts": span.start * MICROSECONDS,
-            }
-            end = {"pid": key[1], "tid": ENGINES.index(Engine.RECV), "ts": arrival.end * MICROSECONDS}
+            common = {"name": hop.channel.payload.value, "cat": "message", "id": number}
+            start = {"pid": hop.source, "tid": ENGINES.index(engine), "ts": span.start * MICROSECONDS}
+            yield {"ph": "s", **common, **start}
+            end = {"pid": hop.target, "tid": ENGINES.index(other_engine), "ts": arrival.end * MICROSECONDS}
             yield {"ph": "f", "bp": "e", **common, **end}

@@ -15,10 +15,9 @@ from ratrain.ratrain_ir.ops import (
     BlockOp,
     Engine,
     Group,
+    MessageOp,
     Op,
-    Recv,
     ReduceScatter,
-    Send,
     Update,
 )
 from ratrain.ratrain_ir.state_homes import LEAST_STAGING, STREAMS_OF_UPDATE, streamed_state
@@ -126,7 +125,7 @@ class MachineTarget:
         moved = [(t.kind, t.type, Access.READ) for t in op.reads]
         moved += [(t.kind, t.type, Access.WRITE) for t in op.writes]
         moved += [(t.kind, t.type, Access.UPDATE) for t in op.updates]
-        hop = (stage.index, op.peer) if isinstance(op, Send | Recv) else None
+        hop = (stage.index, op.peer) if isinstance(op, MessageOp) else None
         elsewhere = Elsewhere.of((t.home, t.type) for t in op.operands)
         shared = None
         if isinstance(op, AllReduce) and op.group is Group.TENSOR:

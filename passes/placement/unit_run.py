@@ -62,6 +62,22 @@ def unit_run(orders: Sequence[Sequence[Action]], chunk_stages: Sequence[int]) ->
     return [event for _, _, _, event in sorted(run.events, key=lambda item: item[:3])]
 
 
+def computations(
+    orders: Sequence[Sequence[Action]], chunk_stages: Sequence[int]
+) -> list[dict[Action, tuple[int, int]]]:
+    """Of each stage, from when to when each of its actions takes in the run of `unit_run`.
+
+    Raises ValueError where the orders wait for each other in a circle.
+    """
+    run = _Run(orders, chunk_stages)
+    run.go()
+    found: list[dict[Action, tuple[int, int]]] = [{} for _ in orders]
+    for start, _, _, event in run.events:
+        if isinstance(event, Computation):
+            found[event.stage][event.action] = start, start + _UNITS.get(event.action.kind, 1)
+    return found
+
+
 def gradient_waits(orders: Sequence[Sequence[Action]], chunk_stages: Sequence[int]) -> list[list[Work]]:
     """Of each stage, what it works on backward after it has waited for the gradient in the run of `unit_run`, the longest wait first.
 

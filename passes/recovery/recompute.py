@@ -1,4 +1,4 @@
-"""`recompute{policy=auto|full|none|attention|mlp placement=inline|forward-side gathered=auto|again}`: which saved tensors are dropped after forward and recovered before backward.
+"""`recompute{policy=auto|full|none|attention|mlp placement=inline|forward-side gathered=auto|again store=nowhere|host|file|peer}`: which saved tensors are dropped after forward and recovered before backward.
 
 Inline, recovery stands right before the backward that needs it; forward-side it fills the pipeline's idle windows
 (`passes/recovery/recompute_placement.py`). Where nothing of a layer is kept, the layer is recovered as a whole from
@@ -27,10 +27,20 @@ from attrs import evolve, field, frozen
 from ratrain.passes.memory.allocate_ddr import step_seconds_placed
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import Pass, PassContext
+from ratrain.passes.recovery.guests import UnitTimes, take_in
 from ratrain.passes.recovery.keep_gathered import keep_gathered
+from ratrain.passes.recovery.lender_choice import choose_with_lender
 from ratrain.passes.recovery.recompute_choice import choose
 from ratrain.passes.recovery.recompute_placement import idle_windows, recover_forward_side
-from ratrain.passes.recovery.rewriting import CHOICES, ChoiceOf, mark_checkpoints, rewrite, same_for_all
+from ratrain.passes.recovery.rewriting import (
+    CHOICES,
+    ChoiceOf,
+    Elsewhere,
+    Lender,
+    mark_checkpoints,
+    rewrite,
+    same_for_all,
+)
 from ratrain.passes.recovery.storing import store_kept
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.ops import Piece, Recompute, Tensor
@@ -41,8 +51,10 @@ if TYPE_CHECKING:
 
 POLICIES = ("full", "none", "attention", "mlp", "auto")
 NOWHERE = "nowhere"
+PEER = "peer"
 _HOMES = {home.value: home for home in STORES}
-STORE_CHOICES = (NOWHERE, *_HOMES)
+OFFLOAD_CHOICES = (NOWHERE, *_HOMES)
+STORE_CHOICES = (*OFFLOAD_CHOICES, PEER)
 GATHERED = ("auto", "again")
 
 
@@ -64,7 +76,9 @@ class RecomputePass(Pass):
     """Bytes a stage may use, for `auto` and `forward-side`; None: what the machine has."""
     placement: str = field(default="inline", metadata={"choices": ("inline", "forward-side")})
     store: str = field(default="nowhere", metadata={"choices": STORE_CHOICES})
-    """The memory in which what is kept waits for its backward: all of it; or, under `auto`, that of the layers that are worth it."""
+    """The memory in which what is kept waits for its backward: all of it; or, under `auto`, that of the layers that are worth it.
+
+    With `peer` the DDR of the stage's mirror image in the pipeline, for stages of the first half."""
     gathered: str = field(default="auto", metadata={"choices": GATHERED})
     """Whether what tensor peers gathered for a forward is kept for its backward: where bytes are left, under policy=auto; or gathered again."""
 
@@ -90,15 +104,19 @@ class RecomputePass(Pass):
         recovered = moved = stored = kept = 0
         starts: list[Tensor] = []
         windows = idle_windows(module) if self.placement == "forward-side" else []
+        times = UnitTimes(module) if self.store == PEER else None
         for stage in module.stages:
             trials = Trials(module, context)
-            choice_of, summary = self.choice(stage, trials)
+            choice_of, summary = self.choice(stage, trials, times)
             if summary:
                 context.statistics[f"stage {stage.index}"] = summary
             recovery = rewrite(stage, choice_of)
             recovered += recovery.ops
             if self.store != NOWHERE:
                 stored += store_kept(stage, trials, partial(_home, choice_of))
+            lender = module.topology.lender(stage.index)
+            if times is not None and lender is not None:
+                take_in(module.stages[lender], stage, times)
             starts += recovery.starts
             if self.placement == "forward-side":
                 moved += recover_forward_side(stage, trials, self.budget_within(trials), windows[stage.index])
@@ -106,7 +124,7 @@ class RecomputePass(Pass):
                 kept += keep_gathered(stage, trials, self.budget_within(trials))
         context.statistics["recompute ops"] = recovered
         if self.store != NOWHERE:
-            context.statistics["store ops"] = stored
+            context.statistics["evict ops" if self.store == PEER else "store ops"] = stored
         context.statistics["moved to the forward side"] = moved
         if kept:
             context.statistics["gathers kept for the backward"] = kept
@@ -116,13 +134,18 @@ class RecomputePass(Pass):
         """Bytes a stage may use."""
         return trials.context.target.capacity(trials.module).left if self.budget is None else self.budget
 
-    def choice(self, stage: Stage, trials: Trials) -> tuple[ChoiceOf, str]:
-        """What to keep of each layer and micro-batch of a stage, and under `auto` the same in words."""
+    def choice(self, stage: Stage, trials: Trials, times: UnitTimes | None = None) -> tuple[ChoiceOf, str]:
+        """What to keep of each layer and micro-batch of a stage, and under `auto` the same in words; `times` where others may lend bytes."""
         home = _HOMES.get(self.store, Home.DDR)
+        lender = trials.module.topology.lender(stage.index) if times is not None else None
         if self.policy != "auto":
             (choice,) = CHOICES[self.policy]
-            return same_for_all(evolve(choice, home=home)), ""
-        chosen = choose(stage, trials, self.budget_within(trials), home)
+            return same_for_all(evolve(choice, home=home if lender is None else Lender(lender))), ""
+        budget = self.budget_within(trials)
+        if times is None or lender is None:
+            chosen = choose(stage, trials, budget, home)
+        else:
+            chosen = choose_with_lender(stage, trials.module.stages[lender], trials, budget, times)
         return chosen.choice_of, chosen.summary
 
 
@@ -147,7 +170,7 @@ def take_the_shorter(
     context.statistics["simulated step, storing"] = f"{seconds[1]:.6g} s, and {seconds[0]:.6g} s with nothing stored"
 
 
-def _home(choice_of: ChoiceOf, layer: int, piece: Piece) -> Home:
+def _home(choice_of: ChoiceOf, layer: int, piece: Piece) -> Elsewhere:
     return choice_of(layer, piece).home
 
 
@@ -162,8 +185,22 @@ def refuse_missing_memory(store: str, module: Module, context: PassContext) -> N
     """Raise `DiagnosticError` RT065 where the machine does not have the memory."""
     if store == NOWHERE:
         return
+    if store == PEER:
+        _refuse_missing_lender(module)
+        return
     info = context.target.info(module)
     if not info.capacity_of(_HOMES[store]):
         text = f"the machine '{info.name}' has no memory '{store}' to store in"
         way_out = f"say [{store}_capacity], [{store}_store] and [{store}_fetch] in its file (--machine)"
         fail("RT065", text, help=way_out)
+
+
+def _refuse_missing_lender(module: Module) -> None:
+    """Raise `DiagnosticError` RT071 where no stage lends bytes to another, or an order hangs beside which its list could not be laid."""
+    if module.topology.stages == 1:
+        text = "'store=peer' keeps activations in the DDR of another stage, and the plan has one stage"
+        fail("RT071", text, help="leave 'store' out, or store in another memory that the machine has")
+    try:
+        UnitTimes(module)
+    except ValueError as error:
+        fail("RT071", f"'store=peer' needs an order that ends: {error}", help="'ratrainc verify' says what hangs")

@@ -21,14 +21,16 @@ from math import ceil, inf
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ratrain.passes.recovery.kept_bytes import branch_bytes, mlp_input_bytes, recovers_whole_layer
 from ratrain.passes.recovery.rewriting import (
     CHOICES,
     EVERYTHING,
     LEAN_SLOTS,
+    Elsewhere,
     LayerChoice,
+    Lender,
     made_before,
     recovery_op,
     rewritten,
@@ -91,7 +93,7 @@ class Chosen:
         kind = next(kind for kind in self.kinds if layer in kind.layers)
         return kind.choice_of(kind.layers.index(layer) * self.in_flight + number % self.in_flight)
 
-    def home_of(self, layer: int, piece: Piece) -> Home:
+    def home_of(self, layer: int, piece: Piece) -> Elsewhere:
         """Where what is kept of a layer and a micro-batch waits for its backward."""
         return self.choice_of(layer, piece).home
 
@@ -111,6 +113,12 @@ class Chosen:
         return all(choice.attention == choice.mlp == "all" for kind in self.kinds for choice in kind.counts)
 
     @property
+    def keeps_the_rest(self) -> bool:
+        """Whether all is kept in DDR that is not stored."""
+        choices = (choice for kind in self.kinds for choice, count in kind.counts.items() if count)
+        return all(choice.home is not Home.DDR or choice == EVERYTHING for choice in choices)
+
+    @property
     def summary(self) -> str:
         """The counts in words."""
         counts: Counter[LayerChoice] = Counter()
@@ -123,7 +131,12 @@ class Chosen:
 
 def _words(choice: LayerChoice) -> str:
     if choice.home is not Home.DDR:
-        return f"all in '{choice.home.value}'"
+        where = f"at {choice.home.value}" if isinstance(choice.home, Lender) else f"in '{choice.home.value}'"
+        return f"all {where}" if choice.attention == choice.mlp == "all" else f"{_kept_words(choice)} {where}"
+    return _kept_words(choice)
+
+
+def _kept_words(choice: LayerChoice) -> str:
     return f"attention {choice.attention}, mlp {choice.mlp}"
 
 
@@ -133,8 +146,8 @@ def choose(stage: Stage, trials: Trials, capacity: int, store: Home = Home.DDR) 
     With another memory to store in, as many layers of micro-batches are stored there, whole, as make the stage's own period from step to
     step shortest: those of the first layers, which wait longest. What stays is chosen for the bytes that this leaves.
     """
-    shape = _Shape.of(stage, trials)
-    best = _kept_in_ddr(stage, trials, capacity, shape, shape.none_stored)
+    shape = Shape.of(stage, trials)
+    best = kept_in_ddr(stage, trials, capacity, shape, shape.none_stored)
     if store is Home.DDR or best.keeps_everything:
         return best
     room = trials.context.target.info(trials.module).capacity_of(store)
@@ -143,7 +156,7 @@ def choose(stage: Stage, trials: Trials, capacity: int, store: Home = Home.DDR) 
     def found(count: int) -> tuple[float, Chosen]:
         if not count:
             return trials.period(as_chosen(stage, trials, best)), best
-        chosen = _kept_in_ddr(stage, trials, capacity, shape, shape.stored(count, store))
+        chosen = kept_in_ddr(stage, trials, capacity, shape, shape.stored(count, evolve(EVERYTHING, home=store)))
         draft = as_chosen(stage, trials, chosen)
         fits = lifetimes(draft, store).peak_bytes <= room
         return trials.period(draft) if fits else inf, chosen
@@ -152,19 +165,19 @@ def choose(stage: Stage, trials: Trials, capacity: int, store: Home = Home.DDR) 
         return found(count)[1].recovers_nothing
 
     most = min(shape.items, _most_hidden(stage, trials, shape, store))
-    if most > _FEW:
-        enough = _least(most, keeps_the_rest)
-        counts = {0, *(enough * share // _FEW for share in range(1 if enough == most else _FEW // 2, _FEW + 1))}
+    if most > FEW:
+        enough = least(most, keeps_the_rest)
+        counts = {0, *(enough * share // FEW for share in range(1 if enough == most else FEW // 2, FEW + 1))}
     else:
         counts = set(range(most + 1))
     return found(min(sorted(counts), key=lambda count: found(count)[0]))[1]
 
 
-_FEW = 8
+FEW = 8
 """Layers of micro-batches up to which every number that may be stored is tried; of more, so many parts."""
 
 
-def _least(most: int, holds: Callable[[int], bool]) -> int:
+def least(most: int, holds: Callable[[int], bool]) -> int:
     """The least number of which something holds that goes on holding, or `most`."""
     if not holds(most):
         return most
@@ -175,7 +188,7 @@ def _least(most: int, holds: Callable[[int], bool]) -> int:
     return high
 
 
-def _most_hidden(stage: Stage, trials: Trials, shape: _Shape, store: Home) -> int:
+def _most_hidden(stage: Stage, trials: Trials, shape: Shape, store: Home) -> int:
     """How many layers of micro-batches in flight can go to another memory, or come back, in the time that a step computes anyway."""
     everything = rewritten(stage, lambda _layer, _piece: EVERYTHING)
     computes = sum(trials.op_seconds(everything, op) for op in everything.ops if op.engine is Engine.COMPUTE)
@@ -196,7 +209,7 @@ def as_chosen(stage: Stage, trials: Trials, chosen: Chosen) -> Stage:
 
 
 @frozen
-class _Shape:
+class Shape:
     """The layers of a stage by kind, and how many of each are in flight."""
 
     kinds: tuple[tuple[int, ...], ...]
@@ -206,7 +219,8 @@ class _Shape:
     """of a layer of each kind"""
 
     @classmethod
-    def of(cls, stage: Stage, trials: Trials) -> _Shape:
+    def of(cls, stage: Stage, trials: Trials) -> Shape:
+        """That of a stage."""
         plan = trials.module.plan
         slices = plan.shape.slices
         in_flight = min(ceil(most_in_flight_on(trials.module, stage) / plan.chunks), plan.micro_batches * slices)
@@ -224,14 +238,13 @@ class _Shape:
         """Of each kind, no items."""
         return tuple({} for _ in self.kinds)
 
-    def stored(self, count: int, home: Home) -> tuple[dict[LayerChoice, int], ...]:
-        """Of each kind its part of so many items, which are stored."""
-        choice = LayerChoice("all", "all", home)
+    def stored(self, count: int, choice: LayerChoice) -> tuple[dict[LayerChoice, int], ...]:
+        """Of each kind its part of so many items, of which what a choice keeps is stored."""
         return tuple({choice: len(layers) * self.in_flight * count // self.items} for layers in self.kinds)
 
 
-def _kept_in_ddr(
-    stage: Stage, trials: Trials, capacity: int, shape: _Shape, stored: Sequence[Mapping[LayerChoice, int]]
+def kept_in_ddr(
+    stage: Stage, trials: Trials, capacity: int, shape: Shape, stored: Sequence[Mapping[LayerChoice, int]]
 ) -> Chosen:
     """The cheapest choice that fits for what is not stored."""
     left = [

@@ -41,12 +41,28 @@ LEAN_SLOTS = {
 
 
 @frozen
+class Lender:
+    """Another stage, in whose DDR what is kept may wait."""
+
+    stage: int
+
+    @property
+    def value(self) -> str:
+        """It in words."""
+        return f"@{self.stage}"
+
+
+Elsewhere = Home | Lender
+"""Where what is kept waits for its backward; DDR is the stage's own."""
+
+
+@frozen
 class LayerChoice:
     """What is kept of a layer's attention and mlp: `none`, `lean` or `all`."""
 
     attention: str
     mlp: str
-    home: Home = Home.DDR
+    home: Elsewhere = Home.DDR
     """where what is kept waits for the backward"""
 
     @property

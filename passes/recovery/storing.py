@@ -7,6 +7,8 @@
     ...
     %back.x.attention.0.m0, %back.s.attention.0.m0.* = fetch attention.0 m0 (%host.x.attention.0.m0, %host.s.attention.0.m0.*)
 
+What goes to another stage is evicted and taken back in place of that; what that stage does, `passes/recovery/guests.py` writes into its list.
+
 A fetch stands as late in the list as still gives it the time it takes, by the stage's own times, before the first op that needs what it brings;
 fetches that follow each other share that time. What stands earlier would hold its bytes longer for nothing.
 """
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING
 import attrs
 from attrs import frozen
 
-from ratrain.passes.recovery.rewriting import made_before
+from ratrain.passes.recovery.rewriting import Elsewhere, Lender, made_before
 from ratrain.ratrain_ir.ops import (
     PEER_OPS,
     AddBranch,
@@ -28,6 +30,7 @@ from ratrain.ratrain_ir.ops import (
     BackwardHeads,
     BackwardInput,
     BackwardWeight,
+    Evict,
     Fetch,
     Forward,
     Op,
@@ -36,6 +39,7 @@ from ratrain.ratrain_ir.ops import (
     Recompute,
     Release,
     Store,
+    TakeBack,
     Tensor,
     Tensors,
     piece_fields,
@@ -72,11 +76,11 @@ class _Stored:
 
     position: int
     """of the op behind which it is stored"""
-    store: Store
-    fetch: Fetch
+    store: Store | Evict
+    fetch: Fetch | TakeBack
 
 
-def store_kept(stage: Stage, trials: Trials, home_of: Callable[[int, Piece], Home]) -> int:
+def store_kept(stage: Stage, trials: Trials, home_of: Callable[[int, Piece], Elsewhere]) -> int:
     """Rewrite a stage's list; its ops and tensors, which others may have too, stay as they are. The number of stores."""
     stored = [
         _stored(stage, kept, home)
@@ -124,10 +128,13 @@ def _kept(stage: Stage) -> list[_Kept]:
     return [_Kept(forwards[position], tuple(tensors), free[position]) for position, tensors in kept.items()]
 
 
-def _stored(stage: Stage, kept: _Kept, home: Home) -> _Stored:
+def _stored(stage: Stage, kept: _Kept, home: Elsewhere) -> _Stored:
     fields = {"block": kept.owner.block, **piece_fields(piece_of(kept.owner))}
-    there = tuple(_copy(stage, tensor, home.value, home) for tensor in kept.tensors)
+    there = () if isinstance(home, Lender) else tuple(_copy(stage, t, home.value, home) for t in kept.tensors)
     back = tuple(_copy(stage, tensor, "back", Home.DDR) for tensor in kept.tensors)
+    if isinstance(home, Lender):
+        evict = Evict(**fields, peer=home.stage, reads=kept.tensors)
+        return _Stored(kept.position, evict, TakeBack(**fields, peer=home.stage, writes=back))
     store = Store(**fields, reads=kept.tensors, writes=there)
     return _Stored(kept.position, store, Fetch(**fields, reads=there, writes=back))
 
@@ -141,7 +148,7 @@ def _copy(stage: Stage, tensor: Tensor, prefix: str, home: Home) -> Tensor:
 def _rewritten(stage: Stage, trials: Trials, stored: list[_Stored]) -> list[Op]:
     """The list with stores behind forwards, fetches in time, and later ops reading what was fetched."""
     back: dict[Tensor, Tensor] = {}
-    after: dict[int, Store] = {}
+    after: dict[int, Op] = {}
     for each in stored:
         back |= dict(zip(each.store.reads, each.fetch.writes, strict=True))
         after[each.position] = each.store
@@ -162,12 +169,12 @@ def _reading(op: Op, back: Mapping[Tensor, Tensor], gone: Container[Tensor]) -> 
     return attrs.evolve(op, reads=tuple(back[tensor] if tensor in gone else tensor for tensor in op.reads))
 
 
-def _fetch_positions(stage: Stage, trials: Trials, stored: list[_Stored]) -> dict[int, list[Fetch]]:
+def _fetch_positions(stage: Stage, trials: Trials, stored: list[_Stored]) -> dict[int, list[Op]]:
     """Fetches by the position before which they stand."""
     times = trials.times(stage)
     needs = _first_uses(stage, stored)
     issued = times.issued.tolist()
-    placed: dict[int, list[Fetch]] = {}
+    placed: dict[int, list[Op]] = {}
     free = float("inf")
     """when the fetch after this one has to start"""
     for each, need in sorted(zip(stored, needs, strict=True), key=lambda pair: -pair[1]):

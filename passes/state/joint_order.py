@@ -13,7 +13,7 @@ With `reduction=bulk` a stage's gradients are reduced at once after its whole ba
 gathers, in the order of blocks. With `blocking-bulk` compute waits for the reductions, or the gathers, besides (`bucket-grad-sync`,
 `insert-prefetch`). They are there to see what each mechanism earns.
 
-With `store=host|file` layers of micro-batches may wait in another memory (`recompute`), with `offload=host|file` the masters and moments of
+With `store=host|file` layers of micro-batches may wait in another memory, with `store=peer` in the DDR of another stage (`recompute`), with `offload=host|file` the masters and moments of
 some blocks stay there (`offload-state`): as many as make the step shortest, with all of the above chosen for each number that is tried.
 """
 
@@ -28,6 +28,7 @@ from ratrain.passes.pass_base import Pass, PassContext
 from ratrain.passes.recovery.recompute import (
     GATHERED,
     NOWHERE,
+    OFFLOAD_CHOICES,
     POLICIES,
     STORE_CHOICES,
     RecomputePass,
@@ -90,7 +91,7 @@ class JointOrderPass(Pass):
     state: str = field(default="ordered", metadata={"choices": ("ordered", "bulk", "blocking-bulk")})
     store: str = field(default=NOWHERE, metadata={"choices": STORE_CHOICES})
     """The memory in which layers may wait for their backward (`recompute`)."""
-    offload: str = field(default=NOWHERE, metadata={"choices": STORE_CHOICES})
+    offload: str = field(default=NOWHERE, metadata={"choices": OFFLOAD_CHOICES})
     """The memory in which masters and moments may stay (`offload-state`): of as many blocks as make the step shortest."""
     gathered: str = field(default="auto", metadata={"choices": GATHERED})
     """Whether what tensor peers gathered for a forward is kept for its backward where bytes are left (`recompute`), or gathered again."""

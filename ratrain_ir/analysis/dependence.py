@@ -2,7 +2,7 @@
 
 Read-after-write, write-after-read and write-after-write over the list order; once tensors have addresses, also byte reuse:
 whoever first writes new bytes waits for every accessor of the old. A blocking collective waits for the last compute op before it in
-the list, and the next compute op waits for it. The step is swept twice, so that waits across the step's
+the list, and the next compute op waits for it. What is taken back from another stage waits until it was evicted to it. The step is swept twice, so that waits across the step's
 end come out of the same rules. Since an engine runs its ops in order, one position an engine is enough, and what another
 wait (or the engine's own order) implies is left out: the waits are transitively reduced with vector clocks.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
 
-from ratrain.ratrain_ir.ops import ENGINES, Engine, Op, Release, Tensor, is_blocking
+from ratrain.ratrain_ir.ops import ENGINES, Engine, Evict, Op, Release, TakeBack, Tensor, is_blocking, piece_of
 from ratrain.ratrain_ir.types import Home, aligned
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 ENGINE_INDEX = {engine: index for index, engine in enumerate(ENGINES)}
 _COMPUTE, _COLLECTIVE = ENGINE_INDEX[Engine.COMPUTE], ENGINE_INDEX[Engine.COLLECTIVE]
+_STORE = ENGINE_INDEX[Engine.STORE]
 _NONE = -1
 
 
@@ -83,6 +84,8 @@ def raw_dependences(stage: Stage) -> list[list[int]]:
 class _Sweep:
     lives: dict[Tensor, _Life] = field(factory=dict)
     memories: dict[Home, _Bytes] = field(factory=lambda: {home: _Bytes() for home in Home})
+    evicted: dict[object, int] = field(factory=dict)
+    """where what a stage keeps with another was last sent there"""
     computed: int = _NONE
     """the last compute op so far"""
     blocking: int = _NONE
@@ -95,6 +98,11 @@ class _Sweep:
             if type(op) is not Release:
                 engine = ENGINE_INDEX[op.engine]
                 self.visit(op, position, engine, needs)
+                if type(op) is Evict:
+                    self.evicted[op.peer, op.block, piece_of(op)] = position
+                elif type(op) is TakeBack:
+                    sent = self.evicted.get((op.peer, op.block, piece_of(op)), _NONE)
+                    needs[_STORE] = max(needs[_STORE], sent)
                 if engine == _COMPUTE:
                     needs[_COLLECTIVE] = max(needs[_COLLECTIVE], self.blocking)
                     self.computed = position

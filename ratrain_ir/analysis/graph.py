@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 from attrs import frozen
 
 from ratrain.ratrain_ir.analysis.progress import channels, meeting_stages
-from ratrain.ratrain_ir.ops import Engine, Release, Tensor, is_blocking
+from ratrain.ratrain_ir.messages import meets
+from ratrain.ratrain_ir.ops import Engine, Evict, Release, TakeBack, Tensor, is_blocking, piece_of
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -64,14 +65,15 @@ def dependence_graph(stage: Stage) -> nx.DiGraph[StageNode]:
     for nodes in _engine_orders(stage):
         graph.add_edges_from(pairwise(nodes), reason="engine order")
     graph.add_edges_from(_blocked_pairs(stage), reason=BLOCKING)
+    graph.add_edges_from(_evicted_pairs(stage), reason="taken back after it was evicted")
     return graph
 
 
 def module_graph(module: Module, *, rendezvous: bool) -> nx.DiGraph[ModuleNode]:
     """All stages of a module over two steps, with messages and collectives; the program ends exactly if it has no cycle.
 
-    A collective is one node for all its members, and so is a message with `rendezvous` sends; with buffered sends a receive
-    waits for its send. A node is named after its first member, (stage, step, position), and has all of them in `members`.
+    A collective is one node for all its members, and so is a message with `rendezvous` sends, and any of guests; with buffered sends a
+    receive waits for its send. A node is named after its first member, (stage, step, position), and has all of them in `members`.
     """
     import networkx as nx
 
@@ -79,7 +81,8 @@ def module_graph(module: Module, *, rendezvous: bool) -> nx.DiGraph[ModuleNode]:
     graph: nx.DiGraph[ModuleNode] = nx.DiGraph()
     meetings = list(_collectives(module))
     messages = list(_messages(module))
-    for meeting in meetings + (messages if rendezvous else []):
+    together = [ends for ends, meet in messages if meet or rendezvous]
+    for meeting in meetings + together:
         name.update(dict.fromkeys(meeting, meeting[0]))
         graph.add_node(meeting[0], members=tuple(meeting))
     for stage in module.stages:
@@ -92,8 +95,8 @@ def module_graph(module: Module, *, rendezvous: bool) -> nx.DiGraph[ModuleNode]:
         for (step, position), (later_step, later), reason in local.edges(data="reason"):
             source, target = name[stage.index, step, position], name[stage.index, later_step, later]
             graph.add_edge(source, target, reason=reason)
-    if not rendezvous:
-        for send, recv in messages:
+    for (send, recv), meet in messages:
+        if not (meet or rendezvous):
             graph.add_edge(name[send], name[recv], reason="message")
     return graph
 
@@ -183,12 +186,23 @@ def _blocked_pairs(stage: Stage) -> Iterator[tuple[StageNode, StageNode]]:
             yield min(node, collective), max(node, collective)
 
 
-def _messages(module: Module) -> Iterator[list[ModuleNode]]:
-    """[send, recv] of every message: the k-th receive of a channel takes the k-th message sent."""
-    for sent, received in channels(module).values():
+def _evicted_pairs(stage: Stage) -> Iterator[tuple[StageNode, StageNode]]:
+    """What is evicted, and what takes the same back: every pair, the earlier first."""
+    nodes = [((step, position), op) for step in range(STEPS) for position, op in enumerate(stage.ops)]
+    evictions: dict[object, list[StageNode]] = defaultdict(list)
+    for node, op in nodes:
+        if isinstance(op, Evict):
+            evictions[op.peer, op.block, piece_of(op)].append(node)
+        elif isinstance(op, TakeBack):
+            yield from ((sent, node) for sent in evictions[op.peer, op.block, piece_of(op)])
+
+
+def _messages(module: Module) -> Iterator[tuple[list[ModuleNode], bool]]:
+    """[send, recv] of every message, and whether these always meet: the k-th receive of a channel takes the k-th message sent."""
+    for hop, (sent, received) in channels(module).items():
         for send, recv in zip(sent, received, strict=True):
             for step in range(STEPS):
-                yield [(send[0], step, send[1]), (recv[0], step, recv[1])]
+                yield [(send[0], step, send[1]), (recv[0], step, recv[1])], meets(hop.channel.payload)
 
 
 def _collectives(module: Module) -> Iterator[list[ModuleNode]]:

@@ -2,8 +2,8 @@
 
 Two consecutive steps are unrolled into one event graph: engines take ops in list order, ops wait for their dependences, a
 collective is one event of all its members, and a message is either buffered (the receive ends after its send) or rendezvous
-(send and receive are one event). The program makes progress exactly when the graph has no cycle; a third step is the
-second's image.
+(send and receive are one event; those of guests always are). The program makes progress exactly when the graph has no cycle; a
+third step is the second's image.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.analysis.dependence import stage_waits
+from ratrain.ratrain_ir.messages import DIRECTIONS, Direction, meets, payload_of
 from ratrain.ratrain_ir.module import Module, Stage
-from ratrain.ratrain_ir.ops import AllReduce, AllReduceScalar, Engine, Group, Op, Recv, Release, Send
+from ratrain.ratrain_ir.ops import AllReduce, AllReduceScalar, Engine, Group, MessageOp, Op, Recv, Release, Send
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.topology import Hop, Topology
@@ -92,13 +93,18 @@ class _EventGraph:
                     self.merge(nodes, step)
 
     def join_messages(self) -> None:
-        for sends, recvs in channels(self.module).values():
-            for send, recv in zip(sends, recvs, strict=True):
+        apart: list[tuple[Place, Place]] = []
+        for hop, (sends, recvs) in channels(self.module).items():
+            pairs = zip(sends, recvs, strict=True)
+            if not (self.rendezvous or meets(hop.channel.payload)):
+                apart += pairs
+                continue
+            for send, recv in pairs:
                 for step in (0, 1):
-                    if self.rendezvous:
-                        self.merge([send, recv], step)
-                    else:
-                        self.edges[self.node(*send, step)].add(self.node(*recv, step))
+                    self.merge([send, recv], step)
+        for send, recv in apart:
+            for step in (0, 1):
+                self.edges[self.node(*send, step)].add(self.node(*recv, step))
 
     def add_stage(self, stage: Stage) -> None:
         waits = stage_waits(stage)
@@ -166,16 +172,24 @@ def channels(module: Module) -> dict[Hop, tuple[list[Place], list[Place]]]:
     """Sends and receives of each channel, as (stage, position), in order; those that name no neighbour are left out."""
     places: dict[Hop, tuple[list[Place], list[Place]]] = {}
     topology = module.topology
+    directions = DIRECTIONS.by_kind
     for stage in module.stages:
         for position, op in enumerate(stage.ops):
-            if isinstance(op, Send | Recv):
+            direction = directions[type(op)]
+            if direction is not None and isinstance(op, MessageOp):
                 hop = hop_of(op, stage, topology)
                 if hop is not None:
-                    places.setdefault(hop, ([], []))[type(op) is Recv].append((stage.index, position))
+                    mine = places.setdefault(hop, ([], []))[direction is Direction.IN]
+                    mine.append((stage.index, position))
     return places
 
 
-def hop_of(op: Send | Recv, stage: Stage, topology: Topology) -> Hop | None:
+def hop_of(op: MessageOp, stage: Stage, topology: Topology) -> Hop | None:
     """The channel of a message; None where its peer is no neighbour for what it carries."""
-    ends = (stage.index, op.peer) if type(op) is Send else (op.peer, stage.index)
-    return topology.hop(*ends, op.payload, op.chunk)
+    out = DIRECTIONS.by_kind[type(op)] is Direction.OUT
+    ends = (stage.index, op.peer) if out else (op.peer, stage.index)
+    if isinstance(op, Send | Recv):
+        return topology.hop(*ends, op.payload, op.chunk)
+    payload = payload_of(op.keyword, "")
+    assert payload is not None  # of what no pipeline message is
+    return topology.hop(*ends, payload)

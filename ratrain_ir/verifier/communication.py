@@ -9,17 +9,18 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
 from ratrain.ratrain_ir.analysis.progress import Event, blocking_cycle, channels, meeting_stages
+from ratrain.ratrain_ir.blocks import Block
 from ratrain.ratrain_ir.diagnostics import Location, Note
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import (
     AllReduce,
     AllReduceScalar,
     Forward,
+    GuestOp,
     InputGradientOp,
+    MessageOp,
     Op,
     Piece,
-    Recv,
-    Send,
     piece_of,
     piece_text,
 )
@@ -50,18 +51,43 @@ def check_channels(module: Module, report: Reporter) -> None:
         if not _check_matched(name, sent, received, module, report, source, destination):
             continue
         for send, recv in zip(sent, received, strict=True):
-            if piece_of(send) != piece_of(recv):
+            if _carried(send) != _carried(recv):
                 note = report.note(f"@{source} sends here", send)
-                got, given = (piece_text(piece_of(op)) for op in (recv, send))
+                got, given = (_words_of(_carried(op)) for op in (recv, send))
                 text = f"crossed messages, {name}: @{destination} receives {got} where @{source} sends {given}"
                 report.at_op("RT041", text, module.stages[destination], recv, notes=[note])
                 break
+            if isinstance(send, GuestOp) and not _same_tensors(send, recv, module.stages[destination], report):
+                break
+
+
+_Carried = tuple[Block | None, Piece]
+"""What a message is of; the block where it says one."""
+
+
+def _carried(op: MessageOp) -> _Carried:
+    return (op.block if isinstance(op, GuestOp) else None), piece_of(op)
+
+
+def _words_of(carried: _Carried) -> str:
+    block, piece = carried
+    return piece_text(piece) if block is None else f"{block} {piece_text(piece)}"
+
+
+def _same_tensors(send: MessageOp, recv: MessageOp, stage: Stage, report: Reporter) -> bool:
+    """RT041: what is received has the types of what is sent, one by one."""
+    given, got = ([str(tensor.type) for tensor in tensors] for tensors in (send.reads, recv.writes))
+    if given == got:
+        return True
+    note = report.note(f"sent here: {', '.join(given)}", send)
+    report.at_op("RT041", f"'{recv!r}' receives {', '.join(got)}, which is not what is sent", stage, recv, notes=[note])
+    return False
 
 
 def _check_matched(
     name: str,
-    sent: Sequence[Send | Recv],
-    received: Sequence[Send | Recv],
+    sent: Sequence[MessageOp],
+    received: Sequence[MessageOp],
     module: Module,
     report: Reporter,
     source: int,
@@ -69,28 +95,28 @@ def _check_matched(
 ) -> bool:
     """RT040: each message is sent once and received once."""
     sound = True
-    out, into = set(map(piece_of, sent)), set(map(piece_of, received))
+    out, into = set(map(_carried, sent)), set(map(_carried, received))
     for ops, others, stage, missing in (
         (sent, into, source, "is never received"),
         (received, out, destination, "is never sent"),
     ):
-        seen: set[Piece] = set()
+        seen: set[_Carried] = set()
         for op in ops:
-            piece = piece_of(op)
-            if piece not in others:
-                report.at_op("RT040", f"the {name} of {piece_text(piece)} {missing}", module.stages[stage], op)
+            carried = _carried(op)
+            if carried not in others:
+                report.at_op("RT040", f"the {name} of {_words_of(carried)} {missing}", module.stages[stage], op)
                 sound = False
-            if piece in seen:
+            if carried in seen:
                 text = f"'{op!r}' happens twice"
                 report.at_op("RT040", text, module.stages[stage], op)
                 sound = False
-            seen.add(piece)
+            seen.add(carried)
     return sound
 
 
-def _op(module: Module, place: tuple[int, int]) -> Send | Recv:
+def _op(module: Module, place: tuple[int, int]) -> MessageOp:
     op = module.stages[place[0]].ops[place[1]]
-    assert isinstance(op, Send | Recv)
+    assert isinstance(op, MessageOp)
     return op
 
 

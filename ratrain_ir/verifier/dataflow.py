@@ -35,6 +35,7 @@ from ratrain.ratrain_ir.blocks import (
 from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
 from ratrain.ratrain_ir.module import Level, Module
 from ratrain.ratrain_ir.ops import (
+    Accept,
     AddBranch,
     AddBranchBackward,
     AllGather,
@@ -46,9 +47,11 @@ from ratrain.ratrain_ir.ops import (
     BackwardWeight,
     BlockOp,
     CombineLoss,
+    Evict,
     Fetch,
     Forward,
     GatherRows,
+    GiveBack,
     Group,
     LoadInput,
     Op,
@@ -67,6 +70,7 @@ from ratrain.ratrain_ir.ops import (
     Send,
     Slice,
     Store,
+    TakeBack,
     Tensor,
     Update,
     piece_of,
@@ -579,6 +583,10 @@ _VISITS: PerOp[Callable[[_SymbolicRun, Any], None]] = PerOp(
         CombineLoss: _SymbolicRun.combine_loss,
         Store: _SymbolicRun.copy,
         Fetch: _SymbolicRun.copy,
+        Evict: _SymbolicRun.evict,
+        Accept: _SymbolicRun.accept,
+        GiveBack: _SymbolicRun.give_back,
+        TakeBack: _SymbolicRun.take_back,
         Update: _SymbolicRun.update,
         AllGather: _SymbolicRun.all_gather,
         ScaleUpdate: _SymbolicRun.scale_update,

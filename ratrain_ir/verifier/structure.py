@@ -21,16 +21,21 @@ from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import (
     BLOCK_OPS,
     COLLECTIVE_OPS,
+    GUEST_OPS,
     MEMORY_OPS,
     PEER_OPS,
+    Accept,
     AllGather,
     AllReduce,
     AllReduceScalar,
     BlockOp,
     Fetch,
+    GiveBack,
     Group,
+    GuestOp,
     LoadInput,
     MemoryOp,
+    MessageOp,
     Op,
     Part,
     PeerOp,
@@ -58,6 +63,8 @@ def check_structure(module: Module, report: Reporter) -> None:
         owned = frozenset(module.topology.stage_blocks[stage.index])
         for op in stage.ops:
             check_legal_at_level(module, stage, op, report)
+            if isinstance(op, GuestOp) and not check_lender(module, stage, op, report):
+                continue
             if check_names_exist(module, stage, owned, op, report) and type(op) is not Release:
                 check_operands(module, stage, op, report)
             check_scratch(stage, op, report)
@@ -90,14 +97,14 @@ def has_all_releases(module: Module) -> bool:
 _SCALAR_GROUPS = {Quantity.LOSS: Group.REPLICAS, Quantity.FLAGS: Group.ALL, Quantity.NORM: Group.ALL}
 """The loss is known to the last stage only; every rank needs the flags of all."""
 
-_ONE_BLOCK = frozenset({*BLOCK_OPS, *MEMORY_OPS, Update})
+_ONE_BLOCK = frozenset({*BLOCK_OPS, *MEMORY_OPS, *GUEST_OPS, Update})
 _PEERS = frozenset(PEER_OPS)
 _BLOCKS = frozenset({ReduceScatter, AllReduce, AllGather, AllReduceScalar})
 
 
 def check_legal_at_level(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
     """RT026: releases and workspace belong to later levels than `dataflow`; collectives fit the plan and the model."""
-    if module.level is Level.DATAFLOW and isinstance(op, MemoryOp):
+    if module.level is Level.DATAFLOW and isinstance(op, MemoryOp | GuestOp):
         report.at_op("RT026", f"'{op.keyword}' is not allowed at level dataflow, where no order is claimed", stage, op)
     if module.level is Level.DATAFLOW and (type(op) is Release or op.scratch):
         what = "a release" if type(op) is Release else "workspace"
@@ -161,14 +168,16 @@ def check_collective(module: Module, stage: Stage, op: Op, report: Reporter) -> 
 def check_names_exist(module: Module, stage: Stage, owned: frozenset[Block], op: Op, report: Reporter) -> bool:
     """RT027: the blocks, micro-batches and stages an op names exist and belong to its stage."""
     blocks = _blocks_of(op)
+    owner = stage.index
+    if isinstance(op, Accept | GiveBack):
+        owner = op.peer
+        owned = frozenset(module.topology.stage_blocks[owner])
     sound = True
     for block in blocks:
         if block not in owned:
-            ends = module.topology.ends_of_chunks(stage.index)
+            ends = module.topology.ends_of_chunks(owner)
             range_text = " and ".join(f"{first} to {last}" for first, last in ends)
-            report.at_op(
-                "RT027", f"{block} is not a block of stage @{stage.index}, which holds {range_text}", stage, op
-            )
+            report.at_op("RT027", f"{block} is not a block of stage @{owner}, which holds {range_text}", stage, op)
             sound = False
     if len(blocks) > 1 and len(set(blocks)) < len(blocks):
         report.at_op("RT027", f"'{op!r}' names a block twice", stage, op)
@@ -200,7 +209,7 @@ def _has_use(module: Module, stage: Stage, part: Part) -> bool:
 
 def check_slice(module: Module, stage: Stage, op: Op, report: Reporter) -> bool:
     """RT027: what works on a slice names one that exists, where micro-batches are cut, and none where they are not."""
-    if not isinstance(op, LoadInput | BlockOp | Send | Recv | AllGather | PeerOp):
+    if not isinstance(op, LoadInput | BlockOp | MessageOp | AllGather | PeerOp):
         return True
     count, named = len(module.plan.slices), op.slice
     if isinstance(op, AllGather) and op.micro_batch is None:
@@ -214,6 +223,16 @@ def check_slice(module: Module, stage: Stage, op: Op, report: Reporter) -> bool:
     if wrong is None:
         return True
     report.at_op("RT027", f"'{op!r}': {wrong}", stage, op)
+    return False
+
+
+def check_lender(module: Module, stage: Stage, op: GuestOp, report: Reporter) -> bool:
+    """RT027: guests go to another stage, and come from one."""
+    if hop_of(op, stage, module.topology) is not None:
+        return True
+    stages = module.topology.stages
+    wanted = "the stage itself" if op.peer == stage.index else f"there are stages @0 to @{stages - 1}"
+    report.at_op("RT027", f"'{op!r}' names @{op.peer}, which is no other stage: {wanted}", stage, op)
     return False
 
 

@@ -19,7 +19,7 @@ from ratrain.ratrain_ir.ops import (
     Tensor,
     Update,
 )
-from ratrain.ratrain_ir.verifier.symbolic_values import SymbolicValues
+from ratrain.ratrain_ir.verifier.symbolic_guests import SymbolicGuests
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.blocks import (
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @define(eq=False)
-class SymbolicUpdates(SymbolicValues):
+class SymbolicUpdates(SymbolicGuests):
     """Ops on whole gradients and state."""
 
     def reduce_scatter(self, op: ReduceScatter) -> None:

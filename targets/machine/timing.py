@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ratrain.targets.machine.shared_gradients import SharedElements
 
 _SCALAR_BYTES = 8
-_WRITTEN_PAYLOAD = ("all_gather", "gather_rows", "load_input", "recv")
+_WRITTEN_PAYLOAD = ("all_gather", "gather_rows", "load_input", "recv", "accept", "take_back")
 _OF_PARTS = ("reduce_rows", "reduce_sums", "combine_loss")
 """Collectives that read more than what travels."""
 _PASSES = {Access.READ: 1, Access.WRITE: 1, Access.UPDATE: 2, Access.SCRATCH: 0}
@@ -235,6 +235,8 @@ _WORKS: PerOp[Callable[[TimedOp, Plan, Machine], ResourceWork]] = PerOp(
     {
         ops.Send: _message_work,
         ops.Recv: _copy_work,
+        **dict.fromkeys((ops.Evict, ops.GiveBack), _message_work),
+        **dict.fromkeys((ops.Accept, ops.TakeBack), _copy_work),
         ops.LoadInput: _host_work,
         ops.Update: _update_work,
         ops.ReduceScatter: _collective_work,

@@ -26,8 +26,10 @@ from ratrain.ratrain_ir.ops import (
     Engine,
     GatherRows,
     Group,
+    GuestOp,
     LoadInput,
     MemoryOp,
+    MessageOp,
     Op,
     Part,
     Payload,
@@ -68,7 +70,7 @@ class StoredFields:
 
 def stored_fields(op: Op) -> StoredFields:
     """The fields of an op as an instruction holds them."""
-    peer = op.peer if isinstance(op, Send | Recv) else None
+    peer = op.peer if isinstance(op, MessageOp) else None
     return StoredFields(
         getattr(op, "micro_batch", None),
         peer,
@@ -122,7 +124,7 @@ def _gathering(op: AllGather) -> Group:
 
 
 def _blocks(op: Op) -> tuple[str, ...]:
-    if isinstance(op, BlockOp | Update | PeerOp | MemoryOp):
+    if isinstance(op, BlockOp | Update | PeerOp | MemoryOp | GuestOp):
         return (str(op.block),)
     if isinstance(op, ReduceScatter | AllReduce | AllGather | AllReduceScalar):
         return tuple(map(str, op.blocks))

@@ -13,11 +13,11 @@ from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrain_ir.messages import DIRECTIONS, Direction
+from ratrain.ratrain_ir.messages import DIRECTIONS, Direction, payload_of
 from ratrain.ratrain_ir.module import TargetInfo
 from ratrain.ratrain_ir.notebook import ShownInNotebook
-from ratrain.ratrain_ir.ops import ENGINES, Engine, Piece, Slice
-from ratrain.ratrain_ir.topology import Topology, topology_of
+from ratrain.ratrain_ir.ops import ENGINES, Engine, Evict, GiveBack, Piece, Slice
+from ratrain.ratrain_ir.topology import Hop, Topology, topology_of
 from ratrain.ratrain_ir.types import Home, StateKind, TensorType, aligned
 from ratrain.targets.program.routine import Routine
 
@@ -110,12 +110,27 @@ class Instruction:
         """The title, equal for all micro-batches."""
         return self._title(with_micro_batch=False)
 
+    @property
+    def carried(self) -> tuple[Operand, ...]:
+        """What of its operands a message carries, in the order in which it goes: all but a workspace."""
+        return tuple(operand for operand in self.operands if operand.access is not Access.SCRATCH)
+
+    @property
+    def direction(self) -> Direction | None:
+        """Which way a message goes; None of what is none."""
+        return DIRECTIONS[self.keyword]
+
     def ends(self, stage: int) -> tuple[int, int] | None:
         """The stages that a message of `stage` leaves and reaches; None of what is no message, or has no peer."""
-        direction = DIRECTIONS[self.keyword]
+        direction = self.direction
         if direction is None or self.peer is None:
             return None
         return (stage, self.peer) if direction is Direction.OUT else (self.peer, stage)
+
+    def hop(self, stage: int, topology: Topology) -> Hop | None:
+        """The channel of a message of `stage`; None of what is no message, or goes where none does."""
+        ends, payload = self.ends(stage), payload_of(self.keyword, self.variant)
+        return None if ends is None or payload is None else topology.hop(*ends, payload, self.chunk)
 
     def _title(self, *, with_micro_batch: bool) -> str:
         parts = [self.keyword]
@@ -210,6 +225,9 @@ def _may_go(instruction: Instruction, done: dict[Engine, int]) -> bool:
     return all(wait.previous_step or done[wait.engine] >= wait.count for wait in instruction.waits)
 
 
+_GUESTS_LEAVE = (Evict.keyword, GiveBack.keyword)
+
+
 @define(eq=False, repr=False)
 class Program(ShownInNotebook):
     """The whole program of one training step."""
@@ -243,6 +261,17 @@ class Program(ShownInNotebook):
     def topology(self) -> Topology:
         """Who is where under its model and plan."""
         return topology_of(self.model, self.plan)
+
+    @cached_property
+    def senders_of_guests(self) -> dict[int, set[int]]:
+        """The stages that each stage receives guests from, its own that come back included."""
+        found: dict[int, set[int]] = {}
+        for number, stage in enumerate(self.stages):
+            for item in (item for stream in stage.streams.values() for item in stream):
+                hop = item.hop(number, self.topology) if item.keyword in _GUESTS_LEAVE else None
+                if hop is not None:
+                    found.setdefault(hop.target, set()).add(number)
+        return found
 
     @property
     def arena_bytes_of_all_ranks(self) -> int:

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from ratrain.targets.runtime.memory import HOST, Memory
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ratrain.ratrain_ir.topology import Hop
 
 
@@ -33,29 +35,33 @@ class Channels:
         while len(spare) < count:
             spare.append(self._memory.empty_like(data))
 
-    def send(self, hop: Hop, lane: int, data: NDArray[Any]) -> None:
-        """Copy a message out."""
-        self._count(data.nbytes)
-        with self._lock:
-            spare = self._spare[data.shape, data.dtype]
-            message = spare.pop() if spare else self._memory.empty_like(data)
-        self._memory.copy(message, data)
-        self._queue(hop, lane).append(message)
+    def send(self, hop: Hop, lane: int, parts: Sequence[NDArray[Any]]) -> None:
+        """Copy a message out, part by part."""
+        for data in parts:
+            self._count(data.nbytes)
+            with self._lock:
+                spare = self._spare[data.shape, data.dtype]
+                message = spare.pop() if spare else self._memory.empty_like(data)
+            self._memory.copy(message, data)
+            self._queue(hop, lane).append(message)
 
-    def has_message(self, hop: Hop, lane: int) -> bool:
-        """Whether there is one to receive."""
-        return bool(self._queue(hop, lane))
+    def has_message(self, hop: Hop, lane: int, parts: int = 1) -> bool:
+        """Whether there is one to receive, with all its parts."""
+        return len(self._queue(hop, lane)) >= parts
 
-    def receive(self, hop: Hop, lane: int, out: NDArray[Any]) -> None:
-        """Copy a message in that has arrived: the one that was sent first.
+    def receive(self, hop: Hop, lane: int, parts: Sequence[NDArray[Any]]) -> None:
+        """Copy a message in that has arrived: the one that was sent first. It is there until all of it is copied.
 
         Raises IndexError where there is none.
         """
-        data = self._queue(hop, lane).popleft()
-        self._memory.copy(out, data)
-        self._count(-data.nbytes)
-        with self._lock:
-            self._spare[data.shape, data.dtype].append(data)
+        queue = self._queue(hop, lane)
+        for place, out in enumerate(parts):
+            self._memory.copy(out, queue[place])
+        for _ in parts:
+            data = queue.popleft()
+            self._count(-data.nbytes)
+            with self._lock:
+                self._spare[data.shape, data.dtype].append(data)
 
     def _queue(self, hop: Hop, lane: int) -> deque[NDArray[Any]]:
         return self._queues.setdefault((hop, lane), deque())

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.diagnostics import Diagnostic, fail
-from ratrain.ratrain_ir.ops import ENGINES, Engine, Part, Payload
+from ratrain.ratrain_ir.ops import ENGINES, Engine, Part
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.ratrain_ir.types import Dtype, Home, StateKind
 from ratrain.targets.runtime.certificate import constants_of, scratch_bytes
@@ -371,9 +371,7 @@ class ProgramEngine(ABC):
 
     def hop(self, rank: Rank, instruction: Instruction) -> Hop:
         """The channel of a message."""
-        ends = instruction.ends(rank.stage_index)
-        assert ends is not None
-        hop = self.program.topology.hop(*ends, Payload(instruction.variant), instruction.chunk)
+        hop = instruction.hop(rank.stage_index, self.program.topology)
         assert hop is not None  # the verifier has refused messages between stages that are no neighbours
         return hop
 

@@ -34,7 +34,8 @@ _SERVES_LOSS: PerOp[Callable[[Instruction], bool]] = PerOp(
             (ops.Recompute, ops.BackwardHeads, ops.Backward, ops.BackwardInput, ops.BackwardWeight), lambda _: False
         ),
         **dict.fromkeys(
-            (ops.AddBranchBackward, ops.ReduceScatter, ops.AllReduce, ops.ScaleUpdate, *ops.MEMORY_OPS), lambda _: False
+            (ops.AddBranchBackward, ops.ReduceScatter, ops.AllReduce, ops.ScaleUpdate, *ops.MEMORY_OPS, *ops.GUEST_OPS),
+            lambda _: False,
         ),
         **dict.fromkeys((ops.Send, ops.Recv), lambda item: item.variant == Payload.ACTIVATION.value),
         ops.GatherRows: lambda item: item.variant.endswith(f".{Phase.FORWARD.value}"),

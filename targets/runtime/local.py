@@ -18,6 +18,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.diagnostics import Note, fail
+from ratrain.ratrain_ir.messages import Direction, engines_of
 from ratrain.ratrain_ir.ops import ENGINES, OP_CLASSES, Engine, Group, Quantity
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.ratrain_ir.types import Home
@@ -117,8 +118,10 @@ class LocalEngine(ProgramEngine):
         """Have room for all messages that may be on their way at once, before the first step."""
         most = self.certificate.messages
         for rank in (rank for ranks in self.ranks for rank in ranks):
-            for instruction in rank.stage.streams[Engine.SEND]:
-                for operand in instruction.operands:
+            streams = rank.stage.streams
+            sends = (item for stream in streams.values() for item in stream if item.direction is Direction.OUT)
+            for instruction in sends:
+                for operand in instruction.carried:
                     kind = rank.stage.tensors[operand.tensor].type
                     self.channels.reserve(rank.views[operand.tensor], most.get((kind.dtype, kind.shape), 0))
 
@@ -219,7 +222,7 @@ class LocalEngine(ProgramEngine):
         is_message = instruction.ends(rank.stage_index) is not None and self.is_executed(instruction)
         hop = self.hop(rank, instruction) if is_message else None
         issues = [member.issue(engine, mine) for member, mine in members]
-        with self.order.issuing(issues, hop, sends=instruction.keyword == ops.Send.keyword):
+        with self.order.issuing(issues, hop, sends=instruction.direction is Direction.OUT):
             self.execute(members, step)
 
     def step_of(self, head: Head) -> int:
@@ -242,10 +245,23 @@ class LocalEngine(ProgramEngine):
 
     def ready_to_receive(self, rank: Rank, instruction: Instruction, _step: int) -> list[Member]:
         """A receive whose message is there, or which is passed over; nothing before."""
+        parts = len(instruction.carried)
         awaits_message = self.is_executed(instruction)
-        if awaits_message and not self.channels.has_message(self.hop(rank, instruction), rank.lane):
+        if awaits_message and not self.channels.has_message(self.hop(rank, instruction), rank.lane, parts):
             return []
         return [(rank, instruction)]
+
+    def ready_to_meet(self, rank: Rank, instruction: Instruction, step: int) -> list[Member]:
+        """A send whose receive is at the head of its engine and ready, so that nothing is on its way for long; nothing before."""
+        if not self.is_executed(instruction):
+            return [(rank, instruction)]
+        hop = self.hop(rank, instruction)
+        partner = self.ranks[hop.target][rank.lane]
+        head = partner.head(engines_of(hop.channel.payload)[1])
+        if head is None or head[1] != step or not partner.is_ready(*head):
+            return []
+        met = head[0].hop(hop.target, self.program.topology) == hop
+        return [(rank, instruction)] if met and not self.channels.has_message(hop, rank.lane) else []
 
     def ready_members(self, rank: Rank, instruction: Instruction, step: int) -> list[Member]:
         """All members of a collective in rank order, when it is at the head of every one's engine and ready; nothing before."""
@@ -275,12 +291,12 @@ class LocalEngine(ProgramEngine):
     def send(self, members: list[Member], _step: int) -> None:
         """Copy a message out."""
         rank, instruction = members[0]
-        self.channels.send(self.hop(rank, instruction), rank.lane, rank.by_role(instruction)["data"])
+        self.channels.send(self.hop(rank, instruction), rank.lane, rank.carried_by(instruction))
 
     def receive(self, members: list[Member], _step: int) -> None:
         """Copy a message in that has arrived."""
         rank, instruction = members[0]
-        self.channels.receive(self.hop(rank, instruction), rank.lane, rank.by_role(instruction)["data"])
+        self.channels.receive(self.hop(rank, instruction), rank.lane, rank.carried_by(instruction))
 
     def reduce_scatter(self, members: list[Member], _step: int) -> None:
         """Reduce gradients into the shards of all members."""
@@ -369,6 +385,8 @@ _EXECUTIONS: PerOp[_Execution] = PerOp(
         **dict.fromkeys(ops.LONE_OPS, _ALONE),
         ops.Send: _Execution(LocalEngine.ready_alone, LocalEngine.send),
         ops.Recv: _Execution(LocalEngine.ready_to_receive, LocalEngine.receive),
+        **dict.fromkeys((ops.Evict, ops.GiveBack), _Execution(LocalEngine.ready_to_meet, LocalEngine.send)),
+        **dict.fromkeys((ops.Accept, ops.TakeBack), _Execution(LocalEngine.ready_to_receive, LocalEngine.receive)),
         ops.ReduceScatter: _Execution(LocalEngine.ready_members, LocalEngine.reduce_scatter),
         ops.AllReduce: _Execution(LocalEngine.ready_members, LocalEngine.all_reduce),
         ops.AllGather: _Execution(LocalEngine.ready_members, LocalEngine.all_gather),

@@ -1,6 +1,6 @@
 """How many messages may be on their way at once: a bound from the program's order alone, so that it holds for every engine that keeps to it.
 
-A channel holds at most what was sent on it and not surely received before. What is surely before what follows from the streams of the engines,
+A channel holds at most what was sent on it and not surely received before; one of guests, whose ends meet, a message at a time. What is surely before what follows from the streams of the engines,
 their waits and the messages themselves, by vector clocks over one step: no message outlives the step that sent it. Orders that
 collectives make between ranks are left out, so that one replica stands for all; that makes the bound no smaller.
 """
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import define, field
 
-from ratrain.ratrain_ir import ops
-from ratrain.ratrain_ir.ops import ENGINES, Engine, Payload
+from ratrain.ratrain_ir.messages import Direction, engines_of, meets
+from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrain_ir.topology import Hop
 from ratrain.ratrain_ir.types import Dtype
 from ratrain.targets.program.program import Program
@@ -45,15 +45,20 @@ def _of_pass(program: Program, *, forward_only: bool) -> Counter[Form]:
     walk = _Walk(program, forward_only=forward_only)
     walk.run()
     found: Counter[Form] = Counter()
-    for sends in walk.sent.values():
+    for hop, sends in walk.sent.items():
         most: Counter[Form] = Counter()
+        if meets(hop.channel.payload):
+            for send in sends:
+                most |= Counter(send.forms)
+            found += most
+            continue
         under_way: Counter[Form] = Counter()
         received = 0
         for send in sends:
-            under_way[send.form] += 1
-            under_way.subtract(each.form for each in sends[received : send.received])
+            under_way.update(send.forms)
+            under_way.subtract(form for each in sends[received : send.received] for form in each.forms)
             received = send.received
-            most[send.form] = max(most[send.form], under_way[send.form])
+            most |= under_way
         found += most
     return found
 
@@ -62,7 +67,8 @@ def _of_pass(program: Program, *, forward_only: bool) -> Counter[Form]:
 class _Sent:
     """A message of a channel."""
 
-    form: Form
+    forms: tuple[Form, ...]
+    """of its parts"""
     received: int
     """messages of the channel that were surely received before it"""
     clock: _Clock
@@ -115,7 +121,7 @@ class _Walk:
             if not wait.previous_step and wait.count:
                 done = self._clocks[number, wait.engine]
                 yield done[wait.count - 1] if wait.count <= len(done) else None
-        if instruction.keyword == ops.Recv.keyword and self._counts(instruction):
+        if instruction.direction is Direction.IN and self._counts(instruction):
             hop = self._hop(number, instruction)
             sends, taken = self.sent.get(hop, []), len(self._received.get(hop, []))
             yield sends[taken].clock if taken < len(sends) else None
@@ -127,19 +133,19 @@ class _Walk:
         if instruction.ends(number) is None:
             return
         hop = self._hop(number, instruction)
-        if instruction.keyword == ops.Recv.keyword:
+        if instruction.direction is Direction.IN:
             self._received.setdefault(hop, []).append(position)
             return
-        (operand,) = (each for each in instruction.operands if each.role == "data")
-        kind = self.program.stages[number].tensors[operand.tensor].type
-        known = clock.get((hop.target, Engine.RECV), 0)
+        tensors = self.program.stages[number].tensors
+        kinds = [tensors[operand.tensor].type for operand in instruction.carried]
+        sender, receiver = engines_of(hop.channel.payload)
+        known = clock.get((hop.target, receiver), 0)
         received = sum(position < known for position in self._received.get(hop, []))
-        done = {**clock, (number, Engine.SEND): position + 1}
-        self.sent.setdefault(hop, []).append(_Sent((kind.dtype, kind.shape), received, done))
+        done = {**clock, (number, sender): position + 1}
+        forms = tuple((kind.dtype, kind.shape) for kind in kinds)
+        self.sent.setdefault(hop, []).append(_Sent(forms, received, done))
 
     def _hop(self, number: int, instruction: Instruction) -> Hop:
-        ends = instruction.ends(number)
-        assert ends is not None
-        hop = self.program.topology.hop(*ends, Payload(instruction.variant), instruction.chunk)
+        hop = instruction.hop(number, self.program.topology)
         assert hop is not None  # the verifier has refused messages between stages that are no neighbours
         return hop

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, TypeAlias
 import networkx as nx
 from attrs import frozen
 
+from ratrain.ratrain_ir.messages import Direction, engines_of, payload_of
 from ratrain.ratrain_ir.ops import ENGINES, Engine, Group
 from ratrain.ratrain_ir.topology import Rank
 from ratrain.targets.runtime.liveness import Liveness
 from ratrain.targets.runtime.positions import RankPhase, RankPosition
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.ops import GuestWay, Payload
     from ratrain.targets.program.program import CountWait, Instruction, Program
 
 Node: TypeAlias = tuple[Rank, Engine]
@@ -181,6 +183,8 @@ class _Inquiry:
             return unmet or None
         if position.engines[Engine.COMPUTE].running:
             return [(place, Engine.COMPUTE)]  # its thread looks after messages when it has computed
+        if instruction.peer is None and not instruction.group:
+            return None  # what is stored in another memory of the rank, or fetched from there
         return self.members_to_come(node) if instruction.group else self.partner(node)
 
     def working(self, place: Rank) -> list[Engine]:
@@ -202,11 +206,10 @@ class _Inquiry:
 
     def partner(self, node: Node) -> list[Node] | None:
         """The other end of a message, unless it has done its part or does it now."""
-        place, engine = node
+        place, _ = node
         instruction, _ = self.next_instruction(node)
         assert instruction.peer is not None
-        other_engine = Engine.RECV if engine is Engine.SEND else Engine.SEND
-        other: Node = (place._replace(stage=instruction.peer), other_engine)
+        other: Node = (place._replace(stage=instruction.peer), _other_engine(instruction))
         mine = self.messages(node, instruction.peer, instruction)
         theirs = self.messages(other, place.stage, instruction)
         if theirs > mine:
@@ -303,8 +306,8 @@ class _Inquiry:
                 return Cause(Fault.STUCK, text, (place,), seconds)
             return Cause(Fault.COMPUTING, text, (place,), seconds)
         instruction, _ = self.next_instruction(node)
-        if engine is Engine.RECV and instruction.peer is not None:
-            sender: Node = (place._replace(stage=instruction.peer), Engine.SEND)
+        if instruction.direction is Direction.IN and instruction.peer is not None:
+            sender: Node = (place._replace(stage=instruction.peer), _other_engine(instruction))
             # Within a process nothing is under way: the message is there, and the receiver's turn comes.
             if not self.are_one_process(place, sender[0]) and self.messages(
                 sender, place.stage, instruction
@@ -420,4 +423,16 @@ def only_gone(numbers: Collection[int]) -> Callable[[RankPosition], Liveness]:
 
 def _is_message(instruction: Instruction, peer: int, like: Instruction) -> bool:
     """Whether an instruction is a message with a stage, on the channel of another message."""
-    return (instruction.peer, instruction.variant, instruction.chunk) == (peer, like.variant, like.chunk)
+    return (instruction.peer, _payload(instruction), instruction.chunk) == (peer, _payload(like), like.chunk)
+
+
+def _payload(instruction: Instruction) -> Payload | GuestWay | None:
+    return payload_of(instruction.keyword, instruction.variant)
+
+
+def _other_engine(message: Instruction) -> Engine:
+    """The engine at the other end of a message."""
+    payload = _payload(message)
+    assert payload is not None  # the verifier has refused what carries nothing
+    sender, receiver = engines_of(payload)
+    return receiver if message.direction is Direction.OUT else sender

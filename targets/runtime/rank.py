@@ -112,6 +112,10 @@ class Rank:
         """Views of an instruction's operands by role."""
         return {operand.role: self.views[operand.tensor] for operand in instruction.operands}
 
+    def carried_by(self, instruction: Instruction) -> list[NDArray[Any]]:
+        """Views of what a message carries, in the order in which it goes."""
+        return [self.views[operand.tensor] for operand in instruction.carried]
+
     def in_files(self, instruction: Instruction) -> dict[str, StoredArray]:
         """An instruction's operands in a file by role."""
         tensors = self.stage.tensors

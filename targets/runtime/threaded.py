@@ -129,15 +129,18 @@ class ThreadedEngine(LocalEngine):
                 progress.stuck -= {key for key in progress.stuck if key[:2] == concerned}
                 progress.changed[concerned].notify_all()
 
-    @staticmethod
-    def _concerned(members: list[Member]) -> set[_RankKey]:
-        """The ranks on which something may have become ready: those of the instruction, and where a message went to."""
+    def _concerned(self, members: list[Member]) -> set[_RankKey]:
+        """The ranks on which something may have become ready.
+
+        Those of the instruction, where a message went to, and who sends guests to a rank that may be ready for them.
+        """
         ranks = {(rank.stage_index, rank.lane) for rank, _ in members}
         rank, instruction = members[0]
         ends = instruction.ends(rank.stage_index)
         if ends is not None:
             ranks.add((ends[1], rank.lane))
-        return ranks
+        guests = {(stage, lane) for to, lane in ranks for stage in self.program.senders_of_guests.get(to, ())}
+        return ranks | guests
 
     def _fail(self, error: BaseException) -> None:
         progress = self._progress

@@ -50,6 +50,7 @@ _KINDS = PerOp(
         **dict.fromkeys(ops.BLOCK_OPS, idle_walk.COMPUTE),
         ops.Send: idle_walk.LINK,
         ops.Recv: idle_walk.LINK,
+        **dict.fromkeys(ops.GUEST_OPS, idle_walk.MEMORY),
         ops.ReduceScatter: idle_walk.GRAD_SYNC,
         ops.AllReduce: idle_walk.GRAD_SYNC,
         ops.Update: idle_walk.UPDATE,

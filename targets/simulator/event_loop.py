@@ -123,7 +123,7 @@ def start_if_met(
                 return
         for place in range(flat.meetings[meeting].first, flat.meetings[meeting].stop):
             start(flat, works, state, flat.ops[flat.members[place]].stream, stream, now, starts)
-    elif rendezvous:
+    elif rendezvous or flat.channels[channel].meets:
         sender, receiver = flat.channels[channel].sender, flat.channels[channel].receiver
         other = receiver if mode == SEND else sender
         if not is_ready(flat.ops, flat.waits, streams, other, steps):
@@ -182,7 +182,7 @@ def all_ended(flat: FlatProgram, state: RunState, leader: int, rendezvous: bool,
     if mode != SEND:
         return
     receiver = flat.channels[channel].receiver
-    if rendezvous:
+    if rendezvous or flat.channels[channel].meets:
         end(streams, sizes, receiver, len(flat.ops), now, ends)
         return
     traffic[channel].sent_ended += 1

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.messages import DIRECTIONS, Direction
-from ratrain.ratrain_ir.ops import ENGINES, Engine, Group, Payload
+from ratrain.ratrain_ir.messages import DIRECTIONS, Direction, engines_of, meets
+from ratrain.ratrain_ir.ops import ENGINES, Group
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.topology import Hop, Topology
@@ -24,8 +24,6 @@ Records = NDArray[Any]
 
 STREAMS = len(ENGINES)
 """Streams a stage has."""
-SEND_STREAM, RECV_STREAM = ENGINES.index(Engine.SEND), ENGINES.index(Engine.RECV)
-_PAYLOADS = {payload.value: payload for payload in Payload}
 _OF_STAGES = frozenset({Group.ENDS.value, Group.ALL.value})
 """Groups whose members are ranks of several stages; the replicas and the tensor peers of a stage take their steps together."""
 ALONE, SEND, RECV, TOGETHER, NEVER = range(5)
@@ -53,6 +51,7 @@ CHANNEL = np.dtype(
         ("send_stop", np.int64),
         ("recv_first", np.int64),
         ("recv_stop", np.int64),
+        ("meets", np.int64),  # whether both ends of its messages start and end together, whatever the mode of sends
     ]
 )
 
@@ -132,8 +131,7 @@ def _channels(
         direction = directions[item.keyword]
         if direction is None:
             continue
-        ends, payload = item.ends(streams[op] // STREAMS), _PAYLOADS.get(item.variant)
-        key = None if ends is None or payload is None else topology.hop(*ends, payload, item.chunk)
+        key = item.hop(streams[op] // STREAMS, topology)
         if key is None:
             ops["mode"][op] = NEVER
             continue
@@ -146,8 +144,11 @@ def _channels(
         ops["mode"][op], ops["channel"][op], ops["place"][op] = SEND if outwards else RECV, number, len(mine)
         mine.append(op)
     channels = np.empty(len(numbers), CHANNEL)
-    channels["sender"] = [hop.source * STREAMS + SEND_STREAM for hop in numbers]
-    channels["receiver"] = [hop.target * STREAMS + RECV_STREAM for hop in numbers]
+    engines = [engines_of(hop.channel.payload) for hop in numbers]
+    pairs = list(zip(numbers, engines, strict=True))
+    channels["sender"] = [hop.source * STREAMS + ENGINES.index(sender) for hop, (sender, _) in pairs]
+    channels["receiver"] = [hop.target * STREAMS + ENGINES.index(receiver) for hop, (_, receiver) in pairs]
+    channels["meets"] = [meets(hop.channel.payload) for hop in numbers]
     (send_ranges, all_sends), (recv_ranges, all_recvs) = _lists(sends), _lists(recvs)
     channels["send_first"], channels["send_stop"] = send_ranges["first"], send_ranges["stop"]
     channels["recv_first"], channels["recv_stop"] = recv_ranges["first"], recv_ranges["stop"]

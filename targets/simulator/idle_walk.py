@@ -39,7 +39,7 @@ def last_awaited(
             found = later(found, own_last_awaited(flat, ends, reuse, member, without_reuse))
         return found
     found = own_last_awaited(flat, ends, reuse, event, without_reuse)
-    if mode == RECV or (mode == SEND and rendezvous):
+    if mode == RECV or (mode == SEND and (rendezvous or flat.channels[channel].meets)):
         partner = other_end(flat, step, op, mode, channel)
         found = later(found, own_last_awaited(flat, ends, reuse, partner, without_reuse))
     return found

@@ -289,7 +289,7 @@ def add_operand(module: Module, random: Random) -> str | None:
     return put(place, **{group: (*tensors[:index], tensor, *tensors[index:])})
 
 
-@operator(OPERANDS, "RT050 RT026")
+@operator(OPERANDS, "RT050 RT026 RT042")
 def change_scratch(module: Module, random: Random) -> str | None:
     """Drop an op's workspace, exchange it for another's, or give it one more."""
     stage = random.choice(module.stages)

@@ -65,7 +65,7 @@ def drop_offset(module: Module, random: Random) -> str | None:
     return f"%{tensor.name}"
 
 
-@operator(OPERANDS, BYTES)
+@operator(OPERANDS, BYTES, "RT041")
 def change_shape(module: Module, random: Random) -> str | None:
     """A tensor with one element less or more, or with its dimensions turned round."""
     tensor = _tensor(module, random)

@@ -56,7 +56,7 @@ def change_home(program: Program, random: Random) -> str | None:
     return _change_tensor(program, random, lambda _s, t: evolve(t, home=other_of(random, list(Home), t.home)))
 
 
-@operator(NO_OP, BYTES, RACE)
+@operator(NO_OP, BYTES, RACE, "RT041")
 def change_shape(program: Program, random: Random) -> str | None:
     def change(_stage: ProgramStage, tensor: ProgramTensor) -> ProgramTensor:
         shape = tensor.type.shape

@@ -223,6 +223,11 @@ SUBJECTS: dict[str, Subject] = {
         ),
         Subject("p2-d2-sized", {"micro_batches": 2}, "place-1f1b,insert-prefetch,legalise"),
         Subject("p2-d2-dataflow", {"micro_batches": 2}, ""),
+        Subject(
+            "p2-d1-guests",
+            {"dp": 1, "micro_batches": 2, "zero": 0},
+            "place-1f1b,recompute{policy=none store=peer},allocate-ddr",
+        ),
     )
 }
 """Modules at all levels; programs are emitted from the allocated ones, and from the others after the passes they lack."""

@@ -118,6 +118,7 @@ def test_what_is_not_shown_is_named(tmp_path):
         "placement=forward-side",
         "store=host",
         "store=file",
+        "store=peer",
         "gathered=again",
     ]
 

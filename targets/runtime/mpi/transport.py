@@ -38,6 +38,11 @@ class MpiCommunicator:
         """How many there are."""
         return int(self.comm.size)
 
+    @property
+    def tagged(self) -> bool:
+        """They are."""
+        return True
+
     def for_messages(self, channels: Sequence[tuple[int, int]]) -> MpiCommunicator:
         """These ranks: messages have tags."""
         del channels

@@ -44,6 +44,10 @@ class Communicator(Protocol):
     def size(self) -> int:
         """How many there are."""
 
+    @property
+    def tagged(self) -> bool:
+        """Whether messages between two ranks are told apart by tags, so that any channel may be used unannounced."""
+
     def for_messages(self, channels: Sequence[tuple[int, int]]) -> Self:
         """These ranks, to send messages on channels: tag t is the one from rank `channels[t][0]` to rank `channels[t][1]`.
 

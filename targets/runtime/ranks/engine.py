@@ -89,6 +89,9 @@ class RankEngine(ProgramEngine):
         self.reduction = reduction
         self.library = library
         """What moves the bytes, in words."""
+        if program.senders_of_guests and not communicators.pipeline.tagged:
+            text = f"the program keeps activations with other stages, and messages over {library} have no tags to tell theirs apart"
+            fail("RT093", text, help="run it over MPI or gloo, or compile it without 'store=peer'")
         super().__init__(program, kernels, batches, [communicators.place])
         self.order = kernels.memory.order()
         (self.rank,) = self.ranks[communicators.place.stage]
@@ -187,10 +190,9 @@ class RankEngine(ProgramEngine):
         return self._message(instruction, self.communicators.pipeline.irecv)
 
     def _message(self, instruction: Instruction, post: Callable[[Buffer, int, int], Request]) -> Phases:
-        hop = self.hop(self.rank, instruction)
-        data = self.rank.by_role(instruction)["data"]
+        tag = self.program.topology.channel_number(self.hop(self.rank, instruction).channel)
         assert instruction.peer is not None
-        yield [post(data, instruction.peer, self.program.topology.channel_numbers[hop.channel])]
+        yield [post(part, instruction.peer, tag) for part in self.rank.carried_by(instruction)]
 
     def meet(self, instruction: Instruction) -> Phases:
         """Take part in a collective."""
@@ -268,6 +270,8 @@ _PHASES: PerOp[Callable[[RankEngine, Instruction], Phases] | None] = PerOp(
         **dict.fromkeys(ops.LONE_OPS, None),
         ops.Send: RankEngine.send,
         ops.Recv: RankEngine.receive,
+        **dict.fromkeys((ops.Evict, ops.GiveBack), RankEngine.send),
+        **dict.fromkeys((ops.Accept, ops.TakeBack), RankEngine.receive),
         **dict.fromkeys(ops.STATE_OPS, RankEngine.meet),
         **dict.fromkeys(ops.PEER_OPS, RankEngine.exchange),
     },

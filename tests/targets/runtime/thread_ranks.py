@@ -82,6 +82,8 @@ class ThreadCommunicator:
 
         return Pending(self.board, attempt)
 
+    tagged = True
+
     def for_messages(self, channels: Sequence[tuple[int, int]]) -> ThreadCommunicator:
         """These ranks: messages have tags."""
         del channels
