@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 from ratrain.passes.recovery.rewriting import NOTHING, rewrite, same_for_all
 from ratrain.ratrain_ir.blocks import Block
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops import Engine, Fetch, Forward, Recompute, Slice, Store, piece_of
+from ratrain.ratrain_ir.ops import Engine, Evict, Fetch, Forward, Recompute, Slice, Store, TakeBack, piece_of
 from ratrain.ratrain_ir.types import StateKind, aligned
 from ratrain.ratrainc.console import seconds_text, size_text
 from ratrain.ratrainc.parts import TextTable
@@ -111,12 +111,12 @@ def _uses(
     module: Module, stage: Stage, target: MachineTarget, timeline: Timeline | None
 ) -> Iterable[tuple[Forward, _Use]]:
     recovered: dict[tuple[Block, Piece], float] = {}
-    stored: dict[tuple[Block, Piece], Store] = {}
+    stored: dict[tuple[Block, Piece], Store | Evict] = {}
     for op in stage.ops:
         if type(op) is Recompute:
             where = op.block, piece_of(op)
             recovered[where] = recovered.get(where, 0.0) + target.op_seconds(module, stage, op)
-        elif type(op) is Store:
+        elif isinstance(op, Store | Evict):
             stored[op.block, piece_of(op)] = op
     moved = {} if timeline is None else _transfers(timeline, stage.index)
     last = _last_reads(stage)
@@ -129,12 +129,15 @@ def _uses(
             nbytes = _bytes(t for t in op.writes if t.kind is StateKind.SAVED and last.get(t, -1) > position)
         else:
             nbytes = _bytes(store.reads)
-        words = ([] if store is None else [f"stored in {store.writes[0].home.value}"]) + ["recovered"] * (
-            where in recovered
-        )
+        words = [] if store is None else [_stored_words(store)]
+        words += ["recovered"] * (where in recovered)
         seconds, exposed = moved.get((str(op.block), piece_of(op)), (0.0, 0.0))
         use = _Use(", ".join(words) or "kept", nbytes, recovered.get(where, 0.0) + seconds, exposed)
         yield op, use
+
+
+def _stored_words(op: Store | Evict) -> str:
+    return f"stored at @{op.peer}" if isinstance(op, Evict) else f"stored in {op.writes[0].home.value}"
 
 
 def _last_reads(stage: Stage) -> dict[Tensor, int]:
@@ -163,7 +166,7 @@ def _transfers(timeline: Timeline, stage: int) -> dict[tuple[str, Piece], tuple[
 
 def stores_anything(stage: Stage) -> bool:
     """Whether a stage stores anything, so that it takes a simulated step to say what that costs."""
-    return any(isinstance(op, Store | Fetch) for op in stage.ops)
+    return any(isinstance(op, Store | Fetch | Evict | TakeBack) for op in stage.ops)
 
 
 def recovery_table(facts: list[dict[str, Any]]) -> TextTable:
