@@ -6,7 +6,8 @@ checked against the last write of each byte and the last read on each engine, so
 transitivity, in one sweep (the epochs of FastTrack, Flanagan and Freund, PLDI 2009). A third step adds nothing: what is ordered before
 its image of the next step is ordered before all later ones, since engines keep their order.
 
-By the same clocks, a blocking collective and the compute instructions around it are ordered: its mark is no empty word.
+By the same clocks, a blocking collective and the compute instructions around it are ordered: its mark is no empty word. And what takes
+back from another stage comes after what evicted the same, so that one stage's waits alone say so.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from bisect import bisect_left
 from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.diagnostics import Diagnostics, Note
-from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops import ENGINES, Engine, Evict, Piece, TakeBack
 from ratrain.ratrain_ir.types import Home
 from ratrain.targets.program.program import Access, Instruction, Program, ProgramStage
 
 _COMPUTE, _COLLECTIVE = ENGINES.index(Engine.COMPUTE), ENGINES.index(Engine.COLLECTIVE)
+_STORE, _FETCH = ENGINES.index(Engine.STORE), ENGINES.index(Engine.FETCH)
 _NEVER = -1
 _MAX_REPORTS = 20
 _STEPS = 2
@@ -28,7 +30,7 @@ _STEPS = 2
 
 @frozen
 class Race:
-    """Two instructions, given as (engine, number in its stream from 1, step), and bytes both touch: none where one computes and the other blocks.
+    """Two instructions, given as (engine, number in its stream from 1, step), and bytes both touch: none where they have another reason to be ordered.
 
     `first` is not of a later step than `second`.
     """
@@ -48,7 +50,7 @@ def check_races(program: Program, diagnostics: Diagnostics) -> None:
             first, second = _instruction(stage, race.first), _instruction(stage, race.second)
             text = (
                 f"stage @{index}: '{first.title}' ({race.first[0].value} {race.first[1]}) and '{second.title}' "
-                f"({race.second[0].value} {race.second[1]}{_later(race)}) {_reason(race)}, and no wait orders them"
+                f"({race.second[0].value} {race.second[1]}{_later(race)}) {_reason(race, first)}, and no wait orders them"
             )
             notes = [Note(f"'{second.title}' waits for: {_waits(second)}")]
             diagnostics.error("RT081", text, notes=notes)
@@ -58,7 +60,9 @@ def _later(race: Race) -> str:
     return " of the next step" if race.second[2] > race.first[2] else ""
 
 
-def _reason(race: Race) -> str:
+def _reason(race: Race, first: Instruction) -> str:
+    if race.start == race.stop and first.keyword == Evict.keyword:
+        return "must run one after the other, since the one takes back what the other evicts"
     if race.start == race.stop:
         return "must not run at once, since one is a blocking collective and the other computes"
     where = "" if race.home is Home.DDR else f" of the memory '{race.home.value}'"
@@ -79,6 +83,11 @@ def _waits(instruction: Instruction) -> str:
 def stage_races(stage: ProgramStage) -> list[Race]:
     """The races of one stage; at most one a pair of instructions, `_MAX_REPORTS` in all."""
     return _Sweep(stage).run()
+
+
+def _lent(item: Instruction) -> tuple[int | None, tuple[str, ...], Piece]:
+    """What an instruction sends to another stage or receives from there."""
+    return item.peer, item.blocks, item.piece
 
 
 @define(eq=False)
@@ -133,6 +142,7 @@ class _Sweep:
                     done[engine] += 1
                     running = True
         self.check_blocking(streams[_COLLECTIVE], clocks)
+        self.check_taken_back(clocks)
         return self.races
 
     def check_blocking(self, collectives: list[Instruction], clocks: list[list[list[int]]]) -> None:
@@ -141,6 +151,18 @@ class _Sweep:
             following = clock[_COMPUTE] + 1
             if collectives[number % len(collectives)].blocking and following < len(clocks[_COMPUTE]):
                 self.check((_COMPUTE, following), (_COLLECTIVE, number), clocks[_COMPUTE][following], 0, 0)
+
+    def check_taken_back(self, clocks: list[list[list[int]]]) -> None:
+        """What is taken back was evicted in the same step before."""
+        streams = self.stage.streams
+        evicted = {_lent(item): at for at, item in enumerate(streams[Engine.STORE]) if item.keyword == Evict.keyword}
+        for number, clock in enumerate(clocks[_FETCH]):
+            step, at = divmod(number, len(streams[Engine.FETCH]))
+            item = streams[Engine.FETCH][at]
+            sent = evicted.get(_lent(item)) if item.keyword == TakeBack.keyword else None
+            if sent is not None:
+                evict = _STORE, step * len(streams[Engine.STORE]) + sent
+                self.check((_FETCH, number), evict, clock, 0, 0)
 
     def clock(
         self,

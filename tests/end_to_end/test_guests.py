@@ -58,7 +58,7 @@ def small(passes: str, **keys: Any) -> Module:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(12, first=1)
 def test_what_another_stage_keeps_trains_the_same_bits(plan: str, policy: str) -> None:
     kept = program_of(PLANS[plan], f"recompute{{policy={policy}}}")
     lent = program_of(PLANS[plan], f"recompute{{policy={policy} store=peer}}")
@@ -70,7 +70,7 @@ def test_what_another_stage_keeps_trains_the_same_bits(plan: str, policy: str) -
 
 
 @pytest.mark.parametrize("seed", range(50))
-@pytest.mark.sampled(25)
+@pytest.mark.sampled(50)
 def test_any_order_that_the_waits_allow_gives_the_same_bits(seed: int) -> None:
     lent = program_of(PLANS["three stages"], "recompute{policy=none store=peer}")
     same_bits(train(lent, 2, interleave_seed=seed, poison=True), train(lent, 2))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ratrain import api
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import PassContext
-from ratrain.passes.recovery import recompute_choice as chosen_by
-from ratrain.passes.recovery.recompute_choice import as_chosen, choose
+from ratrain.passes.recovery.recompute_choice import Shape, as_chosen, choose, kept_in_ddr
+from ratrain.passes.recovery.rewriting import EVERYTHING
 from ratrain.ratrain_ir.diagnostics import Diagnostics
 from ratrain.ratrain_ir.types import Home
 from ratrain.targets.target import target_of
@@ -58,9 +58,9 @@ def check_number(
     )
     capacity = int(least + room * max(0, most - least))
     seconds = trials.period(as_chosen(stage, trials, choose(stage, trials, capacity, Home.HOST)))
-    shape = chosen_by._Shape.of(stage, trials)
+    shape = Shape.of(stage, trials)
+    stored = evolve(EVERYTHING, home=Home.HOST)
     every = (
-        chosen_by._kept_in_ddr(stage, trials, capacity, shape, shape.stored(count, Home.HOST))
-        for count in range(shape.items + 1)
+        kept_in_ddr(stage, trials, capacity, shape, shape.stored(count, stored)) for count in range(shape.items + 1)
     )
     assert seconds <= 1.01 * min(trials.period(as_chosen(stage, trials, each)) for each in every)

@@ -70,15 +70,16 @@ def test_the_fields_of_every_op_read_back(cls):
 
 
 def every_op():
-    """Yield ops of every kind, of sharded and unsharded plans, tied and recovered, with tensor peers and without."""
+    """Yield ops of every kind, of sharded and unsharded plans, tied, recovered, stored and lent, with tensor peers and without."""
     model = ModelConfig("toy", "llama", 16, 8, 2, 2, 1, 4, 8, 1e-5, tied_embeddings=True)
     normed = attrs.evolve(model, norm_placement="post", qk_norm="whole")
     both = attrs.evolve(model, norm_placement="both")
     shapes = ((model, 0, "last", 1), (both, 1, "last", 2), (normed, 1, "last", 2), (model, 2, "each-micro-batch", 1))
-    for shown, zero, reduce, tp in shapes:
+    ways = [(*shape, "host") for shape in shapes] + [(*shapes[0], "peer")]
+    for shown, zero, reduce, tp, store in ways:
         module = lower(shown, Plan(2, 2, (1,), 1, 2, 4, zero=zero, reduce=reduce, tp=tp))
         target = FakeTarget(stores=((Home.HOST, 1 << 40),))
-        PassManager(target).run(module, "place-zb-h1,recompute{store=host},allocate-ddr")
+        PassManager(target).run(module, f"place-zb-h1,recompute{{store={store}}},allocate-ddr")
         for stage in module.stages:
             yield from stage.ops
 
