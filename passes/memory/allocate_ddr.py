@@ -89,7 +89,13 @@ class AllocateDdrPass(Pass):
 
 
 def _place_without_hangs(
-    module: Module, occupancies: list[Occupancy], capacity: int, context: PassContext, *, keep: bool
+    module: Module,
+    occupancies: list[Occupancy],
+    capacity: int,
+    context: PassContext,
+    *,
+    keep: bool,
+    trial: bool = False,
 ) -> list[Allocation]:
     """Place every stage so that byte reuse makes no cycle of waits, even when sends wait for their receives.
 
@@ -97,21 +103,21 @@ def _place_without_hangs(
     let two neighbours each receive into what they are still sending to the other; then what is received takes no bytes of what
     is sent. What hangs even so hangs by its order, and verification says where.
     """
-    placed = [_place(occupied, capacity, keep=keep, apart=False) for occupied in occupancies]
+    placed = [_place(occupied, capacity, keep=keep, apart=False, trial=trial) for occupied in occupancies]
     if blocking_cycle(module, rendezvous=True) is None:
         return placed
     context.statistics["messages"] = (
         "what is received keeps apart from what is sent, so that no reuse of bytes can hang"
     )
-    return [_place(occupied, capacity, keep=keep, apart=True) for occupied in occupancies]
+    return [_place(occupied, capacity, keep=keep, apart=True, trial=trial) for occupied in occupancies]
 
 
-def _place(occupied: Occupancy, capacity: int, *, keep: bool, apart: bool) -> Allocation:
+def _place(occupied: Occupancy, capacity: int, *, keep: bool, apart: bool, trial: bool = False) -> Allocation:
     """Place a stage; `keep`: so that as few ops as the capacity lets wait for bytes that another engine still works on."""
     room = capacity
     for trials_left in range(_MAX_TRIALS if keep else 0, -1, -1):
         lag = occupied.lag_within(room) if trials_left else 0.0
-        placement = allocate(allocation_problem(occupied.within(lag), apart=apart), capacity=capacity)
+        placement = allocate(allocation_problem(occupied.within(lag), apart=apart), capacity=capacity, trial=trial)
         excess = placement.arena_bytes - capacity
         if excess <= 0 or lag <= 0:
             break
@@ -133,9 +139,9 @@ def step_seconds_placed(module: Module, context: PassContext, capacity: int) -> 
         if any(occupied.lives.peak_bytes > room for occupied in occupancies):
             return inf
         if home is Home.DDR:
-            placed = _place_without_hangs(copy, occupancies, room, context, keep=True)
+            placed = _place_without_hangs(copy, occupancies, room, context, keep=True, trial=True)
         else:
-            placed = [_place(occupied, room, keep=True, apart=False) for occupied in occupancies]
+            placed = [_place(occupied, room, keep=True, apart=False, trial=True) for occupied in occupancies]
         if any(placement.arena_bytes > room for placement in placed):
             return inf
     return context.target.step_seconds(evolve(copy, level=Level.ALLOCATED, target=info))

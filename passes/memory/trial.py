@@ -88,7 +88,7 @@ class Trials:
         """The bytes by which an arena would exceed the capacity if the stage were placed now, with room for ops that lag behind by `lag` seconds."""
         occupied = self.occupancy(stage)
         enough = Effort(gap=max(0.0, capacity / max(1, occupied.peak_bytes(lag)) - 1))
-        placement = allocate(allocation_problem(occupied.within(lag)), effort=enough, search=False)
+        placement = allocate(allocation_problem(occupied.within(lag)), effort=enough, search=False, trial=True)
         return max(0, placement.arena_bytes - capacity)
 
 

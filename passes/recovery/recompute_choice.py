@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from math import ceil, inf
 from typing import TYPE_CHECKING
 
@@ -372,7 +372,8 @@ def _pareto(options: list[Option]) -> list[Option]:
 Point = tuple[int, float, tuple[int, ...]]
 
 
-def _front(options: Sequence[Option], items: int) -> list[Point]:
+@lru_cache(maxsize=32)  # stages of a plan often have the same layers in flight
+def _front(options: tuple[Option, ...], items: int) -> list[Point]:
     """The Pareto front of `items` items: (bytes, seconds, how many take each option), bytes ascending.
 
     Fronts of 1, 2, 4, ... items are joined pairwise, so the work is logarithmic in the number of items.
@@ -394,16 +395,18 @@ def _front(options: Sequence[Option], items: int) -> list[Point]:
 
 def _front_of_kinds(kinds: Sequence[tuple[Sequence[Option], int]]) -> list[Point]:
     """The Pareto front of items of several kinds, each with its options and how many there are; counts by kind, one behind the other."""
-    total = _front(*kinds[0])
+    options, items = kinds[0]
+    total = _front(tuple(options), items)
     for options, items in kinds[1:]:
-        width, own = len(total[0][2]), _front(options, items)
+        width, own = len(total[0][2]), _front(tuple(options), items)
         before = [(nbytes, seconds, (*counts, *(0,) * len(options))) for nbytes, seconds, counts in total]
         total = _joined(before, [(nbytes, seconds, (*(0,) * width, *counts)) for nbytes, seconds, counts in own])
     return total
 
 
-def _joined(left: list[Point], right: list[Point]) -> list[Point]:
-    """All sums of two fronts that no other sum beats."""
+def _joined(left: Sequence[Point], right: Sequence[Point]) -> list[Point]:
+    """All sums of two fronts that no other sum beats; of long fronts, of points that are evenly spaced in bytes."""
+    left, right = _thinned(left), _thinned(right)
     nbytes = np.add.outer([p[0] for p in left], [p[0] for p in right]).ravel()
     seconds = np.add.outer([p[1] for p in left], [p[1] for p in right]).ravel()
     order = np.lexsort((seconds, nbytes))
@@ -416,6 +419,19 @@ def _joined(left: list[Point], right: list[Point]) -> list[Point]:
         a, b = left[index // len(right)], right[index % len(right)]
         front.append((a[0] + b[0], a[1] + b[1], tuple(map(int.__add__, a[2], b[2]))))
     return front
+
+
+_MOST_POINTS = 1024
+"""Of a front that is joined with another: beyond these their number grows with a power of the items, and so does what each costs."""
+
+
+def _thinned(front: Sequence[Point]) -> Sequence[Point]:
+    """At most so many points, the first and the last among them: the largest ones up to evenly spaced numbers of bytes."""
+    if len(front) <= _MOST_POINTS:
+        return front
+    nbytes = np.array([point[0] for point in front])
+    spaced = np.linspace(nbytes[0], nbytes[-1], _MOST_POINTS)
+    return [front[index] for index in np.unique(np.searchsorted(nbytes, spaced, "right") - 1)]
 
 
 _ROUNDING = 1e-12

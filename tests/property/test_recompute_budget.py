@@ -7,6 +7,7 @@ views it reads last. The choice itself is compared with brute force on small sta
 
 from __future__ import annotations
 
+import random
 from itertools import chain, combinations_with_replacement, pairwise, product
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
+from ratrain.passes.recovery import recompute_choice
 from ratrain.passes.recovery.recompute_choice import Option, _front, _front_of_kinds, _pareto
 from ratrain.passes.recovery.rewriting import LayerChoice
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
@@ -115,7 +117,7 @@ OPTIONS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1
 def test_the_choice_is_the_best_there_is(shapes: list[tuple[int, int]], units: int) -> None:
     """Every point of the front is optimal for its bytes, by brute force over all assignments."""
     options = [Option(LayerChoice(str(i), ""), nbytes, float(seconds)) for i, (nbytes, seconds) in enumerate(shapes)]
-    front = _front(_pareto(options), units)
+    front = _front(tuple(_pareto(options)), units)
     ways = [
         (sum(o.nbytes for o in way), sum(o.seconds for o in way))
         for way in combinations_with_replacement(options, units)
@@ -150,6 +152,23 @@ def test_the_choice_for_layers_of_several_kinds_is_the_best_there_is(kinds: list
         assert [sum(count for _, count in own) for own in taken] == [items for _, items in kept]
         assert sum(count * option.nbytes for own in taken for option, count in own) == nbytes
         assert sum(count * option.seconds for own in taken for option, count in own) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_long_fronts_lose_little_where_they_are_thinned(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as few points as nobody has, of what no choice beats a choice of no more bytes is at most a twentieth of the range slower."""
+    chance = random.Random(seed)
+    bytes_and_seconds = zip(
+        sorted(chance.sample(range(1000), 4)), sorted(chance.sample(range(1000), 4))[::-1], strict=True
+    )
+    options = tuple(Option(LayerChoice(str(i), ""), n, float(s)) for i, (n, s) in enumerate(bytes_and_seconds))
+    exact = _front.__wrapped__(options, 48)
+    monkeypatch.setattr(recompute_choice, "_MOST_POINTS", 32)
+    thinned = _front.__wrapped__(options, 48)
+    assert thinned != exact
+    allowed = (exact[0][1] - exact[-1][1]) / 20
+    for nbytes, seconds, _ in exact:
+        assert min(s for n, s, _ in thinned if n <= nbytes) <= seconds + allowed
 
 
 WINDOWS = evolve(MODEL, family="qwen2", qkv_bias=True, layers=6, sliding_window=16, layer_kinds="fwwfww")

@@ -30,6 +30,7 @@ from ratrain.passes.memory.allocation.portfolio import (
     small_promotions,
 )
 from ratrain.passes.memory.allocation.problem import Allocation, AllocationProblem, instance_of
+from ratrain.passes.memory.allocation.stacks import two_stacks
 
 __all__ = [
     "Allocation",
@@ -44,12 +45,17 @@ __all__ = [
 
 
 def allocate(
-    problem: AllocationProblem, *, capacity: int | None = None, effort: Effort | None = None, search: bool = True
+    problem: AllocationProblem,
+    *,
+    capacity: int | None = None,
+    effort: Effort | None = None,
+    search: bool = True,
+    trial: bool = False,
 ) -> Allocation:
     """Place every buffer; deterministic, ties broken by start and then by order.
 
     Beyond the portfolio there is search: for a `capacity` in bytes, until it is reached; without one only when an `effort` is given,
-    until the gap is as small as that asks for; and none unless `search`. Whether a capacity was reached is for the caller to see from `arena_bytes`.
+    until the gap is as small as that asks for; and none unless `search`. A `trial` ends with the portfolio where that fits. Whether a capacity was reached is for the caller to see from `arena_bytes`.
     """
     begin = perf_counter()
     searching = search and (capacity is not None or effort is not None)
@@ -72,7 +78,7 @@ def allocate(
         effort,
         begin + effort.seconds,
     )
-    _place(attempt, searching=searching)
+    _place(attempt, searching=searching, trial=trial)
     offsets[kept[passing]] = (attempt.offsets + base) * unit
     return Allocation(
         offsets.tolist(),
@@ -84,7 +90,7 @@ def allocate(
     )
 
 
-def _place(attempt: Attempt, *, searching: bool) -> None:
+def _place(attempt: Attempt, *, searching: bool, trial: bool) -> None:
     """Run the methods that suit the instance's size."""
     if attempt.height == attempt.bound:
         return
@@ -93,6 +99,8 @@ def _place(attempt: Attempt, *, searching: bool) -> None:
         small_portfolio(attempt)
     else:
         large_portfolio(attempt)
+        if not attempt.good() and not (trial and attempt.fits()):
+            two_stacks(attempt)
     if attempt.enough() or not searching:
         return
     if small:

@@ -98,6 +98,13 @@ class Instance:
         starts, stops, sections = _sections(self.starts[spans], self.stops[spans])
         return Instance(self.sizes[chosen], self.sides[chosen], _offsets(counts), starts, stops, sections)
 
+    def kept(self, chosen: Int64s) -> Instance:
+        """The buffers `chosen`, over all sections."""
+        counts = np.diff(self.first)[chosen]
+        spans = _ranges(self.first[:-1][chosen], counts)
+        starts, stops = self.starts[spans], self.stops[spans]
+        return Instance(self.sizes[chosen], self.sides[chosen], _offsets(counts), starts, stops, self.sections)
+
     def _load(self, chosen: NDArray[np.bool_]) -> Int64s:
         curve = np.zeros(self.sections + 1, np.int64)
         sizes = np.where(chosen, self.sizes, 0)[self.owners]

@@ -1,0 +1,97 @@
+"""Two stacks: large buffers from the top down, the others from the bottom up, each placed as if the others were not there.
+
+Where large buffers come and go (views that are gathered for each use) and small ones stay (activations on their way from forward to
+backward), one order for all leaves holes of the one that the other cannot use. Apart, each kind is packed well, and they
+need no more than the largest sum, over time, of what the two reach: less than both arenas together where they are not full at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+from ratrain.passes.memory.allocation import orders
+from ratrain.passes.memory.allocation.effort import TREE_WORK
+from ratrain.passes.memory.allocation.problem import Int64s
+
+if TYPE_CHECKING:
+    from ratrain.passes.memory.allocation.attempt import Attempt
+    from ratrain.passes.memory.allocation.problem import Instance
+
+_THRESHOLDS = 12
+_MOST_PLACED = 400_000
+"""Buffers that are placed in all, over thresholds and orders: half a second."""
+_ORDERS = 4
+
+
+@frozen(eq=False)
+class _Stack:
+    """Buffers of one kind, placed from 0 up."""
+
+    chosen: Int64s
+    offsets: Int64s
+    reached: Int64s
+    """the highest byte that is taken in each section"""
+
+
+def two_stacks(attempt: Attempt) -> None:
+    """Try each of some sizes from which on a buffer is large, and some orders of each kind, while there is work left."""
+    instance = attempt.instance
+    if instance.sides.any():
+        return
+    per_threshold = _ORDERS * instance.count
+    for threshold in _thresholds(instance, min(_THRESHOLDS, max(1, _MOST_PLACED // per_threshold))):
+        if attempt.good() or not attempt.afford(TREE_WORK * per_threshold):
+            return
+        large = instance.sizes >= threshold
+        upper, lower = list(_stacks(instance, large)), list(_stacks(instance, ~large))
+        pairs = [(int((one.reached + other.reached).max()), one, other) for one in upper for other in lower]
+        height, one, other = min(pairs, key=lambda pair: pair[0])
+        offsets = np.empty(instance.count, np.int64)
+        offsets[other.chosen] = other.offsets
+        offsets[one.chosen] = height - one.offsets - instance.sizes[one.chosen]
+        attempt.offer("two stacks by size", offsets, height)
+
+
+def _thresholds(instance: Instance, most: int) -> Int64s:
+    """The sizes of which most bytes and sections are, but the smallest, ascending."""
+    sizes, place = np.unique(instance.sizes, return_inverse=True)
+    area = np.bincount(place, weights=instance.sizes * instance.widths())
+    area[0] = -1.0
+    heaviest = np.sort(np.argsort(-area, kind="stable")[:most])
+    return sizes[heaviest[heaviest > 0]]
+
+
+def _stacks(instance: Instance, is_chosen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Iterator[_Stack]:
+    """The chosen buffers by first fit in some orders."""
+    from ratrain.passes.memory.allocation.tree import first_fit
+
+    chosen = np.flatnonzero(is_chosen)
+    if not len(chosen):
+        yield _Stack(chosen, chosen, np.zeros(instance.sections, np.int64))
+        return
+    part = instance.kept(chosen)
+    named = islice(orders.costly_orders(part), _ORDERS - 2)
+    for order in (orders.by_size(part), orders.by_start(part), *(order for _, order in named)):
+        offsets = np.empty(part.count, np.int64)
+        first_fit(order, part.sizes, part.sides, part.first, part.starts, part.stops, part.sections, 0, offsets)
+        yield _Stack(chosen, offsets, _reached(part, offsets))
+
+
+def _reached(part: Instance, offsets: Int64s) -> Int64s:
+    """The highest byte that is taken in each section: intervals into a table of maxima over powers of two, and down again."""
+    tops = (offsets + part.sizes)[part.owners]
+    level = np.frexp((part.stops - part.starts).astype(np.float64))[1] - 1  # floor of log2, exact for integers
+    table = np.zeros((int(level.max()) + 1, part.sections), np.int64)
+    np.maximum.at(table, (level, part.starts), tops)
+    np.maximum.at(table, (level, part.stops - (1 << level)), tops)
+    for k in range(len(table) - 1, 0, -1):
+        half = 1 << (k - 1)
+        np.maximum(table[k - 1], table[k], out=table[k - 1])
+        np.maximum(table[k - 1][half:], table[k][:-half], out=table[k - 1][half:])
+    reached: Int64s = table[0]
+    return reached
