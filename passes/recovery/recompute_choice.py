@@ -405,7 +405,7 @@ def _front_of_kinds(kinds: Sequence[tuple[Sequence[Option], int]]) -> list[Point
 
 
 def _joined(left: Sequence[Point], right: Sequence[Point]) -> list[Point]:
-    """All sums of two fronts that no other sum beats; of long fronts, of points that are evenly spaced in bytes."""
+    """All sums of two fronts that no other sum beats; of long fronts, of points that are evenly spaced."""
     left, right = _thinned(left), _thinned(right)
     nbytes = np.add.outer([p[0] for p in left], [p[0] for p in right]).ravel()
     seconds = np.add.outer([p[1] for p in left], [p[1] for p in right]).ravel()
@@ -426,12 +426,13 @@ _MOST_POINTS = 1024
 
 
 def _thinned(front: Sequence[Point]) -> Sequence[Point]:
-    """At most so many points, the first and the last among them: the largest ones up to evenly spaced numbers of bytes."""
+    """At most so many points, the first and the last among them, evenly spaced in what they have of all bytes and all seconds together."""
     if len(front) <= _MOST_POINTS:
         return front
-    nbytes = np.array([point[0] for point in front])
-    spaced = np.linspace(nbytes[0], nbytes[-1], _MOST_POINTS)
-    return [front[index] for index in np.unique(np.searchsorted(nbytes, spaced, "right") - 1)]
+    nbytes, seconds = np.array([point[0] for point in front], float), np.array([point[1] for point in front])
+    along = (nbytes - nbytes[0]) / (nbytes[-1] - nbytes[0]) + (seconds[0] - seconds) / (seconds[0] - seconds[-1])
+    spaced = np.linspace(0, along[-1], _MOST_POINTS)
+    return [front[index] for index in np.unique(np.searchsorted(along, spaced, "right") - 1)]
 
 
 _ROUNDING = 1e-12

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from itertools import pairwise, permutations
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -23,9 +24,11 @@ from ratrain.passes.memory.allocation import (
     check_allocation,
     lower_bound,
 )
+from ratrain.passes.memory.allocation.attempt import Attempt
 from ratrain.passes.memory.allocation.orders import by_size, by_start, costly_orders
 from ratrain.passes.memory.allocation.problem import instance_of
 from ratrain.passes.memory.allocation.small import greedy, neighbours
+from ratrain.passes.memory.allocation.stacks import two_stacks
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrainc.allocation_csv import _diagnosed, _sound, read_problem
 from ratrain.ratrainc.cli import main
@@ -121,6 +124,40 @@ def test_hard_instances_fit_their_capacity(name):
     assert found.arena_bytes <= 1048576
     assert found.method == "exact search"
     assert allocate(problem, capacity=1048576).offsets == found.offsets
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_stacks_are_sound_and_offered_only_where_they_are_lower(seed):
+    """Buffers of several lives too: a stack is placed by first fit, and the other one turned around."""
+    problem = random_problem(seed, 300, several=True)
+    instance, kept = instance_of(problem)
+    attempt = Attempt.of(instance, 0, None, Effort(), perf_counter() + 60)
+    stacked = attempt.height
+    two_stacks(attempt)
+    assert attempt.method == "two stacks by size"
+    assert instance.bound() <= attempt.height < stacked
+    offsets = [0] * len(problem.sizes)
+    for buffer, offset in zip(kept, attempt.offsets, strict=True):
+        offsets[buffer] = int(offset)
+    assert not check_allocation(problem, offsets)
+    assert max(offset + size for offset, size in zip(offsets, problem.sizes, strict=True)) <= attempt.height
+    attempt.offsets, attempt.height, attempt.method = attempt.offsets, instance.bound(), "optimal"
+    two_stacks(attempt)
+    assert attempt.method == "optimal"
+
+
+def test_large_views_that_come_and_go_over_small_tensors_that_stay_make_two_stacks():
+    """What gathers views for each use: 2 and 1 large units in turn, each for three moments, over activations for a while."""
+    views = [(size, (at, at + 3)) for at, size in zip(range(0, 600, 2), [64, 32] * 150, strict=True)]
+    kept = [(5 + at % 3, (at, min(600, at + 40 + 13 * (at % 5)))) for at in range(600)]
+    problem = AllocationProblem([s for s, _ in views + kept], [(life,) for _, life in views + kept], 603)
+    several = AllocationProblem(
+        [*problem.sizes, 1] + [1] * 200, [*problem.intervals, ((0, 2), (9, 11))] + [((5, 6),)] * 200, 603
+    )
+    found = allocate(several)
+    assert_sound(several, found)
+    assert found.method == "two stacks by size"
+    assert found.gap < 0.04
 
 
 @pytest.mark.sampled(8, first=3)
