@@ -203,17 +203,19 @@ def one_core_step_seconds(program: Program, machine: Machine) -> float:
 
 
 def shared_cores_step_seconds(program: Program, machine: Machine, cores: int) -> float:
-    """Seconds of a step in which the engines of a rank share one core, and all ranks so many, as processes over MPI do.
+    """Seconds of a step of ranks that are processes of one thread each, as over MPI, and share so many cores.
 
-    The longer of two: the program on a core for each rank, whose engines slow each other down where they overlap; and the work of all
-    ranks, spread evenly. What it leaves out: which ranks a core is given to, and that work may be badly spread.
+    The longer of two: ranks on a core each (`rank_threads.py`), and the work of all ranks, spread evenly. What it leaves out: which ranks
+    a core is given to, and that work may be badly spread.
     """
+    from ratrain.targets.simulator.rank_threads import threads_step_seconds
+
     works = _Works(program, machine)
-
-    def on_core(stage: int, engine: Engine, instruction: Instruction) -> ResourceWork:
-        seconds = works(stage, engine, instruction).seconds + machine.engine_gap
-        return ResourceWork(seconds, ddr_bytes=seconds)  # "bytes" of a DDR that moves one a second: a core
-
-    timeline = simulate_work(program, on_core, Bandwidths(1.0, UNLIMITED.links, UNLIMITED.host))
     work = one_core_step_seconds(program, machine)
-    return max(timeline.step_seconds, work / min(cores, program.plan.clusters))
+    if cores == 1:
+        return work
+
+    def on_thread(stage: int, engine: Engine, instruction: Instruction) -> float:
+        return works(stage, engine, instruction).seconds + machine.engine_gap
+
+    return max(threads_step_seconds(program, on_thread), work / min(cores, program.plan.clusters))

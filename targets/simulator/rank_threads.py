@@ -1,0 +1,220 @@
+"""A step as ranks run it that are processes of one thread each: what a rank computes, it does not communicate meanwhile.
+
+The thread of a rank visits its engines in turn, as `targets/runtime/ranks/engine.py` does. It runs what computes to its end, posts what
+communicates, and finds that complete only when it looks again: after whatever it computed meanwhile, or, where it had nothing to do, after a
+pause that grows with how long it has waited. Bytes of a message move when the receiver looks. One replica stands for all: those of
+a stage do the same at the same time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import TYPE_CHECKING, TypeAlias
+
+from attrs import define, evolve, field, frozen
+
+from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.targets.simulator.flat_program import NEVER, RECV, SEND, STREAMS, TOGETHER, FlatProgram, flatten
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.program import Instruction, Program
+
+VISITED = (
+    Engine.TENSOR,
+    Engine.COLLECTIVE,
+    Engine.RECV,
+    Engine.SEND,
+    Engine.STORE,
+    Engine.FETCH,
+    Engine.HOST,
+    Engine.COMPUTE,
+)
+"""The order in which a rank's thread visits its engines: what communicates first, so that it is under way while the rank computes."""
+LONGEST_PAUSE = 1e-3
+"""Seconds between two looks of a rank that has waited for long (`targets/runtime/ranks/waiting.py`)."""
+SecondsOf: TypeAlias = "Callable[[int, Engine, Instruction], float]"
+"""Of an instruction of a stage's engine."""
+_SHARE = 1 / 3
+"""Pauses grow by a half from one to the next, so that the last one is about a third of all the waiting before."""
+_STEPS = 5
+"""Of which the last but one is measured: what waits for the step before does so then, and what goes on in the step after does that too."""
+
+
+@frozen(eq=False)
+class _Op:
+    """An instruction of every step."""
+
+    stage: int
+    seconds: float
+    """that it takes of its thread"""
+    waits: tuple[tuple[int, int, int], ...]
+    """streams, ops of a step of them, and steps back"""
+    communicates: bool
+    sender: int | None = None
+    """of a receive: the op that sends"""
+    receiver: int | None = None
+    """of a send: the op that receives"""
+    meets: tuple[int, ...] = ()
+    """the ops of other stages that it is complete with"""
+
+
+@define(eq=False)
+class _Thread:
+    """One rank's."""
+
+    streams: list[int]
+    clock: float = 0.0
+    at: int = 0
+    """the stream that it visits next, as a place in `streams`"""
+    idle: int = 0
+    """visits since something happened"""
+    parked: bool = False
+    ended: list[float] = field(factory=list)
+    """when it had done each step"""
+
+
+@define(eq=False)
+class _Run:
+    """Threads by stage, and what they have posted."""
+
+    ops: list[_Op]
+    first: list[int]
+    """of each stream, its first op"""
+    length: list[int]
+    threads: dict[int, _Thread]
+    done: list[int] = field(init=False)
+    """ops that each stream has completed"""
+    under_way: dict[int, tuple[int, int]] = field(factory=dict)
+    """by stream: the op that is posted, and its step"""
+    there: dict[tuple[int, int], float] = field(factory=dict)
+    """by op and step: since when others find it posted, or of a send: received"""
+
+    def __attrs_post_init__(self) -> None:
+        self.done = [0] * len(self.first)
+
+    def run(self) -> None:
+        """Run all steps: always the thread that is behind visits its next engine."""
+        ready = [(thread.clock, stage) for stage, thread in self.threads.items()]
+        while ready:
+            _, stage = heapq.heappop(ready)
+            thread = self.threads[stage]
+            stream = thread.streams[thread.at]
+            thread.at = (thread.at + 1) % len(thread.streams)
+            woken = []
+            if self.visit(thread, stream):
+                thread.idle = 0
+                woken = self.to_wake(stage)
+            else:
+                thread.idle += 1
+            if not self.finished(thread) and (thread.idle < len(thread.streams) or self.waits(thread)):
+                heapq.heappush(ready, (thread.clock, stage))
+            for other in woken:
+                heapq.heappush(ready, (self.threads[other].clock, other))
+        assert all(len(thread.ended) == _STEPS for thread in self.threads.values()), "a verified program does not hang"
+
+    def to_wake(self, stage: int) -> list[int]:
+        """Threads that had nothing to wait for and have it now."""
+        parked = [other for other, thread in self.threads.items() if thread.parked and other != stage]
+        return [other for other in parked if self.waits(self.threads[other])]
+
+    def waits(self, thread: _Thread) -> bool:
+        """Let a thread that has nothing to do wait for what will be there first; whether there is such a thing."""
+        known = [self.since(*self.under_way[stream]) for stream in thread.streams if stream in self.under_way]
+        first = min(known, default=inf)
+        thread.parked = first == inf
+        if thread.parked:
+            return False
+        waited = max(0.0, first - thread.clock)
+        thread.clock += waited + min(LONGEST_PAUSE, waited * _SHARE) / 2
+        thread.idle = 0
+        return True
+
+    def finished(self, thread: _Thread) -> bool:
+        """Whether a thread has done all steps; notes the end of each."""
+        done = min(self.done[each] // self.length[each] for each in thread.streams)
+        while len(thread.ended) < done:
+            thread.ended.append(thread.clock)
+        return done == _STEPS
+
+    def visit(self, thread: _Thread, stream: int) -> bool:
+        """Complete what a stream has under way, or begin its next op; whether anything happened."""
+        if stream in self.under_way:
+            op, step = self.under_way[stream]
+            if self.since(op, step) > thread.clock:
+                return False
+            del self.under_way[stream]
+            self.complete(thread, stream, op, step)
+            return True
+        step, place = divmod(self.done[stream], self.length[stream])
+        op = self.first[stream] + place
+        if step == _STEPS or not self.may_begin(op, step):
+            return False
+        if not self.ops[op].communicates:
+            self.complete(thread, stream, op, step)
+            return True
+        self.under_way[stream] = op, step
+        if self.ops[op].sender is None:
+            self.there[op, step] = thread.clock
+        return True
+
+    def complete(self, thread: _Thread, stream: int, op: int, step: int) -> None:
+        """Take the time of an op, and have it done."""
+        thread.clock += self.ops[op].seconds
+        self.done[stream] += 1
+        if self.ops[op].sender is not None:
+            self.there[op, step] = thread.clock
+
+    def may_begin(self, op: int, step: int) -> bool:
+        """Whether all that an op waits for on its own rank is done."""
+        return all(
+            step < back or self.done[stream] >= (step - back) * self.length[stream] + count
+            for stream, count, back in self.ops[op].waits
+        )
+
+    def since(self, op: int, step: int) -> float:
+        """When an op that is posted can be found complete; infinite while that is not known."""
+        one = self.ops[op]
+        others = (one.sender, one.receiver, *one.meets)
+        return max((self.there.get((other, step), inf) for other in others if other is not None), default=-inf)
+
+
+def _ops(program: Program, flat: FlatProgram, seconds_of: SecondsOf) -> Iterator[_Op]:
+    """The ops by number."""
+    records = iter(flat.ops)
+    for index, stage in enumerate(program.stages):
+        for engine in ENGINES:
+            for item in stage.streams[engine]:
+                record = next(records)
+                mode = record["mode"]
+                assert mode != NEVER, "a verified program has both ends of everything"
+                waits = flat.waits[record["wait_first"] : record["wait_stop"]].tolist()
+                communicates = bool(item.group) or item.peer is not None
+                own = _Op(index, seconds_of(index, engine, item), tuple(waits), communicates)
+                if mode in (SEND, RECV):
+                    channel = flat.channels[record["channel"]]
+                    ops, first = (flat.recvs, "recv_first") if mode == SEND else (flat.sends, "send_first")
+                    end = int(ops[channel[first] + record["place"]])
+                    own = evolve(own, receiver=end) if mode == SEND else evolve(own, sender=end)
+                elif mode == TOGETHER:
+                    meeting = flat.meetings[record["meeting"]]
+                    own = evolve(own, meets=tuple(flat.members[meeting["first"] : meeting["stop"]].tolist()))
+                yield own
+
+
+def threads_step_seconds(program: Program, seconds_of: SecondsOf) -> float:
+    """Seconds of a steady step of ranks with a thread and a core each; `seconds_of` says what an instruction takes of the thread."""
+    flat = flatten(program)
+    threads = {}
+    for stage in range(len(program.stages)):
+        numbers = [stage * STREAMS + ENGINES.index(engine) for engine in VISITED]
+        busy = [number for number in numbers if flat.streams[number]["stop"] > flat.streams[number]["first"]]
+        if busy:
+            threads[stage] = _Thread(busy)
+    first, stop = flat.streams["first"].tolist(), flat.streams["stop"].tolist()
+    lengths = [after - before for before, after in zip(first, stop, strict=True)]
+    run = _Run(list(_ops(program, flat, seconds_of)), first, lengths, threads)
+    run.run()
+    before, last = (max(thread.ended[step] for thread in threads.values()) for step in (-3, -2))
+    return last - before
