@@ -18,11 +18,10 @@ def checked_schedule(file: str, machine: str | None) -> tuple[Module, Machine | 
 
     Raises `DiagnosticError` where either is not sound.
     """
-    from ratrain import api
+    from ratrain.ratrainc.functions.proving import sound_schedule
 
     chosen = _given(machine)
-    module = api.load_schedule(file)
-    api.check(module, machine=chosen)
+    module = sound_schedule(file, machine=chosen)
     if module.target is not None:
         state_machine(file, module.target, chosen)
     return module, chosen
@@ -50,16 +49,15 @@ def checked_program(file: str, machine: str | None) -> tuple[Program, Machine]:
     Raises `DiagnosticError` where either is not sound, or the machine is not known here.
     """
     from ratrain import api
-    from ratrain.targets.program.program_verifier import check_program
+    from ratrain.ratrainc.functions.proving import sound_program
 
     if file.endswith(".rtir"):
         module, chosen = checked_schedule(file, machine)
-        program = api.emit(module, machine=chosen)
+        program = sound_program(api.emit(module, machine=chosen))
     else:
         chosen = _given(machine)
-        program = api.load(file)
+        program = sound_program(file)
         state_machine(file, program.info, chosen)
-    check_program(program)
     return program, chosen or api.machine_of(program)
 
 

@@ -401,14 +401,13 @@ def command(
     with misuse_of_command():
         refuse_contradictions(settings, ranks, threads, outputs)
     _refuse_idle_options(settings, data, ranks)
-    from ratrain import api
     from ratrain.ratrainc.console import status
+    from ratrain.ratrainc.functions.proving import sound_program
     from ratrain.ratrainc.heartbeat import speaking
     from ratrain.ratrainc.job import job_of
     from ratrain.ratrainc.pictures import picture_kind
     from ratrain.ratrainc.signals import saying_where
     from ratrain.ratrainc.training import check_outputs, run_training
-    from ratrain.targets.program.program_verifier import check_program
 
     if outputs.plot is not None:
         picture_kind(outputs.plot)
@@ -421,8 +420,7 @@ def command(
         if job.speaks:
             check_outputs(settings, outputs, job.count)
         with status(f"reading and verifying {file}"):
-            program = api.load(file, machine=machine)
-            check_program(program)
+            program = sound_program(file, machine=machine)
         with misuse_of_command():
             settings = for_program(program, settings, ranks, threads)
         own, shown = of_a_process(outputs, evolve(display, quiet=as_json), speaks=job.speaks)

@@ -13,7 +13,7 @@ from ratrain.passes.pipeline_text import pass_text
 from ratrain.passes.placement.placed_by import placed_by, placement_in
 from ratrain.passes.placement.placed_schedule import refuse_contradiction
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics, Note, fail, misuse
-from ratrain.ratrain_ir.files import write_lines
+from ratrain.ratrain_ir.files import read_bytes, write_lines
 from ratrain.ratrain_ir.frontend.model_fields import check_model
 from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan import Plan
@@ -36,7 +36,7 @@ from ratrain.ratrainc.strategies import strategy as strategy_named
 from ratrain.targets.codegen.emitter import emit as emit_module
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.machine.record import check_carried, check_on_machine, compiled_for, target_info
-from ratrain.targets.program.rtx import program_bytes, read_program, write_program
+from ratrain.targets.program.rtx import parse_program, program_bytes, write_program
 from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
@@ -345,8 +345,16 @@ def load(path: str, *, machine: str | Machine | None = None) -> Program:
         module = load_schedule(path)
         check(module, machine=machine)
         return emit(module, machine=machine)
+    return program_in(read_bytes(path, "program"), path)
+
+
+def program_in(data: bytes, path: str) -> Program:
+    """The program in the bytes of the `.rtx` at a path.
+
+    Raises `DiagnosticError` where they are not sound as a file.
+    """
     with paused_gc():
-        program = read_program(path)
+        program = parse_program(data, path)
     check_carried(program.info, program.topology, path)
     check_on_machine(program, path)
     return program

@@ -17,12 +17,12 @@ from ratrain.ratrainc.bridge.exporting import Exported, export_plan
 from ratrain.ratrainc.difference import Difference, difference
 from ratrain.ratrainc.disassembly import routine_lines, stream_lines, tile_lines
 from ratrain.ratrainc.functions.building import check, load, load_schedule
+from ratrain.ratrainc.functions.proving import sound_program, sound_schedule
 from ratrain.ratrainc.functions.timing import check_stage
 from ratrain.ratrainc.parts import Part, Shown
 from ratrain.ratrainc.schedule_table import ScheduleTable, schedule_table
 from ratrain.ratrainc.table_report import TableReport, table_report
 from ratrain.targets.program.program import Program
-from ratrain.targets.program.program_verifier import check_program
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.schedule_worth import PassTimes
@@ -49,16 +49,18 @@ def verify(what: Module | Program | str, *, machine: str | Machine | None = None
 
     A module is proved for the machine it was sized for, or for the one given. Raises `DiagnosticError` with all that is wrong.
     """
-    if isinstance(what, str):
-        what = load(what) if what.endswith(".rtx") else load_schedule(what)
-    if isinstance(what, Program):
-        if machine is not None:
-            misuse("a program holds what its machine's routines need: it is proved for no other machine")
-        check_program(what)
+    is_program = what.endswith(".rtx") if isinstance(what, str) else isinstance(what, Program)
+    if is_program and machine is not None:
+        misuse("a program holds what its machine's routines need: it is proved for no other machine")
+    if isinstance(what, str) and not is_program:
+        what = sound_schedule(what, machine=machine, anew=True)
+    elif isinstance(what, Module):
+        check(what, machine=machine)
+    else:
+        what = sound_program(what, anew=True)
         count = sum(stage.instructions for stage in what.stages)
         words = f"{len(what.stages)} stages, {count} instructions, {len(what.routines)} routines"
         return Proof(words, what.info)
-    check(what, machine=machine)
     ops = sum(len(stage.ops) for stage in what.stages)
     return Proof(f"level {what.level.value}, {len(what.stages)} stages, {ops} ops", what.target)
 
@@ -128,8 +130,8 @@ def disassemble_routines(program: Program | str) -> Iterator[str]:
 
 def disassemble_tiles(program: Program | str, *, core: int = 0, limit: int = 60) -> Iterator[str]:
     """The tile schedules of a program, line by line: buffers, transfers, waits; of each the first `limit` events of a core."""
-    known = _program(program)
-    check_program(known)  # of schedules that are not sound the events need not end
+    # of schedules that are not sound the events need not end
+    known = sound_program(program)
     return tile_lines(known, core, limit)
 
 

@@ -11,12 +11,11 @@ from attrs import evolve, frozen
 from ratrain.ratrain_ir.diagnostics import misuse
 from ratrain.ratrain_ir.files import is_directory
 from ratrain.ratrain_ir.types import Dtype
-from ratrain.ratrainc.functions.building import load
+from ratrain.ratrainc.functions.proving import sound_program
 from ratrain.ratrainc.machine_facts import Fact
 from ratrain.ratrainc.parts import Part, Shown
 from ratrain.ratrainc.progress import OnProgress, Progress
 from ratrain.ratrainc.run_choices import DataChoice, Display, Generation, Outputs, Prompt, Ranks
-from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.runtime.settings import RunSettings, available_threads
 
 if TYPE_CHECKING:
@@ -53,8 +52,7 @@ def run(
     written = outputs or Outputs()
     refuse_contradictions(told, Ranks(), threads, written)
     check_outputs(told, written, 1)
-    known = load(program, machine=machine) if isinstance(program, str) else program
-    check_program(known)
+    known = sound_program(program, machine=machine)
     told = for_program(known, told, Ranks(), threads)
 
     def hear(timed: TimedStep) -> None:
@@ -220,8 +218,8 @@ def doctor(program: Program | str | None = None, *, machine: str | Machine | Non
     """
     from ratrain.ratrainc.machine_facts import machine_facts, program_fact
 
-    known = load(program, machine=machine) if isinstance(program, str) else program
-    if known is not None:
-        check_program(known)  # what it takes is told of a sound program only
+    known = (
+        None if program is None else sound_program(program, machine=machine)
+    )  # what it takes is told of a sound program only
     facts = machine_facts()
     return Offer(facts if known is None else facts | {"program": program_fact(known)})

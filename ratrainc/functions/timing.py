@@ -9,13 +9,13 @@ from attrs import frozen
 from ratrain.ratrain_ir.diagnostics import misuse
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrainc.functions.building import load, machine_of
+from ratrain.ratrainc.functions.proving import sound_program
 from ratrain.ratrainc.parts import Part, Shown
 from ratrain.ratrainc.simulation import GivenTimesSimulation, Simulation, StepSimulation
 from ratrain.ratrainc.time_report import TimeReport
 from ratrain.ratrainc.times_text import load_times
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.program.program import Program
-from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.simulator.figures import (
     one_core_step_seconds,
     shared_cores_step_seconds,
@@ -174,7 +174,5 @@ def report_against(
 def program_and_machine(program: Program | str, machine: str | Machine | None) -> tuple[Program, Machine]:
     """A program, which may be a file, and its machine: the one given, else the one it was compiled for."""
     given = load_machine(machine) if isinstance(machine, str) else machine
-    known = program if isinstance(program, Program) else load(program, machine=given)
-    if known is not program:
-        check_program(known)
+    known = program if isinstance(program, Program) else sound_program(program, machine=given)
     return known, given or machine_of(known)
