@@ -15,10 +15,27 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from attrs import define
+
 try:
     import fcntl
 except ImportError:  # there is none on this system: processes that start together compile the same
     fcntl = None  # type: ignore[assignment]
+
+
+@define
+class Allowance:
+    """How many ops a process may still run without the compiler. Many small runs are one large one: it pays then."""
+
+    ops: int
+
+    def take(self, ops: int) -> bool:
+        """Whether so many were left; they are used up."""
+        if ops > self.ops:
+            return False
+        self.ops -= ops
+        return True
+
 
 WAY_OUT = "set NUMBA_CACHE_DIR to a directory that can be written"
 

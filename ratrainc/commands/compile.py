@@ -121,7 +121,11 @@ def command(
             wanted = passes if passes is not None else "" if module.target is not None else "allocate-ddr"
             if not wanted:
                 refuse_idle("has no pass to follow: the schedule is allocated already", "verify_each")
-            runs = api.run_passes(module, wanted, machine=machine, verify_each=verify_each, progress=progress)
+            if wanted:
+                runs = api.run_passes(module, wanted, machine=machine, verify_each=verify_each, progress=progress)
+            else:  # it was proved for this machine when it was read
+                runs = []
+                api.make_for(module, api.machine_for(module, machine))
     else:
         assert model is not None
         assert plan is not None

@@ -10,28 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from attrs import define
 
+from ratrain.ratrain_ir.loops import Allowance
 from ratrain.targets.simulator import event_loop
 from ratrain.targets.simulator.flat_program import FlatProgram, Float64s, Records
 from ratrain.targets.simulator.run_state import RunState
 
 _OPS = 10_000
 """About 0.3 s of plain Python, and as long as it takes to load a loop that was compiled before; compiling takes seconds."""
-
-
-@define
-class Allowance:
-    """How many ops a process may still run without the compiler. Many small runs are one large one: it pays then."""
-
-    ops: int
-
-    def take(self, ops: int) -> bool:
-        """Whether so many were left; they are used up."""
-        if ops > self.ops:
-            return False
-        self.ops -= ops
-        return True
 
 
 ALLOWANCE = Allowance(_OPS)

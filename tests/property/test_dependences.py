@@ -10,6 +10,7 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
+from ratrain.ratrain_ir.analysis import dependence_sweep
 from ratrain.ratrain_ir.analysis.dependence import stage_waits
 from ratrain.ratrain_ir.analysis.graph import (
     BLOCKING,
@@ -23,6 +24,7 @@ from ratrain.ratrain_ir.analysis.progress import blocking_cycle
 from ratrain.ratrain_ir.diagnostics import Diagnostics
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.loops import Allowance
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import ENGINES, Engine, Forward, Op, Recv, Release, Send, is_blocking
@@ -97,6 +99,18 @@ def test_no_wait_can_be_dropped(module):
                 graph.remove_edge(source, target)
                 assert not nx.has_path(graph, source, target), f"the wait of op {position} for {wait} is implied"
                 graph.add_edge(source, target)
+
+
+@settings(max_examples=10)
+@given(compiled(**SMALL))
+def test_the_compiled_sweep_finds_what_the_plain_one_finds(module):
+    for stage in module.stages:
+        found = []
+        for accesses in (0, 1 << 40):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(dependence_sweep, "ALLOWANCE", Allowance(accesses))
+                found.append(stage_waits(stage))
+        assert found[0] == found[1]
 
 
 @settings(max_examples=15)

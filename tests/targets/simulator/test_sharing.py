@@ -12,6 +12,7 @@ from attrs import evolve, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ratrain.ratrain_ir.loops import Allowance
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrain_ir.testing.strategies import Case, cases
 from ratrain.targets.machine.machine import load_machine
@@ -20,7 +21,6 @@ from ratrain.targets.program.program import Program
 from ratrain.targets.simulator import interpreted_loop
 from ratrain.targets.simulator.bubbles import Bubbles
 from ratrain.targets.simulator.figures import simulated
-from ratrain.targets.simulator.interpreted_loop import Allowance
 from ratrain.targets.simulator.live_curve import live_curve
 from ratrain.targets.simulator.timed_run import WorkOf, simulate_work
 from tests.end_to_end.tiny_runs import MODEL, make_program
