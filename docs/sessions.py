@@ -62,8 +62,9 @@ def _is_same(command: str, before: str, now: str) -> bool:
 
 def _without_figures(text: str) -> str:
     """An output without numbers, pictures made of them, and the breaks of lines that depend on their lengths."""
-    without_eta = re.sub(r" ETA\s+\S+", "", text)  # said where there is one
-    return " ".join(re.sub(r"[\d.,:+-]+( [MG]iB)?|[▁▂▃▄▅▆▇█]+", "#", without_eta).split())
+    one_line = " ".join(text.split())
+    as_ever = re.sub(r" ETA \S+|; with what compiling \d+ kernels took, once", "", one_line)  # said where there is one
+    return re.sub(r"[\d.,:+-]+( [MG]iB)?|[▁▂▃▄▅▆▇█]+", "#", as_ever)
 
 
 def _output(command: str) -> str:

@@ -40,6 +40,15 @@ class Allowance:
 WAY_OUT = "set NUMBA_CACHE_DIR to a directory that can be written"
 
 
+_LOOPS: list[Any] = []
+"""What this process has of them."""
+
+
+def compiled_anew() -> int:
+    """Loops that this process compiled, and did not read from disk: that takes seconds, and memory that stays."""
+    return sum(sum(loop.stats.cache_misses.values()) for loop in _LOOPS)
+
+
 class UncachedWarning(RuntimeWarning):
     """Compiled loops cannot be kept: every process compiles them anew."""
 
@@ -50,10 +59,16 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
     Where neither the package's folder, nor one in the user's home, nor NUMBA_CACHE_DIR can be written, it is not kept on disk, and
     an `UncachedWarning` says so, once. Of processes that need it at once, one compiles it, and the others read what that has kept.
     """
+    loop = _kept_or_not(function, {"nogil": True, "error_model": "numpy"} | options)
+    if hasattr(loop, "stats"):  # without its compiler, numba leaves functions as they are
+        _LOOPS.append(loop)
+    return loop
+
+
+def _kept_or_not(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     import numba as nb
 
     njit: Any = nb.njit
-    options = {"nogil": True, "error_model": "numpy"} | options
     try:
         return _by_one_process(_with_what_it_freezes(njit(cache=True, **options)(function)))
     except RuntimeError as error:  # numba has tried to write in each of these

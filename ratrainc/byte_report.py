@@ -173,7 +173,7 @@ def _parts(facts: dict[str, Any]) -> Iterator[Part]:
     if facts["byte_reuse"]:
         step, apart = facts["byte_reuse"]["step_seconds"], facts["byte_reuse"]["without_reuse_seconds"]
         words = f"{seconds_text(step)} a step, {seconds_text(apart)} if no bytes were used twice"
-        yield f"waits for bytes that are used again: {words} ({100 * (step / apart - 1):+.2f} %, simulated)"
+        yield f"waits for bytes that are used again: {words} ({_change_text(step, apart)}, simulated)"
     if "slices" in facts:
         yield facts["slices"]
     rows = [[kind, str(size), size_text(size), f"{100 * size / peak:.1f} %"] for kind, size in facts["by_kind"].items()]
@@ -189,13 +189,18 @@ def _parts(facts: dict[str, Any]) -> Iterator[Part]:
         yield _levers_table(facts["levers"])
 
 
+def _change_text(seconds: float, before: float) -> str:
+    """How much longer; what rounds to nothing is no less than nothing."""
+    return f"{round(100 * (seconds / before - 1), 2) + 0.0:+.2f} %"
+
+
 def _levers_table(levers: list[dict[str, Any]]) -> TextTable:
     now = levers[0]["step_seconds"]
     rows = []
     for lever in levers:
         freed = lever["freed_bytes"]
         seconds = lever["step_seconds"]
-        price = "does not fit" if seconds is None else f"{100 * (seconds / now - 1):+.2f} %" if now else ""
+        price = "does not fit" if seconds is None else _change_text(seconds, now) if now else ""
         rows.append(
             [
                 lever["name"],

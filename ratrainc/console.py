@@ -15,7 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
 from rich.spinner import Spinner
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ratrain.ratrain_ir.diagnostics import Diagnostic, Severity, printable
@@ -123,9 +123,9 @@ def progress(total: int | None, title: str) -> Iterator[tuple[Progress, Any]]:
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[status]}", markup=False),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),  # bar and words give way, not figures
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        _StatusColumn("{task.fields[status]}", markup=False, table_column=Column()),
     )
     bar = Progress(*columns, console=errors(), disable=True, speed_estimate_period=inf)
     task = bar.add_task(title, total=total, status="")
@@ -133,6 +133,15 @@ def progress(total: int | None, title: str) -> Iterator[tuple[Progress, Any]]:
         drawn(bar.get_renderable) if errors().is_terminal else said_while_working(lambda: _progress_line(bar.tasks[0]))
     ):
         yield bar, task
+
+
+class _StatusColumn(TextColumn):
+    """Words that give way with the bar, on one line."""
+
+    def render(self, task: Task) -> Text:
+        text = super().render(task)
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
 
 
 def _progress_line(task: Task) -> str:

@@ -111,7 +111,7 @@ def _live_view(run: TrainingRun) -> Iterator[Callable[[TimedStep], None]]:
 @contextmanager
 def _progress_bar(run: TrainingRun) -> Iterator[Callable[[TimedStep], None]]:
     with progress(run.settings.steps, "training") as (bar, task):
-        bar.update(task, status="first step: kernels are compiled where they never ran before")
+        bar.update(task, status="first step: new kernels are compiled")
         yield lambda timed: bar.update(
             task, advance=1, status=f"loss {timed.report.loss:.4f}  {timed.tokens_per_second:,.0f} tokens/s"
         )
@@ -124,7 +124,7 @@ def _step_line(timed: TimedStep, seconds_left: float | None) -> str:
     if timed.eval_loss is not None:
         parts.append(f"held out {timed.eval_loss:.4f}")
     if report.gradient_norm is not None:
-        parts.append(f"gradient norm {report.gradient_norm:.3g}")
+        parts.append(f"norm {report.gradient_norm:.3g}")
     parts.append(f"{timed.tokens_per_second:,.0f} tokens/s")
     if timed.mfu is not None:
         parts.append(f"MFU {100 * timed.mfu:.0f} %")

@@ -9,6 +9,7 @@ from typing import Any
 from attrs import frozen
 
 from ratrain.ratrain_ir.diagnostics import Diagnostic
+from ratrain.ratrain_ir.loops import compiled_anew
 from ratrain.ratrainc.cli import EXIT_DIAGNOSED, EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_SAVED, EXIT_TERMINATED
 from ratrain.ratrainc.console import output, say, size_text
 from ratrain.ratrainc.loss_plot import Curves, chart_lines, curve_picture
@@ -121,7 +122,9 @@ def _memory_line(memory: MemoryUse) -> Iterator[Part]:
     if planned is not None and peak is not None:
         messages = f", {size_text(memory.transport_bytes)} of it for messages" if memory.transport_bytes else ""
         share = 100 * (peak / planned - 1)
-        yield f"memory: at most {size_text(peak)} resident, {share:+.1f} % of {size_text(planned)} planned{messages}"
+        anew = compiled_anew()
+        made = f"; with what compiling {anew} kernels took, once" if anew else ""
+        yield f"memory: at most {size_text(peak)} resident, {share:+.1f} % of {size_text(planned)} planned{messages}{made}"
 
 
 def _files_line(memory: MemoryUse, steps: int) -> Iterator[Part]:

@@ -8,7 +8,7 @@ second or a minute. The search is scipy's trust region method within bounds (ext
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf, log
+from math import exp, inf, log
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -37,6 +37,8 @@ _SMALL_GAIN = 1e-9
 _MOST_STEPS = 40
 _TRIED_CHANGE = 1e-3
 _NO_INFLUENCE = 1e-10
+_SEEN = 1e-3
+"""Share of a constant's change that some row must change by, for a fit of rates to see the constant."""
 
 
 @frozen
@@ -134,6 +136,29 @@ def fitted(
         f_scale=1.0 if outlier == inf else outlier,
     )
     return changed(solution.x)
+
+
+def fitted_rates(
+    machine: Machine,
+    names: Sequence[str],
+    predict: Predict,
+    measured: Seconds,
+    *,
+    source: str,
+    unseen: str,
+    place: Location | None = None,
+) -> Machine:
+    """`fitted`, of constants that nobody named: one that changes no row keeps its value, and `unseen` says so as its source."""
+    unchanged = predict(machine)
+
+    def moves_a_row(name: str) -> bool:
+        lowered = with_values(machine, [name], [machine[name] * exp(-_TRIED_CHANGE)], source)
+        return bool(np.abs(np.log(predict(lowered) / unchanged)).max() >= _SEEN * _TRIED_CHANGE)
+
+    seen = [name for name in names if moves_a_row(name)]
+    found = fitted(machine, seen, predict, measured, source=source, place=place) if seen else machine
+    kept = {name: evolve(found.constants[name], source=unseen) for name in names if name not in seen}
+    return evolve(found, constants={**found.constants, **kept})
 
 
 def _check_influence(residuals: Callable[[Seconds], Seconds], names: Sequence[str], place: Location | None) -> None:

@@ -20,7 +20,7 @@ from ratrain.ratrainc.calibration.calibrated import Calibrated
 from ratrain.ratrainc.calibration.device_constants import capacity_constants, copy_constants, link_part
 from ratrain.ratrainc.calibration.device_ops import RunProgram, other_ops, run_programs
 from ratrain.ratrainc.calibration.device_programs import USUAL_DTYPE, compiled, usual_programs
-from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, errors, fitted
+from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, errors, fitted_rates
 from ratrain.ratrainc.console import seconds_text
 from ratrain.ratrainc.machine_facts import free_memory
 from ratrain.ratrainc.parts import Part, TextTable
@@ -47,7 +47,6 @@ _FOR_RUNS = 0.4
 """The share of the work, to show, that is in running programs."""
 _RATES = ("gemm_efficiency", "gemm_half_extent", "attention_efficiency", "head_efficiency", "ddr_bandwidth", "launch")
 _STARTS = {"gemm_efficiency": 0.7, "attention_efficiency": 0.3, "head_efficiency": 0.5}
-_SMALL_CHANGE = 1e-3
 _LINKS_OF = {HOST_DEVICE: "cpu", "H200": "h200", "H100": "h100-node", "A100": "a100-node"}
 """Built-in machines with the links of a device, by a word of what it calls itself."""
 
@@ -295,20 +294,8 @@ def _with_rates(start: Machine, calls: Sequence[TimedCall], where: str, *, overl
         constants["dispatch"] = Constant(median(call.issued for call in calls), "s", "measured", source)
     machine = evolve(start, constants=constants)
     predict, measured = partial(_predicted, calls), _measured(calls)
-    rates = [name for name in _RATES if _matters(name, predict, machine)]
-    source = f"fitted to {len(calls)} kernel calls: {where}"
-    machine = fitted(machine, rates, predict, measured, source=source)
-    for name in {*_RATES} - {*rates}:
-        guess = evolve(machine.constants[name], source="no kernel that was timed depends on it")
-        machine = evolve(machine, constants=machine.constants | {name: guess})
-    return machine
-
-
-def _matters(name: str, predict: Callable[[Machine], Seconds], machine: Machine) -> bool:
-    """Whether a constant changes the time of any call."""
-    constant = machine.constants[name]
-    changed = evolve(machine, constants=machine.constants | {name: evolve(constant, value=0.5 * constant.value)})
-    return bool((np.abs(predict(changed) / predict(machine) - 1) > _SMALL_CHANGE).any())
+    source, unseen = f"fitted to {len(calls)} kernel calls: {where}", "no kernel that was timed depends on it"
+    return fitted_rates(machine, _RATES, predict, measured, source=source, unseen=unseen)
 
 
 def _predicted(calls: Sequence[TimedCall], machine: Machine) -> Seconds:

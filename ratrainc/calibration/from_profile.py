@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.diagnostics import Location, fail
 from ratrain.ratrain_ir.files import read_text
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrainc.calibration.calibrated import Calibrated
-from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, errors, fitted
+from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, errors, fitted_rates
 from ratrain.ratrainc.console import seconds_text
 from ratrain.ratrainc.run_profile import FORMAT
 from ratrain.ratrainc.trace import MICROSECONDS
@@ -108,7 +108,8 @@ def machine_from_profile(path: str, name: str, peak_flops: float) -> ProfiledMac
     measured = np.array([seconds for _, seconds in routines])
     predict = partial(_routine_seconds, [routine for routine, _ in routines])
     source = f"fitted to {len(routines)} routines in {path}"
-    machine = fitted(start, _FITTED, predict, measured, source=source, place=Location(path, 1))
+    unseen = "no routine of the profile depends on it"
+    machine = fitted_rates(start, _FITTED, predict, measured, source=source, unseen=unseen, place=Location(path, 1))
     rates = errors(predict(machine), measured)
     machine = Machine(name, Engine.COMPUTE, machine.constants, "table", _table(profile, machine))
     return ProfiledMachine(machine, profile.step_seconds, profile.steps, rates)

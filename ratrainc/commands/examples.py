@@ -13,6 +13,9 @@ Examples:
   ratrainc examples examples                                   then all that help pages say of examples/ can be typed
 """
 
+_NAMED = 5
+"""So many files that are there already are named; more are counted."""
+
 
 @click.command(epilog=_EPILOG)
 @click.argument("folder", type=Result("examples"), callback=output_directory, metavar="[DIR]", required=False)
@@ -38,6 +41,7 @@ def command(folder: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"output": folder, "copied": copied, "kept": kept})
         return
-    for name in kept:
-        echo(f"{name} is there already, and is left as it is")
+    if kept:
+        named = ", ".join(kept) if len(kept) <= _NAMED else f"{len(kept)} files"
+        echo(f"there already, and left as they are: {named}")
     echo(f"copied {len(copied)} files into {folder}")

@@ -50,6 +50,10 @@ def strategies() -> tuple[Strategy, ...]:
     return STRATEGIES
 
 
+_LONG = 60
+"""Characters of an option's values that are told as words, so that a narrow terminal can break between them."""
+
+
 @frozen(repr=False)
 class PassList(Shown):
     """The passes, with what each does and its options."""
@@ -61,7 +65,9 @@ class PassList(Shown):
         for each in self.passes:
             yield f"{each['name']}\n    {each['summary']}"
             for option in each["options"]:
-                yield f"    {{{option['name']}={option['values']}}}, default {option['default']}"
+                name, values = option["name"], option["values"]
+                told = f"{{{name}={values}}}" if len(values) < _LONG else f"{{{name}=...}}: {values.replace('|', ', ')}"
+                yield f"    {told}, default {option['default']}"
 
     def to_json(self) -> dict[str, Any]:
         """The list as `--json` prints it."""

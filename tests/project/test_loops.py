@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numba
 import pytest
 
+from ratrain.ratrain_ir import loops
 from ratrain.ratrainc.examples import example_path
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +37,19 @@ def run(folder: Path, script: str, *words: str, **variables: str) -> subprocess.
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
+
+
+def test_what_was_compiled_is_told_from_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+
+    def twice(x: int) -> int:
+        return x + x
+
+    before = loops.compiled_anew()
+    assert loops.compiled(twice)(3) == 6
+    assert loops.compiled_anew() == before + 1
+    assert loops.compiled(twice)(4) == 8
+    assert loops.compiled_anew() == before + 1
 
 
 @pytest.mark.full

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shlex
 import shutil
 from collections.abc import Callable
@@ -97,7 +98,8 @@ def a_folder_of_the_reader() -> None:
     text = "a book of few words and many letters, again and again. " * 60
     Path("book.txt").write_text(text)
     Path("shards").mkdir()
-    Path("shards/a.txt").write_text(text)
+    for name in ("a.txt", "b.txt"):
+        Path("shards", name).write_text(text)
     pairs = [json.dumps({"question": "how many words?", "answer": "a few words, and more letters"})] * 40
     Path("chats.jsonl").write_text("\n".join(pairs))
     call("ratrainc compile --model m.json --plan p.toml -o tiny.rtx")
@@ -111,9 +113,21 @@ def a_folder_of_the_reader() -> None:
 
 
 def for_calibration() -> None:
-    told = ((1, 0.0105), (2, 0.0107), (4, 0.0109))
-    rows = "".join(f"examples/tiny.json,examples/tiny.toml,{dp},{seconds}\n" for dp, seconds in told)
+    wide = {"hidden_size": 2048, "intermediate_size": 5504, "num_attention_heads": 16}
+    Path("wide.json").write_text(json.dumps(MODEL | wide))
+    Path("wide.toml").write_text(PLAN.replace("seq_len = 8", "seq_len = 1024"))
+    rows = "".join(f"wide.json,wide.toml,{dp},{seconds}\n" for dp, seconds in ((1, 4.0), (2, 4.1), (4, 4.2)))
     Path("measured.csv").write_text(f"model,plan,dp,step_seconds\n{rows}")
+
+
+def for_training() -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="the page trains with a tokenizer: extra 'tokenizer'")
+    words = ["[UNK]", "</s>", *sorted(set(re.findall(r"\w+|[^\w\s]", Path("book.txt").read_text())))]
+    numbers = {word: number for number, word in enumerate(words)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save("llama/tokenizer.json")
+    Path("llama/tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
 
 
 def for_validation() -> None:
@@ -149,6 +163,7 @@ BESIDE: dict[str, Callable[[], None]] = {
     "validation-tables.md": for_validation,
     "strategies.md": for_strategies,
     "coming-from.md": for_coming_from,
+    "training.md": for_training,
     "watch.md": for_watching,
     "plugins.md": for_plugins,
 }
@@ -169,3 +184,33 @@ def test_the_commands_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyt
     BESIDE.get(page.name, lambda: None)()
     for line in commands_to_run(page):
         call(shortened(line))
+
+
+def blocks_of_the_readme() -> tuple[str, str]:
+    """What its demo prints, shortened, and what its verifier says of an edited schedule."""
+    fenced = re.findall(r"^```\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    demo, edited = fenced
+    return demo, edited
+
+
+def test_what_the_readme_shows_of_the_verifier_is_what_it_says() -> None:
+    """It stands in the start page too, which is written from what comes out."""
+    assert blocks_of_the_readme()[1] in (DOCS / "start-here.md").read_text()
+
+
+@pytest.mark.full
+def test_the_demo_prints_what_the_readme_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is compiled and simulated exactly; of what is trained all but its figures, which a processor and a clock give."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    call("ratrainc quickstart")
+    out = capsys.readouterr().out
+    exact, trained = blocks_of_the_readme()[0].split("...\n")
+    assert [line for line in exact.splitlines() if line not in out.splitlines()] == []
+    without_figures = runpy.run_path(str(DOCS / "sessions.py"))["_without_figures"]
+    printed = {without_figures(line) for line in out.splitlines()}
+    shown = [line for line in trained.splitlines() if not re.search("[┤└]", line)]
+    assert [line for line in shown if without_figures(line) not in printed] == []
+    assert len(re.findall("┤", trained)) == len(re.findall("┤", out))

@@ -17,7 +17,7 @@ from ratrain import api
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrainc import extras
 from ratrain.ratrainc.calibration import fitting
-from ratrain.ratrainc.calibration.fitting import fitted, with_values
+from ratrain.ratrainc.calibration.fitting import Seconds, fitted, fitted_rates, with_values
 from ratrain.ratrainc.calibration.from_profile import machine_from_profile
 from ratrain.ratrainc.calibration.report import calibrate_rows
 from ratrain.ratrainc.cli import main
@@ -166,6 +166,25 @@ def test_bad_names_are_diagnosed(tmp_path: Path, names: list[str], words: str) -
 def test_a_constant_without_influence_is_diagnosed() -> None:
     with pytest.raises(DiagnosticError, match="changes the time of no row"):
         fitted(load_machine("mt3000"), ["launch"], lambda _: np.array([1.0]), np.array([2.0]), source="test")
+
+
+def test_a_rate_without_influence_keeps_its_value_and_says_so() -> None:
+    """Nobody named it: on a small program products may be bound by memory alone."""
+    start = load_machine("mt3000")
+
+    def predict(machine: Machine) -> Seconds:
+        return np.array([2.0, 3.0]) * machine["launch"]
+
+    measured = np.array([2e-5, 3e-5])
+    found = fitted_rates(start, ["gemm_efficiency", "launch"], predict, measured, source="test", unseen="not seen")
+    assert found["launch"] == pytest.approx(1e-5)
+    assert found.constants["launch"].certainty == "fitted"
+    kept = found.constants["gemm_efficiency"]
+    assert (kept.value, kept.certainty, kept.source) == (
+        start["gemm_efficiency"],
+        start.constants["gemm_efficiency"].certainty,
+        "not seen",
+    )
 
 
 def test_a_machine_without_a_time_is_diagnosed() -> None:

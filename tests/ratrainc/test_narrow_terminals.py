@@ -79,6 +79,7 @@ SEARCH = ("plan", "--model", MODEL, "--clusters", "4", "--global-batch", "16", "
         ("simulate", "PROGRAM"),
         pytest.param(("doctor", "PROGRAM"), marks=pytest.mark.full),
         ("examples",),
+        ("strategies",),
         ("compile", "--model", "tiny.toml", "--plan", PLAN),
         pytest.param(("run", "PROGRAM", "--steps", "2", "--kernels", "reference"), marks=pytest.mark.full),
     ],
@@ -92,6 +93,13 @@ def test_commands_keep_to_eighty_columns(program: str, monkeypatch: pytest.Monke
     assert not [line for line in lines if len(line) > 80 and len(line.split()) > 1]
     assert "…" not in "\n".join(lines)
     assert not [line for line in lines if "━━━━━━━━ " in line or "⠋" in line], "something that moved is still there"
+
+
+def test_no_option_of_a_pass_is_wider_than_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal(monkeypatch) as screen:
+        main(["passes"])
+    assert [line for line in screen.lines if len(line) > 80] == []
+    assert "v-half" in screen.getvalue()
 
 
 def test_the_planner_shows_all_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +150,20 @@ def test_of_what_moves_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch, m
         "└───┘",
         "fourth",
     ]
+
+
+@pytest.mark.parametrize(
+    "said", ["", "first step: new kernels are compiled", "a candidate of many words and numbers " * 2]
+)
+def test_of_a_bar_its_length_gives_way_not_its_figures(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    with terminal(monkeypatch) as screen, progress(120, "training") as (bar, task):
+        bar.update(task, completed=7, status=said)
+        time.sleep(0.25)  # so that it is drawn
+        drawn_now = screen.getvalue().rpartition("\r")[2]
+    assert "7/120" in drawn_now
+    assert "-:--:--" in drawn_now
+    assert said[:20] in drawn_now
+    assert "\n" not in drawn_now
 
 
 def test_results_go_to_stdout_while_a_bar_is_on_the_terminal(

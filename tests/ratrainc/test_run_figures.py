@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from ratrain.ratrainc import run_result
 from ratrain.ratrainc.console import progress, unseen_progress
 from ratrain.ratrainc.run_result import RunResult, show_run
 from ratrain.targets.runtime.process_memory import MemoryUse
@@ -62,3 +63,17 @@ def test_utilisation_of_a_run_is_that_of_its_steps_together(capsys: pytest.Captu
     shown = [evolve(step, mfu=mfu) for step, mfu in zip(steps, (0.01, 0.10, 0.30), strict=True)]
     show_run(RunResult(tuple(shown), 1.0, MemoryUse(0, 0, 0, None, None), None, "text", None, None, 0))
     assert "utilisation 15 %" in capsys.readouterr().out
+
+
+def test_the_memory_of_a_run_that_compiled_kernels_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compiling takes memory that no program plans: without a word the share planned looks like a mistake."""
+    steps = tuple(train(make_program(), 1).done)
+    memory = MemoryUse(100 << 20, 0, 0, 100 << 20, 300 << 20)
+    for anew in (0, 31):
+        monkeypatch.setattr(run_result, "compiled_anew", lambda anew=anew: anew)
+        show_run(RunResult(steps, 1.0, memory, None, "text", None, None, 0))
+        said = capsys.readouterr().out
+        assert "+50.0 %" in said
+        assert ("compiling 31 kernels" in said) == bool(anew)
