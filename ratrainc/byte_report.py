@@ -142,7 +142,7 @@ def _levers(module: Module, stage: int, machine: Machine, seconds: float) -> tup
     now = try_setting(setting, "as it is")
     if now is None:
         return [], f"no levers are tried: the pipeline '{pipeline}' cannot be run again here"
-    tried = [now, *(o for o in outcomes(setting, stage, seconds) if " and " not in o.name)]
+    tried = [now, *outcomes(setting, stage, seconds, together=1)]
     reference = now.peak_bytes[stage]
     return [
         {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 from typing import TYPE_CHECKING
 
 import attrs
@@ -96,12 +96,12 @@ def levers_of(heaviest: int) -> list[Lever]:
     ]
 
 
-def outcomes(setting: Setting, heaviest: int, seconds: float) -> Iterator[Outcome]:
-    """Try every lever alone, then pairs, until the time is used up; single changes come first."""
+def outcomes(setting: Setting, heaviest: int, seconds: float, *, together: int = 2) -> Iterator[Outcome]:
+    """Try every lever alone, then up to `together` of them at once, until the time is used up; single changes come first."""
     deadline = time.monotonic() + seconds
     tried = {(setting.plan, setting.pipeline)}
     levers = levers_of(heaviest)
-    for chosen in [*((lever,) for lever in levers), *combinations(levers, 2)]:
+    for chosen in chain.from_iterable(combinations(levers, count) for count in range(1, together + 1)):
         changed: Setting | None = setting
         for lever in chosen:
             changed = lever.apply(changed) if changed is not None else None
