@@ -19,10 +19,10 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.analysis.lifetime import Lifetimes, lifetimes
+from ratrain.ratrain_ir.analysis.lifetime import Lifetimes, lifetimes_and_completions, spans_of
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops import Engine, Op, Release, Tensor, is_blocking
-from ratrain.ratrain_ir.types import Home, StateKind, aligned
+from ratrain.ratrain_ir.types import Home, StateKind
 
 _HALVINGS = 12
 
@@ -66,29 +66,41 @@ class _Walk:
     """when the compute engine has come to the place in the list"""
 
     def step(self) -> ListTimes:
-        count = len(self.stage.ops)
-        issued, starts, ends = np.zeros(count), np.zeros(count), np.zeros(count)
+        issued: list[float] = []
+        starts: list[float] = []
+        ends: list[float] = []
         free, written, now = self.free, self.written, self.now
-        for position, op in enumerate(self.stage.ops):
+        stage, op_seconds, computes = self.stage, self.op_seconds, free.get(Engine.COMPUTE, 0.0)
+        # the innermost loop of many trials makes few calls
+        for op in stage.ops:
             if type(op) is Release:
-                issued[position], starts[position], ends[position] = now, inf, now
+                issued.append(now)
+                starts.append(inf)
+                ends.append(now)
                 continue
-            start = max(free.get(op.engine, 0.0), now)
-            takes_compute = op.engine is Engine.COMPUTE or is_blocking(op)
-            if takes_compute:
-                start = max(start, free.get(Engine.COMPUTE, 0.0))
-            for tensor in op.reads + op.updates:
-                start = max(start, written.get(tensor, 0.0))
-            end = start + self.op_seconds(self.stage, op)
-            free[op.engine] = end
-            for tensor in op.writes + op.updates:
+            engine = op.engine
+            takes_compute = engine is Engine.COMPUTE or is_blocking(op)
+            start = free.get(engine, 0.0)
+            if now > start:  # noqa: PLR1730
+                start = now
+            if takes_compute and computes > start:
+                start = computes
+            for tensor in op.reads + op.updates if op.updates else op.reads:
+                ready = written.get(tensor)
+                if ready is not None and ready > start:
+                    start = ready
+            end = start + op_seconds(stage, op)
+            free[engine] = end
+            for tensor in op.writes + op.updates if op.updates else op.writes:
                 written[tensor] = end
             if takes_compute:
-                free[Engine.COMPUTE] = end
+                free[Engine.COMPUTE] = computes = end
                 now = start
-            issued[position], starts[position], ends[position] = now, start, end
+            issued.append(now)
+            starts.append(start)
+            ends.append(end)
         self.now = now
-        return ListTimes(issued, starts, ends)
+        return ListTimes(np.array(issued), np.array(starts), np.array(ends))
 
 
 @frozen(eq=False)
@@ -155,51 +167,20 @@ class Occupancy:
 def occupancy(stage: Stage, op_seconds: OpSeconds, home: Home = Home.DDR) -> Occupancy:
     """The occupancy of a memory by a stage whose ops have their workspace."""
     times = list_times(stage, op_seconds)
-    lives = lifetimes(stage, home)
-    completions = _completions(stage, times)
-    sizes, starts, stops, limits, completed, apart = [], [], [], [], [], []
-    for tensor, spans in lives.intervals.items():
-        nexts = [*(start for start, _ in spans), len(stage.ops)][1:]
-        for (start, stop), limit in zip(spans, nexts, strict=True):  # none where nothing touches the tensor
-            sizes.append(aligned(tensor.type.nbytes))
-            starts.append(start)
-            stops.append(stop)
-            limits.append(limit)
-            completed.append(completions.get((tensor, stop), 0.0))
-            apart.append(tensor.kind is StateKind.SCALAR and len(spans) == 1)
-    ends = np.array(stops, np.int64)
-    earliest = np.minimum.accumulate(times.starts[::-1])[::-1]
+    lives, completed = lifetimes_and_completions(stage, times.ends.tolist(), home)
+    spans = spans_of(lives.intervals)
+    limits = np.full(len(spans.starts), len(stage.ops), np.int64)
+    limits[:-1] = spans.starts[1:]
+    limits[np.cumsum(spans.counts)[spans.counts > 0] - 1] = len(stage.ops)  # the last one of each tensor
+    scalars = np.fromiter((tensor.kind is StateKind.SCALAR for tensor in lives.intervals), np.bool_, len(spans.counts))
     return Occupancy(
         lives,
-        np.array(sizes, np.int64),
-        np.array(starts, np.int64),
-        ends,
-        np.array(limits, np.int64),
-        times.issued[np.maximum(ends - 1, 0)] if len(stage.ops) else np.zeros(len(ends)),
+        spans.sizes,
+        spans.starts,
+        spans.stops,
+        limits,
+        times.issued[np.maximum(spans.stops - 1, 0)] if len(stage.ops) else np.zeros(len(spans.stops)),
         np.array(completed, np.float64),
-        earliest,
-        np.array(apart, np.bool_),
+        np.minimum.accumulate(times.starts[::-1])[::-1],
+        np.repeat(scalars & (spans.counts == 1), spans.counts),
     )
-
-
-def _completions(stage: Stage, times: ListTimes) -> dict[tuple[Tensor, int], float]:
-    completions: dict[tuple[Tensor, int], float] = {}
-    latest: dict[Tensor, float] = {}
-    last: dict[Tensor, int] = {}
-    for position, op in enumerate(stage.ops):
-        if type(op) is Release:
-            continue
-        end = float(times.ends[position])
-        for tensor in op.scratch:
-            completions[tensor, position + 1] = end
-        for tensor in op.reads + op.updates:
-            latest[tensor] = max(latest.get(tensor, 0.0), end)
-            last[tensor] = position
-        for tensor in op.writes:
-            if tensor in last:
-                completions[tensor, last[tensor] + 1] = latest[tensor]
-            latest[tensor], last[tensor] = end, position
-    for tensor, position in last.items():
-        if not tensor.carried:
-            completions[tensor, position + 1] = latest[tensor]
-    return completions

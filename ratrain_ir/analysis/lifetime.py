@@ -7,10 +7,11 @@ to the end and from the start to its last access before that. Intervals are half
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
-from attrs import define, frozen
+from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.module import Stage
@@ -18,16 +19,19 @@ from ratrain.ratrain_ir.ops import Release, Tensor
 from ratrain.ratrain_ir.types import Home, StateKind, aligned
 
 Interval = tuple[int, int]
+Int64s = NDArray[np.int64]
 
 
 @define(eq=False)
 class _Life:
     """Accumulates one tensor's intervals during the sweep."""
 
-    tensor: Tensor
     start: int | None
     last: int
-    intervals: list[Interval]
+    completed: float = 0.0
+    """when the last of its accessors since `start` has completed"""
+    intervals: list[Interval] = field(factory=list)
+    completions: list[float] = field(factory=list)
 
 
 @frozen(eq=False)
@@ -36,7 +40,7 @@ class Lifetimes:
 
     stage: Stage
     intervals: dict[Tensor, tuple[Interval, ...]]
-    live_bytes: NDArray[np.int64]
+    live_bytes: Int64s
     """Bytes live at each op, aligned sizes."""
 
     @property
@@ -67,54 +71,88 @@ class Lifetimes:
         return int(_live_bytes(some, len(self.live_bytes)).max(initial=0))
 
 
+class Spans(NamedTuple):
+    """Intervals as arrays: those of a tensor one after the other, tensors in declaration order."""
+
+    counts: Int64s
+    """of each tensor: how many"""
+    starts: Int64s
+    stops: Int64s
+    sizes: Int64s
+    """bytes, aligned"""
+
+
+def spans_of(intervals: Mapping[Tensor, Sequence[Interval]]) -> Spans:
+    """The intervals of tensors as arrays."""
+    counts = np.fromiter(map(len, intervals.values()), np.int64, len(intervals))
+    ends = np.array([end for spans in intervals.values() for span in spans for end in span], np.int64)
+    sizes = np.fromiter((aligned(tensor.type.nbytes) for tensor in intervals), np.int64, len(intervals))
+    return Spans(counts, ends[0::2], ends[1::2], np.repeat(sizes, counts))
+
+
 def lifetimes(stage: Stage, home: Home = Home.DDR) -> Lifetimes:
     """The lifetimes of one stage's tensors in a memory, in one sweep over its ops."""
-    count = len(stage.ops)
+    return lifetimes_and_completions(stage, [0.0] * len(stage.ops), home)[0]
+
+
+def lifetimes_and_completions(
+    stage: Stage, ends: Sequence[float], home: Home = Home.DDR
+) -> tuple[Lifetimes, list[float]]:
+    """The lifetimes, and when the last accessor of each interval has completed where each op ends at these times.
+
+    Completions are by interval, tensor by tensor. What lives on across the step's end is said to be completed at 0.
+    """
     lives: dict[Tensor, _Life] = {}
     for position, op in enumerate(stage.ops):
         if type(op) is Release:
             continue
+        end = ends[position]
         for tensor in op.scratch:
-            life = lives.get(tensor) or lives.setdefault(tensor, _Life(tensor, None, position, []))
+            life = lives.get(tensor) or lives.setdefault(tensor, _Life(None, position))
             life.intervals.append((position, position + 1))
-        for tensor in op.reads + op.updates:
-            life = lives.get(tensor) or lives.setdefault(
-                tensor, _Life(tensor, 0 if tensor.carried else position, 0, [])
-            )
+            life.completions.append(end)
+        for tensor in op.reads + op.updates if op.updates else op.reads:
+            life = lives.get(tensor) or lives.setdefault(tensor, _Life(0 if tensor.carried else position, 0))
             life.last = position
+            if end > life.completed:  # noqa: PLR1730 - the innermost loop makes no calls
+                life.completed = end
         for tensor in op.writes:
             earlier = lives.get(tensor)
             if earlier is None:
-                lives[tensor] = _Life(tensor, position, position, [])
-            else:
-                if earlier.start is not None:
-                    earlier.intervals.append((earlier.start, earlier.last + 1))
-                earlier.start = earlier.last = position
-    return _finished(stage, home, lives, count)
+                lives[tensor] = _Life(position, position, end)
+                continue
+            if earlier.start is not None:
+                earlier.intervals.append((earlier.start, earlier.last + 1))
+                earlier.completions.append(earlier.completed)
+            earlier.start = earlier.last = position
+            earlier.completed = end
+    return _finished(stage, home, lives)
 
 
-def _finished(stage: Stage, home: Home, lives: dict[Tensor, _Life], count: int) -> Lifetimes:
+def _finished(stage: Stage, home: Home, lives: dict[Tensor, _Life]) -> tuple[Lifetimes, list[float]]:
+    count = len(stage.ops)
     intervals: dict[Tensor, tuple[Interval, ...]] = {}
+    completions: list[float] = []
     for tensor in stage.tensors.values():
         if tensor.home is not home:
             continue
         life = lives.get(tensor)
         if life is None:
-            spans: list[Interval] = [(0, count)] if tensor.carried else []
-        else:
-            spans = life.intervals
-            if life.start is not None:
-                spans.append((life.start, count if tensor.carried else life.last + 1))
-        intervals[tensor] = tuple(spans)
-    return Lifetimes(stage, intervals, _live_bytes(intervals, count))
+            intervals[tensor] = ((0, count),) if tensor.carried else ()
+            completions += [0.0] * tensor.carried
+            continue
+        if life.start is not None:
+            life.intervals.append((life.start, count if tensor.carried else life.last + 1))
+            life.completions.append(0.0 if tensor.carried else life.completed)
+        intervals[tensor] = tuple(life.intervals)
+        completions += life.completions
+    return Lifetimes(stage, intervals, _live_bytes(intervals, count)), completions
 
 
-def _live_bytes(intervals: Mapping[Tensor, Iterable[Interval]], count: int) -> NDArray[np.int64]:
+def _live_bytes(intervals: Mapping[Tensor, Sequence[Interval]], count: int) -> Int64s:
     """Bytes that tensors have live at each of so many ops, aligned sizes."""
-    curve = [0] * (count + 1)
-    for tensor, spans in intervals.items():
-        size = aligned(tensor.type.nbytes)
-        for start, stop in spans:
-            curve[start] += size
-            curve[stop] -= size
-    return np.cumsum(curve, dtype=np.int64)[:count]
+    spans = spans_of(intervals)
+    curve = np.zeros(count + 1, np.int64)
+    np.add.at(curve, spans.starts, spans.sizes)
+    np.subtract.at(curve, spans.stops, spans.sizes)
+    return np.cumsum(curve)[:count]
