@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 from functools import cached_property
+from typing import NamedTuple
 
 from attrs import define, field, frozen
 
@@ -48,8 +49,7 @@ class ProgramTensor:
         return self.offset + aligned(self.type.nbytes)
 
 
-@frozen
-class Operand:
+class Operand(NamedTuple):
     """A bound operand: the role it plays, the tensor's index in the stage, how it is accessed."""
 
     role: str

@@ -12,6 +12,8 @@ import hashlib
 import json
 import re
 import struct
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from ratrain.ratrain_ir.files import read_bytes, replacing
 from ratrain.ratrain_ir.frontend.model_fields import model_from_fields
 from ratrain.ratrain_ir.frontend.plan_text import plan_from_fields
 from ratrain.ratrain_ir.ops import ENGINES, FIELDS, OP_CLASSES
-from ratrain.ratrain_ir.types import STORES, Dtype, Home, StateKind, tensor_type
+from ratrain.ratrain_ir.types import STORES, Dtype, Home, StateKind, TensorType, tensor_type
 from ratrain.targets.program.json_values import shown, text, whole, word
 from ratrain.targets.program.on_chip import on_chip_form
 from ratrain.targets.program.program import (
@@ -51,6 +53,9 @@ _MAX_HEADER_BYTES = 1 << 30
 _MAX_TENSOR_BYTES = 1 << 50
 _TENSOR_NAME = re.compile(r"[A-Za-z_][\w\-]*(\.[\w\-]+)*")
 """As the schedule language has it, so that a program's tensors can be written there."""
+_ACCESSES = tuple(Access)
+_KINDS = {kind.value: kind for kind in StateKind}
+_HOMES = {home.value: home for home in Home}
 _FIRST_FORM = "tiles"
 """The form of on-chip schedules in files that name none."""
 
@@ -223,14 +228,14 @@ class _Reader:
             start += 4 * size
         return columns
 
-    def take(self, name: str, count: int, width: int) -> list[list[int]]:
+    def take(self, name: str, count: int, width: int) -> Int32s:
+        """The next rows of a column, [count, width]."""
         start = self.at[name]
         stop = start + count * width
         if count < 0 or stop > self.columns[name].size:
             raise ValueError(f"the column '{name}' is too short")
         self.at[name] = stop
-        rows: list[list[int]] = self.columns[name][start:stop].reshape(count, width).tolist()
-        return rows
+        return self.columns[name][start:stop].reshape(count, width)
 
     def program(self) -> Program:
         header = self.header
@@ -270,12 +275,26 @@ class _Reader:
         if len(counts) != len(ENGINES):
             raise ValueError("a stage has one stream an engine")
         for engine, count in zip(ENGINES, counts, strict=True):
-            rows = self.take("instructions", count, _INSTRUCTION_COLUMNS)
-            stage.streams[engine] = [self.instruction(row, counts, len(stage.tensors)) for row in rows]
+            stage.streams[engine] = self.stream(count, counts, len(stage.tensors))
         return stage
 
-    def instruction(self, row: list[int], counts: list[int], tensors: int) -> Instruction:
-        keyword, routine, number, peer, variant, group, flags, operands, waits, blocks = row
+    def stream(self, count: int, counts: list[int], tensors: int) -> list[Instruction]:
+        """The next instructions; what they refer to is read for all of them at once."""
+        rows = self.take("instructions", count, _INSTRUCTION_COLUMNS)
+        operands, waits, blocks = (_Runs(rows[:, column].tolist()) for column in (7, 8, 9))
+        all_operands = self.operands(operands.total, tensors)
+        all_waits = self.waits(waits.total, counts)
+        names = _indices(self.take("blocks", blocks.total, 1)[:, 0], len(self.strings))
+        all_blocks = [self.strings[name] for name in names]
+        return [
+            self.instruction(row, tuple(all_operands[o]), tuple(all_waits[w]), tuple(all_blocks[b]))
+            for row, o, w, b in zip(rows[:, :7].tolist(), operands.slices, waits.slices, blocks.slices, strict=True)
+        ]
+
+    def instruction(
+        self, row: list[int], operands: tuple[Operand, ...], waits: tuple[CountWait, ...], blocks: tuple[str, ...]
+    ) -> Instruction:
+        keyword, routine, number, peer, variant, group, flags = row
         name = self.strings[_index(keyword, len(self.strings))]
         if name not in OP_CLASSES:
             raise ValueError(f"'{name}' is not an instruction")
@@ -288,35 +307,71 @@ class _Reader:
             peer=_optional(peer, self.stages),
             variant=self.strings[_index(variant, len(self.strings))],
             group=self.strings[_index(group, len(self.strings))],
-            blocks=tuple(self.strings[_index(b, len(self.strings))] for (b,) in self.take("blocks", blocks, 1)),
+            blocks=blocks,
             accumulates=bool(_index(flags, 1 << 31) & _ACCUMULATES),
-            operands=tuple(self.operand(r, tensors) for r in self.take("operands", operands, 3)),
-            waits=tuple(_wait(r, counts) for r in self.take("waits", waits, 3)),
+            operands=operands,
+            waits=waits,
             blocking=bool(flags & _BLOCKING),
             chunk=_optional(flags // _CHUNK - 1, self.chunks),
             slice=piece % self.slices if sliced and piece is not None else None,
         )
 
-    def operand(self, row: list[int], tensors: int) -> Operand:
-        role, tensor, access = row
-        return Operand(self.strings[_index(role, len(self.strings))], _index(tensor, tensors), Access(access))
+    def operands(self, count: int, tensors: int) -> list[Operand]:
+        """The next operands."""
+        roles, numbers, accesses = self.take("operands", count, 3).T
+        names = map(self.strings.__getitem__, _indices(roles, len(self.strings)))
+        kinds = map(_ACCESSES.__getitem__, _indices(accesses, len(_ACCESSES)))
+        return list(map(Operand, names, _indices(numbers, tensors), kinds))
+
+    def waits(self, count: int, counts: list[int]) -> list[CountWait]:
+        """The next waits."""
+        engines, numbers, previous = self.take("waits", count, 3).T
+        engine_numbers = _indices(engines, len(ENGINES))
+        most = np.array(counts, np.int64)[engines]
+        if ((numbers <= 0) | (numbers > most)).any():
+            raise ValueError("a wait names an instruction that does not exist")
+        steps = map(bool, _indices(previous, 2))
+        return list(map(CountWait, map(ENGINES.__getitem__, engine_numbers), numbers.tolist(), steps))
 
 
-def _wait(row: list[int], counts: list[int]) -> CountWait:
-    engine, count, previous = row
-    if not 0 < count <= counts[_index(engine, len(ENGINES))] or previous not in (0, 1):
-        raise ValueError("a wait names an instruction that does not exist")
-    return CountWait(ENGINES[engine], count, bool(previous))
+class _Runs:
+    """Where the items of one instruction after another stand among those of all."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        if min(lengths, default=0) < 0:
+            raise ValueError("an instruction cannot have fewer than no items")
+        ends = list(accumulate(lengths))
+        self.total = ends[-1] if ends else 0
+        self.slices = map(slice, [0, *ends[:-1]], ends)
 
 
 def _tensor(entry: list[Any]) -> ProgramTensor:
     name, kind, dtype, shape, carried, home, offset = entry
-    type_ = tensor_type(Dtype(dtype), tuple(whole(extent) for extent in shape))
+    if set(map(type, shape)) != {int}:  # of equal keys the cache takes 1 and 1.0 for the same
+        raise ValueError(f"%{name} cannot have the shape {shape}")
+    type_ = _type(dtype, tuple(shape))
     if type(carried) is not bool or not _TENSOR_NAME.fullmatch(text(name)):
         raise ValueError(f"'{name}' is not the name of a tensor, or it does not say whether it is carried")
-    if type_.nbytes > _MAX_TENSOR_BYTES or not type_.shape:
-        raise ValueError(f"%{name} cannot be {type_}")
-    return ProgramTensor(name, StateKind(kind), type_, carried, whole(offset), Home(home))
+    return ProgramTensor(name, _KINDS[kind], type_, carried, whole(offset), _HOMES[home])
+
+
+@lru_cache(maxsize=1024)
+def _type(dtype: str, shape: tuple[int, ...]) -> TensorType:
+    type_ = tensor_type(Dtype(dtype), tuple(whole(extent) for extent in shape))
+    if type_.nbytes > _MAX_TENSOR_BYTES:
+        raise ValueError(f"no tensor can be {type_}")
+    return type_
+
+
+def _indices(values: Int32s, size: int) -> list[int]:
+    """Numbers of things of which there are so many.
+
+    Raises ValueError where one is out of range.
+    """
+    if values.size and (values.min() < 0 or values.max() >= size):
+        raise ValueError(f"an index among {size} is out of range")
+    numbers: list[int] = values.tolist()
+    return numbers
 
 
 def _index(value: int, size: int) -> int:

@@ -43,7 +43,7 @@ def _alike(stage: ProgramStage, number: int, random: Random) -> int | None:
 
 def _with_operand(item: Instruction, at: int, **changes: Any) -> dict[str, Any]:
     operands = list(item.operands)
-    operands[at] = evolve(operands[at], **changes)
+    operands[at] = operands[at]._replace(**changes)
     return {"operands": tuple(operands)}
 
 
@@ -97,7 +97,7 @@ def exchange_tensors_of_one_engine(program: Program, random: Random) -> str | No
     renamed = {one: other, other: one}
     stream = stage.streams[engine]
     for i in range(at, len(stream)):
-        operands = tuple(evolve(o, tensor=renamed.get(o.tensor, o.tensor)) for o in stream[i].operands)
+        operands = tuple(o._replace(tensor=renamed.get(o.tensor, o.tensor)) for o in stream[i].operands)
         stream[i] = evolve(stream[i], operands=operands)
     return f"{title_of(place)}: %{stage.tensors[one].name} and %{stage.tensors[other].name}"
 

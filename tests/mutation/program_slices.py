@@ -119,7 +119,7 @@ def _of_another_slice(program: Program, random: Random, slots: tuple[str, ...]) 
     if number is None:
         return None
     title = f"{title_of(place)}: {operands[at].role} = %{tensors[number].name}"
-    operands[at] = evolve(operands[at], tensor=number)
+    operands[at] = operands[at]._replace(tensor=number)
     put(place, operands=tuple(operands))
     return title
 
@@ -149,7 +149,7 @@ def exchange_writing_and_adding(program: Program, random: Random) -> str | None:
     operands = list(item_at(place).operands)
     access = Access.WRITE if operands[at].access is Access.UPDATE else Access.UPDATE
     title = f"{title_of(place)}: {operands[at].role} {access.name}"
-    operands[at] = evolve(operands[at], access=access)
+    operands[at] = operands[at]._replace(access=access)
     put(place, operands=tuple(operands))
     return title
 

@@ -199,12 +199,12 @@ INSTRUCTIONS: dict[str, tuple[Fault, str]] = {
     ),
     "another access": (
         lambda p: setattr(
-            first(p, "send"), "operands", tuple(evolve(o, access=Access.WRITE) for o in first(p, "send").operands)
+            first(p, "send"), "operands", tuple(o._replace(access=Access.WRITE) for o in first(p, "send").operands)
         ),
         "RT080",
     ),
     "another role": (
-        lambda p: setattr(first(p, "send"), "operands", tuple(evolve(o, role="x") for o in first(p, "send").operands)),
+        lambda p: setattr(first(p, "send"), "operands", tuple(o._replace(role="x") for o in first(p, "send").operands)),
         "RT080",
     ),
     "another tensor of the same type": (
@@ -212,7 +212,7 @@ INSTRUCTIONS: dict[str, tuple[Fault, str]] = {
             first(p, "update"),
             "operands",
             tuple(
-                evolve(o, tensor=tensor_number(p.stages[0], "m1.embed")) if o.role == "m2" else o
+                o._replace(tensor=tensor_number(p.stages[0], "m1.embed")) if o.role == "m2" else o
                 for o in first(p, "update").operands
             ),
         ),
