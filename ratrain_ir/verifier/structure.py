@@ -99,6 +99,7 @@ _SCALAR_GROUPS = {Quantity.LOSS: Group.REPLICAS, Quantity.FLAGS: Group.ALL, Quan
 
 _ONE_BLOCK = frozenset({*BLOCK_OPS, *MEMORY_OPS, *GUEST_OPS, Update})
 _PEERS = frozenset(PEER_OPS)
+_MOVES = frozenset({Store, Fetch})
 _BLOCKS = frozenset({ReduceScatter, AllReduce, AllGather, AllReduceScalar})
 
 
@@ -212,6 +213,8 @@ def check_slice(module: Module, stage: Stage, op: Op, report: Reporter) -> bool:
     if not isinstance(op, LoadInput | BlockOp | MessageOp | AllGather | PeerOp):
         return True
     count, named = len(module.plan.slices), op.slice
+    if not count and named is None:
+        return True
     if isinstance(op, AllGather) and op.micro_batch is None:
         wrong = None if named is None else "the gather at the step's end is of no slice"
     elif named is None:
@@ -283,6 +286,8 @@ def check_homes(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
     Masters and moments alone are worked on where they are: an update or a gather streams them through its workspace.
     """
     if type(op) is Release:
+        return
+    if type(op) not in _MOVES and all([tensor.home is Home.DDR for tensor in op.operands]):
         return
     streamed = streamed_state(op)
     stored = streamed or {Store: op.writes, Fetch: op.reads}.get(type(op), ())
