@@ -287,7 +287,7 @@ def check_homes(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
     """
     if type(op) is Release:
         return
-    if type(op) not in _MOVES and all([tensor.home is Home.DDR for tensor in op.operands]):
+    if type(op) not in _MOVES and all(tensor.home is Home.DDR for tensor in op.operands):
         return
     streamed = streamed_state(op)
     stored = streamed or {Store: op.writes, Fetch: op.reads}.get(type(op), ())

@@ -12,20 +12,19 @@ back from another stage comes after what evicted the same, so that one stage's w
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections.abc import Iterator
 
-from attrs import define, field, frozen
+from attrs import frozen
 
 from ratrain.ratrain_ir.diagnostics import Diagnostics, Note
 from ratrain.ratrain_ir.ops import ENGINES, Engine, Evict, Piece, TakeBack
 from ratrain.ratrain_ir.types import Home
 from ratrain.targets.program.program import Access, Instruction, Program, ProgramStage
+from ratrain.targets.program.race_sweep import Conflict, Swept, SweptStage, swept
 
 _COMPUTE, _COLLECTIVE = ENGINES.index(Engine.COMPUTE), ENGINES.index(Engine.COLLECTIVE)
 _STORE, _FETCH = ENGINES.index(Engine.STORE), ENGINES.index(Engine.FETCH)
-_NEVER = -1
 _MAX_REPORTS = 20
-_STEPS = 2
 
 
 @frozen
@@ -82,7 +81,87 @@ def _waits(instruction: Instruction) -> str:
 
 def stage_races(stage: ProgramStage) -> list[Race]:
     """The races of one stage; at most one a pair of instructions, `_MAX_REPORTS` in all."""
-    return _Sweep(stage).run()
+    begins = _begins(stage)
+    numbers = _as_numbers(stage, begins)
+    found = swept(numbers)
+    conflicts = [*found.conflicts, *_beside_blocking(stage, numbers, found), *_taken_back(stage, numbers, found)]
+    races: dict[object, Race] = {}
+    for conflict in conflicts:
+        me = _place(stage, conflict.engine, conflict.number)
+        other = _place(stage, conflict.other_engine, conflict.other_number)
+        # nothing orders them, so the sweep may come to the one of the next step first
+        first, second = sorted((other, me), key=lambda place: place[2])
+        home = max((each for each in Home if begins[each] <= conflict.start), key=lambda each: begins[each])
+        start, stop = conflict.start - begins[home], conflict.stop - begins[home]
+        races.setdefault((first[:2], second[:2], second[2] - first[2]), Race(first, second, start, stop, home))
+    return list(races.values())[:_MAX_REPORTS]
+
+
+def _begins(stage: ProgramStage) -> dict[Home, int]:
+    """Where the bytes of each memory begin, one memory behind the other."""
+    begins: dict[Home, int] = {}
+    size = 0
+    for home in Home:
+        begins[home] = size
+        size += stage.bytes_in(home)
+    return begins
+
+
+def _as_numbers(stage: ProgramStage, begins: dict[Home, int]) -> SweptStage:
+    """What the sweep takes."""
+    indices = {engine: index for index, engine in enumerate(ENGINES)}
+    operand_ends: list[int] = []
+    tensors: list[int] = []
+    reads: list[int] = []
+    wait_ends: list[int] = []
+    waits: list[int] = []
+    for engine in ENGINES:
+        for item in stage.streams[engine]:
+            for _, tensor, access in item.operands:
+                tensors.append(tensor)
+                reads.append(access is Access.READ)
+            operand_ends.append(len(tensors))
+            for wait in item.waits:
+                waits += (indices[wait.engine], wait.count, wait.previous_step)
+            wait_ends.append(len(waits) // 3)
+    return SweptStage(
+        [len(stage.streams[engine]) for engine in ENGINES],
+        operand_ends,
+        tensors,
+        reads,
+        wait_ends,
+        waits,
+        [begins[tensor.home] + tensor.offset for tensor in stage.tensors],
+        [begins[tensor.home] + tensor.end for tensor in stage.tensors],
+        sum(stage.bytes_in(home) for home in Home),
+    )
+
+
+def _beside_blocking(stage: ProgramStage, numbers: SweptStage, found: Swept) -> Iterator[Conflict]:
+    """No compute instruction runs beside a blocking collective: the first that is not done when it starts waits for it."""
+    collectives = stage.streams[Engine.COLLECTIVE]
+    for number in range(found.done[_COLLECTIVE]):
+        if not collectives[number % len(collectives)].blocking:
+            continue
+        following = found.clock(numbers.lengths, _COLLECTIVE, number)[_COMPUTE] + 1
+        if following < found.done[_COMPUTE]:
+            knows = found.clock(numbers.lengths, _COMPUTE, following)[_COLLECTIVE]
+            if number > knows:
+                yield Conflict(_COMPUTE, following, _COLLECTIVE, number, 0, 0)
+
+
+def _taken_back(stage: ProgramStage, numbers: SweptStage, found: Swept) -> Iterator[Conflict]:
+    """What is taken back was evicted in the same step before."""
+    stores, fetches = stage.streams[Engine.STORE], stage.streams[Engine.FETCH]
+    evicted = {_lent(item): at for at, item in enumerate(stores) if item.keyword == Evict.keyword}
+    for number in range(found.done[_FETCH]):
+        step, at = divmod(number, len(fetches))
+        sent = evicted.get(_lent(fetches[at])) if fetches[at].keyword == TakeBack.keyword else None
+        if sent is None:
+            continue
+        evict = step * len(stores) + sent
+        if evict > found.clock(numbers.lengths, _FETCH, number)[_STORE]:
+            yield Conflict(_FETCH, number, _STORE, evict, 0, 0)
 
 
 def _lent(item: Instruction) -> tuple[int | None, tuple[str, ...], Piece]:
@@ -90,160 +169,6 @@ def _lent(item: Instruction) -> tuple[int | None, tuple[str, ...], Piece]:
     return item.peer, item.blocks, item.piece
 
 
-@define(eq=False)
-class _Segment:
-    """Bytes with one history: the last write, and the last read on each engine since."""
-
-    start: int
-    stop: int
-    writer: tuple[int, int] | None
-    """(engine index, number over both steps)"""
-    readers: dict[int, int]
-
-
-@define(eq=False)
-class _Sweep:
-    stage: ProgramStage
-    starts: list[int] = field(factory=list)
-    segments: list[_Segment] = field(factory=list)
-    races: list[Race] = field(factory=list)
-    seen: set[tuple[tuple[Engine, int], tuple[Engine, int], int]] = field(factory=set)
-    """Pairs found, and how many steps they are apart."""
-    begins: dict[Home, int] = field(factory=dict)
-    """Where the bytes of each memory begin, one memory behind the other."""
-    spans: list[tuple[int, int]] = field(factory=list)
-    """The bytes of each tensor, so counted."""
-
-    def run(self) -> list[Race]:
-        size = 0
-        for home in Home:
-            self.begins[home] = size
-            size += self.stage.bytes_in(home)
-        for tensor in self.stage.tensors:
-            begin = self.begins[tensor.home]
-            self.spans.append((begin + tensor.offset, begin + tensor.end))
-        self.starts, self.segments = [0], [_Segment(0, size, None, {})]
-        streams = [self.stage.streams[engine] for engine in ENGINES]
-        done = [0] * len(ENGINES)
-        clocks: list[list[list[int]]] = [[] for _ in ENGINES]
-        """Per engine, after each instruction: the number of each engine's last instruction known to be complete."""
-        running = True
-        while running:
-            running = False
-            for engine, stream in enumerate(streams):
-                while done[engine] < _STEPS * len(stream):
-                    instruction = stream[done[engine] % len(stream)]
-                    clock = self.clock(engine, done, instruction, clocks, streams)
-                    if clock is None:
-                        break
-                    self.visit((engine, done[engine]), instruction, clock)
-                    clock[engine] = done[engine]
-                    clocks[engine].append(clock)
-                    done[engine] += 1
-                    running = True
-        self.check_blocking(streams[_COLLECTIVE], clocks)
-        self.check_taken_back(clocks)
-        return self.races
-
-    def check_blocking(self, collectives: list[Instruction], clocks: list[list[list[int]]]) -> None:
-        """No compute instruction runs beside a blocking collective: the first that is not done when it starts waits for it."""
-        for number, clock in enumerate(clocks[_COLLECTIVE]):
-            following = clock[_COMPUTE] + 1
-            if collectives[number % len(collectives)].blocking and following < len(clocks[_COMPUTE]):
-                self.check((_COMPUTE, following), (_COLLECTIVE, number), clocks[_COMPUTE][following], 0, 0)
-
-    def check_taken_back(self, clocks: list[list[list[int]]]) -> None:
-        """What is taken back was evicted in the same step before."""
-        streams = self.stage.streams
-        evicted = {_lent(item): at for at, item in enumerate(streams[Engine.STORE]) if item.keyword == Evict.keyword}
-        for number, clock in enumerate(clocks[_FETCH]):
-            step, at = divmod(number, len(streams[Engine.FETCH]))
-            item = streams[Engine.FETCH][at]
-            sent = evicted.get(_lent(item)) if item.keyword == TakeBack.keyword else None
-            if sent is not None:
-                evict = _STORE, step * len(streams[Engine.STORE]) + sent
-                self.check((_FETCH, number), evict, clock, 0, 0)
-
-    def clock(
-        self,
-        engine: int,
-        done: list[int],
-        instruction: Instruction,
-        clocks: list[list[list[int]]],
-        streams: list[list[Instruction]],
-    ) -> list[int] | None:
-        """What is complete when the instruction starts, or None while a wait is not met."""
-        step = done[engine] // len(streams[engine])
-        clock = list(clocks[engine][-1]) if clocks[engine] else [_NEVER] * len(ENGINES)
-        for wait in instruction.waits:
-            other = ENGINES.index(wait.engine)
-            number = (step - wait.previous_step) * len(streams[other]) + wait.count - 1
-            if number < 0 or (wait.previous_step and step == 0):
-                continue
-            if number >= done[other]:
-                return None
-            for index, known in enumerate(clocks[other][number]):
-                clock[index] = max(clock[index], known)
-        return clock
-
-    def visit(self, me: tuple[int, int], instruction: Instruction, clock: list[int]) -> None:
-        for operand in instruction.operands:
-            start, stop = self.spans[operand.tensor]
-            if stop > start:
-                self.touch(me, start, stop, clock, reads=operand.access is Access.READ)
-
-    def touch(self, me: tuple[int, int], start: int, stop: int, clock: list[int], *, reads: bool) -> None:
-        """Check an access against the history of its bytes, and enter it there."""
-        first = self.split(start)
-        engine, number = me
-        segment = self.segments[first]
-        if segment.stop == stop and (reads or not segment.readers):  # as most are: the same bytes as before
-            self.check(me, segment.writer, clock, start, stop)
-            if reads:
-                segment.readers[engine] = number
-            else:
-                segment.writer = me
-            return
-        last = self.split(stop)
-        for segment in self.segments[first:last]:
-            self.check(me, segment.writer, clock, start, stop)
-            if reads:
-                segment.readers[engine] = number
-            else:
-                for reader in segment.readers.items():
-                    self.check(me, reader, clock, start, stop)
-        if not reads:  # one history from here on
-            self.segments[first:last] = [_Segment(start, stop, me, {})]
-            self.starts[first:last] = [start]
-
-    def check(
-        self, me: tuple[int, int], other: tuple[int, int] | None, clock: list[int], start: int, stop: int
-    ) -> None:
-        if other is None or other[0] == me[0] or other[1] <= clock[other[0]]:
-            return
-        # nothing orders them, so the sweep may come to the one of the next step first
-        first, second = sorted((self.place(other), self.place(me)), key=lambda place: place[2])
-        pair = (first[:2], second[:2], second[2] - first[2])
-        if pair not in self.seen and len(self.races) < _MAX_REPORTS:
-            self.seen.add(pair)
-            home = max((each for each in Home if self.begins[each] <= start), key=lambda each: self.begins[each])
-            begin = self.begins[home]
-            self.races.append(Race(first, second, start - begin, stop - begin, home))
-
-    def place(self, event: tuple[int, int]) -> tuple[Engine, int, int]:
-        engine = ENGINES[event[0]]
-        step, position = divmod(event[1], len(self.stage.streams[engine]))
-        return engine, position + 1, step
-
-    def split(self, at: int) -> int:
-        """Make a segment start at a byte; its index."""
-        index = bisect_left(self.starts, at)
-        if index < len(self.starts) and self.starts[index] == at:
-            return index
-        before = self.segments[index - 1]
-        if at >= before.stop:
-            return index
-        self.segments.insert(index, _Segment(at, before.stop, before.writer, dict(before.readers)))
-        self.starts.insert(index, at)
-        before.stop = at
-        return index
+def _place(stage: ProgramStage, engine: int, number: int) -> tuple[Engine, int, int]:
+    step, position = divmod(number, len(stage.streams[ENGINES[engine]]))
+    return ENGINES[engine], position + 1, step

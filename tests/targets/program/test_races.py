@@ -12,8 +12,10 @@ import pytest
 from attrs import evolve
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
+from ratrain.ratrain_ir.loops import Allowance
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrainc.cli import main
+from ratrain.targets.program import race_sweep
 from ratrain.targets.program.program import Access, Instruction, Program, ProgramStage
 from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.program.races import check_races, stage_races
@@ -68,6 +70,19 @@ def test_twenty_interleavings_train_the_same_bits() -> None:
 def test_emitted_programs_do_not_race(name: str) -> None:
     program = SUBJECTS[name].program()
     assert [stage_races(stage) for stage in program.stages] == [[]] * len(program.stages)
+
+
+@pytest.mark.parametrize("name", list(SUBJECTS)[:4])
+def test_the_compiled_sweep_finds_what_the_plain_one_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = SUBJECTS[name].program()
+    places = list(wait_places(program))
+    for place in [None, *Random(0).sample(places, min(8, len(places)))]:
+        changed = program if place is None else without_waits(program, place)
+        found = []
+        for operands in (0, 1 << 40):
+            monkeypatch.setattr(race_sweep, "ALLOWANCE", Allowance(operands))
+            found.append([stage_races(stage) for stage in changed.stages])
+        assert found[0] == found[1]
 
 
 # Every wait is needed; one stage alone has none for the step before, since its every step begins with loading
