@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 _OUTSIDE = re.compile(r"\]\(\.\./([^)#]+)(#[^)]*)?\)")
+_CELL, _CODE, _BREAK = re.compile(r"<td.*?</td>", re.DOTALL), re.compile(r"<code>[^<]*"), re.compile(r"(\w[._])(?=\w)")
+"""A cell of a table, code in it, and where its names may break."""
 _LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".json": "json"}
 _ROOM = "source"
 """The folder of the site that these pages are in."""
@@ -35,6 +37,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Lead links out of `docs/` to those pages."""
     up = posixpath.relpath(_ROOM, posixpath.dirname(page.file.src_uri) or ".")
     return _OUTSIDE.sub(lambda found: f"]({up}/{found[1]}.md)", markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - mkdocs calls it
+    """Let names in tables break after their dots and underscores."""
+    return _CELL.sub(lambda cell: _CODE.sub(lambda code: _BREAK.sub(r"\1<wbr>", code[0]), cell[0]), html)
 
 
 def _page(root: Path, path: str) -> str:

@@ -110,7 +110,7 @@ def test_figures_of_a_clock_do_not_make_a_page_stale() -> None:
     assert is_same("ratrainc run x.rtx", before, "4 steps in 12.0 s: 517 tokens/s\nloss 5.5 -> 4.9\n")
     assert not is_same("ratrainc run x.rtx", before, "4 steps in 3.1 s: no tokens\nloss 5.5 -> 4.9\n")
     assert is_same(
-        "ratrainc run x.rtx", "memory: +4 %\n", "memory: +39 %; with what compiling 31\n  kernels took, once\n"
+        "ratrainc run x.rtx", "memory: +4 %\n", "memory: +39 %; with what compiling 31\n  loops took, once\n"
     )
     assert not is_same("ratrainc simulate x.rtx", before, before.replace("3.1", "3.2"))
 
@@ -128,3 +128,4 @@ def test_the_site_builds_and_asks_the_network_for_nothing(tmp_path: Path) -> Non
     pages = list((tmp_path / "site").rglob("*.html"))
     assert len(pages) > len(list(DOCS.glob("*.md")))
     assert [page.name for page in pages if loaded.search(page.read_text())] == []
+    assert "parallel.<wbr>pp" in (tmp_path / "site" / "keys.html").read_text()
