@@ -67,7 +67,14 @@ def _lines(stage: StageDiff) -> list[str]:
     lines += _some("+ tensor", stage.new_tensors) + _some("- tensor", stage.gone_tensors)
     if stage.readdressed:
         lines.append(f"  ~ {stage.readdressed} tensors have another address")
+    lines += _some(
+        "~ released", [f"%{each.tensor}: {_behind(each.before)} -> {_behind(each.after)}" for each in stage.released]
+    )
     return lines
+
+
+def _behind(op: str | None) -> str:
+    return "nowhere" if op is None else f"behind {op}" if op else "at the start"
 
 
 def _some(mark: str, items: Sequence[str]) -> list[str]:

@@ -220,7 +220,9 @@ def _mpi() -> Fact:
         mpi4py.rc.initialize = False  # only to ask for the library's version
         from mpi4py import MPI
     except (ImportError, RuntimeError, OSError) as error:
-        return Fact(f"{error}; {launched}", f"{_OPTIONAL}; pip install 'ratrain[mpi]'")
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == "mpi4py"
+        found = "mpi4py is not installed" if is_missing else str(error)
+        return Fact(f"{found}; {launched}", f"{_OPTIONAL}; pip install 'ratrain[mpi]'")
     library = " ".join(MPI.Get_library_version().strip("\0\n ").splitlines()[0].split())
     return Fact(f"mpi4py {mpi4py.__version__}, {library}; {launched}", _OPTIONAL)
 

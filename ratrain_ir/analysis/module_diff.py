@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterator
 
 from attrs import frozen
 
@@ -35,6 +36,15 @@ class Resize:
 
 
 @frozen
+class Released:
+    """A tensor that is released behind another op; "" stands for the start of the list, None for not at all."""
+
+    tensor: str
+    before: str | None
+    after: str | None
+
+
+@frozen
 class StageDiff:
     """What differs in one stage."""
 
@@ -50,6 +60,8 @@ class StageDiff:
     """of those in both lists, as their type differs, the ones whose bytes differ too"""
     readdressed: int
     """tensors whose offset differs"""
+    released: tuple[Released, ...]
+    """tensors of both whose release has another place"""
     peak_before: int
     peak_after: int
 
@@ -64,6 +76,7 @@ class StageDiff:
             or self.new_tensors
             or self.gone_tensors
             or self.readdressed
+            or self.released
         )
 
 
@@ -110,6 +123,7 @@ def _diff_stages(before: Stage, after: Stage) -> StageDiff:
         tuple(_declared(before.tensors[name]) for name in before.tensors if name not in same),
         tuple(resized),
         readdressed,
+        _released_elsewhere(before, after),
         lifetimes(before).peak_bytes,
         lifetimes(after).peak_bytes,
     )
@@ -117,15 +131,29 @@ def _diff_stages(before: Stage, after: Stage) -> StageDiff:
 
 def _named(stage: Stage) -> dict[str, Op]:
     """Ops by what they do; a repeated one gets a number."""
-    named: dict[str, Op] = {}
-    seen: Counter[str] = Counter()
+    return {name: op for name, op in _with_names(stage) if type(op) is not Release}
+
+
+def _with_names(stage: Stage) -> Iterator[tuple[str, Op]]:
+    """All ops with their names; a release has that of the op it stands behind, at the start ""."""
+    name, seen = "", Counter[str]()
     for op in stage.ops:
-        if type(op) is Release:
-            continue
-        name = repr(op)
-        seen[name] += 1
-        named[name if seen[name] == 1 else f"{name} ({seen[name]})"] = op
-    return named
+        if type(op) is not Release:
+            own = repr(op)
+            seen[own] += 1
+            name = own if seen[own] == 1 else f"{own} ({seen[own]})"
+        yield name, op
+
+
+def _released_elsewhere(before: Stage, after: Stage) -> tuple[Released, ...]:
+    old, new = _places_of_releases(before), _places_of_releases(after)
+    both = [name for name in before.tensors if name in after.tensors]
+    return tuple(Released(name, old.get(name), new.get(name)) for name in both if old.get(name) != new.get(name))
+
+
+def _places_of_releases(stage: Stage) -> dict[str, str]:
+    """The op that the release of each tensor stands behind."""
+    return {tensor.name: name for name, op in _with_names(stage) if type(op) is Release for tensor in op.reads}
 
 
 def _operands(op: Op) -> tuple[tuple[str, ...], ...]:

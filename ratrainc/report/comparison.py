@@ -174,6 +174,7 @@ def _in_short(stage: StageDiff) -> str:
         (sum(item.after > item.before for item in stage.resized), "tensors bigger"),
         (sum(item.after < item.before for item in stage.resized), "tensors smaller"),
         (stage.readdressed, "tensors at another address"),
+        (len(stage.released), "tensors released elsewhere"),
     ]
     return f"@{stage.stage}: " + ", ".join(f"{count:,} {words}" for count, words in counts if count)
 

@@ -90,12 +90,16 @@ def held_out(stream: TokenStream, plan: Plan, most: int | None = None) -> HeldOu
         fail(
             "RT090",
             f"'{stream.name}' holds {batches.sequences} sequences to evaluate on: one batch takes {plan.global_batch}",
-            help="hold out more of the data, or evaluate on another file",
+            help="hold out more of the data with --eval-fraction, or evaluate on another file with --eval-data",
         )
     held = HeldOut(batches, count if most is None else min(most, count))
     if not any(batches.counted(number) for number in range(held.count)):
         text = f"'{stream.name}' has no token that is in the loss in what is evaluated: all are of prompts"
-        fail("RT090", text, help="hold out more of the data, evaluate on more batches, or on another file")
+        fail(
+            "RT090",
+            text,
+            help="hold out more of the data (--eval-fraction), evaluate on more batches (--eval-batches), or on another file (--eval-data)",
+        )
     return held
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,22 @@ def test_diff_counts_a_swap_as_one_move(schedule: str, tmp_path: Path) -> None:
     assert stage.moved
     assert not stage.added
     assert not stage.dropped
+
+
+def test_diff_tells_of_a_release_that_moved(schedule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It changes when bytes are free, and may be a use after release: no schedule with it is the same."""
+    lines = Path(schedule).read_text().splitlines()
+    at = next(index for index, line in enumerate(lines) if line.strip().startswith("release ("))
+    lines[at - 1], lines[at] = lines[at], lines[at - 1]
+    edited = tmp_path / "edited.rtir"
+    edited.write_text("\n".join(lines) + "\n")
+    stages = diff_modules(read_module(schedule), read_module(str(edited)))
+    (stage,) = [stage for stage in stages if not stage.is_empty]
+    assert not stage.moved
+    assert {f"%{each.tensor}" for each in stage.released} == set(re.findall(r"%[\w.]+", lines[at - 1]))
+    shown = printed(capsys, "diff", schedule, str(edited))
+    assert "~ released %" in shown
+    assert "no difference" not in shown
 
 
 def test_diff_tells_what_another_cut_of_the_sequences_changes(tmp_path: Path) -> None:
