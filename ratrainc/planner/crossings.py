@@ -62,7 +62,9 @@ def _messages(plan: Plan, machine: Machine) -> list[Crossing]:
 def _collectives(plan: Plan, model: ModelConfig, machine: Machine) -> list[Crossing]:
     tiles = tuple(evolve(tile, stages=1) for tile in plan.mapping.tiles) if plan.mapping is not None else None
     mapping = RankMapping(tiles) if tiles is not None else None
-    single = evolve(plan, pp=1, cuts=(), micro_batches=1, mapping=mapping)
+    single = evolve(
+        plan, pp=1, cuts=(), chunks=1, layout="loop", slices=(), schedule=None, micro_batches=1, mapping=mapping
+    )
     module = lower(model.with_one_layer(), single)
     target = target_of(machine)
     by_kind: dict[tuple[str, str], Crossing] = {}

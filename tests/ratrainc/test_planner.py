@@ -26,6 +26,7 @@ from ratrain.ratrainc.planner import quick
 from ratrain.ratrainc.planner.answer import Request
 from ratrain.ratrainc.planner.bounds import plan_bounds
 from ratrain.ratrainc.planner.columns import Columns
+from ratrain.ratrainc.planner.crossings import crossings
 from ratrain.ratrainc.planner.cuts import best_cuts, cuts_of, partitions
 from ratrain.ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
 from ratrain.ratrainc.planner.families import USUAL, families
@@ -43,6 +44,8 @@ from ratrain.ratrainc.planner.workers import Runner
 from ratrain.ratrainc.slices_note import slices_note
 from ratrain.ratrainc.strategies import strategy
 from ratrain.targets.machine.machine import load_machine
+from tests.end_to_end.tiny_runs import MODEL as RUN
+from tests.end_to_end.tiny_runs import make_plan
 from tests.end_to_end.toys import UNEVEN
 
 MODEL = evolve(UNEVEN, name="small", vocab_size=1000, hidden_size=64, head_dim=16, ffn_size=160)
@@ -406,6 +409,26 @@ def test_the_quick_answer_brackets_the_full_one():
     assert short.bound_seconds <= full.best.seconds
     assert short.gap >= 0
     assert short.best.seconds == pytest.approx(full.best.seconds, rel=0.5)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"chunks": 2, "cuts": (1, 2, 3), "schedule": "interleaved"},
+        {"chunks": 2, "cuts": (1, 2, 3), "layout": "vee", "schedule": "zb-v"},
+        {"slices": (6, 4), "schedule": "seq1f1b"},
+    ],
+    ids=lambda keys: keys["schedule"],
+)
+def test_what_a_plan_sends_where_is_told_of_every_schedule(keys: dict[str, Any]) -> None:
+    """What replicas exchange of one mlp is the same whatever the order and the chunks of stages."""
+    machine = load_machine("h100-node")
+    model = evolve(RUN, layers=4)
+    usual = crossings(make_plan(model, dp=8, zero=1), model, machine)
+    told = crossings(make_plan(model, dp=8, zero=1, **keys), model, machine)
+    exchanged = [each for each in told if " of an mlp" in each.what]
+    assert exchanged == [each for each in usual if " of an mlp" in each.what]
+    assert {each.what.split()[0] for each in exchanged} >= {"all_gather", "reduce_scatter"}
 
 
 def test_a_plan_file_is_read_back():
