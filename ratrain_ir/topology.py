@@ -200,13 +200,12 @@ class Mesh:
     def _first_chunks(self) -> tuple[int, ...]:
         return tuple(self.chunks_of(stage)[0] for stage in range(self.stages))
 
-    def lender(self, stage: int) -> int | None:
-        """The stage in whose DDR a stage may keep what does not fit its own; None where it has none.
+    def mirror_image(self, stage: int) -> int:
+        """The stage that is as far from the last as a stage is from the first.
 
-        Its mirror image in the pipeline, which has as many micro-batches less in flight as it is behind (BPipe, Kim et al., ICML 2023).
+        Under 1F1B the later of the two has as many micro-batches less in flight as it is behind (BPipe, Kim et al., ICML 2023).
         """
-        mirror = self.stages - 1 - stage
-        return mirror if mirror > stage else None
+        return self.stages - 1 - stage
 
     # Groups
 

@@ -128,7 +128,10 @@ def _place(occupied: Occupancy, capacity: int, *, keep: bool, apart: bool, trial
 
 
 def step_seconds_placed(module: Module, context: PassContext, capacity: int) -> float:
-    """Simulated seconds of a step of a placed module, were it sized for the target and allocated now; infinite where it does not fit."""
+    """Simulated seconds of a step of a placed module, were it sized for the target and allocated now; infinite where it does not fit.
+
+    Infinite too where stages that keep something for each other would wait in a circle.
+    """
     trials = Trials(module, context)
     copy = copy_module(evolve(module, stages=[trials.with_workspace(stage) for stage in module.stages]))
     op_seconds = partial(context.op_seconds, copy)
@@ -140,11 +143,17 @@ def step_seconds_placed(module: Module, context: PassContext, capacity: int) -> 
             return inf
         if home is Home.DDR:
             placed = _place_without_hangs(copy, occupancies, room, context, keep=True, trial=True)
+            if _has_guests(copy) and blocking_cycle(copy, rendezvous=True) is not None:
+                return inf
         else:
             placed = [_place(occupied, room, keep=True, apart=False, trial=True) for occupied in occupancies]
         if any(placement.arena_bytes > room for placement in placed):
             return inf
     return context.target.step_seconds(evolve(copy, level=Level.ALLOCATED, target=info))
+
+
+def _has_guests(module: Module) -> bool:
+    return any(tensor.kind is StateKind.GUEST for stage in module.stages for tensor in stage.tensors.values())
 
 
 def _place_stored(module: Module, home: Home, context: PassContext) -> None:

@@ -46,4 +46,9 @@ def branch_bytes(model: ModelConfig, plan: Plan) -> int:
 
 def kept_with_checkpoint_bytes(model: ModelConfig, plan: Plan, choice: LayerChoice) -> int:
     """All that a layer keeps of a micro-batch from its forward to its backward: its checkpoint, which is its input, and what the choice keeps."""
-    return aligned(exchanged_type(model, plan).nbytes) + kept_bytes(model, plan, choice)
+    return checkpoint_bytes(model, plan) + kept_bytes(model, plan, choice)
+
+
+def checkpoint_bytes(model: ModelConfig, plan: Plan) -> int:
+    """Bytes of a layer's input."""
+    return aligned(exchanged_type(model, plan).nbytes)

@@ -19,7 +19,6 @@ after the passes that change how long gradients and views live.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from attrs import evolve, field, frozen
@@ -29,7 +28,7 @@ from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import Pass, PassContext
 from ratrain.passes.recovery.guests import UnitTimes, take_in
 from ratrain.passes.recovery.keep_gathered import keep_gathered
-from ratrain.passes.recovery.lender_choice import choose_with_lender
+from ratrain.passes.recovery.lender_choice import choose_lenders
 from ratrain.passes.recovery.recompute_choice import choose
 from ratrain.passes.recovery.recompute_placement import idle_windows, recover_forward_side
 from ratrain.passes.recovery.rewriting import (
@@ -67,6 +66,21 @@ class Storing(Protocol):
 
 
 @frozen
+class _StageChoice:
+    """What to keep of each layer and micro-batch of a stage."""
+
+    of: ChoiceOf
+    summary: str = ""
+    """it in words, under `auto`"""
+    borrows: bool = False
+    """whether other stages keep any of it"""
+
+    def home_of(self, layer: int, piece: Piece) -> Elsewhere:
+        """Where what is kept waits for its backward."""
+        return self.of(layer, piece).home
+
+
+@frozen
 class RecomputePass(Pass):
     """Drop saved activations after forward and recover them right before backward."""
 
@@ -78,7 +92,8 @@ class RecomputePass(Pass):
     store: str = field(default="nowhere", metadata={"choices": STORE_CHOICES})
     """The memory in which what is kept waits for its backward: all of it; or, under `auto`, that of the layers that are worth it.
 
-    With `peer` the DDR of the stage's mirror image in the pipeline, for stages of the first half."""
+    With `peer` the DDR of other stages: under `auto` of those that have room; else of the mirror image in the pipeline, for stages of the
+    first half."""
     gathered: str = field(default="auto", metadata={"choices": GATHERED})
     """Whether what tensor peers gathered for a forward is kept for its backward: where bytes are left, under policy=auto; or gathered again."""
 
@@ -105,18 +120,19 @@ class RecomputePass(Pass):
         starts: list[Tensor] = []
         windows = idle_windows(module) if self.placement == "forward-side" else []
         times = UnitTimes(module) if self.store == PEER else None
-        for stage in module.stages:
+        choices = self.choices_with_lenders(module, context, times) if times is not None else {}
+        borrowers = [module.stages[index] for index, choice in choices.items() if choice.borrows]
+        for stage in sorted(module.stages, key=lambda stage: stage not in borrowers):
             trials = Trials(module, context)
-            choice_of, summary = self.choice(stage, trials, times)
-            if summary:
-                context.statistics[f"stage {stage.index}"] = summary
-            recovery = rewrite(stage, choice_of)
+            if times is not None and stage not in borrowers:
+                take_in(stage, borrowers, times)
+            choice = choices.get(stage.index) or self.choice(stage, trials)
+            if choice.summary:
+                context.statistics[f"stage {stage.index}"] = choice.summary
+            recovery = rewrite(stage, choice.of)
             recovered += recovery.ops
             if self.store != NOWHERE:
-                stored += store_kept(stage, trials, partial(_home, choice_of))
-            lender = module.topology.lender(stage.index)
-            if times is not None and lender is not None:
-                take_in(module.stages[lender], stage, times)
+                stored += store_kept(stage, trials, choice.home_of)
             starts += recovery.starts
             if self.placement == "forward-side":
                 moved += recover_forward_side(stage, trials, self.budget_within(trials), windows[stage.index])
@@ -134,19 +150,34 @@ class RecomputePass(Pass):
         """Bytes a stage may use."""
         return trials.context.target.capacity(trials.module).left if self.budget is None else self.budget
 
-    def choice(self, stage: Stage, trials: Trials, times: UnitTimes | None = None) -> tuple[ChoiceOf, str]:
-        """What to keep of each layer and micro-batch of a stage, and under `auto` the same in words; `times` where others may lend bytes."""
+    def choice(self, stage: Stage, trials: Trials) -> _StageChoice:
+        """What to keep of each layer and micro-batch of a stage by itself."""
         home = _HOMES.get(self.store, Home.DDR)
-        lender = trials.module.topology.lender(stage.index) if times is not None else None
         if self.policy != "auto":
             (choice,) = CHOICES[self.policy]
-            return same_for_all(evolve(choice, home=home if lender is None else Lender(lender))), ""
-        budget = self.budget_within(trials)
-        if times is None or lender is None:
-            chosen = choose(stage, trials, budget, home)
-        else:
-            chosen = choose_with_lender(stage, trials.module.stages[lender], trials, budget, times)
-        return chosen.choice_of, chosen.summary
+            return _StageChoice(same_for_all(evolve(choice, home=home)))
+        chosen = choose(stage, trials, self.budget_within(trials), home)
+        return _StageChoice(chosen.choice_of, chosen.summary)
+
+    def choices_with_lenders(self, module: Module, context: PassContext, times: UnitTimes) -> dict[int, _StageChoice]:
+        """What to keep on each stage where others may lend bytes.
+
+        All that another policy than `auto` keeps goes to the mirror image, from stages of the first half.
+        """
+        if self.policy == "auto":
+            budget = self.budget_within(Trials(module, context))
+            every = choose_lenders(module, context, budget, times)
+            return {
+                index: _StageChoice(chosen.choice_of, chosen.summary, chosen.stores)
+                for index, chosen in enumerate(every)
+            }
+        (choice,) = CHOICES[self.policy]
+        found = {}
+        for stage in module.stages:
+            lender = module.topology.mirror_image(stage.index)
+            home = Lender(lender) if lender > stage.index else Home.DDR
+            found[stage.index] = _StageChoice(same_for_all(evolve(choice, home=home)), borrows=home is not Home.DDR)
+        return found
 
 
 def take_the_shorter(
@@ -168,10 +199,6 @@ def take_the_shorter(
     context.statistics.clear()
     context.statistics |= statistics
     context.statistics["simulated step, storing"] = f"{seconds[1]:.6g} s, and {seconds[0]:.6g} s with nothing stored"
-
-
-def _home(choice_of: ChoiceOf, layer: int, piece: Piece) -> Elsewhere:
-    return choice_of(layer, piece).home
 
 
 def refuse_second_recovery(module: Module) -> None:

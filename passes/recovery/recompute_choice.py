@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from math import ceil, inf
 from typing import TYPE_CHECKING
@@ -111,12 +111,6 @@ class Chosen:
     def recovers_nothing(self) -> bool:
         """Whether all is kept, here or in another memory."""
         return all(choice.attention == choice.mlp == "all" for kind in self.kinds for choice in kind.counts)
-
-    @property
-    def keeps_the_rest(self) -> bool:
-        """Whether all is kept in DDR that is not stored."""
-        choices = (choice for kind in self.kinds for choice, count in kind.counts.items() if count)
-        return all(choice.home is not Home.DDR or choice == EVERYTHING for choice in choices)
 
     @property
     def summary(self) -> str:
@@ -238,43 +232,81 @@ class Shape:
         """Of each kind, no items."""
         return tuple({} for _ in self.kinds)
 
+    def chosen(self, counts: Iterable[Mapping[LayerChoice, int]]) -> Chosen:
+        """The choice in which of each kind so many items take which."""
+        return Chosen(tuple(map(ChosenOfKind, self.kinds, counts)), self.in_flight, self.slices)
+
     def stored(self, count: int, choice: LayerChoice) -> tuple[dict[LayerChoice, int], ...]:
         """Of each kind its part of so many items, of which what a choice keeps is stored."""
         return tuple({choice: len(layers) * self.in_flight * count // self.items} for layers in self.kinds)
+
+
+@frozen
+class Front:
+    """The choices for what a stage does not store that no other beats in both bytes and seconds of recovery; bytes ascend, seconds fall."""
+
+    shape: Shape
+    stored: Sequence[Mapping[LayerChoice, int]]
+    """of each kind, the items that are decided on already"""
+    points: list[Point]
+
+    @classmethod
+    def of(cls, shape: Shape, stored: Sequence[Mapping[LayerChoice, int]]) -> Front:
+        """That of the items that are left."""
+        left = [
+            len(layers) * shape.in_flight - sum(counts.values())
+            for layers, counts in zip(shape.kinds, stored, strict=True)
+        ]
+        return cls(shape, stored, _front_of_kinds(list(zip(shape.options, left, strict=True))))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each choice while all items are in flight."""
+        return [nbytes for nbytes, _, _ in self.points]
+
+    @property
+    def seconds(self) -> list[float]:
+        """Seconds of recovery of each choice, of all items in flight once."""
+        return [seconds for _, seconds, _ in self.points]
+
+    def counts(self, index: int) -> list[dict[LayerChoice, int]]:
+        """Of each kind, how many items take which choice; those that are stored first."""
+        counts = iter(self.points[index][2])
+        return [
+            {**taken, **{option.choice: count for option in own if (count := next(counts))}}
+            for own, taken in zip(self.shape.options, self.stored, strict=True)
+        ]
+
+    def chosen(self, index: int) -> Chosen:
+        """The choice itself."""
+        return self.shape.chosen(self.counts(index))
+
+    def best_within(self, capacity: int, stage: Stage, trials: Trials) -> int:
+        """The cheapest choice with which a stage fits; 0 where none does."""
+
+        @cache
+        def occupied(index: int) -> Occupancy:
+            return trials.occupancy(as_chosen(stage, trials, self.chosen(index)))
+
+        lag = occupied(0).lag_within(capacity)
+        sizes = self.sizes
+        best = _last_that_fits(sizes, lambda index: capacity - occupied(index).peak_bytes(lag))
+        for _ in range(_MAX_TRIALS):
+            trial = as_chosen(stage, trials, self.chosen(best))
+            excess = trials.excess_bytes(trial, lag, capacity) if best else 0
+            if not excess:
+                break
+            tightened = sizes[best] - excess
+            best = max((i for i in range(best) if sizes[i] <= tightened), default=0)
+        return best
 
 
 def kept_in_ddr(
     stage: Stage, trials: Trials, capacity: int, shape: Shape, stored: Sequence[Mapping[LayerChoice, int]]
 ) -> Chosen:
     """The cheapest choice that fits for what is not stored."""
-    left = [
-        len(layers) * shape.in_flight - sum(counts.values()) for layers, counts in zip(shape.kinds, stored, strict=True)
-    ]
-    front = _front_of_kinds(list(zip(shape.options, left, strict=True)))
-
-    def chosen(index: int) -> Chosen:
-        counts = iter(front[index][2])
-        each = [
-            {**taken, **{option.choice: count for option in own if (count := next(counts))}}
-            for own, taken in zip(shape.options, stored, strict=True)
-        ]
-        return Chosen(tuple(map(ChosenOfKind, shape.kinds, each)), shape.in_flight, shape.slices)
-
-    @cache
-    def occupied(index: int) -> Occupancy:
-        return trials.occupancy(as_chosen(stage, trials, chosen(index)))
-
-    lag = occupied(0).lag_within(capacity)
-    sizes = [point[0] for point in front]
-    best = _last_that_fits(sizes, lambda index: capacity - occupied(index).peak_bytes(lag))
-    for _ in range(_MAX_TRIALS):
-        trial = as_chosen(stage, trials, chosen(best))
-        excess = trials.excess_bytes(trial, lag, capacity) if best else 0
-        if not excess:
-            break
-        tightened = front[best][0] - excess
-        best = max((i for i in range(best) if front[i][0] <= tightened), default=0)
-    return chosen(best)
+    front = Front.of(shape, stored)
+    return front.chosen(front.best_within(capacity, stage, trials))
 
 
 def _kinds_of_layers(stage: Stage, module: Module) -> list[tuple[int, ...]]:
@@ -322,26 +354,26 @@ def _options(stage: Stage, trials: Trials, layer: int) -> list[Option]:
 
 
 def _split_slots(module: Module, half: Block, kept: str) -> tuple[list[Slot], list[Slot]]:
-    plan = slice_plan(module.plan, _typical_slice(module.plan))
+    plan = slice_plan(module.plan, typical_slice(module.plan))
     slots = saved_slots(module.model, plan, half)
     names = {"none": (), "lean": LEAN_SLOTS[half.kind], "all": tuple(slot.name for slot in slots)}[kept]
     names = (*names, *kept_in_forward(module.model, plan, half))
     return [s for s in slots if s.name in names], [s for s in slots if s.name not in names]
 
 
-def _typical_slice(plan: Plan) -> int | None:
+def typical_slice(plan: Plan) -> int | None:
     """The slice that stands for all: the middle one, as later ones attend to more keys. None where micro-batches pass whole."""
     return len(plan.slices) // 2 if plan.slices else None
 
 
 def _forward_of(stage: Stage, trials: Trials, half: Block) -> Forward:
-    number = _typical_slice(trials.module.plan)
+    number = typical_slice(trials.module.plan)
     return next(op for op in stage.ops if type(op) is Forward and op.block is half and op.slice == number)
 
 
 def _between_blocks(trials: Trials, *, whole_layer: bool) -> int:
     """Bytes of what is between the blocks of a layer, kept unless the layer is recovered as a whole."""
-    model, plan = trials.module.model, slice_plan(trials.module.plan, _typical_slice(trials.module.plan))
+    model, plan = trials.module.model, slice_plan(trials.module.plan, typical_slice(trials.module.plan))
     return 0 if whole_layer else mlp_input_bytes(model, plan) + branch_bytes(model, plan)
 
 

@@ -22,7 +22,7 @@ from ratrain.passes.placement.unit_run import gradient_waits
 from ratrain.passes.recovery.changes_within_budget import ChangesWithinBudget
 from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
 from ratrain.ratrain_ir.blocks import gathers_layers_within_step, shares_rows
-from ratrain.ratrain_ir.ops import InputGradientOp, Op, Recompute
+from ratrain.ratrain_ir.ops import Fetch, InputGradientOp, Op, Recompute, TakeBack, Tensor
 from ratrain.ratrain_ir.types import aligned
 
 if TYPE_CHECKING:
@@ -86,14 +86,25 @@ def _backwards_of(stage: Stage, module: Module, wanted: Container[Work]) -> dict
 class _Mover(ChangesWithinBudget):
     """Moves recoveries of some windows."""
 
+    brought: dict[Tensor, int] = field(init=False)
+    """Where what was elsewhere comes back."""
     moved: dict[int, list[Op]] = field(factory=dict, init=False)
     """Recovery ops to stand before the first op of a backward, in order; by the position of that op."""
 
+    @brought.default
+    def _brought_by_fetches(self) -> dict[Tensor, int]:
+        fetches = ((at, op) for at, op in enumerate(self.stage.ops) if isinstance(op, Fetch | TakeBack))
+        return {tensor: at for at, op in fetches for tensor in op.writes}
+
     def fill(self, backward: _BackwardOps) -> None:
-        """Move as many of a backward's recoveries as the budget lets."""
+        """Move as many of a backward's recoveries as the budget lets; not those of what comes back later from another memory or stage."""
         first = backward.first
         chosen: list[Op] = []
+        later: set[Tensor] = set()
         for position, op in backward.recoveries:
+            if any(tensor in later or self.brought.get(tensor, -1) >= first for tensor in op.reads):
+                later.update(op.writes)
+                continue
             added = sum(aligned(t.type.nbytes) for t in op.writes)
             if int(self.curve[first : position + 1].max()) + added > self.budget:
                 break

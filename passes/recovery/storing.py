@@ -79,6 +79,11 @@ class _Stored:
     store: Store | Evict
     fetch: Fetch | TakeBack
 
+    def seconds_back(self, stage: Stage, trials: Trials) -> float:
+        """What it takes to come back: from another stage as long as the way there, whose time is that of the end that sends."""
+        ops = (self.store, self.fetch) if isinstance(self.fetch, TakeBack) else (self.fetch,)
+        return max(trials.op_seconds(stage, op) for op in ops)
+
 
 def store_kept(stage: Stage, trials: Trials, home_of: Callable[[int, Piece], Elsewhere]) -> int:
     """Rewrite a stage's list; its ops and tensors, which others may have too, stay as they are. The number of stores."""
@@ -179,7 +184,7 @@ def _fetch_positions(stage: Stage, trials: Trials, stored: list[_Stored]) -> dic
     """when the fetch after this one has to start"""
     for each, need in sorted(zip(stored, needs, strict=True), key=lambda pair: -pair[1]):
         end = min(issued[need], free)
-        free = end - trials.op_seconds(stage, each.fetch)
+        free = end - each.seconds_back(stage, trials)
         position = min(need, max(each.position + 1, bisect_right(issued, free) - 1))
         placed.setdefault(position, []).insert(0, each.fetch)
     return placed

@@ -44,8 +44,8 @@ def prefetch_depth(
     chosen, best = DEPTHS[0], inf
     for least, depth, trial in reversed(worth_trying):
         if least < best:  # what is recovered comes on top
-            choice_of, _ = recovery.choice(trial, trials)
-            recovered = rewritten(trial, choice_of)
+            choice = recovery.choice(trial, trials)
+            recovered = rewritten(trial, choice.of)
             seconds = trials.period(recovered)
             if seconds < best and not trials.excess_bytes(recovered, 0.0, recovery.budget_within(trials)):
                 chosen, best = depth, seconds
