@@ -37,6 +37,8 @@ _PERIODS = 32
 """Periods between the shortest and that without guests whose closed forms are compared."""
 _WRITTEN_OUT = 5
 """The most that are written out."""
+_STRIDE = 8
+"""Of what is left to the period without guests, the part by which one is longer that is tried after one that cannot be kept."""
 _HALVINGS = 20
 _ROUNDS = 4
 """Times that what goes where is changed as lenders turn out to have less room than was thought."""
@@ -136,11 +138,13 @@ class _Choice:
         shortest = max(each.periods[-1] for each in self.prospects)
         untried = [shortest + (max(alone) - shortest) * number / _PERIODS for number in range(_PERIODS)]
         for _ in range(_WRITTEN_OUT):
-            hoped, period = min((self.hoped(period), period) for period in untried)
+            hoped, period = min(((self.hoped(period), period) for period in untried), default=(inf, inf))
             if hoped >= min(enough, best.seconds * (1 - WORTH)):
                 break
             untried.remove(period)
             found = self.written_out(period)
+            if found is None:
+                untried = [each for each in untried if each > period + (max(alone) - period) / _STRIDE]
             if found is not None and found.seconds < min(enough, best.seconds):
                 best = found
         return best
