@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 _PERIODS = 32
 """Periods between the shortest and that without guests whose closed forms are compared."""
-_WRITTEN_OUT = 5
+_WRITTEN_OUT = 6
 """The most that are written out."""
 _STRIDE = 8
-"""Of what is left to the period without guests, the part by which one is longer that is tried after one that cannot be kept."""
+"""Of what is left to the period without guests, the part by which one is longer that is tried after one that cannot be kept; then those between."""
 _HALVINGS = 20
 _ROUNDS = 4
 """Times that what goes where is changed as lenders turn out to have less room than was thought."""
@@ -137,15 +137,19 @@ class _Choice:
         enough = best.seconds * (1 - WORTH)
         shortest = max(each.periods[-1] for each in self.prospects)
         untried = [shortest + (max(alone) - shortest) * number / _PERIODS for number in range(_PERIODS)]
+        failed = above = 0.0
         for _ in range(_WRITTEN_OUT):
-            hoped, period = min(((self.hoped(period), period) for period in untried), default=(inf, inf))
+            candidates = ((self.hoped(period), period) for period in untried if period > above)
+            hoped, period = min(candidates, default=(inf, inf))
             if hoped >= min(enough, best.seconds * (1 - WORTH)):
                 break
             untried.remove(period)
             found = self.written_out(period)
             if found is None:
-                untried = [each for each in untried if each > period + (max(alone) - period) / _STRIDE]
-            if found is not None and found.seconds < min(enough, best.seconds):
+                failed, above = period, period + (max(alone) - period) / _STRIDE
+                continue
+            above = failed
+            if found.seconds < min(enough, best.seconds):
                 best = found
         return best
 
