@@ -42,7 +42,6 @@ from ratrain.ratrain_ir.ops import (
     ReduceSums,
     Send,
     Tensor,
-    Tensors,
     Update,
     is_blocking,
 )
@@ -218,19 +217,18 @@ class _LiftedStage:
         Raises ValueError where it is none.
         """
         cls = OP_CLASSES[instruction.keyword]
-        groups: dict[Access, Tensors] = {
-            access: tuple(self.tensors[o.tensor] for o in instruction.operands if o.access is access)
-            for access in Access
-        }
+        groups: dict[Access, list[Tensor]] = {access: [] for access in Access}
+        for _, number, access in instruction.operands:
+            groups[access].append(self.tensors[number])
         fields = {a.name: _FIELD_READERS[a.name](instruction, engine) for a in FIELDS[cls]}
         for attribute in FIELDS[cls]:
             if fields[attribute.name] is None and not attribute.metadata.get("optional"):
                 raise ValueError(f"it has no {attribute.name.replace('_', '-')}")
         op = cls(
-            reads=groups[Access.READ],
-            writes=groups[Access.WRITE],
-            updates=groups[Access.UPDATE],
-            scratch=groups[Access.SCRATCH],
+            reads=tuple(groups[Access.READ]),
+            writes=tuple(groups[Access.WRITE]),
+            updates=tuple(groups[Access.UPDATE]),
+            scratch=tuple(groups[Access.SCRATCH]),
             **fields,
         )
         self.compare(op, instruction, engine)

@@ -31,6 +31,8 @@ class Access(Enum):
     UPDATE = 2
     SCRATCH = 3
 
+    __hash__ = object.__hash__  # members are single objects; what `Enum` has is several times slower
+
 
 @frozen
 class ProgramTensor:
