@@ -117,5 +117,9 @@ def front_of(
     points = front(request, against, tick, quick=quick)
     if not points:
         text = f"no plan of {request.model.name} was found that fits {request.clusters} clusters or fewer"
-        fail("RT053", text, help="plan without --pareto: it says what lacks how many bytes")
+        fail(
+            "RT053",
+            text,
+            help="search longer with --seconds, or plan without --pareto: it says what lacks how many bytes",
+        )
     return Front(request, against, tuple(points), tokens, model, machine)

@@ -1,6 +1,6 @@
 """The commands in the pages run as they stand there, each page's in one folder that holds what its reader would have.
 
-Only long training is cut to a tenth of its steps. Pages whose outputs are shown are sessions (`docs/sessions.py`), and run in the gate. Here the commands of all others run, which takes
+Only long training is cut to a tenth of its steps, and plans are searched for a small model. Pages whose outputs are shown are sessions (`docs/sessions.py`), and run in the gate. Here the commands of all others run, which takes
 minutes; that none is forgotten is seen in the gate.
 """
 
@@ -29,12 +29,12 @@ SET_ASIDE = {
     r"torch-device|--kernels torch|--engine torch": "needs the extra 'torch'",
     r"^ratrainc launch|^ratrainc postmortem run2": "needs the extra 'mpi'; tests/targets/runtime/test_mpi.py starts ranks",
     r"--log-to": "needs the extra of that name",
-    r"\[--|8\*N|\.\.\. |PROGRAM": "is a pattern, not a command",
-    r"m\.rtx|roomy1\.toml": "takes a file that the page makes of something larger, or by hand",
-    r"SmolLM2-135M/|smollm2-135m|0\.5b|llama-2-70b|qwen2\.5-32b|h100-node|plan .*clusters 64|examples/\*|published/": (
+    r"\[--|8\*N|PROGRAM": "is a pattern, not a command",
+    r"m\.rtx|roomy1\.toml|--machine here\.toml -o": "takes a file that the page makes of something larger, or by hand",
+    r"^ratrainc (?!plan |scale ).*(SmolLM2-135M/|0\.5b|llama-2-70b|qwen2\.5-|published/)": (
         "takes many minutes, or files that are not there; benchmarks/ has it"
     ),
-    r"^ratrainc (plan|scale|compare) .*llama-2-7b": "searches for minutes; tests/ratrainc/test_planner.py has it smaller",
+    r"^ratrainc compare ": "searches or compiles for minutes; tests/ratrainc/test_planner.py has it smaller",
     r"^ratrainc explain 7b.rtx$": "tries levers of a large model for a minute; start-here.md has it smaller",
     r"--model llama-2-7b --plan P.toml": "is for the plan that a search of minutes writes",
 }
@@ -80,8 +80,14 @@ def test_most_commands_are_run() -> None:
 
 
 def shortened(line: str) -> str:
-    """A command of training with a tenth of its steps, and as many held-out losses."""
-    return re.sub(r"(--(?:steps|eval-every)) (\d+)0\b", r"\1 \2", line)
+    """A command of training with a tenth of its steps, and as many held-out losses; a search with a small model, for seconds."""
+    if not re.match("ratrainc (plan|scale) ", line):
+        return re.sub(r"(--(?:steps|eval-every)) (\d+)0\b", r"\1 \2", line)
+    line = re.split(r"\s{2,}", line)[0].replace("plan ...", "plan --model M --clusters 4 --global-batch 16 --seq-len 8")
+    line = re.sub(r"--model \S+", "--model m.json", line)
+    if line.startswith("ratrainc scale") or {"--quick", "--smallest"} & set(line.split()):
+        return line
+    return f"{line} --quick" if "--pareto" in line else f"{line} --seconds 3"
 
 
 def call(words: str) -> None:
