@@ -74,7 +74,7 @@ $(DEV): pyproject.toml
 	  echo "Making $(VENV) ..." && $(PYTHON) -m venv '$(VENV)'; }
 	@for folder in grammar ratrain_ir passes targets ratrainc; do \
 	  [ -e src/ratrain/$$folder ] || ln -s ../../$$folder src/ratrain/$$folder; done # a source archive has no links
-	@echo "Installing ratrain and its development tools into $(VENV) ..."
+	@echo "Installing ratrain and its development tools into $(VENV), which takes a minute or two ..."
 	@$(PIP) install -e '.[dev]'
 	@touch $@
 

@@ -151,7 +151,8 @@ def for_coming_from() -> None:
     for name in ("pretrain.sh", "ds_config.json", "job.toml"):
         shutil.copy(ROOT / "tests" / "data" / "bridge" / name, name)
     job = Path("job.toml").read_text()  # of 32 ranks; the page says 64
-    Path("job.toml").write_text(re.sub("(data_parallel_shard_degree) = 4", r"\1 = 8", job))
+    twice = re.sub("(data_parallel_shard_degree) = 4", r"\1 = 8", job)
+    Path("job.toml").write_text(twice.replace("global_batch_size = 64", "global_batch_size = 128"))
 
 
 def for_watching() -> None:
