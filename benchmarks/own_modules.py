@@ -15,6 +15,7 @@ import argparse
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from attrs import frozen
 
@@ -25,6 +26,7 @@ from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrainc.strategies import strategy
 
 RATIO = re.compile(r"ratio ([0-9.]+), (.*), [0-9.]+ s$")
+ROOT = Path(__file__).resolve().parents[1]
 USUAL = "joint-order,allocate-ddr"
 
 
@@ -38,6 +40,7 @@ class Case:
     batch: str = ""
     state: str = "zero = 1"
     dp: int = 2
+    machine: str = "h100-node"
 
 
 def plan_text(case: Case, stages: int, micro_batches: int) -> str:
@@ -68,6 +71,12 @@ def cases() -> Iterator[Case]:
     yield Case("1f1b, baseline", strategy("baseline-1f1b").passes)
     yield Case("1f1b, all saved", "recompute{policy=none},allocate-ddr")
     yield Case("1f1b, all recovered", "joint-order{policy=full},allocate-ddr")
+    host = str(ROOT / "examples" / "h200-host.toml")
+    stored = "recompute{policy=none store=host},allocate-ddr"
+    yield Case("1f1b, stored on the host", stored, machine=host)
+    offloaded = "place-1f1b,offload-state{home=host},joint-order,allocate-ddr"
+    yield Case("1f1b, state on the host", offloaded, machine=host)
+    yield Case("1f1b, stored at a peer", "recompute{policy=none store=peer},allocate-ddr")
     yield Case("1f1b, 2 tensor peers", f"overlap-tensor,{USUAL}", "tp = 2")
     yield Case("1f1b, ZeRO 3", strategy("zero3").passes, state='zero = 3\nreduce = "each-micro-batch"', dp=4)
 
@@ -76,13 +85,12 @@ def main(arguments: list[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="llama-2-7b")
-    parser.add_argument("--machine", default="h100-node")
     parser.add_argument("--stages", type=int, default=8)
     parser.add_argument("--micro-batches", type=int, default=64)
     parser.add_argument("--only", default="", help="cases whose name contains this")
     chosen = parser.parse_args(arguments)
     model = load_model(chosen.model)
-    print(f"{'module':22} {'tensors':>8} {'worst stage':>11} {'ratio':>8} {'CPU s':>6}  method")
+    print(f"{'module':24} {'tensors':>8} {'worst stage':>11} {'ratio':>8} {'CPU s':>6}  method")
     for case in cases():
         if chosen.only not in case.name:
             continue
@@ -90,13 +98,13 @@ def main(arguments: list[str] | None = None) -> None:
         module = api.lowered(
             model, parse_plan(plan_text(case, chosen.stages, chosen.micro_batches), file=case.name, model=model)
         )
-        runs = api.run_passes(module, case.passes, machine=chosen.machine)
+        runs = api.run_passes(module, case.passes, machine=case.machine)
         found = [RATIO.search(text) for key, text in runs[-1].statistics.items() if re.fullmatch(r"stage \d+", key)]
         stages = [(float(match[1]), number, match[2]) for number, match in enumerate(found) if match]
         ratio, number, method = max(stages)
         tensors = len(module.stages[number].tensors)
         seconds = time.process_time() - cpu
-        print(f"{case.name:22} {tensors:8} {number:11} {ratio:8.4f} {seconds:6.1f}  {method}", flush=True)
+        print(f"{case.name:24} {tensors:8} {number:11} {ratio:8.4f} {seconds:6.1f}  {method}", flush=True)
 
 
 if __name__ == "__main__":
