@@ -16,6 +16,7 @@ from ratrain.ratrain_ir.module import Module
 from ratrain.ratrain_ir.plugins import is_own, place_of
 from ratrain.ratrain_ir.schedules.named import default_schedule
 from ratrain.ratrain_ir.target import Target
+from ratrain.ratrain_ir.time_limit import go_on
 
 
 @frozen
@@ -46,7 +47,7 @@ class PassManager:
     def run(self, module: Module, passes: str | list[Pass]) -> Module:
         """Run a pipeline in place and return the module.
 
-        Raises `DiagnosticError` where a pass refuses, an order is illegal, or a pass broke the module.
+        Raises `DiagnosticError` where a pass refuses, an order is illegal, or a pass broke the module; `OutOfTime` where a time limit has passed.
         """
         items = parse_pipeline(passes) if isinstance(passes, str) else passes
         for index, item in enumerate(items):
@@ -54,6 +55,7 @@ class PassManager:
         return module
 
     def _run_with_needs(self, module: Module, item: Pass, inserted_for: str | None, left: Sequence[Pass]) -> None:
+        go_on()
         _refuse_illegal_order(item, facts_of(module))
         for fact in Fact:  # in pipeline order, so that earlier needs are met first
             if fact in item.requires and fact not in facts_of(module):

@@ -13,6 +13,7 @@ from ratrain.ratrain_ir.frontend.plan_text import check_plan
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Module
+from ratrain.ratrain_ir.time_limit import go_on
 from ratrain.targets.codegen.emitter import emit
 from ratrain.targets.program.program import Program
 from ratrain.targets.simulator.figures import Figures, simulated
@@ -64,7 +65,7 @@ class RefusedPlan:
 def time_plan(model: ModelConfig, plan: Plan, pipeline: str, machine: Machine) -> TimedPlan | RefusedPlan:
     """Compile, place and simulate a plan under a pipeline.
 
-    Raises `DiagnosticError` where the plan is not allowed for the model.
+    Raises `DiagnosticError` where the plan is not allowed for the model, `OutOfTime` where a time limit has passed.
     """
     check_plan(plan, model)
     target = target_of(machine)
@@ -74,5 +75,6 @@ def time_plan(model: ModelConfig, plan: Plan, pipeline: str, machine: Machine) -
             PassManager(target).run(module, pipeline)
         except DiagnosticError as error:
             return RefusedPlan(error, tuple(lifetimes(stage).peak_bytes for stage in module.stages))
+        go_on()
         program = emit(module, target)
         return TimedPlan(module, program, *simulated(program, machine))

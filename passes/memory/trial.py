@@ -18,6 +18,7 @@ from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import Engine, Op, Recv, Send, Tensor, Update
 from ratrain.ratrain_ir.state_homes import engine_of_update
+from ratrain.ratrain_ir.time_limit import go_on
 from ratrain.ratrain_ir.types import Dtype, Home, StateKind, aligned, tensor_type
 
 if TYPE_CHECKING:
@@ -36,7 +37,11 @@ class Trials:
     _seconds: dict[Op, float] = field(factory=dict, init=False, repr=False)
 
     def with_workspace(self, stage: Stage) -> Stage:
-        """A draft of a stage whose ops have the workspace and engines the target will ask for."""
+        """A draft of a stage whose ops have the workspace and engines the target will ask for.
+
+        Raises `OutOfTime` where the time for the work has passed.
+        """
+        go_on()
         ops = [self.legalised(stage, op) for op in stage.ops]
         draft = stage.draft(ops)
         for op in ops:

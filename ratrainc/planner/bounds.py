@@ -68,6 +68,25 @@ def stage_bounds(c: Columns, before: Numbers, layers: Numbers) -> StageBounds:
     return StageBounds(np.where(peak <= c.capacity, _seconds(c, memory, before), np.inf), peak)
 
 
+def least_stage_seconds(c: Columns, before: Numbers, layers: Numbers) -> Numbers:
+    """The step seconds that stages imply whatever lies before them, at least `before` layers; infinite where they cannot fit.
+
+    They are those of `stage_bounds` without round trips and waits, which are shorter where more lies before a stage. Arguments as there.
+    """
+    memory = _memory(c, layers)
+    if isinstance(memory, PlacedMemory):
+        longest = _seconds(c, memory, before)
+    else:
+        work = unit_sum(c.micro_batches * (c.forward + c.backward), layers)
+        work += memory.recovery()
+        longest = _way_up(c, before, stage_numbers(layers)) + (work - left_behind(c, layers)) + c.tail[EMBED]
+        np.maximum(longest, work + unit_sum(c.update, layers), out=longest)
+        np.maximum(longest, unit_sum(c.link + c.micro_batches * c.link_each, layers), out=longest)
+        if c.has_peers:
+            np.maximum(longest, unit_sum(c.micro_batches * c.exchange, layers), out=longest)
+    return np.where(memory.peak_bytes() <= c.capacity, longest, np.inf)
+
+
 def _memory(c: Columns, layers: Numbers) -> _Memory | PlacedMemory:
     return _Memory.of(c, layers) if c.in_order else PlacedMemory.of(c, layers)
 

@@ -52,6 +52,7 @@ class Columns:
     """seconds however much is kept: the last line, which is flat"""
     carried: Numbers
     gradients: Numbers
+    sliced_gradients: Numbers
     mlp_gradient: Numbers
     head_gradient: Numbers
     mlp_view: Numbers
@@ -75,6 +76,8 @@ class Columns:
     """1 where passes may be merged with the one behind them, as those of tensor peers may, else 0"""
     always_kept: Numbers
     """bytes that a layer of a pass holds beside its input, whatever is recovered"""
+    pending: Numbers
+    """bytes that it holds from the input half of its backward to its weight half, where they are apart"""
     chunks: Numbers
     slices: Numbers
     pipelines: NDArray[np.object_]
@@ -172,6 +175,7 @@ _WORK_COLUMNS = (
     "passed_back",
     "weight_half",
     "always_kept",
+    "pending",
 )
 _COMPUTE_COLUMNS = (
     "forward",
@@ -189,6 +193,7 @@ _EXCHANGE_COLUMNS = ("engine", "forward", "backward", "first_forward", "first_ba
 _STATE_COLUMNS = (
     "carried",
     "gradients",
+    "sliced_gradients",
     "mlp_gradient",
     "head_gradient",
     "mlp_view",

@@ -62,6 +62,9 @@ def shape_guesses(c: Columns) -> Numbers:
     held = np.minimum(np.minimum(p * _HELD.get(c.schedule, 1.0), m) * layers, m * layers)
     held = np.where(c.slices > 1, (p + c.slices - 1) * layers, held)  # of layers of passes
     working = c.mlp_saved + c.mlp_ends + c.mlp_view + c.mlp_scratch + c.mlp_gradient
+    if c.has_halves:
+        working = working + layers * c.pending / c.chunks
+    working = working + (c.slices > 1) * (units @ c.sliced_gradients) / p
     state = (units @ (c.carried + c.gradients * (m > 1))) / p
     free = _USABLE * c.capacity - state - working - held * (c.activation + c.always_kept)
     recovery = m * c.slices * layers * least_recovery(c, free / np.maximum(held - 1, 1.0))

@@ -1,13 +1,15 @@
 """Level two: one plan compiled, placed, verified by its passes and simulated; long steps are folded first.
 
 Under 1F1B, of slices too, the micro-batches between warm-up and cool-down repeat. A folded plan has 2P + (M mod P) of M micro-batches
-(3P + (M mod P) where P is small), and the pace of its last P backwards on the first stage stands for those left out. That is an estimate, and
+(3P + (M mod P) where P is small), and the pace of its last P backwards on the first stage stands for those left out. In k slices
+it is not P but the micro-batches of the P + k - 1 slices that the first stage holds. That is an estimate, and
 is called so; what a search reports as its answer is always simulated whole. Plans of several chunks a stage, whose cool-down is longer than
 that, are not folded.
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import attrs
@@ -20,6 +22,7 @@ from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.ops import OP_CLASSES, Engine, InputGradientOp, WeightGradientOp
+from ratrain.ratrain_ir.time_limit import OutOfTime, time_limit
 from ratrain.ratrain_ir.types import StateKind
 from ratrain.ratrain_ir.verifier import verify
 from ratrain.ratrainc.planner.disturbance import Disturbance, disturbance_of
@@ -55,6 +58,8 @@ class Task:
     """whether to say what of the bytes follows from the schedule"""
     times: GivenTimes | None = None
     """what ops take, in place of the machine's times; all of the evaluation is then in their unit"""
+    seconds: float | None = None
+    """after so many of computing it is stopped; None: it takes as long as it needs"""
 
 
 @frozen
@@ -73,21 +78,49 @@ class Evaluation:
     disturbance: Disturbance | None = None
     schedule_bytes: tuple[int, ...] = ()
     """by stage, of an apportioned task: checkpoints, what crosses cuts, inputs and scalars, the most at once"""
+    stopped: bool = False
+    """whether its time was over before anything was known"""
+    taken: float = 0.0
+    """seconds of computing that the evaluation itself took"""
 
 
 def folded_micro_batches(plan: Plan) -> int:
     """Micro-batches of the folded plan; all of them where folding saves nothing, or a stage has several chunks."""
     if plan.chunks > 1:
         return plan.micro_batches
-    turns = 3 if plan.pp <= _SMALL_PIPELINE else 2
-    return min(plan.micro_batches, turns * plan.pp + plan.micro_batches % plan.pp)
+    depth = _depth(plan)
+    turns = 3 if depth <= _SMALL_PIPELINE else 2
+    return min(plan.micro_batches, turns * depth + plan.micro_batches % depth)
+
+
+def _depth(plan: Plan) -> int:
+    """Micro-batches that the first stage has in flight: P, or of k slices as many as P + k - 1 slices are of."""
+    slices = max(1, len(plan.slices))
+    return -(-(plan.pp + slices - 1) // slices)
+
+
+def compiled_units(plan: Plan, layers: int, *, folded: bool, in_halves: bool) -> float:
+    """About how much work the evaluation of a plan is: passes of micro-batches, or slices, through layers, and their halves and parts."""
+    micro_batches = folded_micro_batches(plan) if folded else plan.micro_batches
+    return layers * micro_batches * max(1, len(plan.slices)) * (1 + in_halves) * (2 if plan.tp > 1 else 1)
 
 
 def evaluate(task: Task) -> Evaluation:
-    """Compile, place and simulate a task.
+    """Compile, place and simulate a task, within its time.
 
     Raises `DiagnosticError` where the plan is not allowed for the model.
     """
+    begin = time.thread_time()
+    try:
+        with time_limit(task.seconds):
+            found = _evaluated(task)
+    except OutOfTime:
+        found = Evaluation(None, (), refusal="stopped: it takes longer than the search has time for it", stopped=True)
+    return attrs.evolve(found, taken=time.thread_time() - begin)
+
+
+def _evaluated(task: Task) -> Evaluation:
+    """What a task comes to. Raises `OutOfTime` where its time is over, `DiagnosticError` where the plan is not allowed."""
     check_plan(task.plan, task.model)
     plan = task.plan
     if task.folded:
@@ -133,15 +166,16 @@ def _verify(module: Module, program: Program) -> None:
 
 
 def _pace(timeline: Timeline, plan: Plan) -> float:
-    """Seconds a micro-batch takes in the steady part: between the first stage's backwards of micro-batches P apart."""
+    """Seconds a micro-batch takes in the steady part: between the first stage's backwards of as many as are in flight."""
     spans = timeline.spans[0][Engine.COMPUTE]
     count = len(timeline.program.stages[0].streams[Engine.COMPUTE])
     ends: dict[int, float] = {}
     for span in spans[-count:]:
         if _is_backward(span.instruction) and span.instruction.micro_batch is not None:
             ends[span.instruction.micro_batch] = span.end
-    last = plan.micro_batches - plan.pp
-    return (ends[last] - ends[last - plan.pp]) / plan.pp
+    depth = _depth(plan)
+    last = plan.micro_batches - depth
+    return (ends[last] - ends[last - depth]) / depth
 
 
 def _is_backward(instruction: Instruction) -> bool:

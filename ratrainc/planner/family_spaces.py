@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import define, evolve, field
+from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail
 from ratrain.ratrainc.planner.answer import Request
@@ -16,6 +17,7 @@ from ratrain.ratrainc.planner.cuts import partition_count
 from ratrain.ratrainc.planner.estimates import shape_guesses
 from ratrain.ratrainc.planner.families import Family
 from ratrain.ratrainc.planner.objective import WORST, Cost
+from ratrain.ratrainc.planner.shape_bytes import shape_bounds_with_bytes
 from ratrain.ratrainc.planner.space import Shape
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ class FamilySpace:
     order: list[int] = field(init=False)
     """rows by guess, those that fit"""
     taken: set[int] = field(factory=set)
+    tight: NDArray[np.bool_] = field(init=False)
+    """whose seconds are those of `shape_bounds_with_bytes`, which take longer to find"""
     position: dict[bool, int] = field(factory=lambda: {False: 0, True: 0})
 
     @classmethod
@@ -65,6 +69,7 @@ class FamilySpace:
         self.row = {shape: row for row, shape in enumerate(self.shapes)}
         self.clusters = np.fromiter((shape.clusters for shape in self.shapes), float, len(self.shapes))
         self.bytes = least_bytes(self.columns)
+        self.tight = np.zeros(len(self.shapes), bool)
         measure: Any = self.request.objective.measure  # of arrays as of numbers
         self.measures = measure(self.seconds, self.bytes, self.clusters)
         guessed = np.maximum(shape_guesses(self.columns), self.seconds)
@@ -76,6 +81,18 @@ class FamilySpace:
         """The least that a shape costs."""
         seconds = float(self.seconds[row])
         return (float(self.measures[row]), seconds) if np.isfinite(seconds) else WORST
+
+    def tighten(self, limit: Cost) -> None:
+        """Bound anew, with the bytes that they need, the shapes that cost less than a limit."""
+        rows = np.flatnonzero(~self.tight & (self.measures <= limit[0]) & np.isfinite(self.seconds))
+        if not len(rows):
+            return
+        self.tight[rows] = True
+        self.seconds[rows] = np.maximum(self.seconds[rows], shape_bounds_with_bytes(self.columns.rows(rows)))
+        measure: Any = self.request.objective.measure
+        measures = measure(self.seconds[rows], self.bytes[rows], self.clusters[rows])
+        self.measures[rows] = np.where(np.isfinite(self.seconds[rows]), measures, np.inf)
+        self.guesses[rows] = np.maximum(self.guesses[rows], self.measures[rows])
 
     def within(self, capacity: float) -> FamilySpace:
         """The same where a rank has so many bytes for tensors, or as many as it had if those are fewer."""

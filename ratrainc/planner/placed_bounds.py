@@ -9,11 +9,16 @@ M micro-batches and R seconds of recovery:
 - *collectives*: their engine works one after another, and so does that of tensor peers' exchanges.
 - *bytes*: at an instant that the order has, so many passes are held, each with the inputs of its layers, and keys and values where
   micro-batches pass in slices.
+- *halves*: a pass whose weight half stands apart holds what both halves of a layer read, and what the first leaves for the second, of all its
+  layers when the last of them has passed the gradient of its input on.
+- *slices*: gradients are reduced after the last slice of a micro-batch. When its second one goes back all layers of that pass have full gradients,
+  and all slices but the one that has gone back are held.
 - *recovery*: what is free at that instant, shared by the layers of the passes held, gives their least recovery. Instants that hold no pass in
   common add up; all other passes take the least there is.
 
 With tensor peers a pass may be merged with the one behind it, and backwards may be in halves: an instant holds a pass less, weight halves
-of two passes may follow when the last gradient has left, and no instant is known at which all chunks have gradients.
+of two passes may follow when the last gradient has left, and no instant is known at which all chunks have gradients, or a pass waits
+between its halves.
 
 Of slices, which differ, each figure is that of the least one, and the hull is that of all.
 """
@@ -61,30 +66,41 @@ class PlacedMemory:
     early: Numbers
     """bytes left for what is kept when the most passes are held"""
     late: Numbers
-    """bytes left when all gradients are live too; infinite where there is no such instant"""
+    """bytes left when all gradients are live too, those of tensor peers apart; infinite where there is no such instant"""
+    between: Numbers
+    """bytes left when the most passes are between the halves of their backwards"""
+    sliced: Numbers
+    """bytes left when the second slice of a micro-batch goes back; infinite where there are no slices"""
 
     @classmethod
     def of(cls, c: Columns, layers: Numbers) -> PlacedMemory:
         """The bytes of stages; arguments as for `stage_bounds`."""
         early_held, late_held, windows = (_of_stages(c, name, layers) for name in ("early", "late", "windows"))
         early_held = surely_held(c, early_held)
-        if c.has_peers:
-            late_held, windows = late_held * (1 - c.merged), windows * (1 - c.merged)
+        late_held = surely_held(c, late_held)
         pass_layers = np.floor(layers / c.chunks)
         held = pass_layers * (c.activation + c.always_kept)
         own = c.mlp_saved + c.mlp_ends + c.mlp_view
         own += 0.0 if c.has_halves else c.mlp_scratch + c.mlp_gradient
-        free = c.capacity - ALIGNMENT_BYTES - own - unit_sum(c.carried, layers, c.head_stage)
+        free = c.capacity - ALIGNMENT_BYTES - unit_sum(c.carried, layers, c.head_stage)
         free[0] += c.embed_view  # nobody reads it after the last forward
         free[c.head_stage] += np.where(c.micro_batches > 2, 0.0, c.head_view)  # nor this after the head's last backward
+        pending, others = (_of_stages(c, name, layers) for name in ("pending", "pending_held"))
+        between = free - pending * pass_layers * c.pending - others * held
+        free -= own
+        sliced = free - (c.slices - 1) * held - pass_layers * (c.sliced_gradients[LAYER] - c.mlp_gradient)
         early = free - early_held * held
-        late = free - late_held * held - unit_sum(c.gradients, layers, c.head_stage)
+        late = free - late_held * held - unit_sum((1 - c.merged) * c.gradients, layers, c.head_stage)
         late[c.head_stage] += np.where(c.micro_batches > 2, 0.0, c.gradients[HEAD])  # the head may be updated
-        return cls(c, layers, pass_layers, early_held, late_held, windows, early, np.where(late_held > 0, late, np.inf))
+        late, between = np.where(late_held > 0, late, np.inf), np.where(c.merged > 0, np.inf, between)
+        sliced = np.where((c.slices > 1) & (c.merged == 0) & (not c.has_halves), sliced, np.inf)
+        return cls(c, layers, pass_layers, early_held, late_held, windows, early, late, between, sliced)
 
     def peak_bytes(self) -> Numbers:
         """Least peaks of the stages."""
-        least: Numbers = self.c.capacity - np.minimum(self.early, self.late)
+        least: Numbers = self.c.capacity - np.minimum(
+            np.minimum(self.early, self.late), np.minimum(self.between, self.sliced)
+        )
         return least
 
     def recovery(self) -> Numbers:

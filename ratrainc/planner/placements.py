@@ -31,6 +31,10 @@ class StagePlacement:
     """passes that are held at some instant at which every chunk has gradients already; 0 where there is none such"""
     windows: int
     """instants of that kind, no two of which hold a pass in common"""
+    pending: int
+    """the most passes whose weight half comes apart from their input half that wait for it at once"""
+    pending_held: int
+    """passes that are held besides, then"""
 
 
 @lru_cache(maxsize=256)
@@ -53,6 +57,8 @@ def _read(order: Order, shape: PipelineShape, stage: int) -> StagePlacement:
     """when each pass began, in that order"""
     begun: set[int] = set()
     early = late = 0
+    waiting: set[Work] = set()
+    pending = (0, 0)
     instants: list[tuple[int, int, int]] = []
     for time, action in enumerate(order):
         if action.kind is ActionKind.FORWARD:
@@ -64,7 +70,11 @@ def _read(order: Order, shape: PipelineShape, stage: int) -> StagePlacement:
                 late = len(held)
                 instants.append((late, time, next(iter(held.values()))))
             del held[action.work]
+        if action.kind is ActionKind.BACKWARD_INPUT and not _is_weight_half(order[time + 1 : time + 2], action.work):
+            waiting.add(action.work)
+            pending = max(pending, (len(waiting), len(held)))
         if action.kind in _WEIGHT_GRADIENTS:
+            waiting.discard(action.work)
             begun.add(action.chunk)
         if action.micro_batch == last:
             break
@@ -72,4 +82,8 @@ def _read(order: Order, shape: PipelineShape, stage: int) -> StagePlacement:
     for count, time, oldest in instants:
         if count == late and oldest > before:
             windows, before = windows + 1, time
-    return StagePlacement(early, late, windows)
+    return StagePlacement(early, late, windows, *pending)
+
+
+def _is_weight_half(actions: Order, work: Work) -> bool:
+    return any(action.kind is ActionKind.BACKWARD_WEIGHT and action.work == work for action in actions)

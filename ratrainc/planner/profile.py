@@ -126,6 +126,8 @@ class WorkProfile:
     """seconds of a unit's backward that may follow when the gradient has passed; 0 where backwards are whole"""
     always_kept: int
     """bytes that a layer holds beside its input, whatever is recovered: keys and values that later slices attend to"""
+    pending: int
+    """bytes that a layer holds from the input half of its backward to its weight half, where they are apart"""
 
 
 @frozen(eq=False)
@@ -136,6 +138,8 @@ class StateProfile:
     """bytes that live across steps, by unit"""
     gradients: Vector
     """bytes of gradients, or of shards where each micro-batch is reduced, that are live while micro-batches are in flight"""
+    sliced_gradients: Vector
+    """bytes of full gradients, by unit, where each micro-batch is reduced, else 0: its slices have them in common"""
     mlp_gradient: int
     """bytes of an mlp's full gradient where each micro-batch is reduced, else 0; with tensor peers its weight half may come later, so 0"""
     head_gradient: int
@@ -265,7 +269,8 @@ def _work_profile(setting: Setting, micro_batch_size: int, slices: int, tp: int)
     target = target_of(setting.machine)
     context = PassContext(target)  # it knows ops that take equal time
     chosen = [(choice, rewritten(module.stages[0], same_for_all(choice))) for choice in CHOICES[setting.policy]]
-    halves = _in_halves(module) if tp > 1 else None
+    apart = _in_halves(module)
+    halves = apart if tp > 1 else None
     parts = [
         _part_profile(small, slice_plan(plan, number), module, chosen, halves, context, number)
         for number in (range(slices) if plan.slices else (None,))
@@ -290,6 +295,7 @@ def _work_profile(setting: Setting, micro_batch_size: int, slices: int, tp: int)
         passed_back=np.sum([part.passed_back for part in parts], axis=0),
         weight_half=np.sum([part.weight_half for part in parts], axis=0),
         always_kept=min(part.always_kept for part in parts),
+        pending=min(_pending_bytes(apart, number) for number in (range(slices) if plan.slices else (None,))),
     )
 
 
@@ -395,6 +401,22 @@ def _in_halves(module: Module) -> Stage:
     return draft.stages[0]
 
 
+def _pending_bytes(stage: Stage, number: int | None) -> int:
+    """Bytes of a layer, of one slice, that its input halves leave or read and its weight halves read; the least of its micro-batches'."""
+    found: dict[int, set[Tensor]] = {}
+    before: dict[tuple[int, Block], set[Tensor]] = {}
+    for op in stage.ops:
+        if isinstance(op, BackwardInput) and op.slice == number:
+            before[op.micro_batch, op.block] = {*op.reads, *op.writes, *op.updates}
+        elif isinstance(op, BackwardWeight) and op.slice == number:
+            both = before[op.micro_batch, op.block].intersection(op.reads)
+            found.setdefault(op.micro_batch, set()).update(t for t in both if t.kind in _OF_ACTIVATIONS)
+    return min(sum(aligned(tensor.type.nbytes) for tensor in tensors) for tensors in found.values())
+
+
+_OF_ACTIVATIONS = (StateKind.SAVED, StateKind.CHECKPOINT, StateKind.BOUNDARY, StateKind.ACTIVATION)
+
+
 def _scratch_bytes(module: Module, target: MachineTarget, kind: str) -> int:
     """Workspace of the backward of a kind of block in a one-layer module, the least of its micro-batches'."""
     ops = (op for op in module.stages[0].ops if type(op) is Backward and op.block.kind == kind)
@@ -437,6 +459,7 @@ def _state_profile(setting: Setting, key: StateKey, timed: dict[TimedOp, float])
         gradients=_by_unit(
             lambda kind: state.shard_bytes(kind) if state.reduces_each(kind) else state.gradient_bytes(kind)
         ),
+        sliced_gradients=_by_unit(lambda kind: state.gradient_bytes(kind) if state.reduces_each(kind) else 0),
         mlp_gradient=state.gradient_bytes("mlp") if state.reduces_each("mlp") and key.tp == 1 else 0,
         head_gradient=state.gradient_bytes("head") if state.reduces_each("head") else 0,
         mlp_view=state.view_bytes("mlp") if gathered["mlp"] else 0,

@@ -8,7 +8,7 @@ the least bound of whatever was neither simulated whole nor ruled out: no plan o
 from __future__ import annotations
 
 import heapq
-import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, wait
 from itertools import count
@@ -23,8 +23,9 @@ from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrainc.planner.answer import Answer, Candidate, Rejected, Request
 from ratrain.ratrainc.planner.columns import least_bytes
 from ratrain.ratrainc.planner.cuts import BestCuts, best_cuts, can_be_listed, cuts_of, listed, neighbours, partitions
+from ratrain.ratrainc.planner.effort import EffortModel
 from ratrain.ratrainc.planner.estimates import plan_estimates
-from ratrain.ratrainc.planner.evaluation import Evaluation, Task, folded_micro_batches
+from ratrain.ratrainc.planner.evaluation import Evaluation, Task, compiled_units, folded_micro_batches
 from ratrain.ratrainc.planner.family_spaces import FamilySpace, family_spaces
 from ratrain.ratrainc.planner.losers import losers
 from ratrain.ratrainc.planner.objective import WORST, Cost, scaled
@@ -39,15 +40,20 @@ if TYPE_CHECKING:
 _WORTH_TRYING = 1.03
 """What is expected to cost more than this many times the best is left to an exhaustive search."""
 _WHOLE = 2
-"""Plans that are simulated whole at the end, at least: the winner and the runner-up."""
-_PATIENCE = 3
-"""How many times the time for the search is used while nothing fits."""
+"""Plans that are simulated whole at the end: the winner, and the runner-up where a folded step does not tell them apart."""
+_FOLDED_APART = 1.01
+"""From so many times the best on, folded steps tell plans apart."""
 _TRIED_AT_LEAST = 4
 """Plans that are evaluated whatever the time, while nothing fits."""
+_REFUSED_LIKE = 1.1
+"""By how much a plan counts as dearer for each one of its kind that was refused."""
 _SHAPES_AT_ONCE = 256
 """Shapes whose cuts are chosen before the next plan is compiled, at most."""
 _PESSIMISM = 1.5
 """By how much what has hardly room counts as dearer, where plans are put in order."""
+
+
+Kind = tuple[str, int, str, int, int | None]
 
 
 @frozen(order=True)
@@ -65,8 +71,18 @@ class _Leaf:
     space: FamilySpace = field(order=False)
     shape: Shape = field(order=False)
     layers: tuple[int, ...] = field(order=False)
+    units: float = field(order=False)
+    """of work that its evaluation takes (`compiled_units`)"""
     pipeline: str | None = field(order=False, default=None)
     """None: the strategy's own, and its variants after it"""
+    refused: int = field(order=False, default=0)
+    """plans of its kind that had been refused when it was put in order"""
+
+    @property
+    def kind(self) -> Kind:
+        """What plans that need bytes for the same reasons have in common."""
+        shape = self.shape
+        return self.space.family.name, shape.zero, shape.reduce, shape.tp, shape.ends
 
 
 Tick = Callable[[str], None]
@@ -91,6 +107,9 @@ class Search:
     queue: list[_Leaf] = field(factory=list)
     numbers: Iterator[int] = field(factory=count)
     evaluations: int = 0
+    effort: EffortModel = field(init=False)
+    refused_of: Counter[Kind] = field(factory=Counter)
+    """plans that were refused, by kind"""
     tried_one_peer: bool = False
     """whether a plan of one tensor peer was evaluated"""
     cuts_seen: dict[tuple[str, Shape], set[tuple[int, ...]]] = field(factory=dict)
@@ -99,13 +118,14 @@ class Search:
 
     def __attrs_post_init__(self) -> None:
         self.profiles = Profiles(self.request.setting)
+        self.effort = EffortModel(self.request.seconds)
 
     def run(self) -> Answer:
         """Search until it is proven that nothing is left to gain, nothing is worth trying, or time is up."""
-        begin = time.monotonic()
+        self.effort.begin()
         self.spaces = family_spaces(self.request, self.profiles)
         with workers(self.request.jobs) as run:
-            self.explore(run, begin)
+            self.explore(run)
             self.simulate_whole(run)
         if not self.fitting and not self.rejected:
             self.reject_smallest_state()
@@ -123,7 +143,7 @@ class Search:
             sum(len(space.shapes) for space in self.spaces),
             sum(space.plans for space in self.spaces),
             self.evaluations,
-            time.monotonic() - begin,
+            self.effort.elapsed,
             bool(ranked) and bound >= best,
             losers(self, ranked[0]) if ranked else [],
         )
@@ -142,9 +162,13 @@ class Search:
             if not self.queue:
                 break
             leaf = heapq.heappop(self.queue)
-            if of_one_peer and leaf.shape.tp > 1:
+            refused = self.refused_of[leaf.kind]
+            if refused > leaf.refused:
+                order = scaled(leaf.order, _REFUSED_LIKE ** (refused - leaf.refused))
+                heapq.heappush(self.queue, attrs.evolve(leaf, order=order, refused=refused))
+            elif of_one_peer and leaf.shape.tp > 1:
                 others.append(leaf)
-            elif self.is_out(leaf.bound, leaf.expected):
+            elif self.is_out(leaf.bound, leaf.expected) or self.is_too_long(leaf):
                 self.set_aside(leaf.bound)
             else:
                 for other in others:
@@ -153,6 +177,10 @@ class Search:
         for other in others:
             heapq.heappush(self.queue, other)
         return None
+
+    def is_too_long(self, leaf: _Leaf) -> bool:
+        """Whether compiling a plan is expected to take longer than there is time for it, while another one fits already."""
+        return bool(self.fitting) and not self.request.exhaustive and not self.effort.is_affordable(leaf.units)
 
     def next_space(self, *, of_one_peer: bool) -> tuple[Cost, FamilySpace, int] | None:
         """The most promising shape of all families that is not ruled out: what it may cost, its space and its row there."""
@@ -201,8 +229,9 @@ class Search:
         """Queue cuts of a shape; `ratio` is what the like of it costs over its bound."""
         bound = self.request.objective.cost(cuts.seconds, cuts.peak_bytes, shape.clusters)
         expected = self.request.objective.cost(ratio * cuts.seconds, cuts.peak_bytes, shape.clusters)
+        units = self.units(space, shape, cuts)
         leaf = _Leaf(
-            order or expected,
+            scaled(order or expected, self.effort.dearness(units)),
             next(self.numbers),
             expected,
             bound,
@@ -211,9 +240,16 @@ class Search:
             space,
             shape,
             cuts.layers,
+            units,
             pipeline,
         )
         heapq.heappush(self.queue, leaf)
+
+    def units(self, space: FamilySpace, shape: Shape, cuts: BestCuts) -> float:
+        """About how much work the evaluation of a plan is."""
+        plan = shape.plan(self.profiles.setting, cuts_of(cuts.layers, shape))
+        in_halves, layers = space.columns.has_halves, self.request.model.layers
+        return compiled_units(plan, layers, folded=not self.request.exhaustive, in_halves=in_halves)
 
     def reject(self, space: FamilySpace, shape: Shape, cuts: BestCuts) -> None:
         """Note that no cuts of a shape fit."""
@@ -229,18 +265,19 @@ class Search:
         """Leave something untried; the answer's bound remembers it."""
         self.open_bound = min(self.open_bound, bound)
 
-    def explore(self, run: Runner, begin: float) -> None:
+    def explore(self, run: Runner) -> None:
         """Evaluate leaves, as many at a time as there are workers."""
         running: dict[Future[Evaluation], _Leaf] = {}
         while True:
             while len(running) < run.width:
-                late = not self.may_go_on(time.monotonic() - begin)
+                late = not self.may_go_on()
                 # a plan of one tensor peer is tried whatever the time: with more the answer is none the worse
                 leaf = None if late and self.tried_one_peer else self.next_leaf(of_one_peer=late)
                 if leaf is None:
                     break
                 self.tried_one_peer |= leaf.shape.tp == 1
-                running[run.submit(self.task(leaf))] = leaf
+                seconds = None if self.request.exhaustive else self.effort.allowed(fits=bool(self.fitting))
+                running[run.submit(attrs.evolve(self.task(leaf), seconds=seconds))] = leaf
             if not running:
                 break
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -250,12 +287,11 @@ class Search:
         for space in self.spaces:
             self.set_aside(space.least_left())
 
-    def may_go_on(self, seconds: float) -> bool:
+    def may_go_on(self) -> bool:
         """Whether a new evaluation may start: in time, or late while nothing fits yet."""
-        limit = self.request.seconds
-        return seconds < limit or (
-            not self.fitting and (seconds < _PATIENCE * limit or self.evaluations < _TRIED_AT_LEAST)
-        )
+        if self.fitting:
+            return not self.effort.is_over
+        return not self.effort.is_over_without_a_plan or self.evaluations < _TRIED_AT_LEAST
 
     def task(self, leaf: _Leaf) -> Task:
         """What a leaf asks of a worker."""
@@ -268,6 +304,14 @@ class Search:
     def record(self, leaf: _Leaf, evaluation: Evaluation) -> None:
         """Keep what an evaluation found and queue what it makes worth trying."""
         self.evaluations += 1
+        self.effort.learn(leaf.units, evaluation)
+        if evaluation.stopped:
+            if self.fitting:
+                self.set_aside(leaf.bound)
+            else:  # later, and longer
+                heapq.heappush(self.queue, attrs.evolve(leaf, order=scaled(leaf.order, _REFUSED_LIKE)))
+            self.tick("one takes too long" if self.fitting else "nothing fits yet, one took too long")
+            return
         task = self.task(leaf)
         candidate = Candidate(
             leaf.shape,
@@ -279,6 +323,7 @@ class Search:
             family=leaf.space.family.name,
         )
         (self.refused if evaluation.step_seconds is None else self.fitting).append(candidate)
+        self.refused_of[leaf.kind] += evaluation.step_seconds is None
         self.tighten(candidate)
         self.branch(leaf, candidate)
 
@@ -291,6 +336,8 @@ class Search:
             self.least[candidate.identity] = min(cost, known)
             best = heapq.nsmallest(keep, self.least.values())
             self.limit = best[-1] if len(best) == keep else WORST
+            for space in self.spaces:
+                space.tighten(self.limit)
             self.tick(f"best {objective.text(best[0][0], candidate.plan.tokens_per_step)}")
         elif not self.least:
             self.tick("nothing fits yet")
@@ -350,7 +397,10 @@ class Search:
         fastest: dict[tuple[str, Plan], Candidate] = {}
         for candidate in sorted(self.fitting, key=lambda candidate: candidate.rank(objective)):
             fastest.setdefault(candidate.identity, candidate)
-        return list(fastest.values())[: max(_WHOLE, self.request.keep)]
+        ranked = list(fastest.values())
+        keep = self.request.keep
+        near = [c for c in ranked[keep:_WHOLE] if c.cost(objective) <= scaled(ranked[0].cost(objective), _FOLDED_APART)]
+        return ranked[:keep] + near
 
     def simulate_again(self, run: Runner, candidates: list[Candidate]) -> None:
         """Replace the evaluations of candidates by those of their whole steps."""

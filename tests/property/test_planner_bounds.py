@@ -24,6 +24,7 @@ from ratrain.ratrainc.planner.evaluation import Task, evaluate
 from ratrain.ratrainc.planner.machines import with_constants
 from ratrain.ratrainc.planner.profile import Profiles
 from ratrain.ratrainc.planner.setting import Setting
+from ratrain.ratrainc.planner.shape_bytes import shape_bounds_with_bytes
 from ratrain.ratrainc.planner.space import STATE_MODES, Shape, divisions, template
 from ratrain.ratrainc.planner.tilings import tilings
 from ratrain.ratrainc.planner.variants import may_keep_gathered, pipeline_for, recompute_policy
@@ -160,6 +161,26 @@ def test_the_head_may_be_updated_before_the_last_backward_of_an_mlp():
     check(model, shape, layers, named, with_constants(machine, {"ddr_capacity": float(budget)}), found)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "layers"),
+    [
+        ("v-half", Shape(2, 2, 1, 6, 3, "each-micro-batch", chunks=2, layout="vee"), (4, 4)),
+        ("zb-h1", Shape(2, 1, 2, 4, 0, "last"), (2, 2)),
+        ("seq1f1b", Shape(1, 16, 1, 3, 3, "each-micro-batch", slices=4), (4,)),
+    ],
+)
+def test_what_waits_between_halves_and_slices_counts(name, shape, layers):
+    """Weight halves that stand apart, and gradients that slices have in common, are most of what such stages hold."""
+    machine = with_constants(load_machine(None), {"collective_chunk": 4096.0})
+    model, named = small_model(sum(layers), wide=True), strategy(name)
+    found = evaluated(model, shape, layers, named.passes, named, machine)
+    check(model, shape, layers, named, machine, found)
+    columns = columns_of(model, shape, named, machine)
+    without = evolve(columns, pending=0 * columns.pending, sliced_gradients=0 * columns.sliced_gradients)
+    peaks = [plan_bounds(each, np.array([layers], float)).peak_bytes.max() for each in (without, columns)]
+    assert peaks[0] * 1.1 < peaks[1] <= max(found.peak_bytes)
+
+
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("name", ["ratrain", "zb-h1"])
 def test_nobody_reads_the_view_of_the_head_in_the_last_backward_of_an_mlp(name, micro_batches):
@@ -234,6 +255,7 @@ def check(model, shape, layers, named, machine, found):
     assert (bounds.peak_bytes[0] <= np.array(found.peak_bytes)).all(), f"{note} {bounds.peak_bytes} {found.peak_bytes}"
     assert best_cuts(columns).seconds <= bounds.seconds[0] * (1 + ROUNDING)
     assert shape_bounds(columns)[0] <= best_cuts(columns).seconds * (1 + ROUNDING)
+    assert shape_bounds_with_bytes(columns)[0] <= best_cuts(columns).seconds * (1 + ROUNDING), note
 
 
 def tightened(model, shape, layers, named, machine, highest, room):
