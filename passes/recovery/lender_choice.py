@@ -245,7 +245,7 @@ class _Choice:
     def _evicted_by(self, each: Prospects, counts: list[dict[LayerChoice, int]]) -> _Evicted | None:
         parcels = self.parcels(each, counts)
         items = sum(parcel.count for parcel in parcels)
-        anyone = (each.stage.index + 1) % len(self.prospects)
+        anyone = next((other.stage.index for other in self.prospects if other is not each), each.stage.index)
 
         @cache
         def draft(count: int) -> Stage:
