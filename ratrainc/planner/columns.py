@@ -58,6 +58,7 @@ class Columns:
     mlp_view: Numbers
     embed_view: Numbers
     head_view: Numbers
+    layer_part: Numbers
     update: Numbers
     link: Numbers
     link_each: Numbers
@@ -108,7 +109,7 @@ class Columns:
         """The columns of some shapes of a schedule; profiles are made once for each micro-batch size, number of slices and state."""
         sizes, size = _grouped(shapes, "micro_batch_size", "slices", "tp")
         pipelines = np.array([shape.pipeline for shape in shapes], object)
-        states, state = _grouped(shapes, "dp", "zero", "reduce", "tiles", "tp", "ends", "shard_group")
+        states, state = _grouped(shapes, "dp", "zero", "reduce", "tiles", "tp", "ends", "shard_group", "view_group")
         ways, way = _grouped(shapes, "pp", "dp", "tiles", "micro_batch_size", "slices", "tp")
         meshes, mesh = _grouped(shapes, "pp", "dp", "tp")
         works = [profiles.work(shape.micro_batch_size, shape.slices, shape.tp) for shape in sizes]
@@ -199,6 +200,7 @@ _STATE_COLUMNS = (
     "mlp_view",
     "embed_view",
     "head_view",
+    "layer_part",
     "update",
     "link",
     "link_each",

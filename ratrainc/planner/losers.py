@@ -78,13 +78,15 @@ def losers(search: Searched, best: Candidate) -> list[Loser]:
     return lost if explain else lost[:_SHOWN]
 
 
-def _mode(shape: Shape) -> tuple[int, str, int, int]:
-    return shape.zero, shape.reduce, -1 if shape.ends is None else shape.ends, shape.shard_group or 0
+def _mode(shape: Shape) -> tuple[int, str, int, int, int]:
+    ends = -1 if shape.ends is None else shape.ends
+    return shape.zero, shape.reduce, ends, shape.shard_group or 0, shape.view_group or 0
 
 
 def _state_text(shape: Shape) -> str:
     ends = "" if shape.ends is None else f", embedding and head {shape.ends}"
     group = "" if shape.shard_group is None else f", groups of {shape.shard_group}"
+    group += "" if shape.view_group is None else f", views in groups of {shape.view_group}"
     return f"ZeRO {shape.zero}{ends}{group}, reduce {shape.reduce}"
 
 
@@ -178,4 +180,5 @@ def _text(shape: Shape) -> str:
 def _short_state(shape: Shape) -> str:
     ends = "" if shape.ends is None else f" (ends {shape.ends})"
     group = "" if shape.shard_group is None else f" of {shape.shard_group}"
+    group += "" if shape.view_group is None else f" views of {shape.view_group}"
     return f"ZeRO {shape.zero}{group}{ends} {shape.reduce}"

@@ -86,7 +86,7 @@ class PlacedMemory:
         free[0] += c.embed_view  # nobody reads it after the last forward
         free[c.head_stage] += np.where(c.micro_batches > 2, 0.0, c.head_view)  # nor this after the head's last backward
         pending, others = (_of_stages(c, name, layers) for name in ("pending", "pending_held"))
-        between = free - pending * pass_layers * c.pending - others * held
+        between = free - pending * pass_layers * (c.pending - c.layer_part) - others * held
         free -= own
         sliced = free - (c.slices - 1) * held - pass_layers * (c.sliced_gradients[LAYER] - c.mlp_gradient)
         early = free - early_held * held

@@ -26,12 +26,14 @@ from ratrain.ratrain_ir.blocks import (
     flat_elements,
     gathers_within_step,
     kept_in_forward,
+    parts_view,
     reduces_each_micro_batch,
     saved_slots,
     shard_elements,
     shares_rows,
     stream_type,
     token_type,
+    view_shard_elements,
 )
 from ratrain.ratrain_ir.frontend.plan import slice_plan
 from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
@@ -144,11 +146,13 @@ class StateProfile:
     """bytes of an mlp's full gradient where each micro-batch is reduced, else 0; with tensor peers its weight half may come later, so 0"""
     head_gradient: int
     mlp_view: int
-    """bytes of an mlp's view where views are gathered within the step, else 0"""
+    """bytes of an mlp's view where views are gathered within the step, else 0; less the part of it that a replica has, which may be dead then"""
     embed_view: int
-    """bytes of the embedding's view, which nobody reads after the step's last forward; 0 where it is gathered for each use"""
+    """bytes of the embedding's view, or a replica's part of it, which nobody reads after the step's last forward; 0 where it has neither"""
     head_view: int
     """the same of the head, after its last backward"""
+    layer_part: int
+    """bytes of a replica's part of a layer's views, which nobody reads after its last backward; 0 where views are whole, or made of shards"""
     update: Vector
     """seconds of updates, by unit"""
     link: Vector
@@ -168,7 +172,7 @@ class Profiles:
     states: dict[StateKey, StateProfile] = field(factory=dict)
     crossed: dict[tuple[int, int, int, Tiles], frozenset[Link]] = field(factory=dict)
     exchanged: dict[tuple[int, int, int, Members], ExchangeProfile] = field(factory=dict)
-    timed: dict[tuple[int, int, int | None, Tiles], dict[TimedOp, float]] = field(factory=dict)
+    timed: dict[tuple[int, int, int | None, int | None, Tiles], dict[TimedOp, float]] = field(factory=dict)
     """seconds of collectives and updates, by what they depend on: the levels of blocks say which there are, not how long one takes"""
     peers_near: dict[tuple[int, int, Tiles], Members] = field(factory=dict)
 
@@ -230,19 +234,21 @@ class StateKey:
     reduce: str
     ends: int | None
     shard_group: int | None
+    view_group: int | None
     tiles: Tiles
     """of a single stage"""
 
     @property
-    def near(self) -> tuple[int, int, int | None, Tiles]:
+    def near(self) -> tuple[int, int, int | None, int | None, Tiles]:
         """What the seconds of an op on given bytes depend on."""
-        return self.dp, self.tp, self.shard_group, self.tiles
+        return self.dp, self.tp, self.shard_group, self.view_group, self.tiles
 
 
 def state_key(shape: Shape) -> StateKey:
     """What the state of a shape's stages depends on: of the mapping, how many replicas of a stage are near."""
     tiles = tuple(evolve(tile, stages=1) for tile in shape.tiles)
-    return StateKey(shape.dp, shape.tp, shape.zero, shape.reduce, shape.ends, shape.shard_group, tiles)
+    groups = shape.shard_group, shape.view_group
+    return StateKey(shape.dp, shape.tp, shape.zero, shape.reduce, shape.ends, *groups, tiles)
 
 
 def _links_between_stages(machine: Machine, pp: int, dp: int, tp: int, tiles: Tiles) -> frozenset[Link]:
@@ -452,8 +458,8 @@ def _state_profile(setting: Setting, key: StateKey, timed: dict[TimedOp, float])
     mapping = RankMapping(key.tiles) if key.tiles else None
     shape: dict[str, Any] = {"pp": 1, "dp": key.dp, "tp": key.tp, "cuts": (), "micro_batches": 1, "zero": key.zero}
     shape |= {"zero_blocks": levels_of_ends(key.ends), "shard_group": key.shard_group}
+    shape |= {"view_group": key.view_group}
     state = _State.of(setting, setting.shaped(**shape, reduce=key.reduce, mapping=mapping), timed)
-    gathered = {kind: gathers_within_step(state.plan, _block_of(kind)) for kind in ("embed", "mlp", "head")}
     return StateProfile(
         carried=_by_unit(state.carried_bytes),
         gradients=_by_unit(
@@ -462,9 +468,10 @@ def _state_profile(setting: Setting, key: StateKey, timed: dict[TimedOp, float])
         sliced_gradients=_by_unit(lambda kind: state.gradient_bytes(kind) if state.reduces_each(kind) else 0),
         mlp_gradient=state.gradient_bytes("mlp") if state.reduces_each("mlp") and key.tp == 1 else 0,
         head_gradient=state.gradient_bytes("head") if state.reduces_each("head") else 0,
-        mlp_view=state.view_bytes("mlp") if gathered["mlp"] else 0,
-        embed_view=0 if gathered["embed"] else state.view_bytes("embed"),
-        head_view=0 if gathered["head"] else state.view_bytes("head"),
+        mlp_view=state.view_bytes("mlp") - state.carried_view_bytes("mlp"),
+        embed_view=state.carried_view_bytes("embed"),
+        head_view=state.carried_view_bytes("head"),
+        layer_part=sum(map(state.part_bytes, _KINDS["layer"])),
         update=_by_unit(lambda kind: state.seconds(Update, kind)),
         link=_by_unit(lambda kind: state.link_seconds(kind, every_micro_batch=False)),
         link_each=_by_unit(lambda kind: state.link_seconds(kind, every_micro_batch=True)),
@@ -522,9 +529,23 @@ class _State:
     def shard_bytes(self, kind: str) -> int:
         return aligned(self.shard(kind) * Dtype(self.plan.grad_shard_dtype).itemsize)
 
+    def part_bytes(self, kind: str) -> int:
+        """What a replica has of a view that a group has between it."""
+        if not parts_view(self.plan, _block_of(kind)):
+            return 0
+        elements = view_shard_elements(self.module.model, self.plan, _block_of(kind))
+        return aligned(elements * Dtype(self.plan.view_dtype).itemsize)
+
+    def carried_view_bytes(self, kind: str) -> int:
+        """What lives of a view across steps."""
+        return self.part_bytes(kind) if gathers_within_step(self.plan, _block_of(kind)) else self.view_bytes(kind)
+
     def carried_bytes(self, kind: str) -> int:
-        view = 0 if gathers_within_step(self.plan, _block_of(kind)) else self.view_bytes(kind)
-        return view + 3 * aligned(self.shard(kind) * Dtype.F32.itemsize) + aligned(Dtype.I64.itemsize)
+        return (
+            self.carried_view_bytes(kind)
+            + 3 * aligned(self.shard(kind) * Dtype.F32.itemsize)
+            + aligned(Dtype.I64.itemsize)
+        )
 
     def of_op(self, op: StateOp) -> float:
         depends_on = self.target.timed(self.module, self.module.stages[0], op)
@@ -560,7 +581,13 @@ class _State:
     def tail_seconds(self, kind: str) -> float:
         """A block's reduction, update and gather, one after another; with tensor peers the sum of what they share is one more of them."""
         reductions = sum(map(self.of_op, self.ops.get((AllReduce, kind), ())))
-        return reductions + sum(self.seconds(op, kind) for op in (ReduceScatter, Update, AllGather))
+        return reductions + sum(self.seconds(op, kind) for op in (ReduceScatter, Update)) + self.gather_seconds(kind)
+
+    def gather_seconds(self, kind: str) -> float:
+        """The shortest gather of a block's view at the step's end, and the shortest for a use; 0 where there is none."""
+        gathers = [op for op in self.ops.get((AllGather, kind), ()) if isinstance(op, AllGather)]
+        apart = ([op for op in gathers if (op.micro_batch is None) is at_end] for at_end in (True, False))
+        return sum(min(map(self.of_op, each), default=0.0) for each in apart)
 
 
 _MANY = 4096

@@ -53,6 +53,8 @@ class Shape:
     """the ZeRO level of embedding and head; None: that of all blocks"""
     shard_group: int | None = field(default=None, order=lambda group: group or 0)
     """replicas that have all shards between them; None: all"""
+    view_group: int | None = field(default=None, order=lambda group: group or 0)
+    """replicas that have views of level 3 between them; None: these are gathered of shards"""
 
     @property
     def clusters(self) -> int:
@@ -87,6 +89,7 @@ class Shape:
             sequence_sharding=setting.shards_sequences(self.tp),
             zero_blocks=levels_of_ends(self.ends),
             shard_group=self.shard_group,
+            view_group=self.view_group,
         )
 
 
@@ -111,7 +114,7 @@ def shapes(
 
     Chunks and slices are those of the schedule (`divisions`), as many as there are layers and tokens for; tensor peers are as many as one
     of the numbers of `peers`, whether they share out the model or not. Embedding and head may have a level of `ends` of their own;
-    where there are such, shards may be those of the replicas that a mapping has near. Raises `DiagnosticError` RT064
+    where there are such, shards, or views of level 3 alone, may be those of the replicas that a mapping has near. Raises `DiagnosticError` RT064
     where there is no shape, or the machine has fewer clusters.
     """
     most = groups[-1].clusters
@@ -164,6 +167,7 @@ def _divided(shape: Shape, ways: tuple[tuple[int, str, int], ...], layers: int, 
                 s.tp,
                 s.ends,
                 s.shard_group,
+                s.view_group,
             )
 
 
@@ -189,6 +193,8 @@ def _shapes(
                 if ends and zero:
                     yield from (evolve(shape, ends=level) for level in ENDS[zero, reduce] if level in ends)
                     yield from (evolve(shape, shard_group=group) for group in _groups_near(shape))
+                    if zero == 3:
+                        yield from (evolve(shape, view_group=group) for group in _groups_near(shape))
 
 
 ENDS: dict[tuple[int, str], tuple[int, ...]] = {

@@ -149,6 +149,29 @@ def test_bounds_are_never_above_what_is_found(case):
         check(model, shape, layers, named, with_constants(machine, {"ddr_capacity": float(budget)}), found)
 
 
+@settings(max_examples=8)
+@given(planned(), st.data())
+def test_bounds_hold_where_groups_of_replicas_have_shards_or_views(case, data):
+    """Under any order, with ends that are as the layers or not; with parts of views the plan carries more bytes than without."""
+    model, shape, layers, named, machine, room = case
+    assume(named.zero in (None, 3))
+    dp = data.draw(st.sampled_from([4, 6, 8]))
+    near = {f"{what}_group": data.draw(st.sampled_from([2, dp // 2]))} if (what := data.draw(GROUPED)) else {}
+    ends = data.draw(st.sampled_from([None, 1]))
+    shape = evolve(shape, dp=dp, zero=3, tiles=(), reduce="last", ends=ends, **near)
+    check(model, shape, layers, named, machine, evaluated(model, shape, layers, named.passes, named, machine))
+    columns = columns_of(model, shape, named, machine)
+    without = columns_of(model, evolve(shape, shard_group=None, view_group=None), named, machine)
+    assert (columns.carried > without.carried)[1] == bool(near)
+    budget = tightened(model, shape, layers, named, machine, 1.2 * float(columns.carried.sum() + 1e6), room)
+    found = evaluated(model, shape, layers, with_budget(named.passes, budget), named, machine)
+    if max(found.peak_bytes) <= budget:
+        check(model, shape, layers, named, with_constants(machine, {"ddr_capacity": float(budget)}), found)
+
+
+GROUPED = st.sampled_from(["view", "view", "shard"])
+
+
 def test_the_head_may_be_updated_before_the_last_backward_of_an_mlp():
     """With two micro-batches the second backward of the last stage is the last: its head's gradient is final before its mlps' backward."""
     constants = {"link_bandwidth": 1e8, "link_latency": 0.0, "launch": 0.0, "fp16_peak": 1e11}

@@ -47,6 +47,8 @@ from ratrain.targets.machine.machine import load_machine
 from tests.end_to_end.tiny_runs import MODEL as RUN
 from tests.end_to_end.tiny_runs import make_plan
 from tests.end_to_end.toys import UNEVEN
+from tests.targets.machine.test_links import group
+from tests.targets.machine.test_links import machine as grouped_machine
 
 MODEL = evolve(UNEVEN, name="small", vocab_size=1000, hidden_size=64, head_dim=16, ffn_size=160)
 # As on the real machine a layer takes longer than its launches, and the link matters.
@@ -157,6 +159,36 @@ def test_families_are_searched_together(schedules):
     assert {loser.text for loser in answer.losers} >= {*schedules} - {answer.best.family}
     single = [Search(evolve(request, families=families(request.strategy, (each,)), keep=1)).run() for each in schedules]
     assert answer.best.seconds == min(each.best.seconds for each in single)
+
+
+def grouped_request(*, capacity: float, batch: int = 16) -> Request:
+    """Of one layer and ZeRO 3, on four clusters of which two are near each other."""
+    links = group("chip", 2, 3e9, 1e-5), group("system", None, 5e6, 1e-4)
+    machine = with_constants(
+        grouped_machine(*links), {key: value for key, value in SLOW.items() if key != "link_bandwidth"}
+    )
+    request = evolve(small_request(clusters=4, batch=batch), model=evolve(MODEL, layers=1), peers=(1,))
+    searched = families(request.strategy, ("1f1b",))
+    machine = with_constants(machine, {"ddr_capacity": capacity})
+    return evolve(request, machine=machine, families=searched, wide=True, zero_levels=(3,))
+
+
+def test_views_stay_in_near_groups_where_that_is_best():
+    """As brute force has it, and never where links are alike; the row of the others says which they are."""
+    request = grouped_request(capacity=1.35e6)
+    assert {shape.view_group for shape in request.shapes()} == {None, 2}
+    uniform = evolve(request, machine=with_constants(load_machine(None), SLOW))
+    assert {shape.view_group for shape in uniform.shapes()} == {None}
+    answer = Search(request).run()
+    assert answer.best.seconds == min(costs_of_every_plan(request).values())[1]
+    assert answer.best.shape.view_group == answer.best.plan.view_group == 2
+    assert answer.proven
+    text = plan_file(answer, answer.best, "small.json")
+    plan = parse_plan(text, file="P.toml", model=request.model)
+    found = evaluate(Task(request.model, plan, answer.best.pipeline, request.machine, checked=True))
+    assert found.step_seconds == answer.best.seconds
+    roomier = Search(grouped_request(capacity=1.15e6)).run()
+    assert any("views in groups of 2" in loser.text for loser in roomier.losers)
 
 
 def test_a_search_without_time_tries_a_plan_of_one_peer_too():
