@@ -12,8 +12,10 @@ import attrs
 from attrs import define, field
 
 from ratrain.passes.memory.allocation import AllocationProblem, Effort, allocate
-from ratrain.passes.memory.overlap import ListTimes, Occupancy, list_times, occupancy, step_period
+from ratrain.passes.memory.list_times import ListTimes, TimedRows
+from ratrain.passes.memory.overlap import Occupancy, occupancy
 from ratrain.passes.pass_base import PassContext
+from ratrain.ratrain_ir.analysis.op_rows import pays
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import Engine, Op, Recv, Send, Tensor, Update
@@ -35,6 +37,7 @@ class Trials:
     _workspace: dict[tuple[int, str], Tensor] = field(factory=dict, init=False, repr=False)
     """By stage and routine."""
     _seconds: dict[Op, float] = field(factory=dict, init=False, repr=False)
+    _timed: TimedRows = field(factory=TimedRows, init=False, repr=False)
 
     def with_workspace(self, stage: Stage) -> Stage:
         """A draft of a stage whose ops have the workspace and engines the target will ask for.
@@ -79,22 +82,31 @@ class Trials:
 
     def times(self, stage: Stage) -> ListTimes:
         """When each op of a stage would start and end."""
-        return list_times(self.with_workspace(stage), self.op_seconds)
+        return self._step_times(stage, 1)[0]
 
     def period(self, stage: Stage) -> float:
-        """Seconds from step to step of a stage on its own."""
-        return step_period(self.with_workspace(stage), self.op_seconds)
+        """Seconds from step to step of a stage on its own: the distance of the ends of the second and the third."""
+        _, second, third = (float(times.ends.max(initial=0.0)) for times in self._step_times(stage, 3))
+        return third - second
+
+    def _step_times(self, stage: Stage, steps: int) -> list[ListTimes]:
+        places = self._timed.of(self.with_workspace(stage), self.op_seconds)
+        return self._timed.times(places, steps, arrays=pays(steps * len(places)))
 
     def occupancy(self, stage: Stage) -> Occupancy:
         """The occupancy a stage will have once its ops have their workspace."""
-        return occupancy(self.with_workspace(stage), self.op_seconds)
+        return occupancy(self.with_workspace(stage), self.op_seconds, timed=self._timed)
 
     def excess_bytes(self, stage: Stage, lag: float, capacity: int) -> int:
         """The bytes by which an arena would exceed the capacity if the stage were placed now, with room for ops that lag behind by `lag` seconds."""
-        occupied = self.occupancy(stage)
-        enough = Effort(gap=max(0.0, capacity / max(1, occupied.peak_bytes(lag)) - 1))
-        placement = allocate(allocation_problem(occupied.within(lag)), effort=enough, search=False, trial=True)
-        return max(0, placement.arena_bytes - capacity)
+        return excess_bytes(self.occupancy(stage), lag, capacity)
+
+
+def excess_bytes(occupied: Occupancy, lag: float, capacity: int) -> int:
+    """The bytes by which an arena would exceed the capacity if what is occupied were placed now, with room for ops that lag behind by `lag` seconds."""
+    enough = Effort(gap=max(0.0, capacity / max(1, occupied.peak_bytes(lag)) - 1))
+    placement = allocate(allocation_problem(occupied.within(lag)), effort=enough, search=False, trial=True)
+    return max(0, placement.arena_bytes - capacity)
 
 
 def _on_its_engine(op: Update, engine: Engine) -> Update:
@@ -123,7 +135,7 @@ def at_own_addresses(module: Module) -> Module:
 def allocation_problem(lives: Lifetimes, *, apart: bool = False) -> AllocationProblem:
     """The placement problem of a stage's tensors in a memory, in declaration order; `apart`: what is received takes no bytes of what is sent."""
     stage = lives.stage
-    tensors = list(lives.intervals)
+    tensors = lives.tensors
     sides: dict[Tensor, int] = {}
     if apart:
         sides = dict.fromkeys((t for op in stage.ops if type(op) is Recv for t in op.writes), 1)

@@ -11,6 +11,7 @@ from attrs import define, field, frozen
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.recovery.guests import take_in
 from ratrain.passes.recovery.recompute_choice import Chosen, Front, Shape, as_chosen
+from ratrain.passes.recovery.rewriting import Rewriting
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops import Engine
 
@@ -40,12 +41,17 @@ class Prospects:
     def __attrs_post_init__(self) -> None:
         self.shape = Shape.of(self.stage, self.trials)
         self.front = Front.of(self.shape, self.shape.none_stored)
-        self.alone = self.front.best_within(self.capacity, self.stage, self.trials)
+        self.alone = self.front.best_within(self.capacity, self.rewriting, self.trials)
         self.alone_period = self.trials.period(self.draft(self.front.chosen(self.alone)))
 
     def draft(self, chosen: Chosen) -> Stage:
         """The stage under a choice."""
-        return as_chosen(self.stage, self.trials, chosen)
+        return as_chosen(self.rewriting, self.trials, chosen)
+
+    @cached_property
+    def rewriting(self) -> Rewriting:
+        """The stage, to be written under one choice after another."""
+        return Rewriting(self.stage)
 
     @cached_property
     def periods(self) -> list[float]:
@@ -116,9 +122,10 @@ class Beside:
         draft = lender.stage.draft()
         if not take_in(draft, borrowers, times):
             return cls(lender.front.chosen(lender.alone), lender.alone_period, 0)
-        index = lender.front.best_within(lender.capacity, draft, lender.trials)
+        rewriting = Rewriting(draft)
+        index = lender.front.best_within(lender.capacity, rewriting, lender.trials)
         chosen = lender.front.chosen(index)
-        full = as_chosen(draft, lender.trials, chosen)
+        full = as_chosen(rewriting, lender.trials, chosen)
         live = lender.trials.occupancy(full).peak_bytes(0) - lender.capacity
         missing = live if live > 0 else lender.trials.excess_bytes(full, 0.0, lender.capacity)
         period, fits = lender.trials.period(full), not missing

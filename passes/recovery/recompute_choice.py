@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import evolve, frozen
 
+from ratrain.passes.memory.trial import excess_bytes
 from ratrain.passes.recovery.kept_bytes import branch_bytes, mlp_input_bytes, recovers_whole_layer
 from ratrain.passes.recovery.rewriting import (
     CHOICES,
@@ -31,6 +32,7 @@ from ratrain.passes.recovery.rewriting import (
     Elsewhere,
     LayerChoice,
     Lender,
+    Rewriting,
     made_before,
     recovery_op,
     rewritten,
@@ -140,8 +142,8 @@ def choose(stage: Stage, trials: Trials, capacity: int, store: Home = Home.DDR) 
     With another memory to store in, as many layers of micro-batches are stored there, whole, as make the stage's own period from step to
     step shortest: those of the first layers, which wait longest. What stays is chosen for the bytes that this leaves.
     """
-    shape = Shape.of(stage, trials)
-    best = kept_in_ddr(stage, trials, capacity, shape, shape.none_stored)
+    shape, rewriting = Shape.of(stage, trials), Rewriting(stage)
+    best = kept_in_ddr(rewriting, trials, capacity, shape, shape.none_stored)
     if store is Home.DDR or best.keeps_everything:
         return best
     room = trials.context.target.info(trials.module).capacity_of(store)
@@ -149,9 +151,9 @@ def choose(stage: Stage, trials: Trials, capacity: int, store: Home = Home.DDR) 
     @cache
     def found(count: int) -> tuple[float, Chosen]:
         if not count:
-            return trials.period(as_chosen(stage, trials, best)), best
-        chosen = kept_in_ddr(stage, trials, capacity, shape, shape.stored(count, evolve(EVERYTHING, home=store)))
-        draft = as_chosen(stage, trials, chosen)
+            return trials.period(as_chosen(rewriting, trials, best)), best
+        chosen = kept_in_ddr(rewriting, trials, capacity, shape, shape.stored(count, evolve(EVERYTHING, home=store)))
+        draft = as_chosen(rewriting, trials, chosen)
         fits = lifetimes(draft, store).peak_bytes <= room
         return trials.period(draft) if fits else inf, chosen
 
@@ -194,9 +196,9 @@ def _most_hidden(stage: Stage, trials: Trials, shape: Shape, store: Home) -> int
     return int(shape.items * computes / longest) if longest else 0
 
 
-def as_chosen(stage: Stage, trials: Trials, chosen: Chosen) -> Stage:
+def as_chosen(rewriting: Rewriting, trials: Trials, chosen: Chosen) -> Stage:
     """A draft of a stage under a choice."""
-    draft = rewritten(stage, chosen.choice_of)
+    draft, _ = rewriting.under(chosen.choice_of)
     if chosen.stores:
         store_kept(draft, trials, chosen.home_of)
     return draft
@@ -281,19 +283,18 @@ class Front:
         """The choice itself."""
         return self.shape.chosen(self.counts(index))
 
-    def best_within(self, capacity: int, stage: Stage, trials: Trials) -> int:
+    def best_within(self, capacity: int, rewriting: Rewriting, trials: Trials) -> int:
         """The cheapest choice with which a stage fits; 0 where none does."""
 
         @cache
         def occupied(index: int) -> Occupancy:
-            return trials.occupancy(as_chosen(stage, trials, self.chosen(index)))
+            return trials.occupancy(as_chosen(rewriting, trials, self.chosen(index)))
 
         lag = occupied(0).lag_within(capacity)
         sizes = self.sizes
         best = _last_that_fits(sizes, lambda index: capacity - occupied(index).peak_bytes(lag))
         for _ in range(_MAX_TRIALS):
-            trial = as_chosen(stage, trials, self.chosen(best))
-            excess = trials.excess_bytes(trial, lag, capacity) if best else 0
+            excess = excess_bytes(occupied(best), lag, capacity) if best else 0
             if not excess:
                 break
             tightened = sizes[best] - excess
@@ -302,11 +303,11 @@ class Front:
 
 
 def kept_in_ddr(
-    stage: Stage, trials: Trials, capacity: int, shape: Shape, stored: Sequence[Mapping[LayerChoice, int]]
+    rewriting: Rewriting, trials: Trials, capacity: int, shape: Shape, stored: Sequence[Mapping[LayerChoice, int]]
 ) -> Chosen:
     """The cheapest choice that fits for what is not stored."""
     front = Front.of(shape, stored)
-    return front.chosen(front.best_within(capacity, stage, trials))
+    return front.chosen(front.best_within(capacity, rewriting, trials))
 
 
 def _kinds_of_layers(stage: Stage, module: Module) -> list[tuple[int, ...]]:

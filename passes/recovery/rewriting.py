@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import product
+from typing import Any
 
 import attrs
 from attrs import define, field, frozen
@@ -106,16 +107,14 @@ class Recovery:
 
 def rewrite(stage: Stage, choice_of: ChoiceOf) -> Recovery:
     """Drop and recover in a stage's lists; its ops and tensors, which others may have too, stay as they are."""
-    rewriter = _Rewriter(stage, choice_of)
-    rewriter.run()
-    return Recovery(rewriter.recovered, rewriter.starts)
+    draft, recovery = Rewriting(stage).under(choice_of)
+    stage.tensors, stage.ops = draft.tensors, draft.ops
+    return recovery
 
 
 def rewritten(stage: Stage, choice_of: ChoiceOf) -> Stage:
     """A draft of a stage under a choice."""
-    draft = stage.draft()
-    rewrite(draft, choice_of)
-    return draft
+    return Rewriting(stage).under(choice_of)[0]
 
 
 def mark_checkpoints(starts: Iterable[Tensor]) -> None:
@@ -125,74 +124,137 @@ def mark_checkpoints(starts: Iterable[Tensor]) -> None:
             tensor.kind = StateKind.CHECKPOINT
 
 
-@define
-class _Rewriter:
-    stage: Stage
-    choice_of: ChoiceOf
-    forwards: dict[tuple[Block, Piece], Forward] = field(factory=dict)
-    """Forward ops as they were, with all saved slots among their writes."""
-    projects: dict[tuple[Block, Piece], Project] = field(factory=dict)
-    """What projects before the forward where norms of queries and keys take sums over tensor peers."""
-    passing: dict[Tensor, Tensor] = field(factory=dict)
-    """What a forward alone reads in place of what is projected anew for the backward."""
-    views: dict[tuple[Block, Piece], Tensor] = field(factory=dict)
-    """The view each backward reads, which its recovery reads too."""
-    inputs: dict[tuple[Block, Piece], Tensor] = field(factory=dict)
-    """The input each backward reads, which its recovery reads too."""
-    gathers: dict[Tensor, AllGather] = field(factory=dict)
-    """Gathers of views that are not gathered yet, where views are sharded within the step."""
-    seen_later: set[Tensor] = field(factory=set)
-    """Keys and values that other slices of their micro-batch read: a forward keeps them."""
+@frozen(eq=False)
+class _Made:
+    """What stands in place of an op under a choice."""
+
+    ops: tuple[Op, ...]
+    operands: frozenset[Tensor]
+    added: tuple[Tensor, ...] = ()
+    """tensors that the stage has not got without it"""
+    view: Tensor | None = None
+    """what is to be gathered before it"""
+    start: Tensor | None = None
+    """the input of a layer that is recovered as a whole"""
     recovered: int = 0
-    starts: list[Tensor] = field(factory=list)
 
-    def run(self) -> None:
-        for op in self.stage.ops:
-            if type(op) is Project:
-                self.projects[op.block, piece_of(op)] = op
-            if type(op) is Forward and op.block.layer is not None:
-                self.forwards[op.block, piece_of(op)] = op
-            if type(op) is Forward and op.slice:
-                self.seen_later.update(_of_other_slices(op, self.projects.get((op.block, piece_of(op)))))
-            if isinstance(op, InputGradientOp):
-                if op.block.layer is not None:
-                    self.inputs[op.block, piece_of(op)] = op.reads[1]
-                for tensor in op.reads:
-                    if tensor.kind is StateKind.VIEW:
-                        self.views[op.block, piece_of(op)] = tensor
-            elif type(op) is AllGather and op.phase is Phase.BACKWARD:
-                self.gathers[op.writes[0]] = op
-        ops: list[Op] = []
-        for op in self.stage.ops:
-            if type(op) is AllGather and op.phase is Phase.BACKWARD and self.gathers.pop(op.writes[0], None) is None:
-                continue  # its recovery needed it earlier
-            if type(op) is Forward and op.block.layer is not None:
-                ops.append(self.lightened(op))
-            elif type(op) is Project:
-                ops.append(self.passing_on(op))
-            elif isinstance(op, InputGradientOp | BackwardHeads) and op.block.layer is not None:
-                ops.extend(self.with_recovery(op))
+
+@define(eq=False)
+class Rewriting:
+    """A stage to be rewritten under one choice after another. Ops that a choice makes are made once: drafts share them."""
+
+    stage: Stage
+    forwards: dict[tuple[Block, Piece], Forward] = field(factory=dict, init=False)
+    """Forward ops as they were, with all saved slots among their writes."""
+    projects: dict[tuple[Block, Piece], Project] = field(factory=dict, init=False)
+    """What projects before the forward where norms of queries and keys take sums over tensor peers."""
+    passing: dict[Tensor, Tensor] = field(factory=dict, init=False)
+    """What a forward alone reads in place of what is projected anew for the backward."""
+    views: dict[tuple[Block, Piece], Tensor] = field(factory=dict, init=False)
+    """The view each backward reads, which its recovery reads too."""
+    inputs: dict[tuple[Block, Piece], Tensor] = field(factory=dict, init=False)
+    """The input each backward reads, which its recovery reads too."""
+    gathers: dict[Tensor, AllGather] = field(factory=dict, init=False)
+    """Gathers of views for backwards, where views are sharded within the step."""
+    seen_later: set[Tensor] = field(factory=set, init=False)
+    """Keys and values that other slices of their micro-batch read: a forward keeps them."""
+    _layers: list[tuple[int, Piece]] = field(factory=list, init=False)
+    """What is chosen for: layers of micro-batches, or of slices."""
+    _steps: list[tuple[int, int, dict[LayerChoice, _Made]]] = field(factory=list, init=False)
+    """Ops that depend on a choice: their position, the number of the layer, and what was made of them so far."""
+    _others: set[Tensor] = field(factory=set, init=False)
+    """Operands of all other ops."""
+
+    def __attrs_post_init__(self) -> None:
+        numbers: dict[tuple[int, Piece], int] = {}
+        for position, op in enumerate(self.stage.ops):
+            self._note(op)
+            if isinstance(op, Forward | Project | InputGradientOp | BackwardHeads) and op.block.layer is not None:
+                number = numbers.setdefault((op.block.layer, piece_of(op)), len(numbers))
+                self._steps.append((position, number, {}))
             else:
-                ops.append(op)
-        self.stage.ops = ops
-        self.stage.prune()
+                self._others.update(op.operands)
+        self._layers = list(numbers)
 
-    def lightened(self, op: Forward) -> Forward:
+    def _note(self, op: Op) -> None:
+        if type(op) is Project:
+            self.projects[op.block, piece_of(op)] = op
+        if type(op) is Forward and op.block.layer is not None:
+            self.forwards[op.block, piece_of(op)] = op
+        if type(op) is Forward and op.slice:
+            self.seen_later.update(_of_other_slices(op, self.projects.get((op.block, piece_of(op)))))
+        if isinstance(op, InputGradientOp):
+            if op.block.layer is not None:
+                self.inputs[op.block, piece_of(op)] = op.reads[1]
+            for tensor in op.reads:
+                if tensor.kind is StateKind.VIEW:
+                    self.views[op.block, piece_of(op)] = tensor
+        elif type(op) is AllGather and op.phase is Phase.BACKWARD:
+            self.gathers[op.writes[0]] = op
+
+    def under(self, choice_of: ChoiceOf) -> tuple[Stage, Recovery]:
+        """A draft of the stage under a choice, and what it recovers."""
+        choices = [choice_of(layer, piece) for layer, piece in self._layers]
+        base = self.stage.ops
+        gathers = dict(self.gathers)  # that are not gathered yet
+        ops: list[Op] = []
+        made_of_ops: list[_Made] = []
+        copied = 0
+        for position, number, known in self._steps:
+            choice = choices[number]
+            made = known.get(choice)
+            if made is None:
+                made = known[choice] = self._made(base[position], choice)
+            made_of_ops.append(made)
+            self._copy(copied, position, gathers, ops)
+            copied = position + 1
+            if made.view is not None and (gather := gathers.pop(made.view, None)) is not None:
+                ops.append(gather)
+            ops += made.ops
+        self._copy(copied, len(base), gathers, ops)
+        used = self._others.union(*(made.operands for made in made_of_ops))
+        tensors = {name: tensor for name, tensor in self.stage.tensors.items() if tensor in used}
+        tensors |= {tensor.name: tensor for made in made_of_ops for tensor in made.added if tensor in used}
+        starts = [made.start for made in made_of_ops if made.start is not None]
+        recovery = Recovery(sum(made.recovered for made in made_of_ops), starts)
+        return Stage(self.stage.index, tensors, ops, self.stage.line), recovery
+
+    def _copy(self, start: int, stop: int, gathers: dict[Tensor, AllGather], ops: list[Op]) -> None:
+        """Copy some ops, without gathers for backwards that a recovery needed earlier."""
+        if not self.gathers:
+            ops += self.stage.ops[start:stop]
+            return
+        for op in self.stage.ops[start:stop]:
+            if type(op) is AllGather and op.phase is Phase.BACKWARD and gathers.pop(op.writes[0], None) is None:
+                continue
+            ops.append(op)
+
+    def _made(self, op: Op, choice: LayerChoice) -> _Made:
+        if type(op) is Forward:
+            return _made((self.lightened(op, choice),))
+        if type(op) is Project:
+            return self.passing_on(op, choice)
+        assert isinstance(op, InputGradientOp | BackwardHeads)
+        return self.with_recovery(op, choice)
+
+    def lightened(self, op: Forward, choice: LayerChoice) -> Forward:
         """The forward op without the saved slots it does not keep."""
-        dropped = set(self.dropped(op.block, piece_of(op)))
+        dropped = self.dropped(op.block, piece_of(op), choice)
         if not dropped:
             return op
-        reads = tuple(self.passing.get(t, t) for t in op.reads)
+        reads = tuple(self.passing[t] if t in dropped and t in self.passing else t for t in op.reads)
         return attrs.evolve(op, reads=reads, writes=tuple(t for t in op.writes if t not in dropped))
 
-    def passing_on(self, op: Project) -> Project:
+    def passing_on(self, op: Project, choice: LayerChoice) -> _Made:
         """The op that projects, with tensors that end with the forward in place of what is not kept."""
         piece = piece_of(op)
-        for tensor in self.dropped(op.block, piece):
-            if tensor in op.writes:
+        dropped = [tensor for tensor in self.dropped(op.block, piece, choice) if tensor in op.writes]
+        for tensor in dropped:
+            if tensor not in self.passing:
                 name = self.stage.free_name(f"f.{op.block}.{piece_name(piece)}.{tensor.slot}")
-                self.passing[tensor] = self.stage.add(Tensor(name, StateKind.SAVED, tensor.type))
-        return attrs.evolve(op, writes=tuple(self.passing.get(t, t) for t in op.writes))
+                self.passing[tensor] = Tensor(name, StateKind.SAVED, tensor.type)
+        writes = tuple(self.passing[t] if t in dropped else t for t in op.writes)
+        return _made((attrs.evolve(op, writes=writes),), added=tuple(self.passing[t] for t in dropped))
 
     def saved(self, block: Block, m: Piece) -> Tensors:
         """The saved slots of a block, in their order."""
@@ -200,54 +262,54 @@ class _Rewriter:
         own = tuple(t for t in forward.writes if t.kind is StateKind.SAVED)
         return (*made_before(forward, self.projects.get((block, m))), *own)
 
-    def dropped(self, block: Block, m: Piece) -> Tensors:
-        """The saved slots of a block that are not kept."""
-        assert block.layer is not None
-        kept = self.choice_of(block.layer, m).kept(block.kind)
+    def dropped(self, block: Block, m: Piece, choice: LayerChoice) -> Tensors:
+        """The saved slots of a block that a choice does not keep."""
+        kept = choice.kept(block.kind)
         if kept == "all":
             return ()
         lean = (SQUARES,) if kept == "none" else (SQUARES, *LEAN_SLOTS[block.kind])
         return tuple(t for t in self.saved(block, m) if t.slot not in lean and t not in self.seen_later)
 
-    def with_recovery(self, op: InputGradientOp | BackwardHeads) -> list[Op]:
+    def with_recovery(self, op: InputGradientOp | BackwardHeads, choice: LayerChoice) -> _Made:
         """The backward op, after the recovery of what it, or its weight half, reads."""
-        layer, m = op.block.layer, piece_of(op)
-        assert layer is not None
+        m = piece_of(op)
         if (op.block, m) in self.projects and not isinstance(op, BackwardHeads):
-            return [op]  # recovered already: its backward begins before the norms of queries and keys
+            return _made((op,))  # recovered already: its backward begins before the norms of queries and keys
         # what tensor peers exchange within a layer is small, and kept: each block is recovered from its own input
         in_parts = self.forwards[op.block, m].writes[0].kind is StateKind.PARTIAL
-        if self.choice_of(layer, m).keeps_nothing and not in_parts:
+        if choice.keeps_nothing and not in_parts:
             assert not isinstance(op, BackwardHeads)  # tensor peers have parts
-            return self.with_whole_layer(op) if op.block.kind == "mlp" else [op]
-        return [self.recompute(op.block, m), op] if self.dropped(op.block, m) else [op]
+            return self.with_whole_layer(op, choice) if op.block.kind == "mlp" else _made((op,))
+        if not self.dropped(op.block, m, choice):
+            return _made((op,))
+        return _made((self.recompute(op.block, m, choice), op), recovered=1)
 
-    def with_whole_layer(self, op: InputGradientOp) -> list[Op]:
+    def with_whole_layer(self, op: InputGradientOp, choice: LayerChoice) -> _Made:
         """An mlp's backward after the recovery of its attention, which yields its input again, and its own."""
         m = piece_of(op)
         attention_block = blocks.block("attention", op.block.layer)
-        gather = self.gathers.pop(self.views[attention_block, m], None)
-        attention = self.recompute(attention_block, m)
+        attention = self.recompute(attention_block, m, choice)
         source = self.forwards[op.block, m].reads[0]
-        again = self.stage.add(
-            Tensor(self.stage.free_name(f"r.{op.block}.{piece_name(m)}"), StateKind.ACTIVATION, source.type)
-        )
+        again = Tensor(self.stage.free_name(f"r.{op.block}.{piece_name(m)}"), StateKind.ACTIVATION, source.type)
         attention.writes = (*attention.writes, again)
         attention.reads = with_what_it_sees(attention, self.forwards[attention_block, m])
-        self.starts.append(attention.reads[0])
-        mlp = self.recompute(op.block, m)
+        mlp = self.recompute(op.block, m, choice)
         mlp.reads = (again, *mlp.reads[1:])
         reads = tuple(again if t is source else t for t in op.reads)
-        recovery: list[Op] = [attention, mlp, attrs.evolve(op, reads=reads)]
-        return [gather, *recovery] if gather is not None else recovery
+        ops = (attention, mlp, attrs.evolve(op, reads=reads))
+        view = self.views[attention_block, m]
+        return _made(ops, added=(again,), view=view, start=attention.reads[0], recovered=2)
 
-    def recompute(self, block: Block, m: Piece) -> Recompute:
+    def recompute(self, block: Block, m: Piece, choice: LayerChoice) -> Recompute:
         """Recovery of a block's dropped slots from its input and the slots it kept."""
         forward, view = self.forwards[block, m], self.views[block, m]
-        dropped = self.dropped(block, m)
+        dropped = self.dropped(block, m, choice)
         kept = tuple(t for t in self.saved(block, m) if t not in dropped)
-        self.recovered += 1
         return recovery_op(forward, self.inputs[block, m], kept, view, dropped, self.projects.get((block, m)))
+
+
+def _made(ops: tuple[Op, ...], **more: Any) -> _Made:
+    return _Made(ops, frozenset(tensor for op in ops for tensor in op.operands), **more)
 
 
 def made_before(forward: Forward, project: Project | None) -> Tensors:

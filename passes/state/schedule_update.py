@@ -27,7 +27,7 @@ from typing import ClassVar
 
 from attrs import define, field, frozen
 
-from ratrain.passes.memory.overlap import ListTimes
+from ratrain.passes.memory.list_times import ListTimes
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import Pass, PassContext
 from ratrain.ratrain_ir.blocks import Block

@@ -7,31 +7,26 @@ to the end and from the start to its last access before that. Intervals are half
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import evolve, frozen
 from numpy.typing import NDArray
 
+from ratrain.ratrain_ir.analysis.lifetime_sweep import swept_lives
+from ratrain.ratrain_ir.analysis.op_rows import OpRows, pays
 from ratrain.ratrain_ir.module import Stage
-from ratrain.ratrain_ir.ops import Release, Tensor
+from ratrain.ratrain_ir.ops import Tensor
 from ratrain.ratrain_ir.types import Home, StateKind, aligned
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Interval = tuple[int, int]
 Int64s = NDArray[np.int64]
-
-
-@define(eq=False)
-class _Life:
-    """Accumulates one tensor's intervals during the sweep."""
-
-    start: int | None
-    last: int
-    completed: float = 0.0
-    """when the last of its accessors since `start` has completed"""
-    intervals: list[Interval] = field(factory=list)
-    completions: list[float] = field(factory=list)
+Float64s = NDArray[np.float64]
 
 
 @frozen(eq=False)
@@ -39,14 +34,37 @@ class Lifetimes:
     """Live intervals of a stage's tensors in a memory, in declaration order, and the live-byte curve they make."""
 
     stage: Stage
-    intervals: dict[Tensor, tuple[Interval, ...]]
-    live_bytes: Int64s
-    """Bytes live at each op, aligned sizes."""
+    tensors: list[Tensor]
+    counts: Int64s
+    """of each tensor, how many intervals it has"""
+    starts: Int64s
+    """of all intervals, those of a tensor one after the other"""
+    stops: Int64s
+    sizes: Int64s
+    """of all intervals: aligned bytes of their tensors"""
+
+    @cached_property
+    def intervals(self) -> dict[Tensor, tuple[Interval, ...]]:
+        """The intervals of each tensor."""
+        spans = list(zip(self.starts.tolist(), self.stops.tolist(), strict=True))
+        ends = np.cumsum(self.counts).tolist()
+        return {
+            tensor: tuple(spans[end - count : end])
+            for tensor, count, end in zip(self.tensors, self.counts.tolist(), ends, strict=True)
+        }
+
+    @cached_property
+    def live_bytes(self) -> Int64s:
+        """Bytes live at each op, aligned sizes."""
+        curve = np.zeros(len(self.stage.ops) + 1, np.int64)
+        np.add.at(curve, self.starts, self.sizes)
+        np.subtract.at(curve, self.stops, self.sizes)
+        return np.cumsum(curve)[:-1]
 
     @property
     def peak_bytes(self) -> int:
         """The largest number of live bytes: a lower bound of any arena."""
-        return int(self.live_bytes.max()) if len(self.live_bytes) else 0
+        return int(self.live_bytes.max(initial=0))
 
     @property
     def peak_position(self) -> int:
@@ -67,92 +85,50 @@ class Lifetimes:
 
     def peak_bytes_of(self, kinds: Collection[StateKind]) -> int:
         """The most bytes that tensors of some kinds have live at once."""
-        some = {tensor: spans for tensor, spans in self.intervals.items() if tensor.kind in kinds}
-        return int(_live_bytes(some, len(self.live_bytes)).max(initial=0))
-
-
-class Spans(NamedTuple):
-    """Intervals as arrays: those of a tensor one after the other, tensors in declaration order."""
-
-    counts: Int64s
-    """of each tensor: how many"""
-    starts: Int64s
-    stops: Int64s
-    sizes: Int64s
-    """bytes, aligned"""
-
-
-def spans_of(intervals: Mapping[Tensor, Sequence[Interval]]) -> Spans:
-    """The intervals of tensors as arrays."""
-    counts = np.fromiter(map(len, intervals.values()), np.int64, len(intervals))
-    ends = np.array([end for spans in intervals.values() for span in spans for end in span], np.int64)
-    sizes = np.fromiter((aligned(tensor.type.nbytes) for tensor in intervals), np.int64, len(intervals))
-    return Spans(counts, ends[0::2], ends[1::2], np.repeat(sizes, counts))
+        some = np.fromiter((tensor.kind in kinds for tensor in self.tensors), np.bool_, len(self.tensors))
+        spans = np.repeat(some, self.counts)
+        tensors = [tensor for tensor, chosen in zip(self.tensors, some.tolist(), strict=True) if chosen]
+        return evolve(
+            self,
+            tensors=tensors,
+            counts=self.counts[some],
+            starts=self.starts[spans],
+            stops=self.stops[spans],
+            sizes=self.sizes[spans],
+        ).peak_bytes
 
 
 def lifetimes(stage: Stage, home: Home = Home.DDR) -> Lifetimes:
     """The lifetimes of one stage's tensors in a memory, in one sweep over its ops."""
-    return lifetimes_and_completions(stage, [0.0] * len(stage.ops), home)[0]
+    rows = OpRows()
+    places = rows.of(stage.ops)
+    return lifetimes_and_completions(stage, rows, places, [0.0] * len(places), home, arrays=pays(len(places)))[0]
 
 
 def lifetimes_and_completions(
-    stage: Stage, ends: Sequence[float], home: Home = Home.DDR
-) -> tuple[Lifetimes, list[float]]:
+    stage: Stage, rows: OpRows, places: Sequence[int], ends: Sequence[float] | Float64s, home: Home, *, arrays: bool
+) -> tuple[Lifetimes, Float64s]:
     """The lifetimes, and when the last accessor of each interval has completed where each op ends at these times.
 
-    Completions are by interval, tensor by tensor. What lives on across the step's end is said to be completed at 0.
+    The ops of the stage are given by their rows too. Completions are by interval, tensor by tensor; what lives on across the step's end
+    is said to be completed at 0. `arrays`: by the compiled loop.
     """
-    lives: dict[Tensor, _Life] = {}
-    for position, op in enumerate(stage.ops):
-        if type(op) is Release:
-            continue
-        end = ends[position]
-        for tensor in op.scratch:
-            life = lives.get(tensor) or lives.setdefault(tensor, _Life(None, position))
-            life.intervals.append((position, position + 1))
-            life.completions.append(end)
-        for tensor in op.reads + op.updates if op.updates else op.reads:
-            life = lives.get(tensor) or lives.setdefault(tensor, _Life(0 if tensor.carried else position, 0))
-            life.last = position
-            if end > life.completed:  # noqa: PLR1730 - the innermost loop makes no calls
-                life.completed = end
-        for tensor in op.writes:
-            earlier = lives.get(tensor)
-            if earlier is None:
-                lives[tensor] = _Life(position, position, end)
-                continue
-            if earlier.start is not None:
-                earlier.intervals.append((earlier.start, earlier.last + 1))
-                earlier.completions.append(earlier.completed)
-            earlier.start = earlier.last = position
-            earlier.completed = end
-    return _finished(stage, home, lives)
-
-
-def _finished(stage: Stage, home: Home, lives: dict[Tensor, _Life]) -> tuple[Lifetimes, list[float]]:
-    count = len(stage.ops)
-    intervals: dict[Tensor, tuple[Interval, ...]] = {}
-    completions: list[float] = []
-    for tensor in stage.tensors.values():
-        if tensor.home is not home:
-            continue
-        life = lives.get(tensor)
-        if life is None:
-            intervals[tensor] = ((0, count),) if tensor.carried else ()
-            completions += [0.0] * tensor.carried
-            continue
-        if life.start is not None:
-            life.intervals.append((life.start, count if tensor.carried else life.last + 1))
-            life.completions.append(0.0 if tensor.carried else life.completed)
-        intervals[tensor] = tuple(life.intervals)
-        completions += life.completions
-    return Lifetimes(stage, intervals, _live_bytes(intervals, count)), completions
-
-
-def _live_bytes(intervals: Mapping[Tensor, Sequence[Interval]], count: int) -> Int64s:
-    """Bytes that tensors have live at each of so many ops, aligned sizes."""
-    spans = spans_of(intervals)
-    curve = np.zeros(count + 1, np.int64)
-    np.add.at(curve, spans.starts, spans.sizes)
-    np.subtract.at(curve, spans.stops, spans.sizes)
-    return np.cumsum(curve)[:count]
+    swept = swept_lives(rows, places, ends, arrays=arrays)
+    tensors = [tensor for tensor in stage.tensors.values() if tensor.home is home]
+    numbers = np.fromiter((rows.tensors.get(tensor, -1) for tensor in tensors), np.int64, len(tensors))
+    order_of = np.full(len(rows.tensors), -1)
+    order_of[numbers[numbers >= 0]] = np.flatnonzero(numbers >= 0)
+    owners = order_of[swept.tensors]
+    touched = np.zeros(len(tensors), np.bool_)
+    touched[owners[owners >= 0]] = True
+    idle = [at for at in np.flatnonzero(~touched).tolist() if tensors[at].carried]  # they live all the same
+    owners = np.concatenate((owners, np.array(idle, np.int64)))
+    starts = np.concatenate((swept.starts, np.zeros(len(idle), np.int64)))
+    stops = np.concatenate((swept.stops, np.full(len(idle), len(places))))
+    completed = np.concatenate((swept.completed, np.zeros(len(idle))))
+    order = np.argsort(owners, kind="stable")
+    order = order[np.searchsorted(owners[order], 0) :]  # what is in another memory comes first
+    counts = np.bincount(owners[order], minlength=len(tensors))
+    sizes = np.fromiter((aligned(tensor.type.nbytes) for tensor in tensors), np.int64, len(tensors))
+    lives = Lifetimes(stage, tensors, counts, starts[order], stops[order], np.repeat(sizes, counts))
+    return lives, completed[order]

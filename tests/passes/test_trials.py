@@ -14,11 +14,12 @@ from ratrain.passes.memory.trial import Trials, at_own_addresses, step_seconds_a
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.pipeline_text import parse_pipeline
 from ratrain.passes.recovery import recompute
-from ratrain.passes.recovery.rewriting import NOTHING, rewritten, same_for_all
+from ratrain.passes.recovery.rewriting import CHOICES, NOTHING, Rewriting, rewritten, same_for_all
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import Recompute
-from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.printer import print_module, stage_lines
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
+from ratrain.ratrain_ir.testing.strategies import for_plan
 from ratrain.ratrain_ir.types import StateKind
 from tests.end_to_end.tiny_runs import MODEL, make_plan
 
@@ -133,6 +134,19 @@ def test_what_trials_share_goes_with_the_decision(monkeypatch: pytest.MonkeyPatc
     recompute.RecomputePass("auto", placement="forward-side").run(module, context)
     assert held == [0, 1, 1], "one goes as soon as the next is there"
     assert not alive
+
+
+@pytest.mark.parametrize("keys", [{}, {"zero": 3}, {"tp": 2}, {"slices": (4, 6)}])
+def test_what_a_stage_is_under_a_choice_does_not_depend_on_choices_before(keys: dict) -> None:
+    plan = make_plan(LAYERS, pp=3, dp=2, micro_batches=5, **keys)
+    module = PassManager(FakeTarget()).run(lower(LAYERS, plan), for_plan("place-1f1b,insert-prefetch", plan))
+    choices = [*CHOICES["auto"], NOTHING, *CHOICES["auto"][::-1]]
+    for stage in module.stages:
+        rewriting = Rewriting(stage)
+        for choice in choices:
+            drafts = rewriting.under(same_for_all(choice))[0], rewritten(stage, same_for_all(choice))
+            assert len({"\n".join(stage_lines(draft)) for draft in drafts}) == 1
+            assert drafts[0].tensors.keys() <= {tensor.name for op in drafts[0].ops for tensor in op.operands}
 
 
 def test_an_op_is_the_same_in_every_trial() -> None:

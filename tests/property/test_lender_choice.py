@@ -17,7 +17,7 @@ from ratrain.passes.pass_base import PassContext
 from ratrain.passes.recovery.guests import UnitTimes, take_in
 from ratrain.passes.recovery.lender_choice import choose_lenders
 from ratrain.passes.recovery.recompute_choice import Chosen, Shape, as_chosen, kept_in_ddr
-from ratrain.passes.recovery.rewriting import Lender
+from ratrain.passes.recovery.rewriting import Lender, Rewriting
 from ratrain.ratrain_ir.diagnostics import Diagnostics
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.target import target_of
@@ -66,12 +66,12 @@ class Case:
 
     def kept(self, index: int, stage: Stage) -> Chosen:
         shape = Shape.of(self.module.stages[index], self.trials[index])
-        return kept_in_ddr(stage, self.trials[index], self.capacity, shape, shape.none_stored)
+        return kept_in_ddr(Rewriting(stage), self.trials[index], self.capacity, shape, shape.none_stored)
 
     def step(self, borrowers: dict[int, Chosen]) -> float:
         """What a step takes, with lenders that keep what their guests leave room for; infinite where any does not fit."""
         drafts = {
-            index: as_chosen(self.module.stages[index], self.trials[index], chosen)
+            index: as_chosen(Rewriting(self.module.stages[index]), self.trials[index], chosen)
             for index, chosen in borrowers.items()
         }
         for index, stage in enumerate(self.module.stages):
@@ -79,7 +79,7 @@ class Case:
                 draft = stage.draft()
                 came = take_in(draft, list(drafts.values()), self.times)
                 chosen = self.kept(index, draft) if came else self.alone[index]
-                drafts[index] = as_chosen(draft, self.trials[index], chosen)
+                drafts[index] = as_chosen(Rewriting(draft), self.trials[index], chosen)
         for index, draft in drafts.items():
             if self.trials[index].occupancy(draft).peak_bytes(0) > self.capacity:
                 return inf
@@ -103,7 +103,7 @@ class Case:
                 for option in shapes[0].options[0][1:]:
                     yield {
                         index: kept_in_ddr(
-                            self.module.stages[index],
+                            Rewriting(self.module.stages[index]),
                             self.trials[index],
                             self.capacity,
                             shapes[index],

@@ -6,14 +6,18 @@ from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
-from ratrain.passes.memory.overlap import Occupancy, OpSeconds, list_times, occupancy
+from ratrain.passes.memory.list_times import OpSeconds, list_times
+from ratrain.passes.memory.overlap import Occupancy, occupancy
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import PassContext
+from ratrain.ratrain_ir.analysis import op_rows
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.loops import Allowance
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops import Engine, Release, Update
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
@@ -99,3 +103,42 @@ def test_on_a_host_an_update_follows_the_reduction_of_its_gradient() -> None:
         for before, op in pairwise(stage.ops):
             if type(op) is Update:
                 assert type(before) is Update or set(op.reads) & set(before.writes)
+
+
+@settings(max_examples=25)
+@given(cases(max_layers=4, max_micro_batches=3), st.sampled_from(PIPELINES))
+def test_compiled_sweeps_find_what_plain_ones_find(case: Case, pipeline: str) -> None:
+    stages, op_seconds = stages_with_workspace(case, pipeline, FakeTarget())
+    for stage in stages:
+        found = []
+        for ops in (0, 1 << 40):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(op_rows, "ALLOWANCE", Allowance(ops))
+                occupied = occupancy(stage, op_seconds)
+                arrays = (occupied.lives.starts, occupied.lives.stops, occupied.completed, occupied.issued)
+                found.append([array.tolist() for array in (*arrays, occupied.earliest, lifetimes(stage).stops)])
+        assert found[0] == found[1]
+
+
+@settings(max_examples=25)
+@given(cases(max_layers=4, max_micro_batches=3), st.sampled_from(PIPELINES))
+def test_a_tensor_lives_from_where_it_is_made_to_its_last_access(case: Case, pipeline: str) -> None:
+    """Interval by interval, and when the last accessor has completed, tensor by tensor."""
+    stages, op_seconds = stages_with_workspace(case, pipeline, FakeTarget())
+    for stage in stages:
+        found, ends = occupancy(stage, op_seconds), list_times(stage, op_seconds).ends
+        completed = iter(found.completed.tolist())
+        for tensor, spans in found.lives.intervals.items():
+            touching = [
+                (at, op) for at, op in enumerate(stage.ops) if type(op) is not Release and tensor in op.operands
+            ]
+            made = [at for at, op in touching if tensor in op.writes or tensor in op.scratch]
+            lives = [[at for at, _ in touching if at < (made[0] if made else len(stage.ops))]]
+            for first, after in pairwise([*made, len(stage.ops)]):
+                lives.append([at for at, _ in touching if first <= at < after])
+            wanted = [(life[0], life[-1] + 1, ends[life].max()) for life in lives if life]
+            if tensor.carried:  # it goes over the step's end
+                if lives[0] or not touching:
+                    wanted[:1] = [(0, *(wanted[0][1:] if wanted else (0, 0.0)))]
+                wanted[-1] = (wanted[-1][0], len(stage.ops), 0.0)
+            assert [(*span, next(completed)) for span in spans] == wanted

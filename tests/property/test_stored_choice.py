@@ -13,7 +13,7 @@ from ratrain import api
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.recovery.recompute_choice import Shape, as_chosen, choose, kept_in_ddr
-from ratrain.passes.recovery.rewriting import EVERYTHING
+from ratrain.passes.recovery.rewriting import EVERYTHING, Rewriting
 from ratrain.ratrain_ir.diagnostics import Diagnostics
 from ratrain.ratrain_ir.types import Home
 from ratrain.targets.target import target_of
@@ -57,10 +57,11 @@ def check_number(
         for policy in ("full", "none")
     )
     capacity = int(least + room * max(0, most - least))
-    seconds = trials.period(as_chosen(stage, trials, choose(stage, trials, capacity, Home.HOST)))
+    seconds = trials.period(as_chosen(Rewriting(stage), trials, choose(stage, trials, capacity, Home.HOST)))
     shape = Shape.of(stage, trials)
     stored = evolve(EVERYTHING, home=Home.HOST)
     every = (
-        kept_in_ddr(stage, trials, capacity, shape, shape.stored(count, stored)) for count in range(shape.items + 1)
+        kept_in_ddr(Rewriting(stage), trials, capacity, shape, shape.stored(count, stored))
+        for count in range(shape.items + 1)
     )
-    assert seconds <= 1.01 * min(trials.period(as_chosen(stage, trials, each)) for each in every)
+    assert seconds <= 1.01 * min(trials.period(as_chosen(Rewriting(stage), trials, each)) for each in every)

@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.passes.memory.overlap import list_times
+from ratrain.passes.memory.list_times import list_times
 from ratrain.passes.memory.trial import at_own_addresses
 from ratrain.ratrain_ir.ops import AllGather, Engine, ReduceScatter, Update
 from ratrain.targets.program.lifting import stored_fields

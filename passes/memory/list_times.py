@@ -1,0 +1,128 @@
+"""When each op of a stage would start and end: the times of one stage on its own, each engine in list order, messages from other stages on time.
+
+A blocking collective takes the time of the compute engine too. The loop is compiled for many ops, and plain Python for few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import define, field, frozen
+from numpy.typing import NDArray
+
+from ratrain.ratrain_ir.analysis.op_rows import GrownArray, OpRows, pays
+from ratrain.ratrain_ir.loops import compiled
+from ratrain.ratrain_ir.ops import Engine, Op, Release, is_blocking
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.module import Stage
+
+_ENGINES = {engine: number for number, engine in enumerate(Engine)}
+_COMPUTE = _ENGINES[Engine.COMPUTE]
+
+OpSeconds = Callable[["Stage", Op], float]
+"""Seconds an op of a stage takes on its engine when it runs alone."""
+
+
+@frozen(eq=False)
+class ListTimes:
+    """When each op of a stage would start and end, in seconds from the step's start."""
+
+    issued: NDArray[np.float64]
+    """when the compute engine comes to the op's place in the list; ascending"""
+    starts: NDArray[np.float64]
+    ends: NDArray[np.float64]
+
+
+@define(eq=False)
+class TimedRows:
+    """Rows of ops with the engines and seconds that their times depend on; an op's are asked for once."""
+
+    rows: OpRows = field(factory=OpRows, init=False)
+    _timed: tuple[list[Any], ...] = field(init=False)
+    """by row: the number of the engine, whether compute waits, seconds"""
+    _arrays: tuple[GrownArray, ...] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._timed = [], [], []
+        self._arrays = GrownArray(np.int64(0)), GrownArray(np.bool_(0)), GrownArray(np.float64(0))
+
+    def of(self, stage: Stage, op_seconds: OpSeconds) -> list[int]:
+        """The rows of the ops of a stage."""
+        places = self.rows.of(stage.ops)
+        engines, waited, seconds = self._timed
+        have = len(engines)
+        if have < len(self.rows):
+            for place, op in zip(places, stage.ops, strict=True):
+                if place == len(engines):  # rows are numbered in the order in which ops were first met
+                    engines.append(_ENGINES[op.engine])
+                    waited.append(op.engine is Engine.COMPUTE or is_blocking(op))
+                    seconds.append(0.0 if type(op) is Release else op_seconds(stage, op))
+        return places
+
+    def times(self, places: list[int], steps: int, *, arrays: bool) -> list[ListTimes]:
+        """The times of a list of ops, given by their rows, in so many steps from cold; `arrays`: by the compiled loop."""
+        numbers = self.rows.numbers(arrays=arrays)
+        timed = (
+            [array.of(each) for array, each in zip(self._arrays, self._timed, strict=True)] if arrays else self._timed
+        )
+        sizes = len(_ENGINES), len(numbers.carried), 1  # when each engine is free, when a tensor is written, now
+        state: list[Any] = [np.zeros(size) if arrays else [0.0] * size for size in sizes]
+        at = np.array(places, np.int64) if arrays else places
+        found = []
+        for _ in range(steps):
+            times: list[Any] = [np.zeros(len(places)) if arrays else [0.0] * len(places) for _ in range(3)]
+            loop: Any = _compiled() if arrays else walk
+            loop(at, numbers.released, numbers.bounds, numbers.operands, *timed, _COMPUTE, inf, *state, *times)
+            found.append(ListTimes(*map(np.array, times)))
+        return found
+
+
+def list_times(stage: Stage, op_seconds: OpSeconds) -> ListTimes:
+    """The times of a stage's ops in a step from cold; releases take none and never wait."""
+    timed = TimedRows()
+    places = timed.of(stage, op_seconds)
+    return timed.times(places, 1, arrays=pays(len(places)))[0]
+
+
+@cache
+def _compiled() -> Any:
+    return compiled(walk)
+
+
+def walk(
+    rows: Any, released: Any, bounds: Any, operands: Any, engines: Any, waited: Any, seconds: Any,
+    compute: int, never: float, free: Any, written: Any, clock: Any, issued: Any, starts: Any, ends: Any,
+) -> None:  # fmt: skip
+    """Go through a list once; `free`, `written` and `clock` are as the step before left them."""
+    now, computes = clock[0], free[compute]
+    for position in range(len(rows)):
+        row = rows[position]
+        if released[row]:
+            issued[position], starts[position], ends[position] = now, never, now
+            continue
+        engine = engines[row]
+        start = free[engine]
+        if now > start:  # noqa: PLR1730 - in plain Python the innermost loop makes no calls
+            start = now
+        if waited[row] and computes > start:
+            start = computes
+        first = 0 if row == 0 else bounds[4 * row - 1]
+        updated, changed = bounds[4 * row], bounds[4 * row + 2]
+        for place in range(first, bounds[4 * row + 1]):
+            ready = written[operands[place]]
+            if ready > start:  # noqa: PLR1730
+                start = ready
+        end = start + seconds[row]
+        free[engine] = end
+        for place in range(updated, changed):
+            written[operands[place]] = end
+        if waited[row]:
+            free[compute] = computes = end
+            now = start
+        issued[position], starts[position], ends[position] = now, start, end
+    clock[0] = now

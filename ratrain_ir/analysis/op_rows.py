@@ -1,0 +1,103 @@
+"""Ops as rows of numbers, which sweeps over lists of ops run on. An op has one row, in however many lists it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from attrs import define, field
+
+from ratrain.ratrain_ir.loops import Allowance
+from ratrain.ratrain_ir.ops import Op, Release, Tensor
+
+_OPS = 15_000
+"""As long in plain Python as it takes to import numba and to load a loop: about half a second."""
+ALLOWANCE = Allowance(_OPS)
+"""Ops of lists that a process sweeps without the compiler."""
+
+
+def pays(ops: int) -> bool:
+    """Whether compiled loops pay for one more sweep over so many ops."""
+    return not ALLOWANCE.take(ops)
+
+
+class Numbers(NamedTuple):
+    """Rows of ops as sequences: lists for plain Python, arrays for compiled loops."""
+
+    released: Any
+    """by row, whether it is a release, which is no work"""
+    bounds: Any
+    """by row four ends, in `operands`: of what it reads, of what it updates, of what it writes, of what it works in"""
+    operands: Any
+    """tensors by number"""
+    carried: Any
+    """by tensor"""
+
+
+@define(eq=False)
+class OpRows:
+    """Rows of ops, and numbers of the tensors that they touch; both grow as ops are asked for."""
+
+    tensors: dict[Tensor, int] = field(factory=dict, init=False)
+    _rows: dict[Op, int] = field(factory=dict, init=False)
+    _numbers: Numbers = field(init=False)
+    _arrays: list[GrownArray] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._numbers = Numbers([], [], [], [])
+        self._arrays = [GrownArray(np.int64(0)) for _ in self._numbers]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def of(self, ops: Iterable[Op]) -> list[int]:
+        """The rows of a list of ops, numbered in the order in which they are first met."""
+        rows, add = self._rows, self._add
+        found = []
+        for op in ops:
+            row = rows.get(op)
+            found.append(add(op) if row is None else row)
+        return found
+
+    def numbers(self, *, arrays: bool) -> Numbers:
+        """All rows there are so far."""
+        if not arrays:
+            return self._numbers
+        return Numbers(*(array.of(values) for array, values in zip(self._arrays, self._numbers, strict=True)))
+
+    def _add(self, op: Op) -> int:
+        released, bounds, operands, _ = self._numbers
+        row = self._rows[op] = len(released)
+        is_release = type(op) is Release
+        released.append(is_release)
+        for tensors in (op.reads, op.updates, op.writes, op.scratch):
+            if not is_release:
+                operands += map(self._number, tensors)
+            bounds.append(len(operands))
+        return row
+
+    def _number(self, tensor: Tensor) -> int:
+        number = self.tensors.get(tensor)
+        if number is None:
+            number = self.tensors[tensor] = len(self._numbers.carried)
+            self._numbers.carried.append(tensor.carried)
+        return number
+
+
+@define(eq=False)
+class GrownArray:
+    """A list that only grows, as an array of the type of a number: what was converted is not converted again."""
+
+    _zero: Any
+    _array: Any = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._array = np.zeros(0, type(self._zero))
+
+    def of(self, values: list[Any]) -> Any:
+        """The list as an array."""
+        have = len(self._array)
+        if have < len(values):
+            self._array = np.concatenate((self._array, np.array(values[have:], self._array.dtype)))
+        return self._array
