@@ -12,7 +12,8 @@ from typing import Any
 
 import attrs
 
-from ratrain.ratrain_ir.ops import NOTHING, TIME, Op, Tensor
+from ratrain.ratrain_ir.op_fields import NOTHING, TIME
+from ratrain.ratrain_ir.ops import Op, Tensor
 
 _OPERANDS = ("reads", "writes", "updates")
 

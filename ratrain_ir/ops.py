@@ -14,14 +14,26 @@ may take different times for (`ratrain.ratrain_ir.likeness`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple, TypeGuard, TypeVar, final, get_args
+from typing import Any, ClassVar, NamedTuple, TypeGuard, final, get_args
 
 import attrs
 from attrs import define, field
 
-from ratrain.ratrain_ir.blocks import Block, parse_block
+from ratrain.ratrain_ir.blocks import Block
+from ratrain.ratrain_ir.op_fields import (
+    UNTIMED,
+    FieldError,
+    block_field,
+    blocking_field,
+    blocks_field,
+    chunk_field,
+    enum_field,
+    micro_batch_field,
+    peer_field,
+    read_enum,
+    slice_field,
+)
 from ratrain.ratrain_ir.types import Home, StateKind, TensorType
 
 
@@ -115,14 +127,6 @@ class Phase(Enum):
     BACKWARD = "backward"
 
 
-TIME = "time"
-"""Metadata of a field of an op or a tensor: what of it the seconds of an op depend on, as the name of one attribute of its value, or
-`NOTHING`. A field that does not say counts with all it holds."""
-
-NOTHING = ""
-_UNTIMED = {TIME: NOTHING}
-
-
 @define(eq=False, weakref_slot=False, repr=False)
 class Tensor:
     """A named piece of training state of one stage. Compared by identity.
@@ -130,12 +134,12 @@ class Tensor:
     `carried` tensors live across the step's end. `offset` is bytes into the stage's part of the memory that is its home, once allocated.
     """
 
-    name: str = field(metadata=_UNTIMED)
-    kind: StateKind = field(metadata=_UNTIMED)
+    name: str = field(metadata=UNTIMED)
+    kind: StateKind = field(metadata=UNTIMED)
     type: TensorType
-    carried: bool = field(default=False, metadata=_UNTIMED)
-    offset: int | None = field(default=None, metadata=_UNTIMED)
-    line: int = field(default=0, metadata=_UNTIMED)
+    carried: bool = field(default=False, metadata=UNTIMED)
+    offset: int | None = field(default=None, metadata=UNTIMED)
+    line: int = field(default=0, metadata=UNTIMED)
     home: Home = Home.DDR
 
     @property
@@ -155,100 +159,8 @@ class Tensor:
 Tensors = tuple[Tensor, ...]
 
 
-class FieldError(ValueError):
-    """A field's text is not what its codec reads; the message says what was expected."""
-
-
-def _read_block(text: str) -> Block:
-    block = parse_block(text)
-    if block is None:
-        raise FieldError(f"expected a block (embed, attention.N, mlp.N or head), got '{text}'")
-    return block
-
-
-def _read_blocks(text: str) -> tuple[Block, ...]:
-    return tuple(_read_block(part) for part in text.split("+"))
-
-
-def _read_number(sigil: str, what: str) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        digits = text[len(sigil) :]
-        if not text.startswith(sigil) or not (digits.isascii() and digits.isdigit()) or len(digits) > 9:
-            raise FieldError(f"expected {what} like '{sigil}0', got '{text}'")
-        return int(digits)
-
-    return read
-
-
-E = TypeVar("E", bound=Enum)
-
-
-def _read_enum(members: Iterable[E]) -> Callable[[str], E]:
-    table = {str(member.value): member for member in members}
-
-    def read(text: str) -> E:
-        if text not in table:
-            raise FieldError(f"expected one of {', '.join(table)}, got '{text}'")
-        return table[text]
-
-    return read
-
-
-def _block_field() -> Any:
-    return field(metadata={"read": _read_block, "write": str, TIME: "kind"})
-
-
-def _blocks_field(*, optional: bool = False) -> Any:
-    """What is moved or combined of the blocks, and so the time that takes, is said by the operands."""
-    codec = {
-        "read": _read_blocks,
-        "write": lambda blocks: "+".join(map(str, blocks)),
-        "optional": optional,
-        TIME: NOTHING,
-    }
-    return field(metadata=codec, default=()) if optional else field(metadata=codec)
-
-
-def _micro_batch_field(*, optional: bool = False) -> Any:
-    codec = {"read": _read_number("m", "a micro-batch"), "write": "m{}".format, "optional": optional, TIME: NOTHING}
-    return field(metadata=codec, default=None) if optional else field(metadata=codec)
-
-
-def _slice_field() -> Any:
-    """Where micro-batches are cut along the sequence: which of their slices."""
-    codec = {"read": _read_number("s", "a slice"), "write": "s{}".format, "optional": True}
-    return field(metadata=codec, default=None)
-
-
-def _chunk_field() -> Any:
-    """Where stages hold several chunks: the one whose input a message carries, or the gradient of whose input."""
-    codec = {"read": _read_number("c", "a chunk"), "write": "c{}".format, "optional": True}
-    return field(metadata=codec, default=None)
-
-
-def _peer_field() -> Any:
-    return field(metadata={"read": _read_number("@", "a stage"), "write": "@{}".format})
-
-
-def _enum_field(kind: type[Enum], default: Enum | None = None, among: tuple[Enum, ...] = ()) -> Any:
-    codec = {"read": _read_enum(among or kind), "write": lambda member: member.value, "optional": default is not None}
-    return field(metadata=codec) if default is None else field(metadata=codec, default=default)
-
-
-def _read_blocking(text: str) -> bool:
-    if text != "blocking":
-        raise FieldError(f"expected 'blocking', got '{text}'")
-    return True
-
-
-def _blocking_field() -> Any:
-    """Whether compute waits: no computation runs while the collective does. It takes as long on its own."""
-    codec = {"read": _read_blocking, "write": lambda _: "blocking", "optional": True, TIME: NOTHING}
-    return field(metadata=codec, default=False)
-
-
 def _phase_field() -> Any:
-    codec = {"read": _read_enum(Phase), "write": lambda member: member.value, "optional": True}
+    codec = {"read": read_enum(Phase), "write": lambda member: member.value, "optional": True}
     return field(metadata=codec, default=None)
 
 
@@ -264,8 +176,8 @@ class Op:
     reads: Tensors = ()
     writes: Tensors = ()
     updates: Tensors = ()
-    scratch: Tensors = field(default=(), metadata=_UNTIMED)
-    line: int = field(default=0, metadata=_UNTIMED)
+    scratch: Tensors = field(default=(), metadata=UNTIMED)
+    line: int = field(default=0, metadata=UNTIMED)
 
     @property
     def engine(self) -> Engine:
@@ -281,6 +193,22 @@ class Op:
         return " ".join([self.keyword, *field_texts(self)])
 
 
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class BlockPieceOp(Op):
+    """What an op has that works on one block, for a micro-batch or a slice of one."""
+
+    block: Block = block_field()
+    micro_batch: int = micro_batch_field()
+    slice: int | None = slice_field()
+
+
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class BytesOfStageOp(BlockPieceOp):
+    """What an op has that moves bytes of a block between the DDR of two stages: the other one."""
+
+    peer: int = peer_field()
+
+
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class LoadInput(Op):
@@ -292,14 +220,14 @@ class LoadInput(Op):
     keyword = "load_input"
     default_engine = Engine.HOST
     alike_on_all_stages = True
-    part: Part = _enum_field(Part)
-    micro_batch: int = _micro_batch_field()
-    slice: int | None = _slice_field()
+    part: Part = enum_field(Part)
+    micro_batch: int = micro_batch_field()
+    slice: int | None = slice_field()
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class Forward(Op):
+class Forward(BlockPieceOp):
     """Forward of one block on one micro-batch; that of the head adds to the step's loss.
 
     It writes the saved slots that are kept for the backward; the others are recovered by a `recompute`.
@@ -308,14 +236,11 @@ class Forward(Op):
     keyword = "forward"
     default_engine = Engine.COMPUTE
     alike_on_all_stages = True
-    block: Block = _block_field()
-    micro_batch: int = _micro_batch_field()
-    slice: int | None = _slice_field()
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class Recompute(Op):
+class Recompute(BlockPieceOp):
     """Activation recovery: makes again what a block's forward did not keep for its backward.
 
     It reads the saved slots that were kept and writes the others. It may write the block's output too, as the recovery of an
@@ -325,14 +250,11 @@ class Recompute(Op):
     keyword = "recompute"
     default_engine = Engine.COMPUTE
     alike_on_all_stages = True
-    block: Block = _block_field()
-    micro_batch: int = _micro_batch_field()
-    slice: int | None = _slice_field()
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class Backward(Op):
+class Backward(BlockPieceOp):
     """Backward of one block on one micro-batch: the gradients of its input and of its parameters.
 
     The first contribution to the parameters' gradient writes it, later ones add to it.
@@ -341,14 +263,11 @@ class Backward(Op):
     keyword = "backward"
     default_engine = Engine.COMPUTE
     alike_on_all_stages = True
-    block: Block = _block_field()
-    micro_batch: int = _micro_batch_field()
-    slice: int | None = _slice_field()
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class BackwardInput(Op):
+class BackwardInput(BlockPieceOp):
     """The first half of a split backward: the gradient of the block's input.
 
     The stage before waits for nothing else. It leaves pending slots for the second half. Attention and mlp blocks have halves.
@@ -357,14 +276,11 @@ class BackwardInput(Op):
     keyword = "backward_input"
     default_engine = Engine.COMPUTE
     alike_on_all_stages = True
-    block: Block = _block_field()
-    micro_batch: int = _micro_batch_field()
-    slice: int | None = _slice_field()
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class BackwardWeight(Op):
+class BackwardWeight(BlockPieceOp):
     """The second half of a split backward: the gradient of the block's parameters.
 
     It may stand anywhere after the first.
@@ -373,14 +289,11 @@ class BackwardWeight(Op):
     keyword = "backward_weight"
     default_engine = Engine.COMPUTE
     alike_on_all_stages = True
-    block: Block = _block_field()
-    micro_batch: int = _micro_batch_field()
-    slice: int | None = _slice_field()
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class AddBranch(Op):
+class AddBranch(BlockPieceOp):
     """Norms what tensor peers have summed of a block, and adds it to the stream.
 
     On the rows that a peer has, as the norm takes the whole sum. Of attention and mlp blocks whose model norms what they add.
@@ -389,14 +302,11 @@ class AddBranch(Op):
     keyword = "add_branch"
     default_engine = Engine.COMPUTE
     alike_on_all_stages = True
-    block: Block = _block_field()
-    micro_batch: int = _micro_batch_field()
-    slice: int | None = _slice_field()
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class AddBranchBackward(Op):
+class AddBranchBackward(BlockPieceOp):
     """The gradient of what `add_branch` norms and adds, from that of the stream.
 
     The gradients of the norm's weights (and biases), as f32 sums over the rows that a peer has, are left for the block's backward.
@@ -405,14 +315,11 @@ class AddBranchBackward(Op):
     keyword = "add_branch_backward"
     default_engine = Engine.COMPUTE
     alike_on_all_stages = True
-    block: Block = _block_field()
-    micro_batch: int = _micro_batch_field()
-    slice: int | None = _slice_field()
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class Project(Op):
+class Project(BlockPieceOp):
     """Queries, keys and values of an attention, before norms that take sums over tensor peers.
 
     Of each row of queries and of keys it leaves the sum of squares of what the peer has; heads of keys that several peers have count once. The
@@ -422,14 +329,11 @@ class Project(Op):
     keyword = "project"
     default_engine = Engine.COMPUTE
     alike_on_all_stages = True
-    block: Block = _block_field()
-    micro_batch: int = _micro_batch_field()
-    slice: int | None = _slice_field()
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class BackwardHeads(Op):
+class BackwardHeads(BlockPieceOp):
     """Gradients of queries, keys and values, before norms over tensor peers.
 
     Of each row of queries and of keys it leaves the sum of products of what the norm's gradient needs, as far as the peer has them. The
@@ -439,9 +343,6 @@ class BackwardHeads(Op):
     keyword = "backward_heads"
     default_engine = Engine.COMPUTE
     alike_on_all_stages = True
-    block: Block = _block_field()
-    micro_batch: int = _micro_batch_field()
-    slice: int | None = _slice_field()
 
 
 @final
@@ -451,11 +352,11 @@ class Send(Op):
 
     keyword = "send"
     default_engine = Engine.SEND
-    payload: Payload = _enum_field(Payload)
-    micro_batch: int = _micro_batch_field()
-    slice: int | None = _slice_field()
-    chunk: int | None = _chunk_field()
-    peer: int = _peer_field()
+    payload: Payload = enum_field(Payload)
+    micro_batch: int = micro_batch_field()
+    slice: int | None = slice_field()
+    chunk: int | None = chunk_field()
+    peer: int = peer_field()
 
 
 @final
@@ -465,11 +366,11 @@ class Recv(Op):
 
     keyword = "recv"
     default_engine = Engine.RECV
-    payload: Payload = _enum_field(Payload)
-    micro_batch: int = _micro_batch_field()
-    slice: int | None = _slice_field()
-    chunk: int | None = _chunk_field()
-    peer: int = _peer_field()
+    payload: Payload = enum_field(Payload)
+    micro_batch: int = micro_batch_field()
+    slice: int | None = slice_field()
+    chunk: int | None = chunk_field()
+    peer: int = peer_field()
 
 
 @final
@@ -484,9 +385,9 @@ class ReduceScatter(Op):
     keyword = "reduce_scatter"
     default_engine = Engine.COLLECTIVE
     alike_on_all_stages = True
-    blocks: tuple[Block, ...] = _blocks_field()
-    micro_batch: int | None = _micro_batch_field(optional=True)
-    blocking: bool = _blocking_field()
+    blocks: tuple[Block, ...] = blocks_field()
+    micro_batch: int | None = micro_batch_field(optional=True)
+    blocking: bool = blocking_field()
 
 
 @final
@@ -501,9 +402,9 @@ class AllReduce(Op):
     keyword = "all_reduce"
     default_engine = Engine.COLLECTIVE
     alike_on_all_stages = True
-    blocks: tuple[Block, ...] = _blocks_field()
-    group: Group = _enum_field(Group, Group.REPLICAS)
-    blocking: bool = _blocking_field()
+    blocks: tuple[Block, ...] = blocks_field()
+    group: Group = enum_field(Group, Group.REPLICAS)
+    blocking: bool = blocking_field()
 
 
 @final
@@ -517,10 +418,10 @@ class GatherRows(Op):
     keyword = "gather_rows"
     default_engine = Engine.TENSOR
     alike_on_all_stages = True
-    payload: Payload = _enum_field(Payload)
-    block: Block = _block_field()
-    micro_batch: int = _micro_batch_field()
-    slice: int | None = _slice_field()
+    payload: Payload = enum_field(Payload)
+    block: Block = block_field()
+    micro_batch: int = micro_batch_field()
+    slice: int | None = slice_field()
     phase: Phase | None = _phase_field()
 
 
@@ -536,15 +437,15 @@ class ReduceRows(Op):
     keyword = "reduce_rows"
     default_engine = Engine.TENSOR
     alike_on_all_stages = True
-    payload: Payload = _enum_field(Payload)
-    block: Block = _block_field()
-    micro_batch: int = _micro_batch_field()
-    slice: int | None = _slice_field()
+    payload: Payload = enum_field(Payload)
+    block: Block = block_field()
+    micro_batch: int = micro_batch_field()
+    slice: int | None = slice_field()
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class CombineLoss(Op):
+class CombineLoss(BlockPieceOp):
     """The loss of a micro-batch from what tensor peers know of its rows' logits.
 
     The logits stay where they are. Every peer has the log of each row's sum of exponentials afterwards, and the loss.
@@ -553,9 +454,6 @@ class CombineLoss(Op):
     keyword = "combine_loss"
     default_engine = Engine.TENSOR
     alike_on_all_stages = True
-    block: Block = _block_field()
-    micro_batch: int = _micro_batch_field()
-    slice: int | None = _slice_field()
 
 
 @final
@@ -569,41 +467,35 @@ class ReduceSums(Op):
     keyword = "reduce_sums"
     default_engine = Engine.TENSOR
     alike_on_all_stages = True
-    payload: Payload = _enum_field(Payload)
-    block: Block = _block_field()
-    micro_batch: int = _micro_batch_field()
-    slice: int | None = _slice_field()
+    payload: Payload = enum_field(Payload)
+    block: Block = block_field()
+    micro_batch: int = micro_batch_field()
+    slice: int | None = slice_field()
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class Store(Op):
+class Store(BlockPieceOp):
     """Copies what a block needs later of a piece into another memory: its bytes in DDR are free then."""
 
     keyword = "store"
     default_engine = Engine.STORE
     alike_on_all_stages = True
-    block: Block = _block_field()
-    micro_batch: int = _micro_batch_field()
-    slice: int | None = _slice_field()
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class Fetch(Op):
+class Fetch(BlockPieceOp):
     """Copies what was stored of a block and a piece back into DDR."""
 
     keyword = "fetch"
     default_engine = Engine.FETCH
     alike_on_all_stages = True
-    block: Block = _block_field()
-    micro_batch: int = _micro_batch_field()
-    slice: int | None = _slice_field()
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class Evict(Op):
+class Evict(BytesOfStageOp):
     """Sends what a block needs later of a piece to a stage that lends bytes: its own are free then.
 
     It starts and ends with the `accept` there.
@@ -611,28 +503,20 @@ class Evict(Op):
 
     keyword = "evict"
     default_engine = Engine.STORE
-    block: Block = _block_field()
-    micro_batch: int = _micro_batch_field()
-    slice: int | None = _slice_field()
-    peer: int = _peer_field()
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class Accept(Op):
+class Accept(BytesOfStageOp):
     """Takes in what another stage evicts: guests in this stage's DDR."""
 
     keyword = "accept"
     default_engine = Engine.FETCH
-    block: Block = _block_field()
-    micro_batch: int = _micro_batch_field()
-    slice: int | None = _slice_field()
-    peer: int = _peer_field()
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class GiveBack(Op):
+class GiveBack(BytesOfStageOp):
     """Sends guests back to the stage that they belong to.
 
     It starts and ends with the `take_back` there.
@@ -640,23 +524,15 @@ class GiveBack(Op):
 
     keyword = "give_back"
     default_engine = Engine.STORE
-    block: Block = _block_field()
-    micro_batch: int = _micro_batch_field()
-    slice: int | None = _slice_field()
-    peer: int = _peer_field()
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class TakeBack(Op):
+class TakeBack(BytesOfStageOp):
     """Receives what was evicted of a block and a piece back into DDR."""
 
     keyword = "take_back"
     default_engine = Engine.FETCH
-    block: Block = _block_field()
-    micro_batch: int = _micro_batch_field()
-    slice: int | None = _slice_field()
-    peer: int = _peer_field()
 
 
 @final
@@ -671,9 +547,9 @@ class AllReduceScalar(Op):
     keyword = "all_reduce_scalar"
     default_engine = Engine.COLLECTIVE
     alike_on_all_stages = True
-    quantity: Quantity = _enum_field(Quantity)
-    group: Group = _enum_field(Group)
-    blocks: tuple[Block, ...] = _blocks_field(optional=True)
+    quantity: Quantity = enum_field(Quantity)
+    group: Group = enum_field(Group)
+    blocks: tuple[Block, ...] = blocks_field(optional=True)
 
 
 @final
@@ -687,8 +563,8 @@ class Update(Op):
     keyword = "update"
     default_engine = Engine.COMPUTE
     alike_on_all_stages = True
-    block: Block = _block_field()
-    placement: Engine = _enum_field(Engine, Engine.COMPUTE, among=(Engine.COMPUTE, Engine.HOST))
+    block: Block = block_field()
+    placement: Engine = enum_field(Engine, Engine.COMPUTE, among=(Engine.COMPUTE, Engine.HOST))
 
     @property
     def engine(self) -> Engine:
@@ -709,11 +585,11 @@ class AllGather(Op):
     keyword = "all_gather"
     default_engine = Engine.COLLECTIVE
     alike_on_all_stages = True
-    blocks: tuple[Block, ...] = _blocks_field()
-    micro_batch: int | None = _micro_batch_field(optional=True)
-    slice: int | None = _slice_field()
+    blocks: tuple[Block, ...] = blocks_field()
+    micro_batch: int | None = micro_batch_field(optional=True)
+    slice: int | None = slice_field()
     phase: Phase | None = _phase_field()
-    blocking: bool = _blocking_field()
+    blocking: bool = blocking_field()
 
 
 @final

@@ -15,7 +15,8 @@ from ratrain.ratrain_ir.files import read_text
 from ratrain.ratrain_ir.frontend.model_fields import model_from_fields
 from ratrain.ratrain_ir.frontend.plan_text import plan_from_fields
 from ratrain.ratrain_ir.module import Level, Module, SourceText, Stage, TargetInfo
-from ratrain.ratrain_ir.ops import OP_CLASSES, FieldError, Op, Tensor, Tensors, read_fields
+from ratrain.ratrain_ir.op_fields import FieldError
+from ratrain.ratrain_ir.ops import OP_CLASSES, Op, Tensor, Tensors, read_fields
 from ratrain.ratrain_ir.quick_syntax import UnusualTextError, quick_records
 from ratrain.ratrain_ir.syntax import DeclarationRecord, HeaderRecord, ModuleRecord, OpRecord, explain, parse_records
 from ratrain.ratrain_ir.types import STORES, Dtype, Home, StateKind, TensorType, tensor_type

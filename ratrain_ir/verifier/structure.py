@@ -290,7 +290,7 @@ def check_homes(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
     if type(op) not in _MOVES and all(tensor.home is Home.DDR for tensor in op.operands):
         return
     streamed = streamed_state(op)
-    stored = streamed or {Store: op.writes, Fetch: op.reads}.get(type(op), ())
+    stored = streamed or (op.writes if isinstance(op, Store) else op.reads if isinstance(op, Fetch) else ())
     if streamed:
         check_staging(module, stage, op, streamed, report)
     for tensor in op.operands:

@@ -16,24 +16,12 @@ from typing import TYPE_CHECKING, TypeAlias
 from attrs import define, evolve, field, frozen
 
 from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.targets.runtime.ranks.waiting import LONGEST_PAUSE, VISITED
 from ratrain.targets.simulator.flat_program import NEVER, RECV, SEND, STREAMS, TOGETHER, FlatProgram, flatten
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Instruction, Program
 
-VISITED = (
-    Engine.TENSOR,
-    Engine.COLLECTIVE,
-    Engine.RECV,
-    Engine.SEND,
-    Engine.STORE,
-    Engine.FETCH,
-    Engine.HOST,
-    Engine.COMPUTE,
-)
-"""The order in which a rank's thread visits its engines: what communicates first, so that it is under way while the rank computes."""
-LONGEST_PAUSE = 1e-3
-"""Seconds between two looks of a rank that has waited for long (`targets/runtime/ranks/waiting.py`)."""
 SecondsOf: TypeAlias = "Callable[[int, Engine, Instruction], float]"
 """Of an instruction of a stage's engine."""
 _SHARE = 1 / 3

@@ -11,11 +11,10 @@ from ratrain.passes.pass_base import PassContext
 from ratrain.ratrain_ir.blocks import block
 from ratrain.ratrain_ir.likeness import likeness, timed_fields
 from ratrain.ratrain_ir.lowering import lower
+from ratrain.ratrain_ir.op_fields import NOTHING, TIME
 from ratrain.ratrain_ir.ops import (
     MESSAGE_OPS,
-    NOTHING,
     OP_CLASSES,
-    TIME,
     AllGather,
     Engine,
     Forward,

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.ratrain_ir.types import Dtype, StateKind
 from ratrain.targets.program.program import Instruction
@@ -29,27 +28,16 @@ from ratrain.targets.runtime.ranks.collectives import GroupCollectives, Phases
 from ratrain.targets.runtime.ranks.communicator import Request
 from ratrain.targets.runtime.ranks.peer_collectives import PeerCollectives
 from ratrain.targets.runtime.ranks.stragglers import Stragglers
-from ratrain.targets.runtime.ranks.waiting import Patience, all_done, finish
+from ratrain.targets.runtime.ranks.waiting import VISITED, Patience, all_done, finish
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.ops import Engine
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.data import Batches
     from ratrain.targets.runtime.kernels import KernelSet
     from ratrain.targets.runtime.ranks.communicator import Buffer
     from ratrain.targets.runtime.ranks.communicators import Communicators
     from ratrain.targets.runtime.ranks.layout import Reduction
-
-_VISITED = (
-    Engine.TENSOR,
-    Engine.COLLECTIVE,
-    Engine.RECV,
-    Engine.SEND,
-    Engine.STORE,
-    Engine.FETCH,
-    Engine.HOST,
-    Engine.COMPUTE,
-)
-"""Communication first, so that it is under way while the rank computes."""
 
 
 @define(eq=False)
@@ -99,7 +87,7 @@ class RankEngine(ProgramEngine):
         self.collectives = GroupCollectives(self.rank, communicators, kernels, scalars, self.scratch, reduction)
         self.exchanges = None if peers is None else PeerCollectives(self.rank, peers, kernels, scalars, self.scratch)
         """With its tensor peers."""
-        self.heads.sort(key=lambda head: _VISITED.index(head.engine))
+        self.heads.sort(key=lambda head: VISITED.index(head.engine))
         self.under_way: dict[Engine, _UnderWay] = {}
         self.stop_asked: Callable[[], int] = lambda: 0
         self.stop_agreed = 0

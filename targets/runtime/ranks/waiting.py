@@ -1,4 +1,4 @@
-"""Waiting for requests without taking the processor from the ranks that are waited for."""
+"""The order in which a rank looks at its engines, and waiting for requests without taking the processor from the ranks that are waited for."""
 
 from __future__ import annotations
 
@@ -7,11 +7,26 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from ratrain.ratrain_ir.ops import Engine
+
 if TYPE_CHECKING:
     from ratrain.targets.runtime.ranks.communicator import Request
 
+VISITED = (
+    Engine.TENSOR,
+    Engine.COLLECTIVE,
+    Engine.RECV,
+    Engine.SEND,
+    Engine.STORE,
+    Engine.FETCH,
+    Engine.HOST,
+    Engine.COMPUTE,
+)
+"""The order in which a rank visits its engines: what communicates first, so that it is under way while the rank computes."""
+LONGEST_PAUSE = 1e-3
+"""Seconds between two looks of a rank that has waited for long."""
+_SHORTEST_PAUSE = 20e-6
 _YIELDS = 50
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
 
 
 class Patience:
@@ -31,7 +46,7 @@ class Patience:
             os.sched_yield()
             return
         time.sleep(self.pause)
-        self.pause = min(self.pause * 1.5, _LONGEST_PAUSE)
+        self.pause = min(self.pause * 1.5, LONGEST_PAUSE)
 
 
 def all_done(requests: Iterable[Request]) -> bool:

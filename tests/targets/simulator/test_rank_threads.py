@@ -9,7 +9,8 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.targets.machine.resource_work import ResourceWork
-from ratrain.targets.simulator.rank_threads import LONGEST_PAUSE, VISITED, threads_step_seconds
+from ratrain.targets.runtime.ranks.waiting import LONGEST_PAUSE, VISITED
+from ratrain.targets.simulator.rank_threads import threads_step_seconds
 from ratrain.targets.simulator.timed_run import UNLIMITED, simulate_work
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, make_program
 
