@@ -1,8 +1,8 @@
 """The planner's figures: how fast level one is, the fewest clusters of each paper model, planning times, strategies on their best plans.
 
-    python benchmarks/planner.py rate | smallest | plan | compare | examples
+    python benchmarks/planner.py rate | smallest | plan | compare | spaces | examples [MODEL ...]
 
-`examples` plans the paper's models on 256, 512 and 1024 clusters and writes examples/best/; `smallest` writes examples/smallest/.
+`spaces` plans the paper's models on 256 and 1024 clusters in growing spaces and prints what each part of the space is worth; `examples` plans the paper's models on 256, 512 and 1024 clusters and writes examples/best/; `smallest` writes examples/smallest/.
 
 Every time of a training step is simulated; times of the planner itself are wall times of this machine, rates by the process's own time.
 """
@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,8 @@ COMPARED = (
 )
 COMPARE_SECONDS = 40.0
 """for the best plan of each strategy"""
+WHOLE_SECONDS = {"llama-2-7b": 25.0, "baichuan2-13b": 25.0, "qwen2.5-32b": 100.0, "llama-2-70b": 100.0}
+"""for a search of the whole space"""
 CLUSTERS = (256, 512, 1024)
 SEQUENCES = 8
 """sequences a cluster in a step, as published for 7B on 256"""
@@ -143,6 +146,37 @@ def plan() -> None:
                 )
 
 
+def spaces() -> None:
+    """What the parts of the space are worth: the best plan of 1F1B with one peer, with several, and of the whole space."""
+    parts = {
+        "1F1B, one peer": (PlanChoice(peers=(1,)), False),
+        "and tensor peers": (PlanChoice(), False),
+        "the whole space": (PlanChoice(), True),
+    }
+    for name, clusters in product(sys.argv[2:] or list(PAPER), (256, 1024)):
+        model, before = load_model(name), None
+        for part, (plans, whole) in parts.items():
+            limit = SearchEffort(WHOLE_SECONDS[name])
+            request = planning_request(
+                model, clusters, SEQUENCES * clusters, 2048, plans=plans, effort=limit, whole=whole
+            )
+            start = time.process_time()
+            answer = Search(request).run()
+            taken = time.process_time() - start
+            best = answer.best
+            if best is None or answer.relaxed_gap is None:
+                print(f"{name} on {clusters}, {part}: nothing fits, {taken:.0f} CPU s", flush=True)
+                continue
+            gain = "" if before is None else f", {100 * (1 - best.seconds / before):.1f} % less"
+            before = best.seconds if before is None else min(before, best.seconds)
+            print(
+                f"{name} on {clusters}, {part}: {best.family} {shape_text(best)} {best.seconds:.2f} s{gain}, closed form "
+                f"{answer.relaxed_bound_seconds:.2f} s, gap {100 * answer.relaxed_gap:.1f} %, {answer.plans:.3g} plans, "
+                f"{answer.evaluations} evaluations, {taken:.0f} CPU s",
+                flush=True,
+            )
+
+
 def compare() -> None:
     """The strategies on 256 clusters: each on its best plan, and all on each of three plans."""
     for name in sys.argv[2:] or ("baichuan2-13b", "qwen2.5-32b"):
@@ -223,5 +257,12 @@ def examples() -> None:
 
 
 if __name__ == "__main__":
-    modes = {"rate": rate, "smallest": smallest, "plan": plan, "compare": compare, "examples": examples}
+    modes = {
+        "rate": rate,
+        "smallest": smallest,
+        "plan": plan,
+        "compare": compare,
+        "spaces": spaces,
+        "examples": examples,
+    }
     modes[sys.argv[1]]()
