@@ -15,8 +15,8 @@ from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.likeness import likeness
 from ratrain.ratrain_ir.module import Level, Module
-from ratrain.ratrain_ir.ops import Op, Release
-from ratrain.ratrain_ir.target import Target
+from ratrain.ratrain_ir.ops import BLOCK_OPS, Op, Release
+from ratrain.ratrain_ir.target import Target, WorkspaceRequest
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Stage
@@ -56,20 +56,48 @@ class PassContext:
     target: Target
     diagnostics: Diagnostics = field(factory=Diagnostics)
     statistics: dict[str, int | float | str] = field(factory=dict)
-    _timed: tuple[ModelConfig, Plan] | None = field(default=None, init=False, repr=False)
-    """What the known seconds are of."""
+    _known_of: tuple[ModelConfig, Plan] | None = field(default=None, init=False, repr=False)
     _seconds_of_like: dict[object, float] = field(factory=dict, init=False, repr=False)
+    _workspace_of_like: dict[object, WorkspaceRequest | None] = field(factory=dict, init=False, repr=False)
 
     def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
         """The target's seconds of an op, asked once for ops of a model and plan that are alike."""
-        if self._timed is None or self._timed[0] is not module.model or self._timed[1] is not module.plan:
-            self._timed = module.model, module.plan
-            self._seconds_of_like.clear()
-        like = likeness(op, stage.index), _layer_like(op, module.model)
+        return self._seconds(module, stage, op, self._like(module, stage, op))
+
+    def workspace(self, module: Module, stage: Stage, op: Op) -> WorkspaceRequest | None:
+        """The workspace that the target wants for an op, asked once for block ops that are alike: these call one routine."""
+        if type(op) not in _CALL_ROUTINES:
+            return self.target.workspace(module, op)
+        return self._workspace(module, op, self._like(module, stage, op))
+
+    def needs(self, module: Module, stage: Stage, op: Op) -> tuple[WorkspaceRequest | None, float]:
+        """Workspace and seconds of an op."""
+        like = self._like(module, stage, op)
+        return self._workspace(module, op, like), self._seconds(module, stage, op, like)
+
+    def _seconds(self, module: Module, stage: Stage, op: Op, like: object) -> float:
         seconds = self._seconds_of_like.get(like)
         if seconds is None:
             seconds = self._seconds_of_like[like] = self.target.op_seconds(module, stage, op)
         return seconds
+
+    def _workspace(self, module: Module, op: Op, like: object) -> WorkspaceRequest | None:
+        if type(op) not in _CALL_ROUTINES:
+            return self.target.workspace(module, op)
+        if like not in self._workspace_of_like:
+            self._workspace_of_like[like] = self.target.workspace(module, op)
+        return self._workspace_of_like[like]
+
+    def _like(self, module: Module, stage: Stage, op: Op) -> object:
+        """Equal for ops that are alike; what is known of those of another model or plan is forgotten."""
+        if self._known_of is None or self._known_of[0] is not module.model or self._known_of[1] is not module.plan:
+            self._known_of = module.model, module.plan
+            self._seconds_of_like.clear()
+            self._workspace_of_like.clear()
+        return likeness(op, stage.index), _layer_like(op, module.model)
+
+
+_CALL_ROUTINES = frozenset(BLOCK_OPS)
 
 
 def _layer_like(op: Op, model: ModelConfig) -> int | None:

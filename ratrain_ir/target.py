@@ -68,7 +68,7 @@ class Target(Protocol):
         ...
 
     def workspace(self, module: Module, op: Op) -> WorkspaceRequest | None:
-        """The scratch an op's routine needs, or None."""
+        """The scratch an op's routine needs, or None; equal for block ops of equal likeness."""
         ...
 
     def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:

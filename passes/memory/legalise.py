@@ -46,7 +46,7 @@ class LegalisePass(Pass):
 
 def _workspace(stage: Stage, module: Module, op: Op, context: PassContext, made: dict[str, Tensor]) -> Tensors:
     """The workspace of an op, out of those made for the stage by the key of their routine."""
-    request = context.target.workspace(module, op)
+    request = context.workspace(module, stage, op)
     if request is None or request.nbytes == 0:
         return ()
     if request.key not in made:

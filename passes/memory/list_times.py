@@ -59,8 +59,9 @@ class TimedRows:
         if have < len(self.rows):
             for place, op in zip(places, stage.ops, strict=True):
                 if place == len(engines):  # rows are numbered in the order in which ops were first met
-                    engines.append(_ENGINES[op.engine])
-                    waited.append(op.engine is Engine.COMPUTE or is_blocking(op))
+                    engine = op.engine
+                    engines.append(_ENGINES[engine])
+                    waited.append(engine is Engine.COMPUTE or is_blocking(op))
                     seconds.append(0.0 if type(op) is Release else op_seconds(stage, op))
         return places
 

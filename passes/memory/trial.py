@@ -18,7 +18,7 @@ from ratrain.passes.pass_base import PassContext
 from ratrain.ratrain_ir.analysis.op_rows import pays
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops import Engine, Op, Recv, Send, Tensor, Update
+from ratrain.ratrain_ir.ops import Engine, Op, Recv, Release, Send, Tensor, Update
 from ratrain.ratrain_ir.state_homes import engine_of_update
 from ratrain.ratrain_ir.time_limit import go_on
 from ratrain.ratrain_ir.types import Dtype, Home, StateKind, aligned, tensor_type
@@ -60,17 +60,19 @@ class Trials:
         return legalised
 
     def _made_legal(self, stage: Stage, op: Op) -> Op:
-        target = self.context.target
+        if type(op) is Release:
+            return op
         if type(op) is Update:
-            op = _on_its_engine(op, engine_of_update(op, target.update_engine))
-        request = target.workspace(self.module, op)
+            op = _on_its_engine(op, engine_of_update(op, self.context.target.update_engine))
+        request, seconds = self.context.needs(self.module, stage, op)
         if request is not None and request.nbytes:
             key = stage.index, request.key
             tensor = self._workspace.get(key)
             if tensor is None:
                 name, type_ = stage.free_name(f"ws.{request.key}"), tensor_type(Dtype.U8, (request.nbytes,))
                 tensor = self._workspace[key] = Tensor(name, StateKind.WORKSPACE, type_)
-            return attrs.evolve(op, scratch=(tensor,))
+            op = attrs.evolve(op, scratch=(tensor,))
+        self._seconds[op] = seconds
         return op
 
     def op_seconds(self, stage: Stage, op: Op) -> float:

@@ -129,6 +129,6 @@ def lifetimes_and_completions(
     order = np.argsort(owners, kind="stable")
     order = order[np.searchsorted(owners[order], 0) :]  # what is in another memory comes first
     counts = np.bincount(owners[order], minlength=len(tensors))
-    sizes = np.fromiter((aligned(tensor.type.nbytes) for tensor in tensors), np.int64, len(tensors))
+    sizes = rows.sizes_of(tensors, numbers)
     lives = Lifetimes(stage, tensors, counts, starts[order], stops[order], np.repeat(sizes, counts))
     return lives, completed[order]

@@ -10,6 +10,7 @@ from attrs import define, field
 
 from ratrain.ratrain_ir.loops import Allowance
 from ratrain.ratrain_ir.ops import Op, Release, Tensor
+from ratrain.ratrain_ir.types import aligned
 
 _OPS = 15_000
 """As long in plain Python as it takes to import numba and to load a loop: about half a second."""
@@ -43,10 +44,13 @@ class OpRows:
     _rows: dict[Op, int] = field(factory=dict, init=False)
     _numbers: Numbers = field(init=False)
     _arrays: list[GrownArray] = field(init=False)
+    _nbytes: list[int] = field(factory=list, init=False)
+    _sizes: GrownArray = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._numbers = Numbers([], [], [], [])
         self._arrays = [GrownArray(np.int64(0)) for _ in self._numbers]
+        self._sizes = GrownArray(np.int64(0))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -66,6 +70,13 @@ class OpRows:
             return self._numbers
         return Numbers(*(array.of(values) for array, values in zip(self._arrays, self._numbers, strict=True)))
 
+    def sizes_of(self, tensors: list[Tensor], numbers: Any) -> Any:
+        """Aligned bytes of tensors, given with their numbers: -1 of those that no op touches."""
+        sizes = self._sizes.of(self._nbytes)[numbers] if self._nbytes else np.zeros(len(tensors), np.int64)
+        for place in np.flatnonzero(numbers < 0).tolist():
+            sizes[place] = aligned(tensors[place].type.nbytes)
+        return sizes
+
     def _add(self, op: Op) -> int:
         released, bounds, operands, _ = self._numbers
         row = self._rows[op] = len(released)
@@ -82,6 +93,7 @@ class OpRows:
         if number is None:
             number = self.tensors[tensor] = len(self._numbers.carried)
             self._numbers.carried.append(tensor.carried)
+            self._nbytes.append(aligned(tensor.type.nbytes))
         return number
 
 
