@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
-from ratrain.passes.memory.trial import at_own_addresses
+from ratrain.passes.manager import PassManager
 from ratrain.passes.placement.placed_by import placed_by
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.module import Level
+from ratrain.ratrain_ir.copying import copy_module
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.gc import paused_gc
+from ratrain.ratrain_ir.module import Level, Module
 from ratrain.ratrain_ir.types import aligned
 from ratrain.ratrainc.console import seconds_text, size_text
 from ratrain.ratrainc.functions.building import emit
-from ratrain.ratrainc.functions.timing import simulate
-from ratrain.ratrainc.levers import Setting, outcomes, try_setting
+from ratrain.ratrainc.lever_prices import lever_prices
+from ratrain.ratrainc.levers import Outcome, Setting
 from ratrain.ratrainc.module_figures import capacity_figures, stored_figures
 from ratrain.ratrainc.parts import Part, Shown, TextTable
 from ratrain.ratrainc.progress import OnProgress, Progress
 from ratrain.ratrainc.recovery_prices import recovery_facts, recovery_table, stores_anything
 from ratrain.ratrainc.slices_note import slices_note
+from ratrain.ratrainc.timed_plan import RefusedPlan
+from ratrain.targets.codegen.emitter import without_reuse
+from ratrain.targets.program.program import Program
+from ratrain.targets.simulator.figures import Figures, simulated
+from ratrain.targets.simulator.timeline import Timeline
 from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.module import Stage
     from ratrain.targets.machine.machine import Machine
 
 _SHOWN_OWNERS = 12
@@ -48,23 +57,48 @@ class ByteReport(Shown):
         return self.facts
 
 
+@frozen
+class _Now:
+    """The schedule as it is, allocated, and what it comes to."""
+
+    module: Module
+    program: Program
+    figures: Figures
+    timeline: Timeline
+
+    @property
+    def peak_bytes(self) -> tuple[int, ...]:
+        """The most live bytes of each stage."""
+        return tuple(stage.peak_bytes for stage in self.figures.stages)
+
+
 def byte_report(
     module: Module, machine: Machine, *, stage: int | None, levers: bool, seconds: float, progress: OnProgress
 ) -> ByteReport:
     """The report of a stage of a verified module, None: the one with the highest peak. Levers are tried for about so many seconds."""
-    if stage is None:
-        stage = max(range(len(module.stages)), key=lambda s: lifetimes(module.stages[s]).peak_bytes)
-    facts = _facts(module, module.stages[stage], machine)
-    progress(Progress(0, None, "simulating"))
-    facts["byte_reuse"] = _byte_reuse(module, machine)
-    facts["recovery"] = _recovery(module, module.stages[stage], machine)
-    if note := slices_note(module.plan, machine):
-        facts["slices"] = note
-    facts["levers"], untried = [], ""
+    with paused_gc():
+        if stage is None:
+            stage = max(range(len(module.stages)), key=lambda s: lifetimes(module.stages[s]).peak_bytes)
+        facts = _facts(module, module.stages[stage], machine)
+        now = None
+        if module.level is Level.ALLOCATED:
+            progress(Progress(0, None, "simulating"))
+            now = _timed(module, machine)
+        facts["byte_reuse"] = None if now is None else _byte_reuse(now, machine)
+        facts["recovery"] = [] if now is None else _recovery(now, stage, machine)
+        if note := slices_note(module.plan, machine):
+            facts["slices"] = note
+    facts |= {"levers": [], "levers_left": [], "levers_seconds": 0.0}
+    untried = ""
     if levers:
         progress(Progress(0, None, "trying levers"))
-        facts["levers"], untried = _levers(module, stage, machine, seconds)
+        untried = _try_levers(facts, module, now, machine, seconds)
     return ByteReport(facts, untried)
+
+
+def _timed(module: Module, machine: Machine) -> _Now:
+    program = emit(module, machine=machine)
+    return _Now(module, program, *simulated(program, machine))
 
 
 def _facts(module: Module, stage: Stage, machine: Machine) -> dict[str, Any]:
@@ -111,49 +145,72 @@ def _grouped(by_owner: dict[str, int]) -> list[tuple[str, int]]:
     return sorted(named, key=lambda item: -item[1])
 
 
-def _byte_reuse(module: Module, machine: Machine) -> dict[str, float] | None:
-    """Seconds of a step as placed, and were no bytes used twice; None where nothing has an address yet."""
-    if module.level is not Level.ALLOCATED:
-        return None
-    target = target_of(machine)
-    apart = at_own_addresses(module)
-    return {"step_seconds": target.step_seconds(module), "without_reuse_seconds": target.step_seconds(apart)}
+def _byte_reuse(now: _Now, machine: Machine) -> dict[str, float]:
+    """Seconds of a step as placed, and were no bytes used twice."""
+    apart, _ = simulated(without_reuse(now.program, now.module), machine)
+    return {"step_seconds": now.figures.step_seconds, "without_reuse_seconds": apart.step_seconds}
 
 
-def _recovery(module: Module, stage: Stage, machine: Machine) -> list[dict[str, Any]]:
-    """What is kept, recovered and stored of each block, and what that costs; nothing of what has no places yet."""
-    if module.level is not Level.ALLOCATED:
-        return []
-    timeline = None
-    if stores_anything(stage):
-        timeline = simulate(emit(module, machine=machine), machine=machine).timeline
-    return recovery_facts(module, stage, target_of(machine), timeline)
+def _recovery(now: _Now, stage: int, machine: Machine) -> list[dict[str, Any]]:
+    """What is kept, recovered and stored of each block, and what that costs."""
+    held = now.module.stages[stage]
+    return recovery_facts(now.module, held, target_of(machine), now.timeline if stores_anything(held) else None)
 
 
-def _levers(module: Module, stage: int, machine: Machine, seconds: float) -> tuple[list[dict[str, Any]], str]:
-    """What was tried, and why nothing was; empty where something was."""
+def _try_levers(facts: dict[str, Any], module: Module, now: _Now | None, machine: Machine, seconds: float) -> str:
+    """Add what was tried, and what was not for want of time, to the facts; why nothing was tried, empty where something was."""
     if not module.pipeline:
-        return [], "no levers are tried: no pipeline made the module"
+        return "no levers are tried: no pipeline made the module"
     # of a placed module the plan tells the order that its pipeline made, and a placement of its own name makes it again
     made = module.level is not Level.DATAFLOW and placed_by(module.pipeline) is not None
     plan = evolve(module.plan, schedule=None) if made else module.plan
-    pipeline = module.pipeline if module.level is Level.ALLOCATED else f"{module.pipeline},allocate-ddr"
+    pipeline = module.pipeline if now is not None else f"{module.pipeline},allocate-ddr"
     setting = Setting(module.model, plan, pipeline, machine)
-    now = try_setting(setting, "as it is")
-    if now is None:
-        return [], f"no levers are tried: the pipeline '{pipeline}' cannot be run again here"
-    tried = [now, *outcomes(setting, stage, seconds, together=1)]
-    reference = now.peak_bytes[stage]
-    return [
-        {
-            "name": outcome.name,
-            "peak_bytes": max(outcome.peak_bytes),
-            "freed_bytes": reference - outcome.peak_bytes[stage] if len(outcome.peak_bytes) > stage else None,
-            "step_seconds": outcome.step_seconds,
-            "fits": outcome.fits,
-        }
-        for outcome in tried
-    ], ""
+    outcome = _allocated(setting, module) if now is None else _outcome(setting, now.peak_bytes, now.figures)
+    refusal = f"no levers are tried: the pipeline '{pipeline}' cannot be run again here"
+    if outcome is None:
+        return refusal
+    stage = facts["stage"]
+    prices = lever_prices(setting, outcome, stage, sum(len(each.ops) for each in module.stages), seconds)
+    if prices.refused:
+        return refusal
+    facts["levers"] = [
+        _lever(outcome, 0, estimated=False),
+        *(
+            _lever(each, freed, estimated=prices.estimated)
+            for each, freed in zip(prices.tried, prices.freed_bytes, strict=True)
+        ),
+    ]
+    facts["levers_left"] = prices.left
+    facts["levers_seconds"] = prices.seconds
+    return ""
+
+
+def _allocated(setting: Setting, module: Module) -> Outcome | None:
+    """What a module without addresses comes to once it has some; None where it cannot get them, for another reason than bytes."""
+    copy = copy_module(module)
+    try:
+        PassManager(target_of(setting.machine)).run(copy, "allocate-ddr")
+    except DiagnosticError as error:
+        refused = RefusedPlan(error, tuple(lifetimes(stage).peak_bytes for stage in copy.stages))
+        return _outcome(setting, refused.peak_bytes, None) if refused.is_for_bytes else None
+    now = _timed(copy, setting.machine)
+    return _outcome(setting, now.peak_bytes, now.figures)
+
+
+def _outcome(setting: Setting, peak_bytes: tuple[int, ...], figures: Figures | None) -> Outcome:
+    return Outcome("as it is", setting, peak_bytes, None if figures is None else figures.step_seconds)
+
+
+def _lever(outcome: Outcome, freed: int | None, *, estimated: bool) -> dict[str, Any]:
+    return {
+        "name": outcome.name,
+        "peak_bytes": max(outcome.peak_bytes),
+        "freed_bytes": freed,
+        "step_seconds": outcome.step_seconds,
+        "estimated": estimated,
+        "fits": outcome.fits,
+    }
 
 
 def _parts(facts: dict[str, Any]) -> Iterator[Part]:
@@ -187,6 +244,14 @@ def _parts(facts: dict[str, Any]) -> Iterator[Part]:
         yield recovery_table(facts["recovery"])
     if facts["levers"]:
         yield _levers_table(facts["levers"])
+    if facts["levers_left"]:
+        yield _left_text(facts["levers_left"], facts["levers_seconds"])
+
+
+def _left_text(left: list[str], seconds: float) -> str:
+    """What there was no time for, and how to get it."""
+    enough = max(1, ceil(1.2 * seconds))
+    return f"not tried, for want of time: {'; '.join(left)}. --seconds {enough} is about enough for all"
 
 
 def _change_text(seconds: float, before: float) -> str:
@@ -200,16 +265,18 @@ def _levers_table(levers: list[dict[str, Any]]) -> TextTable:
     for lever in levers:
         freed = lever["freed_bytes"]
         seconds = lever["step_seconds"]
+        about = "about " if lever["estimated"] else ""
         price = "does not fit" if seconds is None else _change_text(seconds, now) if now else ""
         rows.append(
             [
                 lever["name"],
-                "-" if freed is None else ("-" if freed < 0 else "") + size_text(abs(freed)),
-                size_text(lever["peak_bytes"]),
-                "-" if seconds is None else seconds_text(seconds),
+                "-" if freed is None else about + ("-" if freed < 0 else "") + size_text(abs(freed)),
+                about + size_text(lever["peak_bytes"]),
+                "-" if seconds is None else about + seconds_text(seconds),
                 price,
             ]
         )
+    how = "estimated from fewer micro-batches" if any(lever["estimated"] for lever in levers) else "simulated"
     return TextTable(
-        "levers, each tried alone (seconds simulated)", ("lever", "frees here", "highest peak", "step", "price"), rows
+        f"levers, each tried alone (seconds {how})", ("lever", "frees here", "highest peak", "step", "price"), rows
     )

@@ -99,21 +99,25 @@ def levers_of(heaviest: int) -> list[Lever]:
 def outcomes(setting: Setting, heaviest: int, seconds: float, *, together: int = 2) -> Iterator[Outcome]:
     """Try every lever alone, then up to `together` of them at once, until the time is used up; single changes come first."""
     deadline = time.monotonic() + seconds
-    tried = {(setting.plan, setting.pipeline)}
+    for name, changed in changes(setting, heaviest, together=together):
+        if time.monotonic() > deadline:
+            return
+        outcome = try_setting(changed, name)
+        if outcome is not None:
+            yield outcome
+
+
+def changes(setting: Setting, heaviest: int, *, together: int = 1) -> Iterator[tuple[str, Setting]]:
+    """Every setting that up to `together` levers make of one, by their names; single ones come first."""
+    made = {(setting.plan, setting.pipeline)}
     levers = levers_of(heaviest)
     for chosen in chain.from_iterable(combinations(levers, count) for count in range(1, together + 1)):
         changed: Setting | None = setting
         for lever in chosen:
             changed = lever.apply(changed) if changed is not None else None
-        if changed is None or (changed.plan, changed.pipeline) in tried:
-            continue
-        if time.monotonic() > deadline:
-            return
-        name = " and ".join(lever.name for lever in chosen)
-        tried.add((changed.plan, changed.pipeline))
-        outcome = try_setting(changed, name)
-        if outcome is not None:
-            yield outcome
+        if changed is not None and (changed.plan, changed.pipeline) not in made:
+            made.add((changed.plan, changed.pipeline))
+            yield " and ".join(lever.name for lever in chosen), changed
 
 
 def _replace_pass(setting: Setting, names: tuple[str, ...], change: Callable[[Pass], Pass]) -> Setting | None:

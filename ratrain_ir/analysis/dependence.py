@@ -41,10 +41,13 @@ class _Numbers(dict[Tensor, int]):
         return number
 
 
-def stage_waits(stage: Stage) -> list[tuple[Wait, ...]]:
-    """What each op of a stage waits for on other engines, transitively reduced; releases wait for nothing."""
+def stage_waits(stage: Stage, *, reuse: bool = True) -> list[tuple[Wait, ...]]:
+    """What each op of a stage waits for on other engines, transitively reduced; releases wait for nothing.
+
+    Without `reuse`: were no bytes used twice, as where tensors have no addresses yet.
+    """
     count = len(stage.ops)
-    ops = _as_numbers(stage)
+    ops = _as_numbers(stage, reuse=reuse)
     kept, needed = reduced_waits(ops, len(ENGINES), _COMPUTE, _COLLECTIVE)
     engines = [ENGINES[number] if number != NONE else Engine.NONE for number in ops.engines]
     all_waits = [Wait(engines[position % count], position % count, position < count) for position in needed]
@@ -56,7 +59,7 @@ def stage_waits(stage: Stage) -> list[tuple[Wait, ...]]:
     return waits
 
 
-def _as_numbers(stage: Stage) -> SweptOps:
+def _as_numbers(stage: Stage, *, reuse: bool) -> SweptOps:
     numbers = _Numbers()
     number_of = numbers.__getitem__
     engines: list[int] = []
@@ -89,6 +92,6 @@ def _as_numbers(stage: Stage) -> SweptOps:
             slot = kept_elsewhere.setdefault((op.peer, op.block, piece_of(op)), len(kept_elsewhere))
         posts.append(slot if type(op) is Evict else NONE)
         awaits.append(slot if type(op) is TakeBack else NONE)
-    starts = [NONE if t.offset is None else _BEGINS[t.home] + t.offset for t in numbers]
+    starts = [NONE if t.offset is None or not reuse else _BEGINS[t.home] + t.offset for t in numbers]
     stops = [s if s == NONE else s + aligned(t.type.nbytes) for s, t in zip(starts, numbers, strict=True)]
     return SweptOps(engines, blocks, bounds, tensors, starts, stops, posts, awaits)

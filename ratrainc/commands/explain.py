@@ -54,7 +54,8 @@ def command(
 ) -> None:
     """Say why each byte is where it is: who is live at the peak, what the arena adds, which changes free how much.
 
-    Every lever is tried: compiled, placed and simulated. Prices are simulated seconds.
+    Levers are tried one by one: compiled, placed and simulated. Where the time does not last for all of them whole, they are estimated
+    from fewer micro-batches, and said to be; what there is no time for is named. Prices are simulated seconds.
 
     Bytes of a program (.rtx) are those of the schedule that its model, plan and passes give, where that is this very program.
 

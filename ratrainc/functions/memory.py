@@ -29,7 +29,8 @@ def explain(
 ) -> ByteReport:
     """Why each byte of a stage is where it is; by default of the stage with the highest peak.
 
-    `module` is one, or a .rtir file. Every lever is compiled, placed and simulated, for about so many seconds. Raises `DiagnosticError`
+    `module` is one, or a .rtir file. Levers are compiled, placed and simulated for about so many seconds,
+    with fewer micro-batches where these would not do for all of them. Raises `DiagnosticError`
     where the file is not sound.
     """
     if isinstance(module, str):

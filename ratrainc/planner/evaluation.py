@@ -54,6 +54,8 @@ class Task:
     """whether the schedule and the program are verified too"""
     disturbed: bool = False
     """whether to say how the step time bears a slow stage and jitter"""
+    with_tail: bool = True
+    """whether to say what idle time is the tail's: that takes a walk through all of it"""
     apportioned: bool = False
     """whether to say what of the bytes follows from the schedule"""
     times: GivenTimes | None = None
@@ -143,7 +145,7 @@ def _evaluated(task: Task) -> Evaluation:
     return Evaluation(
         seconds,
         timed.peak_bytes,
-        timed.exposed_tail_seconds,
+        timed.exposed_tail_seconds if task.with_tail else None,
         estimated=left_out > 0,
         bubble_fraction=figures.bubble_fraction,
         disturbance=disturbance_of(timeline, figures) if task.disturbed else None,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
+
+from attrs import define, evolve, field, frozen
 
 from ratrain.ratrain_ir.analysis.dependence import Wait, stage_waits
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.diagnostics import Diagnostics, fail
 from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import (
+    FIELDS,
     BlockOp,
     Engine,
     Op,
@@ -17,13 +21,23 @@ from ratrain.ratrain_ir.ops import (
 )
 from ratrain.ratrain_ir.signatures import bind
 from ratrain.ratrain_ir.target import Target
+from ratrain.ratrain_ir.types import StateKind
 from ratrain.ratrain_ir.verifier.report import Reporter
 from ratrain.ratrain_ir.verifier.workspace import check_op_workspace
-from ratrain.targets.program.lifting import stored_fields, stored_operands
-from ratrain.targets.program.program import CountWait, Instruction, Program, ProgramStage, ProgramTensor
+from ratrain.targets.program.lifting import StoredFields, stored_fields, stored_operands
+from ratrain.targets.program.program import (
+    Access,
+    CountWait,
+    Instruction,
+    Operand,
+    Program,
+    ProgramStage,
+    ProgramTensor,
+)
+from ratrain.targets.program.routine import Routine
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.routine import Routine
+    from collections.abc import Callable
 
 
 class EmittingTarget(Target, Protocol):
@@ -42,10 +56,9 @@ def emit(module: Module, target: EmittingTarget) -> Program:
     if module.level is not Level.ALLOCATED or module.target is None:
         message = f"only an allocated module can be emitted; this one is at level {module.level.value}"
         fail("RT026", message, help="run the pass 'allocate-ddr' first, for example with 'ratrainc opt'")
-    routines: dict[str, Routine] = {}
-    report = Reporter(module, Diagnostics())
-    stages = [_StageEmission(module, stage, target, routines, report).emit() for stage in module.stages]
-    report.diagnostics.check()
+    common = _Emission(module, target, Reporter(module, Diagnostics()))
+    stages = [_StageEmission(common, stage).emit() for stage in module.stages]
+    common.report.diagnostics.check()
     return Program(
         module.name,
         module.model,
@@ -53,7 +66,7 @@ def emit(module: Module, target: EmittingTarget) -> Program:
         module.target.name,
         module.target.capacity_bytes,
         module.pipeline,
-        list(routines.values()),
+        list(common.routines.values()),
         stages,
         module.target.digest,
         module.target.machine,
@@ -61,52 +74,93 @@ def emit(module: Module, target: EmittingTarget) -> Program:
     )
 
 
-class _StageEmission:
-    """Emits one stage."""
-
-    def __init__(
-        self, module: Module, stage: Stage, target: EmittingTarget, routines: dict[str, Routine], report: Reporter
-    ) -> None:
-        self.module = module
-        self.stage = stage
-        self.target = target
-        self.routines = routines
-        self.report = report
-        self.numbers = {key: number for number, key in enumerate(routines)}
-        self.index = {tensor: index for index, tensor in enumerate(stage.tensors.values())}
-
-    def emit(self) -> ProgramStage:
-        result = ProgramStage([_program_tensor(t) for t in self.stage.tensors.values()])
-        result.peak_live_bytes = lifetimes(self.stage).peak_bytes
-        counts: dict[int, int] = {}
-        """Position in the list to number within its engine's stream, from 1."""
-        number: dict[Engine, int] = {}
-        for position, op in enumerate(self.stage.ops):
+def without_reuse(program: Program, module: Module) -> Program:
+    """The program of a module as if no bytes were used twice: the same instructions, fewer waits. It can be timed, not run."""
+    stages = []
+    for emitted, stage in zip(program.stages, module.stages, strict=True):
+        counts = _counts(stage)
+        taken = {engine: iter(stream) for engine, stream in emitted.streams.items()}
+        apart = ProgramStage(emitted.tensors, peak_live_bytes=emitted.peak_live_bytes)
+        for op, waits in zip(stage.ops, stage_waits(stage, reuse=False), strict=True):
             if type(op) is not Release:
-                number[op.engine] = counts[position] = number.get(op.engine, 0) + 1
-        for op, waits in zip(self.stage.ops, stage_waits(self.stage), strict=True):
-            if type(op) is not Release:
-                result.streams[op.engine].append(self.instruction(op, waits, counts))
-        return result
+                apart.streams[op.engine].append(evolve(next(taken[op.engine]), waits=_count_waits(waits, counts)))
+        stages.append(apart)
+    return evolve(program, stages=stages)
 
-    def instruction(self, op: Op, waits: tuple[Wait, ...], counts: dict[int, int]) -> Instruction:
-        check_op_workspace(self.module, self.stage, op, self.target, self.report)
+
+def _counts(stage: Stage) -> dict[int, int]:
+    """Position in the list to number within its engine's stream, from 1."""
+    counts: dict[int, int] = {}
+    number: dict[Engine, int] = {}
+    for position, op in enumerate(stage.ops):
+        if type(op) is not Release:
+            number[op.engine] = counts[position] = number.get(op.engine, 0) + 1
+    return counts
+
+
+def _count_waits(waits: tuple[Wait, ...], counts: dict[int, int]) -> tuple[CountWait, ...]:
+    return tuple([CountWait(wait.engine, counts[wait.position], wait.previous_step) for wait in waits])
+
+
+@frozen
+class _Form:
+    """What the instructions of ops have in common that differ in micro-batch, peer and addresses alone."""
+
+    fields: StoredFields
+    """those of one of them"""
+    has_micro_batch: bool
+    has_peer: bool
+    roles: tuple[tuple[str, Access], ...]
+    """of what is read, then written, then updated; empty where one tensor is two of these"""
+    accumulates: bool
+    routine: int | None
+    workspace_bytes: int
+    """that they need"""
+
+
+@define(eq=False)
+class _Emission:
+    """What the stages of a module share. All of an instruction that `_Form` has is asked for once."""
+
+    module: Module
+    target: EmittingTarget
+    report: Reporter
+    routines: dict[str, Routine] = field(factory=dict)
+    numbers: dict[str, int] = field(factory=dict)
+    forms: dict[object, _Form] = field(factory=dict)
+    tensor_forms: dict[object, int] = field(factory=dict)
+
+    def form_of_tensor(self, tensor: Tensor) -> int:
+        """Equal for tensors that an op has as the same operand."""
+        slot = tensor.slot if tensor.kind is StateKind.SAVED else None
+        return self.tensor_forms.setdefault((tensor.kind, tensor.type, tensor.home, slot), len(self.tensor_forms))
+
+    def form(self, op: Op, key: object) -> _Form:
+        """The form of an op, by its key."""
+        known = self.forms.get(key)
+        if known is None:
+            known = self.forms[key] = self.made(op)
+        return known
+
+    def made(self, op: Op) -> _Form:
         binding = bind(op, self.module.model, self.module.plan)
-        fields = stored_fields(op)
-        return Instruction(
-            keyword=op.keyword,
-            routine=self.routine(op),
-            micro_batch=fields.micro_batch,
-            peer=fields.peer,
-            variant=fields.variant,
-            group=fields.group,
-            blocks=fields.blocks,
-            accumulates=binding.accumulates,
-            operands=stored_operands(op, binding, self.index),
-            waits=tuple(CountWait(w.engine, counts[w.position], w.previous_step) for w in waits),
-            blocking=fields.blocking,
-            chunk=fields.chunk,
-            slice=fields.slice,
+        tensors = op.reads + op.writes + op.updates
+        names = {attribute.name for attribute in FIELDS[type(op)]}
+        roles: tuple[tuple[str, Access], ...] = ()
+        if tuple(binding.tensors.values()) == tensors and len(set(tensors)) == len(tensors):
+            accesses = (
+                [Access.READ] * len(op.reads) + [Access.WRITE] * len(op.writes) + [Access.UPDATE] * len(op.updates)
+            )
+            roles = tuple(zip(binding.tensors, accesses, strict=True))
+        request = self.target.workspace(self.module, op)
+        return _Form(
+            stored_fields(op),
+            "micro_batch" in names,
+            "peer" in names,
+            roles,
+            binding.accumulates,
+            self.routine(op),
+            0 if request is None else request.nbytes,
         )
 
     def routine(self, op: Op) -> int | None:
@@ -115,6 +169,65 @@ class _StageEmission:
         routine = self.target.routine(self.module, op)
         self.routines.setdefault(routine.key, routine)
         return self.numbers.setdefault(routine.key, len(self.numbers))
+
+
+def _key_of(kind: type[Op]) -> Callable[[Op], object]:
+    """Reads off an op of a kind what its form depends on beside its operands."""
+    names = [attribute.name for attribute in FIELDS[kind] if attribute.name not in ("micro_batch", "peer")]
+    return attrgetter(*names) if names else lambda _: None
+
+
+_KEYS = {kind: _key_of(kind) for kind in FIELDS}
+
+
+class _StageEmission:
+    """Emits one stage."""
+
+    def __init__(self, common: _Emission, stage: Stage) -> None:
+        self.common = common
+        self.stage = stage
+        self.index = {tensor: index for index, tensor in enumerate(stage.tensors.values())}
+        self.form_of = {tensor: common.form_of_tensor(tensor) for tensor in stage.tensors.values()}.__getitem__
+
+    def emit(self) -> ProgramStage:
+        result = ProgramStage([_program_tensor(t) for t in self.stage.tensors.values()])
+        result.peak_live_bytes = lifetimes(self.stage).peak_bytes
+        counts = _counts(self.stage)
+        for op, waits in zip(self.stage.ops, stage_waits(self.stage), strict=True):
+            if type(op) is not Release:
+                result.streams[op.engine].append(self.instruction(op, waits, counts))
+        return result
+
+    def instruction(self, op: Op, waits: tuple[Wait, ...], counts: dict[int, int]) -> Instruction:
+        common, form_of, index = self.common, self.form_of, self.index
+        groups = op.reads, op.writes, op.updates
+        key = (type(op), _KEYS[type(op)](op), *(tuple(map(form_of, tensors)) for tensors in groups))
+        form = common.form(op, key)
+        if sum(tensor.type.nbytes for tensor in op.scratch) < form.workspace_bytes:
+            check_op_workspace(common.module, self.stage, op, common.target, common.report)
+        tensors = op.reads + op.writes + op.updates
+        if form.roles and len(set(tensors)) == len(tensors):
+            operands = [Operand(role, index[t], access) for (role, access), t in zip(form.roles, tensors, strict=True)]
+            operands += [Operand("workspace", index[tensor], Access.SCRATCH) for tensor in op.scratch]
+            bound = tuple(operands)
+        else:
+            bound = stored_operands(op, bind(op, common.module.model, common.module.plan), index)
+        fields = form.fields
+        return Instruction(
+            keyword=op.keyword,
+            routine=form.routine,
+            micro_batch=op.micro_batch if form.has_micro_batch else None,  # type: ignore[attr-defined]
+            peer=op.peer if form.has_peer else None,  # type: ignore[attr-defined]
+            variant=fields.variant,
+            group=fields.group,
+            blocks=fields.blocks,
+            accumulates=form.accumulates,
+            operands=bound,
+            waits=_count_waits(waits, counts),
+            blocking=fields.blocking,
+            chunk=fields.chunk,
+            slice=fields.slice,
+        )
 
 
 def _program_tensor(tensor: Tensor) -> ProgramTensor:

@@ -1,0 +1,118 @@
+"""Levers of `explain`: estimates beside whole steps, what time does not last for, and the schedule as it is, which is not compiled again."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from attrs import evolve
+
+from ratrain import api
+from ratrain.passes.memory.trial import at_own_addresses
+from ratrain.ratrainc import byte_report
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.lever_prices import priced
+from ratrain.ratrainc.levers import Outcome, Setting, changes
+from ratrain.ratrainc.parts import text_of
+from ratrain.ratrainc.timed_plan import TimedPlan, time_plan
+from ratrain.targets.codegen.emitter import without_reuse
+from ratrain.targets.machine.machine import load_machine
+from ratrain.targets.simulator.figures import simulated
+from ratrain.targets.target import target_of
+from tests.mutation.subjects import SUBJECTS
+from tests.ratrainc.test_cli_tools import MODEL, PLAN, SOURCES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MICRO_BATCHES = 24
+"""Of a plan of two stages, whose folded step has six."""
+
+
+def setting_of(passes: str) -> tuple[Setting, Outcome]:
+    model, plan = api.resolved(MODEL, PLAN)
+    setting = Setting(model, evolve(plan, micro_batches=MICRO_BATCHES), passes, load_machine(None))
+    timed = time_plan(setting.model, setting.plan, passes, setting.machine)
+    assert isinstance(timed, TimedPlan)
+    return setting, Outcome("as it is", setting, timed.peak_bytes, timed.figures.step_seconds)
+
+
+@pytest.mark.parametrize("passes", ["joint-order,allocate-ddr", "place-1f1b,recompute{policy=full},allocate-ddr"])
+def test_estimates_agree_with_whole_steps(passes: str) -> None:
+    """A step's steady part repeats: what is left out of it takes its pace, and holds no more, unless passes choose otherwise for fewer of them."""
+    setting, now = setting_of(passes)
+    whole, folded = (priced(setting, now, 0, 0.0, 1e9, folded=each) for each in (False, True))
+    names = [name for name, _ in changes(setting, 0)]
+    for prices in (whole, folded):
+        assert [each.name for each in prices.tried] == names
+        assert not prices.left
+    assert (whole.estimated, folded.estimated) == (False, True)
+    alike = 0
+    for one, other in zip(whole.tried, folded.tried, strict=True):
+        assert one.fits == other.fits
+        assert one.step_seconds is not None
+        assert other.step_seconds == pytest.approx(one.step_seconds, rel=5e-3)
+        if one.setting.plan.micro_batches == MICRO_BATCHES:
+            alike += 1
+            assert other.step_seconds == pytest.approx(one.step_seconds, rel=1e-9)
+            assert max(one.peak_bytes) == max(other.peak_bytes)
+            assert "full" not in passes or one.peak_bytes == other.peak_bytes
+    assert alike >= 5
+
+
+def test_what_time_does_not_last_for_is_named_with_the_option_that_brings_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "x.rtir")
+    assert main(["compile", *SOURCES, "-o", path]) == 0
+    capsys.readouterr()
+    assert main(["explain", path, "--seconds", "0", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    (now,) = facts["levers"]
+    assert (now["name"], now["freed_bytes"], now["fits"]) == ("as it is", 0, True)
+    assert "recompute{policy=full}" in facts["levers_left"]
+    assert facts["levers_seconds"] > 0
+    assert main(["explain", path, "--seconds", "0"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "not tried, for want of time: " in shown
+    assert "half the head_chunk" in shown
+    assert "--seconds " in shown
+
+
+def test_estimates_are_called_so() -> None:
+    facts = {
+        "name": "a",
+        "freed_bytes": 1 << 20,
+        "peak_bytes": 1 << 20,
+        "step_seconds": 2.0,
+        "estimated": True,
+        "fits": True,
+    }
+    for estimated in (True, False):
+        table = byte_report._levers_table([facts | {"estimated": False}, facts | {"estimated": estimated}])
+        assert ("about 1.00 MiB" in text_of([table])) == estimated
+        assert ("estimated from fewer micro-batches" in text_of([table])) == estimated
+
+
+def test_the_schedule_itself_is_not_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "x.rtir")
+    assert main(["compile", *SOURCES, "-o", path]) == 0
+    wanted = api.simulate(api.load(path)).step_seconds
+
+    def never(*_: object) -> None:
+        raise AssertionError("it is there already")
+
+    monkeypatch.setattr("ratrain.ratrainc.timed_plan.lower", never)
+    levers = api.explain(path, seconds=0).to_json()["levers"]
+    assert [lever["step_seconds"] for lever in levers] == [wanted]
+
+
+@pytest.mark.parametrize("name", list(SUBJECTS))
+@pytest.mark.sampled(3)
+def test_waits_without_reuse_are_those_of_tensors_at_addresses_of_their_own(name: str) -> None:
+    subject = SUBJECTS[name]
+    module = subject.module()
+    machine = subject.machine
+    apart, _ = simulated(without_reuse(api.emit(module, machine=machine), module), machine)
+    assert apart.step_seconds == target_of(machine).step_seconds(at_own_addresses(module))
