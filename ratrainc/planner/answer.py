@@ -54,6 +54,8 @@ class Request:
     """embedding and head may have a ZeRO level of their own, and shards may be those of near replicas alone"""
     explain: bool = False
     """say of all that lost what makes it slower, by mechanism"""
+    slices_of_one: bool = False
+    """only micro-batches of one sequence are cut into slices: those of several are cut into smaller ones before"""
 
     @property
     def searched(self) -> tuple[Family, ...]:
@@ -90,6 +92,7 @@ class Request:
             seq_len=self.seq_len,
             peers=choose_peers(self.setting, self.clusters, self.peers, self.strategy),
             ends=self.zero_levels if self.wide else (),
+            slices_of_one=self.slices_of_one,
         )
         return with_whole_rows(self.setting, space)
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrainc.planner.placements import has_halves
 from ratrain.ratrainc.planner.profile import state_key
+from ratrain.ratrainc.planner.space import Shape
 from ratrain.targets.machine.slowest_rank import slowest_rank
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.planner.profile import Profiles
-    from ratrain.ratrainc.planner.space import Shape
 
 Numbers = NDArray[np.float64]
 
@@ -107,11 +107,13 @@ class Columns:
     @classmethod
     def of(cls, profiles: Profiles, shapes: Sequence[Shape], *, schedule: str = "1f1b") -> Columns:
         """The columns of some shapes of a schedule; profiles are made once for each micro-batch size, number of slices and state."""
-        sizes, size = _grouped(shapes, "micro_batch_size", "slices", "tp")
-        pipelines = np.array([shape.pipeline for shape in shapes], object)
-        states, state = _grouped(shapes, "dp", "zero", "reduce", "tiles", "tp", "ends", "shard_group", "view_group")
-        ways, way = _grouped(shapes, "pp", "dp", "tiles", "micro_batch_size", "slices", "tp")
-        meshes, mesh = _grouped(shapes, "pp", "dp", "tp")
+        attributes = _Attributes(shapes)
+        sizes, size = attributes.grouped("micro_batch_size", "slices", "tp")
+        orders, order = attributes.grouped("pp", "micro_batches", "chunks", "layout", "slices")
+        pipelines = np.array([shape.pipeline for shape in orders], object)[order]
+        states, state = attributes.grouped("dp", "zero", "reduce", "tiles", "tp", "ends", "shard_group", "view_group")
+        ways, way = attributes.grouped("pp", "dp", "tiles", "micro_batch_size", "slices", "tp")
+        meshes, mesh = attributes.grouped("pp", "dp", "tp")
         works = [profiles.work(shape.micro_batch_size, shape.slices, shape.tp) for shape in sizes]
         of_size = _table(works, _WORK_COLUMNS) | _recovery_lines([(work.kept_bytes, work.recovery) for work in works])
         jitter = profiles.setting.machine.rank_jitter
@@ -208,13 +210,30 @@ _STATE_COLUMNS = (
 )
 
 
-def _grouped(shapes: Sequence[Shape], *names: str) -> tuple[list[Shape], NDArray[np.intp]]:
-    """One shape of each group that has some attributes in common, and the group of each shape."""
-    key = attrgetter(*names)
-    examples = dict(zip(map(key, shapes), shapes, strict=True))
-    place = {common: at for at, common in enumerate(examples)}
-    groups = np.fromiter(map(place.__getitem__, map(key, shapes)), np.intp, len(shapes))
-    return list(examples.values()), groups
+@frozen(eq=False)
+class _Attributes:
+    """The attributes of many shapes, each as numbers that are equal where the attribute is."""
+
+    shapes: Sequence[Shape]
+    numbers: dict[str, NDArray[np.int64]] = field(factory=dict)
+
+    def of(self, name: str) -> NDArray[np.int64]:
+        """Values of an attribute, by the order in which they first come."""
+        if name not in self.numbers:
+            value = attrgetter(name)
+            place = {common: at for at, common in enumerate(dict.fromkeys(map(value, self.shapes)))}
+            numbers = map(place.__getitem__, map(value, self.shapes))  # no loop of Python's: shapes are many
+            self.numbers[name] = np.fromiter(numbers, np.int64, len(self.shapes))
+        return self.numbers[name]
+
+    def grouped(self, *names: str) -> tuple[list[Shape], NDArray[np.intp]]:
+        """One shape of each group that has some attributes in common, and the group of each shape."""
+        key = np.zeros(len(self.shapes), np.int64)
+        for name in names:
+            numbers = self.of(name)
+            key = key * (int(numbers.max()) + 1) + numbers
+        _, examples, groups = np.unique(key, return_index=True, return_inverse=True)
+        return [self.shapes[at] for at in examples.tolist()], groups
 
 
 def _table(profiles: Sequence[object], names: Sequence[str]) -> dict[str, Numbers]:

@@ -45,10 +45,9 @@ class EffortModel:
         """Seconds since the beginning."""
         return time.monotonic() - self._begin
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the time is over."""
-        return self.elapsed >= self.seconds
+    def is_over(self, left: float = 0.0) -> bool:
+        """Whether the time is over, so many units being left to evaluate at the end; of the time these may take half."""
+        return self.elapsed + min(self.expected(left), self.seconds / 2) >= self.seconds
 
     @property
     def is_over_without_a_plan(self) -> bool:

@@ -50,8 +50,8 @@ class Task:
     pipeline: str
     machine: Machine
     folded: bool = False
-    checked: bool = False
-    """whether the schedule and the program are verified too"""
+    checked_below: float = 0.0
+    """a step of fewer seconds is verified too, schedule and program"""
     disturbed: bool = False
     """whether to say how the step time bears a slow stage and jitter"""
     with_tail: bool = True
@@ -80,6 +80,8 @@ class Evaluation:
     disturbance: Disturbance | None = None
     schedule_bytes: tuple[int, ...] = ()
     """by stage, of an apportioned task: checkpoints, what crosses cuts, inputs and scalars, the most at once"""
+    verified: bool = False
+    """whether schedule and program were proved, and nothing was folded"""
     stopped: bool = False
     """whether its time was over before anything was known"""
     taken: float = 0.0
@@ -132,10 +134,10 @@ def _evaluated(task: Task) -> Evaluation:
         if not timed.is_for_bytes:
             raise timed.error
         return Evaluation(None, timed.peak_bytes, refusal=timed.error.diagnostics[0].message)
-    if task.checked:
+    figures: StepFigures = timed.figures
+    if verified := not task.folded and figures.step_seconds < task.checked_below:
         with paused_gc():
             _verify(timed.module, timed.program)
-    figures: StepFigures = timed.figures
     timeline = timed.timeline
     if task.times is not None:
         timeline = task.times.run(timed.program)
@@ -150,6 +152,7 @@ def _evaluated(task: Task) -> Evaluation:
         bubble_fraction=figures.bubble_fraction,
         disturbance=disturbance_of(timeline, figures) if task.disturbed else None,
         schedule_bytes=_schedule_bytes(timed.module) if task.apportioned else (),
+        verified=verified,
     )
 
 

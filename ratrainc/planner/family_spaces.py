@@ -56,10 +56,10 @@ class FamilySpace:
 
         Raises `DiagnosticError` RT064 where it has no shape.
         """
-        own = evolve(request, strategy=family.strategy, families=())
+        own = evolve(request, strategy=family.strategy, families=(), slices_of_one=bool(request.families))
         shapes = own.shapes()
-        if request.families:
-            shapes = [shape for shape in shapes if _is_of_its_own(shape, family)]
+        if request.families and family.name == "zb-h1":  # on one stage it has no idle time to fill: that is 1F1B
+            shapes = [shape for shape in shapes if shape.pp > 1]
         if not shapes:
             fail("RT064", f"{family.name} has no plan of {request.model.name} on {request.clusters} clusters")
         columns = Columns.of(profiles, shapes, schedule=own.schedule)
@@ -134,17 +134,6 @@ class FamilySpace:
         """Plans with their cuts."""
         layers = self.request.model.layers
         return sum(partition_count(layers, shape.pp, shape.chunks) for shape in self.shapes)
-
-
-def _is_of_its_own(shape: Shape, family: Family) -> bool:
-    """Whether a shape of one of several families is not left to another one.
-
-    On one stage ZB-H1 has no idle time to fill: that is 1F1B. Micro-batches of several sequences are cut into smaller ones before
-    they are cut into slices.
-    """
-    if family.name == "zb-h1":
-        return shape.pp > 1
-    return shape.slices == 1 or shape.micro_batch_size == 1
 
 
 def family_spaces(request: Request, profiles: Profiles) -> list[FamilySpace]:

@@ -175,6 +175,7 @@ class Profiles:
     timed: dict[tuple[int, int, int | None, int | None, Tiles], dict[TimedOp, float]] = field(factory=dict)
     """seconds of collectives and updates, by what they depend on: the levels of blocks say which there are, not how long one takes"""
     peers_near: dict[tuple[int, int, Tiles], Members] = field(factory=dict)
+    capacities: dict[tuple[int, int, int], int] = field(factory=dict)
 
     def work(self, micro_batch_size: int, slices: int = 1, tp: int = 1) -> WorkProfile:
         """The profile of one micro-batch size and numbers of slices and tensor peers, from a module of one layer."""
@@ -216,7 +217,10 @@ class Profiles:
 
     def capacity(self, shape: Shape) -> int:
         """Bytes that a rank of a shape has left for tensors."""
-        return rank_capacity(self.setting.model, self.setting.machine, shape).left
+        mesh = shape.pp, shape.dp, shape.tp
+        if mesh not in self.capacities:
+            self.capacities[mesh] = rank_capacity(self.setting.model, self.setting.machine, shape).left
+        return self.capacities[mesh]
 
 
 def rank_capacity(model: ModelConfig, machine: Machine, shape: Shape) -> Capacity:

@@ -28,7 +28,7 @@ from ratrain.ratrainc.planner.estimates import plan_estimates
 from ratrain.ratrainc.planner.evaluation import Evaluation, Task, compiled_units, folded_micro_batches
 from ratrain.ratrainc.planner.family_spaces import FamilySpace, family_spaces
 from ratrain.ratrainc.planner.losers import losers
-from ratrain.ratrainc.planner.objective import WORST, Cost, scaled
+from ratrain.ratrainc.planner.objective import TIME, WORST, Cost, scaled
 from ratrain.ratrainc.planner.profile import Profiles
 from ratrain.ratrainc.planner.space import Shape
 from ratrain.ratrainc.planner.variants import pipeline_for, variants
@@ -290,8 +290,17 @@ class Search:
     def may_go_on(self) -> bool:
         """Whether a new evaluation may start: in time, or late while nothing fits yet."""
         if self.fitting:
-            return not self.effort.is_over
+            return not self.effort.is_over(self.left_to_simulate)
         return not self.effort.is_over_without_a_plan or self.evaluations < _TRIED_AT_LEAST
+
+    @property
+    def left_to_simulate(self) -> float:
+        """Units of the whole simulation of the best plan, where only a folded one is known."""
+        best = min(self.fitting, key=lambda candidate: candidate.cost(self.request.objective))
+        if best.is_exact:
+            return 0.0
+        space = next(space for space in self.spaces if space.family.name == best.family)
+        return compiled_units(best.plan, self.request.model.layers, folded=False, in_halves=space.columns.has_halves)
 
     def task(self, leaf: _Leaf) -> Task:
         """What a leaf asks of a worker."""
@@ -299,7 +308,16 @@ class Search:
         plan = leaf.shape.plan(self.profiles.setting, cuts_of(leaf.layers, leaf.shape))
         pipeline = leaf.pipeline or pipeline_for(request.strategy.passes, plan, least_bytes=request.objective.of_bytes)
         folded = not request.exhaustive and folded_micro_batches(plan) < plan.micro_batches
-        return Task(request.model, plan, pipeline, request.machine, folded)
+        wanted = self.limit[1] if request.objective is TIME else inf  # no other measure is seconds alone
+        return Task(
+            request.model,
+            plan,
+            pipeline,
+            request.machine,
+            folded,
+            checked_below=wanted,
+            disturbed=self.request.robust and not folded,
+        )
 
     def record(self, leaf: _Leaf, evaluation: Evaluation) -> None:
         """Keep what an evaluation found and queue what it makes worth trying."""
@@ -386,10 +404,8 @@ class Search:
 
     def simulate_whole(self, run: Runner) -> None:
         """Simulate whole steps, and verify them, until the best plans and a runner-up are known exactly."""
-        verified: set[tuple[Plan, str]] = set()
-        while pending := [c for c in self.leaders() if (c.plan, c.pipeline) not in verified]:
+        while pending := [c for c in self.leaders() if c.evaluation is None or not c.evaluation.verified]:
             self.simulate_again(run, pending)
-            verified |= {(c.plan, c.pipeline) for c in pending}
 
     def leaders(self) -> list[Candidate]:
         """The best plans that are wanted and a runner-up, each under its fastest pipeline."""
@@ -406,7 +422,7 @@ class Search:
         """Replace the evaluations of candidates by those of their whole steps."""
         request = self.request
         tasks = [
-            Task(request.model, c.plan, c.pipeline, request.machine, checked=True, disturbed=request.robust)
+            Task(request.model, c.plan, c.pipeline, request.machine, checked_below=inf, disturbed=request.robust)
             for c in candidates
         ]
         for candidate, future in zip(candidates, [run.submit(task) for task in tasks], strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -109,11 +110,12 @@ def shapes(
     seq_len: int = 1,
     peers: tuple[int, ...] = (1,),
     ends: tuple[int, ...] = (),
+    slices_of_one: bool = False,
 ) -> list[Shape]:
     """Every shape on at most `clusters` clusters whose replicas share the global batch evenly, under every mapping to groups of clusters.
 
     Chunks and slices are those of the schedule (`divisions`), as many as there are layers and tokens for; tensor peers are as many as one
-    of the numbers of `peers`, whether they share out the model or not. Embedding and head may have a level of `ends` of their own;
+    of the numbers of `peers`, whether they share out the model or not. With `slices_of_one` only micro-batches of one sequence are cut into slices. Embedding and head may have a level of `ends` of their own;
     where there are such, shards, or views of level 3 alone, may be those of the replicas that a mapping has near. Raises `DiagnosticError` RT064
     where there is no shape, or the machine has fewer clusters.
     """
@@ -121,11 +123,13 @@ def shapes(
     if most is not None and clusters > most:
         fail("RT064", f"the machine has {most} clusters, {clusters} are asked for")
     ways = divisions(schedule)
+    whole = _whole_shapes(model.layers, clusters, global_batch, modes, groups, peers, ends)
     space = [
         divided
-        for tp in peers
-        for shape in _shapes(model, clusters, global_batch, modes, groups, tp, ends=ends)
-        for divided in _divided(shape, ways, model.layers, seq_len)
+        for shape in whole
+        for divided in _divided(
+            shape, ways, model.layers, 1 if slices_of_one and shape.micro_batch_size > 1 else seq_len
+        )
     ]
     if not space and schedule != "1f1b" and clusters >= 1 <= global_batch:
         text = f"{SCHEDULES[schedule].title} has no plan of {model.name} on {clusters} clusters, of {model.layers} layers and {seq_len} tokens"
@@ -149,9 +153,12 @@ def divisions(schedule: str) -> tuple[tuple[int, str, int], ...]:
 _NUMBERS = (1, 2, 4, 8)
 
 
-def _divided(shape: Shape, ways: tuple[tuple[int, str, int], ...], layers: int, seq_len: int) -> Iterator[Shape]:
+def _divided(shape: Shape, ways: tuple[tuple[int, str, int], ...], layers: int, slices_at_most: int) -> Iterator[Shape]:
     for chunks, layout, slices in ways:
-        if slices <= seq_len and (chunks == 1 or (shape.pp > 1 and shape.pp * chunks <= layers)):
+        if slices <= slices_at_most and (chunks == 1 or (shape.pp > 1 and shape.pp * chunks <= layers)):
+            if (chunks, layout, slices) == (shape.chunks, shape.layout, shape.slices):
+                yield shape
+                continue
             s = shape
             yield Shape(
                 s.pp,
@@ -171,20 +178,33 @@ def _divided(shape: Shape, ways: tuple[tuple[int, str, int], ...], layers: int, 
             )
 
 
-def _shapes(
-    model: ModelConfig,
+@lru_cache(maxsize=1)
+def _whole_shapes(
+    layers: int,
+    clusters: int,
+    global_batch: int,
+    modes: tuple[tuple[int, str], ...],
+    groups: tuple[LinkGroup, ...],
+    peers: tuple[int, ...],
+    ends: tuple[int, ...],
+) -> tuple[Shape, ...]:
+    """The shapes of one chunk a stage and whole micro-batches; remembered, as those of all schedules are made of them."""
+    return tuple(shape for tp in peers for shape in _of_peers(layers, clusters, global_batch, modes, groups, tp, ends))
+
+
+def _of_peers(
+    layers: int,
     clusters: int,
     global_batch: int,
     modes: tuple[tuple[int, str], ...],
     groups: tuple[LinkGroup, ...],
     tp: int,
-    *,
     ends: tuple[int, ...],
 ) -> Iterator[Shape]:
     replicas = [d for d in divisors(global_batch) if d * tp <= clusters]
     for dp in replicas:
         sizes = [size for size in divisors(global_batch // dp) if size <= _MOST_SEQUENCES]
-        for pp in range(1, min(model.layers, clusters // (dp * tp)) + 1):
+        for pp in range(1, min(layers, clusters // (dp * tp)) + 1):
             mapped = tilings(pp, dp, clusters, groups, tp)
             states = modes if dp > 1 else ((0, "last"),)
             for size, (zero, reduce), tiles in product(sizes, states, mapped):
@@ -192,9 +212,10 @@ def _shapes(
                 yield shape
                 if ends and zero:
                     yield from (evolve(shape, ends=level) for level in ENDS[zero, reduce] if level in ends)
-                    yield from (evolve(shape, shard_group=group) for group in _groups_near(shape))
+                    near = _groups_near(shape)
+                    yield from (evolve(shape, shard_group=group) for group in near)
                     if zero == 3:
-                        yield from (evolve(shape, view_group=group) for group in _groups_near(shape))
+                        yield from (evolve(shape, view_group=group) for group in near)
 
 
 ENDS: dict[tuple[int, str], tuple[int, ...]] = {
