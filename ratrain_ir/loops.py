@@ -54,12 +54,12 @@ class UncachedWarning(RuntimeWarning):
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Any:
-    """The function, compiled by numba when it is first called, without Python's lock; `options` are those of `njit`.
+    """The function, compiled by numba when it is first called from Python, without Python's lock; `options` are those of `njit`.
 
     Where neither the package's folder, nor one in the user's home, nor NUMBA_CACHE_DIR can be written, it is not kept on disk, and
     an `UncachedWarning` says so, once. Of processes that need it at once, one compiles it, and the others read what that has kept.
     """
-    loop = _kept_or_not(function, {"nogil": True, "error_model": "numpy"} | options)
+    loop = _kept_or_not(function, {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True} | options)
     if hasattr(loop, "stats"):  # without its compiler, numba leaves functions as they are
         _LOOPS.append(loop)
     return loop

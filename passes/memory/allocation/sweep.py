@@ -226,12 +226,16 @@ def beam_sweep(
             parent = kept[a]
             used = holes[now, parent]
             for t in range(tries):
-                lows[then, count, :used], highs[then, count, :used] = (
-                    lows[now, parent, :used],
-                    highs[now, parent, :used],
-                )
-                held[then, count] = held[now, parent]
-                policies[then, count] = policies[now, parent]
+                # element by element: to assign slices takes the compiler seconds, for what it says of shapes that differ
+                for hole in range(used):
+                    lows[then, count, hole], highs[then, count, hole] = (
+                        lows[now, parent, hole],
+                        highs[now, parent, hole],
+                    )
+                for place in range(held.shape[2]):
+                    held[then, count, place] = held[now, parent, place]
+                for place in range(policies.shape[2]):
+                    policies[then, count, place] = policies[now, parent, place]
                 if t > 0:
                     mutate(policies[then, count], state)
                 holes[then, count], tops[then, count] = swept(
@@ -255,7 +259,8 @@ def beam_sweep(
                 fresh = fresh and not same_holes(best, kept[a], lows[now], highs[now], holes[now], tops[now])
             if fresh:
                 came_from[g, alive] = best // tries
-                history[alive, first_born[g] : first_born[g + 1]] = born[best, : first_born[g + 1] - first_born[g]]
+                for place in range(first_born[g], first_born[g + 1]):
+                    history[alive, place] = born[best, place - first_born[g]]
                 kept[alive] = best
                 alive += 1
                 if alive == width:

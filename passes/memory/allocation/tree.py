@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ratrain.passes.memory.allocation.compiled import kernel
+from ratrain.passes.memory.allocation.compiled import kernel, part
 
 if TYPE_CHECKING:
     from ratrain.passes.memory.allocation.problem import Int64s
@@ -107,15 +107,18 @@ def first_fit(
     return top
 
 
-@kernel
+@part
 def doubled(values: Int64s) -> Int64s:
     """A copy with room for twice as many."""
     copy = np.empty(2 * len(values), np.int64)
-    copy[: len(values)] = values
+    for place in range(
+        len(values)
+    ):  # to assign a slice takes the compiler seconds, for what it says of shapes that differ
+        copy[place] = values[place]
     return copy
 
 
-@kernel
+@part
 def meeting(
     start: int, stop: int, leaves: int, turn: int, marked: Int64s, used: Int64s, met: Int64s, count: int
 ) -> int:
@@ -144,7 +147,7 @@ def meeting(
     return count
 
 
-@kernel
+@part
 def noted(index: int, turn: int, marked: Int64s, used: Int64s, met: Int64s, count: int) -> int:
     """Append a list to `met` unless it is empty or there already; the new count."""
     if marked[index] != turn:
@@ -155,7 +158,7 @@ def noted(index: int, turn: int, marked: Int64s, used: Int64s, met: Int64s, coun
     return count
 
 
-@kernel
+@part
 def lowest_gap(
     size: int, met: Int64s, at: Int64s, count: int, base: Int64s, used: Int64s, lows: Int64s, highs: Int64s
 ) -> int:
@@ -185,7 +188,7 @@ def lowest_gap(
     return offset
 
 
-@kernel
+@part
 def insert(
     index: int, low: int, high: int, base: Int64s, used: Int64s, room: Int64s, lows: Int64s, highs: Int64s, free: int
 ) -> tuple[bool, int]:

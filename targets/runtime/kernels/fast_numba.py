@@ -35,8 +35,10 @@ SPLIT_SUMS = {"reassoc", "contract", "nsz"}
 
 reducing = functools.partial(exact, fastmath=SPLIT_SUMS)
 
-inlined = functools.partial(nb.njit, forceinline=True, error_model="numpy")
-"""For use inside the kernels; keeps its own rounding rules there.
+inlined = functools.partial(
+    nb.njit, forceinline=True, error_model="numpy", no_cfunc_wrapper=True, no_cpython_wrapper=True
+)
+"""For use inside the kernels, not from Python; keeps its own rounding rules there.
 
 A kernel that calls another one has a copy of it, optimised anew, and the linker takes any copy that the process has: after compiling
 that of the function alone, after loading from the cache that of the kernel. So whatever is not exact must be inlined.
