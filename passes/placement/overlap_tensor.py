@@ -35,8 +35,11 @@ from ratrain.passes.pass_base import Pass, PassContext
 from ratrain.passes.placement.split_backward import split_backwards
 from ratrain.passes.placement.tensor_merging import halves_behind_the_embedding, hoisted, merged
 from ratrain.passes.placement.work_groups import split_into_groups
+from ratrain.passes.state.insert_prefetch import InsertPrefetchPass
+from ratrain.passes.state.prefetch_depth import DEPTHS
 from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
 from ratrain.ratrain_ir.analysis.progress import blocking_cycle
+from ratrain.ratrain_ir.blocks import any_gathered_within_step, block_chain
 from ratrain.ratrain_ir.module import Module
 from ratrain.ratrain_ir.ops import Op
 from ratrain.ratrain_ir.schedules.action import Work
@@ -92,7 +95,7 @@ class OverlapTensorPass(Pass):
         if module.plan.tp == 1:
             context.statistics["tensor peers"] = "none: nothing changed"
             return
-        before = _Way(step_seconds_at_own_addresses(module, context), module)
+        before = _Way(_seconds(module, context), module)
         fitted = _fits(module, context)
 
         def usable(ways: list[_Way]) -> list[_Way]:
@@ -127,7 +130,19 @@ class OverlapTensorPass(Pass):
                 count += _merge(draft, stage, Trials(draft, context), mixed=pairs == "all")
         if pairs != "none" and (not count or blocking_cycle(draft, rendezvous=True) is not None):
             return _Way(inf, draft, halves, count)
-        return _Way(step_seconds_at_own_addresses(draft, context), draft, halves, count)
+        return _Way(_seconds(draft, context), draft, halves, count)
+
+
+def _seconds(module: Module, context: PassContext) -> float:
+    """Seconds of a step, were no bytes used twice and no view gathered within the step only where it is used.
+
+    What comes after this pass gathers these ahead. Where each is waited for, that hides what peers exchange meanwhile.
+    """
+    if any_gathered_within_step(module.plan, block_chain(module.model)):
+        module = module.draft()
+        for stage in module.stages:
+            InsertPrefetchPass(DEPTHS[-1]).rewrite(stage, Trials(module, context))
+    return step_seconds_at_own_addresses(module, context)
 
 
 def _open(option: str, choices: tuple[str, ...]) -> tuple[str, ...]:

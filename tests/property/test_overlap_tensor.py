@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,9 @@ from hypothesis import strategies as st
 
 from ratrain import api
 from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrainc.planner.evaluation import Task, evaluate
+from ratrain.ratrainc.planner.machines import with_constants
+from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.simulator.timed_run import simulate
 from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, same_bits, train
@@ -122,3 +126,19 @@ def test_merged_passes_hide_nearly_all(halves: str) -> None:
     """Under GPipe every pass has a partner: what is left are the ends of the pairs, and the losses between forward and backward."""
     pairs = exposed(f"place-gpipe,overlap-tensor{{pieces=merged halves={halves}}}", schedule="gpipe")
     assert pairs < 0.35 * exposed("place-gpipe,overlap-tensor{pieces=apart halves=whole}", schedule="gpipe")
+
+
+@pytest.mark.parametrize(("peak", "sequences"), [(3e11, 4), (1e12, 1)])
+def test_gathers_of_views_do_not_hide_what_split_backwards_are_worth(peak: float, sequences: int) -> None:
+    """Views that are gathered where they are used (ZeRO 3) hide all exchanges; behind `joint-order`, which gathers ahead, halves may pay."""
+    constants = {"collective_chunk": 4096.0, "launch": 0.0, "link_latency": 0.0, "link_bandwidth": 1e9}
+    machine = with_constants(load_machine(None), constants | {"fp16_peak": peak})
+    model = evolve(MODEL, layers=6, heads=4, kv_heads=2, head_dim=64, hidden_size=256, ffn_size=704, vocab_size=1000)
+    keys = {"tp": 2, "zero": 3, "reduce": "each-micro-batch", "seq_len": 128, "micro_batch_size": sequences}
+    plan = make_plan(model, pp=1, dp=8, micro_batches=3, **keys)
+    steps = {}
+    for halves in ("auto", "whole", "split"):
+        passes = f"overlap-tensor{{pieces=apart halves={halves}}},joint-order,allocate-ddr"
+        steps[halves] = evaluate(Task(model, plan, passes, machine)).step_seconds or math.inf
+    assert steps["auto"] == min(steps["whole"], steps["split"])
+    assert steps["whole"] != pytest.approx(steps["split"], rel=5e-4)
