@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 from attrs import define, frozen
-from numpy.typing import NDArray
 
 from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.ops import ENGINES, Engine
@@ -136,8 +135,7 @@ class Bubbles:
 
     def waited_for(self, stage: int, engine: Engine) -> dict[int, float]:
         """Seconds an engine waited for each other stage, fill and drain apart."""
-        mine = (self._streams == stage * STREAMS + ENGINES.index(engine)) & (self._causes == idle_walk.STAGE)
-        seconds = np.bincount(self._stages[mine], (self._times[mine, 1] - self._times[mine, 0]))
+        seconds = self._by_stage[stage * STREAMS + ENGINES.index(engine)]
         return {int(other): float(seconds[other]) for other in np.flatnonzero(seconds)}
 
     def waited_for_ops(self, stage: int, engine: Engine) -> dict[int, float]:
@@ -149,7 +147,12 @@ class Bubbles:
             awaited, until = event, to
             while until > begin and awaited >= 0:
                 _, awaited = idle_walk.last_awaited(
-                    timeline.flat, timeline.ends, self._reuse, awaited, timeline.rendezvous, without_reuse=False
+                    timeline.flat,
+                    timeline.ends,
+                    timeline.relations.reuse,
+                    awaited,
+                    timeline.rendezvous,
+                    without_reuse=False,
                 )
                 since = max(begin, float(timeline.starts[awaited])) if awaited >= 0 else begin
                 if since < until and awaited >= 0:
@@ -196,7 +199,7 @@ class Bubbles:
                 path.append(PathOp(timeline.instructions[op], stage, ENGINES[engine], start, to, alone))
             to = start
             _, event = idle_walk.last_awaited(
-                flat, timeline.ends, self._reuse, event, timeline.rendezvous, without_reuse=False
+                flat, timeline.ends, timeline.relations.reuse, event, timeline.rendezvous, without_reuse=False
             )
         return path[::-1]
 
@@ -219,9 +222,9 @@ class Bubbles:
             timeline.flat,
             timeline.starts,
             timeline.ends,
-            self._reuse,
+            timeline.relations.reuse,
             kinds,
-            self._apart,
+            timeline.relations.apart,
             timeline.rendezvous,
             intervals,
             bounds,
@@ -252,6 +255,15 @@ class Bubbles:
         table = np.bincount(self._streams * count + self._causes, seconds, len(self.timeline.flat.streams) * count)
         return np.asarray(table, np.float64).reshape(-1, count)
 
+    @cached_property
+    def _by_stage(self) -> Float64s:
+        """Idle seconds for which another stage was waited, [streams, stages]."""
+        stages, waited = len(self.timeline.program.stages), self._causes == idle_walk.STAGE
+        seconds = (self._times[:, 1] - self._times[:, 0])[waited]
+        places = self._streams[waited] * stages + self._stages[waited]
+        table = np.bincount(places, seconds, len(self.timeline.flat.streams) * stages)
+        return np.asarray(table, np.float64).reshape(-1, stages)
+
     def _idle_intervals(self) -> tuple[Int64s, Float64s]:
         """Where engines that have work are idle, as `idle_walk.walk` takes it."""
         timeline, flat = self.timeline, self.timeline.flat
@@ -279,43 +291,3 @@ class Bubbles:
             bounds = np.concatenate([bounds, np.stack([timeline.ends[last_ops], ends], axis=1)])
         idle = bounds[:, 1] > bounds[:, 0]
         return np.ascontiguousarray(intervals[idle]), np.ascontiguousarray(bounds[idle])
-
-    @cached_property
-    def _reuse(self) -> Int64s:
-        """By wait: whether the two have no tensor in common and neither is blocking, so that only bytes are waited for."""
-        flat = self.timeline.flat
-        waiting = np.repeat(np.arange(self.timeline.ops), flat.ops["wait_stop"] - flat.ops["wait_first"])
-        awaited = flat.streams["first"][flat.waits["stream"]] + flat.waits["count"] - 1
-        blocked = self._blocking[waiting] | self._blocking[awaited]
-        return np.asarray(self._have_nothing_in_common(waiting, awaited) & ~blocked, np.int64)
-
-    @cached_property
-    def _apart(self) -> Int64s:
-        """By op: whether it needs nothing of the one before it in its stream, the last one before the first: no tensor, and it is not blocking."""
-        flat = self.timeline.flat
-        before = np.arange(self.timeline.ops) - 1
-        before[flat.first_ops] = flat.last_ops
-        apart = self._have_nothing_in_common(np.arange(self.timeline.ops), before) & ~self._blocking[before]
-        return np.asarray(apart, np.int64)
-
-    @cached_property
-    def _blocking(self) -> NDArray[np.bool_]:
-        """By op: whether compute waits for it."""
-        return np.array([item.blocking for item in self.timeline.instructions], np.bool_)
-
-    def _have_nothing_in_common(self, ops: Int64s, others: Int64s) -> NDArray[np.bool_]:
-        """By pair: whether two ops have no tensor in common."""
-        timeline = self.timeline
-        items = timeline.instructions
-        counts = np.array([len(item.operands) for item in items], np.int64)
-        tensors = np.array([operand.tensor for item in items for operand in item.operands], np.int64)
-        stride = int(tensors.max(initial=0)) + 1
-        held = np.unique(np.repeat(np.arange(timeline.ops), counts) * stride + tensors)
-        starts = np.cumsum(counts) - counts
-        sizes = counts[ops]
-        firsts = np.cumsum(sizes) - sizes
-        places = np.arange(sizes.sum()) - np.repeat(firsts, sizes) + np.repeat(starts[ops], sizes)
-        keys = np.repeat(others, sizes) * stride + tensors[places]
-        shared = np.isin(keys, held, kind="sort")
-        numbers = np.repeat(np.arange(len(ops)), sizes)
-        return np.asarray(np.bincount(numbers[shared], minlength=len(ops)) == 0, np.bool_)

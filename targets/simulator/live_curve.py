@@ -74,23 +74,25 @@ def live_curve(timeline: Timeline, stage: int, home: Home = Home.DDR) -> tuple[F
 
 def _accesses(timeline: Timeline, stage: int, home: Home) -> tuple[Int64s, Int64s, Int64s]:
     """Tensor, event and whether it defines the tensor; tensor by tensor, in an order that keeps the program's waits."""
-    order = _operands_in_order(timeline, stage, home)
-    ops, tensors, defines = np.array(order, np.int64).reshape(-1, 3).T
+    ops, tensors, defines = _operands_in_order(timeline, stage, home)
     events = (np.arange(timeline.steps)[:, None] * timeline.ops + ops).ravel()
     tensors, defines = np.tile(tensors, timeline.steps), np.tile(defines, timeline.steps)
     by_tensor = np.argsort(tensors, kind="stable")
     return tensors[by_tensor], events[by_tensor], defines[by_tensor].astype(bool)
 
 
-def _operands_in_order(timeline: Timeline, stage: int, home: Home) -> list[tuple[int, int, bool]]:
+def _operands_in_order(timeline: Timeline, stage: int, home: Home) -> tuple[Int64s, Int64s, Int64s]:
+    """By operand in a memory, in an order that keeps the program's waits: op, tensor, whether it defines the tensor."""
     held = timeline.program.stages[stage]
     firsts = {engine: timeline.ops_of(stage, engine)[0] for engine in ENGINES}
-    return [
-        (firsts[engine] + position, operand.tensor, operand.access in _DEFINING)
-        for engine, position in held.execution_order()
-        for operand in held.streams[engine][position].operands
-        if held.tensors[operand.tensor].home is home
-    ]
+    order = held.execution_order()
+    operands = [held.streams[engine][position].operands for engine, position in order]
+    numbers = np.array([firsts[engine] + position for engine, position in order], np.int64)
+    ops = np.repeat(numbers, np.array([len(each) for each in operands], np.int64))
+    tensors = np.array([operand.tensor for each in operands for operand in each], np.int64)
+    defines = np.array([operand.access in _DEFINING for each in operands for operand in each], np.int64)
+    there = np.array([tensor.home is home for tensor in held.tensors], np.bool_)[tensors]
+    return ops[there], tensors[there], defines[there]
 
 
 def _curve(times: Float64s, changes: Int64s) -> tuple[Float64s, Int64s]:

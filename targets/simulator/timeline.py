@@ -10,6 +10,7 @@ from attrs import define, field, frozen
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.targets.program.program import Instruction, Program
 from ratrain.targets.simulator.flat_program import STREAMS, FlatProgram, Float64s, Records, instructions_in_order
+from ratrain.targets.simulator.relations import Relations
 
 
 @frozen
@@ -58,6 +59,11 @@ class Timeline:
     def instructions(self) -> list[Instruction]:
         """The instructions of a step, by op number."""
         return instructions_in_order(self.program)
+
+    @cached_property
+    def relations(self) -> Relations:
+        """What its ops have to do with each other."""
+        return Relations(self.flat, self.instructions)
 
     @cached_property
     def spans(self) -> list[dict[Engine, list[Span]]]:
