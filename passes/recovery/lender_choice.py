@@ -6,7 +6,8 @@ recovers little enough) and has so many: some lack bytes, others have room. A pe
 both can move it meanwhile. Seconds and bytes of this are those of each stage's front of choices, of which one was placed and timed exactly.
 
 The best of some periods, by their closed forms, is written out: borrowers evict as few layers of micro-batches as make them fit, those go to
-lenders by stage order, and lenders choose anew beside their guests. Where what comes out is longer than was hoped, longer periods are tried.
+lenders by stage order, and lenders choose anew beside their guests. Where what comes out is longer than was hoped, longer periods are tried. What
+closed forms cannot see, where a stage has few items, `passes/recovery/lender_search.py` looks for beside that.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from attrs import define, evolve, field, frozen
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.recovery.guests import UnitTimes
 from ratrain.passes.recovery.kept_bytes import checkpoint_bytes
-from ratrain.passes.recovery.prospects import WORTH, Beside, Prospects
+from ratrain.passes.recovery.lender_search import LenderSearch
+from ratrain.passes.recovery.prospects import WORTH, Beside, Outcome, Prospects, step_seconds
 from ratrain.passes.recovery.recompute_choice import Chosen, typical_slice
 from ratrain.passes.recovery.rewriting import LayerChoice, Lender
 from ratrain.ratrain_ir.frontend.plan import slice_plan
@@ -86,14 +88,6 @@ class _Quota:
         self.seconds -= seconds * count
 
 
-@frozen(eq=False)
-class _Outcome:
-    """Choices for all stages, and the seconds that a step would take for each micro-batch."""
-
-    seconds: float
-    chosen: list[Chosen]
-
-
 def least_beside(guess: int, most: int, holds: Callable[[int], bool]) -> int:
     """The least number from 0 to `most` of which something holds that goes on holding, near a guess; `most` + 1 where none is."""
     high = guess = min(guess, most)
@@ -115,7 +109,8 @@ def least_beside(guess: int, most: int, holds: Callable[[int], bool]) -> int:
 def choose_lenders(module: Module, context: PassContext, capacity: int, times: UnitTimes) -> list[Chosen]:
     """The choice of every stage; of a lender beside the guests that the others' choices send it."""
     prospects = [Prospects(stage, Trials(module, context), capacity) for stage in module.stages]
-    return _Choice(module, prospects, times).best().chosen
+    best = _Choice(module, prospects, times).best()
+    return LenderSearch(module, prospects, times).better(best).chosen
 
 
 @define(eq=False)
@@ -130,10 +125,10 @@ class _Choice:
     usable: float = 1.0
     """of the bytes that lenders have; seen likewise"""
 
-    def best(self) -> _Outcome:
+    def best(self) -> Outcome:
         """The best of the outcomes that are written out, and of the one in which nothing moves."""
         alone = [each.alone_period for each in self.prospects]
-        best = _Outcome(self.step(alone), [each.front.chosen(each.alone) for each in self.prospects])
+        best = self.outcome(alone, [each.front.chosen(each.alone) for each in self.prospects])
         enough = best.seconds * (1 - WORTH)
         shortest = max(each.periods[-1] for each in self.prospects)
         untried = [shortest + (max(alone) - shortest) * number / _PERIODS for number in range(_PERIODS)]
@@ -153,9 +148,9 @@ class _Choice:
                 best = found
         return best
 
-    def step(self, periods: Sequence[float]) -> float:
-        """What a step takes: its longest period, and for filling and draining the pipeline what a micro-batch takes on each stage."""
-        return max(periods) + sum(periods) / self.module.plan.micro_batches
+    def outcome(self, periods: list[float], chosen: list[Chosen]) -> Outcome:
+        """That of a period and a choice of each stage."""
+        return Outcome(step_seconds(self.module, periods), chosen, periods)
 
     def lacks(self, each: Prospects, period: float) -> bool:
         """Whether a stage has too few bytes to keep a period."""
@@ -166,14 +161,13 @@ class _Choice:
         level = self.lending_level(period)
         if level is None:
             return inf
-        return self.step(
-            [
-                each.periods[each.choice_for(period)]
-                if self.lacks(each, period)
-                else max(each.alone_period, each.periods[each.choice_for(level)])
-                for each in self.prospects
-            ]
-        )
+        periods = [
+            each.periods[each.choice_for(period)]
+            if self.lacks(each, period)
+            else max(each.alone_period, each.periods[each.choice_for(level)])
+            for each in self.prospects
+        ]
+        return step_seconds(self.module, periods)
 
     def lending_level(self, period: float) -> float | None:
         """The shortest period up to which lenders have to go so that their room covers what others lack; None where `period` is not enough."""
@@ -191,7 +185,7 @@ class _Choice:
             low, high = (low, middle) if covers(middle) else (middle, high)
         return high
 
-    def written_out(self, period: float) -> _Outcome | None:
+    def written_out(self, period: float) -> Outcome | None:
         """Choices for a period, and how long a step they make; None where they do not fit."""
         away: dict[int, _Evicted] = {}
         for each in self.prospects:
@@ -205,7 +199,7 @@ class _Choice:
         self.overhead = max(self.overhead, moved / lacking)
         spoilt: Counter[int] = Counter()
         lost = 0
-        best: _Outcome | None = None
+        best: Outcome | None = None
         for _ in range(_ROUNDS):
             housed = self.housed(away, period, spoilt)
             if housed is None:
@@ -223,7 +217,7 @@ class _Choice:
                 periods = {index: self.prospects[index].trials.period(draft) for index, draft in drafts.items()}
                 periods |= {index: each.period for index, each in beside.items()}
                 stages = range(len(self.prospects))
-                found = _Outcome(self.step([periods[at] for at in stages]), [chosen[at] for at in stages])
+                found = self.outcome([periods[at] for at in stages], [chosen[at] for at in stages])
                 best = found if best is None or found.seconds < best.seconds else best
             missing = {index: each.missing + max(0, left[index]) for index, each in beside.items() if each.missing}
             if not missing:

@@ -12,7 +12,7 @@ from ratrain.passes.memory.trial import Trials
 from ratrain.passes.recovery.guests import take_in
 from ratrain.passes.recovery.recompute_choice import Chosen, Front, Shape, as_chosen
 from ratrain.passes.recovery.rewriting import Rewriting
-from ratrain.ratrain_ir.module import Stage
+from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import Engine
 
 if TYPE_CHECKING:
@@ -23,6 +23,21 @@ if TYPE_CHECKING:
 
 WORTH = 1e-3
 """What a step must gain to move anything at all, and what is near enough to what was hoped."""
+
+
+@frozen(eq=False)
+class Outcome:
+    """Choices for all stages, and the seconds that a step would take for each micro-batch."""
+
+    seconds: float
+    chosen: list[Chosen]
+    periods: list[float]
+    """of each stage"""
+
+
+def step_seconds(module: Module, periods: Sequence[float]) -> float:
+    """What a step takes: its longest period, and for filling and draining the pipeline what a micro-batch takes on each stage."""
+    return max(periods) + sum(periods) / module.plan.micro_batches
 
 
 @define(eq=False)
@@ -90,6 +105,11 @@ class Prospects:
     def excess(self, draft: Stage) -> int:
         """Bytes that it lacks to place a draft."""
         return self.trials.excess_bytes(draft, self.lag, self.capacity)
+
+    def fits(self, draft: Stage) -> bool:
+        """Whether a draft can be placed with whatever little lag."""
+        within = self.trials.occupancy(draft).peak_bytes(0) <= self.capacity
+        return within and not self.trials.excess_bytes(draft, 0.0, self.capacity)
 
     def lacking(self, counts: Sequence[Mapping[LayerChoice, int]]) -> int:
         """Bytes that it lacks for a choice."""

@@ -1,4 +1,4 @@
-"""Who keeps how much with whom: near the best of all numbers that each stage may keep with each other, by the stages' own steps."""
+"""Who keeps how much with whom: within a hundredth of the best of all numbers that each stage may keep with each other, by the stages' own steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,14 @@ class Case:
     """A module, and what it is to fit in."""
 
     def __init__(
-        self, pp: int, cuts: tuple[int, ...], micro_batches: int, room: float, link: float, layers: int = 5
+        self,
+        pp: int,
+        cuts: tuple[int, ...],
+        micro_batches: int,
+        room: float,
+        link: float,
+        layers: int = 4,
+        schedule: str = "1f1b",
     ) -> None:
         constants = MACHINE.constants
         machine = evolve(
@@ -47,7 +54,9 @@ class Case:
             },
         )
         self.model = evolve(MODEL, layers=layers, hidden_size=256, ffn_size=512, heads=4, kv_heads=4, head_dim=64)
-        plan = make_plan(self.model, pp=pp, dp=1, zero=0, cuts=cuts, micro_batches=micro_batches, seq_len=256)
+        plan = make_plan(
+            self.model, pp=pp, dp=1, zero=0, cuts=cuts, micro_batches=micro_batches, seq_len=256, schedule=schedule
+        )
         arenas = [
             max(
                 s.arena_bytes
@@ -58,7 +67,7 @@ class Case:
             for policy in ("full", "none")
         ]
         self.capacity = int(arenas[0] + room * max(0, arenas[1] - arenas[0]))
-        self.module: Module = api.compile(self.model, plan, passes="place-1f1b", machine=machine)
+        self.module: Module = api.compile(self.model, plan, passes="place-schedule", machine=machine)
         self.context = PassContext(target_of(machine), Diagnostics())
         self.times = UnitTimes(self.module)
         self.trials = [Trials(self.module, self.context) for _ in self.module.stages]
@@ -113,25 +122,37 @@ class Case:
                     }
 
 
-def check(case: Case, within: float) -> None:
-    assert case.chosen() <= (1 + within) * min(map(case.step, case.all_choices()))
+def check(case: Case) -> None:
+    assert case.chosen() <= 1.01 * min(map(case.step, case.all_choices()))
 
 
 @pytest.mark.full
-@settings(max_examples=12, deadline=None)
-@given(
-    st.sampled_from(((2, (1,)), (2, (2,)), (2, (3,)), (3, (1, 2)), (3, (2, 3)))),
-    st.integers(2, 4),
-    st.floats(0, 1),
-    st.floats(8, 10),
-)
-def test_no_other_choice_is_much_better(
-    cut: tuple[int, tuple[int, ...]], micro_batches: int, room: float, link: float
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("cuts", [(1,), (2,), (3,), (1, 2), (2, 3)])
+@settings(max_examples=8, deadline=None)
+@given(st.integers(2, 4), st.floats(0, 1), st.floats(8, 10))
+def test_no_other_choice_is_a_hundredth_better(
+    cuts: tuple[int, ...], schedule: str, micro_batches: int, room: float, link: float
 ) -> None:
-    check(Case(*cut, micro_batches, room, 10**link, layers=4), 0.05)
+    """Of three stages under GPipe, which has all micro-batches in flight, there would be thousands of choices."""
+    few = 2 if schedule == "gpipe" and len(cuts) > 1 else micro_batches
+    check(Case(len(cuts) + 1, cuts, few, room, 10**link, schedule=schedule))
+
+
+@pytest.mark.parametrize(
+    ("cut", "micro_batches", "room", "link"),
+    [
+        (1, 3, 0.032, 9.89),  # by whole layers alone this was 11 % longer
+        (2, 2, 0.54, 9.72),  # and here nothing moved, which is 2 % longer
+    ],
+)
+def test_few_items_are_counted_one_by_one(cut: int, micro_batches: int, room: float, link: float) -> None:
+    case = Case(2, (cut,), micro_batches, room, 10**link)
+    check(case)
+    assert case.chosen() < 0.99 * case.step({})
 
 
 def test_the_choice_is_good_in_one_case() -> None:
     case = Case(2, (2,), 4, 0.3, 1e10, layers=3)
-    check(case, 0.01)
+    check(case)
     assert case.chosen() < 0.99 * case.step({})
