@@ -291,17 +291,19 @@ _BLOCK = 12288
 def shape_bounds(c: Columns) -> Numbers:
     """Lower bounds of the step seconds of shapes under any cuts; infinite where the state alone exceeds all memory.
 
-    With a seconds of forward and backward for the whole model: behind any stage the pipeline drains, so the step is at least
-    a + (M - 1) times the heaviest stage, which has a P-th of the work or, as layers are whole, more. With tensor peers it is only known that stages are passed before
+    With a seconds of forward and backward for the whole model, x of a stage and b of its backward: no stage hides more of the others than its own
+    k - 1 forwards before its first backward, and as many backwards before its last. So the step is at least a + (M - 1) b for each stage, some of
+    which has a P-th of all or, as layers are whole, more. Where M > P it is at least (M - k) x + a and what later stages have besides; the largest
+    of these is least, a + (M - 1) a / P, where all stages are equal: that of a heavier one may be less, as it hides the later ones. With tensor peers it is only known that stages are passed before
     a stage's work and after it, as `placed_shape_seconds` has it, and that every P-th micro-batch's round trip makes a chain.
     """
     m, p = c.micro_batches, c.pp
     everything = np.array([1.0, c.layers, 1.0])
     units = c.forward + c.backward
-    both, backward = everything @ units, everything @ c.backward
+    both = everything @ units
     heaviest = evenest(c, units)
     if c.in_order:
-        last = np.where(m > p, heaviest, backward / p)
+        last = np.maximum(np.where(m > p, both / p, 0.0), evenest(c, c.backward))
         drained = both + (m - 1) * last + 2 * c.message * (p - 1) + c.tail[EMBED]
         trips = np.ceil(m / p) * c.there_and_back + c.tail[EMBED]
         drained = np.where(c.merged > 0, np.maximum(placed_shape_seconds(c), trips), drained)

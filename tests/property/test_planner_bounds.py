@@ -204,6 +204,15 @@ def test_what_waits_between_halves_and_slices_counts(name, shape, layers, share)
     assert peaks[0] * share <= peaks[1] <= max(found.peak_bytes)
 
 
+@pytest.mark.parametrize("micro_batches", [3, 5, 9])
+@pytest.mark.parametrize("layers", [(2, 1, 1, 1), (1, 1, 1, 2)])
+def test_a_heavier_stage_hides_what_later_ones_do(layers, micro_batches):
+    """So of layers that are not shared out evenly the bound of all cuts is not the heaviest stage behind the pipeline's way."""
+    machine = with_constants(load_machine(None), {"link_latency": 0.0, "launch": 2e-5, "collective_chunk": 4096.0})
+    model, named, shape = small_model(5, wide=True), strategy("ratrain"), Shape(4, 1, 1, micro_batches, 0, "last")
+    check(model, shape, layers, named, machine, evaluated(model, shape, layers, named.passes, named, machine))
+
+
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("name", ["ratrain", "zb-h1"])
 def test_nobody_reads_the_view_of_the_head_in_the_last_backward_of_an_mlp(name, micro_batches):
