@@ -20,7 +20,7 @@ from ratrain.ratrainc.console import seconds_text, size_text
 from ratrain.ratrainc.levers import Outcome, Setting, outcomes, try_setting
 from ratrain.ratrainc.planner.answer import Request
 from ratrain.ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
-from ratrain.ratrainc.planner.families import USUAL, Family, families
+from ratrain.ratrainc.planner.families import USUAL, Family, families, with_memories
 from ratrain.ratrainc.planner.quick import quick_answer
 from ratrain.ratrainc.planner.report import nearest_text, text_of_plan
 from ratrain.ratrainc.planner.requests import without_schedule
@@ -101,7 +101,7 @@ def _planned(
     schedule = plan.schedule or default_schedule(plan.shape)
     own = families(strategy, (schedule,)) if strategy.schedule is None and schedule != "1f1b" else ()
     usual = strategy_named(DEFAULT_STRATEGY)
-    asked = [(strategy, own, command), (usual, families(usual, USUAL), whole_command)]
+    asked = [(strategy, own, command), (usual, families(usual, with_memories(USUAL, setting.machine)), whole_command)]
     empty = []
     for chosen, searched, asking in asked:
         try:

@@ -25,7 +25,7 @@ class PlanChoice:
     strategy: str | None = None
     """by name; None: the default one"""
     schedules: tuple[str, ...] | None = None
-    """by name, to choose from; None: that of the strategy, or where none is named those that `whole` searches have"""
+    """by name, to choose from, with the memory beside DDR that plans may use: `1f1b+host`; None: that of the strategy, or where none is named those that `whole` searches have"""
     zero_levels: tuple[int, ...] = (0, 1, 2, 3)
     peers: tuple[int, ...] | None = None
     """numbers of tensor peers; None: as `like` says where it has several, else one and all that share out the model"""

@@ -356,16 +356,18 @@ def _peers(_context: click.Context, _parameter: click.Parameter, text: str | Non
 
 
 def schedule_names(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
-    """The names of a list of schedules, or of all of them."""
+    """The names of a list of schedules, some with a memory, or of all of them."""
     if text is None:
         return None
     from ratrain.ratrain_ir.schedules.named import SCHEDULES
+    from ratrain.ratrainc.planner.families import problem_of
 
     names = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
     if names == ("all",):
         return tuple(SCHEDULES)
-    if unknown := [name for name in names if name not in SCHEDULES]:
-        raise click.BadParameter(f"'{unknown[0]}' is not a schedule; the schedules are {', '.join(SCHEDULES)}, or all")
+    if problems := [problem for name in names if (problem := problem_of(name)) is not None]:
+        text = f"{problems[0]}; the schedules are {', '.join(SCHEDULES)}, or all; the memories host, file and peer"
+        raise click.BadParameter(text)
     return names
 
 

@@ -79,8 +79,9 @@ Examples:
     "plans_schedules",
     metavar="S,S,...",
     callback=schedule_names,
-    help="Schedules to choose from, or 'all'. Default: without --strategy "
-    "1f1b, zb-h1, interleaved, zb-v, v-half, v-min and seq1f1b, else the strategy's.",
+    help="Schedules to choose from, or 'all'; 1f1b+host, +file and +peer use that memory beside DDR. Default: without "
+    "--strategy 1f1b, zb-h1, interleaved, zb-v, v-half, v-min and seq1f1b, alone and with each memory that the machine "
+    "has, else the strategy's.",
 )
 @click.option(
     "--objective",

@@ -129,9 +129,12 @@ def smallest(
 ) -> Fewest:
     """The fewest clusters, up to `clusters`, on which a plan fits, and the plan.
 
-    Raises `DiagnosticError` RT053 where none was found.
+    Where `plans` names neither a strategy nor schedules, plans may use the memories that the machine has beside DDR. Raises `DiagnosticError`
+    RT053 where none was found.
     """
-    request = planning_request(_model(model), clusters, clusters, seq_len, machine=_loaded(machine), plans=plans)
+    request = planning_request(
+        _model(model), clusters, clusters, seq_len, machine=_loaded(machine), plans=plans, fewest=True
+    )
     return fewest_clusters(request, _words(model), _named(machine), counting(progress, clusters))
 
 

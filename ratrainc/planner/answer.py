@@ -11,7 +11,7 @@ from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.schedules.named import default_schedule
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrainc.planner.evaluation import Evaluation
-from ratrain.ratrainc.planner.families import Family
+from ratrain.ratrainc.planner.families import Family, schedule_of
 from ratrain.ratrainc.planner.objective import TIME, Cost, Objective
 from ratrain.ratrainc.planner.peers import choose_peers, with_whole_rows
 from ratrain.ratrainc.planner.setting import Setting
@@ -135,8 +135,8 @@ class Candidate:
 
     @property
     def identity(self) -> tuple[str, Plan]:
-        """What it has in common with candidates that are the same plan under other settings of its passes."""
-        return self.family, self.plan
+        """What it has in common with candidates that are the same plan under other settings of its passes, or with another use of memories."""
+        return schedule_of(self.family), self.plan
 
     def cost(self, objective: Objective) -> Cost:
         """What it costs, by what is known of it."""

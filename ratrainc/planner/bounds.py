@@ -47,6 +47,7 @@ from ratrain.ratrainc.planner.columns import (
     surely_held,
     unit_sum,
 )
+from ratrain.ratrainc.planner.other_memory import crossing_bytes, with_other_memory
 from ratrain.ratrainc.planner.placed_bounds import PlacedMemory, placed_shape_seconds, placed_time
 
 
@@ -64,8 +65,8 @@ def stage_bounds(c: Columns, before: Numbers, layers: Numbers) -> StageBounds:
     The first axis of `layers` has all stages of a plan in order, the last one the shapes. Arguments broadcast.
     """
     memory = _memory(c, layers)
-    peak = memory.peak_bytes()
-    return StageBounds(np.where(peak <= c.capacity, _seconds(c, memory, before), np.inf), peak)
+    seconds, peak = _with_other_memory(c, layers, _seconds(c, memory, before), memory.peak_bytes())
+    return StageBounds(np.where(peak <= c.capacity, seconds, np.inf), peak)
 
 
 def least_stage_seconds(c: Columns, before: Numbers, layers: Numbers) -> Numbers:
@@ -84,7 +85,15 @@ def least_stage_seconds(c: Columns, before: Numbers, layers: Numbers) -> Numbers
         np.maximum(longest, unit_sum(c.link + c.micro_batches * c.link_each, layers), out=longest)
         if c.has_peers:
             np.maximum(longest, unit_sum(c.micro_batches * c.exchange, layers), out=longest)
-    return np.where(memory.peak_bytes() <= c.capacity, longest, np.inf)
+    longest, peak = _with_other_memory(c, layers, longest, memory.peak_bytes())
+    return np.where(peak <= c.capacity, longest, np.inf)
+
+
+def _with_other_memory(c: Columns, layers: Numbers, seconds: Numbers, peak: Numbers) -> tuple[Numbers, Numbers]:
+    """Bounds of stages that use no other memory, made those of stages that may (`other_memory.py`)."""
+    if c.other is None:
+        return seconds, peak
+    return with_other_memory(c.other, layers, _memory(c.other.whole, layers), seconds, peak)
 
 
 def _memory(c: Columns, layers: Numbers) -> _Memory | PlacedMemory:
@@ -240,10 +249,24 @@ class _Memory:
     @cached_property
     def window_recovery(self) -> Numbers:
         """Seconds of recovery in each window but the first."""
+        return self.of_window(self.flight, self.free_in_windows())
+
+    def free_in_windows(self) -> Numbers:
+        """Bytes that are left in each window but the first."""
         late = self.late.copy()
         late[0] += self.c.embed_view / np.maximum(self.windows[0], 1.0)
         late[-1] += self.updated / np.maximum(self.windows[-1], 1.0)
-        return self.of_window(self.flight, late)
+        return late
+
+    def recovery_on(self, slope: Numbers, intercept: Numbers, more: Numbers) -> Numbers:
+        """A line below the recovery in a step: that of a layer over its bytes, with so many `more` bytes left in each window."""
+
+        def of_window(count: Numbers, free: Numbers) -> Numbers:
+            sure = np.minimum(count, self.held) * self.layers - 1
+            rest = (count * self.layers - sure) * self.c.recovery_least
+            return sure * intercept + slope * (free + more) + rest
+
+        return self.windows * of_window(self.flight, self.free_in_windows()) + of_window(self.rest, self.early)
 
     def of_window(self, count: Numbers, free: Numbers) -> Numbers:
         """Least seconds of recovery of `count` micro-batches, of those in flight together; one layer, which begins its backward, is whole.
@@ -268,6 +291,13 @@ def recovery_seconds(c: Columns, layers: Numbers) -> Numbers:
     return _memory(c, layers).recovery()
 
 
+def transfer_seconds(c: Columns, layers: Numbers) -> Numbers:
+    """Seconds that what must leave DDR takes on its way at least; 0 without another memory. Axes of `layers` as for `stage_bounds`."""
+    if c.other is None:
+        return np.zeros_like(layers)
+    return crossing_bytes(c.other, layers, _memory(c.other.whole, layers)) / c.other.rate
+
+
 def plan_bounds(c: Columns, layers: Numbers) -> StageBounds:
     """Bounds of plans with equal numbers of stages: seconds [plans], peak bytes [plans, stages]. `layers` [plans, stages]."""
     plans, stages = layers.shape
@@ -278,9 +308,10 @@ def plan_bounds(c: Columns, layers: Numbers) -> StageBounds:
         rows = slice(start, start + step)
         chosen, part = c.rows(rows), np.ascontiguousarray(layers[rows].T)
         memory = _memory(chosen, part)
-        peaks[:, rows] = peak = memory.peak_bytes()
-        longest = _seconds(chosen, memory, before @ part).max(axis=0)
-        seconds[rows] = np.where(peak.max(axis=0) <= chosen.capacity, longest, np.inf)
+        longest, peak = _seconds(chosen, memory, before @ part), memory.peak_bytes()
+        longest, peak = _with_other_memory(chosen, part, longest, peak)
+        peaks[:, rows] = peak
+        seconds[rows] = np.where(peak.max(axis=0) <= chosen.capacity, longest.max(axis=0), np.inf)
     return StageBounds(seconds, peaks.T)
 
 

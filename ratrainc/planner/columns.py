@@ -51,6 +51,8 @@ class Columns:
     recovery_least: Numbers
     """seconds however much is kept: the last line, which is flat"""
     carried: Numbers
+    state: Numbers
+    """of these, bytes of masters and moments"""
     gradients: Numbers
     sliced_gradients: Numbers
     mlp_gradient: Numbers
@@ -63,6 +65,8 @@ class Columns:
     link: Numbers
     link_each: Numbers
     tail: Numbers
+    tail_update: Numbers
+    """of these, seconds of the update"""
     first_forward: Numbers
     """the way of the first slice of a micro-batch, or of all of it where it passes whole: its compute and what tensor peers exchange for it"""
     first_backward: Numbers
@@ -88,6 +92,8 @@ class Columns:
     """whether weight halves may come later than the gradients of inputs"""
     head_stage: int
     """the stage of the head: the last or, in a vee, the first"""
+    other: OtherMemory | None = None
+    """the memory that plans may use beside DDR; what stands above is then what is left in DDR whatever goes there"""
 
     @cached_property
     def has_peers(self) -> bool:
@@ -119,12 +125,14 @@ class Columns:
         jitter = profiles.setting.machine.rank_jitter
         slowest = np.array([slowest_rank(jitter, shape.clusters) for shape in meshes])[mesh]
         of_state = _table([profiles.state(state_key(shape)) for shape in states], _STATE_COLUMNS)
-        of_work = {
+        of_work: dict[str, Any] = {
             name: column.take(size, axis=-1) * (slowest if name in _COMPUTE_COLUMNS else 1.0)
             for name, column in of_size.items()
         }
         exchanges = [profiles.exchange(shape) for shape in ways]
-        exchanged = {name: column[:, way] for name, column in _table(exchanges, _EXCHANGE_COLUMNS).items()}
+        exchanged: dict[str, Any] = {
+            name: column[:, way] for name, column in _table(exchanges, _EXCHANGE_COLUMNS).items()
+        }
         of_work["first_forward"] += exchanged["first_forward"]
         of_work["first_backward"] += exchanged["first_backward"]
         return cls(
@@ -144,7 +152,7 @@ class Columns:
             exchange=exchanged["engine"],
             merged=np.array([float(shape.tp > 1) for shape in sizes])[size],
             **of_work,
-            **{name: column.take(state, axis=-1) for name, column in of_state.items()},
+            **dict[str, Any]((name, column.take(state, axis=-1)) for name, column in of_state.items()),
         )
 
     @property
@@ -156,10 +164,37 @@ class Columns:
     def rows(self, index: slice | NDArray[np.intp]) -> Columns:
         """Some of the shapes."""
         columns: dict[str, Any] = attrs.asdict(self, recurse=False)
+        if self.other is not None:
+            columns["other"] = attrs.evolve(self.other, whole=self.other.whole.rows(index))
         for name, column in columns.items():
             if isinstance(column, np.ndarray):
                 columns[name] = column[..., index] if isinstance(index, slice) else column.take(index, axis=-1)
         return Columns(**columns)
+
+    def with_capacity(self, capacity: Numbers) -> Columns:
+        """The same where a rank has other bytes for tensors."""
+        other = self.other
+        if other is not None:
+            other = attrs.evolve(other, whole=attrs.evolve(other.whole, capacity=capacity))
+        return attrs.evolve(self, capacity=capacity, other=other)
+
+
+@frozen(eq=False)
+class OtherMemory:
+    """A memory beside DDR, in which plans may have state and what waits for its backward."""
+
+    whole: Columns
+    """the same shapes with all of that in DDR"""
+    room: float
+    """its bytes of a rank; infinite where they are not known"""
+    rate: float
+    """bytes a second of the slower one of its ways"""
+    both_ways: float
+    """seconds of a byte there and back, one after the other"""
+    takes_state: bool
+    """whether masters and moments may be in it"""
+    streams: bool
+    """whether these cross its ways in every step; else something updates them there"""
 
 
 _WORK_COLUMNS = (
@@ -195,6 +230,7 @@ _COMPUTE_COLUMNS = (
 _EXCHANGE_COLUMNS = ("engine", "forward", "backward", "first_forward", "first_backward")
 _STATE_COLUMNS = (
     "carried",
+    "state",
     "gradients",
     "sliced_gradients",
     "mlp_gradient",
@@ -207,6 +243,7 @@ _STATE_COLUMNS = (
     "link",
     "link_each",
     "tail",
+    "tail_update",
 )
 
 
@@ -319,4 +356,4 @@ def least_bytes(c: Columns) -> Numbers:
     if c.in_order or not c.has_halves:
         own = own + c.mlp_scratch + c.mlp_gradient
     nbytes: Numbers = carried / c.pp + own
-    return nbytes
+    return nbytes if c.other is None else np.maximum(nbytes, least_bytes(c.other.whole) - c.other.room)

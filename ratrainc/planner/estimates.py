@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from math import inf
 
-import attrs
 import numpy as np
 
 from ratrain.ratrainc.planner.bounds import plan_bounds, recovery_seconds
 from ratrain.ratrainc.planner.columns import EMBED, Columns, Numbers, least_recovery, unit_sum
+from ratrain.ratrainc.planner.other_memory import all_offloaded
 
 _USABLE = 0.97
 """share of the capacity that is planned with: the rest is left to padding, transients and gaps between tensors"""
@@ -21,9 +21,14 @@ def plan_estimates(c: Columns, layers: Numbers) -> Numbers:
     """Estimated seconds of plans with equal numbers of stages, infinite where they may not fit. `layers` [plans, stages].
 
     Unequal stages take the sum of a micro-batch's times over all stages and M - 1 times the largest; then come all collectives and updates of
-    the stage that has most of them. Chunks and slices shorten what is more than M times the largest.
+    the stage that has most of them. Chunks and slices shorten what is more than M times the largest. With another memory: with all state there, or
+    nothing.
     """
-    usable = attrs.evolve(c, capacity=c.capacity * _USABLE)
+    if c.other is not None:
+        offloaded = plan_estimates(all_offloaded(c), layers)
+        fits = np.isfinite(plan_bounds(c.with_capacity(c.capacity * _USABLE), layers).seconds)
+        return np.minimum(plan_estimates(c.other.whole, layers), np.where(fits, offloaded, np.inf))
+    usable = c.with_capacity(c.capacity * _USABLE)
     fits = np.isfinite(plan_bounds(usable, layers).seconds)
     by_stage = layers.T
     stages, m = len(by_stage), c.micro_batches

@@ -9,6 +9,7 @@ import numpy as np
 from attrs import define, evolve, field
 from numpy.typing import NDArray
 
+from ratrain.passes.recovery.recompute import PEER
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail
 from ratrain.ratrainc.planner.answer import Request
 from ratrain.ratrainc.planner.bounds import shape_bounds
@@ -17,6 +18,7 @@ from ratrain.ratrainc.planner.cuts import partition_count
 from ratrain.ratrainc.planner.estimates import shape_guesses
 from ratrain.ratrainc.planner.families import Family
 from ratrain.ratrainc.planner.objective import WORST, Cost
+from ratrain.ratrainc.planner.other_memory import granted
 from ratrain.ratrainc.planner.shape_bytes import shape_bounds_with_bytes
 from ratrain.ratrainc.planner.space import Shape
 
@@ -58,11 +60,14 @@ class FamilySpace:
         """
         own = evolve(request, strategy=family.strategy, families=(), slices_of_one=bool(request.families))
         shapes = own.shapes()
-        if request.families and family.name == "zb-h1":  # on one stage it has no idle time to fill: that is 1F1B
+        # on one stage ZB-H1 has no idle time to fill: that is 1F1B; nor is there another stage to keep anything
+        if (request.families and family.schedule == "zb-h1") or family.memory == PEER:
             shapes = [shape for shape in shapes if shape.pp > 1]
         if not shapes:
             fail("RT064", f"{family.name} has no plan of {request.model.name} on {request.clusters} clusters")
         columns = Columns.of(profiles, shapes, schedule=own.schedule)
+        if family.memory is not None:
+            columns = granted(columns, request.machine, family.memory)
         return cls(family, own, shapes, columns, shape_bounds(columns))
 
     def __attrs_post_init__(self) -> None:
@@ -96,7 +101,7 @@ class FamilySpace:
 
     def within(self, capacity: float) -> FamilySpace:
         """The same where a rank has so many bytes for tensors, or as many as it had if those are fewer."""
-        columns = evolve(self.columns, capacity=np.minimum(self.columns.capacity, capacity))
+        columns = self.columns.with_capacity(np.minimum(self.columns.capacity, capacity))
         return FamilySpace(self.family, self.request, self.shapes, columns, shape_bounds(columns))
 
     def next_row(self, is_out: Callable[[Cost], bool], *, of_one_peer: bool = False) -> int | None:

@@ -130,11 +130,12 @@ def _reason(
         what = "simulated" if nearest.is_exact else "simulated, folded"
         text = f"{_worse(search, nearest.cost(objective), best)}: {seconds_text(nearest.seconds)} {what} ({_text(nearest.shape)})"
         return text, nearest.shape, nearest.seconds
-    costs = sorted((space.cost(space.row[shape]), at) for at, shape in enumerate(family))
+    rows = [space.row[shape] for shape in family]
+    costs = sorted((space.cost(row), float(space.bytes[row]), at) for at, row in enumerate(rows))
     least: tuple[Cost, Shape] | None = None
     short: tuple[float, int, Shape] | None = None
     rest = WORST
-    for number, (cost, at) in enumerate(costs):
+    for number, (cost, _, at) in enumerate(costs):
         shape, rest = family[at], cost
         if not np.isfinite(rest[0]) and short is not None:
             break  # state alone does not fit
@@ -155,7 +156,7 @@ def _reason(
         return f"not placed: {refused[0].evaluation.refusal} ({_text(refused[0].shape)})", None, None
     assert short is not None, "a shape either has cuts that fit or lacks bytes"
     lacking = f"stage @{short[1]} lacks at least {size_text(int(short[0]))} ({_text(short[2])})"
-    if np.isfinite([cost[0] for cost, _ in costs[_TRIED:]]).any():
+    if np.isfinite([cost[0] for cost, _, _ in costs[_TRIED:]]).any():
         return f"none of {_TRIED} shapes that were looked at fits: {lacking}", None, None
     return f"does not fit: {lacking}", None, None
 

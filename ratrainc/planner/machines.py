@@ -39,13 +39,14 @@ def parse_changes(text: str, machine: Machine) -> dict[str, float]:
     no size, rate or time.
     """
     changes = {}
-    constants = {*machine.constants, *optional_constants(machine)}
+    of_memories = {key for key in STORE_UNITS if f"{key.partition('_')[0]}_capacity" in machine.constants}
+    constants = {*machine.constants, *optional_constants(machine), *of_memories}
     for part in text.split(","):
         name, _, value = (word.strip() for word in part.partition("="))
         constant = _SHORT.get(name, name.replace("-", "_"))
-        if constant in STORE_UNITS:
-            text = f"'{name}' changes nothing: plans of the planner store nothing in other memories"
-            fail("RT065", text, help="leave it out; 'compile --passes' has passes that store (docs/memories.md)")
+        if constant in STORE_UNITS and constant not in of_memories:
+            text = f"'{name}' changes nothing: the machine has no memory '{constant.partition('_')[0]}'"
+            fail("RT065", text, help="leave it out, or give a machine file that has one with --machine")
         if constant not in constants:
             known = {*_SHORT, *constants}
             fail(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import frozen
+from attrs import fields, frozen
 
-from ratrain.ratrainc.planner.bounds import recovery_seconds
+from ratrain.ratrainc.planner.bounds import recovery_seconds, transfer_seconds
 from ratrain.ratrainc.planner.cuts import best_cuts
 
 if TYPE_CHECKING:
@@ -31,11 +31,12 @@ class Mechanisms:
     """their links, once there and back"""
     exchanges: float
     """of tensor peers: all that their engine does, much of which may be hidden"""
+    transfers: float
+    """to or from another memory, of what DDR has no room for: once a step at least, much of which may be hidden"""
 
     def over(self, other: Mechanisms) -> Mechanisms:
         """What each takes more than in another plan."""
-        names = ("compute", "recovery", "updates", "bubble", "messages", "exchanges")
-        return Mechanisms(*(getattr(self, name) - getattr(other, name) for name in names))
+        return Mechanisms(*(getattr(self, each.name) - getattr(other, each.name) for each in fields(Mechanisms)))
 
 
 def mechanisms(space: FamilySpace, shape: Shape) -> Mechanisms:
@@ -52,4 +53,5 @@ def mechanisms(space: FamilySpace, shape: Shape) -> Mechanisms:
         bubble=float((units @ first)[0]) / stages * (stages - 1) / shape.chunks,
         messages=float(c.message[0]) * 2 * (stages - 1),
         exchanges=float((c.micro_batches * (units @ c.exchange))[0]) / stages,
+        transfers=float(transfer_seconds(c, layers).sum()) / stages,
     )

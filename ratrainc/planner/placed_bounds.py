@@ -113,6 +113,19 @@ class PlacedMemory:
         total: Numbers = least + more
         return total
 
+    def recovery_on(self, slope: Numbers, intercept: Numbers, more: Numbers) -> Numbers:
+        """A line below the recovery in a step: that of a layer over its bytes, with so many `more` bytes left at each instant."""
+        c = self.c
+
+        def more_than_least(held: Numbers, free: Numbers) -> Numbers:
+            items = np.maximum(held * self.pass_layers - 1, 0.0)
+            return items * (intercept - c.recovery_least) + slope * (free + more)
+
+        late = self.windows * more_than_least(self.late_held, np.where(np.isfinite(self.late), self.late, 0.0))
+        least = c.micro_batches * c.slices * self.layers * c.recovery_least
+        total: Numbers = least + np.maximum(more_than_least(self.early_held, self.early), late)
+        return total
+
     def more_than_least(self, held: Numbers, free: Numbers) -> Numbers:
         """Seconds by which the recovery of the passes held exceeds the least; one layer, which begins its backward, is whole."""
         items = np.maximum(held * self.pass_layers - 1, 0.0)

@@ -138,6 +138,8 @@ class StateProfile:
 
     carried: Vector
     """bytes that live across steps, by unit"""
+    state: Vector
+    """of these, bytes of masters and moments, by unit"""
     gradients: Vector
     """bytes of gradients, or of shards where each micro-batch is reduced, that are live while micro-batches are in flight"""
     sliced_gradients: Vector
@@ -161,6 +163,8 @@ class StateProfile:
     """seconds of the collective engine for a micro-batch"""
     tail: Vector
     """seconds from the last backward of a unit's first block to the next step's use of its view: reduction, update, gather"""
+    tail_update: Vector
+    """of these, seconds of the update"""
 
 
 @define(eq=False)
@@ -466,6 +470,7 @@ def _state_profile(setting: Setting, key: StateKey, timed: dict[TimedOp, float])
     state = _State.of(setting, setting.shaped(**shape, reduce=key.reduce, mapping=mapping), timed)
     return StateProfile(
         carried=_by_unit(state.carried_bytes),
+        state=_by_unit(state.state_bytes),
         gradients=_by_unit(
             lambda kind: state.shard_bytes(kind) if state.reduces_each(kind) else state.gradient_bytes(kind)
         ),
@@ -479,8 +484,13 @@ def _state_profile(setting: Setting, key: StateKey, timed: dict[TimedOp, float])
         update=_by_unit(lambda kind: state.seconds(Update, kind)),
         link=_by_unit(lambda kind: state.link_seconds(kind, every_micro_batch=False)),
         link_each=_by_unit(lambda kind: state.link_seconds(kind, every_micro_batch=True)),
-        tail=np.array([state.tail_seconds(kind) for kind in ("embed", "attention", "head")]),
+        tail=np.array([state.tail_seconds(kind) for kind in _FIRST_BLOCKS]),
+        tail_update=np.array([state.seconds(Update, kind) for kind in _FIRST_BLOCKS]),
     )
+
+
+_FIRST_BLOCKS = ("embed", "attention", "head")
+"""Of each unit, the kind of its first block."""
 
 
 def _by_unit(of_kind: Callable[[str], float]) -> Vector:
@@ -545,11 +555,10 @@ class _State:
         return self.part_bytes(kind) if gathers_within_step(self.plan, _block_of(kind)) else self.view_bytes(kind)
 
     def carried_bytes(self, kind: str) -> int:
-        return (
-            self.carried_view_bytes(kind)
-            + 3 * aligned(self.shard(kind) * Dtype.F32.itemsize)
-            + aligned(Dtype.I64.itemsize)
-        )
+        return self.carried_view_bytes(kind) + self.state_bytes(kind) + aligned(Dtype.I64.itemsize)
+
+    def state_bytes(self, kind: str) -> int:
+        return 3 * aligned(self.shard(kind) * Dtype.F32.itemsize)
 
     def of_op(self, op: StateOp) -> float:
         depends_on = self.target.timed(self.module, self.module.stages[0], op)

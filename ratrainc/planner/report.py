@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.plan import Plan
     from ratrain.ratrainc.machine_choice import MachineChoice
     from ratrain.ratrainc.planner.answer import Answer, Candidate, Request
+    from ratrain.ratrainc.planner.families import Family
 
 _SHOWN = 5
 _SECONDS_OF_DAY = 86400.0
@@ -143,7 +144,7 @@ def answer_parts(answer: Answer, tokens: float | None) -> Iterator[Part]:
     if tokens is not None:
         columns += ["days", "cluster-h"]
     rows = [_row(c, request, tokens, mapped="mapping" in columns) for c in shown]
-    of_families = f", {len(request.families)} schedules" if request.families else ""
+    of_families = f", {families_text(request.families)}" if request.families else ""
     title = (
         f"{request.model.name} on {request.clusters} x {request.machine.name}, {request.global_batch} sequences of "
         f"{request.seq_len} tokens a step, strategy {request.strategy.name}{of_families} (all times simulated)"
@@ -157,6 +158,13 @@ def answer_parts(answer: Answer, tokens: float | None) -> Iterator[Part]:
         yield TextTable("why not", ("plan", "reason"), [[loser.text, loser.reason] for loser in answer.losers])
     for line in certificate(answer):
         yield line
+
+
+def families_text(searched: Sequence[Family]) -> str:
+    """How many schedules are searched, and with which memories beside DDR."""
+    memories = dict.fromkeys(family.memory for family in searched if family.memory is not None)
+    using = f" and {', '.join(map(repr, memories))}" if memories else ""
+    return f"{len({family.schedule for family in searched})} schedules{using}"
 
 
 def certificate(answer: Answer) -> list[str]:

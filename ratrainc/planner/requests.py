@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from ratrain.passes.placement.placed_schedule import refuse_contradiction
+from ratrain.passes.recovery.recompute import PEER
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.frontend.plan import DEFAULT_HEAD_CHUNK
 from ratrain.ratrain_ir.frontend.plan_text import check_plan, load_plan, place_in_plan
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, default_schedule
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
+from ratrain.ratrain_ir.types import Home
 from ratrain.ratrainc.plan_choices import Goal, PlanChoice, SearchEffort
 from ratrain.ratrainc.planner.answer import Request
-from ratrain.ratrainc.planner.families import USUAL, Family, families
+from ratrain.ratrainc.planner.families import USUAL, Family, families, with_memories
 from ratrain.ratrainc.planner.objective import OBJECTIVES
 from ratrain.ratrainc.planner.space import divisions
 from ratrain.ratrainc.planner.space import template as usual_template
@@ -51,17 +53,22 @@ def planning_request(
     robust: bool = False,
     goal: Goal | None = None,
     whole: bool = False,
+    fewest: bool = False,
 ) -> Request:
     """A request for the best plan of a step of `global_batch` sequences, each of `seq_len` tokens, on so many clusters.
 
-    A `whole` search has all schedules of `USUAL` where neither strategy nor schedules are named.
+    A `whole` search has all schedules of `USUAL`, and each with the memories that the machine has beside DDR, where neither strategy nor schedules are named; a
+    search for the `fewest` clusters has 1F1B and these memories, where there are any.
     Raises `DiagnosticError` for an unknown strategy or machine, a file that is no plan for the model, or one that says another
     schedule than the one plans are made for; RT064 for sequences longer than the model has positions.
     """
     plans, effort, goal = plans or PlanChoice(), effort or SearchEffort(), goal or Goal()
     chosen = strategy(plans.strategy or DEFAULT_STRATEGY)
-    schedules = plans.schedules or (USUAL if whole and plans.strategy is None else ())
+    machine = machine if isinstance(machine, Machine) else load_machine(machine)
+    usual = USUAL if whole else ("1f1b",) if fewest and machine.stores else ()
+    schedules = plans.schedules or (with_memories(usual, machine) if plans.strategy is None else ())
     searched = families(chosen, schedules) if schedules else ()
+    _refuse_missing_memories(searched, machine)
     template = None
     if plans.like is not None:
         template = load_plan(plans.like, model)
@@ -71,7 +78,7 @@ def planning_request(
     searched = _with_attention(searched, template, named=plans.schedules is not None)
     request = Request(
         model,
-        machine if isinstance(machine, Machine) else load_machine(machine),
+        machine,
         clusters,
         global_batch,
         seq_len,
@@ -104,6 +111,13 @@ _NOT_CHOSEN = ("zero_blocks", "shard_group", "view_group", "gather_quantised", "
 """Keys of how state is sharded that no search has."""
 
 
+def _refuse_missing_memories(searched: tuple[Family, ...], machine: Machine) -> None:
+    """Raise `DiagnosticError` RT065 where families are to use a memory that the machine does not have."""
+    for family in searched:
+        if family.memory not in (None, PEER):
+            machine.store_bandwidth(Home(family.memory), fetches=True)
+
+
 def _with_attention(searched: tuple[Family, ...], template: Plan | None, *, named: bool) -> tuple[Family, ...]:
     """The families whose plans can compute attention as the template does: scores of whole sequences do not go with slices.
 
@@ -111,7 +125,7 @@ def _with_attention(searched: tuple[Family, ...], template: Plan | None, *, name
     """
     if template is None or template.attention == "fused":
         return searched
-    left = tuple(family for family in searched if family.name != "seq1f1b")
+    left = tuple(family for family in searched if family.schedule != "seq1f1b")
     if named and left != searched:
         text = f'attention = "{template.attention}" holds the scores of whole sequences, which the slices of seq1f1b do not have'
         fail("RT064", text, help="leave seq1f1b out of --schedules, or use --attention fused")
@@ -123,7 +137,7 @@ def _without_schedule(plan: Plan, chosen: Strategy, path: str, searched: tuple[F
 
     Raises `DiagnosticError` RT064 where it says others than these have, or keys that no search has.
     """
-    known = {family.name for family in searched}
+    known = {family.schedule for family in searched}
     if plan.schedule is not None and known and plan.schedule not in known:
         at = place_in_plan(path, "schedule")
         text = f'the plan says schedule = "{plan.schedule}", which is not among the schedules that are searched'

@@ -31,7 +31,7 @@ from ratrain.ratrainc.planner.losers import losers
 from ratrain.ratrainc.planner.objective import TIME, WORST, Cost, scaled
 from ratrain.ratrainc.planner.profile import Profiles
 from ratrain.ratrainc.planner.space import Shape
-from ratrain.ratrainc.planner.variants import pipeline_for, variants
+from ratrain.ratrainc.planner.variants import pipeline_for, storing, trials_of, variants
 from ratrain.ratrainc.planner.workers import Runner, workers
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class Search:
         """Queue cuts of a shape; `ratio` is what the like of it costs over its bound."""
         bound = self.request.objective.cost(cuts.seconds, cuts.peak_bytes, shape.clusters)
         expected = self.request.objective.cost(ratio * cuts.seconds, cuts.peak_bytes, shape.clusters)
-        units = self.units(space, shape, cuts)
+        units = self.units(space, shape, cuts) * trials_of(pipeline or space.family.strategy.passes)
         leaf = _Leaf(
             scaled(order or expected, self.effort.dearness(units)),
             next(self.numbers),
@@ -300,7 +300,8 @@ class Search:
         if best.is_exact:
             return 0.0
         space = next(space for space in self.spaces if space.family.name == best.family)
-        return compiled_units(best.plan, self.request.model.layers, folded=False, in_halves=space.columns.has_halves)
+        units = compiled_units(best.plan, self.request.model.layers, folded=False, in_halves=space.columns.has_halves)
+        return units * trials_of(best.pipeline)
 
     def task(self, leaf: _Leaf) -> Task:
         """What a leaf asks of a worker."""
@@ -368,9 +369,10 @@ class Search:
             return
         space, shape = leaf.space, leaf.shape
         request = space.request
-        if (fits or request.exhaustive) and not request.objective.of_bytes:
+        if not request.objective.of_bytes:
             own = BestCuts(leaf.bound_seconds, leaf.layers, peak_bytes=leaf.bound_bytes)
-            for pipeline in variants(request.strategy.passes, candidate.plan):
+            tried = fits or request.exhaustive
+            for pipeline in variants(request.strategy.passes, candidate.plan) if tried else storing(candidate.pipeline):
                 self.push(space, shape, own, ratio=ratio, pipeline=pipeline)
         self.branch_cuts(space, shape, leaf.layers, ratio)
         if not fits:

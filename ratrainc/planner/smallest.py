@@ -13,7 +13,7 @@ from ratrain.ratrainc.planner.cuts import best_cuts, cuts_of
 from ratrain.ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
 from ratrain.ratrainc.planner.family_spaces import family_spaces
 from ratrain.ratrainc.planner.profile import Profiles
-from ratrain.ratrainc.planner.variants import pipeline_for
+from ratrain.ratrainc.planner.variants import pipeline_for, storing
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.planner.answer import Request
@@ -69,12 +69,13 @@ def _fitting(request: Request) -> tuple[Candidate | None, bool]:
                 roomy.append((cuts.peak_bytes, number, shape, cuts, space.family))
     for _, _, shape, cuts, family in sorted(roomy, key=lambda item: item[:3])[:_TRIED]:
         plan = shape.plan(profiles.setting, cuts_of(cuts.layers, shape))
-        pipeline = pipeline_for(family.strategy.passes, plan)
+        first = pipeline_for(family.strategy.passes, plan)
         folded = folded_micro_batches(plan) < plan.micro_batches
-        evaluation = evaluate(Task(request.model, plan, pipeline, request.machine, folded))
-        if evaluation.step_seconds is not None:
-            found = Candidate(
-                shape, plan, pipeline, cuts.seconds, evaluation, bound_bytes=cuts.peak_bytes, family=family.name
-            )
-            return found, True
+        for pipeline in (first, *storing(first)):
+            evaluation = evaluate(Task(request.model, plan, pipeline, request.machine, folded))
+            if evaluation.step_seconds is not None:
+                found = Candidate(
+                    shape, plan, pipeline, cuts.seconds, evaluation, bound_bytes=cuts.peak_bytes, family=family.name
+                )
+                return found, True
     return None, bool(roomy)

@@ -13,8 +13,9 @@ import attrs
 
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.passes.placement.overlap_tensor import OverlapTensorPass
-from ratrain.passes.recovery.recompute import RecomputePass
+from ratrain.passes.recovery.recompute import NOWHERE, RecomputePass
 from ratrain.passes.state.joint_order import JointOrderPass
+from ratrain.passes.state.offload_state import OffloadStatePass
 from ratrain.ratrain_ir.blocks import gathers_layers_within_step, shares_rows
 
 if TYPE_CHECKING:
@@ -39,10 +40,10 @@ def may_keep_gathered(pipeline: str) -> bool:
 def pipeline_for(strategy_passes: str, plan: Plan, *, least_bytes: bool = False) -> str:
     """A strategy's pipeline for a plan: with `overlap-tensor` before `joint-order` where there are tensor peers.
 
-    With `least_bytes` what recovers as much as is needed recovers all it can.
+    With `least_bytes` what recovers as much as is needed recovers all it can, and what moves as much state as pays moves all.
     """
     if least_bytes:
-        strategy_passes = pipeline_text([_recovering_all(item) for item in parse_pipeline(strategy_passes)])
+        strategy_passes = pipeline_text([p for item in parse_pipeline(strategy_passes) for p in _of_least_bytes(item)])
     passes = parse_pipeline(strategy_passes)
     at = next((at for at, p in enumerate(passes) if isinstance(p, JointOrderPass)), None)
     if plan.tp == 1 or at is None or any(isinstance(p, OverlapTensorPass) for p in passes):
@@ -50,21 +51,49 @@ def pipeline_for(strategy_passes: str, plan: Plan, *, least_bytes: bool = False)
     return pipeline_text([*passes[:at], OverlapTensorPass(), *passes[at:]])
 
 
-def _recovering_all(item: Pass) -> Pass:
-    """A pass that chooses what to recover, made to recover everything, right where it is needed."""
+def _of_least_bytes(item: Pass) -> Iterator[Pass]:
+    """A pass that chooses what to recover, made to recover everything, right where it is needed; behind one that moves all state it might move."""
     if not isinstance(item, RecomputePass | JointOrderPass) or item.policy != "auto":
-        return item
-    return attrs.evolve(item, policy="full", placement="inline")
+        yield item
+        return
+    item = attrs.evolve(item, policy="full", placement="inline", store=NOWHERE)
+    if isinstance(item, JointOrderPass) and item.offload != NOWHERE:
+        yield OffloadStatePass(item.offload)
+        item = attrs.evolve(item, offload=NOWHERE)
+    yield item
 
 
 def variants(strategy_passes: str, plan: Plan) -> list[str]:
-    """Other settings than that of `pipeline_for`: the strategy's own, and with recovery inline where it may stand forward-side.
+    """Other settings than that of `pipeline_for`: storing too, the strategy's own, and with recovery inline where it may stand forward-side.
 
     Only those that make a difference.
     """
     first = pipeline_for(strategy_passes, plan)
     own = dict.fromkeys((first, strategy_passes))
-    return [pipeline for each in own for pipeline in (each, *_inline(each, plan)) if pipeline != first]
+    others = (pipeline for each in own for pipeline in (each, *_inline(each, plan)) if pipeline != first)
+    return [*storing(first), *others]
+
+
+def storing(pipeline: str) -> list[str]:
+    """A pipeline that may offload state, made one that may store activations in the same memory too; nothing where there is no such."""
+    passes = parse_pipeline(pipeline)
+    if not any(isinstance(p, JointOrderPass) and p.offload != NOWHERE and p.policy == "auto" for p in passes):
+        return []
+    stored = [attrs.evolve(p, store=p.offload) if isinstance(p, JointOrderPass) else p for p in passes]
+    return [pipeline_text(stored)]
+
+
+def trials_of(pipeline: str) -> float:
+    """About how many times as long as without it a pipeline takes for what it tries in another memory."""
+    factor = 1.0
+    for item in parse_pipeline(pipeline):
+        if isinstance(item, JointOrderPass):
+            factor *= (_OFFLOADING if item.offload != NOWHERE else 1.0) * (_STORING if item.store != NOWHERE else 1.0)
+    return factor
+
+
+_OFFLOADING, _STORING = 4.0, 5.0
+"""Measured on pipelines of 3 stages: `joint-order` with `offload`, and with `store` beside it."""
 
 
 def _inline(pipeline: str, plan: Plan) -> Iterator[str]:
