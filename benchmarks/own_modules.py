@@ -4,8 +4,9 @@
     python benchmarks/own_modules.py --stages 4 --micro-batches 16
 
 The bound is the largest number of bytes that live at once, with those that are kept a little longer so that no engine waits for bytes that
-another one still works on: no placement of these lifetimes is lower. The ratio is that of the stage where it is worst. The allocator goes on
-until a thousandth above the bound, or until its methods have all been tried; as all of these fit the machine, it does not search beyond.
+another one still works on, and what holes in lives add (`passes/memory/allocation/cliques.py`): no placement of these lifetimes is lower. The
+ratio is that of the stage where it is worst. The allocator goes on until a thousandth above the bound, or until its methods have all been tried; as
+all of these fit the machine, it does not search beyond.
 CPU seconds are of all passes.
 """
 

@@ -132,7 +132,7 @@ def _not_found(allocation: Allocation, capacity: int) -> Diagnostic:
         return Diagnostic(
             "RT052",
             f"the lowest placement found needs {allocation.arena_bytes} bytes, {short}; "
-            f"an exhaustive search showed that none fits, although only {allocation.lower_bound_bytes} bytes live at once",
+            f"it is proved that none fits, although only {allocation.lower_bound_bytes} bytes live at once",
             help="raise the capacity or shorten some lifetimes",
         )
     return Diagnostic(

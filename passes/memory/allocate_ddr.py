@@ -187,11 +187,13 @@ def _check_arena(
     lives: Lifetimes, placement: Allocation, capacity: int, found: Capacity, context: PassContext, module: Module
 ) -> None:
     stage = lives.stage
-    ratio = stage.arena_bytes / max(1, placement.lower_bound_bytes)
+    ratio = stage.arena_bytes / max(1, placement.proved_bytes)
     overlap = placement.lower_bound_bytes - lives.peak_bytes
+    proved = placement.proved_bytes - placement.lower_bound_bytes
+    holes = f", {proved} more that holes in lives cost" if proved else ""
     context.statistics[f"stage {stage.index}"] = (
-        f"arena {stage.arena_bytes} bytes, lower bound {placement.lower_bound_bytes} ({lives.peak_bytes} live, {overlap} more "
-        f"so that nothing waits for other engines), ratio {ratio:.4f}, {placement.method}, {placement.seconds:.3f} s"
+        f"arena {stage.arena_bytes} bytes, lower bound {placement.proved_bytes} ({lives.peak_bytes} live, {overlap} more "
+        f"so that nothing waits for other engines{holes}), ratio {ratio:.4f}, {placement.method}, {placement.seconds:.3f} s"
     )
     if stage.arena_bytes > capacity:
         short = stage.arena_bytes - capacity

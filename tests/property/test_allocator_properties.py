@@ -9,6 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.memory.allocation import AllocationProblem, Effort, allocate, check_allocation, lower_bound
+from ratrain.passes.memory.allocation.cliques import heaviest_clique
+from ratrain.passes.memory.allocation.problem import instance_of
 from ratrain.ratrain_ir.testing.strategies import allocation_problems
 
 pytestmark = pytest.mark.xdist_group("allocator")  # one process compiles the search where no cache has it
@@ -66,6 +68,46 @@ def test_search_agrees_with_brute_force_on_lives_with_holes(problem):
     found = allocate(problem, effort=EXACT)
     assert check_allocation(problem, found.offsets) == []
     assert found.arena_bytes == found.proved_bytes == optimum(problem)
+
+
+def clique(problem: AllocationProblem) -> int:
+    """Return the most bytes of buffers each of which meets each other, from all sets."""
+    count = len(problem.sizes)
+    meet = [
+        {
+            j
+            for j in range(count)
+            if any(a < d and c < b for a, b in problem.intervals[i] for c, d in problem.intervals[j])
+        }
+        for i in range(count)
+    ]
+    sets = (chosen for size in range(count + 1) for chosen in combinations(range(count), size))
+    return max(sum(problem.sizes[i] for i in chosen) for chosen in sets if all(set(chosen) <= meet[i] for i in chosen))
+
+
+@settings(max_examples=100)
+@given(allocation_problems(max_buffers=9, unit=1).map(lambda fields: AllocationProblem(**fields)))
+def test_what_holes_add_is_what_buffers_that_meet_each_other_need(problem):
+    assume(problem.sizes and all(problem.sizes) and all(problem.intervals))
+    found = heaviest_clique(instance_of(problem)[0])
+    assert lower_bound(problem).nbytes <= found <= clique(problem)
+    assert found <= allocate(problem, effort=EXACT).arena_bytes
+
+
+@settings(max_examples=40)
+@given(single_interval_problems(most=9))
+def test_without_holes_all_that_meet_each_other_live_at_one_time(problem):
+    assert heaviest_clique(instance_of(problem)[0]) == lower_bound(problem).nbytes == clique(problem)
+
+
+def test_a_view_that_is_gathered_anew_keeps_its_bytes():
+    """What lives on from the hole of a view into its second life cannot take its bytes, what ends before can."""
+    view, before, after, passing = ((0, 2), (6, 8)), ((1, 5),), ((4, 7),), ((3, 4),)
+    problem = AllocationProblem([5, 4, 3, 2], [view, before, after, passing], 8)
+    assert lower_bound(problem).nbytes == 9
+    found = allocate(problem)
+    assert found.arena_bytes == found.proved_bytes == 12
+    assert found.lower_bound_bytes == 9
 
 
 @settings(max_examples=30)

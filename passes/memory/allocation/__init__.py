@@ -5,7 +5,8 @@
     assert not check_allocation(problem, placed.offsets)
 
 What lives the whole step goes to the bottom, which costs nothing. Above it a portfolio of methods runs from the cheapest to the
-dearest until one is within a thousandth of the bound; where a capacity is still exceeded, or an effort asks for it, search goes on.
+dearest until one is within a thousandth of the bound, to which holes in lives add where that is asked; where a capacity is still
+exceeded, or an effort asks for it, search goes on.
 Nothing depends on hash order, threads or the caller's random state.
 """
 
@@ -99,8 +100,10 @@ def _place(attempt: Attempt, *, searching: bool, trial: bool) -> None:
         small_portfolio(attempt)
     else:
         large_portfolio(attempt)
-        if not attempt.good() and not (trial and attempt.fits()):
-            two_stacks(attempt)
+    if not trial:
+        attempt.raise_bound()
+    if not small and not attempt.good() and not (trial and attempt.fits()):
+        two_stacks(attempt)
     if attempt.enough() or not searching:
         return
     if small:

@@ -7,6 +7,7 @@ from time import perf_counter
 import numpy as np
 from attrs import define, field
 
+from ratrain.passes.memory.allocation.cliques import MOST_HOLED, heaviest_clique
 from ratrain.passes.memory.allocation.effort import Effort
 from ratrain.passes.memory.allocation.problem import Instance, Int64s
 
@@ -43,6 +44,11 @@ class Attempt:
 
     def __attrs_post_init__(self) -> None:
         self.work, self.nodes = self.effort.work, self.effort.nodes
+
+    def raise_bound(self) -> None:
+        """Add to the bound what holes in lives say, where there are any and the best is not near enough without."""
+        if not self.instance.plain and not self.good() and self.afford(MOST_HOLED**2 * self.instance.count):
+            self.bound = max(self.bound, heaviest_clique(self.instance))
 
     def offer(self, method: str, offsets: Int64s, height: int) -> None:
         """Keep a placement if it is better than the best so far."""

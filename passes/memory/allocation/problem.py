@@ -72,7 +72,7 @@ class Instance:
 
     def load(self) -> Int64s:
         """Live bytes of each section."""
-        return self._load(np.ones(self.count, np.bool_))
+        return self.load_of(np.ones(self.count, np.bool_))
 
     def events(self, *, backwards: bool = False, longest_first: bool = False) -> Int64s:
         """Births b and deaths ~b in the order of time: of one section, deaths first; births by number, or the longest life first."""
@@ -88,7 +88,7 @@ class Instance:
         """A height no placement can be under: live bytes at one time, or of the two sides each at its own time."""
         apart = 0
         if self.sides.any():
-            apart = sum(int(self._load(self.sides == side).max()) for side in (1, -1))
+            apart = sum(int(self.load_of(self.sides == side).max()) for side in (1, -1))
         return max(int(self.load().max(initial=0)), apart)
 
     def part(self, chosen: Int64s) -> Instance:
@@ -105,7 +105,8 @@ class Instance:
         starts, stops = self.starts[spans], self.stops[spans]
         return Instance(self.sizes[chosen], self.sides[chosen], _offsets(counts), starts, stops, self.sections)
 
-    def _load(self, chosen: NDArray[np.bool_]) -> Int64s:
+    def load_of(self, chosen: NDArray[np.bool_]) -> Int64s:
+        """Live bytes of some buffers in each section."""
         curve = np.zeros(self.sections + 1, np.int64)
         sizes = np.where(chosen, self.sizes, 0)[self.owners]
         np.add.at(curve, self.starts, sizes)
@@ -186,7 +187,7 @@ class Allocation:
     lower_bound_bytes: int = 0
     """The largest number of bytes that live at once."""
     proved_bytes: int = 0
-    """No arena is smaller than this: the lower bound, or more where the sides or an exhaustive search say so."""
+    """No arena is smaller than this: the lower bound, or more where the sides, holes in lives or an exhaustive search say so."""
     method: str = ""
     """What placed the buffers."""
     seconds: float = 0.0

@@ -67,8 +67,6 @@ def first_fit(
                 count += 1
         low = offsets[buffer]
         if turn >= pinned:
-            low = offsets[buffer]
-        if turn >= pinned:
             low = lowest_gap(sizes[buffer], met, at, count, base, used, lows, highs)
         high = low + sizes[buffer]
         offsets[buffer] = low
