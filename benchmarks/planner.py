@@ -27,13 +27,14 @@ from ratrain.ratrainc.planner.bounds import plan_bounds
 from ratrain.ratrainc.planner.columns import Columns
 from ratrain.ratrainc.planner.comparison import best_of_each, comparison_rows
 from ratrain.ratrainc.planner.evaluation import Evaluation, Task, evaluate, folded_micro_batches
+from ratrain.ratrainc.planner.families import USUAL
 from ratrain.ratrainc.planner.profile import Profiles
 from ratrain.ratrainc.planner.quick import quick_answer
 from ratrain.ratrainc.planner.report import plan_file, plan_text, shape_text
 from ratrain.ratrainc.planner.requests import planning_request
 from ratrain.ratrainc.planner.search import Search
 from ratrain.ratrainc.planner.smallest import smallest_clusters
-from ratrain.ratrainc.planner.space import Shape
+from ratrain.ratrainc.planner.space import Shape, divisions
 from ratrain.ratrainc.strategies import strategy
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ COMPARED = (
 )
 COMPARE_SECONDS = 40.0
 """for the best plan of each strategy"""
-WHOLE_SECONDS = {"llama-2-7b": 25.0, "baichuan2-13b": 25.0, "qwen2.5-32b": 100.0, "llama-2-70b": 100.0}
-"""for a search of the whole space"""
+WHOLE_SECONDS = {"llama-2-7b": 25.0, "baichuan2-13b": 25.0, "qwen2.5-32b": 60.0, "llama-2-70b": 60.0}
+"""for a search; the whole simulation of what was folded comes on top"""
 CLUSTERS = (256, 512, 1024)
 SEQUENCES = 8
 """sequences a cluster in a step, as published for 7B on 256"""
@@ -71,14 +72,17 @@ def effort(seconds: float) -> SearchEffort:
 
 
 def rate() -> None:
-    """Plans bounded in a second of the process's own time, with uneven cuts."""
+    """Plans bounded in a second of the process's own time, with uneven cuts, of each schedule."""
     model = load_model("llama-2-70b")
     request = planning_request(model, 1024, 8192, 2048)
-    profiles = Profiles(request.setting)
     random = np.random.default_rng(0)
-    for stages in (4, 16, 48):
-        count = 100_000
-        states = [(1, "last"), (2, "each-micro-batch"), (3, "last")]
+    count = 100_000
+    states = [(1, "last"), (2, "each-micro-batch"), (3, "last")]
+    for schedule, stages in product(USUAL, (4, 16, 48)):
+        profiles = Profiles(request.setting)
+        chunks, layout, slices = divisions(schedule)[0]
+        if stages * chunks > model.layers:
+            continue
         shapes = [
             Shape(
                 stages,
@@ -86,20 +90,26 @@ def rate() -> None:
                 int(1 << random.integers(0, 3)),
                 int(m),
                 *states[random.integers(3)],
+                chunks=chunks,
+                layout=layout,
+                slices=slices,
             )
-            for m in random.integers(8, 256, size=count)
+            for m in stages * random.integers(1, 9, size=count)
         ]
-        cuts = np.sort(random.permuted(np.tile(np.arange(1, 80), (count, 1)), axis=1)[:, : stages - 1], axis=1)
-        layers = np.diff(np.concatenate([np.zeros((count, 1)), cuts, np.full((count, 1), 80)], axis=1), axis=1)
+        inner = np.tile(np.arange(1, model.layers), (count, 1))
+        cuts = np.sort(random.permuted(inner, axis=1)[:, : stages - 1], axis=1)
+        ends = np.full((count, 1), model.layers)
+        layers = np.diff(np.concatenate([0 * ends, cuts, ends], axis=1), axis=1)
         start = time.process_time()
-        columns = Columns.of(profiles, shapes)
+        columns = Columns.of(profiles, shapes, schedule=schedule)
         middle = time.process_time()
         for part in np.array_split(np.arange(count), 100):
             plan_bounds(columns.rows(part), layers[part].astype(float))
         end = time.process_time()
         print(
-            f"{stages} stages: columns {count / (middle - start):,.0f}/s, bounds {count / (end - middle):,.0f}/s, "
-            f"both {count / (end - start):,.0f}/s"
+            f"{schedule}, {stages} stages: columns {count / (middle - start):,.0f}/s, "
+            f"bounds {count / (end - middle):,.0f}/s, both {count / (end - start):,.0f}/s",
+            flush=True,
         )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
+from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrainc.planner.placements import has_halves
 from ratrain.ratrainc.planner.profile import state_key
 from ratrain.ratrainc.planner.space import Shape
@@ -85,8 +86,10 @@ class Columns:
     """bytes that it holds from the input half of its backward to its weight half, where they are apart"""
     chunks: Numbers
     slices: Numbers
-    pipelines: NDArray[np.object_]
-    """the `PipelineShape` of each"""
+    orders: Sequence[PipelineShape]
+    """the distinct ones of all shapes"""
+    order: NDArray[np.intp]
+    """which of them each shape has"""
     schedule: str
     has_halves: bool
     """whether weight halves may come later than the gradients of inputs"""
@@ -115,8 +118,8 @@ class Columns:
         """The columns of some shapes of a schedule; profiles are made once for each micro-batch size, number of slices and state."""
         attributes = _Attributes(shapes)
         sizes, size = attributes.grouped("micro_batch_size", "slices", "tp")
-        orders, order = attributes.grouped("pp", "micro_batches", "chunks", "layout", "slices")
-        pipelines = np.array([shape.pipeline for shape in orders], object)[order]
+        examples, order = attributes.grouped("pp", "micro_batches", "chunks", "layout", "slices")
+        pipelines = [shape.pipeline for shape in examples]
         states, state = attributes.grouped("dp", "zero", "reduce", "tiles", "tp", "ends", "shard_group", "view_group")
         ways, way = attributes.grouped("pp", "dp", "tiles", "micro_batch_size", "slices", "tp")
         meshes, mesh = attributes.grouped("pp", "dp", "tp")
@@ -142,7 +145,8 @@ class Columns:
             capacity=np.array([profiles.capacity(shape) for shape in meshes], float)[mesh],
             chunks=np.fromiter((s.chunks for s in shapes), float, len(shapes)),
             slices=np.fromiter((s.slices for s in shapes), float, len(shapes)),
-            pipelines=pipelines,
+            orders=pipelines,
+            order=order,
             schedule=schedule,
             has_halves=has_halves(schedule, attrs.evolve(pipelines[0], stages=2, micro_batches=4)),
             head_stage=pipelines[0].chunk_stages[-1] if shapes[0].layout == "vee" else -1,

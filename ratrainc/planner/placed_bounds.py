@@ -49,8 +49,6 @@ from ratrain.ratrainc.planner.placements import stage_placements
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ratrain.ratrainc.planner.placements import StagePlacement
-
 
 @frozen(eq=False)
 class PlacedMemory:
@@ -75,7 +73,8 @@ class PlacedMemory:
     @classmethod
     def of(cls, c: Columns, layers: Numbers) -> PlacedMemory:
         """The bytes of stages; arguments as for `stage_bounds`."""
-        early_held, late_held, windows = (_of_stages(c, name, layers) for name in ("early", "late", "windows"))
+        names = ("early", "late", "windows", "pending", "pending_held")
+        early_held, late_held, windows, pending, others = _of_stages(c, names, layers)
         early_held = surely_held(c, early_held)
         late_held = surely_held(c, late_held)
         pass_layers = np.floor(layers / c.chunks)
@@ -85,7 +84,6 @@ class PlacedMemory:
         free = c.capacity - ALIGNMENT_BYTES - unit_sum(c.carried, layers, c.head_stage)
         free[0] += c.embed_view  # nobody reads it after the last forward
         free[c.head_stage] += np.where(c.micro_batches > 2, 0.0, c.head_view)  # nor this after the head's last backward
-        pending, others = (_of_stages(c, name, layers) for name in ("pending", "pending_held"))
         between = free - pending * pass_layers * (c.pending - c.layer_part) - others * held
         free -= own
         sliced = free - (c.slices - 1) * held - pass_layers * (c.sliced_gradients[LAYER] - c.mlp_gradient)
@@ -134,12 +132,12 @@ class PlacedMemory:
         return more
 
 
-def _of_stages(c: Columns, name: str, layers: Numbers) -> Numbers:
-    """A number of each stage's order: stages along the first axis, shapes along the last."""
-    of_shapes: list[Sequence[StagePlacement]] = [stage_placements(c.schedule, shape) for shape in c.pipelines]
-    numbers = np.array([[getattr(stage, name) for stage in stages] for stages in of_shapes], float).T
-    along: Numbers = numbers.reshape(len(numbers), *(1,) * (layers.ndim - 2), -1)
-    return along
+def _of_stages(c: Columns, names: Sequence[str], layers: Numbers) -> list[Numbers]:
+    """Numbers of each stage's order, by name: stages along the first axis, shapes along the last."""
+    used, place = np.unique(c.order, return_inverse=True)
+    placements = [stage_placements(c.schedule, c.orders[at]) for at in used.tolist()]
+    tables = (np.array([[getattr(stage, name) for stage in stages] for stages in placements], float) for name in names)
+    return [table.T[:, place].reshape(table.shape[1], *(1,) * (layers.ndim - 2), -1) for table in tables]
 
 
 def placed_time(c: Columns, memory: PlacedMemory, before: Numbers) -> Numbers:

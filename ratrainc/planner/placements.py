@@ -37,7 +37,7 @@ class StagePlacement:
     """passes that are held besides, then"""
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def stage_placements(schedule: str, shape: PipelineShape) -> tuple[StagePlacement, ...]:
     """What the order of each stage says under a schedule."""
     return tuple(_read(SCHEDULES[schedule].actions(shape, stage), shape, stage) for stage in range(shape.stages))
