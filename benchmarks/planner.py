@@ -120,7 +120,7 @@ def smallest() -> None:
         for levels in ((0, 1, 2, 3), (0, 1, 2)):
             start = time.perf_counter()
             request = planning_request(
-                load_model(name), published + 32, 8, 2048, plans=PlanChoice(zero_levels=levels), whole=True
+                load_model(name), published + 32, 8, 2048, plans=PlanChoice(zero_levels=levels), fewest=True
             )
             fewest = smallest_clusters(request, lambda _text: None)
             text = (

@@ -423,6 +423,7 @@ class Search:
     def simulate_again(self, run: Runner, candidates: list[Candidate]) -> None:
         """Replace the evaluations of candidates by those of their whole steps."""
         request = self.request
+        self.tick("the whole step of the best plan")
         tasks = [
             Task(request.model, c.plan, c.pipeline, request.machine, checked_below=inf, disturbed=request.robust)
             for c in candidates
