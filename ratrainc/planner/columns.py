@@ -183,6 +183,18 @@ class Columns:
         return attrs.evolve(self, capacity=capacity, other=other)
 
 
+def of_any_levels(gathered: Columns, kept: Columns) -> Columns:
+    """Columns of shapes whatever levels their blocks have: of those that gather views for each use, and of those that keep them, the least.
+
+    What of views is dead at an instant is at most a part that is gathered from then: whole ones are no part of what is left.
+    """
+    least = {name: np.minimum(getattr(gathered, name), getattr(kept, name)) for name in _STATE_COLUMNS}
+    other = gathered.other
+    if other is not None and kept.other is not None:
+        other = attrs.evolve(other, whole=of_any_levels(other.whole, kept.other.whole))
+    return attrs.evolve(gathered, **least | {"layer_part": gathered.layer_part, "other": other})
+
+
 @frozen(eq=False)
 class OtherMemory:
     """A memory beside DDR, in which plans may have state and what waits for its backward."""

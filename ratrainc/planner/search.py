@@ -27,6 +27,7 @@ from ratrain.ratrainc.planner.effort import EffortModel
 from ratrain.ratrainc.planner.estimates import plan_estimates
 from ratrain.ratrainc.planner.evaluation import Evaluation, Task, compiled_units, folded_micro_batches
 from ratrain.ratrainc.planner.family_spaces import FamilySpace, family_spaces
+from ratrain.ratrainc.planner.levels import PLANS, WORTH, all_gathered, bounds_of_any_levels, with_levels
 from ratrain.ratrainc.planner.losers import losers
 from ratrain.ratrainc.planner.objective import TIME, WORST, Cost, scaled
 from ratrain.ratrainc.planner.profile import Profiles
@@ -126,6 +127,7 @@ class Search:
         self.spaces = family_spaces(self.request, self.profiles)
         with workers(self.request.jobs) as run:
             self.explore(run)
+            self.choose_levels(run)
             self.simulate_whole(run)
         if not self.fitting and not self.rejected:
             self.reject_smallest_state()
@@ -403,6 +405,40 @@ class Search:
             best = best_cuts(columns, roomiest=self.request.objective.of_bytes)
             self.set_aside(self.request.objective.cost(best.seconds, best.peak_bytes, shape.clusters))
         return listed(columns, neighbours(layers, shape.chunks))[:_NEIGHBOURS]
+
+    def choose_levels(self, run: Runner) -> None:
+        """Try the best plan with levels of single blocks, where time allows it and there is something to gain."""
+        if not self.fitting or self.request.objective.of_bytes or self.effort.is_over(self.left_to_simulate):
+            return
+        best = min(self.fitting, key=lambda candidate: candidate.rank(self.request.objective))
+        space = next(space for space in self.spaces if space.family.name == best.family)
+        shape = all_gathered(space, best.shape)
+        if shape is None:
+            return
+        plan = attrs.evolve(best.plan, zero=3, zero_blocks=None)
+        bounds = bounds_of_any_levels(space, shape, plan)
+        units = compiled_units(plan, self.request.model.layers, folded=True, in_halves=space.columns.has_halves)
+        dear = not self.effort.is_affordable(PLANS * units * trials_of(best.pipeline))
+        if best.seconds <= WORTH * bounds.seconds[0] or (dear and not self.request.exhaustive):
+            return
+        seconds = None if self.request.exhaustive else self.effort.allowed(fits=True)
+        chosen = with_levels(self.request, best, plan, seconds)
+        if chosen is None:
+            return
+        task = Task(self.request.model, chosen, best.pipeline, self.request.machine, checked_below=inf)
+        evaluation = run.submit(attrs.evolve(task, disturbed=self.request.robust)).result()
+        self.evaluations += 1
+        bound_bytes = float(bounds.peak_bytes.max())
+        found = attrs.evolve(
+            best,
+            shape=shape,
+            plan=chosen,
+            bound_seconds=float(bounds.seconds[0]),
+            evaluation=evaluation,
+            bound_bytes=bound_bytes,
+        )
+        (self.refused if evaluation.step_seconds is None else self.fitting).append(found)
+        self.tighten(found)
 
     def simulate_whole(self, run: Runner) -> None:
         """Simulate whole steps, and verify them, until the best plans and a runner-up are known exactly."""
