@@ -43,7 +43,7 @@ COMMANDS = (
     "report x.rtx -o x.html",
     "report x.rtir --against other.rtir -o both.html",
     "model m.json",
-    f"plan {_MODEL} --clusters 2 --global-batch 4 --seq-len 8 --quick",
+    f"plan {_MODEL} --machine h100-node --clusters 16 --global-batch 16 --seq-len 8 --quick",
     "import-plan --from deepspeed ds.json --clusters 4 --seq-len 8",
     f"scale {_MODEL} --clusters 2,4 --plan p.toml",
     f"compare {_MODEL} --plan p.toml --strategies baseline-1f1b,ratrain",
