@@ -17,6 +17,7 @@ from time import perf_counter
 import attrs
 import numpy as np
 
+from ratrain.passes.memory.allocation.alike import move_alike
 from ratrain.passes.memory.allocation.attempt import Attempt
 from ratrain.passes.memory.allocation.bound import LowerBound, lower_bound
 from ratrain.passes.memory.allocation.checker import Violation, check_allocation
@@ -104,6 +105,8 @@ def _place(attempt: Attempt, *, searching: bool, trial: bool) -> None:
         attempt.raise_bound()
     if not small and not attempt.good() and not (trial and attempt.fits()):
         two_stacks(attempt)
+    if not small and not attempt.good() and not trial:
+        move_alike(attempt)
     if attempt.enough() or not searching:
         return
     if small:

@@ -79,10 +79,10 @@ def _stacks(instance: Instance, is_chosen: np.ndarray[tuple[int, ...], np.dtype[
     for order in (orders.by_size(part), orders.by_start(part), *(order for _, order in named)):
         offsets = np.empty(part.count, np.int64)
         first_fit(order, part.sizes, part.sides, part.first, part.starts, part.stops, part.sections, 0, offsets)
-        yield _Stack(chosen, offsets, _reached(part, offsets))
+        yield _Stack(chosen, offsets, reached(part, offsets))
 
 
-def _reached(part: Instance, offsets: Int64s) -> Int64s:
+def reached(part: Instance, offsets: Int64s) -> Int64s:
     """The highest byte that is taken in each section: intervals into a table of maxima over powers of two, and down again."""
     tops = (offsets + part.sizes)[part.owners]
     level = np.frexp((part.stops - part.starts).astype(np.float64))[1] - 1  # floor of log2, exact for integers
