@@ -438,6 +438,8 @@ class Search:
             bound_bytes=bound_bytes,
         )
         (self.refused if evaluation.step_seconds is None else self.fitting).append(found)
+        if found.cost(self.request.objective) < best.cost(self.request.objective):
+            self.set_aside(found.bound(self.request.objective))  # other levels of its blocks may be better still
         self.tighten(found)
 
     def simulate_whole(self, run: Runner) -> None:
