@@ -59,7 +59,7 @@ COMPARED = (
 )
 COMPARE_SECONDS = 40.0
 """for the best plan of each strategy"""
-WHOLE_SECONDS = {"llama-2-7b": 25.0, "baichuan2-13b": 25.0, "qwen2.5-32b": 60.0, "llama-2-70b": 60.0}
+WHOLE_SECONDS = {"llama-2-7b": 25.0, "baichuan2-13b": 25.0, "qwen2.5-32b": 60.0, "llama-2-70b": 50.0}
 """for a search; the whole simulation of what was folded comes on top"""
 CLUSTERS = (256, 512, 1024)
 SEQUENCES = 8
