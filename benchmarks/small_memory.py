@@ -142,6 +142,8 @@ def main(arguments: list[str] | None = None) -> int:
     ram = size_in_bytes(asked.ram)
     if ram is None or asked.steps < 2:
         raise SystemExit("--ram is a size like 2GiB; --steps are at least 2")
+    if asked.scratch is not None:
+        Path(asked.scratch).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=asked.scratch) as folder:
         bench = Bench(Path(folder), asked.model, asked.plan, asked.steps, ram)
         whole = bench.train(bench.compile("whole", PASSES % ""), asked.steps)
