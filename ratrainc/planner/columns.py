@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrainc.planner.placements import has_halves
-from ratrain.ratrainc.planner.profile import state_key
 from ratrain.ratrainc.planner.space import Shape
+from ratrain.ratrainc.planner.state_profile import state_key
 from ratrain.targets.machine.slowest_rank import slowest_rank
 
 if TYPE_CHECKING:
