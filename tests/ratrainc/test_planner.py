@@ -101,9 +101,9 @@ def every_candidate(request: Request):
 @pytest.mark.sampled(3)
 def test_the_choice_is_that_of_brute_force(name, clusters, batch, capacity):
     request = small_request(name=name, clusters=clusters, batch=batch, capacity=capacity)
-    # several chunks have two stages, which take both clusters
-    whole = all(shape.chunks == 1 for shape in request.shapes())
-    assert any(shape.tp > 1 for shape in request.shapes()) == (whole and clusters == 2)
+    # several chunks have two stages, which take both clusters; slices of one sequence have odd numbers of rows, which two peers do not share out
+    shared = all(shape.chunks == 1 for shape in request.shapes()) and (name, batch) != ("seq1f1b", 1)
+    assert any(shape.tp > 1 for shape in request.shapes()) == (shared and clusters == 2)
     answer = Search(request).run()
     every = [evaluate(task).step_seconds for task in every_candidate(request)]
     times = [seconds for seconds in every if seconds is not None]
