@@ -25,11 +25,9 @@ from ratrain.ratrainc.parts import Part, Shown, TextTable
 from ratrain.ratrainc.progress import OnProgress, Progress
 from ratrain.ratrainc.recovery_prices import recovery_facts, recovery_table, stores_anything
 from ratrain.ratrainc.slices_note import slices_note
-from ratrain.ratrainc.timed_plan import RefusedPlan
+from ratrain.ratrainc.timed_plan import RefusedPlan, TimedPlan
 from ratrain.targets.codegen.emitter import without_reuse
-from ratrain.targets.program.program import Program
 from ratrain.targets.simulator.figures import Figures, simulated
-from ratrain.targets.simulator.timeline import Timeline
 from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
@@ -57,21 +55,6 @@ class ByteReport(Shown):
         return self.facts
 
 
-@frozen
-class _Now:
-    """The schedule as it is, allocated, and what it comes to."""
-
-    module: Module
-    program: Program
-    figures: Figures
-    timeline: Timeline
-
-    @property
-    def peak_bytes(self) -> tuple[int, ...]:
-        """The most live bytes of each stage."""
-        return tuple(stage.peak_bytes for stage in self.figures.stages)
-
-
 def byte_report(
     module: Module, machine: Machine, *, stage: int | None, levers: bool, seconds: float, progress: OnProgress
 ) -> ByteReport:
@@ -96,9 +79,9 @@ def byte_report(
     return ByteReport(facts, untried)
 
 
-def _timed(module: Module, machine: Machine) -> _Now:
+def _timed(module: Module, machine: Machine) -> TimedPlan:
     program = emit(module, machine=machine)
-    return _Now(module, program, *simulated(program, machine))
+    return TimedPlan(module, program, *simulated(program, machine))
 
 
 def _facts(module: Module, stage: Stage, machine: Machine) -> dict[str, Any]:
@@ -145,19 +128,19 @@ def _grouped(by_owner: dict[str, int]) -> list[tuple[str, int]]:
     return sorted(named, key=lambda item: -item[1])
 
 
-def _byte_reuse(now: _Now, machine: Machine) -> dict[str, float]:
+def _byte_reuse(now: TimedPlan, machine: Machine) -> dict[str, float]:
     """Seconds of a step as placed, and were no bytes used twice."""
     apart, _ = simulated(without_reuse(now.program, now.module), machine)
     return {"step_seconds": now.figures.step_seconds, "without_reuse_seconds": apart.step_seconds}
 
 
-def _recovery(now: _Now, stage: int, machine: Machine) -> list[dict[str, Any]]:
+def _recovery(now: TimedPlan, stage: int, machine: Machine) -> list[dict[str, Any]]:
     """What is kept, recovered and stored of each block, and what that costs."""
     held = now.module.stages[stage]
     return recovery_facts(now.module, held, target_of(machine), now.timeline if stores_anything(held) else None)
 
 
-def _try_levers(facts: dict[str, Any], module: Module, now: _Now | None, machine: Machine, seconds: float) -> str:
+def _try_levers(facts: dict[str, Any], module: Module, now: TimedPlan | None, machine: Machine, seconds: float) -> str:
     """Add what was tried, and what was not for want of time, to the facts; why nothing was tried, empty where something was."""
     if not module.pipeline:
         return "no levers are tried: no pipeline made the module"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @frozen
 class TimedPlan:
-    """A plan that every pass took, and its simulated times."""
+    """A plan that every pass took, or a schedule that was given, and its simulated times."""
 
     module: Module
     program: Program
