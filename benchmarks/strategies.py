@@ -32,7 +32,7 @@ def row(item: Strategy, model: str, plan: str) -> str:
     with paused_gc():
         module = lower(config, item.adapted(resolved, config, target.machine))
         try:
-            manager.run(module, item.passes)
+            manager.run(module, item.passes_for(module.plan))
         except DiagnosticError as error:
             outcome = f"{error.diagnostics[0].message} | - | -"
         else:

@@ -11,6 +11,7 @@ import attrs
 from attrs import frozen
 
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
+from ratrain.passes.placement.overlap_tensor import OverlapTensorPass
 from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.passes.state.bucket_grad_sync import BucketGradSyncPass
 from ratrain.passes.state.joint_order import JointOrderPass
@@ -81,6 +82,7 @@ def levers_of(heaviest: int) -> list[Lever]:
     return [
         Lever("recompute{policy=auto}", lambda s: _with_policy(s, "auto")),
         Lever("recompute{policy=full}", lambda s: _with_policy(s, "full")),
+        Lever("without overlap-tensor", _without_overlap),
         Lever("one layer from the heaviest stage to the next", lambda s: _move_layer(s, heaviest, 1)),
         Lever("one layer from the heaviest stage to the one before", lambda s: _move_layer(s, heaviest, -1)),
         Lever("half the micro_batch_size, twice the micro_batches", _smaller_micro_batch),
@@ -133,6 +135,12 @@ def _with_policy(setting: Setting, policy: str) -> Setting | None:
         return attrs.evolve(item, policy=policy)
 
     return _replace_pass(setting, ("recompute", "joint-order"), with_policy)
+
+
+def _without_overlap(setting: Setting) -> Setting | None:
+    passes = [item for item in parse_pipeline(setting.pipeline) if not isinstance(item, OverlapTensorPass)]
+    text = pipeline_text(passes)
+    return None if text == setting.pipeline else attrs.evolve(setting, pipeline=text)
 
 
 def _smaller_buckets(setting: Setting) -> Setting | None:

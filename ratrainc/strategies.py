@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
+from ratrain.passes.placement.overlap_tensor import OverlapTensorPass
 from ratrain.passes.placement.placed_by import placed_by
 from ratrain.passes.placement.placed_schedule import refuse_contradiction
+from ratrain.passes.state.joint_order import JointOrderPass
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail, nearest
 from ratrain.ratrain_ir.frontend.balance import balance_cuts
 from ratrain.ratrain_ir.frontend.plan_text import check_plan
@@ -47,6 +50,10 @@ class Strategy:
     """what to say where it is run on a given plan"""
     needs_peers: bool = False
     """whether it is about tensor peers, so that a plan without any is refused"""
+
+    def passes_for(self, plan: Plan) -> str:
+        """The pipeline for a plan: where there are tensor peers, `overlap-tensor` stands before a `joint-order`."""
+        return hiding_exchanges(self.passes, plan)
 
     @property
     def schedule(self) -> str | None:
@@ -87,6 +94,15 @@ class Strategy:
             text = f"the strategy '{self.name}' cannot have this plan: {error.diagnostics[0].message}"
             fail("RT064", text, help=error.diagnostics[0].help or _OTHER_SHAPE)
         return shaped
+
+
+def hiding_exchanges(pipeline: str, plan: Plan) -> str:
+    """A pipeline with `overlap-tensor` before `joint-order`, where there are tensor peers and it has none."""
+    passes = parse_pipeline(pipeline)
+    at = next((at for at, p in enumerate(passes) if isinstance(p, JointOrderPass)), None)
+    if plan.tp == 1 or at is None or any(isinstance(p, OverlapTensorPass) for p in passes):
+        return pipeline
+    return pipeline_text([*passes[:at], OverlapTensorPass(), *passes[at:]])
 
 
 _OTHER_SHAPE = "leave chunks, layout and slices out of the plan, or use a strategy that is not named after a schedule"

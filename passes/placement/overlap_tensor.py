@@ -15,16 +15,19 @@ hide them, none of which is a new op or changes a bit:
 
 A merged pass takes as long as both, which the next stage waits for. So under `auto` what there is to choose is tried, the whole step simulated
 each time, and the fastest taken; where nothing is faster the module stays as it is. Halves and pieces hold more at once: what comes after, as
-`recompute{policy=auto}` or `joint-order`, keeps as much less; where recovery is placed already and the module fits, only what fits is taken.
+`recompute{policy=auto}` or `joint-order`, keeps as much less. Ways that fit as they are go before those that would with everything
+recovered, and these before all others.
 The order of the schedule stays what it was: two forwards, two backwards or a forward and the backward behind it are merged, never a
 backward and the forward behind it, which would be a piece more in flight.
 
-It comes after the order of the schedule, best before recovery, and before addresses. Without tensor peers it changes nothing.
+It comes after the order of the schedule, best before recovery, and before addresses. Strategies that decide with `joint-order` have it where
+a plan has tensor peers; without peers it changes nothing.
 """
 
 from __future__ import annotations
 
-from itertools import groupby
+from enum import IntEnum
+from itertools import groupby, product
 from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
@@ -35,13 +38,14 @@ from ratrain.passes.pass_base import Pass, PassContext
 from ratrain.passes.placement.split_backward import split_backwards
 from ratrain.passes.placement.tensor_merging import halves_behind_the_embedding, hoisted, merged
 from ratrain.passes.placement.work_groups import split_into_groups
+from ratrain.passes.recovery.rewriting import CHOICES, rewritten, same_for_all
 from ratrain.passes.state.insert_prefetch import InsertPrefetchPass
 from ratrain.passes.state.prefetch_depth import DEPTHS
 from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
 from ratrain.ratrain_ir.analysis.progress import blocking_cycle
 from ratrain.ratrain_ir.blocks import any_gathered_within_step, block_chain
 from ratrain.ratrain_ir.module import Module
-from ratrain.ratrain_ir.ops import Op
+from ratrain.ratrain_ir.ops import Op, Recompute
 from ratrain.ratrain_ir.schedules.action import Work
 
 if TYPE_CHECKING:
@@ -66,15 +70,30 @@ class _Run:
         return self.work != later.work and (self.is_forward or not later.is_forward)
 
 
+class _Room(IntEnum):
+    """Whether there are the bytes for a module."""
+
+    TOO_LITTLE = 0
+    RECOVERED = 1
+    """enough with everything recovered"""
+    AS_IT_IS = 2
+
+
 @frozen(eq=False)
 class _Way:
-    """A module rewritten in one way, and its simulated step, were no bytes used twice."""
+    """A module rewritten in one way, and its simulated step, were no bytes used twice; infinite where no step of it would end."""
 
     seconds: float
     module: Module
+    room: _Room = _Room.TOO_LITTLE
     halves: str = ""
     """how backwards are; empty where nothing is rewritten"""
     pairs: int = 0
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Least of the way to take."""
+        return -self.room, self.seconds
 
     def __str__(self) -> str:
         return f"backwards {self.halves}, {self.pairs} pairs of passes merged" if self.halves else "as it was"
@@ -91,24 +110,21 @@ class OverlapTensorPass(Pass):
     """Whether backwards are split, each right where it is."""
 
     def run(self, module: Module, context: PassContext) -> None:
-        """Rewrite every stage in the fastest of the ways that are open, of those that fit where the module fitted before."""
+        """Rewrite every stage in the fastest of the ways that are open and have most room."""
         if module.plan.tp == 1:
             context.statistics["tensor peers"] = "none: nothing changed"
             return
-        before = _Way(_seconds(module, context), module)
-        fitted = _fits(module, context)
-
-        def usable(ways: list[_Way]) -> list[_Way]:
-            return [way for way in ways if way.seconds < inf and (not fitted or _fits(way.module, context))]
-
-        apart = [self.rewritten(module, context, halves, "none") for halves in _open(self.halves, ("whole", "split"))]
-        tried = usable(apart)
+        before = _Way(_seconds(module, context), module, _room(module, context))
+        halves = _open(self.halves, ("whole", "split"))
+        tried = [self.rewritten(module, context, each, "none") for each in halves]
         if self.pieces != "apart":
-            halves = min(tried or apart, key=lambda way: way.seconds).halves
-            together = usable([self.rewritten(module, context, halves, pairs) for pairs in ("alike", "all")])
-            tried = together if together and self.pieces == "merged" else [*tried, *together]
+            apart = min(tried, key=lambda way: way.rank)
+            worth_it = halves if apart.room is _Room.TOO_LITTLE else (apart.halves,)
+            merging = [self.rewritten(module, context, *each) for each in product(worth_it, ("alike", "all"))]
+            possible = [way for way in merging if way.seconds < inf and way.room >= apart.room]
+            tried = possible if possible and self.pieces == "merged" else [*tried, *possible]
         stays = [before] if self.pieces == self.halves == "auto" else []
-        best = min([*stays, *tried] or apart, key=lambda way: way.seconds)
+        best = min([*stays, *tried], key=lambda way: way.rank)
         if best is not before:
             module.adopt(best.module)
         context.statistics["chosen"] = str(best)
@@ -129,8 +145,8 @@ class OverlapTensorPass(Pass):
             if pairs != "none":
                 count += _merge(draft, stage, Trials(draft, context), mixed=pairs == "all")
         if pairs != "none" and (not count or blocking_cycle(draft, rendezvous=True) is not None):
-            return _Way(inf, draft, halves, count)
-        return _Way(_seconds(draft, context), draft, halves, count)
+            return _Way(inf, draft, halves=halves, pairs=count)
+        return _Way(_seconds(draft, context), draft, _room(draft, context), halves, count)
 
 
 def _seconds(module: Module, context: PassContext) -> float:
@@ -149,12 +165,21 @@ def _open(option: str, choices: tuple[str, ...]) -> tuple[str, ...]:
     return choices if option == "auto" else (option,)
 
 
-def _fits(module: Module, context: PassContext) -> bool:
+def _room(module: Module, context: PassContext) -> _Room:
     trials = Trials(module, context)
     capacity = context.target.capacity(module).left
-    if any(trials.occupancy(stage).peak_bytes(0.0) > capacity for stage in module.stages):
-        return False  # as long as nothing is recovered yet: no arena needs to be tried
-    return not any(trials.excess_bytes(stage, 0.0, capacity) for stage in module.stages)
+    if not any(
+        trials.occupancy(stage).peak_bytes(0.0) > capacity or trials.excess_bytes(stage, 0.0, capacity)
+        for stage in module.stages
+    ):
+        return _Room.AS_IT_IS
+    if any(type(op) is Recompute for stage in module.stages for op in stage.ops):
+        return _Room.TOO_LITTLE
+    (everything,) = CHOICES["full"]
+    recovered = (rewritten(stage, same_for_all(everything)) for stage in module.stages)
+    if any(trials.occupancy(stage).peak_bytes(0.0) > capacity for stage in recovered):
+        return _Room.TOO_LITTLE
+    return _Room.RECOVERED
 
 
 def _merge(module: Module, stage: Stage, trials: Trials, *, mixed: bool) -> int:

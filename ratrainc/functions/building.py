@@ -31,7 +31,7 @@ from ratrain.ratrain_ir.verifier.workspace import check_workspace
 from ratrain.ratrainc.machine_choice import MachineChoice, resized
 from ratrain.ratrainc.progress import OnProgress, Progress, telling, unheard
 from ratrain.ratrainc.schedule_file import load_plan_for_table, placed_by_table
-from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, Strategy
+from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, Strategy, hiding_exchanges
 from ratrain.ratrainc.strategies import strategy as strategy_named
 from ratrain.targets.codegen.emitter import emit as emit_module
 from ratrain.targets.machine.machine import Machine, load_machine
@@ -154,6 +154,7 @@ def compiled(
     config, given_plan = _resolved_for_table(model, plan, schedule_file)
     _check_schedule(given_plan, plan, chosen, passes)
     adapted = chosen.adapted(given_plan, config, machine) if passes is None else given_plan
+    pipeline = hiding_exchanges(pipeline, adapted) if passes is None else pipeline
     given = changes_text(given_plan, adapted) if adapted.shape != given_plan.shape else ""
     levels = ""
     if choose_levels:

@@ -34,7 +34,7 @@ def rows_on_one_plan(
     outcomes, changes = [], []
     for item in strategies:
         adapted = item.adapted(plan, model, machine)
-        outcome = try_setting(Setting(model, adapted, item.passes, machine), item.name)
+        outcome = try_setting(Setting(model, adapted, item.passes_for(adapted), machine), item.name)
         assert outcome is not None, "a strategy's plan was checked"
         outcomes.append(outcome)
         changes.append(changes_text(plan, adapted) if adapted.shape != plan.shape else "")

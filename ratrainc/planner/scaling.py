@@ -67,7 +67,7 @@ def fixed_points(
             {} if dp > 1 else {"zero": 0, "reduce": "last"}
         )  # one replica has nothing to shard, and nobody to reduce with
         shaped = plan.reshaped(dp=dp, micro_batches=micro_batches, **alone)
-        evaluation = evaluate(Task(request.model, shaped, request.strategy.passes, request.machine))
+        evaluation = evaluate(Task(request.model, shaped, request.strategy.passes_for(shaped), request.machine))
         tick(f"{clusters} clusters")
         timed.append((clusters, shaped.global_batch, evaluation.step_seconds, None, shaped))
     return _points(timed, plan.seq_len)

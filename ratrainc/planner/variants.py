@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import attrs
 
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
-from ratrain.passes.placement.overlap_tensor import OverlapTensorPass
 from ratrain.passes.recovery.recompute import NOWHERE, RecomputePass
 from ratrain.passes.state.joint_order import JointOrderPass
 from ratrain.passes.state.offload_state import OffloadStatePass
 from ratrain.ratrain_ir.blocks import gathers_layers_within_step, shares_rows
+from ratrain.ratrainc.strategies import hiding_exchanges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,11 +44,7 @@ def pipeline_for(strategy_passes: str, plan: Plan, *, least_bytes: bool = False)
     """
     if least_bytes:
         strategy_passes = pipeline_text([p for item in parse_pipeline(strategy_passes) for p in _of_least_bytes(item)])
-    passes = parse_pipeline(strategy_passes)
-    at = next((at for at, p in enumerate(passes) if isinstance(p, JointOrderPass)), None)
-    if plan.tp == 1 or at is None or any(isinstance(p, OverlapTensorPass) for p in passes):
-        return strategy_passes
-    return pipeline_text([*passes[:at], OverlapTensorPass(), *passes[at:]])
+    return hiding_exchanges(strategy_passes, plan)
 
 
 def _of_least_bytes(item: Pass) -> Iterator[Pass]:

@@ -263,7 +263,7 @@ class _RowReader:
         if model is None or plan is None or machine is None or chosen is None:
             return None
         self.attempt("strategy", lambda: self.check_strategy(plan, chosen))
-        return Task(model, plan, chosen.passes, machine, times=times)
+        return Task(model, plan, chosen.passes_for(plan), machine, times=times)
 
     def times(self, kind: str) -> GivenTimes | None:
         text = self.cells.text("times")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,12 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ratrain import api
+from ratrain.passes.memory.trial import Trials
+from ratrain.passes.pass_base import PassContext
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrainc.machine_choice import resized
 from ratrain.ratrainc.planner.evaluation import Task, evaluate
 from ratrain.ratrainc.planner.machines import with_constants
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.simulator.timed_run import simulate
+from ratrain.targets.target import target_of
 from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, same_bits, train
 from tests.end_to_end.toys import GEMMA3, NEOX, OLMO2
 
@@ -30,6 +36,7 @@ PLACED = {
     "seq1f1b": "place-schedule{kind=seq1f1b}",
     "interleaved": "place-schedule{kind=interleaved}",
 }
+WIDE = evolve(MODEL, layers=6, heads=4, kv_heads=2, head_dim=64, hidden_size=256, ffn_size=704, vocab_size=1000)
 BEHIND = (
     "recompute{policy=full}",
     "joint-order",
@@ -133,12 +140,36 @@ def test_gathers_of_views_do_not_hide_what_split_backwards_are_worth(peak: float
     """Views that are gathered where they are used (ZeRO 3) hide all exchanges; behind `joint-order`, which gathers ahead, halves may pay."""
     constants = {"collective_chunk": 4096.0, "launch": 0.0, "link_latency": 0.0, "link_bandwidth": 1e9}
     machine = with_constants(load_machine(None), constants | {"fp16_peak": peak})
-    model = evolve(MODEL, layers=6, heads=4, kv_heads=2, head_dim=64, hidden_size=256, ffn_size=704, vocab_size=1000)
     keys = {"tp": 2, "zero": 3, "reduce": "each-micro-batch", "seq_len": 128, "micro_batch_size": sequences}
-    plan = make_plan(model, pp=1, dp=8, micro_batches=3, **keys)
+    plan = make_plan(WIDE, pp=1, dp=8, micro_batches=3, **keys)
     steps = {}
     for halves in ("auto", "whole", "split"):
         passes = f"overlap-tensor{{pieces=apart halves={halves}}},joint-order,allocate-ddr"
-        steps[halves] = evaluate(Task(model, plan, passes, machine)).step_seconds or math.inf
+        steps[halves] = evaluate(Task(WIDE, plan, passes, machine)).step_seconds or math.inf
     assert steps["auto"] == min(steps["whole"], steps["split"])
     assert steps["whole"] != pytest.approx(steps["split"], rel=5e-4)
+
+
+@pytest.mark.parametrize(("schedule", "micro_batches"), [("1f1b", 1), ("gpipe", 2), ("seq1f1b", 1), ("interleaved", 1)])
+def test_a_way_that_fits_is_taken_where_there_is_one(schedule: str, micro_batches: int) -> None:
+    """Where everything has to be recovered: of ways some of which hold fewer bytes, merged ones that of two pieces, one that fits."""
+    keys: dict[str, Any] = {"pp": 1, "dp": 1, "tp": 2, "schedule": schedule, "micro_batches": micro_batches}
+    if schedule == "interleaved":
+        keys |= {"pp": 2, "chunks": 2, "cuts": (1, 2, 3), "micro_batches": 2 * micro_batches}
+    if schedule == "seq1f1b":
+        keys["slices"] = (64, 64)
+    plan = make_plan(WIDE, seq_len=128, **keys)
+    machine = with_constants(load_machine(None), {"launch": 0.0, "link_latency": 0.0, "link_bandwidth": 1e9})
+
+    def recovered_peak(way: str, capacity: int | None = None) -> int:
+        module, there = api.lowered(WIDE, plan), machine if capacity is None else resized(machine, capacity)
+        api.run_passes(module, f"{PLACED[schedule]}{way},recompute{{policy=full}}", machine=there)
+        trials = Trials(module, PassContext(target_of(there)))
+        return max(lifetimes(trials.with_workspace(stage)).peak_bytes for stage in module.stages)
+
+    ways = [
+        f",overlap-tensor{{pieces={pieces} halves={halves}}}"
+        for pieces, halves in product(("apart", "merged"), ("whole", "split"))
+    ]
+    for capacity in {recovered_peak(way) for way in ("", *ways)}:
+        assert recovered_peak(",overlap-tensor", capacity) <= capacity

@@ -185,6 +185,28 @@ def test_the_plan_that_is_written_compiles_with_its_peers(folder: Path, capsys: 
     assert max(stage["peak_live_bytes"] for stage in stages) == first["peak_bytes"]
 
 
+@pytest.mark.parametrize(("tp", "passes"), [(1, "joint-order,"), (2, "overlap-tensor,joint-order,")])
+def test_a_strategy_hides_what_peers_exchange(
+    tp: int, passes: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`compile` and `compare` run the pipeline that the planner would; passes that are given are run as they are."""
+    assert f'pipeline "place-1f1b,{passes}' in (folder / f"t{tp}.rtir").read_text()
+    plan = ("--model", folder / "m.json", "--plan", folder / f"t{tp}.toml")
+    rows = json.loads(printed(capsys, "compare", *plan, "--strategies", "ratrain", "--json"))
+    step = json.loads(printed(capsys, "simulate", folder / f"t{tp}.rtx", "--json"))["step_seconds"]
+    assert [row["step_seconds"] for row in rows["strategies"]] == [step]
+    own = folder / "own.rtir"
+    printed(capsys, "compile", *plan, "--passes", "joint-order,allocate-ddr", "-o", own)
+    assert 'pipeline "place-1f1b,joint-order,' in own.read_text()
+
+
+def test_a_lever_leaves_exchanges_as_they_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for tp in (1, 2):
+        facts = json.loads(printed(capsys, "explain", folder / f"t{tp}.rtir", "--json"))
+        names = [lever["name"] for lever in facts["levers"]]
+        assert ("without overlap-tensor" in names) == (tp == 2), names
+
+
 def test_why_other_numbers_of_peers_lost(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = printed(capsys, "plan", "--model", folder / "m.json", *PLANNING, "--seconds", 0, "--jobs", 1, "--json")
     found = json.loads(said)
