@@ -24,7 +24,7 @@ from ratrain.targets.runtime.ranks.engine import RankEngine
 from ratrain.targets.runtime.ranks.processes import RankProcesses
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.program import Instruction
+    from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.runtime.rank import Rank
     from ratrain.targets.runtime.ranks.collectives import Phases
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from ratrain.targets.program.on_chip import on_chip_form
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.program import Instruction, Program, ProgramStage
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import Program, ProgramStage
     from ratrain.targets.program.routine import OnChipSchedule
 
 

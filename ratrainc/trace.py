@@ -16,7 +16,7 @@ from ratrain.targets.simulator.live_curve import live_curve
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.topology import Hop
-    from ratrain.targets.program.program import Instruction
+    from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.simulator.timeline import Span, Timeline
 
 MICROSECONDS = 1e6

@@ -31,8 +31,8 @@ from ratrain.targets.machine.record import machine_info
 from ratrain.targets.machine.shared_gradients import most_shared
 from ratrain.targets.machine.store_cost import Elsewhere
 from ratrain.targets.machine.timing import TimedOp, message_seconds, op_work, timed_op
+from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.lifting import group_name
-from ratrain.targets.program.program import Access
 from ratrain.targets.registry import TARGETS
 from ratrain.targets.simulator.figures import simulated
 

@@ -13,7 +13,7 @@ from ratrain.ratrain_ir.messages import DIRECTIONS, Direction
 from ratrain.targets.simulator.timed_run import simulate
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.program import Instruction
+    from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.simulator.figures import StepFigures
     from ratrain.targets.simulator.timeline import Timeline
 

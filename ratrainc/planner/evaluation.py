@@ -34,7 +34,8 @@ from ratrain.targets.simulator.given_times import GivenTimes
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
-    from ratrain.targets.program.program import Instruction, Program
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import Program
     from ratrain.targets.simulator.figures import StepFigures
     from ratrain.targets.simulator.timeline import Timeline
 

@@ -12,7 +12,7 @@ from ratrain.ratrain_ir.ops import Engine, piece_text
 from ratrain.ratrainc.report.svg import Picture
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.program import Instruction
+    from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.simulator.timeline import Timeline
 
 WIDTH, LANE, GAP, LEFT, TOP, BOTTOM = 1100, 26, 6, 44, 30, 44

@@ -15,13 +15,14 @@ from ratrain.ratrain_ir.signatures import is_of_other_slice
 from ratrain.ratrain_ir.types import StateKind
 from ratrain.targets.codegen.builder import mlp_chunk_starts
 from ratrain.targets.codegen.routines import OF_BRANCHES, RoutineForm, derived_routine, representative
-from ratrain.targets.program.program import Access
+from ratrain.targets.program.instruction import Access
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.blocks import Block
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.frontend.plan import Plan
-    from ratrain.targets.program.program import Instruction, ProgramStage
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import ProgramStage
     from ratrain.targets.program.routine import Routine, Step
 
 

@@ -24,16 +24,9 @@ from ratrain.ratrain_ir.target import Target
 from ratrain.ratrain_ir.types import StateKind
 from ratrain.ratrain_ir.verifier.report import Reporter
 from ratrain.ratrain_ir.verifier.workspace import check_op_workspace
+from ratrain.targets.program.instruction import Access, CountWait, Instruction, Operand, ProgramTensor
 from ratrain.targets.program.lifting import StoredFields, stored_fields, stored_operands
-from ratrain.targets.program.program import (
-    Access,
-    CountWait,
-    Instruction,
-    Operand,
-    Program,
-    ProgramStage,
-    ProgramTensor,
-)
+from ratrain.targets.program.program import Program, ProgramStage
 from ratrain.targets.program.routine import Routine
 
 if TYPE_CHECKING:

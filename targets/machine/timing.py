@@ -31,7 +31,7 @@ from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.resource_work import ResourceWork
 from ratrain.targets.machine.slowest_rank import slowest_rank
 from ratrain.targets.machine.store_cost import NOTHING_ELSEWHERE, Elsewhere, Streams, streamed_work, transfer_work
-from ratrain.targets.program.program import Access
+from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.routine import Routine, Step, parse_reference
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import re
 from math import isfinite
 from typing import Any
 
-_LIMIT = 1 << 50
+LIMIT = 1 << 50
 """Sizes, counts and offsets are below this: more bytes than any machine has."""
 
 
@@ -20,7 +20,7 @@ def whole(value: Any) -> int:
 
     Raises ValueError for anything else.
     """
-    if type(value) is not int or not 0 <= value < _LIMIT:
+    if type(value) is not int or not 0 <= value < LIMIT:
         raise ValueError(f"expected a size, got {value!r}")
     return value
 

@@ -47,10 +47,11 @@ from ratrain.ratrain_ir.ops import (
 )
 from ratrain.ratrain_ir.signatures import Binding, bind
 from ratrain.ratrain_ir.types import StateKind
-from ratrain.targets.program.program import Access, Instruction, Operand, Program, ProgramStage
+from ratrain.targets.program.instruction import Access, Instruction, Operand
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.diagnostics import Diagnostics
+    from ratrain.targets.program.program import Program, ProgramStage
 
 
 @frozen

@@ -6,10 +6,11 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.types import Home, aligned
-from ratrain.targets.program.program import Access, ProgramStage
+from ratrain.targets.program.instruction import Access
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.ops import Engine
+    from ratrain.targets.program.program import ProgramStage
 
 _BEGINS = (Access.WRITE, Access.SCRATCH)
 

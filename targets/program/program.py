@@ -6,163 +6,64 @@ before. Waits on the engine's own past are implied by its order. What is verifie
 
 from __future__ import annotations
 
-from enum import Enum
 from functools import cached_property
-from typing import NamedTuple
+from threading import Lock
+from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrain_ir.messages import DIRECTIONS, Direction, payload_of
 from ratrain.ratrain_ir.module import TargetInfo
 from ratrain.ratrain_ir.notebook import ShownInNotebook
-from ratrain.ratrain_ir.ops import ENGINES, Engine, Evict, GiveBack, Piece, Slice
-from ratrain.ratrain_ir.topology import Hop, Topology, topology_of
-from ratrain.ratrain_ir.types import Home, StateKind, TensorType, aligned
+from ratrain.ratrain_ir.ops import ENGINES, Engine, Evict, GiveBack
+from ratrain.ratrain_ir.topology import Topology, topology_of
+from ratrain.ratrain_ir.types import Home
+from ratrain.targets.program.columns import ProgramColumns, StageObjects, columns_of
+from ratrain.targets.program.instruction import Access, Instruction, ProgramTensor
 from ratrain.targets.program.routine import Routine
 
-
-class Access(Enum):
-    """What an instruction does to an operand's bytes."""
-
-    READ = 0
-    WRITE = 1
-    UPDATE = 2
-    SCRATCH = 3
-
-    __hash__ = object.__hash__  # members are single objects; what `Enum` has is several times slower
+_MAKING = Lock()
+"""Held where objects are made of columns: ranks in threads of one process share their stages."""
 
 
-@frozen
-class ProgramTensor:
-    """A tensor with its place in the stage's part of a memory."""
-
-    name: str
-    kind: StateKind
-    type: TensorType
-    carried: bool
-    offset: int
-    home: Home = Home.DDR
-
-    @property
-    def end(self) -> int:
-        """First byte after the tensor, alignment included."""
-        return self.offset + aligned(self.type.nbytes)
-
-
-class Operand(NamedTuple):
-    """A bound operand: the role it plays, the tensor's index in the stage, how it is accessed."""
-
-    role: str
-    tensor: int
-    access: Access
-
-
-@frozen
-class CountWait:
-    """`count` instructions of an engine's stream must have completed, in this step or the previous one."""
-
-    engine: Engine
-    count: int
-    previous_step: bool
-
-
-@define(eq=False)
-class Instruction:
-    """One entry of a stream. `keyword` is the op's; only block ops call a routine."""
-
-    keyword: str
-    routine: int | None
-    micro_batch: int | None
-    peer: int | None
-    variant: str
-    """payload, part, quantity or group of the op; empty where it has none"""
-    group: str
-    """the group of a collective; empty elsewhere"""
-    blocks: tuple[str, ...]
-    accumulates: bool
-    operands: tuple[Operand, ...]
-    waits: tuple[CountWait, ...]
-    blocking: bool = False
-    """of a collective: whether compute waits for it"""
-    chunk: int | None = None
-    """of a message where stages hold several chunks: the one that it goes into"""
-    slice: int | None = None
-    """where micro-batches are cut: the slice that it works on"""
-
-    @property
-    def piece(self) -> Piece:
-        """The micro-batch, or the slice of one, that an instruction of the pipeline works on."""
-        assert self.micro_batch is not None
-        return self.micro_batch if self.slice is None else Slice(self.micro_batch, self.slice)
-
-    @property
-    def title_without_blocks(self) -> str:
-        """What must be equal on all members of a collective: ends hold different blocks."""
-        return " ".join([self.keyword, self.variant, self.group, str(self.micro_batch)])
-
-    @property
-    def title(self) -> str:
-        """The op in words, as the text writes it."""
-        return self._title(with_micro_batch=True)
-
-    @property
-    def title_without_micro_batch(self) -> str:
-        """The title, equal for all micro-batches."""
-        return self._title(with_micro_batch=False)
-
-    @property
-    def carried(self) -> tuple[Operand, ...]:
-        """What of its operands a message carries, in the order in which it goes: all but a workspace."""
-        return tuple(operand for operand in self.operands if operand.access is not Access.SCRATCH)
-
-    @property
-    def direction(self) -> Direction | None:
-        """Which way a message goes; None of what is none."""
-        return DIRECTIONS[self.keyword]
-
-    def ends(self, stage: int) -> tuple[int, int] | None:
-        """The stages that a message of `stage` leaves and reaches; None of what is no message, or has no peer."""
-        direction = self.direction
-        if direction is None or self.peer is None:
-            return None
-        return (stage, self.peer) if direction is Direction.OUT else (self.peer, stage)
-
-    def hop(self, stage: int, topology: Topology) -> Hop | None:
-        """The channel of a message of `stage`; None of what is no message, or goes where none does."""
-        ends, payload = self.ends(stage), payload_of(self.keyword, self.variant)
-        return None if ends is None or payload is None else topology.hop(*ends, payload, self.chunk)
-
-    def _title(self, *, with_micro_batch: bool) -> str:
-        parts = [self.keyword]
-        if self.variant:
-            parts.append(self.variant)
-        if self.blocks:
-            parts.append("+".join(self.blocks))
-        if self.group not in ("", "replicas", "shards"):
-            parts.append(self.group)
-        if with_micro_batch and self.micro_batch is not None:
-            parts.append(f"m{self.micro_batch}")
-        if self.slice is not None:
-            parts.append(f"s{self.slice}")
-        if self.chunk is not None:
-            parts.append(f"c{self.chunk}")
-        if self.peer is not None:
-            parts.append(f"@{self.peer}")
-        if self.blocking:
-            parts.append("blocking")
-        return " ".join(parts)
-
-
-@define(eq=False)
+@define(eq=False, slots=False)
 class ProgramStage:
-    """One stage: its tensors and one stream an engine."""
+    """One stage: its tensors and one stream an engine.
+
+    One that was read has columns in place of these objects, until somebody asks for them; from then on they are what counts, since they
+    may be changed.
+    """
 
     tensors: list[ProgramTensor]
     streams: dict[Engine, list[Instruction]] = field(factory=lambda: {engine: [] for engine in ENGINES})
     peak_live_bytes: int = 0
     """Most bytes live at once in list order: a lower bound of the arena."""
+
+    @classmethod
+    def of_columns(cls, columns: ProgramColumns, number: int, peak_live_bytes: int) -> ProgramStage:
+        """A stage of a program that was read."""
+        stage = cls.__new__(cls)
+        stage.__dict__.update(read_from=(columns, number), peak_live_bytes=peak_live_bytes)
+        return stage
+
+    @property
+    def unread(self) -> tuple[ProgramColumns, int] | None:
+        """The columns that it is still in, and which stage of them it is; None where it is objects."""
+        found: tuple[ProgramColumns, int] | None = self.__dict__.get("read_from")
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        """What columns are turned into when it is asked for the first time."""
+        if name not in ("tensors", "streams"):
+            raise AttributeError(name=name, obj=self)
+        with _MAKING:
+            if (unread := self.unread) is not None:
+                columns, number = unread
+                self.tensors = columns.tensors(number)
+                self.streams = {engine: columns.stream(number, engine) for engine in ENGINES}
+                del self.__dict__["read_from"]
+        return self.__dict__[name]
 
     @cached_property
     def carried(self) -> dict[tuple[str, str], list[int]]:
@@ -204,6 +105,8 @@ class ProgramStage:
 
     def bytes_in(self, home: Home) -> int:
         """Bytes the stage takes of a memory."""
+        if (unread := self.unread) is not None:
+            return unread[0].bytes_in(unread[1], home)
         return max((t.end for t in self.tensors if t.home is home), default=0)
 
     def moved_bytes(self, home: Home) -> tuple[int, int]:
@@ -217,9 +120,16 @@ class ProgramStage:
         return read, written
 
     @property
+    def lengths(self) -> tuple[int, ...]:
+        """Instructions of each engine."""
+        if (unread := self.unread) is not None:
+            return tuple(unread[0].lengths[unread[1]].tolist())
+        return tuple(len(self.streams[engine]) for engine in ENGINES)
+
+    @property
     def instructions(self) -> int:
         """Instructions of all engines together."""
-        return sum(len(stream) for stream in self.streams.values())
+        return sum(self.lengths)
 
 
 def _may_go(instruction: Instruction, done: dict[Engine, int]) -> bool:
@@ -263,6 +173,18 @@ class Program(ShownInNotebook):
     def topology(self) -> Topology:
         """Who is where under its model and plan."""
         return topology_of(self.model, self.plan)
+
+    def columns(self) -> ProgramColumns:
+        """Its instructions and tensors as columns, as they are now."""
+        slices = self.plan.shape.slices if self.plan.slices else 0
+        unread = [stage.unread for stage in self.stages]
+        if unread and unread[0] is not None:
+            columns = unread[0][0]
+            whole = [(columns, number) for number in range(columns.stages)]
+            if columns.slices == slices and unread == whole:
+                return columns
+        stages = [StageObjects(each.tensors, [each.streams[engine] for engine in ENGINES]) for each in self.stages]
+        return columns_of(stages, slices)
 
     @cached_property
     def senders_of_guests(self) -> dict[int, set[int]]:

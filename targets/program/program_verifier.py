@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 from attrs import define, field
 
 from ratrain.ratrain_ir.blocks import parameters, parse_block
@@ -27,15 +28,19 @@ from ratrain.ratrain_ir.verifier.memory import check_memory
 from ratrain.ratrain_ir.verifier.report import Reporter
 from ratrain.targets.codegen.derivation import derivation_problem, form_of
 from ratrain.targets.codegen.routines import representative
+from ratrain.targets.machine.resource_work import ResourceWork
+from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.lifting import lift
-from ratrain.targets.program.program import Access, Program
+from ratrain.targets.program.program import Program
 from ratrain.targets.program.races import check_races
 from ratrain.targets.program.routine_verifier import routine_problem
-from ratrain.targets.simulator.timed_run import simulate
+from ratrain.targets.simulator.op_works import OpWorks
+from ratrain.targets.simulator.timed_run import UNLIMITED, simulate_works
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
-    from ratrain.targets.program.program import Instruction, ProgramStage
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import ProgramStage
 
 _CALLS_ROUTINE = frozenset(kind.keyword for kind in BLOCK_OPS)
 
@@ -54,8 +59,10 @@ def check_program(program: Program) -> None:
         diagnostics.check()
         _check_addresses(program, module, diagnostics)
         diagnostics.check()
+        columns = program.columns()
+        alike = OpWorks([ResourceWork(1.0)], np.zeros(len(columns), np.int64))
         for rendezvous in (False, True):
-            simulate(program, lambda _stage, _instruction: 1.0, rendezvous=rendezvous)
+            simulate_works(program, columns, alike, UNLIMITED, rendezvous=rendezvous)
         check_races(program, diagnostics)
         diagnostics.check()
 

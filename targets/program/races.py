@@ -13,14 +13,18 @@ back from another stage comes after what evicted the same, so that one stage's w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from ratrain.ratrain_ir.diagnostics import Diagnostics, Note
 from ratrain.ratrain_ir.ops import ENGINES, Engine, Evict, Piece, TakeBack
 from ratrain.ratrain_ir.types import Home
-from ratrain.targets.program.program import Access, Instruction, Program, ProgramStage
+from ratrain.targets.program.instruction import Access, Instruction
 from ratrain.targets.program.race_sweep import Conflict, Swept, SweptStage, swept
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.program import Program, ProgramStage
 
 _COMPUTE, _COLLECTIVE = ENGINES.index(Engine.COMPUTE), ENGINES.index(Engine.COLLECTIVE)
 _STORE, _FETCH = ENGINES.index(Engine.STORE), ENGINES.index(Engine.FETCH)

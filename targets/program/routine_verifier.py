@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from ratrain.ratrain_ir.types import ALIGNMENT_BYTES
+from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.kernel_calls import step_problem
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.on_chip import on_chip_problem
-from ratrain.targets.program.program import Access
 from ratrain.targets.program.routine import Routine, parse_reference
 
 if TYPE_CHECKING:

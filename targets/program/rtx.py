@@ -1,9 +1,9 @@
-"""`.rtx`: the versioned container of a program. No pickle: a header of JSON, columns of int32, and a digest of it all.
+"""`.rtx`: the versioned container of a program. No pickle: a header of JSON, columns of int32, names, and a digest of it all.
 
-    RATRAINX | version u32 | header length u64 | header JSON | columns (int32, little endian) | sha256 of all before
+    RATRAINX | version u32 | header length u64 | header JSON | columns (int32, little endian) | names (UTF-8) | sha256 of all before
 
-Columns of all stages and engines stand one after another; the header gives the counts. A damaged or foreign file is refused with a
-diagnostic that says what is wrong.
+Columns of all stages and engines stand one after another; the header gives the counts. Names are those of the tensors, a line each. A
+damaged or foreign file is refused with a diagnostic that says what is wrong. Version 4 had the tensors in its header; it is read too.
 """
 
 from __future__ import annotations
@@ -13,53 +13,69 @@ import json
 import re
 import struct
 from functools import lru_cache
-from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import define, field
-from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail
 from ratrain.ratrain_ir.files import read_bytes, replacing
 from ratrain.ratrain_ir.frontend.model_fields import model_from_fields
 from ratrain.ratrain_ir.frontend.plan_text import plan_from_fields
-from ratrain.ratrain_ir.ops import ENGINES, FIELDS, OP_CLASSES
+from ratrain.ratrain_ir.ops import ENGINES, OP_CLASSES
 from ratrain.ratrain_ir.types import STORES, Dtype, Home, StateKind, TensorType, tensor_type
-from ratrain.targets.program.json_values import shown, text, whole, word
-from ratrain.targets.program.on_chip import on_chip_form
-from ratrain.targets.program.program import (
-    Access,
-    CountWait,
-    Instruction,
-    Operand,
-    Program,
-    ProgramStage,
-    ProgramTensor,
+from ratrain.targets.program.columns import (
+    ACCESS,
+    ACCESSES,
+    BLOCKS,
+    CHUNK,
+    COUNT,
+    ENGINE,
+    FLAGS,
+    GROUP,
+    INSTRUCTION_COLUMNS,
+    KEYWORD,
+    OF_SLICES,
+    OPERANDS,
+    PEER,
+    PIECE,
+    PREVIOUS,
+    ROLE,
+    ROUTINE,
+    TENSOR,
+    VARIANT,
+    WAITS,
+    Int32s,
+    Int64s,
+    ProgramColumns,
+    TensorForm,
 )
+from ratrain.targets.program.json_values import LIMIT, shown, text, whole, word
+from ratrain.targets.program.on_chip import on_chip_form
+from ratrain.targets.program.program import Program, ProgramStage
 from ratrain.targets.program.routine import SCHEDULES_KEY, OnChipSchedule, routine_from_json
 
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.plan import Plan
+
 MAGIC = b"RATRAINX"
-VERSION = 4
+VERSION = 5
+_WITH_LISTED_TENSORS = 4
+"""The version whose header lists the tensors."""
+_READ = (_WITH_LISTED_TENSORS, VERSION)
 _PREFIX = struct.Struct("<8sIQ")
 _DIGEST_BYTES = 32
-_INSTRUCTION_COLUMNS = 10
-_OF_SLICES = frozenset(cls.keyword for cls, attributes in FIELDS.items() if any(a.name == "slice" for a in attributes))
-"""Instructions that work on one slice where micro-batches are cut."""
-_ACCUMULATES, _BLOCKING, _CHUNK = 1, 2, 4
-"""Marks of an instruction: two bits, and above them the number of its chunk plus 1, or 0."""
-"""Bits of one column: programs without blocking collectives are written as they were before there were any."""
+_WIDTHS = {"instructions": INSTRUCTION_COLUMNS, "operands": 3, "waits": 3, "blocks": 1, "tensors": 3}
+"""Of the columns, in their order: what a row has. Of a tensor: its form, and the low and the high half of its offset."""
 _MAX_HEADER_BYTES = 1 << 30
 _MAX_TENSOR_BYTES = 1 << 50
-_TENSOR_NAME = re.compile(r"[A-Za-z_][\w\-]*(\.[\w\-]+)*")
+_TENSOR_NAME = r"[A-Za-z_][\w\-]*+(?:\.[\w\-]++)*+"
 """As the schedule language has it, so that a program's tensors can be written there."""
-_ACCESSES = tuple(Access)
+_TENSOR_NAMES = re.compile(rf"{_TENSOR_NAME}(?:\n{_TENSOR_NAME})*+")
+_LONGEST_NAME = 1 << 16
 _KINDS = {kind.value: kind for kind in StateKind}
 _HOMES = {home.value: home for home in Home}
 _FIRST_FORM = "tiles"
 """The form of on-chip schedules in files that name none."""
-
-Int32s = NDArray[np.int32]
 
 
 def write_program(program: Program, path: str) -> None:
@@ -73,9 +89,16 @@ def write_program(program: Program, path: str) -> None:
 
 def program_bytes(program: Program) -> bytes:
     """The container as bytes; equal programs give equal bytes. On-chip schedules of a program are of one form."""
-    writer = _Writer(program.plan.shape.slices)
-    stages = [writer.stage(stage) for stage in program.stages]
-    columns = {name: np.asarray(rows, dtype="<i4").reshape(-1) for name, rows in writer.columns.items()}
+    columns = program.columns()
+    offsets = columns.offsets.astype("<i8").view("<i4").reshape(-1, 2)
+    arrays = {
+        "instructions": columns.instructions,
+        "operands": columns.operands,
+        "waits": columns.waits,
+        "blocks": columns.blocks,
+        "tensors": np.column_stack((columns.tensor_forms, offsets)),
+    }
+    names = columns.name_lines.encode()
     numbers: dict[OnChipSchedule, int] = {}
     routines = [routine.to_json(numbers) for routine in program.routines]
     header = {
@@ -90,12 +113,24 @@ def program_bytes(program: Program) -> bytes:
         "pipeline": program.pipeline,
         **_schedules_to_json(list(numbers)),
         "routines": routines,
-        "strings": list(writer.strings),
-        "stages": stages,
-        "columns": {name: int(column.size) for name, column in columns.items()},
+        "strings": columns.strings,
+        "forms": [
+            [form.kind.value, form.type.dtype.value, list(form.type.shape), form.carried, form.home.value]
+            for form in columns.forms
+        ],
+        "stages": [
+            {"peak_live_bytes": stage.peak_live_bytes, "streams": lengths, "tensors": tensors}
+            for stage, lengths, tensors in zip(
+                program.stages, columns.lengths.tolist(), columns.tensor_counts.tolist(), strict=True
+            )
+        ],
+        "columns": {name: int(array.size) for name, array in arrays.items()},
+        "names": len(names),
     }
     head = json.dumps(header, separators=(",", ":")).encode()
-    body = _PREFIX.pack(MAGIC, VERSION, len(head)) + head + b"".join(c.tobytes() for c in columns.values())
+    parts = [_PREFIX.pack(MAGIC, VERSION, len(head)), head]
+    parts += [array.astype("<i4").tobytes() for array in arrays.values()]
+    body = b"".join([*parts, names])
     return body + hashlib.sha256(body).digest()
 
 
@@ -105,64 +140,6 @@ def _schedules_to_json(schedules: list[OnChipSchedule]) -> dict[str, Any]:
     (form,) = forms
     named = {} if form == _FIRST_FORM else {"on_chip": form}
     return named | {SCHEDULES_KEY: [schedule.to_json() for schedule in schedules]}
-
-
-@define(eq=False)
-class _Writer:
-    """Collects columns; strings are numbered in order of first use."""
-
-    slices: int
-    """of a micro-batch"""
-    strings: dict[str, int] = field(factory=dict)
-    columns: dict[str, list[int]] = field(
-        factory=lambda: {"instructions": [], "operands": [], "waits": [], "blocks": []}
-    )
-
-    def string(self, text: str) -> int:
-        return self.strings.setdefault(text, len(self.strings))
-
-    def stage(self, stage: ProgramStage) -> dict[str, Any]:
-        for engine in ENGINES:
-            for instruction in stage.streams[engine]:
-                self.instruction(instruction)
-        return {
-            "peak_live_bytes": stage.peak_live_bytes,
-            "streams": [len(stage.streams[engine]) for engine in ENGINES],
-            "tensors": [
-                [t.name, t.kind.value, t.type.dtype.value, list(t.type.shape), t.carried, t.home.value, t.offset]
-                for t in stage.tensors
-            ],
-        }
-
-    def piece(self, item: Instruction) -> int:
-        """The number of a micro-batch, or of a slice of one, or -1."""
-        if item.slice is None or item.micro_batch is None:
-            return _or_none(item.micro_batch)
-        return item.micro_batch * self.slices + item.slice
-
-    def instruction(self, item: Instruction) -> None:
-        columns = self.columns
-        columns["instructions"] += [
-            self.string(item.keyword),
-            _or_none(item.routine),
-            self.piece(item),
-            _or_none(item.peer),
-            self.string(item.variant),
-            self.string(item.group),
-            item.accumulates * _ACCUMULATES | item.blocking * _BLOCKING | (_or_none(item.chunk) + 1) * _CHUNK,
-            len(item.operands),
-            len(item.waits),
-            len(item.blocks),
-        ]
-        for operand in item.operands:
-            columns["operands"] += [self.string(operand.role), operand.tensor, operand.access.value]
-        for wait in item.waits:
-            columns["waits"] += [ENGINES.index(wait.engine), wait.count, int(wait.previous_step)]
-        columns["blocks"] += [self.string(name) for name in item.blocks]
-
-
-def _or_none(value: int | None) -> int:
-    return -1 if value is None else value
 
 
 def read_program(path: str) -> Program:
@@ -191,51 +168,49 @@ def parse_program(data: bytes, file: str) -> Program:
 _AGAIN = "compile it again: 'ratrainc compile ... -o FILE.rtx'"
 
 
-def _checked_body(data: bytes, file: str) -> bytes:
+def _checked_body(data: bytes, file: str) -> memoryview:
     """The bytes between prefix and digest, after the checks that need no parsing."""
     if not data.startswith(MAGIC):
         fail("RT080", f"'{file}' is not a RATrain program: it does not start with {MAGIC.decode()}", help=_AGAIN)
     if len(data) < _PREFIX.size + _DIGEST_BYTES:
         fail("RT080", f"'{file}' is cut off after {len(data)} bytes", help=_AGAIN)
     _, version, _ = _PREFIX.unpack_from(data)
-    if version != VERSION:
-        fail("RT003", f"'{file}' has .rtx version {version}; this runtime reads version {VERSION}", help=_AGAIN)
-    if hashlib.sha256(data[:-_DIGEST_BYTES]).digest() != data[-_DIGEST_BYTES:]:
+    if version not in _READ:
+        known = " and ".join(map(str, _READ))
+        fail("RT003", f"'{file}' has .rtx version {version}; this runtime reads versions {known}", help=_AGAIN)
+    if hashlib.sha256(memoryview(data)[:-_DIGEST_BYTES]).digest() != data[-_DIGEST_BYTES:]:
         fail("RT080", f"'{file}' is damaged: its digest does not match (cut off or changed)", help=_AGAIN)
-    return data[:-_DIGEST_BYTES]
+    return memoryview(data)[:-_DIGEST_BYTES]
 
 
 class _Reader:
-    """Rebuilds the objects; every number is checked before it is used as an index."""
+    """Rebuilds a program; every number is checked before it is used as an index."""
 
-    def __init__(self, body: bytes) -> None:
-        _, _, length = _PREFIX.unpack_from(body)
+    def __init__(self, body: memoryview) -> None:
+        _, version, length = _PREFIX.unpack_from(body)
         if not 0 < length <= min(len(body) - _PREFIX.size, _MAX_HEADER_BYTES):
             raise ValueError("the header is longer than the file")
-        self.header = json.loads(body[_PREFIX.size : _PREFIX.size + length])
-        self.columns = self.read_columns(body[_PREFIX.size + length :])
-        self.strings = [item if item == "" else word(item) for item in self.header["strings"]]
-        self.at = dict.fromkeys(self.columns, 0)
+        self.header = json.loads(bytes(body[_PREFIX.size : _PREFIX.size + length]))
+        self.lists_tensors = version == _WITH_LISTED_TENSORS
+        self.rest = body[_PREFIX.size + length :]
 
-    def read_columns(self, data: bytes) -> dict[str, Int32s]:
-        sizes = {name: whole(self.header["columns"][name]) for name in ("instructions", "operands", "waits", "blocks")}
-        if sum(sizes.values()) * 4 != len(data):
+    def arrays(self) -> tuple[dict[str, Int32s], str]:
+        """The columns by name, [rows, width], and the names of tensors."""
+        header = self.header
+        widths = {name: width for name, width in _WIDTHS.items() if name != "tensors" or not self.lists_tensors}
+        sizes = {name: whole(header["columns"][name]) for name in widths}
+        names = 0 if self.lists_tensors else whole(header["names"])
+        if sum(sizes.values()) * 4 + names != len(self.rest):
             raise ValueError("the columns do not have the sizes the header gives")
-        columns: dict[str, Int32s] = {}
+        arrays: dict[str, Int32s] = {}
         start = 0
         for name, size in sizes.items():
-            columns[name] = np.frombuffer(data, "<i4", size, start).astype(np.int32)
+            if size % widths[name]:
+                raise ValueError(f"the column '{name}' ends within a row")
+            array = np.frombuffer(self.rest, "<i4", size, start).astype(np.int32)
+            arrays[name] = array.reshape(-1, widths[name])
             start += 4 * size
-        return columns
-
-    def take(self, name: str, count: int, width: int) -> Int32s:
-        """The next rows of a column, [count, width]."""
-        start = self.at[name]
-        stop = start + count * width
-        if count < 0 or stop > self.columns[name].size:
-            raise ValueError(f"the column '{name}' is too short")
-        self.at[name] = stop
-        return self.columns[name][start:stop].reshape(count, width)
+        return arrays, str(self.rest[start:], "utf-8")
 
     def program(self) -> Program:
         header = self.header
@@ -247,14 +222,10 @@ class _Reader:
         routines = [routine_from_json(item, schedules) for item in header["routines"]]
         if len(header["stages"]) != plan.pp:
             raise ValueError(f"the plan has {plan.pp} stages, the file {len(header['stages'])}")
-        self.routines = len(routines)
-        self.stages = plan.pp
-        self.chunks = plan.pp * plan.chunks
-        self.slices, self.has_slices = plan.shape.slices, bool(plan.slices)
-        self.micro_batches = plan.micro_batches
-        stages = [self.stage(item) for item in header["stages"]]
-        if any(self.at[name] != column.size for name, column in self.columns.items()):
-            raise ValueError("the columns are longer than the instructions use")
+        columns = self.columns(plan)
+        _check_instructions(columns, plan, len(routines))
+        peaks = [whole(item["peak_live_bytes"]) for item in header["stages"]]
+        stages = [ProgramStage.of_columns(columns, number, peak) for number, peak in enumerate(peaks)]
         capacity = header["capacity_bytes"]
         stores = tuple((Home(name), nbytes) for name, nbytes in header["stores"].items())
         for nbytes in (capacity, *dict(stores).values()):
@@ -268,91 +239,103 @@ class _Reader:
         pipeline = text(header["pipeline"])
         return Program(names[0], model, plan, names[1], capacity, pipeline, routines, stages, digest, machine, stores)
 
-    def stage(self, item: dict[str, Any]) -> ProgramStage:
-        stage = ProgramStage([_tensor(entry) for entry in item["tensors"]])
-        stage.peak_live_bytes = whole(item["peak_live_bytes"])
-        counts = [whole(count) for count in item["streams"]]
-        if len(counts) != len(ENGINES):
+    def columns(self, plan: Plan) -> ProgramColumns:
+        """The columns; what instructions refer to is not checked yet."""
+        arrays, lines = self.arrays()
+        stages = self.header["stages"]
+        lengths = [[whole(count) for count in item["streams"]] for item in stages]
+        if any(len(row) != len(ENGINES) for row in lengths):
             raise ValueError("a stage has one stream an engine")
-        for engine, count in zip(ENGINES, counts, strict=True):
-            stage.streams[engine] = self.stream(count, counts, len(stage.tensors))
-        return stage
-
-    def stream(self, count: int, counts: list[int], tensors: int) -> list[Instruction]:
-        """The next instructions; what they refer to is read for all of them at once."""
-        rows = self.take("instructions", count, _INSTRUCTION_COLUMNS)
-        operands, waits, blocks = (_Runs(rows[:, column].tolist()) for column in (7, 8, 9))
-        all_operands = self.operands(operands.total, tensors)
-        all_waits = self.waits(waits.total, counts)
-        names = _indices(self.take("blocks", blocks.total, 1)[:, 0], len(self.strings))
-        all_blocks = [self.strings[name] for name in names]
-        return [
-            self.instruction(row, tuple(all_operands[o]), tuple(all_waits[w]), tuple(all_blocks[b]))
-            for row, o, w, b in zip(rows[:, :7].tolist(), operands.slices, waits.slices, blocks.slices, strict=True)
-        ]
-
-    def instruction(
-        self, row: list[int], operands: tuple[Operand, ...], waits: tuple[CountWait, ...], blocks: tuple[str, ...]
-    ) -> Instruction:
-        keyword, routine, number, peer, variant, group, flags = row
-        name = self.strings[_index(keyword, len(self.strings))]
-        if name not in OP_CLASSES:
-            raise ValueError(f"'{name}' is not an instruction")
-        sliced = self.has_slices and name in _OF_SLICES
-        piece = _optional(number, self.micro_batches * (self.slices if sliced else 1))
-        return Instruction(
-            keyword=name,
-            routine=_optional(routine, self.routines),
-            micro_batch=piece // self.slices if sliced and piece is not None else piece,
-            peer=_optional(peer, self.stages),
-            variant=self.strings[_index(variant, len(self.strings))],
-            group=self.strings[_index(group, len(self.strings))],
-            blocks=blocks,
-            accumulates=bool(_index(flags, 1 << 31) & _ACCUMULATES),
-            operands=operands,
-            waits=waits,
-            blocking=bool(flags & _BLOCKING),
-            chunk=_optional(flags // _CHUNK - 1, self.chunks),
-            slice=piece % self.slices if sliced and piece is not None else None,
+        if self.lists_tensors:
+            forms, numbers, offsets, lines = _listed([entry for item in stages for entry in item["tensors"]])
+            counts = [len(item["tensors"]) for item in stages]
+        else:
+            forms = [_form(*entry) for entry in self.header["forms"]]
+            numbers = arrays["tensors"][:, 0]
+            offsets = np.ascontiguousarray(arrays["tensors"][:, 1:]).view(np.int64)[:, 0]
+            counts = [whole(item["tensors"]) for item in stages]
+        if sum(counts) != len(numbers) or sum(map(sum, lengths)) != len(arrays["instructions"]):
+            raise ValueError("the columns do not have the rows the header gives")
+        _check_range(numbers, len(forms))
+        _check_range(offsets, LIMIT)
+        _check_names(lines, len(numbers))
+        return ProgramColumns(
+            plan.shape.slices if plan.slices else 0,
+            [item if item == "" else word(item) for item in self.header["strings"]],
+            np.array(lengths, np.int64),
+            arrays["instructions"],
+            arrays["operands"],
+            arrays["waits"],
+            arrays["blocks"][:, 0],
+            forms,
+            np.array(counts, np.int64),
+            numbers,
+            offsets,
+            lines,
         )
 
-    def operands(self, count: int, tensors: int) -> list[Operand]:
-        """The next operands."""
-        roles, numbers, accesses = self.take("operands", count, 3).T
-        names = map(self.strings.__getitem__, _indices(roles, len(self.strings)))
-        kinds = map(_ACCESSES.__getitem__, _indices(accesses, len(_ACCESSES)))
-        return list(map(Operand, names, _indices(numbers, tensors), kinds))
 
-    def waits(self, count: int, counts: list[int]) -> list[CountWait]:
-        """The next waits."""
-        engines, numbers, previous = self.take("waits", count, 3).T
-        engine_numbers = _indices(engines, len(ENGINES))
-        most = np.array(counts, np.int64)[engines]
-        if ((numbers <= 0) | (numbers > most)).any():
-            raise ValueError("a wait names an instruction that does not exist")
-        steps = map(bool, _indices(previous, 2))
-        return list(map(CountWait, map(ENGINES.__getitem__, engine_numbers), numbers.tolist(), steps))
+def _listed(entries: list[list[Any]]) -> tuple[list[TensorForm], Int32s, Int64s, str]:
+    """The tensors of version 4, each with its form in full: forms, their numbers, offsets, names."""
+    forms: dict[TensorForm, int] = {}
+    numbers, offsets, names = [], [], []
+    for name, kind, dtype, shape, carried, home, offset in entries:
+        form = _form(kind, dtype, shape, carried, home)
+        numbers.append(forms.setdefault(form, len(forms)))
+        offsets.append(whole(offset))
+        names.append(text(name))
+    return list(forms), np.array(numbers, np.int32), np.array(offsets, np.int64), "\n".join(names)
 
 
-class _Runs:
-    """Where the items of one instruction after another stand among those of all."""
+def _check_instructions(columns: ProgramColumns, plan: Plan, routines: int) -> None:
+    """Raise ValueError where an instruction refers to what is not there."""
+    rows, strings = columns.instructions, len(columns.strings)
+    for column in (KEYWORD, VARIANT, GROUP):
+        _check_range(rows[:, column], strings)
+    odd = [columns.strings[number] for number in np.unique(rows[:, KEYWORD])]
+    if odd := [name for name in odd if name not in OP_CLASSES]:
+        raise ValueError(f"'{odd[0]}' is not an instruction")
+    _check_range(rows[:, FLAGS], CHUNK * (plan.pp * plan.chunks + 1))
+    pieces = np.where(columns.where(rows[:, KEYWORD], *OF_SLICES), max(1, columns.slices), 1) * plan.micro_batches
+    _check_range(rows[:, ROUTINE], routines, -1)
+    _check_range(rows[:, PIECE], pieces, -1)
+    _check_range(rows[:, PEER], plan.pp, -1)
+    for column, items in ((OPERANDS, columns.operands), (WAITS, columns.waits), (BLOCKS, columns.blocks)):
+        if (rows[:, column] < 0).any() or rows[:, column].sum(dtype=np.int64) != len(items):
+            raise ValueError("the instructions do not have as many items as the columns")
+    _check_range(columns.blocks, strings)
+    _check_range(columns.operands[:, ROLE], strings)
+    _check_range(columns.operands[:, ACCESS], len(ACCESSES))
+    stages = columns.streams // len(ENGINES)
+    _check_range(columns.operands[:, TENSOR], columns.tensor_counts[np.repeat(stages, rows[:, OPERANDS])])
+    _check_range(columns.waits[:, ENGINE], len(ENGINES))
+    _check_range(columns.waits[:, PREVIOUS], 2)
+    awaited = columns.lengths[np.repeat(stages, rows[:, WAITS]), columns.waits[:, ENGINE]]
+    _check_range(columns.waits[:, COUNT], awaited + 1, 1)
 
-    def __init__(self, lengths: list[int]) -> None:
-        if min(lengths, default=0) < 0:
-            raise ValueError("an instruction cannot have fewer than no items")
-        ends = list(accumulate(lengths))
-        self.total = ends[-1] if ends else 0
-        self.slices = map(slice, [0, *ends[:-1]], ends)
+
+def _check_range(values: Int32s | Int64s, stop: int | Int64s, first: int = 0) -> None:
+    """Raise ValueError unless all numbers are at least the first, and below `stop`, which may be one for each."""
+    if ((values < first) | (values >= stop)).any():
+        raise ValueError("a number is out of range")
 
 
-def _tensor(entry: list[Any]) -> ProgramTensor:
-    name, kind, dtype, shape, carried, home, offset = entry
+def _check_names(lines: str, count: int) -> None:
+    """Raise ValueError unless there are so many names of tensors, a line each."""
+    if not count and not lines:
+        return
+    if lines.count("\n") + 1 != count or not _TENSOR_NAMES.fullmatch(lines):
+        raise ValueError("the names of the tensors are not as many as they are, or some are none")
+    if max(map(len, lines.split("\n"))) > _LONGEST_NAME:
+        raise ValueError("a name of a tensor is a page long")
+
+
+def _form(kind: str, dtype: str, shape: list[int], carried: bool, home: str) -> TensorForm:
     if set(map(type, shape)) != {int}:  # of equal keys the cache takes 1 and 1.0 for the same
-        raise ValueError(f"%{name} cannot have the shape {shape}")
-    type_ = _type(dtype, tuple(shape))
-    if type(carried) is not bool or not _TENSOR_NAME.fullmatch(text(name)):
-        raise ValueError(f"'{name}' is not the name of a tensor, or it does not say whether it is carried")
-    return ProgramTensor(name, _KINDS[kind], type_, carried, whole(offset), _HOMES[home])
+        raise ValueError(f"no tensor can have the shape {shape}")
+    if type(carried) is not bool:
+        raise ValueError("a tensor does not say whether it is carried")
+    return TensorForm(_KINDS[kind], _type(dtype, tuple(shape)), carried, _HOMES[home])
 
 
 @lru_cache(maxsize=1024)
@@ -361,27 +344,6 @@ def _type(dtype: str, shape: tuple[int, ...]) -> TensorType:
     if type_.nbytes > _MAX_TENSOR_BYTES:
         raise ValueError(f"no tensor can be {type_}")
     return type_
-
-
-def _indices(values: Int32s, size: int) -> list[int]:
-    """Numbers of things of which there are so many.
-
-    Raises ValueError where one is out of range.
-    """
-    if values.size and (values.min() < 0 or values.max() >= size):
-        raise ValueError(f"an index among {size} is out of range")
-    numbers: list[int] = values.tolist()
-    return numbers
-
-
-def _index(value: int, size: int) -> int:
-    if not 0 <= value < size:
-        raise ValueError(f"index {value} is out of range")
-    return value
-
-
-def _optional(value: int, size: int) -> int | None:
-    return None if value == -1 else _index(value, size)
 
 
 def _tuples(fields: dict[str, Any]) -> dict[str, Any]:

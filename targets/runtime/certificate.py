@@ -22,7 +22,8 @@ from ratrain.targets.runtime.rank import DENOMINATOR, rope_tables, routine_scrat
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.topology import Rank as MeshRank
     from ratrain.ratrain_ir.types import TensorType
-    from ratrain.targets.program.program import Instruction, Program, ProgramStage
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import Program, ProgramStage
     from ratrain.targets.runtime.kernels import KernelSet
 
 _COSINE_AND_SINE = 2 * 4

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.blocks import block, named_block, parameters_within, tied_table_elements
 from ratrain.ratrain_ir.ops import Group
 from ratrain.ratrain_ir.tensor_peers import peer_model, share_of
-from ratrain.targets.program.program import Instruction
+from ratrain.targets.program.instruction import Instruction
 from ratrain.targets.runtime.memory import SQUARES_CHUNK
 from ratrain.targets.runtime.quantised import gradient_bits, mean_of_packed, round_view, view_bits
 from ratrain.targets.runtime.rank import Rank

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
     from ratrain.ratrain_ir.topology import Hop
     from ratrain.ratrain_ir.topology import Rank as MeshRank
-    from ratrain.targets.program.program import Instruction, Program
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.data import Batches
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
     from ratrain.targets.runtime.memory import Feed, Memory

@@ -21,7 +21,7 @@ from ratrain.targets.runtime.data import Batches, TokenStream, part_of_stream
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.plan import Plan
-    from ratrain.targets.program.program import Instruction
+    from ratrain.targets.program.instruction import Instruction
 
 _SERVES_LOSS: PerOp[Callable[[Instruction], bool]] = PerOp(
     "part in evaluation",

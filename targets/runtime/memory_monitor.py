@@ -15,9 +15,10 @@ from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.types import Home, aligned
-from ratrain.targets.program.program import Access, Instruction, ProgramStage, ProgramTensor
+from ratrain.targets.program.instruction import Access, Instruction, ProgramTensor
 
 if TYPE_CHECKING:
+    from ratrain.targets.program.program import ProgramStage
     from ratrain.targets.runtime.rank import Rank
 
 POISON = 0xFF

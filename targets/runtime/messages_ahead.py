@@ -21,7 +21,7 @@ from ratrain.targets.program.program import Program
 from ratrain.targets.runtime.evaluation import serves_the_loss
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.program import Instruction
+    from ratrain.targets.program.instruction import Instruction
 
 Form: TypeAlias = tuple[Dtype, tuple[int, ...]]
 """Element type and shape of a message."""

@@ -22,7 +22,8 @@ from ratrain.targets.runtime.streamed_state import cast_master, streamed_parts
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.plan import Plan
-    from ratrain.targets.program.program import Instruction, Program
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
 
 

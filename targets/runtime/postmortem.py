@@ -23,7 +23,8 @@ from ratrain.targets.runtime.positions import RankPhase, RankPosition
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.ops import GuestWay, Payload
-    from ratrain.targets.program.program import CountWait, Instruction, Program
+    from ratrain.targets.program.instruction import CountWait, Instruction
+    from ratrain.targets.program.program import Program
 
 Node: TypeAlias = tuple[Rank, Engine]
 

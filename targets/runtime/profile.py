@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.topology import Rank
-from ratrain.targets.program.program import Instruction
+from ratrain.targets.program.instruction import Instruction
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program

@@ -32,7 +32,8 @@ from ratrain.targets.runtime.streams import Issue
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.types import Dtype
-    from ratrain.targets.program.program import Instruction, Program, ProgramStage, ProgramTensor
+    from ratrain.targets.program.instruction import Instruction, ProgramTensor
+    from ratrain.targets.program.program import Program, ProgramStage
     from ratrain.targets.program.routine import Reference, Routine, Step
 
 DENOMINATOR = "denominator"

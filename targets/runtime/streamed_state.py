@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ratrain.targets.program.program import Instruction
+    from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
     from ratrain.targets.runtime.memory import Memory
     from ratrain.targets.runtime.rank import Rank

@@ -12,7 +12,8 @@ from attrs import define, frozen
 from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrain_ir.per_op import PerOp
-from ratrain.targets.program.program import Instruction
+from ratrain.targets.program.columns import KEYWORD
+from ratrain.targets.program.instruction import Instruction
 from ratrain.targets.simulator import idle_walk
 from ratrain.targets.simulator.flat_program import STREAMS, Float64s, Int64s
 from ratrain.targets.simulator.timeline import Timeline
@@ -196,7 +197,7 @@ class Bubbles:
             if start < to:
                 stage, engine = divmod(int(flat.ops["stream"][op]), STREAMS)
                 alone = float(timeline.works["seconds"][op])
-                path.append(PathOp(timeline.instructions[op], stage, ENGINES[engine], start, to, alone))
+                path.append(PathOp(timeline.columns.instruction(op), stage, ENGINES[engine], start, to, alone))
             to = start
             _, event = idle_walk.last_awaited(
                 flat, timeline.ends, timeline.relations.reuse, event, timeline.rendezvous, without_reuse=False
@@ -216,7 +217,7 @@ class Bubbles:
     def _walked(self) -> tuple[Int64s, Float64s, Int64s]:
         """Pieces as arrays, and the stream of each."""
         timeline = self.timeline
-        kinds = np.array([_KINDS[item.keyword] for item in timeline.instructions], np.int64)
+        kinds = timeline.columns.by_string(dict(_KINDS), timeline.columns.instructions[:, KEYWORD])
         intervals, bounds = self._idle_intervals()
         numbers, times = idle_walk.walk(
             timeline.flat,
@@ -258,7 +259,7 @@ class Bubbles:
     @cached_property
     def _by_stage(self) -> Float64s:
         """Idle seconds for which another stage was waited, [streams, stages]."""
-        stages, waited = len(self.timeline.program.stages), self._causes == idle_walk.STAGE
+        stages, waited = self.timeline.columns.stages, self._causes == idle_walk.STAGE
         seconds = (self._times[:, 1] - self._times[:, 0])[waited]
         places = self._streams[waited] * stages + self._stages[waited]
         table = np.bincount(places, seconds, len(self.timeline.flat.streams) * stages)

@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import cache
 from math import fsum
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, field, frozen
+import numpy as np
+from attrs import field, frozen
 
 from ratrain.ratrain_ir.blocks import parse_block
 from ratrain.ratrain_ir.model_flops import model_flops_per_token
-from ratrain.ratrain_ir.ops import Engine
-from ratrain.targets.machine.machine import Machine
+from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.resource_work import Bandwidths, ResourceWork
 from ratrain.targets.machine.shared_gradients import most_shared
 from ratrain.targets.machine.store_cost import Elsewhere, store_paths
 from ratrain.targets.machine.timing import TimedOp, collective_names, op_work, sums_shared, timed_op
-from ratrain.targets.program.program import Instruction, Program
-from ratrain.targets.simulator.timed_run import STEPS, UNLIMITED, simulate_work
+from ratrain.targets.program.columns import (
+    ACCESS,
+    ACCESSES,
+    BLOCKS,
+    GROUP,
+    KEYWORD,
+    OPERANDS,
+    PEER,
+    ROUTINE,
+    Int64s,
+    ProgramColumns,
+    TensorForm,
+    classes,
+    classes_of_runs,
+)
+from ratrain.targets.simulator.op_works import OpWorks
+from ratrain.targets.simulator.timed_run import STEPS, UNLIMITED, simulate_works
 
 if TYPE_CHECKING:
+    from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.program.instruction import Instruction, ProgramTensor
+    from ratrain.targets.program.program import Program
     from ratrain.targets.simulator.bubbles import Bubbles
     from ratrain.targets.simulator.timeline import Timeline
 
@@ -113,20 +131,22 @@ def simulated(
     program: Program, machine: Machine, *, rendezvous: bool = False, sharing: bool = True, steps: int = STEPS
 ) -> tuple[Figures, Timeline]:
     """Figures and timeline of a program on a machine; without `sharing`, as if DDR and link carried any load."""
-    works = _Works(program, machine)
+    columns = program.columns()
+    works, lone = _works(program, columns, machine)
+    bandwidths = UNLIMITED
     if sharing:
         links = placement_of(program.plan, machine).link_levels()
         bandwidths = Bandwidths(machine["ddr_bandwidth"], links, machine.host_bandwidth, store_paths(machine))
-        timeline = simulate_work(program, works, bandwidths, rendezvous=rendezvous, steps=steps)
     else:
-        timeline = simulate_work(program, works.alone, UNLIMITED, rendezvous=rendezvous, steps=steps)
+        works = OpWorks([ResourceWork(work.seconds) for work in works.distinct], works.numbers)
+    timeline = simulate_works(program, columns, works, bandwidths, rendezvous=rendezvous, steps=steps)
     step = step_figures(timeline)
     seconds = step.step_seconds
     plan = program.plan
     operations = model_flops_per_token(program.model, plan.seq_len) * plan.tokens_per_step
     mfu = operations / (seconds * machine["fp16_peak"] * plan.clusters) if seconds else 0.0
     tokens = plan.tokens_per_step / seconds if seconds else 0.0
-    collectives = collective_names(works.timed_ops, plan, machine)
+    collectives = collective_names(lone, plan, machine)
     return Figures(seconds, step.makespan_seconds, step.stages, tokens, mfu, collectives), timeline
 
 
@@ -142,50 +162,80 @@ def _exposed_tails(timeline: Timeline) -> Callable[[int], float]:
     return lambda stage: bubbles().exposed_tail_seconds(stage)
 
 
-@define
-class _Works:
-    """The works of a program's instructions, computed once a distinct one."""
+def _works(program: Program, columns: ProgramColumns, machine: Machine) -> tuple[OpWorks, list[TimedOp]]:
+    """The works of a program's instructions, computed once a distinct one, and those that call no routine."""
+    known: dict[object, int] = {}
+    lone: list[TimedOp] = []
+    works: list[ResourceWork] = []
+    kinds, firsts = _alike(columns)
+    numbers = np.empty(len(firsts), np.int64)
+    for kind, op in enumerate(firsts.tolist()):
+        stage, engine = divmod(int(columns.streams[op]), len(ENGINES))
+        item = columns.instruction(op)
+        forms = columns.tensor_forms[columns.tensors_of(stage)]
+        tensors = [columns.forms[forms[operand.tensor]] for operand in item.operands]
+        timed = _timed(program, stage, ENGINES[engine], item, tensors)
+        number = known.setdefault(timed if timed.routine is None else kind, len(works))
+        if number == len(works):
+            works.append(op_work(timed, program.plan, machine))
+            lone += [timed] if timed.routine is None else []
+        numbers[kind] = number
+    return OpWorks(works, numbers[kinds]), lone
 
-    program: Program
-    machine: Machine
-    known: dict[object, ResourceWork] = field(factory=dict)
 
-    def __call__(self, stage: int, engine: Engine, instruction: Instruction) -> ResourceWork:
-        """The works of an instruction."""
-        timed = None
-        if instruction.routine is None:
-            key: object = (timed := timed_instruction(self.program, stage, engine, instruction))
-        else:  # as much of it as `timed_instruction` asks for, at a fraction of its price
-            key = instruction.routine, instruction.keyword, engine
-        work = self.known.get(key)
-        if work is None:
-            timed = timed or timed_instruction(self.program, stage, engine, instruction)
-            work = self.known[key] = op_work(timed, self.program.plan, self.machine)
-        return work
-
-    @property
-    def timed_ops(self) -> Iterator[TimedOp]:
-        """The distinct ones that call no routine."""
-        return (key for key in self.known if isinstance(key, TimedOp))
-
-    def alone(self, stage: int, engine: Engine, instruction: Instruction) -> ResourceWork:
-        """The seconds of an instruction, and nothing that others could be short of."""
-        return ResourceWork(self(stage, engine, instruction).seconds)
+def _alike(columns: ProgramColumns) -> tuple[Int64s, Int64s]:
+    """By instruction a number, equal where all is equal that its time depends on; and the first instruction of each."""
+    rows, engines = columns.instructions, columns.streams % len(ENGINES)
+    calls = rows[:, ROUTINE] >= 0
+    lone = np.flatnonzero(~calls)
+    stages, peers = columns.streams[lone] // len(ENGINES), rows[lone, PEER]
+    form = columns.tensor_forms[columns.operand_tensors].astype(np.int64) * len(ACCESSES) + columns.operands[:, ACCESS]
+    numbers = np.empty(len(columns), np.int64)
+    numbers[~calls], _ = classes(
+        [
+            rows[lone, GROUP],
+            np.where(peers < 0, -1, np.minimum(stages, peers)),
+            np.where(peers < 0, -1, np.maximum(stages, peers)),
+            classes_of_runs(form, columns.operand_stops[lone], rows[lone, OPERANDS]),
+            classes_of_runs(columns.blocks, columns.block_stops[lone], rows[lone, BLOCKS]),
+        ]
+    )
+    numbers[calls] = rows[calls, ROUTINE]
+    return classes([calls.astype(np.int64), rows[:, KEYWORD], engines, numbers])
 
 
 def timed_instruction(program: Program, stage: int, engine: Engine, instruction: Instruction) -> TimedOp:
     """What the time of an instruction depends on."""
+    tensors = program.stages[stage].tensors
+    return _timed(program, stage, engine, instruction, [tensors[operand.tensor] for operand in instruction.operands])
+
+
+def _timed(
+    program: Program,
+    stage: int,
+    engine: Engine,
+    instruction: Instruction,
+    tensors: Sequence[ProgramTensor | TensorForm],
+) -> TimedOp:
+    """What the time of an instruction depends on, given the tensors of its operands."""
     if instruction.routine is not None:
         return timed_op(instruction.keyword, "", engine, program.routines[instruction.routine], ())
-    tensors = program.stages[stage].tensors
-    accesses = [(tensors[o.tensor].kind, tensors[o.tensor].type, o.access) for o in instruction.operands]
+    bound = list(zip(tensors, instruction.operands, strict=True))
     hop = None if instruction.peer is None else (stage, instruction.peer)
     shared = None
-    elsewhere = Elsewhere.of((tensors[o.tensor].home, tensors[o.tensor].type) for o in instruction.operands)
     if sums_shared(instruction.keyword, instruction.group):
         blocks = [owner for name in instruction.blocks if (owner := parse_block(name)) is not None]
         shared = most_shared(program.model, program.plan, blocks)
-    return timed_op(instruction.keyword, instruction.group, engine, None, accesses, hop, elsewhere, shared)
+    return timed_op(
+        instruction.keyword,
+        instruction.group,
+        engine,
+        None,
+        [(tensor.kind, tensor.type, operand.access) for tensor, operand in bound],
+        hop,
+        Elsewhere.of((tensor.home, tensor.type) for tensor in tensors),
+        shared,
+    )
 
 
 def one_core_step_seconds(program: Program, machine: Machine) -> float:
@@ -194,12 +244,10 @@ def one_core_step_seconds(program: Program, machine: Machine) -> float:
     The sum of all ops, and the interpreter's gap after each. On a machine with a table a collective counts a member's share for each member;
     on others a member's whole time, as each cluster has its own link.
     """
-    works = _Works(program, machine)
-    seconds = 0.0
-    for index, stage in enumerate(program.stages):
-        for engine, stream in stage.streams.items():
-            seconds += sum(works(index, engine, each).seconds + machine.engine_gap for each in stream)
-    return seconds * program.topology.lanes
+    columns = program.columns()
+    taken = _works(program, columns, machine)[0].seconds + machine.engine_gap
+    streams = np.split(taken, columns.stream_stops[:-1])
+    return sum(sum(stream.tolist()) for stream in streams) * program.topology.lanes
 
 
 def shared_cores_step_seconds(program: Program, machine: Machine, cores: int) -> float:
@@ -210,12 +258,9 @@ def shared_cores_step_seconds(program: Program, machine: Machine, cores: int) ->
     """
     from ratrain.targets.simulator.rank_threads import threads_step_seconds
 
-    works = _Works(program, machine)
     work = one_core_step_seconds(program, machine)
     if cores == 1:
         return work
-
-    def on_thread(stage: int, engine: Engine, instruction: Instruction) -> float:
-        return works(stage, engine, instruction).seconds + machine.engine_gap
-
-    return max(threads_step_seconds(program, on_thread), work / min(cores, program.plan.clusters))
+    columns = program.columns()
+    seconds = _works(program, columns, machine)[0].seconds + machine.engine_gap
+    return max(threads_step_seconds(program, seconds.tolist()), work / min(cores, program.plan.clusters))

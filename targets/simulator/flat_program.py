@@ -13,10 +13,23 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.messages import DIRECTIONS, Direction, engines_of, meets
 from ratrain.ratrain_ir.ops import ENGINES, Group
+from ratrain.targets.program.columns import (
+    CHUNK,
+    COUNT,
+    ENGINE,
+    FLAGS,
+    GROUP,
+    KEYWORD,
+    PEER,
+    PREVIOUS,
+    VARIANT,
+    WAITS,
+    ProgramColumns,
+    classes,
+)
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.topology import Hop, Topology
-    from ratrain.targets.program.program import Instruction, Program
 
 Int64s = NDArray[np.int64]
 Float64s = NDArray[np.float64]
@@ -26,6 +39,7 @@ STREAMS = len(ENGINES)
 """Streams a stage has."""
 _OF_STAGES = frozenset({Group.ENDS.value, Group.ALL.value})
 """Groups whose members are ranks of several stages; the replicas and the tensor peers of a stage take their steps together."""
+_DIRECTIONS = tuple(Direction)
 ALONE, SEND, RECV, TOGETHER, NEVER = range(5)
 """How an op starts: by itself, as a message's end, with its partners on other stages, or not at all for lack of them."""
 
@@ -81,86 +95,80 @@ class FlatProgram(NamedTuple):
         return self.streams["first"][self.streams["stop"] > self.streams["first"]]
 
 
-def instructions_in_order(program: Program) -> list[Instruction]:
-    """The instructions by op number."""
-    return [item for stage in program.stages for engine in ENGINES for item in stage.streams[engine]]
-
-
-def flatten(program: Program) -> FlatProgram:
+def flatten(columns: ProgramColumns, topology: Topology) -> FlatProgram:
     """The arrays of a program."""
-    items = instructions_in_order(program)
-    lengths = np.array([len(stage.streams[engine]) for stage in program.stages for engine in ENGINES], np.int64)
-    ops = np.zeros(len(items), OP)
-    ops["stream"] = np.repeat(np.arange(len(lengths)), lengths)
+    ops = np.zeros(len(columns), OP)
+    ops["stream"] = columns.streams
     ops["channel"] = ops["place"] = ops["meeting"] = -1
-    streams = ops["stream"].tolist()
-    numbers = {engine: index for index, engine in enumerate(ENGINES)}
-    waits = [
-        (stream - stream % STREAMS + numbers[wait.engine], wait.count, wait.previous_step)
-        for item, stream in zip(items, streams, strict=True)
-        for wait in item.waits
-    ]
-    own = _ranges(np.array([len(item.waits) for item in items], np.int64))
-    ops["wait_first"], ops["wait_stop"] = own["first"], own["stop"]
-    channels = _channels(items, streams, ops, program.topology)
-    meetings = _meetings(items, streams, ops, program.topology)
-    return FlatProgram(ops, _ranges(lengths), np.array(waits, WAIT), *channels, *meetings)
+    ops["wait_stop"] = columns.wait_stops
+    ops["wait_first"] = columns.wait_stops - columns.instructions[:, WAITS]
+    waits = np.empty(len(columns.waits), WAIT)
+    stages = np.repeat(columns.streams // STREAMS, columns.instructions[:, WAITS])
+    waits["stream"] = stages * STREAMS + columns.waits[:, ENGINE]
+    waits["count"], waits["previous"] = columns.waits[:, COUNT], columns.waits[:, PREVIOUS]
+    channels = _channels(columns, ops, topology)
+    meetings = _meetings(columns, ops, topology)
+    return FlatProgram(ops, ranges(columns.lengths.ravel()), waits, *channels, *meetings)
 
 
-def _ranges(lengths: Int64s) -> Records:
-    ranges = np.empty(len(lengths), RANGE)
-    ranges["stop"] = np.cumsum(lengths)
-    ranges["first"] = ranges["stop"] - lengths
-    return ranges
+def ranges(lengths: Int64s) -> Records:
+    """Ranges of such lengths, one behind the other."""
+    found = np.empty(len(lengths), RANGE)
+    found["stop"] = np.cumsum(lengths)
+    found["first"] = found["stop"] - lengths
+    return found
 
 
 def _lists(lists: list[list[int]]) -> tuple[Records, Int64s]:
     lengths = np.array([len(each) for each in lists], np.int64)
-    return _ranges(lengths), np.array([i for each in lists for i in each], np.int64)
+    return ranges(lengths), np.array([i for each in lists for i in each], np.int64)
 
 
-def _channels(
-    items: list[Instruction], streams: list[int], ops: Records, topology: Topology
-) -> tuple[Records, Int64s, Int64s]:
+def _channels(columns: ProgramColumns, ops: Records, topology: Topology) -> tuple[Records, Int64s, Int64s]:
     """Sends and receives by channel."""
+    rows = columns.instructions
+    directions = {keyword: _DIRECTIONS.index(direction) for keyword, direction in DIRECTIONS.items() if direction}
+    towards = columns.by_string(directions, rows[:, KEYWORD])
+    messages = np.flatnonzero(towards >= 0)
+    alike = [rows[messages, column] for column in (KEYWORD, VARIANT, PEER)]
+    kinds, firsts = classes([columns.streams[messages] // STREAMS, rows[messages, FLAGS] // CHUNK, *alike])
     numbers: dict[Hop, int] = {}
-    sends: list[list[int]] = []
-    recvs: list[list[int]] = []
-    directions = dict(DIRECTIONS)
-    for op, item in enumerate(items):
-        direction = directions[item.keyword]
-        if direction is None:
-            continue
-        key = item.hop(streams[op] // STREAMS, topology)
-        if key is None:
-            ops["mode"][op] = NEVER
-            continue
-        number = numbers.setdefault(key, len(numbers))
-        if number == len(sends):
-            sends.append([])
-            recvs.append([])
-        outwards = direction is Direction.OUT
-        mine = sends[number] if outwards else recvs[number]
-        ops["mode"][op], ops["channel"][op], ops["place"][op] = SEND if outwards else RECV, number, len(mine)
-        mine.append(op)
+    channel_of = np.full(len(firsts), -1, np.int64)
+    for kind in np.argsort(firsts):  # channels are numbered as they are met
+        op = int(messages[firsts[kind]])
+        hop = columns.instruction(op).hop(int(columns.streams[op]) // STREAMS, topology)
+        if hop is not None:
+            channel_of[kind] = numbers.setdefault(hop, len(numbers))
+    found = channel_of[kinds]
+    ops["mode"][messages[found < 0]] = NEVER
+    of_channels, lists = [], []
+    for mode, direction in ((SEND, Direction.OUT), (RECV, Direction.IN)):
+        mine = (found >= 0) & (towards[messages] == _DIRECTIONS.index(direction))
+        order = np.argsort(found[mine], kind="stable")
+        listed, channel = messages[mine][order], found[mine][order]
+        held = ranges(np.bincount(channel, minlength=len(numbers)))
+        ops["mode"][listed], ops["channel"][listed] = mode, channel
+        ops["place"][listed] = np.arange(len(listed)) - held["first"][channel]
+        of_channels.append(held)
+        lists.append(listed)
     channels = np.empty(len(numbers), CHANNEL)
     engines = [engines_of(hop.channel.payload) for hop in numbers]
     pairs = list(zip(numbers, engines, strict=True))
     channels["sender"] = [hop.source * STREAMS + ENGINES.index(sender) for hop, (sender, _) in pairs]
     channels["receiver"] = [hop.target * STREAMS + ENGINES.index(receiver) for hop, (_, receiver) in pairs]
     channels["meets"] = [meets(hop.channel.payload) for hop in numbers]
-    (send_ranges, all_sends), (recv_ranges, all_recvs) = _lists(sends), _lists(recvs)
-    channels["send_first"], channels["send_stop"] = send_ranges["first"], send_ranges["stop"]
-    channels["recv_first"], channels["recv_stop"] = recv_ranges["first"], recv_ranges["stop"]
-    return channels, all_sends, all_recvs
+    for name, held in zip(("send", "recv"), of_channels, strict=True):
+        channels[f"{name}_first"], channels[f"{name}_stop"] = held["first"], held["stop"]
+    return channels, lists[0], lists[1]
 
 
-def _meetings(items: list[Instruction], streams: list[int], ops: Records, topology: Topology) -> tuple[Records, Int64s]:
+def _meetings(columns: ProgramColumns, ops: Records, topology: Topology) -> tuple[Records, Int64s]:
     """Collectives of several stages: the n-th of a group on each of its stages meet, if they are the same."""
+    across = np.flatnonzero(columns.where(columns.instructions[:, GROUP], *_OF_STAGES))
+    items = {op: columns.instruction(op) for op in across.tolist()}
     by_group: dict[str, list[list[int]]] = {}
-    for op, item in enumerate(items):
-        if item.group in _OF_STAGES:
-            by_group.setdefault(item.group, [[] for _ in range(topology.stages)])[streams[op] // STREAMS].append(op)
+    for op, item in items.items():
+        by_group.setdefault(item.group, [[] for _ in range(topology.stages)])[columns.streams[op] // STREAMS].append(op)
     meetings: list[list[int]] = []
     for group, lists in by_group.items():
         members = topology.stages_of(Group(group), topology.first_stage)

@@ -18,7 +18,8 @@ from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.targets.simulator.timed_run import simulate
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.program import Instruction, Program, ProgramStage
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import Program, ProgramStage
     from ratrain.targets.simulator.timeline import Timeline
 
 _OF_A_STAGE: PerOp[bool] = PerOp(

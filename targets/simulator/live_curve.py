@@ -8,7 +8,7 @@ import numpy as np
 
 from ratrain.ratrain_ir.ops import ENGINES
 from ratrain.ratrain_ir.types import Home, aligned
-from ratrain.targets.program.program import Access
+from ratrain.targets.program.instruction import Access
 
 if TYPE_CHECKING:
     from ratrain.targets.simulator.flat_program import Float64s, Int64s

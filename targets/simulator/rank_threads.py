@@ -9,21 +9,19 @@ a stage do the same at the same time.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from attrs import define, evolve, field, frozen
 
-from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops import ENGINES
 from ratrain.targets.runtime.ranks.waiting import LONGEST_PAUSE, VISITED
 from ratrain.targets.simulator.flat_program import NEVER, RECV, SEND, STREAMS, TOGETHER, FlatProgram, flatten
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.program import Instruction, Program
+    from ratrain.targets.program.program import Program
 
-SecondsOf: TypeAlias = "Callable[[int, Engine, Instruction], float]"
-"""Of an instruction of a stage's engine."""
 _SHARE = 1 / 3
 """Pauses grow by a half from one to the next, so that the last one is about a third of all the waiting before."""
 _STEPS = 5
@@ -168,18 +166,18 @@ class _Run:
         return max((self.there.get((other, step), inf) for other in others if other is not None), default=-inf)
 
 
-def _ops(program: Program, flat: FlatProgram, seconds_of: SecondsOf) -> Iterator[_Op]:
+def _ops(program: Program, flat: FlatProgram, seconds: Sequence[float]) -> Iterator[_Op]:
     """The ops by number."""
-    records = iter(flat.ops)
+    records = iter(zip(flat.ops, seconds, strict=True))
     for index, stage in enumerate(program.stages):
         for engine in ENGINES:
             for item in stage.streams[engine]:
-                record = next(records)
+                record, taken = next(records)
                 mode = record["mode"]
                 assert mode != NEVER, "a verified program has both ends of everything"
                 waits = flat.waits[record["wait_first"] : record["wait_stop"]].tolist()
                 communicates = bool(item.group) or item.peer is not None
-                own = _Op(index, seconds_of(index, engine, item), tuple(waits), communicates)
+                own = _Op(index, taken, tuple(waits), communicates)
                 if mode in (SEND, RECV):
                     channel = flat.channels[record["channel"]]
                     ops, first = (flat.recvs, "recv_first") if mode == SEND else (flat.sends, "send_first")
@@ -191,9 +189,9 @@ def _ops(program: Program, flat: FlatProgram, seconds_of: SecondsOf) -> Iterator
                 yield own
 
 
-def threads_step_seconds(program: Program, seconds_of: SecondsOf) -> float:
-    """Seconds of a steady step of ranks with a thread and a core each; `seconds_of` says what an instruction takes of the thread."""
-    flat = flatten(program)
+def threads_step_seconds(program: Program, seconds: Sequence[float]) -> float:
+    """Seconds of a steady step of ranks with a thread and a core each, given what each instruction takes of the thread, stream by stream."""
+    flat = flatten(program.columns(), program.topology)
     threads = {}
     for stage in range(len(program.stages)):
         numbers = [stage * STREAMS + ENGINES.index(engine) for engine in VISITED]
@@ -202,7 +200,7 @@ def threads_step_seconds(program: Program, seconds_of: SecondsOf) -> float:
             threads[stage] = _Thread(busy)
     first, stop = flat.streams["first"].tolist(), flat.streams["stop"].tolist()
     lengths = [after - before for before, after in zip(first, stop, strict=True)]
-    run = _Run(list(_ops(program, flat, seconds_of)), first, lengths, threads)
+    run = _Run(list(_ops(program, flat, seconds)), first, lengths, threads)
     run.run()
     before, last = (max(thread.ended[step] for thread in threads.values()) for step in (-3, -2))
     return last - before

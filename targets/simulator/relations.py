@@ -8,7 +8,7 @@ import numpy as np
 from attrs import define
 from numpy.typing import NDArray
 
-from ratrain.targets.program.program import Instruction
+from ratrain.targets.program.columns import BLOCKING, FLAGS, OPERANDS, TENSOR, ProgramColumns
 from ratrain.targets.simulator.flat_program import FlatProgram, Int64s
 
 
@@ -17,8 +17,7 @@ class Relations:
     """By wait and by op, for the walk through idle time."""
 
     flat: FlatProgram
-    instructions: list[Instruction]
-    """by op number"""
+    columns: ProgramColumns
 
     @cached_property
     def reuse(self) -> Int64s:
@@ -41,14 +40,13 @@ class Relations:
     @cached_property
     def _blocking(self) -> NDArray[np.bool_]:
         """By op: whether compute waits for it."""
-        return np.array([item.blocking for item in self.instructions], np.bool_)
+        return np.asarray(self.columns.instructions[:, FLAGS] & BLOCKING > 0, np.bool_)
 
     @cached_property
     def _operands(self) -> tuple[Int64s, Int64s]:
         """How many each op has, and their tensors, op by op."""
-        counts = np.array([len(item.operands) for item in self.instructions], np.int64)
-        tensors = np.array([operand.tensor for item in self.instructions for operand in item.operands], np.int64)
-        return counts, tensors
+        columns = self.columns
+        return columns.instructions[:, OPERANDS].astype(np.int64), columns.operands[:, TENSOR].astype(np.int64)
 
     @cached_property
     def _held(self) -> Int64s:

@@ -8,18 +8,19 @@ those that leave and enter its group of each level. Behind all of these come, of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import define, field, frozen
 
 from ratrain.targets.machine.resource_work import Bandwidths, StorePath
-from ratrain.targets.simulator.flat_program import RANGE, SEND, STREAMS, Float64s, Int64s, Records
+from ratrain.targets.program.columns import classes
+from ratrain.targets.simulator.flat_program import SEND, STREAMS, Float64s, Int64s, Records, ranges
 
 if TYPE_CHECKING:
-    from ratrain.targets.machine.resource_work import Flow, ResourceWork
+    from ratrain.targets.machine.resource_work import Flow
     from ratrain.targets.simulator.flat_program import FlatProgram
+    from ratrain.targets.simulator.op_works import OpWorks
 
 FLOW = np.dtype([("nbytes", np.float64), ("route", np.int64)])
 
@@ -63,22 +64,31 @@ def own_resources(levels: int) -> int:
     return 1 + 2 * levels
 
 
-def routes_of(flat: FlatProgram, works: Sequence[ResourceWork], bandwidths: Bandwidths) -> Routes:
-    """The ways of a program's bytes, given the work of each op."""
+def routes_of(flat: FlatProgram, works: OpWorks, bandwidths: Bandwidths) -> Routes:
+    """The ways of a program's bytes, given the works of its ops."""
     ways = _Ways(len(flat.streams) // STREAMS, bandwidths)
     targets = flat.ops["stream"] // STREAMS
     sends = flat.ops["mode"] == SEND
     targets[sends] = flat.channels["receiver"][flat.ops["channel"][sends]] // STREAMS
-    flows, counts = [], np.zeros(len(works), np.int64)
-    for op, (work, stream, target) in enumerate(zip(works, flat.ops["stream"].tolist(), targets.tolist(), strict=True)):
-        if work.flows:
-            found = [(flow.nbytes, ways.number(stream // STREAMS, target, flow)) for flow in work.flows]
-            counts[op] = len(narrow := [(nbytes, route) for nbytes, route in found if route >= 0])
-            flows += narrow
-    of_ops = np.empty(len(works), RANGE)
-    of_ops["stop"] = np.cumsum(counts)
-    of_ops["first"] = of_ops["stop"] - counts
-    return Routes(np.array(ways.capacities, float), ways.rows(), np.array(flows, FLOW), of_ops)
+    moving = np.flatnonzero(np.array([bool(work.flows) for work in works.distinct], np.bool_)[works.numbers])
+    stages = flat.ops["stream"][moving] // STREAMS
+    kinds, firsts = classes([works.numbers[moving], stages, targets[moving]])
+    found: list[list[tuple[float, int]]] = [[] for _ in firsts]
+    for kind in np.argsort(firsts):  # ways are numbered as they are met
+        op, stage = moving[firsts[kind]], int(stages[firsts[kind]])
+        routes = [
+            (flow.nbytes, ways.number(stage, int(targets[op]), flow))
+            for flow in works.distinct[works.numbers[op]].flows
+        ]
+        found[kind] = [(nbytes, route) for nbytes, route in routes if route >= 0]
+    lengths = np.array([len(each) for each in found], np.int64)
+    counts = np.zeros(len(flat.ops), np.int64)
+    counts[moving] = lengths[kinds]
+    of_ops = ranges(counts)
+    places = np.arange(counts.sum()) - np.repeat(of_ops["first"], counts)
+    of_kinds = np.repeat((np.cumsum(lengths) - lengths)[kinds], lengths[kinds])
+    flows = np.array([flow for each in found for flow in each], FLOW)[of_kinds + places]
+    return Routes(np.array(ways.capacities, float), ways.rows(), flows, of_ops)
 
 
 @define

@@ -19,7 +19,6 @@ AGENDA, HEAP, CHANGED, SLOTS = range(4)
 """Places in `RunState.sizes`."""
 _HOST = ENGINES.index(Engine.HOST)
 
-WORK = np.dtype([("seconds", np.float64), ("ddr_bytes", np.float64), ("link_bytes", np.float64)])
 _STREAM = np.dtype(
     [
         ("first", np.int64),  # its ops

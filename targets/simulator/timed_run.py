@@ -9,21 +9,26 @@ Instructions that overlap share the bandwidth of DDR and link. Replicas are alik
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.targets.machine.resource_work import Bandwidths, LinkLevel, ResourceWork
-from ratrain.targets.program.program import Instruction, Program
+from ratrain.targets.program.instruction import Instruction
 from ratrain.targets.simulator.flat_program import (
     STREAMS,
-    Records,
     flatten,
 )
+from ratrain.targets.simulator.op_works import OpWorks
 from ratrain.targets.simulator.routes import routes_of
-from ratrain.targets.simulator.run_state import WORK, RunState, moved_bytes, new_state
+from ratrain.targets.simulator.run_state import RunState, moved_bytes, new_state
 from ratrain.targets.simulator.timeline import Timeline
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.columns import ProgramColumns
+    from ratrain.targets.program.program import Program
 
 DurationOf = Callable[[int, Instruction], float]
 """Seconds of an instruction of a stage that runs alone."""
@@ -63,11 +68,30 @@ def simulate_work(
 
     Raises `DiagnosticError` RT042 when the program cannot end, naming who waits.
     """
+    works = [
+        work_of(index, engine, item)
+        for index, stage in enumerate(program.stages)
+        for engine in ENGINES
+        for item in stage.streams[engine]
+    ]
+    timed = OpWorks(works, np.arange(len(works)))
+    return simulate_works(program, program.columns(), timed, bandwidths, rendezvous=rendezvous, steps=steps)
+
+
+def simulate_works(
+    program: Program,
+    columns: ProgramColumns,
+    op_works: OpWorks,
+    bandwidths: Bandwidths,
+    *,
+    rendezvous: bool = False,
+    steps: int = STEPS,
+) -> Timeline:
+    """`simulate_work`, of a program in columns whose works are known."""
     from ratrain.targets.simulator import event_loop, interpreted_loop
 
-    flat = flatten(program)
-    op_works = _works(program, work_of)
-    works = _records(op_works)
+    flat = flatten(columns, program.topology)
+    works = op_works.records()
     routes = routes_of(flat, op_works, bandwidths)
     state = new_state(flat, routes, bandwidths.host)
     starts, ends = np.zeros((2, steps * len(works)))
@@ -75,44 +99,30 @@ def simulate_work(
     run = interpreted_loop.run if small else event_loop.run
     events = run(flat, works, state, steps, rendezvous, starts, ends)
     if (state.streams["done"] < steps * (flat.streams["stop"] - flat.streams["first"])).any():
-        _hang(program, state, steps, rendezvous=rendezvous)
+        _hang(columns, state, steps, rendezvous=rendezvous)
     return Timeline(
         program,
+        columns,
         flat,
         works,
         steps,
         rendezvous,
         starts,
         ends,
-        moved_bytes(state, len(program.stages), len(bandwidths.links)),
+        moved_bytes(state, columns.stages, len(bandwidths.links)),
         events,
     )
 
 
-def _works(program: Program, work_of: WorkOf) -> list[ResourceWork]:
-    """By op number."""
-    return [
-        work_of(index, engine, item)
-        for index, stage in enumerate(program.stages)
-        for engine in ENGINES
-        for item in stage.streams[engine]
-    ]
-
-
-def _records(works: list[ResourceWork]) -> Records:
-    records = np.empty(len(works), WORK)
-    for name in WORK.names or ():
-        records[name] = [getattr(each, name) for each in works]
-    return records
-
-
-def _hang(program: Program, state: RunState, steps: int, *, rendezvous: bool) -> None:
+def _hang(columns: ProgramColumns, state: RunState, steps: int, *, rendezvous: bool) -> None:
     waiting = []
+    lengths = columns.lengths.ravel()
     for stream, done in enumerate(state.streams["done"].tolist()):
         stage, engine = stream // STREAMS, ENGINES[stream % STREAMS]
-        items = program.stages[stage].streams[engine]
-        if done < steps * len(items):
-            waiting.append(f"stage @{stage} {engine.value} engine at '{items[done % len(items)].title}'")
+        if done < steps * lengths[stream]:
+            first = columns.stream_stops[stream] - lengths[stream]
+            title = columns.instruction(int(first + done % lengths[stream])).title
+            waiting.append(f"stage @{stage} {engine.value} engine at '{title}'")
     mode = "rendezvous" if rendezvous else "buffered"
     text = "; ".join(waiting[:_SHOWN_WAITING])
     fail("RT042", f"the program cannot end with {mode} sends; these wait for ever: {text}")

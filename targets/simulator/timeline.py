@@ -8,8 +8,10 @@ from functools import cached_property
 from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.ops import ENGINES, Engine
-from ratrain.targets.program.program import Instruction, Program
-from ratrain.targets.simulator.flat_program import STREAMS, FlatProgram, Float64s, Records, instructions_in_order
+from ratrain.targets.program.columns import ProgramColumns
+from ratrain.targets.program.instruction import Instruction
+from ratrain.targets.program.program import Program
+from ratrain.targets.simulator.flat_program import STREAMS, FlatProgram, Float64s, Records
 from ratrain.targets.simulator.relations import Relations
 
 
@@ -27,6 +29,8 @@ class Timeline:
     """When every instruction of every step started and ended: [steps * ops], in seconds; see `flat_program` for the numbers."""
 
     program: Program
+    columns: ProgramColumns
+    """the program as it was when it was timed"""
     flat: FlatProgram
     works: Records
     """by op"""
@@ -57,13 +61,13 @@ class Timeline:
 
     @cached_property
     def instructions(self) -> list[Instruction]:
-        """The instructions of a step, by op number."""
-        return instructions_in_order(self.program)
+        """The instructions of a step, by op number: those of the program itself."""
+        return [item for stage in self.program.stages for engine in ENGINES for item in stage.streams[engine]]
 
     @cached_property
     def relations(self) -> Relations:
         """What its ops have to do with each other."""
-        return Relations(self.flat, self.instructions)
+        return Relations(self.flat, self.columns)
 
     @cached_property
     def spans(self) -> list[dict[Engine, list[Span]]]:
@@ -74,7 +78,7 @@ class Timeline:
                 engine: [Span(self.instructions[e % self.ops], starts[e], ends[e]) for e in self._events(s, engine)]
                 for engine in ENGINES
             }
-            for s in range(len(self.program.stages))
+            for s in range(self.columns.stages)
         ]
 
     def _events(self, stage: int, engine: Engine) -> Iterator[int]:

@@ -28,7 +28,8 @@ from tests.end_to_end.toys import UNEVEN as MODEL
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.ops import Engine
-    from ratrain.targets.program.program import Instruction, Program
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.rank import Rank
     from ratrain.targets.runtime.training import TrainingRun
 

@@ -26,7 +26,8 @@ from tests.mutation.program_parts import (
 if TYPE_CHECKING:
     from random import Random
 
-    from ratrain.targets.program.program import Instruction, Program
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import Program
 
 
 def _is_message(item: Instruction) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from ratrain.ratrain_ir.ops import OP_CLASSES
-from ratrain.targets.program.program import Access, Instruction, Program, ProgramStage
+from ratrain.targets.program.instruction import Access, Instruction
 from tests.mutation.program_parts import (
     BYTES,
     HANG,
@@ -28,6 +28,8 @@ from tests.mutation.program_parts import (
 
 if TYPE_CHECKING:
     from random import Random
+
+    from ratrain.targets.program.program import Program, ProgramStage
 
 # Operands
 

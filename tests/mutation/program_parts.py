@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from ratrain.ratrain_ir.ops import ENGINES, Engine
-from ratrain.targets.program.program import Instruction, Program, ProgramStage
+from ratrain.targets.program.program import Program, ProgramStage
 from tests.mutation.operators import Registry
 
 if TYPE_CHECKING:
     from random import Random
+
+    from ratrain.targets.program.instruction import Instruction
 
 operator: Registry[Program] = Registry()
 

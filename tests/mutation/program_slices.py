@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ratrain.ratrain_ir.blocks import KEY_SLOTS, SUM_SLOTS
-from ratrain.targets.program.program import Access, Instruction, Program
+from ratrain.targets.program.instruction import Access, Instruction
 from tests.mutation.plan_shapes import other_lengths
 from tests.mutation.program_parts import (
     BYTES,
@@ -33,7 +33,8 @@ from tests.mutation.program_parts import (
 if TYPE_CHECKING:
     from random import Random
 
-    from ratrain.targets.program.program import ProgramTensor
+    from ratrain.targets.program.instruction import ProgramTensor
+    from ratrain.targets.program.program import Program
 
 
 def _is_of_slice(item: Instruction) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ratrain.ratrain_ir.ops import ENGINES, Engine
-from ratrain.targets.program.program import CountWait, Instruction, Program, ProgramStage
+from ratrain.targets.program.instruction import CountWait, Instruction
 from tests.mutation.program_parts import (
     BYTES,
     COLLECTIVES,
@@ -30,6 +30,8 @@ from tests.mutation.program_parts import (
 
 if TYPE_CHECKING:
     from random import Random
+
+    from ratrain.targets.program.program import Program, ProgramStage
 
 # Waits
 

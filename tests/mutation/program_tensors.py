@@ -20,7 +20,8 @@ from tests.mutation.program_parts import (
 if TYPE_CHECKING:
     from random import Random
 
-    from ratrain.targets.program.program import Program, ProgramStage, ProgramTensor
+    from ratrain.targets.program.instruction import ProgramTensor
+    from ratrain.targets.program.program import Program, ProgramStage
 
 # Tensors
 

@@ -27,7 +27,8 @@ from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, same_bits, trai
 from tests.end_to_end.toys import GEMMA3, NEOX, OLMO2
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.program import Instruction, Program
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import Program
 
 PLACED = {
     "1f1b": "place-1f1b",

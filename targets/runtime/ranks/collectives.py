@@ -29,7 +29,8 @@ from ratrain.targets.runtime.ranks.communicator import Request
 from ratrain.targets.runtime.streamed_state import cast_master
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.program import Instruction, Program, ProgramStage
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import Program, ProgramStage
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
     from ratrain.targets.runtime.rank import Rank
     from ratrain.targets.runtime.ranks.communicators import Communicators

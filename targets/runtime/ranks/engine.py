@@ -20,7 +20,7 @@ from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.ratrain_ir.types import Dtype, StateKind
-from ratrain.targets.program.program import Instruction
+from ratrain.targets.program.instruction import Instruction
 from ratrain.targets.runtime.engine import Head, ProgramEngine, StepTotals
 from ratrain.targets.runtime.process_memory import Residence
 from ratrain.targets.runtime.rank import shape_only

@@ -17,7 +17,7 @@ from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.kernels.scratch import Buffer, plan_bytes
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.program import Instruction
+    from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
     from ratrain.targets.runtime.rank import Rank
     from ratrain.targets.runtime.ranks.collectives import Phases

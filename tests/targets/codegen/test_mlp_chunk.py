@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 
 from ratrain.ratrain_ir.blocks import block, parameters
-from ratrain.targets.program.program import Access
+from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.routine import Routine, Step, routine_from_json
 from ratrain.targets.program.routine_verifier import routine_problem
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, train

@@ -32,7 +32,8 @@ from tests.targets.runtime.thread_ranks import ThreadCommunicator, trained_by_th
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.topology import Rank
-    from ratrain.targets.program.program import Instruction, Program
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.ranks.collectives import GroupCollectives, Phases
     from tests.property.test_tensor_peers import Shared
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.targets.program.program_verifier import check_program
-from ratrain.targets.program.rtx import parse_program, program_bytes
+from ratrain.targets.program.rtx import VERSION, parse_program, program_bytes
 from tests.end_to_end.tiny_runs import MODEL, make_program, swap_neighbours, train
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def with_digest(body: bytes) -> bytes:
 
 
 def split(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """Header and columns of a container."""
+    """The header of a container, and its columns with the names behind them."""
     _, _, length = PREFIX.unpack_from(data)
     header = data[PREFIX.size : PREFIX.size + length]
     return json.loads(header), data[PREFIX.size + length : -32]
@@ -46,7 +46,7 @@ def split(data: bytes) -> tuple[dict[str, Any], bytes]:
 def joined(header: Any, columns: bytes) -> bytes:
     """A container with this header and these columns."""
     text = json.dumps(header).encode()
-    return with_digest(PREFIX.pack(b"RATRAINX", 1, len(text)) + text + columns)
+    return with_digest(PREFIX.pack(b"RATRAINX", VERSION, len(text)) + text + columns)
 
 
 def survives(data: bytes) -> Program | None:
@@ -143,11 +143,12 @@ def test_any_number_anywhere_in_the_columns_does_no_harm(
 ) -> None:
     """What is still accepted also runs: one step, on every kind of fault the checks let pass."""
     header, columns = split(small)
-    numbers = np.frombuffer(columns, "<i4").astype(np.int64)
+    size = 4 * sum(header["columns"].values())
+    numbers = np.frombuffer(columns[:size], "<i4").astype(np.int64)
     for position, (relative, value) in edits:
         numbers[position % len(numbers)] = numbers[position % len(numbers)] * relative + value
     numbers = numbers.clip(-(1 << 31), (1 << 31) - 1).astype("<i4")
-    program = survives(joined(header, numbers.tobytes()))
+    program = survives(joined(header, numbers.tobytes() + columns[size:]))
     if program is not None:
         train(program, 1, kernels="reference")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 import networkx as nx
 import pytest
@@ -16,12 +17,15 @@ from ratrain.ratrain_ir.loops import Allowance
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrainc.cli import main
 from ratrain.targets.program import race_sweep
-from ratrain.targets.program.program import Access, Instruction, Program, ProgramStage
+from ratrain.targets.program.instruction import Access, Instruction
 from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.program.races import check_races, stage_races
 from ratrain.targets.program.rtx import write_program
 from tests.end_to_end.tiny_runs import losses, make_program, same_bits, start, train
 from tests.mutation.subjects import SUBJECTS, copy_program
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.program import Program, ProgramStage
 
 WaitPlace = tuple[int, Engine, int, int]
 """Stage, engine, position in the stream, position among the waits."""

@@ -16,7 +16,8 @@ from tests.end_to_end.tiny_runs import make_program
 from tests.targets.runtime.rank_jobs import PLANS, chunked_programs
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.program import Instruction, Program
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import Program
 
 SLICED = {name: PLANS[name] for name in ("2x2", "2x2-slices", "2x2-documents-slices-gpt2", "4x1-tied")}
 

@@ -27,7 +27,7 @@ from ratrain.ratrainc.commands.postmortem import command as postmortem_command
 from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs
 from ratrain.ratrainc.supervisor import Supervisor, examine, mpi_command
 from ratrain.ratrainc.training import run_training
-from ratrain.targets.program.program import CountWait
+from ratrain.targets.program.instruction import CountWait
 from ratrain.targets.runtime import watchdog
 from ratrain.targets.runtime.liveness import Liveness, liveness
 from ratrain.targets.runtime.positions import (

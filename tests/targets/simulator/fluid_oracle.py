@@ -12,7 +12,8 @@ from ratrain.ratrain_ir.ops import ENGINES, Engine
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.resource_work import Bandwidths, ResourceWork
-    from ratrain.targets.program.program import Instruction, Program
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import Program
 
 Place = tuple[int, Engine]
 Flow = tuple[tuple[tuple[str, int], ...], float]

@@ -19,7 +19,8 @@ from tests.end_to_end.tiny_runs import MODEL, make_plan
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.ratrain_ir.ops import Op
-    from ratrain.targets.program.program import Instruction, Program
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import Program
 
 F, B, R, U, G = 1.0, 2.0, 1.5, 0.125, 0.25
 """Seconds of a forward and a backward of the layer, of the reduction of a stage's gradients, of an update and of a gather."""

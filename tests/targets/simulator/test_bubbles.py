@@ -25,7 +25,7 @@ from tests.targets.simulator.test_simulator import SHAPES, compiled, layers_only
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ratrain.targets.program.program import Instruction
+    from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.simulator.timeline import Timeline
 
 F, B = 1.0, 2.0

@@ -20,7 +20,8 @@ from tests.end_to_end.tiny_runs import MODEL, make_program
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ratrain.targets.program.program import Instruction, Program
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import Program
 
 EXCHANGES = {op.keyword for op in PEER_OPS}
 F, B, C = 1.0, 2.0, 0.125

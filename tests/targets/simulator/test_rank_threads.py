@@ -15,7 +15,10 @@ from ratrain.targets.simulator.timed_run import UNLIMITED, simulate_work
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, make_program
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.program import Instruction, Program
+    from collections.abc import Callable
+
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import Program
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "ratrain": ("ratrain", {"micro_batches": 5}),
@@ -38,6 +41,16 @@ def cost(_stage: int, engine: Engine, instruction: Instruction) -> float:
     return COSTS.get(engine, 1.0) * (2 if "backward" in instruction.keyword else 1)
 
 
+def by_op(program: Program, seconds_of: Callable[[int, Engine, Instruction], float]) -> list[float]:
+    """Seconds of all instructions, stream by stream."""
+    return [
+        seconds_of(index, engine, item)
+        for index, stage in enumerate(program.stages)
+        for engine in ENGINES
+        for item in stage.streams[engine]
+    ]
+
+
 def test_all_engines_are_visited() -> None:
     assert {*VISITED} == {*ENGINES}
 
@@ -50,7 +63,7 @@ def test_a_step_is_between_its_bounds(kind: str) -> None:
         for index, stage in enumerate(program.stages)
     ]
     ops = sum(len(stream) for stage in program.stages for stream in stage.streams.values())
-    found = threads_step_seconds(program, cost)
+    found = threads_step_seconds(program, by_op(program, cost))
     beside = simulate_work(program, lambda *which: ResourceWork(cost(*which)), UNLIMITED).step_seconds
     assert max(each) * (1 - 1e-12) <= found <= sum(each) + LONGEST_PAUSE * ops
     assert beside <= found * (1 + 1e-12)
@@ -60,7 +73,7 @@ def test_one_rank_takes_all_its_work() -> None:
     program = make_program(pp=1, dp=1, zero=0)
     (stage,) = program.stages
     work = sum(cost(0, engine, item) for engine in ENGINES for item in stage.streams[engine])
-    assert threads_step_seconds(program, cost) == pytest.approx(work)
+    assert threads_step_seconds(program, by_op(program, cost)) == pytest.approx(work)
 
 
 def test_a_message_is_found_only_behind_what_was_computed_meanwhile() -> None:
@@ -71,4 +84,4 @@ def test_a_message_is_found_only_behind_what_was_computed_meanwhile() -> None:
         return 1.0 / len(program.stages[stage].streams[engine]) if engine is Engine.COMPUTE else 0.0
 
     beside = simulate_work(program, lambda *which: ResourceWork(computes(*which)), UNLIMITED).step_seconds
-    assert 1.0 < beside <= threads_step_seconds(program, computes)
+    assert 1.0 < beside <= threads_step_seconds(program, by_op(program, computes))

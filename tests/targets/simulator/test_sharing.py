@@ -28,7 +28,7 @@ from tests.targets.simulator.fluid_oracle import Oracle, max_min
 from tests.targets.simulator.test_simulator import check_messages, check_order, compiled, pipeline
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.program import Instruction
+    from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.simulator.timeline import Timeline
 
 SECONDS = (0.0, 0.5, 1.0, 3.0)

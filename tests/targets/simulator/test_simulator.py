@@ -23,7 +23,8 @@ from ratrain.targets.simulator.timed_run import simulate
 from tests.end_to_end.tiny_runs import MODEL, make_program
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.program import Instruction, Program
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import Program
     from ratrain.targets.simulator.timeline import Timeline
 
 SHAPES = [(1, 1), (1, 4), (2, 1), (2, 2), (2, 5), (3, 3), (4, 2), (4, 8), (6, 9)]

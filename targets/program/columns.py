@@ -1,0 +1,331 @@
+"""A program's instructions and tensors as columns of integers: as they stand in a `.rtx`, and made of objects or back into them.
+
+Columns of all stages and engines stand one after another: stage by stage, engines in the order of `ENGINES`. Whatever is asked of all
+instructions at once is asked of columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from ratrain.ratrain_ir.ops import ENGINES, FIELDS, Engine
+from ratrain.ratrain_ir.types import Home, StateKind, TensorType, aligned
+from ratrain.targets.program.instruction import Access, CountWait, Instruction, Operand, ProgramTensor
+
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+
+KEYWORD, ROUTINE, PIECE, PEER, VARIANT, GROUP, FLAGS, OPERANDS, WAITS, BLOCKS = range(10)
+"""Columns of an instruction. Keyword, variant and group are numbers of strings; -1 stands for none; the last three are counts.
+
+The piece is the micro-batch, or, of what works on slices, micro-batch * slices + slice.
+"""
+INSTRUCTION_COLUMNS = 10
+ROLE, TENSOR, ACCESS = range(3)
+"""Columns of an operand: the number of a string, that of a tensor of the stage, the access."""
+ENGINE, COUNT, PREVIOUS = range(3)
+"""Columns of a wait."""
+ACCUMULATES, BLOCKING, CHUNK = 1, 2, 4
+"""Flags of an instruction: two bits, and above them the number of its chunk plus 1, or 0."""
+ACCESSES = tuple(Access)
+OF_SLICES = frozenset(cls.keyword for cls, attributes in FIELDS.items() if any(a.name == "slice" for a in attributes))
+"""Instructions that work on one slice where micro-batches are cut."""
+_MOST_KEYS = 1 << 62
+_ENGINE_NUMBERS = {engine: number for number, engine in enumerate(ENGINES)}
+
+
+class TensorForm(NamedTuple):
+    """What tensors have in common that differ in name and address alone."""
+
+    kind: StateKind
+    type: TensorType
+    carried: bool
+    home: Home
+
+
+class _Numbers(dict[object, int]):
+    """Things, numbered in the order in which they are first asked for."""
+
+    def __missing__(self, thing: object) -> int:
+        number = self[thing] = len(self)
+        return number
+
+
+@frozen(eq=False, slots=False)
+class ProgramColumns:
+    """The instructions and the tensors of all stages."""
+
+    slices: int
+    """of a micro-batch; 0 where none is cut"""
+    strings: list[str]
+    lengths: Int64s
+    """instructions: [stages, engines]"""
+    instructions: Int32s
+    """[instructions, INSTRUCTION_COLUMNS]"""
+    operands: Int32s
+    """[operands, 3]"""
+    waits: Int32s
+    """[waits, 3]"""
+    blocks: Int32s
+    """numbers of strings"""
+    forms: list[TensorForm]
+    tensor_counts: Int64s
+    """by stage"""
+    tensor_forms: Int32s
+    """by tensor"""
+    offsets: Int64s
+    """by tensor"""
+    name_lines: str
+    """a line a tensor"""
+
+    def __len__(self) -> int:
+        return len(self.instructions)
+
+    @property
+    def stages(self) -> int:
+        """How many there are."""
+        return len(self.lengths)
+
+    @cached_property
+    def stream_stops(self) -> Int64s:
+        """By stream: the first instruction that is not its."""
+        return np.cumsum(self.lengths.ravel())
+
+    @cached_property
+    def streams(self) -> Int64s:
+        """By instruction: the stream it stands in, stage * engines + engine."""
+        return np.repeat(np.arange(self.lengths.size), self.lengths.ravel())
+
+    @cached_property
+    def operand_stops(self) -> Int64s:
+        """By instruction: the first operand that is not its."""
+        return np.cumsum(self.instructions[:, OPERANDS], dtype=np.int64)
+
+    @cached_property
+    def wait_stops(self) -> Int64s:
+        """By instruction: the first wait that is not its."""
+        return np.cumsum(self.instructions[:, WAITS], dtype=np.int64)
+
+    @cached_property
+    def block_stops(self) -> Int64s:
+        """By instruction: the first block that is not its."""
+        return np.cumsum(self.instructions[:, BLOCKS], dtype=np.int64)
+
+    @cached_property
+    def tensor_stops(self) -> Int64s:
+        """By stage: the first tensor that is not its."""
+        return np.cumsum(self.tensor_counts)
+
+    @cached_property
+    def operand_owners(self) -> Int64s:
+        """By operand: its instruction."""
+        return np.repeat(np.arange(len(self)), self.instructions[:, OPERANDS])
+
+    @cached_property
+    def operand_tensors(self) -> Int64s:
+        """By operand: its tensor, numbered through all stages."""
+        firsts = (self.tensor_stops - self.tensor_counts)[self.streams // len(ENGINES)]
+        return firsts[self.operand_owners] + self.operands[:, TENSOR]
+
+    @cached_property
+    def form_bytes(self) -> Int64s:
+        """By form of tensor: the bytes of one, alignment included."""
+        return np.array([aligned(form.type.nbytes) for form in self.forms], np.int64)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Of tensors."""
+        return self.name_lines.split("\n") if len(self.tensor_forms) else []
+
+    def by_string(self, values: dict[str, int], column: Int32s) -> Int64s:
+        """A column of strings by what each of them is worth; -1 where it is not among the values."""
+        return np.array([values.get(string, -1) for string in self.strings], np.int64)[column]
+
+    def where(self, column: Int32s, *strings: str) -> NDArray[np.bool_]:
+        """Where a column of strings has one of some."""
+        return np.asarray(self.by_string(dict.fromkeys(strings, 1), column) == 1, np.bool_)
+
+    @cached_property
+    def micro_batches(self) -> Int64s:
+        """By instruction; -1 where it has none."""
+        pieces = self.instructions[:, PIECE].astype(np.int64)
+        return np.where(self._is_cut & (pieces >= 0), pieces // max(1, self.slices), pieces)
+
+    @cached_property
+    def _is_cut(self) -> NDArray[np.bool_]:
+        """By instruction: whether it works on a slice where micro-batches are cut."""
+        return self.where(self.instructions[:, KEYWORD], *OF_SLICES) & (self.slices > 0)
+
+    def tensors_of(self, stage: int) -> slice:
+        """Where the tensors of a stage stand."""
+        stop = int(self.tensor_stops[stage])
+        return slice(stop - int(self.tensor_counts[stage]), stop)
+
+    def bytes_in(self, stage: int, home: Home) -> int:
+        """Bytes that a stage takes of a memory."""
+        own = self.tensors_of(stage)
+        forms = self.tensor_forms[own]
+        there = np.array([form.home is home for form in self.forms], np.bool_)[forms]
+        ends = self.offsets[own] + self.form_bytes[forms]
+        return int(ends[there].max(initial=0))
+
+    # Back into objects
+
+    def tensors(self, stage: int) -> list[ProgramTensor]:
+        """The tensors of a stage."""
+        own = self.tensors_of(stage)
+        numbers, offsets = self.tensor_forms[own].tolist(), self.offsets[own].tolist()
+        return [
+            ProgramTensor(name, form.kind, form.type, form.carried, offset, form.home)
+            for name, form, offset in zip(self.names[own], map(self.forms.__getitem__, numbers), offsets, strict=True)
+        ]
+
+    def stream(self, stage: int, engine: Engine) -> list[Instruction]:
+        """The instructions of an engine."""
+        number = stage * len(ENGINES) + _ENGINE_NUMBERS[engine]
+        stop = int(self.stream_stops[number])
+        return self.made(stop - int(self.lengths.flat[number]), stop)
+
+    def instruction(self, number: int) -> Instruction:
+        """An instruction, by number."""
+        return self.made(number, number + 1)[0]
+
+    def made(self, first: int, stop: int) -> list[Instruction]:
+        """The instructions of a range, by number."""
+        if first == stop:
+            return []
+        rows = self.instructions[first:stop]
+        strings, is_cut, slices = self.strings, self._is_cut[first:stop].tolist(), self.slices
+        operands, operand_runs = _runs(self.operand_stops, rows[:, OPERANDS], first, stop)
+        waits, wait_runs = _runs(self.wait_stops, rows[:, WAITS], first, stop)
+        blocks, block_runs = _runs(self.block_stops, rows[:, BLOCKS], first, stop)
+        roles, numbers, accesses = self.operands[operands].T.tolist()
+        bound = list(map(Operand, map(strings.__getitem__, roles), numbers, map(ACCESSES.__getitem__, accesses)))
+        engines, counts, previous = self.waits[waits].T.tolist()
+        waited = list(map(CountWait, map(ENGINES.__getitem__, engines), counts, map(bool, previous)))
+        named = [strings[number] for number in self.blocks[blocks].tolist()]
+        return [
+            Instruction(
+                keyword=strings[keyword],
+                routine=None if routine < 0 else routine,
+                micro_batch=None if piece < 0 else piece // slices if cut else piece,
+                peer=None if peer < 0 else peer,
+                variant=strings[variant],
+                group=strings[group],
+                blocks=tuple(named[own_blocks]),
+                accumulates=bool(flags & ACCUMULATES),
+                operands=tuple(bound[own_operands]),
+                waits=tuple(waited[own_waits]),
+                blocking=bool(flags & BLOCKING),
+                chunk=flags // CHUNK - 1 if flags >= CHUNK else None,
+                slice=piece % slices if cut and piece >= 0 else None,
+            )
+            for (keyword, routine, piece, peer, variant, group, flags), cut, own_operands, own_waits, own_blocks in zip(
+                rows[:, :OPERANDS].tolist(), is_cut, operand_runs, wait_runs, block_runs, strict=True
+            )
+        ]
+
+
+def _runs(stops: Int64s, counts: Int32s, first: int, stop: int) -> tuple[slice, Iterable[slice]]:
+    """Where the items of a range of instructions stand among all, and those of each among these."""
+    begin = int(stops[first]) - int(counts[0])
+    ends = stops[first:stop] - begin
+    return slice(begin, int(stops[stop - 1])), map(slice, (ends - counts).tolist(), ends.tolist())
+
+
+def classes(columns: Sequence[NDArray[np.integer[Any]]]) -> tuple[Int64s, Int64s]:
+    """Rows of columns that are equal have the same number: the number of each row, and the first row of each number."""
+    keys, size = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        low = int(column.min(initial=0))
+        span = int(column.max(initial=0)) - low + 1
+        if size * span >= _MOST_KEYS:
+            values, keys = np.unique(keys, return_inverse=True)
+            size = len(values)
+        keys, size = keys * span + (column - low), size * span
+    _, firsts, numbers = np.unique(keys, return_index=True, return_inverse=True)
+    return numbers, firsts
+
+
+def classes_of_runs(values: NDArray[np.integer[Any]], stops: Int64s, counts: NDArray[np.integer[Any]]) -> Int64s:
+    """Runs of values that are equal have the same number; a run ends before its stop and has so many values."""
+    numbers = np.zeros(len(stops), np.int64)
+    for place in range(int(counts.max(initial=0))):
+        longer = np.flatnonzero(counts > place)
+        found, _ = classes([numbers[longer], values[stops[longer] - counts[longer] + place]])
+        numbers[longer] = found + numbers.max() + 1
+    return numbers
+
+
+class StageObjects(NamedTuple):
+    """A stage as objects."""
+
+    tensors: Sequence[ProgramTensor]
+    streams: Sequence[Sequence[Instruction]]
+    """by engine"""
+
+
+def columns_of(stages: Sequence[StageObjects], slices: int) -> ProgramColumns:
+    """The columns of stages whose micro-batches are cut into so many slices, or not cut (0).
+
+    Strings and forms are numbered in the order in which they are met.
+    """
+    strings, forms = _Numbers(), _Numbers()
+    accesses = {access: number for number, access in enumerate(ACCESSES)}
+    rows, operands, waits, blocks = ([np.empty((0, width), np.int32)] for width in (INSTRUCTION_COLUMNS, 3, 3, 1))
+    tensor_forms: list[int] = []
+    for stage in stages:
+        for stream in stage.streams:
+            rows.append(_rows([_row(item, strings, slices) for item in stream], INSTRUCTION_COLUMNS))
+            bound = [(strings[o.role], o.tensor, accesses[o.access]) for item in stream for o in item.operands]
+            operands.append(_rows(bound, 3))
+            waited = [(_ENGINE_NUMBERS[w.engine], w.count, w.previous_step) for item in stream for w in item.waits]
+            waits.append(_rows(waited, 3))
+            blocks.append(_rows([(strings[name],) for item in stream for name in item.blocks], 1))
+        tensor_forms += [forms[t.kind, t.type, t.carried, t.home] for t in stage.tensors]
+    return ProgramColumns(
+        slices,
+        [str(text) for text in strings],
+        np.array([[len(stream) for stream in stage.streams] for stage in stages], np.int64).reshape(-1, len(ENGINES)),
+        np.concatenate(rows),
+        np.concatenate(operands),
+        np.concatenate(waits),
+        np.concatenate(blocks)[:, 0],
+        [TensorForm(*form) for form in forms],  # type: ignore[misc]
+        np.array([len(stage.tensors) for stage in stages], np.int64),
+        np.array(tensor_forms, np.int32),
+        np.array([tensor.offset for stage in stages for tensor in stage.tensors], np.int64),
+        "\n".join([tensor.name for stage in stages for tensor in stage.tensors]),
+    )
+
+
+def _rows(rows: Sequence[tuple[int, ...]], width: int) -> Int32s:
+    return np.array(rows, np.int32).reshape(-1, width)
+
+
+def _row(item: Instruction, strings: _Numbers, slices: int) -> tuple[int, ...]:
+    piece = _or_none(item.micro_batch)
+    if item.slice is not None and item.micro_batch is not None:
+        piece = item.micro_batch * max(1, slices) + item.slice
+    return (
+        strings[item.keyword],
+        _or_none(item.routine),
+        piece,
+        _or_none(item.peer),
+        strings[item.variant],
+        strings[item.group],
+        item.accumulates * ACCUMULATES | item.blocking * BLOCKING | (_or_none(item.chunk) + 1) * CHUNK,
+        len(item.operands),
+        len(item.waits),
+        len(item.blocks),
+    )
+
+
+def _or_none(value: int | None) -> int:
+    return -1 if value is None else value

@@ -1,0 +1,147 @@
+"""What programs are made of: tensors with their places, instructions with their operands and waits."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from attrs import define, frozen
+
+from ratrain.ratrain_ir.messages import DIRECTIONS, Direction, payload_of
+from ratrain.ratrain_ir.ops import Engine, Piece, Slice
+from ratrain.ratrain_ir.types import Home, StateKind, TensorType, aligned
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.topology import Hop, Topology
+
+
+class Access(Enum):
+    """What an instruction does to an operand's bytes."""
+
+    READ = 0
+    WRITE = 1
+    UPDATE = 2
+    SCRATCH = 3
+
+    __hash__ = object.__hash__  # members are single objects; what `Enum` has is several times slower
+
+
+@frozen
+class ProgramTensor:
+    """A tensor with its place in the stage's part of a memory."""
+
+    name: str
+    kind: StateKind
+    type: TensorType
+    carried: bool
+    offset: int
+    home: Home = Home.DDR
+
+    @property
+    def end(self) -> int:
+        """First byte after the tensor, alignment included."""
+        return self.offset + aligned(self.type.nbytes)
+
+
+class Operand(NamedTuple):
+    """A bound operand: the role it plays, the tensor's index in the stage, how it is accessed."""
+
+    role: str
+    tensor: int
+    access: Access
+
+
+@frozen
+class CountWait:
+    """`count` instructions of an engine's stream must have completed, in this step or the previous one."""
+
+    engine: Engine
+    count: int
+    previous_step: bool
+
+
+@define(eq=False)
+class Instruction:
+    """One entry of a stream. `keyword` is the op's; only block ops call a routine."""
+
+    keyword: str
+    routine: int | None
+    micro_batch: int | None
+    peer: int | None
+    variant: str
+    """payload, part, quantity or group of the op; empty where it has none"""
+    group: str
+    """the group of a collective; empty elsewhere"""
+    blocks: tuple[str, ...]
+    accumulates: bool
+    operands: tuple[Operand, ...]
+    waits: tuple[CountWait, ...]
+    blocking: bool = False
+    """of a collective: whether compute waits for it"""
+    chunk: int | None = None
+    """of a message where stages hold several chunks: the one that it goes into"""
+    slice: int | None = None
+    """where micro-batches are cut: the slice that it works on"""
+
+    @property
+    def piece(self) -> Piece:
+        """The micro-batch, or the slice of one, that an instruction of the pipeline works on."""
+        assert self.micro_batch is not None
+        return self.micro_batch if self.slice is None else Slice(self.micro_batch, self.slice)
+
+    @property
+    def title_without_blocks(self) -> str:
+        """What must be equal on all members of a collective: ends hold different blocks."""
+        return " ".join([self.keyword, self.variant, self.group, str(self.micro_batch)])
+
+    @property
+    def title(self) -> str:
+        """The op in words, as the text writes it."""
+        return self._title(with_micro_batch=True)
+
+    @property
+    def title_without_micro_batch(self) -> str:
+        """The title, equal for all micro-batches."""
+        return self._title(with_micro_batch=False)
+
+    @property
+    def carried(self) -> tuple[Operand, ...]:
+        """What of its operands a message carries, in the order in which it goes: all but a workspace."""
+        return tuple(operand for operand in self.operands if operand.access is not Access.SCRATCH)
+
+    @property
+    def direction(self) -> Direction | None:
+        """Which way a message goes; None of what is none."""
+        return DIRECTIONS[self.keyword]
+
+    def ends(self, stage: int) -> tuple[int, int] | None:
+        """The stages that a message of `stage` leaves and reaches; None of what is no message, or has no peer."""
+        direction = self.direction
+        if direction is None or self.peer is None:
+            return None
+        return (stage, self.peer) if direction is Direction.OUT else (self.peer, stage)
+
+    def hop(self, stage: int, topology: Topology) -> Hop | None:
+        """The channel of a message of `stage`; None of what is no message, or goes where none does."""
+        ends, payload = self.ends(stage), payload_of(self.keyword, self.variant)
+        return None if ends is None or payload is None else topology.hop(*ends, payload, self.chunk)
+
+    def _title(self, *, with_micro_batch: bool) -> str:
+        parts = [self.keyword]
+        if self.variant:
+            parts.append(self.variant)
+        if self.blocks:
+            parts.append("+".join(self.blocks))
+        if self.group not in ("", "replicas", "shards"):
+            parts.append(self.group)
+        if with_micro_batch and self.micro_batch is not None:
+            parts.append(f"m{self.micro_batch}")
+        if self.slice is not None:
+            parts.append(f"s{self.slice}")
+        if self.chunk is not None:
+            parts.append(f"c{self.chunk}")
+        if self.peer is not None:
+            parts.append(f"@{self.peer}")
+        if self.blocking:
+            parts.append("blocking")
+        return " ".join(parts)
