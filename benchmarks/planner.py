@@ -225,13 +225,13 @@ def _on_one_plan(name: str, request: Request, owner: str, plan: Plan) -> None:
     adapted = {item.name: item.adapted(plan, request.model, request.machine) for item in named}
     known: dict[tuple[Plan, str], Evaluation] = {}
     for item in named:
-        key = (adapted[item.name], item.passes)
+        key = (adapted[item.name], item.passes_for(plan))
         if key not in known:
             folded = folded_micro_batches(plan) < plan.micro_batches
             known[key] = evaluate(Task(request.model, *key, request.machine, folded))
-    first = known[adapted[named[0].name], named[0].passes].step_seconds
+    first = known[adapted[named[0].name], named[0].passes_for(plan)].step_seconds
     for item in named:
-        outcome = known[adapted[item.name], item.passes]
+        outcome = known[adapted[item.name], item.passes_for(plan)]
         seconds = outcome.step_seconds
         row = {
             "step_seconds": seconds,

@@ -1,10 +1,10 @@
-"""Step times of runs over MPI, predicted from the profile of another run over MPI.
+"""Step times of runs over MPI, predicted from profiles of other runs over MPI.
 
     python benchmarks/predicted_ranks.py [--steps 20]
 
-Two ranks of a small LLaMA, two stages, are profiled; the machine file made of it predicts other plans, which are run too. The model is that of
-`ratrainc simulate --cores N`: the engines of a rank share a core, and all ranks N cores. Two ranks on two cores is the fair case; four
-share them, and then the prediction says no more than that all work is spread evenly.
+Two ranks of a small LLaMA that are stages, two that are replicas, and four that share cores are profiled; the machine file made of the
+three predicts other plans, which are run too. The model is that of `ratrainc simulate --cores N`: the engines of a rank share a core, and
+all ranks N cores.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from attrs import evolve
 from ratrain import api
 from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan_text import load_plan
-from ratrain.ratrainc.calibration.from_profile import machine_from_profile
+from ratrain.ratrainc.calibration.from_profile import machine_from_profiles
 from ratrain.ratrainc.supervisor import mpi_command
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.simulator.figures import shared_cores_step_seconds
@@ -39,15 +39,29 @@ PEAK = 1e11
 WARM_UP = 2
 
 
-def plans(plan: Plan) -> dict[str, Plan]:
-    """The profiled plan first."""
-    pipeline = evolve(plan, dp=1, zero=0)
+def profiled(plan: Plan) -> dict[str, Plan]:
+    """The plans whose runs are profiled."""
     return {
-        "2 stages, profiled": pipeline,
-        "2 stages, the same without a profile": pipeline,
-        "2 stages, 8 micro-batches": evolve(pipeline, micro_batches=8),
-        "2 replicas of one stage": evolve(plan, pp=1, cuts=()),
-        "2 stages x 2 replicas, four ranks": plan,
+        "2 stages": evolve(plan, dp=1, zero=0),
+        "2 replicas": evolve(plan, pp=1, cuts=()),
+        "2 stages x 2 replicas": plan,
+    }
+
+
+def predicted(plan: Plan) -> dict[str, Plan]:
+    """The plans that are predicted: those of the profiles again, as yardsticks, and others."""
+    known = profiled(plan)
+    stages, replicas = known["2 stages"], known["2 replicas"]
+    return {
+        **{f"{title}, as profiled": each for title, each in known.items()},
+        "2 stages, 8 micro-batches": evolve(stages, micro_batches=8),
+        "2 stages, 2 micro-batches": evolve(stages, micro_batches=2),
+        "2 replicas, 8 micro-batches": evolve(replicas, micro_batches=8),
+        "2 replicas, 2 micro-batches": evolve(replicas, micro_batches=2),
+        "2 replicas, nothing shared out": evolve(replicas, zero=0),
+        "2 stages x 2 replicas, 8 micro-batches": evolve(plan, micro_batches=8),
+        "4 stages": evolve(stages, pp=4, cuts=(1, 2, 3)),
+        "4 replicas": evolve(replicas, dp=4),
     }
 
 
@@ -72,23 +86,30 @@ def step_seconds(program: Program, steps: int, folder: Path, profile: Path | Non
 @click.command()
 @click.option("--steps", type=click.IntRange(min=WARM_UP + 4), default=20, show_default=True)
 def main(steps: int) -> None:
-    """Profile two ranks; predict and run others."""
+    """Profile some ranks; predict and run others."""
     cores = len(os.sched_getaffinity(0))
-    by_title = plans(load_plan(str(EXAMPLES / "tiny.toml"), load_model(str(EXAMPLES / "tiny.json"))))
+    plan = load_plan(str(EXAMPLES / "tiny.toml"), load_model(str(EXAMPLES / "tiny.json")))
     print(f"{cores} cores\n| ranks | predicted | ran: median (quartiles) | error |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
-        profile: Path | None = Path(name) / "profile.json"
-        assert profile is not None
-        calibration = str(profile)
-        for title, plan in by_title.items():
-            program = api.emit(api.compile(str(EXAMPLES / "tiny.json"), plan))
-            seconds = step_seconds(program, steps, Path(name), profile)
-            profile = None
-            machine = machine_from_profile(calibration, "this-machine", PEAK).machine
-            predicted = shared_cores_step_seconds(program, machine, cores)
-            low, middle, high = np.percentile(seconds, [25, 50, 75])
-            error = f"{100 * (predicted / middle - 1):+.1f} %"
-            print(f"| {title} | {predicted:.4f} s | {middle:.4f} s ({low:.4f} to {high:.4f}) | {error} |", flush=True)
+        folder = Path(name)
+        profiles = []
+        for number, each in enumerate(profiled(plan).values()):
+            profiles.append(str(folder / f"profile-{number}.json"))
+            step_seconds(program_of(each), steps, folder, Path(profiles[-1]))
+        machine = machine_from_profiles(profiles, "this-machine", PEAK).machine
+        for title, each in predicted(plan).items():
+            program = program_of(each)
+            low, middle, high = np.percentile(step_seconds(program, steps, folder, None), [25, 50, 75])
+            seconds = shared_cores_step_seconds(program, machine, cores)
+            error = f"{100 * (seconds / middle - 1):+.1f} %"
+            print(f"| {title} | {seconds:.4f} s | {middle:.4f} s ({low:.4f} to {high:.4f}) | {error} |", flush=True)
+        if cores < plan.clusters:
+            print(f"ops of ranks that share a core take {100 * machine.core_sharing:.1f} % longer")
+
+
+def program_of(plan: Plan) -> Program:
+    """The program of a plan."""
+    return api.emit(api.compile(str(EXAMPLES / "tiny.json"), plan))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from ratrain import api
 from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.frontend.plan_text import load_plan
-from ratrain.ratrainc.calibration.from_profile import ProfiledMachine, machine_from_profile
+from ratrain.ratrainc.calibration.from_profile import ProfiledMachine, machine_from_profiles
 from ratrain.ratrainc.run_choices import DataChoice
 from ratrain.ratrainc.run_profile import write_profile
 from ratrain.ratrainc.strategies import strategy
@@ -124,7 +124,7 @@ def calibrated(runner: Runner) -> ProfiledMachine:
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "profile.json")
         write_profile(runner.program, runner.run.engine.profile, path)
-        return machine_from_profile(path, "this-machine", PEAK)
+        return machine_from_profiles([path], "this-machine", PEAK)
 
 
 def pace_of_turns(seconds: NDArray[np.float64]) -> NDArray[np.float64]:

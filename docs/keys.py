@@ -237,6 +237,11 @@ MACHINE = {
     "engine_gap": Key(
         "seconds between instructions where engines take turns: `simulate --one-core`", 1e-2, "simulate --one-core"
     ),
+    "core_sharing": Key(
+        "what an op takes more where ranks share a core: `simulate --cores N` of more ranks than N",
+        0.1,
+        "simulate --cores 2",
+    ),
     "gemm_half_extent": Key(
         "the extent at which products run at half their efficiency", 1000, TIMES, {"fp16_peak": 1e9}
     ),

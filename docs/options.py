@@ -499,7 +499,7 @@ OPTIONS = {
                 "the name of the machine",
                 "--name mine",
                 None,
-                "ratrain.ratrainc.calibration.from_profile:machine_from_profile",
+                "ratrain.ratrainc.calibration.from_profile:machine_from_profiles",
                 (_ROWS,),
             ),
             "-o": Option("the machine file that is written", "-o missing/b.toml"),

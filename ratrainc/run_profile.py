@@ -32,6 +32,7 @@ def write_profile(
         "program": program.name,
         "concurrency": concurrency,
         "kernel_threads": kernel_threads,
+        "ranks_per_core": profile.ranks_per_core,
         "recording": profile.overhead_seconds() * MICROSECONDS,
         "steps": [[step.step, *_event_times(profile, step)] for step in profile.steps],
         "routines": [routine.to_json() for routine in program.routines],

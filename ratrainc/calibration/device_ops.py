@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from ratrain.ratrainc.calibration.from_profile import read_profile
+from ratrain.ratrainc.calibration.profiled_ops import read_profile
 from ratrain.ratrainc.run_profile import write_profile
 from ratrain.targets.machine.op_table import MeasuredOp
 from ratrain.targets.program.program import Program

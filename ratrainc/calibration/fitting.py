@@ -153,7 +153,7 @@ def fitted_rates(
 
     def moves_a_row(name: str) -> bool:
         lowered = with_values(machine, [name], [machine[name] * exp(-_TRIED_CHANGE)], source)
-        return bool(np.abs(np.log(predict(lowered) / unchanged)).max() >= _SEEN * _TRIED_CHANGE)
+        return bool(np.abs(np.log(predict(lowered) / unchanged)).max(initial=0.0) >= _SEEN * _TRIED_CHANGE)
 
     seen = [name for name in names if moves_a_row(name)]
     found = fitted(machine, seen, predict, measured, source=source, place=place) if seen else machine

@@ -57,9 +57,11 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str | Non
 @click.option("--fit", "names", callback=_names, metavar="NAME,...", help="Constants of the machine file to fit.")
 @click.option(
     "--profile",
+    "profiles",
     type=Source("profile"),
+    multiple=True,
     metavar="FILE.json",
-    help="Instead of rows: op times of 'ratrainc run --profile'.",
+    help="Instead of rows: op times of 'ratrainc run --profile'. May be given for several runs, as of stages and of replicas.",
 )
 @click.option(
     "--device",
@@ -117,7 +119,7 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str | Non
 def command(
     rows: str | None,
     names: list[str],
-    profile: str | None,
+    profiles: tuple[str, ...],
     device: str | None,
     model: str | None,
     plan: str | None,
@@ -137,14 +139,15 @@ def command(
     The machine that is given is where the fit starts; its other constants stay. Programs are compiled for it, timed on each machine the
     search tries, and compiled and fitted again for the result until the constants settle.
 
-    With --profile the machine is this one: a table of the seconds of every op that ran, and rates fitted to them for others.
+    With --profile the machine is this one: a table of the seconds of every op that ran, and rates fitted to them for others. A profile of
+    ranks that shared cores, beside one whose ranks had their own, says how much longer that takes (core_sharing).
 
     With --device it is the one at hand: a table of the seconds of kernel calls, each timed by itself, in small programs and, with --model
     and --plan, in those of that plan, and of their updates; and rates fitted to them for others. Links to other devices are not measured.
 
     Fits need scipy: pip install 'ratrain[calibrate]'.
     """
-    if sum(each is not None for each in (rows, profile, device)) != 1:
+    if sum(each is not None for each in (rows, profiles or None, device)) != 1:
         raise click.UsageError("give one of --rows, --profile and --device")
     if rows is None:
         if names:
@@ -153,8 +156,8 @@ def command(
         refuse_idle(text, "every", "strategy_name", "machine")
     if device is None:
         refuse_idle("goes with --device", "model", "plan", "kernels", "dtype", "seconds", "links")
-    if profile is not None:
-        _show(_of_profile(profile, name), output, as_json=as_json)
+    if profiles:
+        _show(_of_profiles(profiles, name), output, as_json=as_json)
         return
     if device is not None:
         if (model is None) != (plan is None):
@@ -192,12 +195,12 @@ def _show(found: Calibrated, output: str | None, *, as_json: bool) -> None:
         echo(f"wrote {output}")
 
 
-def _of_profile(path: str, name: str) -> Calibrated:
+def _of_profiles(paths: tuple[str, ...], name: str) -> Calibrated:
     from ratrain import api
     from ratrain.ratrainc.console import status
 
     with status("fitting rates"):
-        return api.calibrate_profile(path, name)
+        return api.calibrate_profile(paths, name)
 
 
 def _of_device(choice: DeviceChoice, name: str) -> Calibrated:

@@ -37,19 +37,19 @@ def calibrate_rows(
     return fitted(rows, chosen_machine(machine), fit, every=hold_out, passes=passes)
 
 
-def calibrate_profile(profile: str, name: str = "this-machine") -> ProfiledMachine:
-    """The machine that a profile of a run was taken on: a table of the seconds of every op, and rates fitted to them.
+def calibrate_profile(profile: str | Sequence[str], name: str = "this-machine") -> ProfiledMachine:
+    """The machine that one or several profiles of runs were taken on: a table of the seconds of every op, and rates fitted to them.
 
-    Raises `DiagnosticError` where the file is no profile, or scipy is not installed.
+    Raises `DiagnosticError` where a file is no profile, profiles do not go together, or scipy is not installed.
     """
     from threadpoolctl import threadpool_limits
 
-    from ratrain.ratrainc.calibration.from_profile import machine_from_profile
+    from ratrain.ratrainc.calibration.from_profile import machine_from_profiles
     from ratrain.targets.runtime.utilisation import measured_peak_flops
 
     with threadpool_limits(limits=1):
         peak = measured_peak_flops()
-    return machine_from_profile(profile, name, peak)
+    return machine_from_profiles([profile] if isinstance(profile, str) else profile, name, peak)
 
 
 def calibrate_device(

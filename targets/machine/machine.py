@@ -89,6 +89,7 @@ _OPTIONAL_UNITS = {
     "rank_jitter": "fraction of compute time",
     "dispatch": "s",
     "engine_gap": "s",
+    "core_sharing": "fraction of an op's time",
     "gemm_half_extent": "elements",
     "head_efficiency": "fraction of fp16_peak",
     "runtime_overhead": "bytes",
@@ -131,12 +132,15 @@ _MAY_BE_ZERO = (
     "rank_jitter",
     "dispatch",
     "engine_gap",
+    "core_sharing",
     "gemm_half_extent",
     "runtime_overhead",
     "transport_overhead",
     "transport_overhead_per_group",
     "allocator_slack",
 )
+_OF_SHARED_CORES = ("engine_gap", "core_sharing")
+"""Of runs whose engines take turns on cores, as `simulate --one-core` and `--cores` time them."""
 COLLECTIVES = ("ring", "pairwise", "recursive", "tree", "hierarchical")
 """Ways to do a collective (`collective_cost`), all of which a machine has whose file does not say."""
 _JOINED = ("ring", "pairwise", "recursive")
@@ -212,6 +216,11 @@ class Machine:
     def engine_gap(self) -> float:
         """Seconds between two instructions of an interpreter that runs one after another; none where the file does not say."""
         return self._optional("engine_gap", 0.0)
+
+    @property
+    def core_sharing(self) -> float:
+        """What an op takes more where ranks share a core, as a fraction: one has what the other left of its caches; none where the file does not say."""
+        return self._optional("core_sharing", 0.0)
 
     @property
     def message_cost(self) -> float:
@@ -347,7 +356,7 @@ def unit_of(key: str) -> str:
 
 def optional_constants(machine: Machine) -> list[str]:
     """Constants that a machine's file may have, and that simulated times or the capacity of plans that store nothing then depend on."""
-    named = [key for key in _OPTIONAL_UNITS if key != "engine_gap" and key not in STORE_UNITS]
+    named = [key for key in _OPTIONAL_UNITS if key not in _OF_SHARED_CORES and key not in STORE_UNITS]
     return named + [f"{group}.{key}" for group in machine.group_names for key in GROUP_UNITS]
 
 

@@ -63,6 +63,8 @@ class Profile:
     clock: Callable[[], float] = perf_counter
     steps: list[StepSpan] = field(factory=list)
     recorded: dict[EngineKey, array[float]] = field(factory=dict)
+    ranks_per_core: float | None = None
+    """of the machine where most ranks share a core; None where the ranks are not processes"""
 
     def begin(self, stage: int, lane: int, engine: Engine) -> None:
         """An engine of a rank starts its next instruction."""
@@ -97,7 +99,7 @@ class Profile:
             recorded[key] = array("d", table.tobytes())
         moments = shown(np.array([[step.start, step.end] for step in self.steps]).reshape(-1, 2)).tolist()
         steps = [evolve(step, start=start, end=end) for step, (start, end) in zip(self.steps, moments, strict=True)]
-        return Profile(self.clock, steps, recorded)
+        return Profile(self.clock, steps, recorded, self.ranks_per_core)
 
     def spans(self, program: Program) -> Iterator[RunSpan]:
         """All instructions, engine by engine."""

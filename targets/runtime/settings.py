@@ -149,6 +149,11 @@ class Sampling:
     seed: int = 0
 
 
+def usable_cores() -> set[int]:
+    """The cores that this process may use, by number."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 def available_threads() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many cores this process may use."""
+    return len(usable_cores())

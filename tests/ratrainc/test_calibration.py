@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrainc import extras
 from ratrain.ratrainc.calibration import fitting
 from ratrain.ratrainc.calibration.fitting import Seconds, fitted, fitted_rates, with_values
-from ratrain.ratrainc.calibration.from_profile import machine_from_profile
+from ratrain.ratrainc.calibration.from_profile import machine_from_profiles
 from ratrain.ratrainc.calibration.report import calibrate_rows
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
@@ -297,7 +297,7 @@ def test_malformed_profiles_end_in_a_diagnostic_or_a_machine(
         for value in {GONE: 0, **dict.fromkeys(range(number % 3, len(VALUES), 3))}:
             path.write_text(json.dumps(with_value(profile, place, value if value is GONE else VALUES[value])))
             try:
-                found = machine_from_profile(str(path), "mine", 1e11)
+                found = machine_from_profiles([str(path)], "mine", 1e11)
             except DiagnosticError as error:
                 assert {"RT002", "RT005"} >= {diagnostic.code for diagnostic in error.diagnostics}  # noqa: PT017
                 refused += 1

@@ -156,6 +156,8 @@ def shown(seen: str, model: ModelConfig, of: Plan, on: str) -> object:
     program = api.emit(module, machine=machine)
     if seen == TIMES or stored in elsewhere:
         return api.simulate(program, machine=machine).to_json()
+    if seen == "simulate --cores 2":
+        return api.simulate_on_cores(program, 2, machine=machine).to_json()
     if seen == "simulate --one-core":
         return one_core_step_seconds(program, machine)
     assert seen == NUMBERS

@@ -19,12 +19,12 @@ from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan_text import load_plan
 from ratrain.ratrain_ir.ops import Engine
-from ratrain.ratrainc.calibration.from_profile import machine_from_profile
+from ratrain.ratrainc.calibration.from_profile import machine_from_profiles
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.run_profile import FORMAT, write_profile
 from ratrain.ratrainc.trace import MICROSECONDS
 from ratrain.targets.machine.machine import load_machine, parse_machine
-from ratrain.targets.machine.op_table import MeasuredOp, OpTable
+from ratrain.targets.machine.op_table import SHAPES_MARK, MeasuredOp, OpTable
 from ratrain.targets.machine.timing import op_work, routine_key
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.profile import Profile, StepSpan
@@ -33,6 +33,8 @@ from tests.end_to_end.tiny_runs import make_program
 from tests.targets.runtime.mpi_tools import needs_mpi, run_ranks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ratrain.targets.program.program import Program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,7 +88,7 @@ def test_table_sums_to_the_profiled_step(profiled: tuple[Program, Path], tmp_pat
     assert main(["calibrate", "--profile", str(path), "-o", str(out)]) == 0
     machine = load_machine(str(out))
     assert machine.cost == "table"
-    found = machine_from_profile(str(path), "this-machine", PEAK)
+    found = machine_from_profiles([str(path)], "this-machine", PEAK)
     walls = [duration / MICROSECONDS for _, _, duration in json.loads(path.read_text())["otherData"]["steps"]]
     assert found.step_seconds == pytest.approx(sum(walls[2:]) / 2)
     assert 0.5 * min(walls[2:]) < one_core_step_seconds(program, found.machine) < 1.5 * max(walls[2:])
@@ -115,7 +117,7 @@ def test_ops_and_gaps_are_found_where_a_profile_is_disturbed(profiled: tuple[Pro
     data["otherData"]["steps"] = [[step, step * 1e7, covered + 12.0 * len(once)] for step in range(7)]
     other = tmp_path / "made.json"
     other.write_text(json.dumps(data))
-    found = machine_from_profile(str(other), "this-machine", PEAK)
+    found = machine_from_profiles([str(other)], "this-machine", PEAK)
     assert [op.seconds for op in found.machine.table.ops] == pytest.approx([100e-6] * len(found.machine.table.ops))
     assert found.machine.engine_gap == pytest.approx(10e-6)
     assert one_core_step_seconds(program, found.machine) == pytest.approx(110e-6 * len(once))
@@ -159,7 +161,7 @@ def test_profiles_of_programs_with_tiles_are_read(tmp_path: Path) -> None:
             profile.recorded.setdefault((s, 0, Engine.COMPUTE), array("d")).extend([k, k, k + 0.5, k + 0.5])
         path = str(tmp_path / machine)
         write_profile(program, profile, path)
-        keys[machine] = {op.key for op in machine_from_profile(path, "this-machine", PEAK).machine.table.ops}
+        keys[machine] = {op.key for op in machine_from_profiles([path], "this-machine", PEAK).machine.table.ops}
         assert any(step.on_chip for routine in program.routines for step in routine.steps) == (
             machine == "mt3000-tiles"
         )
@@ -192,7 +194,7 @@ def test_bad_profiles_are_diagnosed(tmp_path: Path, text: str, words: str) -> No
     path = tmp_path / "profile.json"
     path.write_text(text)
     with pytest.raises(DiagnosticError, match=words):
-        machine_from_profile(str(path), "this-machine", PEAK)
+        machine_from_profiles([str(path)], "this-machine", PEAK)
 
 
 @pytest.mark.parametrize("key", ["ts", "dur"])
@@ -224,7 +226,7 @@ def check_bad_event(folder: Path, **changes: str) -> None:
     path = folder / "profile.json"
     path.write_text(f'{{"otherData": {facts}, "traceEvents": [{event}]}}')
     with pytest.raises(DiagnosticError, match="not a profile of a run"):
-        machine_from_profile(str(path), "this-machine", PEAK)
+        machine_from_profiles([str(path)], "this-machine", PEAK)
 
 
 def test_tables_answer_for_other_sizes_and_members() -> None:
@@ -282,7 +284,7 @@ def test_threads_are_profiled_by_the_time_of_their_cpu(profiled: tuple[Program, 
     file, path = tmp_path / "tiny.rtx", tmp_path / "profile.json"
     write_program(program, str(file))
     assert main(["run", str(file), "--steps", "3", "--threads", "2", "--profile", str(path), "--json"]) == 0
-    machine = machine_from_profile(str(path), "this-machine", PEAK).machine
+    machine = machine_from_profiles([str(path)], "this-machine", PEAK).machine
     measured = {op.key: op.seconds for op in machine.table.ops}
     data = json.loads(path.read_text())
     for event in data["traceEvents"]:
@@ -290,7 +292,7 @@ def test_threads_are_profiled_by_the_time_of_their_cpu(profiled: tuple[Program, 
             event["dur"] *= 7
             event["args"]["cpu"] *= 3
     path.write_text(json.dumps(data))
-    slower = {op.key: op.seconds for op in machine_from_profile(str(path), "this-machine", PEAK).machine.table.ops}
+    slower = {op.key: op.seconds for op in machine_from_profiles([str(path)], "this-machine", PEAK).machine.table.ops}
     assert slower == pytest.approx({key: 3 * seconds for key, seconds in measured.items()})
 
 
@@ -306,7 +308,7 @@ def test_waiting_over_mpi_is_no_part_of_an_op(profiled: tuple[Program, Path], tm
             event["dur"] = begin + 100.0 - event["ts"] + (event["pid"] == early)
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(data))
-    found = machine_from_profile(str(path), "this-machine", PEAK)
+    found = machine_from_profiles([str(path)], "this-machine", PEAK)
     measured = {(op.key, op.size): op.seconds for op in found.machine.table.ops}
     everyone = [seconds for (key, _), seconds in measured.items() if key.endswith("*4")]
     assert everyone
@@ -314,12 +316,12 @@ def test_waiting_over_mpi_is_no_part_of_an_op(profiled: tuple[Program, Path], tm
     data["traceEvents"] = [e for e in data["traceEvents"] if e["ph"] != "X" or e["pid"] != late]
     path.write_text(json.dumps(data))
     with pytest.raises(DiagnosticError, match="not all who meet"):
-        machine_from_profile(str(path), "this-machine", PEAK)
+        machine_from_profiles([str(path)], "this-machine", PEAK)
 
 
 def test_shared_cores_take_the_longer_of_a_rank_and_of_all_work(profiled: tuple[Program, Path]) -> None:
     program, path = profiled
-    machine = machine_from_profile(str(path), "this-machine", PEAK).machine
+    machine = machine_from_profiles([str(path)], "this-machine", PEAK).machine
     work = one_core_step_seconds(program, machine)
     assert shared_cores_step_seconds(program, machine, 1) == pytest.approx(work)
     assert shared_cores_step_seconds(program, machine, 2) >= work / 2
@@ -372,3 +374,76 @@ def test_clocks_of_other_machines_are_brought_to_that_of_process_0() -> None:
     for process, (seconds, error) in enumerate(found):
         assert abs(seconds + 1000.0 * process) <= error + 1e-4
         assert error < 0.5
+
+
+def as_if(path: Path, made: Path, change: Callable[[dict[str, Any]], None]) -> str:
+    """A profile whose data are changed; where the other file is."""
+    data = json.loads(path.read_text())
+    change(data)
+    made.write_text(json.dumps(data))
+    return str(made)
+
+
+def times(
+    factor: float, ranks_per_core: float | None = None, concurrency: str = "threads"
+) -> Callable[[dict[str, Any]], None]:
+    """As if every op had taken so many times as long."""
+
+    def change(data: dict[str, Any]) -> None:
+        data["otherData"] |= {"concurrency": concurrency, "ranks_per_core": ranks_per_core}
+        for event in data["traceEvents"]:
+            if event["ph"] == "X":
+                event["dur"] *= factor
+                event["args"]["cpu"] *= factor
+
+    return change
+
+
+def with_routines(data: dict[str, Any]) -> None:
+    """As if no other op had run."""
+    data["traceEvents"] = [e for e in data["traceEvents"] if e["ph"] != "X" or e["args"]["routine"] is not None]
+
+
+def without_routines(data: dict[str, Any]) -> None:
+    """As if no block had run."""
+    data["traceEvents"] = [e for e in data["traceEvents"] if e["ph"] != "X" or e["args"]["routine"] is None]
+
+
+def test_profiles_are_joined(profiled: tuple[Program, Path], tmp_path: Path) -> None:
+    """What is in one of them alone is as it is there; what is in both takes the mean."""
+    whole = measured([str(profiled[1])])
+    parts = [as_if(profiled[1], tmp_path / f"{part.__name__}.json", part) for part in (with_routines, without_routines)]
+    known = [measured([path]).keys() for path in parts]
+    assert all(known)
+    joined = measured(parts)
+    assert joined.keys() == known[0] | known[1]
+    assert joined == pytest.approx({key: whole[key] for key in joined})
+    usual, slow = (as_if(profiled[1], tmp_path / f"{factor}.json", times(factor)) for factor in (1.0, 3.0))
+    assert measured([usual, slow]) == pytest.approx({key: 2 * each for key, each in measured([usual]).items()})
+
+
+def test_ranks_that_shared_cores_say_what_that_costs(profiled: tuple[Program, Path], tmp_path: Path) -> None:
+    program, path = profiled
+    usual = as_if(path, tmp_path / "usual.json", times(1.0, 1.0))
+    shared = as_if(path, tmp_path / "shared.json", times(1.25, 2.0))
+    out = tmp_path / "here.toml"
+    assert main(["calibrate", "--profile", shared, "--profile", usual, "-o", str(out)]) == 0
+    assert load_machine(str(out)).core_sharing == pytest.approx(0.25)
+    machine, without = (machine_from_profiles(paths, "m", PEAK).machine for paths in ([shared, usual], [usual]))
+    assert machine.table == without.table
+    for cores, slower in ((2, 1.25), (program.plan.clusters, 1.0)):
+        before, after = (shared_cores_step_seconds(program, each, cores) for each in (without, machine))
+        assert after == pytest.approx(slower * before, rel=1e-6)
+    assert machine_from_profiles([shared], "m", PEAK).machine.core_sharing == 0
+    unlike = as_if(path, tmp_path / "unlike.json", times(1.0))
+    with pytest.raises(DiagnosticError, match="not the same"):
+        machine_from_profiles([unlike, str(path)], "m", PEAK)
+    other = as_if(Path(shared), tmp_path / "other.json", without_routines)
+    with pytest.raises(DiagnosticError, match="other routines"):
+        machine_from_profiles([usual, other], "m", PEAK)
+
+
+def measured(paths: list[str]) -> dict[tuple[str, float], float]:
+    """Seconds by key and size; the size of a routine is seconds by fitted rates, and left out."""
+    table = machine_from_profiles(paths, "m", PEAK).machine.table
+    return {(op.key, 0.0 if SHAPES_MARK in op.key else op.size): op.seconds for op in table.ops}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 
 from ratrain.targets.runtime.processes import Processes
 from ratrain.targets.runtime.profile import Profile
-from ratrain.targets.runtime.ranks.clocks import ClockOffset, measured_offset
+from ratrain.targets.runtime.ranks.clocks import ClockOffset, measured_offset, this_machine
 from ratrain.targets.runtime.ranks.communicators import Communicators, exchanged
 from ratrain.targets.runtime.ranks.engine import RankEngine
 from ratrain.targets.runtime.ranks.waiting import finish
+from ratrain.targets.runtime.settings import usable_cores
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
@@ -64,7 +66,17 @@ class RankProcesses(Processes):
         moments, seconds = ([getattr(each, name) for each in self.offsets] for name in ("at", "seconds"))
         own = profile.by_clock(lambda times: times + np.interp(times, moments, seconds))
         merged = self.exchange(own.recorded)
-        return Profile(profile.clock, own.steps, {key: numbers for each in merged for key, numbers in each.items()})
+        recorded = {key: numbers for each in merged for key, numbers in each.items()}
+        return Profile(profile.clock, own.steps, recorded, self.ranks_per_core())
+
+    def ranks_per_core(self) -> float:
+        """Of the machine where most ranks share a core; its cores are all that any of them may run on. All must call it."""
+        ranks: Counter[str] = Counter()
+        cores: dict[str, set[int]] = defaultdict(set)
+        for machine, usable in self.exchange((this_machine(), usable_cores())):
+            ranks[machine] += 1
+            cores[machine] |= usable
+        return max(count / len(cores[machine]) for machine, count in ranks.items())
 
     def exchange(self, value: T) -> list[T]:
         """What every process gave, by number. All must call it."""

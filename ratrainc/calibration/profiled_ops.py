@@ -1,0 +1,221 @@
+"""A profile of a run as calibration reads it: the seconds of each distinct op, what waiting for others took off.
+
+Several profiles of one machine are joined: each has ops that the others lack, as stages have no collectives of replicas.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from math import inf, isfinite
+from statistics import fmean, median
+from typing import Any
+
+from attrs import define, evolve, frozen
+
+from ratrain.ratrain_ir.diagnostics import Location, fail
+from ratrain.ratrain_ir.files import read_text
+from ratrain.ratrainc.run_profile import FORMAT
+from ratrain.ratrainc.trace import MICROSECONDS
+from ratrain.targets.program.json_values import text, whole
+from ratrain.targets.program.routine import Routine, routine_from_json
+from ratrain.targets.runtime.profile import CONCURRENCIES, Concurrency
+
+_WARM_UP = 2
+"""Steps that are left out where more follow: kernels are compiled and memory is touched for the first time."""
+_SHORTEST = 1e-9
+"""Seconds of an op that is shorter than its clock can tell."""
+_LONGEST = 1e9
+"""Seconds: no step of a run takes thirty years, and a machine file has no such ops."""
+_MESSAGE = ("send", "recv")
+MALFORMED = (ValueError, KeyError, TypeError, IndexError, ArithmeticError, AttributeError, RecursionError)
+"""What reading data that is not what it should be ends in."""
+
+
+@frozen
+class ProfiledOp:
+    """An op as a profile has it: its key, its size in bytes, and its routine by its number."""
+
+    key: str
+    size: float
+    routine: int | None
+
+
+@frozen
+class ProfiledOps:
+    """The seconds of each distinct op, of one step, and between two ops."""
+
+    ops: dict[ProfiledOp, float]
+    step_seconds: float
+    gap_seconds: float
+    steps: int
+    routines: tuple[Routine, ...]
+    concurrency: Concurrency
+    ranks_per_core: float
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether ranks that are processes shared a core."""
+        return self.ranks_per_core > 1
+
+
+def read_profile(path: str) -> ProfiledOps:
+    """The ops of a profile. Raises `DiagnosticError` RT002 where the file is none, or of kernels that several threads shared."""
+    try:
+        data = json.loads(read_text(path, "profile"))
+        facts = data["otherData"]
+        if facts["format"] != FORMAT:
+            fail("RT002", f"this is not a profile of a run: its format is {facts['format']!r:.60}", Location(path, 1))
+        concurrency = CONCURRENCIES[CONCURRENCIES.index(facts["concurrency"])]
+        if whole(facts["kernel_threads"]) > 1:
+            fail(
+                "RT002",
+                "several threads shared each kernel of this run: no thread has the time of an op",
+                Location(path, 1),
+                help="profile a run with --threads 1, or with no more threads than ranks",
+            )
+        routines = tuple(routine_from_json(routine) for routine in facts["routines"])
+        spans = [_Span.of(event, len(routines), concurrency) for event in data["traceEvents"] if event["ph"] == "X"]
+        steps = {whole(step): _seconds(duration) for step, _, duration in facts["steps"]}
+        recording = _seconds(facts["recording"])
+        ranks_per_core = float(facts.get("ranks_per_core") or 0.0)
+        if not 0 <= ranks_per_core < inf:
+            raise ValueError(f"{ranks_per_core} ranks a core")
+    except json.JSONDecodeError as error:
+        fail("RT002", f"the profile is not JSON: {error.msg}", Location(path, error.lineno, error.colno))
+    except MALFORMED as error:
+        fail("RT002", f"this is not a profile of a run: {type(error).__name__} {error}"[:200], Location(path, 1))
+    if not spans or not {span.step for span in spans} <= steps.keys():
+        fail("RT002", "the profile has no ops, or ops of steps that it does not have", Location(path, 1))
+    if concurrency == "processes":
+        _take_off_waiting(spans, path)
+    found = _measured(spans, steps, recording, routines, concurrency)
+    return evolve(found, ranks_per_core=ranks_per_core)
+
+
+def _seconds(microseconds: Any) -> float:
+    seconds = float(microseconds) / MICROSECONDS
+    if not 0 <= seconds < _LONGEST:
+        raise ValueError(f"{microseconds} us is not a time")
+    return seconds
+
+
+@define
+class _Span:
+    """An op of one rank; seconds."""
+
+    op: ProfiledOp
+    step: int
+    process: int
+    """of the trace: a rank"""
+    start: float
+    end: float
+    members: int
+    meeting: str | None
+    seconds: float
+    """what it takes by itself"""
+
+    @classmethod
+    def of(cls, event: dict[str, Any], routines: int, concurrency: Concurrency) -> _Span:
+        args = event["args"]
+        start, duration = float(event["ts"]) / MICROSECONDS, float(event["dur"]) / MICROSECONDS
+        number = None if args["routine"] is None else whole(args["routine"])
+        if number is not None and number >= routines:
+            raise ValueError(f"routine {number} of {routines}")
+        members = whole(args["members"])
+        if not (0 < duration < _LONGEST and isfinite(start + duration)) or not members:
+            raise ValueError("an op without a time or without members")
+        meeting = None if args["meeting"] is None else text(args["meeting"])
+        alone = duration if concurrency == "ordered" else _seconds(args["cpu"])  # engines side by side take turns
+        share = duration if concurrency == "processes" and meeting else max(alone, _SHORTEST) / members
+        op = ProfiledOp(text(args["op"]), float(whole(args["bytes"])), number)
+        return cls(op, whole(args["step"]), whole(event["pid"]), start, start + duration, members, meeting, share)
+
+
+def _take_off_waiting(spans: list[_Span], path: str) -> None:
+    """Of what meets others: the seconds from when the last of them is there.
+
+    Raises `DiagnosticError` RT002 where some met nobody.
+    """
+    counts: dict[tuple[str, int, str], int] = defaultdict(int)
+    meetings: dict[tuple[str, int], list[_Span]] = defaultdict(list)
+    for span in sorted(spans, key=lambda each: each.start):
+        if span.meeting is not None:
+            who = span.meeting, span.process, span.op.key
+            meetings[span.meeting, counts[who]].append(span)
+            counts[who] += 1
+    for (meeting, _), met in meetings.items():
+        if len(met) < max(2 if each.op.key in _MESSAGE else each.members for each in met):
+            fail("RT002", f"not all who meet in '{meeting}' are in this profile", Location(path, 1))
+        all_there = max(span.start for span in met)
+        arrived = [span.end for span in met if span.op.key == "recv"]
+        for span in met:
+            span.seconds = max(max(arrived, default=span.end) - all_there, _SHORTEST)
+
+
+def _measured(
+    spans: list[_Span],
+    steps: dict[int, float],
+    recording: float,
+    routines: tuple[Routine, ...],
+    concurrency: Concurrency,
+) -> ProfiledOps:
+    """Medians over all steps but the first: what others do on the machine lengthens some ops, and leaves the median of most."""
+    counted = sorted(steps)[_WARM_UP:] or sorted(steps)
+    by_step: dict[int, list[_Span]] = {step: [] for step in counted}
+    seconds: dict[ProfiledOp, list[float]] = defaultdict(list)
+    for span in spans:
+        if span.step in by_step:
+            by_step[span.step].append(span)
+            seconds[span.op].append(span.seconds)
+    usual = median(steps[step] for step in counted)
+    gap = 0.0
+    if concurrency == "ordered":
+        gaps = [(steps[step] - _covered_seconds(inside)) / len(inside) for step, inside in by_step.items() if inside]
+        gap = max(0.0, median(gaps) - recording)
+    measured = {op: median(each) for op, each in seconds.items()}
+    return ProfiledOps(measured, usual, gap, len(counted), routines, concurrency, 0.0)
+
+
+def _covered_seconds(spans: list[_Span]) -> float:
+    """Seconds in which any op ran."""
+    covered, end = 0.0, -inf
+    for span in sorted(spans, key=lambda each: each.start):
+        covered += max(0.0, span.end - max(span.start, end))
+        end = max(end, span.end)
+    return covered
+
+
+def joined(profiles: Sequence[ProfiledOps]) -> ProfiledOps:
+    """What profiles have of one machine; an op that is in several, and gaps, take the mean of what they took there."""
+    if len(profiles) == 1:
+        return profiles[0]
+    routines: list[Routine] = []
+    seconds: dict[tuple[str, float], list[float]] = defaultdict(list)
+    first: dict[tuple[str, float], ProfiledOp] = {}
+    for profile in profiles:
+        for op, each in profile.ops.items():
+            seconds[op.key, op.size].append(each)
+            if (op.key, op.size) not in first:
+                number = None if op.routine is None else op.routine + len(routines)
+                first[op.key, op.size] = evolve(op, routine=number)
+        routines += profile.routines
+    return ProfiledOps(
+        {op: fmean(seconds[key]) for key, op in first.items()},
+        fmean(profile.step_seconds for profile in profiles),
+        fmean(profile.gap_seconds for profile in profiles),
+        sum(profile.steps for profile in profiles),
+        tuple(routines),
+        profiles[0].concurrency,
+        max(profile.ranks_per_core for profile in profiles),
+    )
+
+
+def slowdown(shared: ProfiledOps, alone: ProfiledOps) -> float | None:
+    """How much longer the routines of ranks took that shared a core than on one of their own, as a fraction; None where they have none in common."""
+    known = {(op.key, op.size): seconds for op, seconds in alone.ops.items() if op.routine is not None}
+    pairs = [(seconds, known[op.key, op.size]) for op, seconds in shared.ops.items() if (op.key, op.size) in known]
+    if not pairs:
+        return None
+    return max(0.0, sum(longer for longer, _ in pairs) / sum(usual for _, usual in pairs) - 1)
