@@ -92,8 +92,8 @@ def time_parts(timeline: Timeline, *, stage: int | None, cold: bool) -> Iterator
         bubbles, [(s, Engine.COMPUTE) for s in stages], "compute engines: busy, and idle by what they waited for"
     )
     if stage is not None:
-        held = timeline.program.stages[stage].streams
-        chosen = [(stage, engine) for engine in ENGINES if held[engine]]
+        held = timeline.columns.lengths[stage]
+        chosen = [(stage, engine) for engine, length in zip(ENGINES, held, strict=True) if length]
         yield from _idle_table(bubbles, chosen, f"engines of stage @{stage}: busy, and idle by what they waited for")
     yield from _path_tables(bubbles)
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import define
+from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.ops import ENGINES
-from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Home, StateKind, aligned
+from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Home, StateKind
 from ratrain.ratrainc.report.packing import packed_columns, packed_lines
+from ratrain.targets.program.columns import (
+    BLOCKS,
+    FLAGS,
+    GROUP,
+    KEYWORD,
+    PEER,
+    VARIANT,
+    classes,
+    classes_of_runs,
+)
 from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.simulator.flat_program import STREAMS
 from ratrain.targets.simulator.live_curve import OUTSIDE, LiveIntervals
@@ -22,15 +33,23 @@ if TYPE_CHECKING:
 
 KINDS = tuple(StateKind)
 CAUSES = tuple(Cause)
-T = TypeVar("T")
 
 
 def op_elements(timeline: Timeline, keywords: list[str]) -> Iterator[str]:
     """The ops of a step, by number: title, keyword, micro-batch, works and waits."""
-    items, flat = timeline.instructions, timeline.flat
-    titles, title_numbers = _interned(item.title_without_micro_batch for item in items)
-    keyword_numbers = np.array([keywords.index(item.keyword) for item in items], np.int64)
-    micro_batches = [OUTSIDE if item.micro_batch is None else item.micro_batch for item in items]
+    columns, flat = timeline.columns, timeline.flat
+    rows = columns.instructions
+    kinds, firsts = classes(
+        [
+            *(rows[:, column] for column in (KEYWORD, VARIANT, GROUP, PEER, FLAGS)),
+            columns.slice_numbers,
+            classes_of_runs(columns.blocks, columns.block_stops, rows[:, BLOCKS]),
+        ]
+    )
+    titles, title_numbers = _interned(
+        kinds, [columns.instruction(first).title_without_micro_batch for first in firsts.tolist()]
+    )
+    keyword_numbers = columns.by_string({name: number for number, name in enumerate(keywords)}, rows[:, KEYWORD])
     works, work_numbers = np.unique(timeline.works, return_inverse=True)
     awaited = flat.streams["first"][flat.waits["stream"]] + flat.waits["count"] - 1
     yield packed_lines("titles", titles)
@@ -39,7 +58,7 @@ def op_elements(timeline: Timeline, keywords: list[str]) -> Iterator[str]:
         {
             "title": ("u4", title_numbers),
             "keyword": ("u1", keyword_numbers),
-            "microBatch": ("i4", np.array(micro_batches, np.int64)),
+            "microBatch": ("i4", columns.micro_batches),
             "work": ("u4", work_numbers),
             "waitStop": ("u4", flat.ops["wait_stop"]),
         },
@@ -142,24 +161,29 @@ class StepView:
 
 def tensor_elements(timeline: Timeline, stage: int) -> Iterator[str]:
     """The tensors of a stage: where they lie, how large, of which kind and type, and their names."""
-    tensors = timeline.program.stages[stage].tensors
-    types, type_numbers = _interned(f"{tensor.type}" for tensor in tensors)
-    units = np.array([[tensor.offset, aligned(tensor.type.nbytes)] for tensor in tensors], np.int64).reshape(-1, 2)
-    yield packed_lines(f"names-{stage}", [tensor.name for tensor in tensors])
+    columns = timeline.columns
+    own, forms = columns.tensors_of(stage), columns.forms
+    numbers = columns.tensor_forms[own]
+    types, type_numbers = _interned(numbers, [f"{form.type}" for form in forms])
+    yield packed_lines(f"names-{stage}", columns.names[own])
     yield packed_lines(f"types-{stage}", types)
     yield packed_columns(
         f"tensors-{stage}",
         {
-            "offset": ("u4", units[:, 0] // ALIGNMENT_BYTES),
-            "size": ("u4", units[:, 1] // ALIGNMENT_BYTES),
-            "kind": ("u1", np.array([KINDS.index(tensor.kind) for tensor in tensors], np.int64)),
-            "carried": ("u1", np.array([tensor.carried for tensor in tensors], np.int64)),
+            "offset": ("u4", columns.offsets[own] // ALIGNMENT_BYTES),
+            "size": ("u4", columns.form_bytes[numbers] // ALIGNMENT_BYTES),
+            "kind": ("u1", np.array([KINDS.index(form.kind) for form in forms], np.int64)[numbers]),
+            "carried": ("u1", np.array([form.carried for form in forms], np.int64)[numbers]),
             "type": ("u2", type_numbers),
         },
     )
 
 
-def _interned(values: Iterable[T]) -> tuple[list[T], Int64s]:
-    numbers: dict[T, int] = {}
-    indices = [numbers.setdefault(value, len(numbers)) for value in values]
-    return list(numbers), np.array(indices, np.int64)
+def _interned(numbers: NDArray[np.integer[Any]], texts: Sequence[str]) -> tuple[list[str], Int64s]:
+    """The distinct texts of numbered things in the order in which they are met, and by thing which it is."""
+    met, firsts = np.unique(numbers, return_index=True)
+    places: dict[str, int] = {}
+    of_number = np.zeros(len(texts), np.int64)
+    for number in met[np.argsort(firsts)].tolist():
+        of_number[number] = places.setdefault(texts[number], len(places))
+    return list(places), of_number[numbers]

@@ -76,7 +76,7 @@ def _parts(one: Side, other: Side, found: Differences) -> Iterator[str]:
     for side in sides:
         bubbles = tables.bubble_tables(side.program, side.bubbles)
         yield f"<details><summary>Stages and bubbles of {escape(side.name)}</summary>\n"
-        yield tables.stage_table(side.program, side.figures) + bubbles + "</details>\n"
+        yield tables.stage_table(side.timeline, side.figures) + bubbles + "</details>\n"
     cold = [Bubbles(side.timeline, cold=True) for side in sides]
     scale = _scale(sides, cold)
     for side, from_cold, prefix in zip(sides, cold, _PREFIXES, strict=True):

@@ -185,7 +185,7 @@ def _figures(side: Side) -> dict[str, float]:
         "idle_seconds": sum(stage.idle_seconds for stage in figures.stages),
         "exposed_tail_seconds": sum(stage.exposed_tail_seconds for stage in figures.stages),
         "ops": sum(stage.instructions for stage in stages),
-        "tensors": sum(len(stage.tensors) for stage in stages),
+        "tensors": int(side.timeline.columns.tensor_counts.sum()),
     }
 
 
@@ -207,7 +207,7 @@ def _stage(side: Side, index: int) -> dict[str, float]:
         "peak_bytes": figures.peak_bytes,
         "arena_bytes": figures.arena_bytes,
         "ops": stage.instructions,
-        "tensors": len(stage.tensors),
+        "tensors": int(side.timeline.columns.tensor_counts[index]),
         **{f"idle: {cause}": seconds for cause, seconds in _idle(side, index).items()},
     }
 

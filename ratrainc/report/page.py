@@ -8,6 +8,7 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING
 
+import numpy as np
 from attrs import frozen
 
 from ratrain.ratrain_ir.files import replacing
@@ -16,6 +17,7 @@ from ratrain.ratrain_ir.types import Home
 from ratrain.ratrainc.report import tables
 from ratrain.ratrainc.report.columns import CAUSES, KINDS, StepView, op_elements, tensor_elements
 from ratrain.ratrainc.reports import in_slices
+from ratrain.targets.program.columns import KEYWORD
 from ratrain.targets.simulator.bubbles import Bubbles
 from ratrain.targets.simulator.live_curve import live_intervals
 
@@ -54,7 +56,7 @@ def _parts(timeline: Timeline, figures: Figures, machine: Machine) -> Iterator[s
     finder, charts = page_file("finder.html"), page_file("charts.html")
     controls = page_file("controls.html").replace(FINDER, finder)
     yield f'<section id="charts" aria-label="Charts">\n{controls}{charts}</section>\n'
-    yield "<h2>Stages</h2>\n" + tables.stage_table(program, figures)
+    yield "<h2>Stages</h2>\n" + tables.stage_table(timeline, figures)
     steady, from_cold = Bubbles(timeline), Bubbles(timeline, cold=True)
     yield "<h2>Bubbles</h2>\n" + tables.bubble_tables(program, steady)
     cold = tables.bubble_tables(program, from_cold)
@@ -112,7 +114,8 @@ def data_elements(
 
 def _data(timeline: Timeline, views: tuple[StepView, StepView], scale: Scale | None) -> Iterator[str]:
     stages = timeline.program.stages
-    keywords = sorted({item.keyword for item in timeline.instructions})
+    columns = timeline.columns
+    keywords = sorted({columns.strings[number] for number in np.unique(columns.instructions[:, KEYWORD])})
     facts = {
         "engines": [engine.value for engine in ENGINES],
         "keywords": keywords,
@@ -134,7 +137,7 @@ def _data(timeline: Timeline, views: tuple[StepView, StepView], scale: Scale | N
                     for home in homes_of(stage)
                 ],
                 "peakLive": stage.peak_live_bytes,
-                "lanes": [bool(stage.streams[engine]) for engine in ENGINES],
+                "lanes": [bool(length) for length in stage.lengths],
             }
             for index, stage in enumerate(stages)
         ],

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
     from ratrain.targets.simulator.bubbles import Bubbles, Cause
     from ratrain.targets.simulator.figures import Figures
+    from ratrain.targets.simulator.timeline import Timeline
 
 
 def table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool = False) -> str:
@@ -50,19 +51,20 @@ def key_figures(program: Program, figures: Figures, machine: Machine) -> str:
     return "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs)
 
 
-def stage_table(program: Program, figures: Figures) -> str:
+def stage_table(timeline: Timeline, figures: Figures) -> str:
     """What each stage does and needs."""
+    ops, tensors = timeline.columns.lengths.sum(axis=1), timeline.columns.tensor_counts
     rows = [
         [
             f"@{index}",
-            f"{program.stages[index].instructions:,}",
-            f"{len(program.stages[index].tensors):,}",
+            f"{ops[index]:,}",
+            f"{tensors[index]:,}",
             seconds_text(stage.busy_seconds),
             f"{100 * stage.idle_seconds / figures.step_seconds:.1f} %",
             seconds_text(stage.exposed_tail_seconds),
             size_text(stage.peak_bytes),
             size_text(stage.arena_bytes),
-            size_text(program.capacity_bytes - stage.arena_bytes),
+            size_text(timeline.program.capacity_bytes - stage.arena_bytes),
         ]
         for index, stage in enumerate(figures.stages)
     ]
@@ -76,7 +78,12 @@ def bubble_tables(program: Program, bubbles: Bubbles) -> str:
     kind = "first step, from cold" if bubbles.cold else "steady step"
     title = f"{kind}, {seconds_text(bubbles.window_seconds)} (simulated): busy, and idle by what was waited for"
     compute = _bubble_table(f"Compute engines, {title}", bubbles, [(stage, Engine.COMPUTE) for stage in stages])
-    places = [(stage, engine) for stage in stages for engine in ENGINES if program.stages[stage].streams[engine]]
+    places = [
+        (stage, engine)
+        for stage in stages
+        for engine, length in zip(ENGINES, program.stages[stage].lengths, strict=True)
+        if length
+    ]
     every = _bubble_table(f"All engines, {title}", bubbles, places)
     return f"{compute}<details><summary>All engines of all stages</summary>\n{every}</details>\n"
 

@@ -37,7 +37,7 @@ ACCESSES = tuple(Access)
 OF_SLICES = frozenset(cls.keyword for cls, attributes in FIELDS.items() if any(a.name == "slice" for a in attributes))
 """Instructions that work on one slice where micro-batches are cut."""
 _MOST_KEYS = 1 << 62
-_ENGINE_NUMBERS = {engine: number for number, engine in enumerate(ENGINES)}
+ENGINE_NUMBERS = {engine: number for number, engine in enumerate(ENGINES)}
 
 
 class TensorForm(NamedTuple):
@@ -151,11 +151,17 @@ class ProgramColumns:
         """Where a column of strings has one of some."""
         return np.asarray(self.by_string(dict.fromkeys(strings, 1), column) == 1, np.bool_)
 
-    @cached_property
+    @property
     def micro_batches(self) -> Int64s:
         """By instruction; -1 where it has none."""
         pieces = self.instructions[:, PIECE].astype(np.int64)
         return np.where(self._is_cut & (pieces >= 0), pieces // max(1, self.slices), pieces)
+
+    @property
+    def slice_numbers(self) -> Int64s:
+        """By instruction: the slice that it works on; -1 where it works on none."""
+        pieces = self.instructions[:, PIECE].astype(np.int64)
+        return np.where(self._is_cut & (pieces >= 0), pieces % max(1, self.slices), -1)
 
     @cached_property
     def _is_cut(self) -> NDArray[np.bool_]:
@@ -175,6 +181,24 @@ class ProgramColumns:
         ends = self.offsets[own] + self.form_bytes[forms]
         return int(ends[there].max(initial=0))
 
+    def execution_order(self, stage: int) -> Int64s:
+        """The instructions of a stage in the order of `ProgramStage.execution_order`, by number."""
+        lengths = self.lengths[stage]
+        stops = self.stream_stops[stage * len(ENGINES) : (stage + 1) * len(ENGINES)]
+        first, stop = int(stops[0] - lengths[0]), int(stops[-1])
+        if first == stop:
+            return np.empty(0, np.int64)
+        taken, _ = _runs(self.wait_stops, self.instructions[first:stop, WAITS], first, stop)
+        waits = self.waits[taken]
+        present = waits[:, PREVIOUS] == 0
+        owners = np.repeat(np.arange(stop - first), self.instructions[first:stop, WAITS])[present]
+        ends = np.cumsum(np.bincount(owners, minlength=stop - first)).tolist()
+        pairs = list(zip(*waits[present][:, [ENGINE, COUNT]].T.tolist(), strict=True))
+        each = [pairs[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+        begins = (stops - lengths).tolist()
+        streams = [each[begin - first : begin - first + length] for begin, length in zip(begins, lengths, strict=True)]
+        return np.array([begins[engine] + position for engine, position in ready_order(streams)], np.int64)
+
     # Back into objects
 
     def tensors(self, stage: int) -> list[ProgramTensor]:
@@ -188,7 +212,7 @@ class ProgramColumns:
 
     def stream(self, stage: int, engine: Engine) -> list[Instruction]:
         """The instructions of an engine."""
-        number = stage * len(ENGINES) + _ENGINE_NUMBERS[engine]
+        number = stage * len(ENGINES) + ENGINE_NUMBERS[engine]
         stop = int(self.stream_stops[number])
         return self.made(stop - int(self.lengths.flat[number]), stop)
 
@@ -230,6 +254,29 @@ class ProgramColumns:
                 rows[:, :OPERANDS].tolist(), is_cut, operand_runs, wait_runs, block_runs, strict=True
             )
         ]
+
+
+def ready_order(streams: Sequence[Sequence[Sequence[tuple[int, int]]]]) -> list[tuple[int, int]]:
+    """Instructions as (engine, position), each after all that it waits for, given by engine and instruction: engines and counts.
+
+    Shorter than the streams where engines wait for each other.
+    """
+    done = [0] * len(streams)
+    order: list[tuple[int, int]] = []
+    before = -1
+    while before < len(order):
+        before = len(order)
+        for engine, stream in enumerate(streams):
+            while done[engine] < len(stream):
+                for other, count in stream[done[engine]]:
+                    if done[other] < count:
+                        break
+                else:
+                    order.append((engine, done[engine]))
+                    done[engine] += 1
+                    continue
+                break
+    return order
 
 
 def _runs(stops: Int64s, counts: Int32s, first: int, stop: int) -> tuple[slice, Iterable[slice]]:
@@ -285,7 +332,7 @@ def columns_of(stages: Sequence[StageObjects], slices: int) -> ProgramColumns:
             rows.append(_rows([_row(item, strings, slices) for item in stream], INSTRUCTION_COLUMNS))
             bound = [(strings[o.role], o.tensor, accesses[o.access]) for item in stream for o in item.operands]
             operands.append(_rows(bound, 3))
-            waited = [(_ENGINE_NUMBERS[w.engine], w.count, w.previous_step) for item in stream for w in item.waits]
+            waited = [(ENGINE_NUMBERS[w.engine], w.count, w.previous_step) for item in stream for w in item.waits]
             waits.append(_rows(waited, 3))
             blocks.append(_rows([(strings[name],) for item in stream for name in item.blocks], 1))
         tensor_forms += [forms[t.kind, t.type, t.carried, t.home] for t in stage.tensors]

@@ -19,7 +19,7 @@ from ratrain.ratrain_ir.notebook import ShownInNotebook
 from ratrain.ratrain_ir.ops import ENGINES, Engine, Evict, GiveBack
 from ratrain.ratrain_ir.topology import Topology, topology_of
 from ratrain.ratrain_ir.types import Home
-from ratrain.targets.program.columns import ProgramColumns, StageObjects, columns_of
+from ratrain.targets.program.columns import ENGINE_NUMBERS, ProgramColumns, StageObjects, columns_of, ready_order
 from ratrain.targets.program.instruction import Access, Instruction, ProgramTensor
 from ratrain.targets.program.routine import Routine
 
@@ -85,18 +85,14 @@ class ProgramStage:
 
         Shorter than the streams where engines wait for each other.
         """
-        done = dict.fromkeys(ENGINES, 0)
-        order: list[tuple[Engine, int]] = []
-        running = True
-        while running:
-            running = False
-            for engine in ENGINES:
-                stream = self.streams[engine]
-                while done[engine] < len(stream) and _may_go(stream[done[engine]], done):
-                    order.append((engine, done[engine]))
-                    done[engine] += 1
-                    running = True
-        return order
+        streams = [
+            [
+                [(ENGINE_NUMBERS[wait.engine], wait.count) for wait in item.waits if not wait.previous_step]
+                for item in self.streams[engine]
+            ]
+            for engine in ENGINES
+        ]
+        return [(ENGINES[engine], position) for engine, position in ready_order(streams)]
 
     @cached_property
     def arena_bytes(self) -> int:
@@ -130,11 +126,6 @@ class ProgramStage:
     def instructions(self) -> int:
         """Instructions of all engines together."""
         return sum(self.lengths)
-
-
-def _may_go(instruction: Instruction, done: dict[Engine, int]) -> bool:
-    """Whether what an instruction waits for in its own step has been done."""
-    return all(wait.previous_step or done[wait.engine] >= wait.count for wait in instruction.waits)
 
 
 _GUESTS_LEAVE = (Evict.keyword, GiveBack.keyword)

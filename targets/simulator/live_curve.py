@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ratrain.ratrain_ir.ops import ENGINES
-from ratrain.ratrain_ir.types import Home, aligned
+from ratrain.ratrain_ir.types import Home
+from ratrain.targets.program.columns import ACCESS, ACCESSES, OPERANDS, TENSOR
 from ratrain.targets.program.instruction import Access
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ def live_intervals(timeline: Timeline, stage: int, home: Home = Home.DDR) -> Liv
     if not len(tensors):
         nothing = np.empty(0, np.int64)
         return LiveIntervals(nothing, nothing, nothing, np.empty(0), np.empty(0))
-    carried = np.array([tensor.carried for tensor in timeline.program.stages[stage].tensors], bool)
+    columns = timeline.columns
+    of_tensors = columns.tensor_forms[columns.tensors_of(stage)]
+    carried = np.array([form.carried for form in columns.forms], np.bool_)[of_tensors]
     heads = np.concatenate([[True], tensors[1:] != tensors[:-1]])
     firsts = np.flatnonzero(heads | defines)
     lengths = np.diff(np.append(firsts, len(tensors)))
@@ -67,8 +69,8 @@ def live_intervals(timeline: Timeline, stage: int, home: Home = Home.DDR) -> Liv
 def live_curve(timeline: Timeline, stage: int, home: Home = Home.DDR) -> tuple[Float64s, Int64s]:
     """Times, ascending, and the live bytes of a stage in a memory from each of them on."""
     intervals = live_intervals(timeline, stage, home)
-    sizes = np.array([aligned(tensor.type.nbytes) for tensor in timeline.program.stages[stage].tensors], np.int64)
-    taken = sizes[intervals.tensors]
+    columns = timeline.columns
+    taken = columns.form_bytes[columns.tensor_forms[columns.tensors_of(stage)]][intervals.tensors]
     return _curve(np.concatenate([intervals.starts, intervals.ends]), np.concatenate([taken, -taken]))
 
 
@@ -83,16 +85,16 @@ def _accesses(timeline: Timeline, stage: int, home: Home) -> tuple[Int64s, Int64
 
 def _operands_in_order(timeline: Timeline, stage: int, home: Home) -> tuple[Int64s, Int64s, Int64s]:
     """By operand in a memory, in an order that keeps the program's waits: op, tensor, whether it defines the tensor."""
-    held = timeline.program.stages[stage]
-    firsts = {engine: timeline.ops_of(stage, engine)[0] for engine in ENGINES}
-    order = held.execution_order()
-    operands = [held.streams[engine][position].operands for engine, position in order]
-    numbers = np.array([firsts[engine] + position for engine, position in order], np.int64)
-    ops = np.repeat(numbers, np.array([len(each) for each in operands], np.int64))
-    tensors = np.array([operand.tensor for each in operands for operand in each], np.int64)
-    defines = np.array([operand.access in _DEFINING for each in operands for operand in each], np.int64)
-    there = np.array([tensor.home is home for tensor in held.tensors], np.bool_)[tensors]
-    return ops[there], tensors[there], defines[there]
+    columns = timeline.columns
+    order = columns.execution_order(stage)
+    counts = columns.instructions[order, OPERANDS].astype(np.int64)
+    firsts = columns.operand_stops[order] - counts
+    places = np.repeat(firsts - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+    there = np.array([form.home is home for form in columns.forms], np.bool_)
+    places_there = there[columns.tensor_forms[columns.operand_tensors[places]]]
+    ops, places = np.repeat(order, counts)[places_there], places[places_there]
+    defines = np.isin(columns.operands[places, ACCESS], [ACCESSES.index(access) for access in _DEFINING])
+    return ops, columns.operands[places, TENSOR].astype(np.int64), defines.astype(np.int64)
 
 
 def _curve(times: Float64s, changes: Int64s) -> tuple[Float64s, Int64s]:

@@ -88,6 +88,16 @@ def test_what_is_read_is_what_was_written(name: str) -> None:
             assert stage.unread
             assert [stage.bytes_in(home) for home in Home] == [emitted.bytes_in(home) for home in Home]
             assert stage.lengths == emitted.lengths
+        columns, op = read.columns(), 0
+        for number, emitted in enumerate(program.stages):
+            firsts = dict(zip(ENGINES, np.cumsum([0, *emitted.lengths[:-1]]).tolist(), strict=True))
+            order = [op + firsts[engine] + position for engine, position in emitted.execution_order()]
+            assert columns.execution_order(number).tolist() == order
+            for engine in ENGINES:
+                for item in emitted.streams[engine]:
+                    assert columns.micro_batches[op] == (-1 if item.micro_batch is None else item.micro_batch)
+                    assert columns.slice_numbers[op] == (-1 if item.slice is None else item.slice)
+                    op += 1
         assert objects(read) == objects(program)
         assert program_bytes(read) == data
 
