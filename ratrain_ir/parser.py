@@ -39,6 +39,7 @@ _NESTED = re.compile(rf"\[(?:[ \t\r]*\[){{{_MAX_NESTING}}}")
 _STATE_KINDS = {kind.value: kind for kind in StateKind}
 _STORES = {home.value: home for home in STORES}
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_MICRO_BATCH = re.compile(r"m[0-9]{1,9}")
 _TYPE = re.compile(r"([a-z]+[0-9]+)\[([0-9, ]*)\]")
 
 Groups = dict[str, Tensors]
@@ -139,7 +140,9 @@ class _Builder:
     diagnostics: Diagnostics = field(factory=Diagnostics)
     types: dict[str, TensorType | None] = field(factory=dict)
     calls: dict[tuple[str, ...], Call] = field(factory=dict)
-    """By keyword and words."""
+    """By keyword and words, of which the micro-batch is the first."""
+    declared: dict[tuple[str, str, str | None], tuple[StateKind, TensorType, Home]] = field(factory=dict)
+    """What declarations of a kind, a type and a home were found to say."""
 
     def build(self) -> Module:
         record = self.record
@@ -260,6 +263,21 @@ class _Builder:
         return stages
 
     def declare(self, stage: Stage, record: DeclarationRecord) -> None:
+        form = record.kind, record.type, record.home
+        known, offset = self.declared.get(form), None if record.offset is None else int(record.offset, 16)
+        if (
+            known is not None
+            and (offset is None or offset <= _MAX_TENSOR_BYTES)
+            and record.name not in stage.tensors
+            and not record.name.endswith(".*")
+        ):
+            kind, type_, home = known
+            tensor = Tensor(record.name, kind, type_, record.carried, offset, record.line, home)
+            stage.tensors[record.name] = tensor
+            return
+        self.declare_anew(stage, record)
+
+    def declare_anew(self, stage: Stage, record: DeclarationRecord) -> None:
         kind = _STATE_KINDS.get(record.kind)
         if kind is None:
             text = f"'{record.kind}' is not a state kind; the kinds are {', '.join(_STATE_KINDS)}"
@@ -283,6 +301,7 @@ class _Builder:
             return
         home = self.home(record)
         if home is not None:
+            self.declared[record.kind, record.type, record.home] = kind, type_, home
             stage.add(Tensor(record.name, kind, type_, record.carried, offset, record.line, home))
 
     def home(self, record: DeclarationRecord) -> Home | None:
@@ -320,10 +339,16 @@ class _Builder:
         return type_
 
     def op(self, stage: Stage, groups: Groups, record: OpRecord) -> Op | None:
-        call = self.calls.get((record.keyword, *record.words)) or self.read_call(record)
+        place, micro_batch = _micro_batch(record.words)
+        key = record.keyword, *record.words
+        if place is not None:
+            key = *key[: place + 1], "m0", *key[place + 2 :]
+        call = self.calls.get(key) or self.read_call(record, key)
         if call is None:
             return None
         cls, fields = call
+        if place is not None:
+            fields = {**fields, "micro_batch": micro_batch}
         line = record.line
         reads = self.resolve(stage, groups, record.reads, line)
         writes = self.resolve(stage, groups, record.writes, line)
@@ -333,7 +358,7 @@ class _Builder:
             return None
         return cls(reads=reads, writes=writes, updates=updates, scratch=scratch, line=line, **fields)
 
-    def read_call(self, record: OpRecord) -> Call | None:
+    def read_call(self, record: OpRecord, key: tuple[str, ...]) -> Call | None:
         cls = OP_CLASSES.get(record.keyword)
         if cls is None:
             text = f"'{record.keyword}' is not an op; the ops are {', '.join(OP_CLASSES)}"
@@ -344,38 +369,49 @@ class _Builder:
         except FieldError as problem:
             self.error("RT005", str(problem), record.line, record.keyword)
             return None
-        self.calls[record.keyword, *record.words] = call
+        self.calls[key] = call
         return call
 
     def resolve(self, stage: Stage, groups: Groups, names: list[str], line: int) -> Tensors | None:
         if not names:
             return ()
+        tensors = stage.tensors
         try:
-            return tuple([stage.tensors[name] for name in names])
+            return tuple([tensors[name] for name in names])
         except KeyError:
-            return self.resolve_groups(stage, groups, names, line)
-
-    def resolve_groups(self, stage: Stage, groups: Groups, names: list[str], line: int) -> Tensors | None:
-        tensors: list[Tensor] = []
-        missing = False
+            pass
+        found: list[Tensor] = []
         for name in names:
-            tensor = stage.tensors.get(name)
+            tensor = tensors.get(name)
             if tensor is not None:
-                tensors.append(tensor)
-            elif name.endswith(".*") and name[:-2] in groups:
-                tensors.extend(groups[name[:-2]])
+                found.append(tensor)
+            elif name in groups:
+                found += groups[name]
             else:
-                missing = True
+                self.report_missing(stage, groups, names, line)
+                return None
+        return tuple(found)
+
+    def report_missing(self, stage: Stage, groups: Groups, names: list[str], line: int) -> None:
+        for name in names:
+            if name not in stage.tensors and name not in groups:
                 close = get_close_matches(name, list(stage.tensors), n=1) if len(stage.tensors) < 5000 else []
                 hint = f"did you mean %{close[0]}?" if close else None
                 text = f"%{name} is not declared in stage @{stage.index}"
                 self.error("RT004", text, line, "%" + name, help=hint)
-        return None if missing else tuple(tensors)
+
+
+def _micro_batch(words: list[str]) -> tuple[int | None, int]:
+    """Which of an op's words names a micro-batch, if one does, and the micro-batch."""
+    for place, word in enumerate(words):
+        if word[0] == "m" and _MICRO_BATCH.fullmatch(word):
+            return place, int(word[1:])
+    return None, 0
 
 
 def _groups(stage: Stage) -> Groups:
-    """Tensors by the part of their name before the last dot: what `%prefix.*` stands for."""
+    """By `prefix.*` what it stands for: tensors whose name before the last dot is the prefix."""
     groups: dict[str, list[Tensor]] = {}
     for tensor in stage.tensors.values():
         groups.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
-    return {prefix: tuple(tensors) for prefix, tensors in groups.items()}
+    return {f"{prefix}.*": tuple(tensors) for prefix, tensors in groups.items()}

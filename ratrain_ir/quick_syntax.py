@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 
-from attrs import evolve, frozen
+from attrs import define, evolve, field, frozen
 
 from ratrain.ratrain_ir.syntax import (
     DeclarationRecord,
@@ -37,6 +37,9 @@ class _Patterns:
     declaration: re.Pattern[str]
     op: re.Pattern[str]
     empty: re.Pattern[str]
+    no_name: re.Pattern[str]
+    """a line that is no name of a tensor, which stands without its sigil"""
+    no_offset: re.Pattern[str]
 
 
 @cache
@@ -59,6 +62,8 @@ def _patterns() -> _Patterns:
             rf"(?: \((?P<reads>{tensors})\))?(?: using (?P<scratch>{tensors}))?{rest}"
         ),
         empty=re.compile(rest),
+        no_name=re.compile(rf"^(?!{tensor.removeprefix('%')}$)", re.MULTILINE),
+        no_offset=re.compile(rf"^(?!{patterns['HEX']}$)", re.MULTILINE),
     )
 
 
@@ -99,16 +104,64 @@ def _bodies(lines: Sequence[str]) -> list[range]:
 def _statements(lines: Sequence[str], body: range) -> list[StatementRecord]:
     patterns = _patterns()
     declaration, op, empty = patterns.declaration.fullmatch, patterns.op.fullmatch, patterns.empty.fullmatch
+    alike = _Declarations()
     statements: list[StatementRecord] = []
     for index in body:
         line = lines[index]
-        if match := declaration(line):
+        if record := alike.record(line, index + 1):
+            statements.append(record)
+        elif match := declaration(line):
             kind, name, type_, carried, home, offset = match.group("kind", "name", "type", "carried", "home", "offset")
-            statements.append(DeclarationRecord(kind, name[1:], type_, carried is not None, home, offset, index + 1))
+            record = DeclarationRecord(kind, name[1:], type_, carried is not None, home, offset, index + 1)
+            alike.learn(line, record)
+            statements.append(record)
         elif match := op(line):
             keyword, words, *operands = match.group("keyword", "words", "writes", "updates", "reads", "scratch")
             writes, updates, reads, scratch = [text[1:].split(", %") if text else [] for text in operands]
             statements.append(OpRecord(keyword, words.split(), writes, updates, reads, scratch, index + 1))
         elif not empty(line):
             raise UnusualTextError
+    alike.check()
     return statements
+
+
+@define
+class _Declarations:
+    """Declarations that differ from earlier ones in name and offset alone, read without the expression of a whole line."""
+
+    kinds: dict[str, str] = field(factory=dict)
+    """by what stands before a name"""
+    forms: dict[str, tuple[str, bool, str | None]] = field(factory=dict)
+    """by what stands between a name and an offset: type, whether carried, home"""
+    names: list[str] = field(factory=list)
+    offsets: list[str] = field(factory=list)
+
+    def learn(self, line: str, record: DeclarationRecord) -> None:
+        """What a declaration begins with and what it says of its tensor, if nothing follows that counts for nothing."""
+        before, _, after = line.partition(" : ")
+        if "/" not in line and line == line.rstrip():
+            self.kinds[before.partition(" %")[0]] = record.kind
+            self.forms[after.partition(" at ")[0]] = record.type, record.carried, record.home
+
+    def record(self, line: str, number: int) -> DeclarationRecord | None:
+        """The declaration in a line made of what is known; its name and its offset are still to be checked."""
+        before, colon, after = line.partition(" : ")
+        if not colon:
+            return None
+        start, _, name = before.partition(" %")
+        known, at, offset = after.partition(" at ")
+        kind, form = self.kinds.get(start), self.forms.get(known)
+        if kind is None or form is None:
+            return None
+        self.names.append(name)
+        if not at:
+            return DeclarationRecord(kind, name, *form, None, number)
+        self.offsets.append(offset)
+        return DeclarationRecord(kind, name, *form, offset, number)
+
+    def check(self) -> None:
+        """Raise `UnusualTextError` where a name or an offset is none."""
+        patterns = _patterns()
+        for texts, wrong in (self.names, patterns.no_name), (self.offsets, patterns.no_offset):
+            if texts and wrong.search("\n".join(texts)):
+                raise UnusualTextError

@@ -155,38 +155,49 @@ def bind(op: Op, model: ModelConfig, plan: Plan) -> Binding:
 
     Raises `SignatureError` where they do not fit the op.
     """
+    roles, accumulates = operand_roles(op, model, plan)
+    return Binding(dict(zip(roles, op.reads + op.writes + op.updates, strict=True)), accumulates)
+
+
+def operand_roles(op: Op, model: ModelConfig, plan: Plan) -> tuple[tuple[str, ...], bool]:
+    """The roles of what an op reads, writes and updates, one by one, and whether its result adds to an earlier one.
+
+    They depend on the fields of the op but for its micro-batch, and on kinds, types and saved slots of its operands. Raises
+    `SignatureError` where these do not fit the op.
+    """
     problem: SignatureError | None = None
     for accumulates, signature in signatures(op, model, plan):
         try:
-            tensors: dict[str, Tensor] = {}
-            _match(op, "reads", op.reads, signature.reads, tensors)
-            _match(op, "writes", op.writes, signature.writes, tensors)
-            if op.updates or signature.updates:
-                _match(op, "updates", op.updates, signature.updates, tensors)
+            roles = [
+                *_match(op, "reads", op.reads, signature.reads),
+                *_match(op, "writes", op.writes, signature.writes),
+                *_match(op, "updates", op.updates, signature.updates),
+            ]
         except SignatureError as error:
             problem = problem or error
         else:
-            return Binding(tensors, accumulates)
+            return tuple(roles), accumulates
     assert problem is not None
     raise problem
 
 
-def _match(op: Op, group: str, tensors: Tensors, roles: Roles, bound: dict[str, Tensor]) -> None:
-    index, count = 0, len(tensors)
+def _match(op: Op, group: str, tensors: Tensors, roles: Roles) -> list[str]:
+    matched: list[str] = []
+    count = len(tensors)
     for role, kinds, type_, optional, slot in roles:
-        tensor = tensors[index] if index < count else None
+        tensor = tensors[len(matched)] if len(matched) < count else None
         if tensor is not None and tensor.kind in kinds and (slot is None or slot == tensor.slot):
             if tensor.type is not type_:
                 raise SignatureError(f"%{tensor.name} is {tensor.type}, but {role} of '{op!r}' is {type_}", tensor)
-            bound[role] = tensor
-            index += 1
+            matched.append(role)
         elif not optional:
             expected = " or ".join(sorted(kind.value for kind in kinds))
             got = f"got {tensor.kind.value} %{tensor.name}" if tensor is not None else "nothing is there"
             raise SignatureError(f"'{op!r}' {group} {role} ({expected}, {type_}) here, but {got}", tensor)
-    if index < count:
-        extra = tensors[index]
+    if len(matched) < count:
+        extra = tensors[len(matched)]
         raise SignatureError(f"'{op!r}' has no use for {extra.kind.value} %{extra.name} among what it {group}", extra)
+    return matched
 
 
 Candidates = Sequence[tuple[bool, Signature]]

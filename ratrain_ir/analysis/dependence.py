@@ -11,11 +11,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from attrs import frozen
+
 from ratrain.ratrain_ir.analysis.dependence_sweep import NONE, SweptOps, reduced_waits
 from ratrain.ratrain_ir.ops import ENGINES, Engine, Evict, Release, TakeBack, Tensor, is_blocking, piece_of
 from ratrain.ratrain_ir.types import Home, aligned
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ratrain.ratrain_ir.module import Stage
 
 ENGINE_INDEX = {engine: index for index, engine in enumerate(ENGINES)}
@@ -41,15 +45,32 @@ class _Numbers(dict[Tensor, int]):
         return number
 
 
+@frozen(eq=False)
+class StageNumbers:
+    """The ops of a stage as numbers, and the tensors that the numbers mean."""
+
+    swept: SweptOps
+    tensors: list[Tensor]
+    """what the ops touch"""
+
+    def reduced_waits(self) -> tuple[Sequence[int], Sequence[int]]:
+        """What each op waits for on other engines, transitively reduced.
+
+        Of each op: how many waits it has; and the waits, op by op, the latest first, as positions in two copies of the list, of
+        which those in the first are of the step before.
+        """
+        return reduced_waits(self.swept, len(ENGINES), _COMPUTE, _COLLECTIVE)
+
+
 def stage_waits(stage: Stage, *, reuse: bool = True) -> list[tuple[Wait, ...]]:
     """What each op of a stage waits for on other engines, transitively reduced; releases wait for nothing.
 
     Without `reuse`: were no bytes used twice, as where tensors have no addresses yet.
     """
     count = len(stage.ops)
-    ops = _as_numbers(stage, reuse=reuse)
-    kept, needed = reduced_waits(ops, len(ENGINES), _COMPUTE, _COLLECTIVE)
-    engines = [ENGINES[number] if number != NONE else Engine.NONE for number in ops.engines]
+    numbers = stage_numbers(stage, reuse=reuse)
+    kept, needed = numbers.reduced_waits()
+    engines = [ENGINES[number] if number != NONE else Engine.NONE for number in numbers.swept.engines]
     all_waits = [Wait(engines[position % count], position % count, position < count) for position in needed]
     waits: list[tuple[Wait, ...]] = []
     first = 0
@@ -59,39 +80,48 @@ def stage_waits(stage: Stage, *, reuse: bool = True) -> list[tuple[Wait, ...]]:
     return waits
 
 
-def _as_numbers(stage: Stage, *, reuse: bool) -> SweptOps:
+def stage_numbers(stage: Stage, *, reuse: bool = True) -> StageNumbers:
+    """The ops of a stage as numbers, those of tensors in the order in which ops touch them. Without `reuse` tensors have no addresses."""
     numbers = _Numbers()
     number_of = numbers.__getitem__
     engines: list[int] = []
     blocks: list[int] = []
     bounds: list[int] = []
     tensors: list[int] = []
-    posts: list[int] = []
-    awaits: list[int] = []
+    slots: list[tuple[int, int, int]] = []
     kept_elsewhere: dict[object, int] = {}
     for op in stage.ops:
         if type(op) is Release:
             engines.append(NONE)
             blocks.append(0)
-            bounds += (len(tensors),) * 3
-            posts.append(NONE)
-            awaits.append(NONE)
+            bounds += (len(tensors),) * 4
             continue
         engine = ENGINE_INDEX[op.engine]
-        engines.append(engine)
         blocks.append(engine == _COLLECTIVE and is_blocking(op))
         tensors += map(number_of, op.reads)
-        bounds.append(len(tensors))
+        read = len(tensors)
         tensors += map(number_of, op.updates)
-        bounds.append(len(tensors))
+        updated = len(tensors)
         tensors += map(number_of, op.writes)
+        written = len(tensors)
         tensors += map(number_of, op.scratch)
-        bounds.append(len(tensors))
-        slot = NONE
+        bounds += read, updated, written, len(tensors)
         if type(op) is Evict or type(op) is TakeBack:
             slot = kept_elsewhere.setdefault((op.peer, op.block, piece_of(op)), len(kept_elsewhere))
-        posts.append(slot if type(op) is Evict else NONE)
-        awaits.append(slot if type(op) is TakeBack else NONE)
-    starts = [NONE if t.offset is None or not reuse else _BEGINS[t.home] + t.offset for t in numbers]
-    stops = [s if s == NONE else s + aligned(t.type.nbytes) for s, t in zip(starts, numbers, strict=True)]
-    return SweptOps(engines, blocks, bounds, tensors, starts, stops, posts, awaits)
+            slots.append((len(engines), slot, type(op) is Evict))
+        engines.append(engine)
+    posts, awaits = [NONE] * len(engines), [NONE] * len(engines)
+    for position, slot, leaves in slots:
+        (posts if leaves else awaits)[position] = slot
+    starts, stops = (list(map(end, numbers)) if reuse else [NONE] * len(numbers) for end in (first_byte, end_byte))
+    return StageNumbers(SweptOps(engines, blocks, bounds, tensors, starts, stops, posts, awaits), list(numbers))
+
+
+def first_byte(tensor: Tensor) -> int:
+    """Where a tensor begins, in one space of addresses of all memories; `NONE` where it has no address."""
+    return NONE if tensor.offset is None else _BEGINS[tensor.home] + tensor.offset
+
+
+def end_byte(tensor: Tensor) -> int:
+    """Where its bytes end, with what aligns them; `NONE` where it has no address."""
+    return NONE if tensor.offset is None else _BEGINS[tensor.home] + tensor.offset + aligned(tensor.type.nbytes)

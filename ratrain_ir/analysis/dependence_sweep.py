@@ -28,7 +28,7 @@ class SweptOps:
     blocks: list[int]
     """whether it is a collective that blocks the compute engine"""
     bounds: list[int]
-    """of each op three ends, in `tensors`: of what it reads, of what it updates, of what it writes or works in"""
+    """of each op four ends, in `tensors`: of what it reads, of what it updates, of what it writes, of what it works in"""
     tensors: list[int]
     starts: list[int]
     """of each tensor its first byte; `NONE` where it has no address"""
@@ -96,8 +96,8 @@ def sweep(
         for other in range(engines):
             needs[other] = NONE
             known[other] = NONE if last[engine] == NONE else clocks[last[engine] * engines + other]
-        first = 0 if op == 0 else bounds[3 * op - 1]
-        reads, updates, end = bounds[3 * op], bounds[3 * op + 1], bounds[3 * op + 2]
+        first = 0 if op == 0 else bounds[4 * op - 1]
+        reads, updates, end = bounds[4 * op], bounds[4 * op + 1], bounds[4 * op + 3]
         for place in range(first, end):
             tensor = op_tensors[place]
             life = lives[tensor]

@@ -9,15 +9,18 @@ third step is the second's image.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
+import numpy as np
 from attrs import define, field, frozen
+from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.analysis.dependence import stage_waits
+from ratrain.ratrain_ir.analysis.dependence import StageNumbers, stage_numbers
+from ratrain.ratrain_ir.analysis.progress_sweep import stuck_events
 from ratrain.ratrain_ir.messages import DIRECTIONS, Direction, meets, payload_of
 from ratrain.ratrain_ir.module import Module, Stage
-from ratrain.ratrain_ir.ops import AllReduce, AllReduceScalar, Engine, Group, MessageOp, Op, Recv, Release, Send
+from ratrain.ratrain_ir.ops import ENGINES, AllReduce, AllReduceScalar, Group, MessageOp, Op, Recv, Send
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.topology import Hop, Topology
@@ -39,42 +42,57 @@ def meeting_stages(op: Op, stage: Stage, topology: Topology) -> tuple[int, ...]:
     return topology.stages_of(op.group, stage.index)
 
 
-def blocking_cycle(module: Module, *, rendezvous: bool) -> list[Event] | None:
-    """A cycle of events each of which waits for the next, or None where the program makes progress."""
-    return _EventGraph(module, rendezvous).cycle()
+Place = tuple[int, int]
+"""(stage, position) of an op."""
+Int64s = NDArray[np.int64]
+
+
+def blocking_cycle(
+    module: Module, *, rendezvous: bool, numbers: Callable[[Stage], StageNumbers] = stage_numbers
+) -> list[Event] | None:
+    """A cycle of events each of which waits for the next, or None where the program makes progress.
+
+    `numbers` has the numbers of a stage where they are known already.
+    """
+    return _EventGraph(module, rendezvous, numbers).cycle()
 
 
 @define(eq=False)
 class _EventGraph:
     module: Module
     rendezvous: bool
+    numbers: Callable[[Stage], StageNumbers]
     first: list[int] = field(factory=list)
-    representative: list[int] = field(factory=list)
-    edges: dict[int, set[int]] = field(factory=lambda: defaultdict(set))
-    """From an event to those that wait for it."""
+    representative: Int64s = field(init=False)
+    """by event the one that it is one with"""
+    sources: list[Int64s] = field(factory=list)
+    targets: list[Int64s] = field(factory=list)
+    """Edges, from an event to one that waits for it, some at a time."""
 
     def __attrs_post_init__(self) -> None:
         total = 0
         for stage in self.module.stages:
             self.first.append(total)
             total += 2 * len(stage.ops)
-        self.representative = list(range(total))
+        self.representative = np.arange(total)
         self.join_collectives()
         self.join_messages()
         for stage in self.module.stages:
             self.add_stage(stage)
 
-    def node(self, stage: int, position: int, step: int) -> int:
-        return self.representative[self.first[stage] + step * len(self.module.stages[stage].ops) + position]
+    def nodes(self, places: list[Place], step: int) -> Int64s:
+        """The events of ops of some stages in a step."""
+        ids = [self.first[s] + step * len(self.module.stages[s].ops) + p for s, p in places]
+        return np.array(ids, np.int64)
 
-    def merge(self, nodes: list[tuple[int, int]], step: int) -> None:
-        """Make events one. Called before any edge exists."""
-        ids = [self.first[s] + step * len(self.module.stages[s].ops) + p for s, p in nodes]
-        for other in ids[1:]:
-            self.representative[other] = ids[0]
+    def merge(self, meetings: list[tuple[Place, list[Place]]]) -> None:
+        """Make events one, each with some others. No event is merged twice."""
+        for step in (0, 1):
+            kept = self.nodes([place for place, others in meetings for _ in others], step)
+            self.representative[self.nodes([place for _, others in meetings for place in others], step)] = kept
 
     def join_collectives(self) -> None:
-        queues: dict[Hashable, list[list[tuple[int, int]]]] = {}
+        queues: dict[Hashable, list[list[Place]]] = {}
         seen: dict[tuple[int, Hashable], int] = defaultdict(int)
         topology = self.module.topology
         for stage in self.module.stages:
@@ -87,69 +105,54 @@ class _EventGraph:
                     if index == len(queue):
                         queue.append([])
                     queue[index].append((stage.index, position))
-        for queue in queues.values():
-            for nodes in queue:
-                for step in (0, 1):
-                    self.merge(nodes, step)
+        self.merge([(nodes[0], nodes[1:]) for queue in queues.values() for nodes in queue])
 
     def join_messages(self) -> None:
         apart: list[tuple[Place, Place]] = []
+        together: list[tuple[Place, list[Place]]] = []
         for hop, (sends, recvs) in channels(self.module).items():
             pairs = zip(sends, recvs, strict=True)
-            if not (self.rendezvous or meets(hop.channel.payload)):
+            if self.rendezvous or meets(hop.channel.payload):
+                together += [(send, [recv]) for send, recv in pairs]
+            else:
                 apart += pairs
-                continue
-            for send, recv in pairs:
-                for step in (0, 1):
-                    self.merge([send, recv], step)
-        for send, recv in apart:
-            for step in (0, 1):
-                self.edges[self.node(*send, step)].add(self.node(*recv, step))
+        self.merge(together)
+        for step in (0, 1):
+            self.add_edges(self.nodes([send for send, _ in apart], step), self.nodes([recv for _, recv in apart], step))
 
     def add_stage(self, stage: Stage) -> None:
-        waits = stage_waits(stage)
-        last: dict[Engine, int] = {}
-        for step in (0, 1):
-            for position, op in enumerate(stage.ops):
-                if type(op) is Release:
-                    continue
-                event = self.node(stage.index, position, step)
-                if op.engine in last:
-                    self.add_edge(last[op.engine], event)
-                last[op.engine] = event
-                for wait in waits[position]:
-                    before = step - wait.previous_step
-                    if before >= 0:
-                        self.add_edge(self.node(stage.index, wait.position, before), event)
+        numbers = self.numbers(stage)
+        first, count = self.first[stage.index], len(stage.ops)
+        engines = np.array(numbers.swept.engines, np.int64)
+        for engine in range(len(ENGINES)):
+            order = np.flatnonzero(engines == engine)
+            events = first + np.concatenate((order, order + count))
+            self.add_edges(events[:-1], events[1:])
+        kept, needed = (np.array(each, np.int64) for each in numbers.reduced_waits())
+        waiting = np.repeat(np.arange(count), kept)
+        self.add_edges(first + needed, first + count + waiting)
+        same_step = needed >= count
+        self.add_edges(first + needed[same_step] - count, first + waiting[same_step])
 
-    def add_edge(self, source: int, target: int) -> None:
-        self.edges[source].add(target)
+    def add_edges(self, sources: Int64s, targets: Int64s) -> None:
+        self.sources.append(self.representative[sources])
+        self.targets.append(self.representative[targets])
 
     def cycle(self) -> list[Event] | None:
-        """Kahn's algorithm; what remains holds a cycle, found by walking back."""
-        waiting = [0] * len(self.representative)
-        for targets in self.edges.values():
-            for target in targets:
-                waiting[target] += 1
-        ready = [n for n, r in enumerate(self.representative) if n == r and waiting[n] == 0]
-        remaining = sum(1 for n, r in enumerate(self.representative) if n == r)
-        while ready:
-            event = ready.pop()
-            remaining -= 1
-            for target in self.edges.get(event, ()):
-                waiting[target] -= 1
-                if waiting[target] == 0:
-                    ready.append(target)
-        return None if remaining == 0 else self.walk_back(waiting)
+        """What never happens holds a cycle, found by walking back."""
+        if not self.sources:
+            return None
+        sources, targets = np.concatenate(self.sources), np.concatenate(self.targets)
+        stuck = stuck_events(len(self.representative), sources, targets)
+        if not stuck.any():
+            return None
+        among = stuck[sources] & stuck[targets]
+        return self.walk_back(sorted(zip(sources[among].tolist(), targets[among].tolist(), strict=True)))
 
-    def walk_back(self, waiting: list[int]) -> list[Event]:
-        stuck = {n for n, r in enumerate(self.representative) if n == r and waiting[n] > 0}
+    def walk_back(self, edges: list[tuple[int, int]]) -> list[Event]:
         before: dict[int, int] = {}
-        for source in sorted(self.edges):
-            if source in stuck:
-                for target in self.edges[source]:
-                    if target in stuck:
-                        before.setdefault(target, source)
+        for source, target in edges:
+            before.setdefault(target, source)
         event = min(before)
         path: list[int] = []
         index: dict[int, int] = {}
@@ -163,9 +166,6 @@ class _EventGraph:
         stage = max(s for s, first in enumerate(self.first) if first <= node)
         step, position = divmod(node - self.first[stage], len(self.module.stages[stage].ops))
         return Event(stage, position, step)
-
-
-Place = tuple[int, int]
 
 
 def channels(module: Module) -> dict[Hop, tuple[list[Place], list[Place]]]:

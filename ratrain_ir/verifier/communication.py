@@ -290,10 +290,10 @@ def check_progress(module: Module, report: Reporter) -> None:
 
     A rendezvous only adds waits, so a program that ends with it ends with buffered sends too.
     """
-    cycle = blocking_cycle(module, rendezvous=True)
+    cycle = blocking_cycle(module, rendezvous=True, numbers=report.numbers)
     if cycle is None:
         return
-    buffered = blocking_cycle(module, rendezvous=False)
+    buffered = blocking_cycle(module, rendezvous=False, numbers=report.numbers)
     mode = "rendezvous sends" if buffered is None else "buffered sends"
     cycle = buffered or cycle
     notes = [Note(_event(module, event), _place(module, event)) for event in cycle]

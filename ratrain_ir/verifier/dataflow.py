@@ -102,9 +102,9 @@ def check_dataflow(module: Module, report: Reporter) -> None:
 class _SymbolicRun(SymbolicUpdates):
     def run(self) -> None:
         self.blocks = self.module.topology.stage_blocks[self.stage.index]
-        for op in self.stage.ops:
+        for op, alike in zip(self.stage.ops, self.report.alike(self.stage), strict=True):
             if type(op) is not Release:
-                self.op = op
+                self.op, self.alike = op, alike
                 _VISITS.by_kind[type(op)](self, op)
         self.check_complete()
 

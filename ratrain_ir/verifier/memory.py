@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from typing import TYPE_CHECKING
 
-from attrs import define, field
-
+from ratrain.ratrain_ir.analysis.dependence import end_byte, first_byte
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.diagnostics import Note
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops import Release, Tensor
 from ratrain.ratrain_ir.printer import declaration_text
 from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Home, aligned
-from ratrain.ratrain_ir.verifier.report import Reporter
+from ratrain.ratrain_ir.verifier.memory_sweep import conflicts
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.ops import Op, Tensor
+    from ratrain.ratrain_ir.verifier.report import Reporter
 
 
 def check_memory(module: Module, report: Reporter) -> None:
@@ -76,63 +78,43 @@ def check_no_shared_byte(stage: Stage, report: Reporter) -> None:
     A backward liveness sweep (what is carried is live at the end; a use makes live, a definition ends that) keeps the occupied
     ranges sorted by address, and compares every range that enters with its neighbours.
     """
-    memories = {home: _Occupied(stage, report) for home in stage.homes}
-    for tensor in stage.tensors.values():
-        if tensor.carried:
-            memories[tensor.home].enter(tensor, len(stage.ops) - 1)
-    for position in range(len(stage.ops) - 1, -1, -1):
-        op = stage.ops[position]
-        if type(op) is Release:
-            continue
-        for tensor in op.operands:
-            occupied = memories[tensor.home]
-            if tensor not in occupied.live:
-                occupied.enter(tensor, position)
-        for tensor in op.writes + op.scratch:
-            occupied = memories[tensor.home]
-            if tensor in occupied.live and tensor not in op.reads:
-                occupied.leave(tensor)
-
-
-@define(eq=False)
-class _Occupied:
-    """Ranges of live tensors of a memory, sorted by address."""
-
-    stage: Stage
-    report: Reporter
-    live: set[Tensor] = field(factory=set)
-    ranges: list[tuple[int, int, str]] = field(factory=list)
-    reported: set[frozenset[str]] = field(factory=set)
-
-    def enter(self, tensor: Tensor, position: int) -> None:
-        start, end, _ = entry = _range(tensor)
-        at = bisect_left(self.ranges, entry)
-        for other_start, other_end, name in self.ranges[max(0, at - 1) : at + 1]:
-            if other_start < end and start < other_end:
-                shared = f"{max(start, other_start):#x} to {min(end, other_end):#x}"
-                self.conflict(tensor, self.stage.tensors[name], position, shared)
-        insort(self.ranges, entry)
-        self.live.add(tensor)
-
-    def leave(self, tensor: Tensor) -> None:
-        del self.ranges[bisect_left(self.ranges, _range(tensor))]
-        self.live.discard(tensor)
-
-    def conflict(self, tensor: Tensor, other: Tensor, position: int, shared: str) -> None:
+    numbers = report.numbers(stage)
+    swept, tensors = numbers.swept, list(numbers.tensors)
+    touched = set(tensors)
+    untouched = [tensor for tensor in stage.tensors.values() if tensor.carried and tensor not in touched]
+    tensors += untouched
+    starts = [*swept.starts, *map(first_byte, untouched)]
+    stops = [*swept.stops, *map(end_byte, untouched)]
+    number_of = {tensor: number for number, tensor in enumerate(tensors) if tensor.carried}
+    carried = [number_of[tensor] for tensor in stage.tensors.values() if tensor.carried]
+    operands = swept.tensors + carried
+    bounds = swept.bounds + [len(operands)] * 4
+    if not conflicts(bounds, operands, starts, stops, [0] * len(tensors), 1):
+        return
+    # which of several that share a byte are neighbours depends on the order of those that have the same bytes: that of their names
+    places = {name: place for place, name in enumerate(sorted(stage.tensors))}
+    ranks = [places[tensor.name] for tensor in tensors]
+    reported: set[frozenset[str]] = set()
+    for entering, there, position in conflicts(bounds, operands, starts, stops, ranks, 2 * len(operands)):
+        tensor, other = tensors[entering], tensors[there]
         pair = frozenset({tensor.name, other.name})
-        if pair in self.reported:
-            return
-        self.reported.add(pair)
-        op = self.stage.ops[position]
-        text = f"%{tensor.name} and %{other.name} are both live at '{op!r}' and share the bytes {shared}"
-        source = self.report.module.source
-        note = Note(f"the other is '{declaration_text(other)}'", source.locate(other.line) if source else None)
-        if source:
-            self.report.at_tensor("RT050", text, tensor, notes=[note])
-        else:
-            self.report.at_op("RT050", text, self.stage, op, tensor, notes=[note])
+        if pair not in reported:
+            reported.add(pair)
+            _report_conflict(stage, tensor, other, stage.ops[min(position, len(stage.ops) - 1)], report)
 
 
-def _range(tensor: Tensor) -> tuple[int, int, str]:
+def _report_conflict(stage: Stage, tensor: Tensor, other: Tensor, op: Op, report: Reporter) -> None:
+    (start, stop), (other_start, other_stop) = (_range(each) for each in (tensor, other))
+    shared = f"{max(start, other_start):#x} to {min(stop, other_stop):#x}"
+    text = f"%{tensor.name} and %{other.name} are both live at '{op!r}' and share the bytes {shared}"
+    source = report.module.source
+    note = Note(f"the other is '{declaration_text(other)}'", source.locate(other.line) if source else None)
+    if source:
+        report.at_tensor("RT050", text, tensor, notes=[note])
+    else:
+        report.at_op("RT050", text, stage, op, tensor, notes=[note])
+
+
+def _range(tensor: Tensor) -> tuple[int, int]:
     start = tensor.offset or 0
-    return start, start + aligned(tensor.type.nbytes), tensor.name
+    return start, start + aligned(tensor.type.nbytes)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attrs import define
+from attrs import define, field
 
+from ratrain.ratrain_ir.analysis.dependence import StageNumbers, stage_numbers
 from ratrain.ratrain_ir.diagnostics import Diagnostics, Location, Note
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.printer import declaration_text, op_text
+from ratrain.ratrain_ir.verifier.alike import Alike, alike_ops
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.ops import Op, Tensor
@@ -24,6 +26,22 @@ class Reporter:
 
     module: Module
     diagnostics: Diagnostics
+    _numbers: dict[int, StageNumbers] = field(factory=dict, init=False)
+    _alike: dict[int, list[Alike]] = field(factory=dict, init=False)
+
+    def numbers(self, stage: Stage) -> StageNumbers:
+        """The ops of a stage as numbers, which several layers sweep over."""
+        found = self._numbers.get(stage.index)
+        if found is None:
+            found = self._numbers[stage.index] = stage_numbers(stage)
+        return found
+
+    def alike(self, stage: Stage) -> list[Alike]:
+        """Of each op of a stage the ops that it is alike with."""
+        found = self._alike.get(stage.index)
+        if found is None:
+            found = self._alike[stage.index] = alike_ops(self.module, stage)
+        return found
 
     def at_op(
         self,

@@ -61,19 +61,29 @@ def check_structure(module: Module, report: Reporter) -> None:
     check_target_named(module, report)
     for stage in module.stages:
         owned = frozenset(module.topology.stage_blocks[stage.index])
-        for op in stage.ops:
-            check_legal_at_level(module, stage, op, report)
-            if isinstance(op, GuestOp) and not check_lender(module, stage, op, report):
-                continue
-            if check_names_exist(module, stage, owned, op, report) and type(op) is not Release:
-                check_operands(module, stage, op, report)
-            check_scratch(stage, op, report)
-            check_homes(module, stage, op, report)
+        for op, alike in zip(stage.ops, report.alike(stage), strict=True):
+            if not alike.has_legal_structure:
+                found = len(report.diagnostics.items)
+                check_op(module, stage, owned, op, report)
+                # of what is in another memory it counts which operands are the same tensor
+                in_ddr = all(tensor.home is Home.DDR for tensor in op.operands)
+                alike.has_legal_structure = in_ddr and len(report.diagnostics.items) == found
     if report.diagnostics.errors:
         return  # what an op touches is not known where its operands are wrong
     has_releases = has_all_releases(module)
     for stage in module.stages:
         _Liveness(module, stage, report, has_releases).run()
+
+
+def check_op(module: Module, stage: Stage, owned: frozenset[Block], op: Op, report: Reporter) -> None:
+    """Run the rules about one op alone."""
+    check_legal_at_level(module, stage, op, report)
+    if isinstance(op, GuestOp) and not check_lender(module, stage, op, report):
+        return
+    if check_names_exist(module, stage, owned, op, report) and type(op) is not Release:
+        check_operands(module, stage, op, report)
+    check_scratch(stage, op, report)
+    check_homes(module, stage, op, report)
 
 
 def check_target_named(module: Module, report: Reporter) -> None:
@@ -343,12 +353,13 @@ class _Liveness:
         for op in self.stage.ops:
             if type(op) is Release:
                 self.release(op)
-            else:
+                continue
+            if not (self.live.issuperset(op.reads) and self.live.issuperset(op.updates)):
                 for tensor in op.reads + op.updates:
                     if tensor not in self.live:
                         self.use_dead(op, tensor)
-                for tensor in op.writes:
-                    self.define(op, tensor)
+            if op.writes:
+                self.define(op)
         self.check_end()
 
     def use_dead(self, op: Op, tensor: Tensor) -> None:
@@ -363,27 +374,39 @@ class _Liveness:
             self.live.add(tensor)  # say it once
             self.assumed.add(tensor)
 
-    def define(self, op: Op, tensor: Tensor) -> None:
+    def define(self, op: Op) -> None:
+        if not self.live.isdisjoint(op.writes) or _has_one_twice(op.writes):
+            for place, tensor in enumerate(op.writes):
+                if tensor in self.live or tensor in op.writes[:place]:
+                    self.define_again(op, tensor, first=tensor not in op.writes[:place])
+        self.live.update(op.writes)
+        self.assumed.difference_update(op.writes)
+        for tensor in op.writes:
+            self.ended.pop(tensor, None)
+        self.defined.update(dict.fromkeys(op.writes, op))
+
+    def define_again(self, op: Op, tensor: Tensor, *, first: bool) -> None:
+        """`first`: of the times that the op itself defines it."""
         redefinable = tensor.carried and not self.has_releases
-        if tensor in self.live and not redefinable and tensor not in self.assumed:
-            earlier = self.defined.get(tensor)
-            notes = [self.report.note("defined here", earlier)] if earlier else []
-            text = f"%{tensor.name} is defined again while it is live"
-            way_out = "declare a tensor of its own for this value, or release the first one before"
-            self.report.at_op("RT022", text, self.stage, op, tensor, notes=notes, help=way_out)
-        self.live.add(tensor)
-        self.assumed.discard(tensor)
-        self.ended.pop(tensor, None)
-        self.defined[tensor] = op
+        if redefinable or (first and tensor in self.assumed):
+            return
+        earlier = self.defined.get(tensor) if first else op
+        notes = [self.report.note("defined here", earlier)] if earlier else []
+        text = f"%{tensor.name} is defined again while it is live"
+        way_out = "declare a tensor of its own for this value, or release the first one before"
+        self.report.at_op("RT022", text, self.stage, op, tensor, notes=notes, help=way_out)
 
     def release(self, op: Op) -> None:
-        for tensor in op.reads:
-            if tensor not in self.live:
-                notes = [self.report.note("already released here", self.ended[tensor])] if tensor in self.ended else []
-                text = f"%{tensor.name} is released but not live"
-                self.report.at_op("RT028", text, self.stage, op, tensor, notes=notes)
-            self.live.discard(tensor)
-            self.ended[tensor] = op
+        if not self.live.issuperset(op.reads) or _has_one_twice(op.reads):
+            for place, tensor in enumerate(op.reads):
+                again = tensor in op.reads[:place]
+                if again or tensor not in self.live:
+                    earlier = op if again else self.ended.get(tensor)
+                    notes = [self.report.note("already released here", earlier)] if earlier else []
+                    text = f"%{tensor.name} is released but not live"
+                    self.report.at_op("RT028", text, self.stage, op, tensor, notes=notes)
+        self.live.difference_update(op.reads)
+        self.ended.update(dict.fromkeys(op.reads, op))
 
     def check_end(self) -> None:
         for tensor in self.stage.tensors.values():
@@ -394,3 +417,7 @@ class _Liveness:
             elif self.has_releases and not tensor.carried and tensor in self.live:
                 text = f"%{tensor.name} is never released: it would leak into the next step"
                 self.report.at_op("RT023", text, self.stage, self.defined.get(tensor, self.stage.ops[-1]), tensor)
+
+
+def _has_one_twice(tensors: Tensors) -> bool:
+    return len(tensors) > 1 and len(set(tensors)) < len(tensors)

@@ -19,7 +19,7 @@ from ratrain.ratrain_ir.ops import (
     Piece,
     Tensor,
 )
-from ratrain.ratrain_ir.signatures import bind
+from ratrain.ratrain_ir.verifier.alike import Alike
 from ratrain.ratrain_ir.verifier.report import Reporter
 from ratrain.ratrain_ir.verifier.slices import Contributions, Value
 
@@ -46,6 +46,8 @@ class SymbolicValues:
     """The op that last made an input whole."""
     op: Op | None = None
     """The op that is visited."""
+    alike: Alike = field(factory=Alike)
+    """What is known of ops like it."""
     blocks: tuple[Block, ...] = ()
     sums: Contributions = field(init=False)
     """Which contribution to the loss and to a gradient each piece makes."""
@@ -56,8 +58,8 @@ class SymbolicValues:
         self.sums = Contributions.under(self.module.plan)
 
     def roles(self, op: Op) -> dict[str, Tensor]:
-        """The operands of an op by role."""
-        return bind(op, self.module.model, self.module.plan).tensors
+        """The operands by role of the op that is visited."""
+        return self.alike.roles(op, self.module)
 
     def plan_of(self, op: BlockOp) -> Plan:
         """The plan as it is for the piece that an op works on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.ops import Release
+from ratrain.ratrain_ir.ops import BLOCK_OPS, Release
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
@@ -18,17 +18,23 @@ def check_workspace(module: Module, target: Target, report: Reporter) -> None:
     if module.target is None:
         return  # `legalise` is still to come
     for stage in module.stages:
-        for op in stage.ops:
-            if type(op) is not Release:
-                check_op_workspace(module, stage, op, target, report)
+        for op, alike in zip(stage.ops, report.alike(stage), strict=True):
+            if type(op) is not Release and not alike.has_workspace:
+                sound = check_op_workspace(module, stage, op, target, report)
+                alike.has_workspace = sound and type(op) in _CALL_ROUTINES
 
 
-def check_op_workspace(module: Module, stage: Stage, op: Op, target: Target, report: Reporter) -> None:
+_CALL_ROUTINES = frozenset(BLOCK_OPS)
+"""Those that are alike call one routine. What other ops need, a target may say of each."""
+
+
+def check_op_workspace(module: Module, stage: Stage, op: Op, target: Target, report: Reporter) -> bool:
     """RT025: a schedule that was sized for another machine, or edited, may lack what a routine needs."""
     request = target.workspace(module, op)
     held = sum(tensor.type.nbytes for tensor in op.scratch)
     if request is None or held >= request.nbytes:
-        return
+        return True
     text = f"'{op!r}' has {held} bytes of workspace; on {target.name} it needs {request.nbytes}"
     way_out = f"give it 'using' a workspace of {request.nbytes} bytes, or compile the model and the plan again for this machine"
     report.at_op("RT025", text, stage, op, help=way_out)
+    return False
