@@ -22,12 +22,12 @@ from ratrain.ratrain_ir.frontend.text import Place
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Level, Module, TargetInfo
-from ratrain.ratrain_ir.parser import read_module
 from ratrain.ratrain_ir.printer import module_lines
 from ratrain.ratrain_ir.verifier import verify as verify_module
 from ratrain.ratrain_ir.verifier.memory import check_capacity
 from ratrain.ratrain_ir.verifier.report import Reporter
 from ratrain.ratrain_ir.verifier.workspace import check_workspace
+from ratrain.ratrainc.functions.opening import load_schedule, machine_for, machine_of, program_in
 from ratrain.ratrainc.machine_choice import MachineChoice, resized
 from ratrain.ratrainc.progress import OnProgress, Progress, telling, unheard
 from ratrain.ratrainc.schedule_file import load_plan_for_table, placed_by_table
@@ -35,8 +35,8 @@ from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, Strategy, hiding_excha
 from ratrain.ratrainc.strategies import strategy as strategy_named
 from ratrain.targets.codegen.emitter import emit as emit_module
 from ratrain.targets.machine.machine import Machine, load_machine
-from ratrain.targets.machine.record import check_carried, check_on_machine, compiled_for, target_info
-from ratrain.targets.program.rtx import parse_program, program_bytes, write_program
+from ratrain.targets.machine.record import target_info
+from ratrain.targets.program.rtx import program_bytes, write_program
 from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
@@ -347,49 +347,6 @@ def load(path: str, *, machine: str | Machine | None = None) -> Program:
         check(module, machine=machine)
         return emit(module, machine=machine)
     return program_in(read_bytes(path, "program"), path)
-
-
-def program_in(data: bytes, path: str) -> Program:
-    """The program in the bytes of the `.rtx` at a path.
-
-    Raises `DiagnosticError` where they are not sound as a file.
-    """
-    with paused_gc():
-        program = parse_program(data, path)
-    check_carried(program.info, program.topology, path)
-    check_on_machine(program, path)
-    return program
-
-
-def load_schedule(path: str) -> Module:
-    """A module from a `.rtir`, not yet verified.
-
-    Raises `DiagnosticError` where it cannot be read, or carries a machine that its target contradicts.
-    """
-    with paused_gc():
-        module = read_module(path)
-    if module.target is not None:
-        assert module.source is not None
-        check_carried(module.target, module.topology, path, module.source.line(module.target.line))
-    return module
-
-
-def machine_for(module: Module, machine: str | Machine | None) -> Machine:
-    """The machine to use for a module: the one given, else the one it was compiled for.
-
-    Raises `DiagnosticError` RT065 when that one is not known here.
-    """
-    if isinstance(machine, Machine):
-        return machine
-    return load_machine(machine) if machine or module.target is None else compiled_for(module.target)
-
-
-def machine_of(program: Program) -> Machine:
-    """The machine a program was compiled for.
-
-    Raises `DiagnosticError` RT065 when that one is not known here.
-    """
-    return compiled_for(program.info)
 
 
 def save(what: Module | Program, path: str, *, machine: str | Machine | None = None) -> None:

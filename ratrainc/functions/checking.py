@@ -16,7 +16,8 @@ from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
 from ratrain.ratrainc.bridge.exporting import Exported, export_plan
 from ratrain.ratrainc.difference import Difference, difference
 from ratrain.ratrainc.disassembly import routine_lines, stream_lines, tile_lines
-from ratrain.ratrainc.functions.building import check, load, load_schedule
+from ratrain.ratrainc.functions.building import check, load
+from ratrain.ratrainc.functions.opening import load_schedule
 from ratrain.ratrainc.functions.proving import sound_program, sound_schedule
 from ratrain.ratrainc.functions.timing import check_stage
 from ratrain.ratrainc.parts import Part, Shown

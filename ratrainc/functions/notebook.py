@@ -6,28 +6,33 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.notebook import DRAWN_BY
-from ratrain.ratrainc.functions.building import machine_for, machine_of
-from ratrain.ratrainc.parts import Part, TextTable, html_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
+    from ratrain.ratrainc.parts import Part
     from ratrain.ratrainc.validation.outcome import Validation
     from ratrain.targets.program.program import Program
 
 
 def _module(module: Module) -> str:
+    from ratrain.ratrainc.functions.opening import machine_for
+    from ratrain.ratrainc.parts import html_of
     from ratrain.ratrainc.reports import module_parts
 
     return html_of(module_parts(module, machine_for(module, None)))
 
 
 def _program(program: Program) -> str:
+    from ratrain.ratrainc.parts import html_of
+
     return html_of(program_parts(program))
 
 
 def program_parts(program: Program) -> Iterator[Part]:
     """A table of the stages' streams, and the machine."""
     from ratrain.ratrainc.console import capacity_text, size_text
+    from ratrain.ratrainc.functions.opening import machine_of
+    from ratrain.ratrainc.parts import TextTable
 
     rows = [
         [f"@{index}", *(str(len(stream)) for stream in stage.streams.values()), size_text(stage.arena_bytes)]
@@ -42,6 +47,7 @@ def program_parts(program: Program) -> Iterator[Part]:
 
 
 def _validation(validation: Validation) -> str:
+    from ratrain.ratrainc.parts import html_of
     from ratrain.ratrainc.validation.tables import validation_parts
 
     return html_of(validation_parts(validation))

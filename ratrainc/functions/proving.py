@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.files import read_bytes
 from ratrain.ratrain_ir.receipts import prove
-from ratrain.ratrainc.functions.building import check, emit, load_schedule, machine_for, program_in
+from ratrain.ratrainc.functions.opening import load_schedule, machine_for, program_in
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.machine.record import machine_digest
-from ratrain.targets.program.program_verifier import check_program
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
@@ -25,7 +24,13 @@ def sound_schedule(path: str, *, machine: str | Machine | None = None, anew: boo
     module = load_schedule(path)
     assert module.source is not None
     on = b"" if module.target is None else machine_digest(machine_for(module, machine)).encode()
-    prove(lambda: check(module, machine=machine), "schedule", on, "\n".join(module.source.lines).encode(), anew=anew)
+
+    def proof() -> None:
+        from ratrain.ratrainc.functions.building import check
+
+        check(module, machine=machine)
+
+    prove(proof, "schedule", on, "\n".join(module.source.lines).encode(), anew=anew)
     return module
 
 
@@ -35,13 +40,21 @@ def sound_program(given: Program | str, *, machine: str | Machine | None = None,
     Raises `DiagnosticError` with all that is wrong.
     """
     if not isinstance(given, str):
-        check_program(given)
+        _check_program(given)
         return given
     if isinstance(machine, str):
         machine = load_machine(machine)
     if given.endswith(".rtir"):
+        from ratrain.ratrainc.functions.building import emit
+
         return sound_program(emit(sound_schedule(given, machine=machine, anew=anew), machine=machine))
     data = read_bytes(given, "program")
     program = program_in(data, given)
-    prove(lambda: check_program(program), "program", data, anew=anew)
+    prove(lambda: _check_program(program), "program", data, anew=anew)
     return program
+
+
+def _check_program(program: Program) -> None:
+    from ratrain.targets.program.program_verifier import check_program
+
+    check_program(program)

@@ -8,11 +8,10 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.diagnostics import misuse
 from ratrain.ratrain_ir.gc import paused_gc
-from ratrain.ratrainc.functions.building import load, machine_of
+from ratrain.ratrainc.functions.opening import machine_of
 from ratrain.ratrainc.functions.proving import sound_program
 from ratrain.ratrainc.parts import Part, Shown
 from ratrain.ratrainc.simulation import GivenTimesSimulation, Simulation, StepSimulation
-from ratrain.ratrainc.time_report import TimeReport
 from ratrain.ratrainc.times_text import load_times
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.program.program import Program
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ratrain.ratrainc.report.differences import Differences  # noqa: TC004 - of a type alone
+    from ratrain.ratrainc.time_report import TimeReport
 
 
 def simulate(
@@ -57,9 +57,12 @@ def simulate_given(
         given = load_times(times)
     else:
         given = times if isinstance(times, GivenTimes) else GivenTimes.textbook(*times)
-    known = load(program) if isinstance(program, str) else program
+    if isinstance(program, str):
+        from ratrain.ratrainc.functions.building import load
+
+        program = load(program)
     with paused_gc():
-        timeline = given.run(known, rendezvous=rendezvous)
+        timeline = given.run(program, rendezvous=rendezvous)
     return GivenTimesSimulation(figures=step_figures(timeline), timeline=timeline, times=given)
 
 
@@ -108,6 +111,8 @@ def explain_time(simulation: Simulation, *, stage: int | None = None, cold: bool
 
     Of the engines of all stages, or of one; of a steady step, or of the first one, from cold.
     """
+    from ratrain.ratrainc.time_report import TimeReport
+
     check_stage(stage, len(simulation.program.stages))
     return TimeReport(simulation.timeline, simulation.figures, stage, cold)
 

@@ -12,76 +12,88 @@ prints. What is wrong is a `DiagnosticError`, whose `diagnostics` have a code, a
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError
 from ratrain.ratrainc.functions import notebook as _notebook
-from ratrain.ratrainc.functions.building import (
-    check,
-    compile,  # noqa: A004 - the name the documentation promises
-    emit,
-    load,
-    load_schedule,
-    lowered,
-    machine_for,
-    machine_of,
-    make_for,
-    resolved,
-    run_passes,
-    save,
-)
-from ratrain.ratrainc.functions.checking import (
-    diff,
-    disassemble,
-    disassemble_routines,
-    disassemble_tiles,
-    export,
-    lint,
-    schedule,
-    verify,
-)
-from ratrain.ratrainc.functions.listing import (
-    copy_examples,
-    example_path,
-    examples,
-    machine,
-    machines,
-    model_facts,
-    passes,
-    strategies,
-)
-from ratrain.ratrainc.functions.measuring import calibrate_device, calibrate_profile, calibrate_rows, validate
-from ratrain.ratrainc.functions.memory import address_map, alloc, explain
-from ratrain.ratrainc.functions.planning import (
-    compare,
-    compare_best,
-    import_plan,
-    pareto,
-    plan,
-    robust_links,
-    scale,
-    smallest,
-    what_if,
-)
-from ratrain.ratrainc.functions.running import (
-    doctor,
-    export_weights,
-    generate,
-    launch,
-    postmortem,
-    run,
-    watch,
-)
-from ratrain.ratrainc.functions.timing import (
-    explain_time,
-    report,
-    report_against,
-    simulate,
-    simulate_given,
-    simulate_on_cores,
-    write_trace,
-)
-from ratrain.ratrainc.placing import RefusedPlacingError
-from ratrain.ratrainc.progress import OnProgress, Progress
-from ratrain.ratrainc.table_report import UnsoundTableError
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.functions.building import (
+        check,
+        compile,  # noqa: A004 - the name the documentation promises
+        emit,
+        load,
+        lowered,
+        make_for,
+        resolved,
+        run_passes,
+        save,
+    )
+    from ratrain.ratrainc.functions.checking import (
+        diff,
+        disassemble,
+        disassemble_routines,
+        disassemble_tiles,
+        export,
+        lint,
+        schedule,
+        verify,
+    )
+    from ratrain.ratrainc.functions.listing import (
+        copy_examples,
+        example_path,
+        examples,
+        machine,
+        machines,
+        model_facts,
+        passes,
+        strategies,
+    )
+    from ratrain.ratrainc.functions.measuring import calibrate_device, calibrate_profile, calibrate_rows, validate
+    from ratrain.ratrainc.functions.memory import address_map, alloc, explain
+    from ratrain.ratrainc.functions.opening import load_schedule, machine_for, machine_of
+    from ratrain.ratrainc.functions.planning import (
+        compare,
+        compare_best,
+        import_plan,
+        pareto,
+        plan,
+        robust_links,
+        scale,
+        smallest,
+        what_if,
+    )
+    from ratrain.ratrainc.functions.running import doctor, export_weights, generate, launch, postmortem, run, watch
+    from ratrain.ratrainc.functions.timing import (
+        explain_time,
+        report,
+        report_against,
+        simulate,
+        simulate_given,
+        simulate_on_cores,
+        write_trace,
+    )
+    from ratrain.ratrainc.placing import RefusedPlacingError
+    from ratrain.ratrainc.progress import OnProgress, Progress
+    from ratrain.ratrainc.table_report import UnsoundTableError
+
+_ROOMS = {
+    "ratrain.ratrainc.functions.building": "check compile emit load lowered make_for resolved run_passes save",
+    "ratrain.ratrainc.functions.checking": "diff disassemble disassemble_routines disassemble_tiles export lint schedule verify",
+    "ratrain.ratrainc.functions.listing": "copy_examples example_path examples machine machines model_facts passes strategies",
+    "ratrain.ratrainc.functions.measuring": "calibrate_device calibrate_profile calibrate_rows validate",
+    "ratrain.ratrainc.functions.memory": "address_map alloc explain",
+    "ratrain.ratrainc.functions.opening": "load_schedule machine_for machine_of",
+    "ratrain.ratrainc.functions.planning": "compare compare_best import_plan pareto plan robust_links scale smallest what_if",
+    "ratrain.ratrainc.functions.running": "doctor export_weights generate launch postmortem run watch",
+    "ratrain.ratrainc.functions.timing": "explain_time report report_against simulate simulate_given simulate_on_cores write_trace",
+    "ratrain.ratrainc.placing": "RefusedPlacingError",
+    "ratrain.ratrainc.progress": "OnProgress Progress",
+    "ratrain.ratrainc.table_report": "UnsoundTableError",
+}
+"""Where what it has stands, as above: a module is imported when something of it is asked for, so that a command loads what it needs."""
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
 __all__ = [
     "Diagnostic",
@@ -149,5 +161,19 @@ __all__ = [
     "what_if",
     "write_trace",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What is asked for the first time."""
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'", name=name, obj=None)
+    value = globals()[name] = getattr(import_module(_ROOM_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    """All that there is, asked for or not."""
+    return sorted({*globals(), *__all__})
+
 
 _notebook.let_objects_show_themselves()

@@ -12,10 +12,14 @@ from ratrain.ratrain_ir import receipts
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.functions import proving
+from ratrain.ratrainc.functions import building, proving
+from ratrain.targets.program import program_verifier
 from tests.end_to_end.tiny_runs import MODEL, make_plan, swap_neighbours
 
 PASSES = "place-1f1b,bucket-grad-sync,insert-prefetch,allocate-ddr"
+
+ROOMS = {"check": building, "check_program": program_verifier}
+"""Where proofs are taken from."""
 
 
 class _Proofs:
@@ -24,10 +28,10 @@ class _Proofs:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[str] = []
         for name in ("check", "check_program"):
-            monkeypatch.setattr(proving, name, self._counting(name))
+            monkeypatch.setattr(ROOMS[name], name, self._counting(name))
 
     def _counting(self, name: str):
-        real = getattr(proving, name)
+        real = getattr(ROOMS[name], name)
 
         def counted(*given, **options):
             self.made.append(name)
@@ -102,7 +106,7 @@ def test_every_changed_byte_of_a_program_is_proved_anew(proofs, files, monkeypat
     data = (files / "tiny.rtx").read_bytes()
     api.verify(str(files / "tiny.rtx"))
     proved = []
-    monkeypatch.setattr(proving, "check_program", proved.append)
+    monkeypatch.setattr(program_verifier, "check_program", proved.append)
     changed, read = files / "changed.rtx", 0
     for place in range(20, len(data) - 32, (len(data) - 52) // 60):
         body = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 : -32]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from ratrain import api
+from ratrain.targets.program.rtx import write_program
+from tests.end_to_end.tiny_runs import make_program
 
 HEAVY = ("numpy", "networkx", "numba", "llvmlite")  # each takes from a tenth of a second to a second to import
 
@@ -47,3 +53,33 @@ def test_a_heavy_import_is_noticed(tmp_path: Path, name: str) -> None:
         (tmp_path / module).mkdir()
         (tmp_path / module / "__init__.py").touch()
     assert heavy_imports(tmp_path, "-m", "lazy") == [name]
+
+
+def test_the_api_says_once_where_each_name_stands() -> None:
+    """What type checkers read, and what a name is looked up by."""
+    tree = ast.parse(Path(api.__file__).read_text("utf-8"))
+    (checked,) = [node for node in tree.body if isinstance(node, ast.If)]
+    read = {
+        alias.name: node.module for node in checked.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    for name, room in read.items():
+        assert getattr(api, name) is getattr(import_module(str(room)), name)
+    assert {*read, "Diagnostic", "DiagnosticError"} == {*api.__all__}
+    assert {*api.__all__} <= {*dir(api)}
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = api.nothing
+
+
+def test_what_is_read_and_simulated_needs_no_compiler(tmp_path: Path) -> None:
+    write_program(make_program(), str(tmp_path / "x.rtx"))
+    (tmp_path / "simulates.py").write_text(
+        "import sys\n"
+        "from ratrain import api\n"
+        "from ratrain.ratrainc.functions.opening import program_in\n"
+        "from pathlib import Path\n"
+        "program = program_in(Path('x.rtx').read_bytes(), 'x.rtx')\n"
+        "api.simulate(program).to_json()\n"
+        "unwanted = ('ratrain.passes.placement', 'ratrain.ratrainc.planner', 'ratrain.ratrain_ir.parser')\n"
+        "assert not [module for module in sys.modules if module.startswith(unwanted)]\n"
+    )
+    heavy_imports(tmp_path, "-m", "simulates")

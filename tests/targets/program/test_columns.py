@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrain_ir.types import Home
-from ratrain.ratrainc.functions.building import machine_of
+from ratrain.ratrainc.functions.opening import machine_of
 from ratrain.targets.machine.timing import op_work
 from ratrain.targets.program.columns import classes, classes_of_runs
 from ratrain.targets.program.rtx import parse_program, program_bytes
