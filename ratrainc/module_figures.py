@@ -9,15 +9,17 @@ from ratrain.ratrain_ir.types import STORES
 from ratrain.targets.machine.capacity import capacity_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.targets.machine.machine import Machine
 
 
-def module_figures(module: Module, machine: Machine) -> dict[str, Any]:
-    """The figures of a compiled module for a machine, as `--json` prints them."""
+def module_figures(module: Module, machine: Machine, peaks: Sequence[int] | None = None) -> dict[str, Any]:
+    """The figures of a compiled module for a machine, as `--json` prints them; `peaks`: most live bytes by stage, where they are known."""
     stages = []
-    for stage in module.stages:
-        peak = lifetimes(stage).peak_bytes
+    for number, stage in enumerate(module.stages):
+        peak = lifetimes(stage).peak_bytes if peaks is None else peaks[number]
         figures = {"peak_live_bytes": peak, "arena_bytes": stage.arena_bytes, "ops": len(stage.ops)}
         stages.append({**figures, **stored_figures(stage)})
     return {

@@ -35,13 +35,13 @@ def show_inserted(runs: Sequence[PassRun]) -> None:
             say(f"inserted pass '{run.text}', which '{run.inserted_for}' needs")
 
 
-def module_parts(module: Module, machine: Machine) -> Iterator[Part]:
-    """What each stage of a module needs, and has on the machine it is for."""
+def module_parts(module: Module, machine: Machine, peaks: Sequence[int] | None = None) -> Iterator[Part]:
+    """What each stage of a module needs, and has on the machine it is for; `peaks`: most live bytes by stage, where they are known."""
     plan = module.plan
     capacity = module.target.capacity_bytes if module.target else None
     rows = []
-    for stage in module.stages:
-        peak = lifetimes(stage).peak_bytes
+    for number, stage in enumerate(module.stages):
+        peak = lifetimes(stage).peak_bytes if peaks is None else peaks[number]
         arena = stage.arena_bytes
         rows.append(
             [

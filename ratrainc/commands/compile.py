@@ -148,18 +148,23 @@ def command(
             echo(f"the strategy '{strategy}' gives the plan {made.given}", err=True)
         if made.levels:
             echo(made.levels, err=True)
+    peaks = None
     with status(f"writing {output}"):
-        if output is not None:
+        if output is not None and output.endswith(".rtx"):
+            program = api.emit(module, machine=machine)
+            peaks = [stage.peak_live_bytes for stage in program.stages]
+            api.save(program, output)
+        elif output is not None:
             api.save(module, output, machine=machine)
     if as_json:
         print_json(
-            module_figures(module, api.machine_for(module, machine))
+            module_figures(module, api.machine_for(module, machine), peaks)
             | {"output": output, "passes": [run.text for run in runs]}
         )
         return
     if verbose:
         show_inserted(runs)
-    show(module_parts(module, api.machine_for(module, machine)))
+    show(module_parts(module, api.machine_for(module, machine), peaks))
     if output:
         echo(f"wrote {output}")
 

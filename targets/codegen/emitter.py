@@ -24,7 +24,14 @@ from ratrain.ratrain_ir.target import Target
 from ratrain.ratrain_ir.types import StateKind
 from ratrain.ratrain_ir.verifier.report import Reporter
 from ratrain.ratrain_ir.verifier.workspace import check_op_workspace
-from ratrain.targets.program.instruction import Access, CountWait, Instruction, Operand, ProgramTensor
+from ratrain.targets.program.instruction import (
+    Access,
+    CountWait,
+    Instruction,
+    Operand,
+    ProgramTensor,
+    bound_operands,
+)
 from ratrain.targets.program.lifting import StoredFields, stored_fields, stored_operands
 from ratrain.targets.program.program import Program, ProgramStage
 from ratrain.targets.program.routine import Routine
@@ -103,8 +110,10 @@ class _Form:
     """those of one of them"""
     has_micro_batch: bool
     has_peer: bool
-    roles: tuple[tuple[str, Access], ...]
+    roles: tuple[str, ...]
     """of what is read, then written, then updated; empty where one tensor is two of these"""
+    accesses: tuple[Access, ...]
+    """of the same"""
     accumulates: bool
     routine: int | None
     workspace_bytes: int
@@ -139,18 +148,15 @@ class _Emission:
         binding = bind(op, self.module.model, self.module.plan)
         tensors = op.reads + op.writes + op.updates
         names = {attribute.name for attribute in FIELDS[type(op)]}
-        roles: tuple[tuple[str, Access], ...] = ()
-        if tuple(binding.tensors.values()) == tensors and len(set(tensors)) == len(tensors):
-            accesses = (
-                [Access.READ] * len(op.reads) + [Access.WRITE] * len(op.writes) + [Access.UPDATE] * len(op.updates)
-            )
-            roles = tuple(zip(binding.tensors, accesses, strict=True))
+        accesses = [Access.READ] * len(op.reads) + [Access.WRITE] * len(op.writes) + [Access.UPDATE] * len(op.updates)
+        is_plain = tuple(binding.tensors.values()) == tensors and len(set(tensors)) == len(tensors)
         request = self.target.workspace(self.module, op)
         return _Form(
             stored_fields(op),
             "micro_batch" in names,
             "peer" in names,
-            roles,
+            tuple(binding.tensors) if is_plain else (),
+            tuple(accesses),
             binding.accumulates,
             self.routine(op),
             0 if request is None else request.nbytes,
@@ -200,7 +206,7 @@ class _StageEmission:
             check_op_workspace(common.module, self.stage, op, common.target, common.report)
         tensors = op.reads + op.writes + op.updates
         if form.roles and len(set(tensors)) == len(tensors):
-            operands = [Operand(role, index[t], access) for (role, access), t in zip(form.roles, tensors, strict=True)]
+            operands = bound_operands(form.roles, map(index.__getitem__, tensors), form.accesses)
             operands += [Operand("workspace", index[tensor], Access.SCRATCH) for tensor in op.scratch]
             bound = tuple(operands)
         else:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.ops import ENGINES, FIELDS, Engine
 from ratrain.ratrain_ir.types import Home, StateKind, TensorType, aligned
-from ratrain.targets.program.instruction import Access, CountWait, Instruction, Operand, ProgramTensor
+from ratrain.targets.program.instruction import Access, CountWait, Instruction, ProgramTensor, bound_operands
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -230,7 +230,7 @@ class ProgramColumns:
         waits, wait_runs = _runs(self.wait_stops, rows[:, WAITS], first, stop)
         blocks, block_runs = _runs(self.block_stops, rows[:, BLOCKS], first, stop)
         roles, numbers, accesses = self.operands[operands].T.tolist()
-        bound = list(map(Operand, map(strings.__getitem__, roles), numbers, map(ACCESSES.__getitem__, accesses)))
+        bound = bound_operands(map(strings.__getitem__, roles), numbers, map(ACCESSES.__getitem__, accesses))
         engines, counts, previous = self.waits[waits].T.tolist()
         waited = list(map(CountWait, map(ENGINES.__getitem__, engines), counts, map(bool, previous)))
         named = [strings[number] for number in self.blocks[blocks].tolist()]

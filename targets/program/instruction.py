@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from attrs import define, frozen
@@ -49,6 +51,15 @@ class Operand(NamedTuple):
     role: str
     tensor: int
     access: Access
+
+
+def bound_operands(roles: Iterable[str], tensors: Iterable[int], accesses: Iterable[Access]) -> list[Operand]:
+    """Operands of which each has one of the roles, tensors and accesses; a program has millions."""
+    return list(map(_NEW_OPERAND, zip(roles, tensors, accesses, strict=True)))
+
+
+_NEW_OPERAND = partial(tuple.__new__, Operand)
+"""As `Operand._make`, without a call of Python for each."""
 
 
 @frozen
