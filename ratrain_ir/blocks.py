@@ -7,7 +7,7 @@ its forward saves. Targets add none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
@@ -30,13 +30,16 @@ PARAMETER_ALIGNMENT = 64
 BLOCK_KINDS = ("embed", "attention", "mlp", "head")
 
 
-@frozen(cache_hash=True)
+@frozen(eq=False)
 class Block:
-    """One block of the chain; `layer` is None for `embed` and `head`. Make one through `block` only."""
+    """One block of the chain; `layer` is None for `embed` and `head`. Make one through `block` only: there is one object of each."""
 
     kind: str
     layer: int | None
-    _text: str = field(init=False, eq=False, repr=False)
+    _text: str = field(init=False, repr=False)
+
+    def __reduce__(self) -> tuple[Callable[..., Block], tuple[object, ...]]:
+        return block, (self.kind, self.layer)
 
     @_text.default
     def _written(self) -> str:
@@ -46,9 +49,13 @@ class Block:
         return self._text
 
 
-@cache
 def block(kind: str, layer: int | None = None) -> Block:
     """The one object of this block, so that blocks compare with `is`."""
+    return _block(kind, layer)
+
+
+@cache
+def _block(kind: str, layer: int | None) -> Block:
     return Block(kind, layer)
 
 

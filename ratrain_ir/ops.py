@@ -150,7 +150,7 @@ class Tensor:
     @property
     def role(self) -> str | StateKind:
         """What of its name and kind the time of an op depends on: the slot of a saved tensor, else the kind."""
-        return self.slot if self.kind is StateKind.SAVED else self.kind
+        return self.name.rpartition(".")[2] if self.kind is StateKind.SAVED else self.kind
 
     def __repr__(self) -> str:
         return f"%{self.name}"

@@ -140,7 +140,7 @@ class _Builder:
     diagnostics: Diagnostics = field(factory=Diagnostics)
     types: dict[str, TensorType | None] = field(factory=dict)
     calls: dict[tuple[str, ...], Call] = field(factory=dict)
-    """By keyword and words, of which the micro-batch is the first."""
+    """By keyword and words, of which the micro-batch is the first; it is not among the fields."""
     declared: dict[tuple[str, str, str | None], tuple[StateKind, TensorType, Home]] = field(factory=dict)
     """What declarations of a kind, a type and a home were found to say."""
 
@@ -339,42 +339,48 @@ class _Builder:
         return type_
 
     def op(self, stage: Stage, groups: Groups, record: OpRecord) -> Op | None:
-        place, micro_batch = _micro_batch(record.words)
-        key = record.keyword, *record.words
-        if place is not None:
-            key = *key[: place + 1], "m0", *key[place + 2 :]
-        call = self.calls.get(key) or self.read_call(record, key)
+        words = record.words
+        micro_batch = None
+        for place, word in enumerate(words):
+            if word[0] == "m" and _MICRO_BATCH.fullmatch(word):
+                micro_batch = int(word[1:])
+                words = [*words[:place], "m0", *words[place + 1 :]]
+                break
+        key = record.keyword, *words
+        call = self.calls.get(key)
         if call is None:
-            return None
-        cls, fields = call
-        if place is not None:
-            fields = {**fields, "micro_batch": micro_batch}
+            call = self.read_call(record)
+            if call is None:
+                return None
+            if micro_batch is not None:
+                del call[1]["micro_batch"]
+            self.calls[key] = call
+        make: Callable[..., Op] = call[0]
         line = record.line
-        reads = self.resolve(stage, groups, record.reads, line)
-        writes = self.resolve(stage, groups, record.writes, line)
-        updates = self.resolve(stage, groups, record.updates, line)
-        scratch = self.resolve(stage, groups, record.scratch, line)
+        reads = self.resolve(stage, groups, record.reads, line) if record.reads else ()
+        writes = self.resolve(stage, groups, record.writes, line) if record.writes else ()
+        updates = self.resolve(stage, groups, record.updates, line) if record.updates else ()
+        scratch = self.resolve(stage, groups, record.scratch, line) if record.scratch else ()
         if reads is None or writes is None or updates is None or scratch is None:
             return None
-        return cls(reads=reads, writes=writes, updates=updates, scratch=scratch, line=line, **fields)
+        operands = {"reads": reads, "writes": writes, "updates": updates, "scratch": scratch, "line": line}
+        if micro_batch is not None:
+            operands["micro_batch"] = micro_batch
+        return make(**operands, **call[1])
 
-    def read_call(self, record: OpRecord, key: tuple[str, ...]) -> Call | None:
+    def read_call(self, record: OpRecord) -> Call | None:
         cls = OP_CLASSES.get(record.keyword)
         if cls is None:
             text = f"'{record.keyword}' is not an op; the ops are {', '.join(OP_CLASSES)}"
             self.error("RT004", text, record.line, record.keyword, help=nearest(record.keyword, OP_CLASSES))
             return None
         try:
-            call = cls, read_fields(cls, record.words)
+            return cls, read_fields(cls, record.words)
         except FieldError as problem:
             self.error("RT005", str(problem), record.line, record.keyword)
             return None
-        self.calls[key] = call
-        return call
 
     def resolve(self, stage: Stage, groups: Groups, names: list[str], line: int) -> Tensors | None:
-        if not names:
-            return ()
         tensors = stage.tensors
         try:
             return tuple([tensors[name] for name in names])
@@ -399,14 +405,6 @@ class _Builder:
                 hint = f"did you mean %{close[0]}?" if close else None
                 text = f"%{name} is not declared in stage @{stage.index}"
                 self.error("RT004", text, line, "%" + name, help=hint)
-
-
-def _micro_batch(words: list[str]) -> tuple[int | None, int]:
-    """Which of an op's words names a micro-batch, if one does, and the micro-batch."""
-    for place, word in enumerate(words):
-        if word[0] == "m" and _MICRO_BATCH.fullmatch(word):
-            return place, int(word[1:])
-    return None, 0
 
 
 def _groups(stage: Stage) -> Groups:

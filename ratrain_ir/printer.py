@@ -62,7 +62,10 @@ def declaration_text(tensor: Tensor) -> str:
     carried = " carried" if tensor.carried else ""
     home = "" if tensor.home is Home.DDR else f" in {tensor.home.value}"
     offset = "" if tensor.offset is None else f" at {tensor.offset:#x}"
-    return f"{tensor.kind.value} %{tensor.name} : {tensor.type}{carried}{home}{offset}"
+    return f"{_KINDS[tensor.kind]} %{tensor.name} : {tensor.type}{carried}{home}{offset}"
+
+
+_KINDS = {kind: kind.value for kind in StateKind}
 
 
 Groups = dict[str, tuple[Tensor, ...]]
@@ -87,6 +90,8 @@ def op_text(op: Op, groups: Groups | None = None) -> str:
 
 def names_text(tensors: tuple[Tensor, ...], groups: Groups) -> str:
     """Names separated by commas; a whole group in a row is written `%prefix.*`."""
+    if len(tensors) == 1:
+        return f"%{tensors[0].name}"
     names = []
     index = 0
     while index < len(tensors):

@@ -5,8 +5,12 @@ from __future__ import annotations
 from enum import Enum
 from functools import cache
 from math import prod
+from typing import TYPE_CHECKING
 
 from attrs import field, frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ALIGNMENT_BYTES = 64
 """Every tensor starts at a multiple of this many bytes (SIMD width, and bit-identical BLAS: facts on determinism)."""
@@ -101,15 +105,18 @@ class StateKind(Enum):
     __hash__ = object.__hash__  # members are single objects; what `Enum` has is several times slower
 
 
-@frozen(cache_hash=True)
+@frozen(eq=False)
 class TensorType:
-    """Element type and shape. Make one through `tensor_type` only, then compare with `is`."""
+    """Element type and shape. Make one through `tensor_type` only: there is one object of each."""
 
     dtype: Dtype
     shape: tuple[int, ...]
-    nbytes: int = field(init=False, eq=False, repr=False)
+    nbytes: int = field(init=False, repr=False)
     """Bytes of the tensor itself, without alignment."""
-    _text: str = field(init=False, eq=False, repr=False)
+    _text: str = field(init=False, repr=False)
+
+    def __reduce__(self) -> tuple[Callable[..., TensorType], tuple[object, ...]]:
+        return tensor_type, (self.dtype, self.shape)
 
     @property
     def elements(self) -> int:

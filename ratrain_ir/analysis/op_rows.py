@@ -40,15 +40,15 @@ class Numbers(NamedTuple):
 class OpRows:
     """Rows of ops, and numbers of the tensors that they touch; both grow as ops are asked for."""
 
-    tensors: dict[Tensor, int] = field(factory=dict, init=False)
+    tensors: TensorNumbers = field(init=False)
     _rows: dict[Op, int] = field(factory=dict, init=False)
     _numbers: Numbers = field(init=False)
     _arrays: list[GrownArray] = field(init=False)
-    _nbytes: list[int] = field(factory=list, init=False)
     _sizes: GrownArray = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._numbers = Numbers([], [], [], [])
+        self.tensors = TensorNumbers()
+        self._numbers = Numbers([], [], [], self.tensors.carried)
         self._arrays = [GrownArray(np.int64(0)) for _ in self._numbers]
         self._sizes = GrownArray(np.int64(0))
 
@@ -72,7 +72,7 @@ class OpRows:
 
     def sizes_of(self, tensors: list[Tensor], numbers: Any) -> Any:
         """Aligned bytes of tensors, given with their numbers: -1 of those that no op touches."""
-        sizes = self._sizes.of(self._nbytes)[numbers] if self._nbytes else np.zeros(len(tensors), np.int64)
+        sizes = self._sizes.of(self.tensors.nbytes)[numbers] if self.tensors else np.zeros(len(tensors), np.int64)
         for place in np.flatnonzero(numbers < 0).tolist():
             sizes[place] = aligned(tensors[place].type.nbytes)
         return sizes
@@ -80,20 +80,35 @@ class OpRows:
     def _add(self, op: Op) -> int:
         released, bounds, operands, _ = self._numbers
         row = self._rows[op] = len(released)
-        is_release = type(op) is Release
-        released.append(is_release)
-        for tensors in (op.reads, op.updates, op.writes, op.scratch):
-            if not is_release:
-                operands += map(self._number, tensors)
-            bounds.append(len(operands))
+        if type(op) is Release:
+            released.append(True)
+            bounds += (len(operands),) * 4
+            return row
+        released.append(False)
+        number = self.tensors.__getitem__
+        operands += map(number, op.reads)
+        read = len(operands)
+        operands += map(number, op.updates)
+        updated = len(operands)
+        operands += map(number, op.writes)
+        written = len(operands)
+        operands += map(number, op.scratch)
+        bounds += read, updated, written, len(operands)
         return row
 
-    def _number(self, tensor: Tensor) -> int:
-        number = self.tensors.get(tensor)
-        if number is None:
-            number = self.tensors[tensor] = len(self._numbers.carried)
-            self._numbers.carried.append(tensor.carried)
-            self._nbytes.append(aligned(tensor.type.nbytes))
+
+class TensorNumbers(dict[Tensor, int]):
+    """Tensors by number, in the order in which they are asked for, and by number what is told of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.carried: list[bool] = []
+        self.nbytes: list[int] = []
+
+    def __missing__(self, tensor: Tensor) -> int:
+        number = self[tensor] = len(self)
+        self.carried.append(tensor.carried)
+        self.nbytes.append(aligned(tensor.type.nbytes))
         return number
 
 

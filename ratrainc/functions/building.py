@@ -26,7 +26,6 @@ from ratrain.ratrain_ir.printer import module_lines
 from ratrain.ratrain_ir.verifier import verify as verify_module
 from ratrain.ratrain_ir.verifier.memory import check_capacity
 from ratrain.ratrain_ir.verifier.report import Reporter
-from ratrain.ratrain_ir.verifier.workspace import check_workspace
 from ratrain.ratrainc.functions.opening import load_schedule, machine_for, machine_of, program_in
 from ratrain.ratrainc.machine_choice import MachineChoice, resized
 from ratrain.ratrainc.progress import OnProgress, Progress, telling, unheard
@@ -290,9 +289,7 @@ def check(module: Module, *, machine: str | Machine | None = None) -> None:
         else:
             chosen = machine_for(module, machine)
             there = evolve(module, target=_info_on(module, module.target, chosen))
-            verify_module(there, diagnostics)
-            diagnostics.check()
-            check_workspace(there, target_of(chosen), Reporter(there, diagnostics))
+            verify_module(there, diagnostics, target_of(chosen))
     diagnostics.check()
 
 

@@ -210,3 +210,24 @@ def test_unusual_layout_is_left_to_the_grammar(line):
     with pytest.raises(UnusualTextError):
         list(quick_records(text.split("\n")).stages)
     assert len(next(iter(parse_records(text).stages)).statements) == 1
+
+
+@pytest.mark.parametrize(
+    "first", ["view %a : f16[1]", "view %a : f16[1] at 0x40", "view %a : f16[1]  // set at 0x40", "view %a : f16[1] \t"]
+)
+@pytest.mark.parametrize(
+    "second",
+    [
+        *("view %b.c-1 : f16[1]", "view %b.* : f16[1] at 0x1F", "view %b : f16[1] at 0x1g", "view %b : f16[1] at  0x1"),
+        *("view %b : f16[1]  // set at 0x80", "view %b : f16[1]  // set", "view %b : f16[1] at 0x1 // c", "view %1 : f16[1]"),
+        *("view %b : f16[1] carried", "  view %b : f16[1]\t", "view %b %c : f16[1]", "view % : f16[1]", "view %é : f16[1] at 0x1"),
+        *("view %b : f16[1] at ", "view %b : f16[1] : f16[1]", "view %a..b : f16[1]", "%a : f16[1]", "view a : f16[1]"),
+    ],
+)  # fmt: skip
+def test_a_declaration_like_one_before_is_read_as_the_grammar_reads_it(first, second):
+    text = text_around(f"{first}\n    {second}\n    {second}")
+    try:
+        quick = list(quick_records(text.split("\n")).stages)
+    except UnusualTextError:
+        return
+    assert quick == list(parse_records(text).stages)
