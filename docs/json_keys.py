@@ -54,6 +54,7 @@ COMMANDS = (
     "calibrate --rows measured.csv --fit launch --hold-out 3",
     "validate published.csv",
     "doctor x.rtx",
+    "precompile",
     "alloc problem.csv --capacity 1MiB",
     "machines mt3000",
     "strategies",

@@ -802,6 +802,16 @@ OPTIONS = {
         },
         wall=True,
     ),
+    "precompile": Command(
+        "",
+        {
+            "--dtype": Option(
+                "the types that loops are compiled for", "--dtype f32", None, "ratrain.ratrainc.precompiling:precompile"
+            ),
+            "--json": _JSON,
+        },
+        wall=True,
+    ),
     "alloc": Command(
         "b.csv --capacity 1000",
         {

@@ -24,6 +24,25 @@ except ImportError:  # there is none on this system: processes that start togeth
 
 
 @define
+class _Sizes:
+    any: bool = False
+
+
+_SIZES = _Sizes()
+"""Of inputs that loops are compiled for."""
+
+
+@contextmanager
+def at_any_size() -> Iterator[None]:
+    """Have loops compiled, and taken, that small inputs do without."""
+    before, _SIZES.any = _SIZES.any, True
+    try:
+        yield
+    finally:
+        _SIZES.any = before
+
+
+@define
 class Allowance:
     """How many ops a process may still run without the compiler. Many small runs are one large one: it pays then."""
 
@@ -31,7 +50,7 @@ class Allowance:
 
     def take(self, ops: int) -> bool:
         """Whether so many were left; they are used up."""
-        if ops > self.ops:
+        if _SIZES.any or ops > self.ops:
             return False
         self.ops -= ops
         return True
@@ -47,6 +66,11 @@ _LOOPS: list[Any] = []
 def compiled_anew() -> int:
     """Loops that this process compiled, and did not read from disk: that takes seconds, and memory that stays."""
     return sum(sum(loop.stats.cache_misses.values()) for loop in _LOOPS)
+
+
+def kept_in() -> tuple[str, ...]:
+    """The folders in which this process's loops are kept, where they can be."""
+    return tuple(sorted({loop.stats.cache_path for loop in _LOOPS if loop.stats.cache_path is not None}))
 
 
 class UncachedWarning(RuntimeWarning):

@@ -46,6 +46,7 @@ _COMMANDS = {
     "export-weights": "Write a checkpoint's weights as a Hugging Face model directory.",
     "disasm": "Print a program's streams, routines and addresses.",
     "doctor": "Say what this machine offers a run.",
+    "precompile": "Compile ahead of time the loops that a first run would compile.",
     "alloc": "Give buffers with known lifetimes addresses in one memory.",
     "machines": "List the built-in machines, or the figures of one and where they come from.",
     "strategies": "List the named pass pipelines.",

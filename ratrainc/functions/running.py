@@ -14,12 +14,13 @@ from ratrain.ratrain_ir.types import Dtype
 from ratrain.ratrainc.functions.proving import sound_program
 from ratrain.ratrainc.machine_facts import Fact
 from ratrain.ratrainc.parts import Part, Shown
-from ratrain.ratrainc.progress import OnProgress, Progress
+from ratrain.ratrainc.progress import OnProgress, Progress, unheard
 from ratrain.ratrainc.run_choices import DataChoice, Display, Generation, Outputs, Prompt, Ranks
 from ratrain.targets.runtime.settings import RunSettings, available_threads
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.generation import Generated
+    from ratrain.ratrainc.precompiling import Precompiled
     from ratrain.ratrainc.run_result import RunResult
     from ratrain.ratrainc.weight_export import Export
     from ratrain.targets.machine.machine import Machine
@@ -209,6 +210,13 @@ class Offer(Shown):
     def to_json(self) -> dict[str, Any]:
         """The facts as `--json` prints them."""
         return {"facts": {name: fact.to_json() for name, fact in self.facts.items()}, "problems": self.problems}
+
+
+def precompile(dtypes: Sequence[str] = ("f16",), *, progress: OnProgress | None = None) -> Precompiled:
+    """Compile the loops that first compilations and first runs would compile, for weights, activations and gradients of some types: f16, bf16, f32."""
+    from ratrain.ratrainc.precompiling import precompile as compile_ahead
+
+    return compile_ahead([Dtype(each) for each in dict.fromkeys(dtypes)], progress or unheard)
 
 
 def doctor(program: Program | str | None = None, *, machine: str | Machine | None = None) -> Offer:

@@ -64,7 +64,16 @@ if TYPE_CHECKING:
         smallest,
         what_if,
     )
-    from ratrain.ratrainc.functions.running import doctor, export_weights, generate, launch, postmortem, run, watch
+    from ratrain.ratrainc.functions.running import (
+        doctor,
+        export_weights,
+        generate,
+        launch,
+        postmortem,
+        precompile,
+        run,
+        watch,
+    )
     from ratrain.ratrainc.functions.timing import (
         explain_time,
         report,
@@ -86,7 +95,7 @@ _ROOMS = {
     "ratrain.ratrainc.functions.memory": "address_map alloc explain",
     "ratrain.ratrainc.functions.opening": "load_schedule machine_for machine_of",
     "ratrain.ratrainc.functions.planning": "compare compare_best import_plan pareto plan robust_links scale smallest what_if",
-    "ratrain.ratrainc.functions.running": "doctor export_weights generate launch postmortem run watch",
+    "ratrain.ratrainc.functions.running": "doctor export_weights generate launch postmortem precompile run watch",
     "ratrain.ratrainc.functions.timing": "explain_time report report_against simulate simulate_given simulate_on_cores write_trace",
     "ratrain.ratrainc.placing": "RefusedPlacingError",
     "ratrain.ratrainc.progress": "OnProgress Progress",
@@ -141,6 +150,7 @@ __all__ = [
     "passes",
     "plan",
     "postmortem",
+    "precompile",
     "report",
     "report_against",
     "resolved",
