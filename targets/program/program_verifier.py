@@ -20,15 +20,16 @@ from ratrain.ratrain_ir.blocks import parameters, parse_block
 from ratrain.ratrain_ir.diagnostics import Diagnostics
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.module import Level
-from ratrain.ratrain_ir.ops import BLOCK_OPS, Engine
+from ratrain.ratrain_ir.ops import BLOCK_OPS, ENGINES, Engine
 from ratrain.ratrain_ir.tensor_peers import peer_model
-from ratrain.ratrain_ir.types import Home, aligned
+from ratrain.ratrain_ir.types import Home
 from ratrain.ratrain_ir.verifier import verify
 from ratrain.ratrain_ir.verifier.memory import check_memory
 from ratrain.ratrain_ir.verifier.report import Reporter
 from ratrain.targets.codegen.derivation import derivation_problem, form_of
 from ratrain.targets.codegen.routines import representative
 from ratrain.targets.machine.resource_work import ResourceWork
+from ratrain.targets.program.columns import KEYWORD, ProgramColumns
 from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.lifting import lift
 from ratrain.targets.program.program import Program
@@ -41,7 +42,10 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.program.program import ProgramStage
+    from ratrain.targets.simulator.flat_program import Float64s
 
+_PASSES = {"forward": ("forward",), "backward": ("backward", "backward_input")}
+"""Instructions that a pass of a micro-batch has of each block."""
 _CALLS_ROUTINE = frozenset(kind.keyword for kind in BLOCK_OPS)
 
 
@@ -49,7 +53,8 @@ def check_program(program: Program) -> None:
     """Raise `DiagnosticError` with everything that is wrong with a program, one kind of fault after the other."""
     diagnostics = Diagnostics()
     with paused_gc():
-        _check_sizes(program, diagnostics)
+        columns = program.columns()
+        _check_sizes(program, columns, diagnostics)
         diagnostics.check()
         module = lift(program, diagnostics)
         diagnostics.check()
@@ -59,7 +64,6 @@ def check_program(program: Program) -> None:
         diagnostics.check()
         _check_addresses(program, module, diagnostics)
         diagnostics.check()
-        columns = program.columns()
         alike = OpWorks([ResourceWork(1.0)], np.zeros(len(columns), np.int64))
         for rendezvous in (False, True):
             simulate_works(program, columns, alike, UNLIMITED, rendezvous=rendezvous)
@@ -67,32 +71,40 @@ def check_program(program: Program) -> None:
         diagnostics.check()
 
 
-def _check_sizes(program: Program, diagnostics: Diagnostics) -> None:
+def _check_sizes(program: Program, columns: ProgramColumns, diagnostics: Diagnostics) -> None:
     """The plan promises no more work than the streams hold: a number alone must not make the rules below work for ever."""
+    least = _least_live_bytes(columns)
+    computes = columns.streams % len(ENGINES) == ENGINES.index(Engine.COMPUTE)
+    stages = columns.streams // len(ENGINES)
+    counts = {
+        keyword: np.bincount(
+            stages[computes & columns.where(columns.instructions[:, KEYWORD], *keywords)], minlength=columns.stages
+        ).tolist()
+        for keyword, keywords in _PASSES.items()
+    }
     for index, stage in enumerate(program.stages):
         blocks = program.topology.stage_blocks[index]
-        for keyword, keywords in (("forward", ("forward",)), ("backward", ("backward", "backward_input"))):
-            count = sum(1 for item in stage.streams[Engine.COMPUTE] if item.keyword in keywords)
+        for keyword in _PASSES:
+            count = counts[keyword][index]
             wanted = len(blocks) * program.plan.micro_batches * program.plan.shape.slices
             if count != wanted:
                 text = f"stage @{index} has {count} {keyword} instructions; its {len(blocks)} blocks need {wanted}"
                 diagnostics.error("RT030", text)
-        if not _least_live_bytes(stage) <= stage.peak_live_bytes <= stage.arena_bytes:
+        if not least[index] <= stage.peak_live_bytes <= stage.arena_bytes:
             text = f"stage @{index} cannot have {stage.peak_live_bytes} live bytes in its arena of {stage.arena_bytes}"
             diagnostics.error("RT080", text)
 
 
-def _least_live_bytes(stage: ProgramStage) -> int:
-    """Bytes that are live at once in any order: what the largest instruction touches."""
-    sizes = [aligned(tensor.type.nbytes) if tensor.home is Home.DDR else 0 for tensor in stage.tensors]
-    return max(
-        (
-            sum(sizes[number] for number in {operand.tensor for operand in instruction.operands})
-            for stream in stage.streams.values()
-            for instruction in stream
-        ),
-        default=0,
-    )
+def _least_live_bytes(columns: ProgramColumns) -> Float64s:
+    """By stage: bytes that are live at once in any order: what the largest instruction touches."""
+    tensors = len(columns.tensor_forms)
+    touched = np.unique(columns.operand_owners * tensors + columns.operand_tensors)
+    owners, numbers = np.divmod(touched, max(1, tensors))
+    in_ddr = np.array([form.home is Home.DDR for form in columns.forms], np.bool_)
+    sizes = np.where(in_ddr, columns.form_bytes, 0)[columns.tensor_forms[numbers]]
+    least = np.zeros(columns.stages)
+    np.maximum.at(least, columns.streams // len(ENGINES), np.bincount(owners, sizes, len(columns)))
+    return least
 
 
 def _check_routines(program: Program, diagnostics: Diagnostics) -> None:
