@@ -331,14 +331,16 @@ class _SymbolicRun(SymbolicUpdates):
         return source_block(self.module.model, self.module.plan, block)
 
     def set_saved(self, op: Op, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
+        saved, writes = StateKind.SAVED, op.writes
         for name, tensor in roles.items():
-            if tensor.kind is StateKind.SAVED and tensor in op.writes:
+            if tensor.kind is saved and tensor in writes:
                 self.once(op, "RT032", "saved", block, m, name)
                 self.set(tensor, "saved", block, m, name)
 
     def expect_saved(self, op: Op, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
+        own = self.own_slots(block)
         for name, tensor in roles.items():
-            if tensor.kind is StateKind.SAVED and tensor in op.reads and name in self.own_slots(block):
+            if name in own and tensor.kind is StateKind.SAVED and tensor in op.reads:
                 self.expect("RT032", op, tensor, "saved", block, m, name)
 
     def own_slots(self, block: Block) -> frozenset[str]:

@@ -59,7 +59,10 @@ def sweep(
     bounds: Any, operands: Any, starts: Any, stops: Any, ranks: Any,
     live: Any, held: Any, entering: Any, there: Any, positions: Any,
 ) -> int:  # fmt: skip
-    """Fill what enters, what is there, and where; the number of these. `held` has what is live in the order of addresses."""
+    """Fill what enters, what is there, and where; the number of these. `held` has what is live in the order of addresses.
+
+    Of what is held no two have the same range and rank: the sweep ends at the first conflict, or ranks differ.
+    """
     found = holds = 0
     for position in range(len(bounds) // 4 - 1, -1, -1):
         first = 0 if position == 0 else bounds[4 * position - 1]
@@ -69,18 +72,28 @@ def sweep(
             bounds[4 * position + 2],
             bounds[4 * position + 3],
         )
-        for group in range(4):  # what is updated after what is written, as ops list their operands
+        for group in range(5):  # what is updated after what is written, as ops list their operands; then what ends here
+            leaves = group == 4
             if group == 0:
                 begin, stop = first, reads
             elif group == 1:
                 begin, stop = updates, writes
             elif group == 2:
                 begin, stop = reads, updates
-            else:
+            elif group == 3:
                 begin, stop = writes, end
+            else:
+                begin, stop = updates, end
             for place in range(begin, stop):
                 tensor = operands[place]
-                if live[tensor]:
+                if live[tensor] != leaves:
+                    continue
+                is_read = False
+                if leaves:
+                    for other_place in range(first, reads):
+                        if operands[other_place] == tensor:
+                            is_read = True
+                if is_read:
                     continue
                 low, high = 0, holds
                 while low < high:
@@ -96,6 +109,11 @@ def sweep(
                         low = middle + 1
                     else:
                         high = middle
+                if leaves:
+                    held[low : holds - 1] = held[low + 1 : holds]
+                    holds -= 1
+                    live[tensor] = 0
+                    continue
                 for near in range(low - 1, low + 1):
                     if near < 0 or near >= holds:
                         continue
@@ -105,26 +123,8 @@ def sweep(
                         found += 1
                         if found == len(entering):
                             return found
-                for index in range(holds, low, -1):
-                    held[index] = held[index - 1]
+                held[low + 1 : holds + 1] = held[low:holds]
                 held[low] = tensor
                 holds += 1
                 live[tensor] = 1
-        for place in range(updates, end):
-            tensor = operands[place]
-            if not live[tensor]:
-                continue
-            is_read = False
-            for other_place in range(first, reads):
-                if operands[other_place] == tensor:
-                    is_read = True
-            if is_read:
-                continue
-            low = 0
-            while held[low] != tensor:
-                low += 1
-            for index in range(low, holds - 1):
-                held[index] = held[index + 1]
-            holds -= 1
-            live[tensor] = 0
     return found
