@@ -52,7 +52,7 @@ class Relations:
     def _held(self) -> Int64s:
         """Op and tensor in one number, ascending, of all operands."""
         counts, tensors = self._operands
-        return np.unique(np.repeat(np.arange(len(counts)), counts) * self._stride + tensors)
+        return np.sort(np.repeat(np.arange(len(counts)), counts) * self._stride + tensors)
 
     @property
     def _stride(self) -> int:
