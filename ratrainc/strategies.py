@@ -53,7 +53,7 @@ class Strategy:
 
     def passes_for(self, plan: Plan) -> str:
         """The pipeline for a plan: where there are tensor peers, `overlap-tensor` stands before a `joint-order`."""
-        return hiding_exchanges(self.passes, plan)
+        return hiding_exchanges(self.passes, plan.tp)
 
     @property
     def schedule(self) -> str | None:
@@ -96,11 +96,11 @@ class Strategy:
         return shaped
 
 
-def hiding_exchanges(pipeline: str, plan: Plan) -> str:
-    """A pipeline with `overlap-tensor` before `joint-order`, where there are tensor peers and it has none."""
+def hiding_exchanges(pipeline: str, peers: int) -> str:
+    """A pipeline with `overlap-tensor` before `joint-order`, where a plan has several tensor peers and it does not have it."""
     passes = parse_pipeline(pipeline)
     at = next((at for at, p in enumerate(passes) if isinstance(p, JointOrderPass)), None)
-    if plan.tp == 1 or at is None or any(isinstance(p, OverlapTensorPass) for p in passes):
+    if peers == 1 or at is None or any(isinstance(p, OverlapTensorPass) for p in passes):
         return pipeline
     return pipeline_text([*passes[:at], OverlapTensorPass(), *passes[at:]])
 

@@ -26,7 +26,7 @@ a plan has tensor peers; without peers it changes nothing.
 
 from __future__ import annotations
 
-from enum import IntEnum
+from functools import cached_property
 from itertools import groupby, product
 from math import inf
 from typing import TYPE_CHECKING, ClassVar
@@ -49,7 +49,7 @@ from ratrain.ratrain_ir.ops import Op, Recompute
 from ratrain.ratrain_ir.schedules.action import Work
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from ratrain.ratrain_ir.module import Stage
 
@@ -70,33 +70,52 @@ class _Run:
         return self.work != later.work and (self.is_forward or not later.is_forward)
 
 
-class _Room(IntEnum):
-    """Whether there are the bytes for a module."""
-
-    TOO_LITTLE = 0
-    RECOVERED = 1
-    """enough with everything recovered"""
-    AS_IT_IS = 2
-
-
-@frozen(eq=False)
+@frozen(slots=False, eq=False)
 class _Way:
     """A module rewritten in one way, and its simulated step, were no bytes used twice; infinite where no step of it would end."""
 
     seconds: float
     module: Module
-    room: _Room = _Room.TOO_LITTLE
+    context: PassContext
     halves: str = ""
     """how backwards are; empty where nothing is rewritten"""
     pairs: int = 0
 
+    @cached_property
+    def fits(self) -> bool:
+        """Whether there are the bytes for it as it is."""
+        trials, capacity = Trials(self.module, self.context), self.capacity
+        if any(trials.occupancy(stage).peak_bytes(0.0) > capacity for stage in self.module.stages):
+            return False  # as long as nothing is recovered yet: no arena needs to be tried
+        return not any(trials.excess_bytes(stage, 0.0, capacity) for stage in self.module.stages)
+
+    @cached_property
+    def fits_recovered(self) -> bool:
+        """Whether there are with everything recovered."""
+        if any(type(op) is Recompute for stage in self.module.stages for op in stage.ops):
+            return self.fits
+        (everything,) = CHOICES["full"]
+        trials, capacity = Trials(self.module, self.context), self.capacity
+        recovered = (rewritten(stage, same_for_all(everything)) for stage in self.module.stages)
+        return not any(trials.occupancy(stage).peak_bytes(0.0) > capacity for stage in recovered)
+
     @property
-    def rank(self) -> tuple[int, float]:
-        """Least of the way to take."""
-        return -self.room, self.seconds
+    def capacity(self) -> int:
+        """Bytes for tensors."""
+        return self.context.target.capacity(self.module).left
 
     def __str__(self) -> str:
         return f"backwards {self.halves}, {self.pairs} pairs of passes merged" if self.halves else "as it was"
+
+
+def _first_that_fits(ways: Sequence[_Way]) -> _Way:
+    """The first way that fits as it is, or else with everything recovered, or else the first."""
+    recovered = (way for way in ways if way.fits_recovered)
+    return next((way for way in ways if way.fits), None) or next(recovered, ways[0])
+
+
+def _by_seconds(ways: Iterable[_Way]) -> list[_Way]:
+    return sorted(ways, key=lambda way: way.seconds)
 
 
 @frozen
@@ -114,17 +133,17 @@ class OverlapTensorPass(Pass):
         if module.plan.tp == 1:
             context.statistics["tensor peers"] = "none: nothing changed"
             return
-        before = _Way(_seconds(module, context), module, _room(module, context))
+        before = _Way(_seconds(module, context), module, context)
         halves = _open(self.halves, ("whole", "split"))
         tried = [self.rewritten(module, context, each, "none") for each in halves]
         if self.pieces != "apart":
-            apart = min(tried, key=lambda way: way.rank)
-            worth_it = halves if apart.room is _Room.TOO_LITTLE else (apart.halves,)
-            merging = [self.rewritten(module, context, *each) for each in product(worth_it, ("alike", "all"))]
-            possible = [way for way in merging if way.seconds < inf and way.room >= apart.room]
-            tried = possible if possible and self.pieces == "merged" else [*tried, *possible]
+            apart = _first_that_fits(_by_seconds(tried))
+            worth_it = (apart.halves,) if apart.fits or apart.fits_recovered else halves
+            every = (self.rewritten(module, context, *each) for each in product(worth_it, ("alike", "all")))
+            merging = _by_seconds(way for way in every if way.seconds < inf)
+            tried = [_first_that_fits([*merging, apart])] if self.pieces == "merged" else [*tried, *merging]
         stays = [before] if self.pieces == self.halves == "auto" else []
-        best = min([*stays, *tried], key=lambda way: way.rank)
+        best = _first_that_fits(_by_seconds([*stays, *tried]))
         if best is not before:
             module.adopt(best.module)
         context.statistics["chosen"] = str(best)
@@ -145,8 +164,8 @@ class OverlapTensorPass(Pass):
             if pairs != "none":
                 count += _merge(draft, stage, Trials(draft, context), mixed=pairs == "all")
         if pairs != "none" and (not count or blocking_cycle(draft, rendezvous=True) is not None):
-            return _Way(inf, draft, halves=halves, pairs=count)
-        return _Way(_seconds(draft, context), draft, _room(draft, context), halves, count)
+            return _Way(inf, draft, context, halves, count)
+        return _Way(_seconds(draft, context), draft, context, halves, count)
 
 
 def _seconds(module: Module, context: PassContext) -> float:
@@ -163,23 +182,6 @@ def _seconds(module: Module, context: PassContext) -> float:
 
 def _open(option: str, choices: tuple[str, ...]) -> tuple[str, ...]:
     return choices if option == "auto" else (option,)
-
-
-def _room(module: Module, context: PassContext) -> _Room:
-    trials = Trials(module, context)
-    capacity = context.target.capacity(module).left
-    if not any(
-        trials.occupancy(stage).peak_bytes(0.0) > capacity or trials.excess_bytes(stage, 0.0, capacity)
-        for stage in module.stages
-    ):
-        return _Room.AS_IT_IS
-    if any(type(op) is Recompute for stage in module.stages for op in stage.ops):
-        return _Room.TOO_LITTLE
-    (everything,) = CHOICES["full"]
-    recovered = (rewritten(stage, same_for_all(everything)) for stage in module.stages)
-    if any(trials.occupancy(stage).peak_bytes(0.0) > capacity for stage in recovered):
-        return _Room.TOO_LITTLE
-    return _Room.RECOVERED
 
 
 def _merge(module: Module, stage: Stage, trials: Trials, *, mixed: bool) -> int:

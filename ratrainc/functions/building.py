@@ -153,7 +153,7 @@ def compiled(
     config, given_plan = _resolved_for_table(model, plan, schedule_file)
     _check_schedule(given_plan, plan, chosen, passes)
     adapted = chosen.adapted(given_plan, config, machine) if passes is None else given_plan
-    pipeline = hiding_exchanges(pipeline, adapted) if passes is None else pipeline
+    pipeline = hiding_exchanges(pipeline, adapted.tp) if passes is None else pipeline
     given = changes_text(given_plan, adapted) if adapted.shape != given_plan.shape else ""
     levels = ""
     if choose_levels:

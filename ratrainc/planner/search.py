@@ -34,6 +34,7 @@ from ratrain.ratrainc.planner.profile import Profiles
 from ratrain.ratrainc.planner.space import Shape
 from ratrain.ratrainc.planner.variants import pipeline_for, storing, trials_of, variants
 from ratrain.ratrainc.planner.workers import Runner, workers
+from ratrain.ratrainc.strategies import hiding_exchanges
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -231,7 +232,9 @@ class Search:
         """Queue cuts of a shape; `ratio` is what the like of it costs over its bound."""
         bound = self.request.objective.cost(cuts.seconds, cuts.peak_bytes, shape.clusters)
         expected = self.request.objective.cost(ratio * cuts.seconds, cuts.peak_bytes, shape.clusters)
-        units = self.units(space, shape, cuts) * trials_of(pipeline or space.family.strategy.passes)
+        units = self.units(space, shape, cuts) * trials_of(
+            pipeline or hiding_exchanges(space.family.strategy.passes, shape.tp)
+        )
         leaf = _Leaf(
             scaled(order or expected, self.effort.dearness(units)),
             next(self.numbers),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
+from ratrain.passes.placement.overlap_tensor import OverlapTensorPass
 from ratrain.passes.recovery.recompute import NOWHERE, RecomputePass
 from ratrain.passes.state.joint_order import JointOrderPass
 from ratrain.passes.state.offload_state import OffloadStatePass
@@ -44,7 +45,7 @@ def pipeline_for(strategy_passes: str, plan: Plan, *, least_bytes: bool = False)
     """
     if least_bytes:
         strategy_passes = pipeline_text([p for item in parse_pipeline(strategy_passes) for p in _of_least_bytes(item)])
-    return hiding_exchanges(strategy_passes, plan)
+    return hiding_exchanges(strategy_passes, plan.tp)
 
 
 def _of_least_bytes(item: Pass) -> Iterator[Pass]:
@@ -80,16 +81,18 @@ def storing(pipeline: str) -> list[str]:
 
 
 def trials_of(pipeline: str) -> float:
-    """About how many times as long as without it a pipeline takes for what it tries in another memory."""
+    """About how many times as long as without these a pipeline takes for what it tries of exchanges and in another memory."""
     factor = 1.0
     for item in parse_pipeline(pipeline):
+        if isinstance(item, OverlapTensorPass):
+            factor *= _OVERLAPPING
         if isinstance(item, JointOrderPass):
             factor *= (_OFFLOADING if item.offload != NOWHERE else 1.0) * (_STORING if item.store != NOWHERE else 1.0)
     return factor
 
 
-_OFFLOADING, _STORING = 4.0, 5.0
-"""Measured on pipelines of 3 stages: `joint-order` with `offload`, and with `store` beside it."""
+_OVERLAPPING, _OFFLOADING, _STORING = 1.7, 4.0, 5.0
+"""Measured on pipelines of 3 or 4 stages: `overlap-tensor` before `joint-order`, that with `offload`, and with `store` beside it."""
 
 
 def _inline(pipeline: str, plan: Plan) -> Iterator[str]:
