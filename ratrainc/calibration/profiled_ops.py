@@ -6,8 +6,10 @@ Several profiles of one machine are joined: each has ops that the others lack, a
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from math import inf, isfinite
 from statistics import fmean, median
 from typing import Any
@@ -133,11 +135,44 @@ class _Span:
         return cls(op, whole(args["step"]), whole(event["pid"]), start, start + duration, members, meeting, share)
 
 
-def _take_off_waiting(spans: list[_Span], path: str) -> None:
-    """Of what meets others: the seconds from when the last of them is there.
+@frozen
+class _Computing:
+    """When the thread of each process ran ops that meet nobody, one after another."""
 
-    Raises `DiagnosticError` RT002 where some met nobody.
+    starts: dict[int, list[float]]
+    ends: dict[int, list[float]]
+    before: dict[int, list[float]]
+    """seconds of all ops before each"""
+
+    @classmethod
+    def of(cls, spans: Sequence[_Span]) -> _Computing:
+        by_process: dict[int, list[_Span]] = defaultdict(list)
+        for span in sorted(spans, key=lambda each: each.start):
+            by_process[span.process] += [span] if span.meeting is None else []
+        starts = {process: [span.start for span in each] for process, each in by_process.items()}
+        ends = {process: [span.end for span in each] for process, each in by_process.items()}
+        seconds = {process: [span.end - span.start for span in each] for process, each in by_process.items()}
+        return cls(starts, ends, {process: [0.0, *accumulate(each)] for process, each in seconds.items()})
+
+    def seconds(self, process: int, start: float, end: float) -> float:
+        """Seconds between two moments in which it did."""
+        return max(0.0, self._until(process, end) - self._until(process, start))
+
+    def _until(self, process: int, moment: float) -> float:
+        if process not in self.starts:
+            return 0.0
+        count = bisect_right(self.starts[process], moment)
+        over = max(0.0, self.ends[process][count - 1] - moment) if count else 0.0
+        return self.before[process][count] - over
+
+
+def _take_off_waiting(spans: list[_Span], path: str) -> None:
+    """Of what meets others: the seconds from when the last of them is there, without those in which its rank computed.
+
+    A rank has one thread: while it computes it does not look whether others have done their part. Raises `DiagnosticError` RT002 where
+    some met nobody.
     """
+    computing = _Computing.of(spans)
     counts: dict[tuple[str, int, str], int] = defaultdict(int)
     meetings: dict[tuple[str, int], list[_Span]] = defaultdict(list)
     for span in sorted(spans, key=lambda each: each.start):
@@ -149,9 +184,10 @@ def _take_off_waiting(spans: list[_Span], path: str) -> None:
         if len(met) < max(2 if each.op.key in _MESSAGE else each.members for each in met):
             fail("RT002", f"not all who meet in '{meeting}' are in this profile", Location(path, 1))
         all_there = max(span.start for span in met)
-        arrived = [span.end for span in met if span.op.key == "recv"]
+        arrived = [span for span in met if span.op.key == "recv"]
         for span in met:
-            span.seconds = max(max(arrived, default=span.end) - all_there, _SHORTEST)
+            last = max(arrived, key=lambda each: each.end, default=span)
+            span.seconds = max(last.end - all_there - computing.seconds(last.process, all_there, last.end), _SHORTEST)
 
 
 def _measured(
@@ -174,8 +210,22 @@ def _measured(
     if concurrency == "ordered":
         gaps = [(steps[step] - _covered_seconds(inside)) / len(inside) for step, inside in by_step.items() if inside]
         gap = max(0.0, median(gaps) - recording)
+    elif concurrency == "processes":
+        gap = max(0.0, median(_between_ops(by_step.values()) or [0.0]) - recording)
     measured = {op: median(each) for op, each in seconds.items()}
     return ProfiledOps(measured, usual, gap, len(counted), routines, concurrency, 0.0)
+
+
+def _between_ops(steps: Iterable[list[_Span]]) -> list[float]:
+    """Seconds between ops that the thread of a rank ran one after another; in most of these it waited for nothing."""
+    found = []
+    for spans in steps:
+        ends: dict[int, float] = {}
+        for span in sorted((span for span in spans if span.meeting is None), key=lambda each: each.start):
+            if span.process in ends:
+                found.append(span.start - ends[span.process])
+            ends[span.process] = span.end
+    return found
 
 
 def _covered_seconds(spans: list[_Span]) -> float:

@@ -319,6 +319,30 @@ def test_waiting_over_mpi_is_no_part_of_an_op(profiled: tuple[Program, Path], tm
         machine_from_profiles([str(path)], "this-machine", PEAK)
 
 
+def test_what_a_rank_computes_meanwhile_is_no_part_of_an_exchange(
+    profiled: tuple[Program, Path], tmp_path: Path
+) -> None:
+    """Two ranks run twenty ops of 100 us each, 20 us apart; an exchange is posted before the last ten and found complete 30 us behind them."""
+    data = json.loads(profiled[1].read_text())
+    usual = {"members": 1, "meeting": None, "routine": None, "bytes": 64, "step": 0, "cpu": 100.0}
+    met = usual | {"op": "all_reduce_scalar*2", "members": 2, "meeting": "all"}
+    data["traceEvents"] = [
+        {"ph": "X", "pid": pid, "ts": ts, "dur": duration, "args": args}
+        for pid in range(2)
+        for ts, duration, args in [
+            *((120.0 * number, 100.0, usual | {"op": "update"}) for number in range(20)),
+            (1200.0, 1230.0, met),
+        ]
+    ]
+    data["otherData"] |= {"concurrency": "processes", "recording": 3.0, "steps": [[0, 0.0, 3000.0]]}
+    path = tmp_path / "made.json"
+    path.write_text(json.dumps(data))
+    machine = machine_from_profiles([str(path)], "this-machine", PEAK).machine
+    seconds = {op.key: op.seconds for op in machine.table.ops}
+    assert seconds == pytest.approx({"update": 100e-6, "all_reduce_scalar*2": 230e-6})
+    assert machine.engine_gap == pytest.approx(17e-6)
+
+
 def test_shared_cores_take_the_longer_of_a_rank_and_of_all_work(profiled: tuple[Program, Path]) -> None:
     program, path = profiled
     machine = machine_from_profiles([str(path)], "this-machine", PEAK).machine
