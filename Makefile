@@ -76,8 +76,6 @@ $(DEV): pyproject.toml
 	  [ -e src/ratrain/$$folder ] || ln -s ../../$$folder src/ratrain/$$folder; done # a source archive has no links
 	@echo "Installing ratrain and its development tools into $(VENV), which takes a minute or two ..."
 	@$(PIP) install -e '.[dev]'
-	@echo "Compiling its loops, which takes half a minute ..."
-	@$(BIN)/ratrainc precompile
 	@touch $@
 
 $(DOCS): $(DEV)

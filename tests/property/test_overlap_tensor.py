@@ -152,6 +152,7 @@ def test_gathers_of_views_do_not_hide_what_split_backwards_are_worth(peak: float
 
 
 @pytest.mark.parametrize(("schedule", "micro_batches"), [("1f1b", 1), ("gpipe", 2), ("seq1f1b", 1), ("interleaved", 1)])
+@pytest.mark.sampled(3)
 def test_a_way_that_fits_is_taken_where_there_is_one(schedule: str, micro_batches: int) -> None:
     """Where everything has to be recovered: of ways some of which hold fewer bytes, merged ones that of two pieces, one that fits."""
     keys: dict[str, Any] = {"pp": 1, "dp": 1, "tp": 2, "schedule": schedule, "micro_batches": micro_batches}

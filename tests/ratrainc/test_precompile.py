@@ -36,6 +36,7 @@ def compiled_by(folder: Path, *words: str, **variables: str) -> tuple[int, str]:
     return int(done.stderr.split()[-1]), done.stdout
 
 
+@pytest.mark.full
 def test_what_was_compiled_is_not_compiled_again(tmp_path: Path) -> None:
     compiled_by(tmp_path, "precompile")
     count, printed = compiled_by(tmp_path, "precompile", "--json")
