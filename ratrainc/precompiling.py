@@ -88,6 +88,7 @@ def _go_through(dtype: Dtype, folder: Path) -> None:
     program = building.emit(module)
     building.save(program, path)
     checking.verify(path)
+    # its parts are what walks through idle time: they are made when they are asked for
     list(timing.explain_time(timing.simulate(program)).parts())
     settings = RunSettings(steps=1, evaluation=Evaluation(every=1, batches=1))
     run_training(program, DataChoice(), settings, Outputs(), Display(quiet=True))

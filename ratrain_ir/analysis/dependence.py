@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from attrs import frozen
 
 from ratrain.ratrain_ir.analysis.dependence_sweep import NONE, SweptOps, reduced_waits
+from ratrain.ratrain_ir.numbering import Numbers
 from ratrain.ratrain_ir.ops import ENGINES, Engine, Evict, Release, TakeBack, Tensor, is_blocking, piece_of
 from ratrain.ratrain_ir.types import Home, aligned
 
@@ -35,14 +36,6 @@ class Wait(NamedTuple):
     engine: Engine
     position: int
     previous_step: bool
-
-
-class _Numbers(dict[Tensor, int]):
-    """Tensors by number, in the order in which they are asked for."""
-
-    def __missing__(self, tensor: Tensor) -> int:
-        number = self[tensor] = len(self)
-        return number
 
 
 @frozen(eq=False)
@@ -82,7 +75,7 @@ def stage_waits(stage: Stage, *, reuse: bool = True) -> list[tuple[Wait, ...]]:
 
 def stage_numbers(stage: Stage, *, reuse: bool = True) -> StageNumbers:
     """The ops of a stage as numbers, those of tensors in the order in which ops touch them. Without `reuse` tensors have no addresses."""
-    numbers = _Numbers()
+    numbers: Numbers[Tensor] = Numbers()
     number_of = numbers.__getitem__
     engines: list[int] = []
     blocks: list[int] = []

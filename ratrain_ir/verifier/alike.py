@@ -65,8 +65,8 @@ def alike_ops(module: Module, stage: Stage) -> list[Alike]:
         if kind is Release:  # which may end whatever there is
             key = (kind, *map(form, op.scratch))
         else:
-            names_micro_batch, own_fields = _FIELDS[kind]
-            micro_batch = op.micro_batch if names_micro_batch else None  # type: ignore[attr-defined]
+            micro_batch_of, own_fields = _FIELDS[kind]
+            micro_batch = micro_batch_of(op)
             key = (
                 kind,
                 micro_batch is None or (micro_batch < micro_batches or micro_batch),
@@ -83,11 +83,11 @@ def alike_ops(module: Module, stage: Stage) -> list[Alike]:
     return found
 
 
-def _own_fields(kind: type[Op]) -> tuple[bool, Callable[[Op], object]]:
-    """Whether ops of a kind may name a micro-batch, and what reads their other fields."""
+def _readers(kind: type[Op]) -> tuple[Callable[[Op], int | None], Callable[[Op], object]]:
+    """What reads the micro-batch of ops of a kind, and what their other fields."""
     names = [attribute.name for attribute in FIELDS[kind]]
     others = [name for name in names if name != _MICRO_BATCH]
-    return _MICRO_BATCH in names, attrgetter(*others) if others else _nothing
+    return attrgetter(_MICRO_BATCH) if _MICRO_BATCH in names else _nothing, attrgetter(*others) if others else _nothing
 
 
 def _nothing(_: object) -> None:
@@ -95,4 +95,4 @@ def _nothing(_: object) -> None:
 
 
 _MICRO_BATCH = "micro_batch"
-_FIELDS = {kind: _own_fields(kind) for kind in FIELDS}
+_FIELDS = {kind: _readers(kind) for kind in FIELDS}

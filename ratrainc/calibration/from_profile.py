@@ -18,7 +18,7 @@ from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, 
 from ratrain.ratrainc.calibration.profiled_ops import MALFORMED, ProfiledOps, joined, read_profile, slowdown
 from ratrain.ratrainc.console import seconds_text
 from ratrain.targets.machine.cost import routine_work
-from ratrain.targets.machine.machine import Constant, Machine, unit_of
+from ratrain.targets.machine.machine import Constant, Machine, largest_value, unit_of
 from ratrain.targets.machine.op_table import MeasuredOp, OpTable, line_through
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ def machine_from_profiles(paths: Sequence[str], name: str, peak_flops: float) ->
             fail("RT002", text, Location(path, 1), help="profile all runs with the same --engine and --threads")
     alone = [each for each in profiles if not each.shares_cores] or profiles
     profile = joined(alone)
-    path = ", ".join(one for one, each in zip(paths, profiles, strict=True) if each in alone)
+    path = ", ".join(
+        one for one, each in zip(paths, profiles, strict=True) if len(alone) == len(profiles) or not each.shares_cores
+    )
     start = _machine(name, peak_flops, profile, path)
     routines = [(profile.routines[op.routine], s) for op, s in profile.ops.items() if op.routine is not None]
     measured = np.array([seconds for _, seconds in routines])
@@ -103,8 +105,13 @@ def _core_sharing(shared: Sequence[ProfiledOps], alone: ProfiledOps, path: str) 
     if measured is None:
         text = "ranks shared cores in some of the runs, which ran other routines than those whose ranks had their own"
         fail("RT002", text, Location(path, 1), help="profile plans with the same micro-batches")
+    if measured > largest_value("core_sharing"):
+        text = (
+            f"ops of ranks that shared cores took {1 + measured:.1f} times as long: more than these ranks was running"
+        )
+        fail("RT002", text, Location(path, 1), help="profile again with nothing else running")
     source = "the same routines, of ranks that shared cores against ranks with their own"
-    return {"core_sharing": Constant(min(1.0, measured), unit_of("core_sharing"), "measured", source)}
+    return {"core_sharing": Constant(measured, unit_of("core_sharing"), "measured", source)}
 
 
 def _check_routines(routines: tuple[Routine, ...], machine: Machine, path: str) -> None:

@@ -88,11 +88,15 @@ def compiled(rows: Sequence[Row], machine: Machine, passes: str | None = None) -
     Raises `DiagnosticError` where a row's plan does not fit the machine.
     """
     from ratrain.ratrainc.functions import building
+    from ratrain.ratrainc.strategies import hiding_exchanges
 
-    return [
-        building.emit(building.compile(row.model, row.plan, machine=machine, passes=passes), machine=machine)
-        for row in rows
-    ]
+    programs = []
+    for row in rows:
+        own = None if passes is None else hiding_exchanges(passes, row.plan.tp)
+        programs.append(
+            building.emit(building.compile(row.model, row.plan, machine=machine, passes=own), machine=machine)
+        )
+    return programs
 
 
 def predicted(programs: Sequence[Program], machine: Machine) -> Seconds:

@@ -14,6 +14,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from ratrain.ratrain_ir.numbering import Numbers
 from ratrain.ratrain_ir.ops import ENGINES, FIELDS, Engine
 from ratrain.ratrain_ir.types import Home, StateKind, TensorType, aligned
 from ratrain.targets.program.instruction import Access, CountWait, Instruction, ProgramTensor, bound_operands
@@ -47,14 +48,6 @@ class TensorForm(NamedTuple):
     type: TensorType
     carried: bool
     home: Home
-
-
-class _Numbers(dict[object, int]):
-    """Things, numbered in the order in which they are first asked for."""
-
-    def __missing__(self, thing: object) -> int:
-        number = self[thing] = len(self)
-        return number
 
 
 @frozen(eq=False, slots=False)
@@ -323,7 +316,8 @@ def columns_of(stages: Sequence[StageObjects], slices: int) -> ProgramColumns:
 
     Strings and forms are numbered in the order in which they are met.
     """
-    strings, forms = _Numbers(), _Numbers()
+    strings: Numbers[str] = Numbers()
+    forms: Numbers[tuple[StateKind, TensorType, bool, Home]] = Numbers()
     accesses = {access: number for number, access in enumerate(ACCESSES)}
     rows, operands, waits, blocks = ([np.empty((0, width), np.int32)] for width in (INSTRUCTION_COLUMNS, 3, 3, 1))
     tensor_forms: list[int] = []
@@ -338,13 +332,13 @@ def columns_of(stages: Sequence[StageObjects], slices: int) -> ProgramColumns:
         tensor_forms += [forms[t.kind, t.type, t.carried, t.home] for t in stage.tensors]
     return ProgramColumns(
         slices,
-        [str(text) for text in strings],
+        list(strings),
         np.array([[len(stream) for stream in stage.streams] for stage in stages], np.int64).reshape(-1, len(ENGINES)),
         np.concatenate(rows),
         np.concatenate(operands),
         np.concatenate(waits),
         np.concatenate(blocks)[:, 0],
-        [TensorForm(*form) for form in forms],  # type: ignore[misc]
+        [TensorForm(*form) for form in forms],
         np.array([len(stage.tensors) for stage in stages], np.int64),
         np.array(tensor_forms, np.int32),
         np.array([tensor.offset for stage in stages for tensor in stage.tensors], np.int64),
@@ -356,7 +350,7 @@ def _rows(rows: Sequence[tuple[int, ...]], width: int) -> Int32s:
     return np.array(rows, np.int32).reshape(-1, width)
 
 
-def _row(item: Instruction, strings: _Numbers, slices: int) -> tuple[int, ...]:
+def _row(item: Instruction, strings: Numbers[str], slices: int) -> tuple[int, ...]:
     piece = _or_none(item.micro_batch)
     if item.slice is not None and item.micro_batch is not None:
         piece = item.micro_batch * max(1, slices) + item.slice
