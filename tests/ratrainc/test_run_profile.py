@@ -463,7 +463,7 @@ def test_ranks_that_shared_cores_say_what_that_costs(profiled: tuple[Program, Pa
     with pytest.raises(DiagnosticError, match="not the same"):
         machine_from_profiles([unlike, str(path)], "m", PEAK)
     disturbed = as_if(path, tmp_path / "disturbed.json", times(2.5, 2.0))
-    with pytest.raises(DiagnosticError, match="2.5 times as long"):
+    with pytest.raises(DiagnosticError, match=r"2\.5 times as long"):
         machine_from_profiles([usual, disturbed], "m", PEAK)
     other = as_if(Path(shared), tmp_path / "other.json", without_routines)
     with pytest.raises(DiagnosticError, match="other routines"):
