@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.diagnostics import Diagnostics
 from ratrain.ratrain_ir.verifier.communication import check_communication
-from ratrain.ratrain_ir.verifier.dataflow import check_dataflow
 from ratrain.ratrain_ir.verifier.memory import check_memory
 from ratrain.ratrain_ir.verifier.report import Reporter
 from ratrain.ratrain_ir.verifier.structure import check_structure
+from ratrain.ratrain_ir.verifier.symbolic_traces import check_dataflow
 from ratrain.ratrain_ir.verifier.workspace import check_workspace
 
 if TYPE_CHECKING:

@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - visits are named as the ops whose meaning they are
 """Layer 2: a symbolic run of every stage. Each tensor holds a value; each op must find the values it means, once.
 
 Values are tuples: ("x", block, m) the input of a block, ("dx", block, m) the gradient of it, ("saved", block, m, slot),
@@ -33,7 +34,7 @@ from ratrain.ratrain_ir.blocks import (
     shares_rows,
 )
 from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
-from ratrain.ratrain_ir.module import Level, Module
+from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops import (
     Accept,
     AddBranch,
@@ -81,32 +82,33 @@ from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.ratrain_ir.signatures import attends
 from ratrain.ratrain_ir.tensor_peers import norms_over_peers
 from ratrain.ratrain_ir.types import StateKind
-from ratrain.ratrain_ir.verifier.report import MAX_REPORTS, Reporter
+from ratrain.ratrain_ir.verifier.report import MAX_REPORTS
 from ratrain.ratrain_ir.verifier.slices import Value, seen_keys, sum_steps
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.verifier.alike import Alike
 
 
 from ratrain.ratrain_ir.verifier.symbolic_updates import SymbolicUpdates
 from ratrain.ratrain_ir.verifier.symbolic_values import word_of, words_of
 
 
-def check_dataflow(module: Module, report: Reporter) -> None:
-    """Run every stage symbolically."""
-    for stage in module.stages:
-        _SymbolicRun(module, stage, report).run()
-
-
 @define(eq=False)
-class _SymbolicRun(SymbolicUpdates):
+class SymbolicRun(SymbolicUpdates):
+    """The run of one stage."""
+
     def run(self) -> None:
-        self.blocks = self.module.topology.stage_blocks[self.stage.index]
+        """Visit all ops; then the step must be complete."""
         for op, alike in zip(self.stage.ops, self.report.alike(self.stage), strict=True):
             if type(op) is not Release:
-                self.op, self.alike = op, alike
-                _VISITS.by_kind[type(op)](self, op)
+                self.visit(op, alike)
         self.check_complete()
+
+    def visit(self, op: Op, alike: Alike) -> None:
+        """One op, and what is known of those that are alike."""
+        self.op, self.alike = op, alike
+        _VISITS.by_kind[type(op)](self, op)
 
     def view(self, op: BlockOp, roles: dict[str, Tensor], block: Block) -> None:
         view = roles["w"]
@@ -360,10 +362,11 @@ class _SymbolicRun(SymbolicUpdates):
             self.see_keys(op, roles, block, m)
         if "y" in roles:
             self.set(roles["y"], "x", next_block(self.module.model, block), m)
-            self.recovered[roles["y"]] = op
+            self.recover(roles["y"], op)
         self.set_saved(op, roles, block, m)
-        if self.norms_over_peers(block):
-            self.recovered |= {roles[name]: op for name in _ROLES_OF_PROJECT if roles.get(name) in op.writes}
+        for name in _ROLES_OF_PROJECT if self.norms_over_peers(block) else ():
+            if roles.get(name) in op.writes:
+                self.recover(roles[name], op)
 
     def backward(self, op: Backward) -> None:
         block, m = op.block, piece_of(op)
@@ -512,19 +515,32 @@ class _SymbolicRun(SymbolicUpdates):
     def required(self) -> Iterator[Value]:
         plan = self.module.plan
         for share in range(plan.micro_batches * self.sums.slices):
-            m = self.sums.piece(share, descending=False)
-            yield from ((what, block, m) for block in self.blocks for what in ("forward", "backward"))
+            yield from self.passes(self.sums.piece(share, descending=False))
         yield from (("backward_weight", block, m) for block, m in self.split)
         for block in self.blocks:
-            if reduces_each_micro_batch(plan, block):
-                yield from (("reduce", block, m) for m in range(plan.micro_batches))
-            elif is_sharded(plan, block):
-                yield ("reduce", block, None)
-            else:
-                yield ("all_reduce", Group.REPLICAS, block)
-            if plan.tp > 1:
-                yield ("all_reduce", Group.TENSOR, block)
-            yield ("update", block)
+            for m in range(plan.micro_batches) if reduces_each_micro_batch(plan, block) else ():
+                yield "reduce", block, m
+            yield from self.required_of(block)
+        yield from self.required_at_end()
+
+    def passes(self, m: Piece) -> Iterator[Value]:
+        """What is required of each piece."""
+        yield from ((what, block, m) for block in self.blocks for what in ("forward", "backward"))
+
+    def required_of(self, block: Block) -> Iterator[Value]:
+        """What is required of a block once a step."""
+        plan = self.module.plan
+        if not is_sharded(plan, block):
+            yield ("all_reduce", Group.REPLICAS, block)
+        elif not reduces_each_micro_batch(plan, block):
+            yield ("reduce", block, None)
+        if plan.tp > 1:
+            yield ("all_reduce", Group.TENSOR, block)
+        yield ("update", block)
+
+    def required_at_end(self) -> Iterator[Value]:
+        """What is required of a stage once a step."""
+        plan = self.module.plan
         if self.stage.index == self.module.topology.last_stage:
             yield ("all_reduce_scalar", Quantity.LOSS)
         if plan.optimizer.clip == "global":
@@ -538,11 +554,15 @@ class _SymbolicRun(SymbolicUpdates):
         if before is None or after is None:
             self.report.at_tensor("RT024", f"%{tensor.name} is carried, but nothing uses what it carries", tensor)
             return
-        static_scale = before[0] == "scale" and not self.module.plan.has_dynamic_scale
-        expected = before if static_scale else (*before[:-1], "next step")
+        expected = self.next_value(before)
         if after != expected:
             text = f"%{tensor.name} is carried: the step must leave {words_of(expected)} in it, but leaves {words_of(after)}"
             self.report.at_tensor("RT024", text, tensor)
+
+    def next_value(self, before: Value) -> Value:
+        """What a step must leave where it found a value."""
+        static_scale = before[0] == "scale" and not self.module.plan.has_dynamic_scale
+        return before if static_scale else (*before[:-1], "next step")
 
 
 _EXCHANGED = {Payload.ACTIVATION: "x", Payload.GRADIENT: "dx"}
@@ -561,37 +581,37 @@ def _slot_names(model: ModelConfig, plan: Plan, block: Block) -> frozenset[str]:
     return frozenset(slot.name for slot in saved_slots(model, slice_plan(plan, 0) if plan.slices else plan, block))
 
 
-_VISITS: PerOp[Callable[[_SymbolicRun, Any], None]] = PerOp(
+_VISITS: PerOp[Callable[[SymbolicRun, Any], None]] = PerOp(
     "meaning in the symbolic run",
     {
-        LoadInput: _SymbolicRun.load_input,
-        Forward: _SymbolicRun.forward,
-        Recompute: _SymbolicRun.recompute,
-        Backward: _SymbolicRun.backward,
-        BackwardInput: _SymbolicRun.backward_input,
-        BackwardWeight: _SymbolicRun.backward_weight,
-        AddBranch: _SymbolicRun.add_branch,
-        AddBranchBackward: _SymbolicRun.add_branch_backward,
-        Project: _SymbolicRun.project,
-        BackwardHeads: _SymbolicRun.backward_heads,
-        Send: _SymbolicRun.send,
-        Recv: _SymbolicRun.recv,
-        ReduceScatter: _SymbolicRun.reduce_scatter,
-        AllReduce: _SymbolicRun.all_reduce,
-        AllReduceScalar: _SymbolicRun.all_reduce_scalar,
-        GatherRows: _SymbolicRun.gather_rows,
-        ReduceRows: _SymbolicRun.reduce_rows,
-        ReduceSums: _SymbolicRun.reduce_sums,
-        CombineLoss: _SymbolicRun.combine_loss,
-        Store: _SymbolicRun.copy,
-        Fetch: _SymbolicRun.copy,
-        Evict: _SymbolicRun.evict,
-        Accept: _SymbolicRun.accept,
-        GiveBack: _SymbolicRun.give_back,
-        TakeBack: _SymbolicRun.take_back,
-        Update: _SymbolicRun.update,
-        AllGather: _SymbolicRun.all_gather,
-        ScaleUpdate: _SymbolicRun.scale_update,
+        LoadInput: SymbolicRun.load_input,
+        Forward: SymbolicRun.forward,
+        Recompute: SymbolicRun.recompute,
+        Backward: SymbolicRun.backward,
+        BackwardInput: SymbolicRun.backward_input,
+        BackwardWeight: SymbolicRun.backward_weight,
+        AddBranch: SymbolicRun.add_branch,
+        AddBranchBackward: SymbolicRun.add_branch_backward,
+        Project: SymbolicRun.project,
+        BackwardHeads: SymbolicRun.backward_heads,
+        Send: SymbolicRun.send,
+        Recv: SymbolicRun.recv,
+        ReduceScatter: SymbolicRun.reduce_scatter,
+        AllReduce: SymbolicRun.all_reduce,
+        AllReduceScalar: SymbolicRun.all_reduce_scalar,
+        GatherRows: SymbolicRun.gather_rows,
+        ReduceRows: SymbolicRun.reduce_rows,
+        ReduceSums: SymbolicRun.reduce_sums,
+        CombineLoss: SymbolicRun.combine_loss,
+        Store: SymbolicRun.copy,
+        Fetch: SymbolicRun.copy,
+        Evict: SymbolicRun.evict,
+        Accept: SymbolicRun.accept,
+        GiveBack: SymbolicRun.give_back,
+        TakeBack: SymbolicRun.take_back,
+        Update: SymbolicRun.update,
+        AllGather: SymbolicRun.all_gather,
+        ScaleUpdate: SymbolicRun.scale_update,
     },
     never=(Release,),
 )

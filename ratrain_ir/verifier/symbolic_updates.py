@@ -127,9 +127,8 @@ class SymbolicUpdates(SymbolicGuests):
             count = self.module.plan.micro_batches * self.sums.slices
             self.expect("RT030", op, op.reads[0], "loss", self.sums.shares(count, descending=False))
             return
-        seen = {self.values.get(tensor) for tensor in op.reads}
         for block in self.blocks:
-            if self.final_values(block)[1] not in seen:
+            if not self.holds(op.reads, self.final_values(block)[1]):
                 text = f"the overflow flag of {block}, of all micro-batches, is left out"
                 self.report.at_op("RT031", text, self.stage, op)
         self.set(op.writes[0], "overflow")

@@ -18,6 +18,7 @@ from ratrain.ratrain_ir.ops import (
     Op,
     Piece,
     Tensor,
+    Tensors,
 )
 from ratrain.ratrain_ir.verifier.alike import Alike
 from ratrain.ratrain_ir.verifier.report import Reporter
@@ -48,7 +49,7 @@ class SymbolicValues:
     """The op that is visited."""
     alike: Alike = field(factory=Alike)
     """What is known of ops like it."""
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[Block, ...] = field(init=False)
     sums: Contributions = field(init=False)
     """Which contribution to the loss and to a gradient each piece makes."""
     split: list[tuple[Block, Piece]] = field(factory=list)
@@ -56,6 +57,7 @@ class SymbolicValues:
 
     def __attrs_post_init__(self) -> None:
         self.sums = Contributions.under(self.module.plan)
+        self.blocks = self.module.topology.stage_blocks[self.stage.index]
 
     def roles(self, op: Op) -> dict[str, Tensor]:
         """The operands by role of the op that is visited."""
@@ -92,6 +94,14 @@ class SymbolicValues:
         self.recovered.pop(tensor, None)
         if tensor.carried:
             self.own(tensor, value)
+
+    def holds(self, tensors: Tensors, value: Value) -> bool:
+        """Whether one of some tensors holds a value."""
+        return any(self.values.get(tensor) == value for tensor in tensors)
+
+    def recover(self, tensor: Tensor, op: Op) -> None:
+        """What a tensor holds was made by a recovery."""
+        self.recovered[tensor] = op
 
     def own(self, tensor: Tensor, value: Value) -> None:
         """RT024: a carried tensor holds one thing, also within the step."""

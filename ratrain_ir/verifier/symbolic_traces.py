@@ -1,0 +1,303 @@
+"""Layer 2 for many ops: what the symbolic run does at an op it does at all that are alike, on another micro-batch.
+
+A visit of `SymbolicRun` is recorded as steps: what happens, what operands must hold and hold afterwards. It is recorded once for ops of a
+kind that are alike, with a micro-batch that no module has, `_ANY`: where that number, or one beside it, stands in a value, the micro-batch of
+the op stands in that of the op. Micro-batch 0, with which sums begin, is recorded apart. A loop (`symbolic_sweep`) goes through the steps of all ops.
+
+The loop only accepts. Where anything is wrong, or cannot be recorded, `SymbolicRun` visits every op and has the words for it. That is so with slices, other
+memories and guests, and at level dataflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from attrs import define, evolve, field, frozen
+from numpy.typing import NDArray
+
+from ratrain.ratrain_ir.blocks import reduces_each_micro_batch
+from ratrain.ratrain_ir.loops import Allowance
+from ratrain.ratrain_ir.module import Level, Module, Stage
+from ratrain.ratrain_ir.ops import Op, Release
+from ratrain.ratrain_ir.verifier.alike import Alike
+from ratrain.ratrain_ir.verifier.dataflow import SymbolicRun
+from ratrain.ratrain_ir.verifier.slices import Value
+from ratrain.ratrain_ir.verifier.symbolic_sweep import (
+    AMONG,
+    EXPECT,
+    MADE_FORWARD,
+    NONE,
+    ONCE,
+    RECOVER,
+    SET,
+    compiled_sweep,
+)
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.ops import Tensor, Tensors
+    from ratrain.ratrain_ir.verifier.report import Reporter
+
+_OPS = 40_000
+"""As long in plain Python as it takes to load the loop: about three tenths of a second."""
+ALLOWANCE = Allowance(_OPS)
+_ANY = 1 << 40
+"""In place of the number of a micro-batch that is not the first."""
+
+Int64s = NDArray[np.int64]
+
+
+def check_dataflow(module: Module, report: Reporter) -> None:
+    """Run every stage symbolically."""
+    for stage in module.stages:
+        if not _is_swept(module, stage) or not is_sound(module, stage, numbered(stage, report)):
+            SymbolicRun(module, stage, report).run()
+
+
+def _is_swept(module: Module, stage: Stage) -> bool:
+    return module.level is not Level.DATAFLOW and not module.plan.slices and not ALLOWANCE.take(len(stage.ops))
+
+
+@frozen(eq=False)
+class NumberedOps:
+    """The ops of a stage as numbers, and one of each kind that are alike."""
+
+    kinds: Sequence[int]
+    """of each op; `NONE` of a release"""
+    micro_batches: Sequence[int]
+    """of each op; `NONE` where it has none"""
+    bounds: Sequence[int]
+    """as in `SweptOps`"""
+    operands: Sequence[int]
+    examples: Sequence[tuple[Op, Alike]]
+    """of each kind"""
+    carried: Sequence[int]
+    """by tensor, which are carried; tensors that no op touches are among them"""
+
+
+def numbered(stage: Stage, report: Reporter) -> NumberedOps:
+    """The ops of a stage that are objects."""
+    numbers, alike = report.numbers(stage), report.alike(stage)
+    kind_of: dict[Alike, int] = {}
+    examples: list[tuple[Op, Alike]] = []
+    kinds: list[int] = []
+    micro_batches: list[int] = []
+    for op, of_op in zip(stage.ops, alike, strict=True):
+        if type(op) is Release:
+            kinds.append(NONE)
+            micro_batches.append(NONE)
+            continue
+        kind = kind_of.get(of_op)
+        if kind is None:
+            kind = kind_of[of_op] = len(examples)
+            examples.append((op, of_op))
+        kinds.append(kind)
+        micro_batch = getattr(op, "micro_batch", None)
+        micro_batches.append(NONE if micro_batch is None else micro_batch)
+    touched = set(numbers.tensors)
+    carried = [tensor.carried for tensor in numbers.tensors]
+    carried += [True for tensor in stage.tensors.values() if tensor.carried and tensor not in touched]
+    return NumberedOps(kinds, micro_batches, numbers.swept.bounds, numbers.swept.tensors, examples, carried)
+
+
+def is_sound(module: Module, stage: Stage, ops: NumberedOps) -> bool:
+    """Whether the symbolic run of a stage was swept, and found nothing."""
+    if module.plan.micro_batches > len(ops.kinds):
+        return False  # a plan can promise millions of micro-batches that a text does not have
+    try:
+        return _Sweep(module, stage, ops).finds_nothing()
+    except _UnrecordedError:
+        return False
+
+
+class _UnrecordedError(Exception):
+    """What an op does is not the same for all micro-batches, or depends on what it finds, or is wrong."""
+
+
+@define(eq=False)
+class _Refusing:
+    """In place of what a visit that is recorded must not ask."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _UnrecordedError
+
+
+_Step = tuple[int, "Tensor | None", "Value"]
+
+
+@define(eq=False)
+class _Recorder(SymbolicRun):
+    """Notes what visits do."""
+
+    steps: list[_Step] = field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        refusing: Any = _Refusing()
+        self.report = self.values = refusing
+
+    def once(self, op: Op, code: str, *what: object) -> bool:
+        del op, code
+        self.steps.append((ONCE, None, what))
+        return True
+
+    def expect(self, code: str, op: Op, tensor: Tensor, *value: object) -> None:
+        del code, op
+        self.steps.append((EXPECT, tensor, value))
+
+    def set(self, tensor: Tensor, *value: object) -> None:
+        self.steps.append((SET, tensor, value))
+
+    def expect_made_forward(self, code: str, op: Op, tensor: Tensor) -> None:
+        del code, op
+        self.steps.append((MADE_FORWARD, tensor, ()))
+
+    def recover(self, tensor: Tensor, op: Op) -> None:
+        del op
+        self.steps.append((RECOVER, tensor, ()))
+
+    def holds(self, tensors: Tensors, value: Value) -> bool:
+        assert self.op is not None
+        if tensors is not self.op.reads:
+            raise _UnrecordedError
+        self.steps.append((AMONG, None, value))
+        return True
+
+
+_COUNT, _UP_TO, _ONLY = "a count", "all up to a count", "the one before a count"
+_NO_NUMBER = (-2, 0)
+_Number = tuple[int, int]
+"""Of a value, and by how much it grows with the micro-batch."""
+
+
+@define(eq=False)
+class _Sweep:
+    module: Module
+    stage: Stage
+    ops: NumberedOps
+    span: int = field(init=False)
+    """Counts of each template."""
+    templates: dict[Value, int] = field(factory=dict)
+    known: dict[Value, _Number] = field(factory=dict)
+    recorder: _Recorder = field(init=False)
+    begins: list[int] = field(factory=lambda: [0])
+    rows: list[tuple[int, ...]] = field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        nothing: Any = None
+        self.span = self.module.plan.micro_batches + 2
+        self.recorder = _Recorder(self.module, self.stage, nothing)
+
+    def finds_nothing(self) -> bool:
+        kinds, micro_batches = (np.array(each, np.int64) for each in (self.ops.kinds, self.ops.micro_batches))
+        halved = self.record(kinds, micro_batches)
+        required = np.concatenate([*self.required(), *halved])
+        carried = np.array(self.ops.carried, np.bool_)
+        begins, rows = np.array(self.begins, np.int64), np.array(self.rows, np.int64).reshape(-1, 7)
+        bounds, operands = (np.array(each, np.int64) for each in (self.ops.bounds, self.ops.operands))
+        held, carried_in, owned = (np.full(len(carried), NONE, np.int64) for _ in range(3))
+        recovered, done = np.zeros(len(carried), np.bool_), np.zeros(len(self.templates) * self.span, np.bool_)
+        wrong = compiled_sweep()(
+            *(kinds, micro_batches, bounds, operands, begins, *(np.ascontiguousarray(column) for column in rows.T)),
+            *(carried, held, carried_in, owned, recovered, done),
+        )
+        if wrong != NONE or not done[required].all():
+            return False
+        value_of = {number: value for value, (number, grows) in self.known.items() if not grows}
+        for before, after in zip(carried_in[carried].tolist(), held[carried].tolist(), strict=True):
+            if (
+                before not in value_of
+                or after != self.known.get(self.recorder.next_value(value_of[before]), _NO_NUMBER)[0]
+            ):
+                return False
+        return True
+
+    def record(self, kinds: Int64s, micro_batches: Int64s) -> list[Int64s]:
+        """The steps of all traces that ops have; numbers of what must happen besides."""
+        required: list[Int64s] = []
+        ends = np.array([[0, 0]] * len(self.ops.examples), np.int64)
+        there = kinds != NONE
+        np.add.at(ends, (kinds[there], (micro_batches[there] > 0).astype(np.int64)), 1)
+        for kind, (op, alike) in enumerate(self.ops.examples):
+            has_first, has_others = ends[kind].tolist()
+            self.trace(op, 0, alike, wanted=has_first > 0)
+            self.trace(op, _ANY, alike, wanted=has_others > 0)
+            if self.recorder.split:
+                own = micro_batches[kinds == kind]
+                required += [self.numbers(("backward_weight", block, _ANY), own) for block, _ in self.recorder.split]
+                self.recorder.split = []
+        return required
+
+    def trace(self, op: Op, micro_batch: int, alike: Alike, *, wanted: bool) -> None:
+        """Record what ops like this one do at a micro-batch, where their operands are all different."""
+        if wanted:
+            place_of = {tensor: place for place, tensor in enumerate(op.reads + op.updates + op.writes)}
+            if len(place_of) < len(op.reads) + len(op.updates) + len(op.writes):
+                raise _UnrecordedError
+            if getattr(op, "micro_batch", None) is not None:
+                changed: Any = {"micro_batch": micro_batch}
+                op = evolve(op, **changed)
+            self.recorder.steps = []
+            self.recorder.visit(op, alike)
+            self.rows += [self.row(place_of, *step) for step in self.recorder.steps]
+        self.begins.append(len(self.rows))
+
+    def row(self, place_of: dict[Tensor, int], what: int, tensor: Tensor | None, value: Value) -> tuple[int, ...]:
+        place = NONE if tensor is None else place_of[tensor]
+        owner = (0, 0) if what in (ONCE, MADE_FORWARD, RECOVER, AMONG) else self.number(value[:-1])
+        from_before = what == EXPECT and value[-1] == "this step"
+        return what, place, *self.number(value), *owner, from_before
+
+    def required(self) -> list[Int64s]:
+        """Numbers of what must happen, but for weight halves."""
+        plan, run, every = self.module.plan, self.recorder, np.arange(self.module.plan.micro_batches)
+        of_each = [*run.passes(_ANY)]
+        of_each += [("reduce", block, _ANY) for block in run.blocks if reduces_each_micro_batch(plan, block)]
+        once = [what for block in run.blocks for what in run.required_of(block)] + list(run.required_at_end())
+        found = [self.numbers(what, every) for what in of_each]
+        return [*found, np.array([self.number(what)[0] for what in once], np.int64)]
+
+    def numbers(self, value: Value, micro_batches: Int64s) -> Int64s:
+        """Those of a value for some micro-batches."""
+        number, grows = self.number(value)
+        return number + grows * micro_batches
+
+    def number(self, value: Value) -> _Number:
+        """The number of a value, and by how much it grows with the micro-batch."""
+        found = self.known.get(value)
+        if found is None:
+            found = self.known[value] = self.number_anew(value)
+        return found
+
+    def number_anew(self, value: Value) -> _Number:
+        template, count = _template_of(value)
+        grows = count > self.span
+        count -= _ANY * grows
+        if not 0 <= count < self.span or any(_is_any(part) for part in template):
+            raise _UnrecordedError
+        return self.templates.setdefault(template, len(self.templates)) * self.span + count, int(grows)
+
+
+def _template_of(value: Value) -> tuple[Value, int]:
+    """What values of several micro-batches have in common, and what they have not: equal for equal values."""
+    places = [place for place, part in enumerate(value) if isinstance(part, int | range)]
+    if len(places) != 1:
+        return value, 0
+    (place,) = places
+    part, kind = value[place], None
+    if isinstance(part, int):
+        kind, count = _COUNT, part
+    elif isinstance(part, range) and part.step == 1 and part.start == 0:
+        kind, count = _UP_TO, part.stop
+    elif isinstance(part, range) and part.step == 1 and part.stop == part.start + 1:
+        kind, count = _ONLY, part.stop
+    if kind is None:
+        return value, 0
+    return (*value[:place], kind, *value[place + 1 :]), count
+
+
+def _is_any(part: object) -> bool:
+    """Whether the number of no micro-batch is left in a value."""
+    numbers = (part.start, part.stop) if isinstance(part, range) else (part,) if isinstance(part, int) else ()
+    return any(abs(number) > _ANY // 2 for number in numbers)
