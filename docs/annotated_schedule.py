@@ -9,7 +9,7 @@ from attrs import evolve
 from ratrain import api
 from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrain_ir.printer import module_lines
+from ratrain.ratrain_ir.printer import print_module
 from ratrain.ratrainc.examples import example_path
 
 _REMARKS = (
@@ -84,7 +84,7 @@ def page() -> str:
     plan = Plan(pp=2, dp=2, cuts=(1,), micro_batch_size=1, micro_batches=4, seq_len=64, zero=1)
     passes = "place-1f1b,insert-prefetch,bucket-grad-sync,recompute{policy=full},allocate-ddr"
     module = api.compile(model, plan, passes=passes)
-    lines = annotated(list(module_lines(module)))
+    lines = annotated(print_module(module).splitlines())
     head = (
         "# A schedule, annotated\n\nTwo stages, two replicas, four micro-batches, one layer a stage, full recomputation: "
         "the whole file as `ratrainc compile` writes it. Remarks stand where something appears for the first time; as "

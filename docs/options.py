@@ -42,6 +42,7 @@ _WATCH = "ratrain.ratrainc.watch.watching:watch"
 _JSON = Option("one JSON object on stdout", "--json")
 _SEARCH = "--model m.json --clusters 2 --global-batch 4 --seq-len 8"
 _JOBS = "processes of the search"
+_PROCESSES = Option("processes side by side", "--jobs 77", reaches="ratrain.ratrain_ir.side_by_side:processes")
 _AUTO = "--model m.json --plan auto --clusters 2 --global-batch 4 --strategies zero3,ratrain"
 _QUICK = "--model m.json --plan auto --strategies full-save --seq-len 8 --seconds 0 --jobs 1"
 _FIT = "ratrain.ratrainc.calibration.report:calibrate_rows"
@@ -111,6 +112,7 @@ OPTIONS = {
                 "ratrain.ratrainc.functions.building:run_passes",
                 ("x.rtir",),
             ),
+            "--jobs": _PROCESSES,
             "-v": Option("says which passes were inserted", "-v"),
             "--json": _JSON,
         },
@@ -127,6 +129,7 @@ OPTIONS = {
             "--verify-each": Option("verifies after every pass", "--verify-each", None, "ratrain.api:run_passes"),
             "--time-passes": Option("the seconds of each pass", "--time-passes"),
             "--stats": Option("what each pass reports", "--stats"),
+            "--jobs": _PROCESSES,
             "-v": Option("says which passes were inserted", "-v"),
             "--machine": Option("sizes, times and capacity", "--machine slow.toml"),
         },

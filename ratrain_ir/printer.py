@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ratrain.ratrain_ir.frontend.plan import KEYS
 from ratrain.ratrain_ir.ops import Op, Tensor, field_texts
 from ratrain.ratrain_ir.parser import FORMAT_VERSION
+from ratrain.ratrain_ir.side_by_side import each_stage
 from ratrain.ratrain_ir.types import Home, StateKind
 
 if TYPE_CHECKING:
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
 
 def print_module(module: Module) -> str:
     """The canonical text of a module."""
-    return "\n".join(module_lines(module)) + "\n"
+    return "\n".join(module_texts(module)) + "\n"
 
 
-def module_lines(module: Module) -> Iterator[str]:
-    """The lines of the canonical text, for writing large modules piece by piece."""
+def module_texts(module: Module) -> Iterator[str]:
+    """The canonical text in parts, each of one line or more, without the newline at its end: lines of the header, and stage by stage."""
     yield f"rtir {FORMAT_VERSION}"
     yield f"module @{module.name} level {module.level.value} {{"
     yield _header("model", module.model.to_fields())
@@ -29,8 +30,7 @@ def module_lines(module: Module) -> Iterator[str]:
         yield from _target_lines(module.target)
     if module.pipeline:
         yield f'  pipeline "{module.pipeline}"'
-    for stage in module.stages:
-        yield from stage_lines(stage)
+    yield from each_stage(lambda stage: "\n".join(stage_lines(stage)), module.stages)
     yield "}"
 
 

@@ -27,6 +27,11 @@ def time_limit(seconds: float | None) -> Iterator[None]:
         _UNTIL.reset(token)
 
 
+def is_limited() -> bool:
+    """Whether there is a limit."""
+    return _UNTIL.get() is not None
+
+
 def go_on() -> None:
     """Raise `OutOfTime` where the time has passed; without a limit do nothing."""
     until = _UNTIL.get()

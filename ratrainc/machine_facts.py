@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, frozen
 
+from ratrain.ratrain_ir.side_by_side import usable_cores
 from ratrain.ratrain_ir.types import Dtype
 from ratrain.ratrainc.console import size_text
 from ratrain.ratrainc.extras import is_installed
@@ -148,10 +149,8 @@ def _threads() -> Fact:
     from threadpoolctl import threadpool_info
 
     pools = ", ".join(f"{pool['internal_api']} {pool['num_threads']}" for pool in threadpool_info())
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Fact(
-        f"{usable} of {os.cpu_count()} processors usable; pools: {pools or 'none'}", "a run sets BLAS to one thread"
-    )
+    usable = f"{len(usable_cores())} of {os.cpu_count()} processors usable"
+    return Fact(f"{usable}; pools: {pools or 'none'}", "a run sets BLAS to one thread")
 
 
 def _matrix_products() -> Fact:

@@ -20,11 +20,13 @@ from ratrain.passes.memory.allocation import Allocation, allocate
 from ratrain.passes.memory.overlap import Occupancy, occupancy
 from ratrain.passes.memory.trial import Trials, allocation_problem
 from ratrain.passes.pass_base import Fact, Pass, PassContext
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.analysis.progress import blocking_cycle
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.diagnostics import Note, fail
-from ratrain.ratrain_ir.module import Level, Module
+from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import Forward, Op
+from ratrain.ratrain_ir.side_by_side import each_stage
 from ratrain.ratrain_ir.types import STORES, Home, StateKind
 
 if TYPE_CHECKING:
@@ -54,15 +56,14 @@ class AllocateDdrPass(Pass):
         capacity = self._capacity(module, context, found)
         for stage in module.stages:
             stage.prune()  # bytes that nothing touches would only make the arena larger
-        op_seconds = partial(context.op_seconds, module)
-        occupancies = [occupancy(stage, op_seconds) for stage in module.stages]
-        for occupied in occupancies:
-            if occupied.lives.peak_bytes > capacity:
-                _refuse(occupied.lives, capacity, found, context, module)
+        placed = _place_without_hangs(module, capacity, context, keep=self.overlap == "keep")
+        for stage, each in zip(module.stages, placed, strict=True):
+            if each.peak_bytes > capacity:
+                _refuse(lifetimes(stage), capacity, found, context, module)
         context.diagnostics.check()
-        placed = _place_without_hangs(module, occupancies, capacity, context, keep=self.overlap == "keep")
-        for occupied, placement in zip(occupancies, placed, strict=True):
-            _check_arena(occupied.lives, placement, capacity, found, context, module)
+        for stage, each in zip(module.stages, placed, strict=True):
+            assert each.allocation is not None  # as the live bytes of all stages fit
+            _check_arena(stage, each.peak_bytes, each.allocation, capacity, found, context, module)
         context.diagnostics.check()
         for home in STORES:
             _place_stored(module, home, context)
@@ -88,31 +89,72 @@ class AllocateDdrPass(Pass):
         return info.capacity_bytes if self.capacity is None else self.capacity
 
 
+@frozen
+class _Placed:
+    """What became of a stage's tensors in a memory."""
+
+    peak_bytes: int
+    """that are live at once"""
+    allocation: Allocation | None
+    """may be None where the live bytes of this or another stage exceed the capacity"""
+
+
 def _place_without_hangs(
-    module: Module,
-    occupancies: list[Occupancy],
-    capacity: int,
-    context: PassContext,
-    *,
-    keep: bool,
-    trial: bool = False,
-) -> list[Allocation]:
+    module: Module, capacity: int, context: PassContext, *, keep: bool, trial: bool = False
+) -> list[_Placed]:
     """Place every stage so that byte reuse makes no cycle of waits, even when sends wait for their receives.
 
     The placement passes order all stages so that reuse in list order closes no cycle. A schedule that was reordered by hand may
     let two neighbours each receive into what they are still sending to the other; then what is received takes no bytes of what
     is sent. What hangs even so hangs by its order, and verification says where.
     """
-    placed = [_place(occupied, capacity, keep=keep, apart=False, trial=trial) for occupied in occupancies]
-    if blocking_cycle(module, rendezvous=True) is None:
+    placed = _place_all(module, module.stages, Home.DDR, capacity, context, keep=keep, trial=trial)
+    if _exceeds(placed, capacity) or blocking_cycle(module, rendezvous=True) is None:
         return placed
     context.statistics["messages"] = (
         "what is received keeps apart from what is sent, so that no reuse of bytes can hang"
     )
-    return [_place(occupied, capacity, keep=keep, apart=True, trial=trial) for occupied in occupancies]
+    return _place_all(module, module.stages, Home.DDR, capacity, context, keep=keep, apart=True, trial=trial)
 
 
-def _place(occupied: Occupancy, capacity: int, *, keep: bool, apart: bool, trial: bool = False) -> Allocation:
+def _exceeds(placed: list[_Placed], capacity: int) -> bool:
+    """Whether the live bytes of some stage exceed the capacity."""
+    return any(each.peak_bytes > capacity for each in placed)
+
+
+def _place_all(
+    module: Module,
+    stages: list[Stage],
+    home: Home,
+    capacity: int,
+    context: PassContext,
+    *,
+    keep: bool,
+    apart: bool = False,
+    trial: bool = False,
+) -> list[_Placed]:
+    """Give what some stages have in a memory its offsets; where the peak of one exceeds the capacity, none is given, and only peaks count."""
+    op_seconds = partial(context.op_seconds, module)
+    too_much = False
+
+    def place(stage: Stage) -> _Placed:
+        nonlocal too_much  # of the stages that this process takes: it need not place others then
+        occupied = occupancy(stage, op_seconds, home)
+        peak = occupied.lives.peak_bytes
+        too_much |= peak > capacity
+        return _Placed(peak, None if too_much else _place(occupied, capacity, keep=keep, apart=apart, trial=trial))
+
+    found = each_stage(place, stages)
+    if not _exceeds(found, capacity):
+        for stage, placed in zip(stages, found, strict=True):
+            assert placed.allocation is not None
+            tensors = (tensor for tensor in stage.tensors.values() if tensor.home is home)
+            for tensor, offset in zip(tensors, placed.allocation.offsets, strict=True):
+                tensor.offset = offset
+    return found
+
+
+def _place(occupied: Occupancy, capacity: int, *, keep: bool, apart: bool, trial: bool) -> Allocation:
     """Place a stage; `keep`: so that as few ops as the capacity lets wait for bytes that another engine still works on."""
     room = capacity
     for trials_left in range(_MAX_TRIALS if keep else 0, -1, -1):
@@ -122,8 +164,6 @@ def _place(occupied: Occupancy, capacity: int, *, keep: bool, apart: bool, trial
         if excess <= 0 or lag <= 0:
             break
         room -= excess
-    for tensor, offset in zip(occupied.lives.intervals, placement.offsets, strict=True):
-        tensor.offset = offset
     return placement
 
 
@@ -134,20 +174,17 @@ def step_seconds_placed(module: Module, context: PassContext, capacity: int) -> 
     """
     trials = Trials(module, context)
     copy = copy_module(evolve(module, stages=[trials.with_workspace(stage) for stage in module.stages]))
-    op_seconds = partial(context.op_seconds, copy)
     info = context.target.info(module)
     for home in Home:
         room = capacity if home is Home.DDR else info.capacity_of(home)
-        occupancies = [occupancy(stage, op_seconds, home) for stage in copy.stages if home in stage.homes]
-        if any(occupied.lives.peak_bytes > room for occupied in occupancies):
-            return inf
         if home is Home.DDR:
-            placed = _place_without_hangs(copy, occupancies, room, context, keep=True, trial=True)
-            if _has_guests(copy) and blocking_cycle(copy, rendezvous=True) is not None:
-                return inf
+            placed = _place_without_hangs(copy, room, context, keep=True, trial=True)
         else:
-            placed = [_place(occupied, room, keep=True, apart=False, trial=True) for occupied in occupancies]
-        if any(placement.arena_bytes > room for placement in placed):
+            stages = [stage for stage in copy.stages if home in stage.homes]
+            placed = _place_all(copy, stages, home, room, context, keep=True, trial=True)
+        if any(each.allocation is None or each.allocation.arena_bytes > room for each in placed):
+            return inf
+        if home is Home.DDR and _has_guests(copy) and blocking_cycle(copy, rendezvous=True) is not None:
             return inf
     return context.target.step_seconds(evolve(copy, level=Level.ALLOCATED, target=info))
 
@@ -159,16 +196,18 @@ def _has_guests(module: Module) -> bool:
 def _place_stored(module: Module, home: Home, context: PassContext) -> None:
     """Place what every stage has in another memory; report RT053 or RT052 where that memory has no room for it."""
     capacity = context.target.info(module).capacity_of(home)
-    for stage in module.stages:
-        if home not in stage.homes:
+    stages = [stage for stage in module.stages if home in stage.homes]
+    found = _place_all(module, stages, home, capacity, context, keep=True)
+    for stage, placed in zip(stages, found, strict=True):
+        peak, placement = placed.peak_bytes, placed.allocation
+        if peak > capacity:
+            needed, code = peak, "RT053"
+        elif placement is not None and placement.arena_bytes > capacity and not _exceeds(found, capacity):
+            needed, code = placement.arena_bytes, "RT052"
+        else:
+            if placement is not None:
+                context.statistics[f"stage {stage.index} {home.value}"] = f"{placement.arena_bytes} bytes, {peak} live"
             continue
-        occupied = occupancy(stage, partial(context.op_seconds, module), home)
-        peak = occupied.lives.peak_bytes
-        placement = _place(occupied, capacity, keep=True, apart=False) if peak <= capacity else None
-        if placement is not None and placement.arena_bytes <= capacity:
-            context.statistics[f"stage {stage.index} {home.value}"] = f"{placement.arena_bytes} bytes, {peak} live"
-            continue
-        needed, code = (peak, "RT053") if placement is None else (placement.arena_bytes, "RT052")
         has = f"the machine's {capacity} of it" if capacity else "the machine has none of it"
         context.diagnostics.error(
             code,
@@ -184,15 +223,20 @@ def _account(found: Capacity) -> list[Note]:
 
 
 def _check_arena(
-    lives: Lifetimes, placement: Allocation, capacity: int, found: Capacity, context: PassContext, module: Module
+    stage: Stage,
+    peak_bytes: int,
+    placement: Allocation,
+    capacity: int,
+    found: Capacity,
+    context: PassContext,
+    module: Module,
 ) -> None:
-    stage = lives.stage
     ratio = stage.arena_bytes / max(1, placement.proved_bytes)
-    overlap = placement.lower_bound_bytes - lives.peak_bytes
+    overlap = placement.lower_bound_bytes - peak_bytes
     proved = placement.proved_bytes - placement.lower_bound_bytes
     holes = f", {proved} more that holes in lives cost" if proved else ""
     context.statistics[f"stage {stage.index}"] = (
-        f"arena {stage.arena_bytes} bytes, lower bound {placement.proved_bytes} ({lives.peak_bytes} live, {overlap} more "
+        f"arena {stage.arena_bytes} bytes, lower bound {placement.proved_bytes} ({peak_bytes} live, {overlap} more "
         f"so that nothing waits for other engines{holes}), ratio {ratio:.4f}, {placement.method}, {placement.seconds:.3f} s"
     )
     if stage.arena_bytes > capacity:
@@ -200,7 +244,7 @@ def _check_arena(
         context.diagnostics.error(
             "RT052",
             f"stage @{stage.index} needs an arena of {stage.arena_bytes} bytes, {short} more than the capacity "
-            f"of {capacity}, though only {lives.peak_bytes} are live at once",
+            f"of {capacity}, though only {peak_bytes} are live at once",
             notes=_account(found),
             help=_way_out(module),
         )

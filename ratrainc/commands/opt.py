@@ -13,6 +13,7 @@ from ratrain.ratrainc.commands.options import (
     machine_option,
     output_directory,
     output_file,
+    processes_option,
     verbose_option,
 )
 from ratrain.ratrainc.terminal import echo, echo_document
@@ -65,9 +66,9 @@ class _Observer:
             echo(_text(module), err=True, nl=False, wrap=False)
         if self.folder is not None:
             from ratrain.ratrain_ir.files import write_lines
-            from ratrain.ratrain_ir.printer import module_lines
+            from ratrain.ratrain_ir.printer import module_texts
 
-            write_lines(str(self.folder / f"{self.count:03d}-{name}.rtir"), module_lines(module))
+            write_lines(str(self.folder / f"{self.count:03d}-{name}.rtir"), module_texts(module))
 
 
 def _text(module: Module) -> str:
@@ -78,9 +79,9 @@ def _text(module: Module) -> str:
 
 def _schedule_text(module: Module) -> str:
     """The text without the list of passes, which grows even where nothing else changes."""
-    from ratrain.ratrain_ir.printer import module_lines
+    from ratrain.ratrain_ir.printer import module_texts
 
-    return "\n".join(line for line in module_lines(module) if not line.startswith("  pipeline "))
+    return "\n".join(line for line in module_texts(module) if not line.startswith("  pipeline "))
 
 
 def _write_reproducer(file: str, pipeline: str) -> str:
@@ -136,6 +137,7 @@ def _write_reproducer(file: str, pipeline: str) -> str:
 )
 @click.option("--verify-each", is_flag=True, help="Verify after every pass and name the one that broke the module.")
 @click.option("--time-passes", is_flag=True, help="Show the seconds of each pass.")
+@processes_option
 @verbose_option
 @click.option("--stats", is_flag=True, help="Show what each pass reports.")
 @machine_option
@@ -157,7 +159,7 @@ def command(
     from ratrain.passes.registry import pass_class
     from ratrain.ratrain_ir.diagnostics import DiagnosticError
     from ratrain.ratrain_ir.files import write_lines
-    from ratrain.ratrain_ir.printer import module_lines, print_module
+    from ratrain.ratrain_ir.printer import module_texts, print_module
     from ratrain.ratrainc.commands.loading import checked_schedule
     from ratrain.ratrainc.console import spinner
 
@@ -194,7 +196,7 @@ def command(
     if output is None:
         echo_document(print_module(module))
     else:
-        write_lines(output, module_lines(module))
+        write_lines(output, module_texts(module))
         echo(f"wrote {output}", err=True)
 
 

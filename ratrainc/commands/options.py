@@ -333,10 +333,37 @@ def jobs_option(text: str = "Processes.", parameter: str = "jobs") -> Callable[[
         "--jobs",
         parameter,
         type=click.IntRange(1, _MOST_JOBS),
-        default=lambda: min(_MOST_JOBS, os.cpu_count() or 1),
+        default=one_a_core,
         show_default="one a core",
         help=text,
     )
+
+
+def one_a_core() -> int:
+    """As many processes as this one may use cores."""
+    from ratrain.ratrain_ir.side_by_side import usable_cores
+
+    return min(_MOST_JOBS, len(usable_cores()))
+
+
+def processes_option(function: F) -> F:
+    """`--jobs`: processes that a command may take for what is independent; it is told to them, and not to the command."""
+
+    def allow(context: click.Context, _parameter: click.Parameter, count: int) -> None:
+        from ratrain.ratrain_ir.side_by_side import processes
+
+        context.with_resource(processes(count))
+
+    text = "Processes side by side for what is independent in a large schedule, its stages above all. The result is the same with any number."
+    return click.option(
+        "--jobs",
+        type=click.IntRange(1, _MOST_JOBS),
+        default=one_a_core,
+        show_default="one a core",
+        expose_value=False,
+        callback=allow,
+        help=text,
+    )(function)
 
 
 def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:

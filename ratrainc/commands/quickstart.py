@@ -44,7 +44,7 @@ def command(steps: int, keep: str | None) -> int:
 def _quickstart(steps: int, folder: Path, *, is_drawn: bool) -> int:
     from ratrain import api
     from ratrain.ratrain_ir.files import write_lines
-    from ratrain.ratrain_ir.printer import module_lines
+    from ratrain.ratrain_ir.printer import module_texts
     from ratrain.ratrainc.console import say
     from ratrain.ratrainc.examples import example_path
     from ratrain.ratrainc.parts import show
@@ -57,7 +57,7 @@ def _quickstart(steps: int, folder: Path, *, is_drawn: bool) -> int:
 
     say("1. compile: examples/tiny.json under examples/tiny.toml")
     module = api.compile(str(example_path("tiny.json")), str(example_path("tiny.toml")), verify_each=True)
-    write_lines(str(folder / "tiny.rtir"), module_lines(module))
+    write_lines(str(folder / "tiny.rtir"), module_texts(module))
     show(module_parts(module, api.machine_for(module, None)))
     say("")
     say("2. verify and emit: the schedule is read back from its text, proved sound, and becomes a program")

@@ -22,7 +22,7 @@ from ratrain.ratrain_ir.frontend.text import Place
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Level, Module, TargetInfo
-from ratrain.ratrain_ir.printer import module_lines
+from ratrain.ratrain_ir.printer import module_texts
 from ratrain.ratrain_ir.verifier import verify as verify_module
 from ratrain.ratrain_ir.verifier.memory import check_capacity
 from ratrain.ratrain_ir.verifier.report import Reporter
@@ -355,7 +355,7 @@ def save(what: Module | Program, path: str, *, machine: str | Machine | None = N
     if not is_program and not (path.endswith(".rtir") and isinstance(what, Module)):
         misuse(f"the output '{path}' must end in .rtx (program), or of a module in .rtir (schedule)")
     if isinstance(what, Module) and not is_program:
-        write_lines(path, module_lines(what))
+        write_lines(path, module_texts(what))
     else:
         write_program(emit(what, machine=machine) if isinstance(what, Module) else what, path)
 

@@ -19,6 +19,7 @@ from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError
 from ratrain.ratrainc.functions import notebook as _notebook
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.side_by_side import processes
     from ratrain.ratrainc.functions.building import (
         check,
         compile,  # noqa: A004 - the name the documentation promises
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.table_report import UnsoundTableError
 
 _ROOMS = {
+    "ratrain.ratrain_ir.side_by_side": "processes",
     "ratrain.ratrainc.functions.building": "check compile emit load lowered make_for resolved run_passes save",
     "ratrain.ratrainc.functions.checking": "diff disassemble disassemble_routines disassemble_tiles export lint schedule verify",
     "ratrain.ratrainc.functions.listing": "copy_examples example_path examples machine machines model_facts passes strategies",
@@ -151,6 +153,7 @@ __all__ = [
     "plan",
     "postmortem",
     "precompile",
+    "processes",
     "report",
     "report_against",
     "resolved",

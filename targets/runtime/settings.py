@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from typing import Literal, TypeAlias
 
 from attrs import frozen
+
+from ratrain.ratrain_ir.side_by_side import usable_cores
 
 Order: TypeAlias = Literal["shuffled", "sequential", "documents"]
 """In which order training sequences are visited: at random, as they stand, or as they stand in documents that are at random."""
@@ -147,11 +148,6 @@ class Sampling:
     top_p: float = 1.0
     """only the likeliest tokens are drawn from whose probabilities first add up to this"""
     seed: int = 0
-
-
-def usable_cores() -> set[int]:
-    """The cores that this process may use, by number."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def available_threads() -> int:

@@ -15,7 +15,7 @@ from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Level, Module, TargetInfo
 from ratrain.ratrain_ir.ops import FIELDS, OP_CLASSES, field_texts, read_fields
 from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import module_lines, print_module
+from ratrain.ratrain_ir.printer import module_texts, print_module
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.invariants import text_round_trip_is_exact
 from ratrain.ratrain_ir.testing.strategies import cases, for_plan, pipelines, targets
@@ -37,7 +37,7 @@ PASSES = (
 def test_what_is_printed_reads_back_equal(case, pipeline, target):
     module = PassManager(target).run(case.module(), for_plan(pipeline, case.plan))
     text_round_trip_is_exact(module)
-    assert "".join(f"{line}\n" for line in module_lines(module)) == print_module(module)
+    assert "".join(f"{text}\n" for text in module_texts(module)) == print_module(module)
 
 
 @settings(max_examples=15)

@@ -21,7 +21,7 @@ from ratrain.ratrain_ir.frontend.model_files import parse_config
 from ratrain.ratrain_ir.frontend.plan import KEYS as KEYS_OF_PLANS
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.frontend.plan_text import parse_plan, plan_from_fields
-from ratrain.ratrain_ir.printer import module_lines
+from ratrain.ratrain_ir.printer import print_module
 from ratrain.targets.machine.link_groups import GROUP_UNITS
 from ratrain.targets.machine.machine import (
     _ALL_UNITS,
@@ -152,7 +152,7 @@ def shown(seen: str, model: ModelConfig, of: Plan, on: str) -> object:
     module = api.compile(model, of, machine=machine, passes=passes)
     if seen == SCHEDULE:
         headers = ("  model {", "  plan {")
-        return [line for line in module_lines(module) if not line.startswith(headers)]
+        return [line for line in print_module(module).splitlines() if not line.startswith(headers)]
     program = api.emit(module, machine=machine)
     if seen == TIMES or stored in elsewhere:
         return api.simulate(program, machine=machine).to_json()

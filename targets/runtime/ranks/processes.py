@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 
+from ratrain.ratrain_ir.side_by_side import usable_cores
 from ratrain.targets.runtime.processes import Processes
 from ratrain.targets.runtime.profile import Profile
 from ratrain.targets.runtime.ranks.clocks import ClockOffset, measured_offset, this_machine
 from ratrain.targets.runtime.ranks.communicators import Communicators, exchanged
 from ratrain.targets.runtime.ranks.engine import RankEngine
 from ratrain.targets.runtime.ranks.waiting import finish
-from ratrain.targets.runtime.settings import usable_cores
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
