@@ -253,15 +253,11 @@ def one_core_step_seconds(program: Program, machine: Machine) -> float:
 def shared_cores_step_seconds(program: Program, machine: Machine, cores: int) -> float:
     """Seconds of a step of ranks that are processes of one thread each, as over MPI, and share so many cores.
 
-    The longer of two: ranks on a core each (`rank_threads.py`), and the work of all ranks, spread evenly. Where ranks share cores, each op
-    takes as much longer as the machine says (`core_sharing`). What it leaves out: which ranks a core is given to, and that work may be
-    badly spread.
+    Where ranks share cores, each op takes as much longer as the machine says (`core_sharing`), and is on the core that is free first.
     """
     from ratrain.targets.simulator.rank_threads import threads_step_seconds
 
-    work = one_core_step_seconds(program, machine)
-    if cores == 1:
-        return work
-    slower = 1 + machine.core_sharing if program.plan.clusters > cores else 1.0
-    seconds = slower * _works(program, program.columns(), machine)[0].seconds + machine.engine_gap
-    return max(threads_step_seconds(program, seconds.tolist()), slower * work / min(cores, program.plan.clusters))
+    seconds = _works(program, program.columns(), machine)[0].seconds
+    if program.plan.clusters > cores:
+        seconds = seconds * (1 + machine.core_sharing)
+    return threads_step_seconds(program, (seconds + machine.engine_gap).tolist(), cores)

@@ -28,7 +28,7 @@ from ratrain.targets.runtime.ranks.collectives import GroupCollectives, Phases
 from ratrain.targets.runtime.ranks.communicator import Request
 from ratrain.targets.runtime.ranks.peer_collectives import PeerCollectives
 from ratrain.targets.runtime.ranks.stragglers import Stragglers
-from ratrain.targets.runtime.ranks.waiting import VISITED, Patience, all_done, finish
+from ratrain.targets.runtime.ranks.waiting import VISITED, all_done, finish, wait_until
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.ops import Engine
@@ -124,17 +124,15 @@ class RankEngine(ProgramEngine):
 
     def run_until(self, limit: int) -> None:
         """Run until every engine of this process's rank has completed its stream `limit` times."""
-        patience = Patience()
         while any(head.has_work(limit) for head in self.heads):
             moved = False
             for head in self.heads:
                 moved |= self._advance(head, limit)
             if moved:
-                patience = Patience()
-            elif self.under_way:
-                patience.wait()
-            else:
+                continue
+            if not self.under_way:
                 self._hang(limit)
+            wait_until(self._any_goes_on)
         self.order.synchronize()
 
     def _advance(self, head: Head, limit: int) -> bool:
@@ -163,6 +161,10 @@ class RankEngine(ProgramEngine):
         self.run_alone(self.rank, instruction, step + self.first_step)
         self.complete(self.rank, head.engine, instruction)
         return True
+
+    def _any_goes_on(self) -> bool:
+        """Whether anything that is under way can be gone on with."""
+        return any(all_done(each.requests) for each in self.under_way.values())
 
     def phases(self, instruction: Instruction) -> Phases | None:
         """The requests of an instruction that communicates; None for others."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.ops import Engine
@@ -25,28 +26,25 @@ VISITED = (
 """The order in which a rank visits its engines: what communicates first, so that it is under way while the rank computes."""
 LONGEST_PAUSE = 1e-3
 """Seconds between two looks of a rank that has waited for long."""
+PAUSE_SHARE = 1 / 16
+"""Of what it has waited, how long a rank waits until it looks again: what it waits for is noticed that much late at most."""
 _SHORTEST_PAUSE = 20e-6
 _YIELDS = 50
 
 
-class Patience:
-    """Waits between two looks at requests: first gives the processor away, then sleeps longer and longer.
+def wait_until(happened: Callable[[], bool]) -> None:
+    """Wait until something has happened: first give the processor away between two looks, then sleep longer and longer.
 
     Ranks may share cores; one that spins takes the time of the rank it waits for.
     """
-
-    def __init__(self) -> None:
-        self.looks = 0
-        self.pause = _SHORTEST_PAUSE
-
-    def wait(self) -> None:
-        """Wait a little, longer than the last time."""
-        self.looks += 1
-        if self.looks < _YIELDS:
+    began, looks = time.perf_counter(), 0
+    while not happened():
+        looks += 1
+        if looks < _YIELDS:
             os.sched_yield()
-            return
-        time.sleep(self.pause)
-        self.pause = min(self.pause * 1.5, LONGEST_PAUSE)
+            continue
+        waited = time.perf_counter() - began
+        time.sleep(min(max(PAUSE_SHARE * waited, _SHORTEST_PAUSE), LONGEST_PAUSE))
 
 
 def all_done(requests: Iterable[Request]) -> bool:
@@ -56,6 +54,4 @@ def all_done(requests: Iterable[Request]) -> bool:
 
 def finish(*requests: Request) -> None:
     """Wait for requests without spinning."""
-    patience = Patience()
-    while not all_done(requests):
-        patience.wait()
+    wait_until(partial(all_done, requests))

@@ -63,7 +63,7 @@ def test_a_step_is_between_its_bounds(kind: str) -> None:
         for index, stage in enumerate(program.stages)
     ]
     ops = sum(len(stream) for stage in program.stages for stream in stage.streams.values())
-    found = threads_step_seconds(program, by_op(program, cost))
+    found = threads_step_seconds(program, by_op(program, cost), program.plan.clusters)
     beside = simulate_work(program, lambda *which: ResourceWork(cost(*which)), UNLIMITED).step_seconds
     assert max(each) * (1 - 1e-12) <= found <= sum(each) + LONGEST_PAUSE * ops
     assert beside <= found * (1 + 1e-12)
@@ -73,7 +73,29 @@ def test_one_rank_takes_all_its_work() -> None:
     program = make_program(pp=1, dp=1, zero=0)
     (stage,) = program.stages
     work = sum(cost(0, engine, item) for engine in ENGINES for item in stage.streams[engine])
-    assert threads_step_seconds(program, by_op(program, cost)) == pytest.approx(work)
+    assert threads_step_seconds(program, by_op(program, cost), 1) == pytest.approx(work)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_that_share_cores_take_their_work_at_least(kind: str) -> None:
+    """No core is idle for long on one; fewer cores are never faster, and cores that no rank is left for change nothing."""
+    program = program_of(kind)
+    clusters = program.plan.clusters
+    costs = by_op(program, cost)
+    work = sum(costs) * program.topology.lanes
+    found = [threads_step_seconds(program, costs, cores) for cores in range(1, clusters + 1)]
+    assert all(seconds >= work / cores * (1 - 1e-12) for cores, seconds in enumerate(found, 1))
+    assert found[0] <= work + LONGEST_PAUSE * len(costs) * clusters
+    assert found == sorted(found, reverse=True)
+    assert threads_step_seconds(program, costs, clusters + 3) == found[-1]
+
+
+def test_replicas_that_share_a_core_wait_for_one_another() -> None:
+    """Two replicas on one core take twice the time of one, and their collectives end once both have come to them."""
+    program = make_program(pp=1, dp=2, zero=0)
+    costs = by_op(program, cost)
+    alone, shared = (threads_step_seconds(program, costs, cores) for cores in (2, 1))
+    assert shared == pytest.approx(2 * alone, rel=1e-3)
 
 
 def test_a_message_is_found_only_behind_what_was_computed_meanwhile() -> None:
@@ -84,4 +106,4 @@ def test_a_message_is_found_only_behind_what_was_computed_meanwhile() -> None:
         return 1.0 / len(program.stages[stage].streams[engine]) if engine is Engine.COMPUTE else 0.0
 
     beside = simulate_work(program, lambda *which: ResourceWork(computes(*which)), UNLIMITED).step_seconds
-    assert 1.0 < beside <= threads_step_seconds(program, by_op(program, computes))
+    assert 1.0 < beside <= threads_step_seconds(program, by_op(program, computes), program.plan.clusters)
