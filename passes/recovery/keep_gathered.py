@@ -27,21 +27,38 @@ from ratrain.ratrain_ir.ops import GatherRows, Op, Payload, Phase, Tensor, piece
 from ratrain.ratrain_ir.types import aligned
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ratrain.passes.memory.trial import Trials
     from ratrain.ratrain_ir.module import Stage
 
 
-def keep_gathered(stage: Stage, trials: Trials, budget: int) -> int:
-    """Let backwards of a stage read what was gathered for forwards, within a budget of bytes; how many gathers that drops."""
+Twice = tuple[int, int]
+"""The position of a gather for a forward, and that of the same for its backward."""
+
+
+def gathers_to_keep(stage: Stage, trials: Trials, budget: int) -> list[Twice]:
+    """What of a stage is gathered twice and had better be kept, within a budget of bytes."""
     if not shares_rows(trials.module.plan):
-        return 0
+        return []
     keeper = _Keeper(stage, trials, budget)
     for twice in sorted(_gathered_twice(stage), key=lambda each: (each.again - each.first, each.first)):
         keeper.keep(twice)
     keeper.keep_what_fits()
-    stage.ops = keeper.rebuilt(len(keeper.kept))
-    stage.prune()
-    return len(keeper.kept)
+    return [(twice.first, twice.again) for twice in keeper.kept]
+
+
+def with_kept(ops: list[Op], kept: Iterable[Twice]) -> list[Op]:
+    """A list whose backwards read what was gathered for forwards."""
+    dropped = {again for _, again in kept}
+    instead = {ops[again].writes[0]: ops[first].writes[0] for first, again in kept}
+    reading: list[Op] = []
+    for position, op in enumerate(ops):
+        if position in dropped:
+            continue
+        reads = tuple(instead.get(tensor, tensor) for tensor in op.reads)
+        reading.append(op if reads == op.reads else attrs.evolve(op, reads=reads))
+    return reading
 
 
 @define
@@ -54,7 +71,6 @@ class _GatheredTwice:
     """of the gather for the backward"""
     whole: Tensor
     """what the forward reads"""
-    whole_again: Tensor
     own: Tensor
     """the rows that the peer has itself"""
     used_until: int
@@ -79,9 +95,7 @@ def _gathered_twice(stage: Stage) -> list[_GatheredTwice]:
             elif key in firsts and firsts[key][1].reads[0] is own:
                 first, gather = firsts[key]
                 whole = gather.writes[0]
-                twice = _GatheredTwice(
-                    first, position, whole, op.writes[0], own, last_use.get(whole, first), last_use[own]
-                )
+                twice = _GatheredTwice(first, position, whole, own, last_use.get(whole, first), last_use[own])
                 found.append(twice)
                 of_own[own] = twice
                 last_use[own] = position
@@ -130,12 +144,4 @@ class _Keeper(ChangesWithinBudget):
 
     def rebuilt(self, count: int) -> list[Op]:
         """The list with the first so many kept."""
-        dropped = {twice.again for twice in self.kept[:count]}
-        instead = {twice.whole_again: twice.whole for twice in self.kept[:count]}
-        ops: list[Op] = []
-        for position, op in enumerate(self.stage.ops):
-            if position in dropped:
-                continue
-            reads = tuple(instead.get(tensor, tensor) for tensor in op.reads)
-            ops.append(op if reads == op.reads else attrs.evolve(op, reads=reads))
-        return ops
+        return with_kept(self.stage.ops, [(twice.first, twice.again) for twice in self.kept[:count]])

@@ -19,34 +19,36 @@ after the passes that change how long gradients and views live.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from collections.abc import Callable
+from typing import ClassVar, Protocol
 
-from attrs import evolve, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ratrain.passes.memory.allocate_ddr import step_seconds_placed
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import Pass, PassContext
 from ratrain.passes.recovery.guests import UnitTimes, take_in
-from ratrain.passes.recovery.keep_gathered import keep_gathered
+from ratrain.passes.recovery.keep_gathered import Twice, gathers_to_keep, with_kept
 from ratrain.passes.recovery.lender_choice import choose_lenders
 from ratrain.passes.recovery.recompute_choice import choose
-from ratrain.passes.recovery.recompute_placement import idle_windows, recover_forward_side
+from ratrain.passes.recovery.recompute_placement import Moves, idle_windows, moved_ahead, moves_to_forward_side
 from ratrain.passes.recovery.rewriting import (
     CHOICES,
     ChoiceOf,
     Elsewhere,
     Lender,
+    Recovery,
+    Rewriting,
     mark_checkpoints,
-    rewrite,
     same_for_all,
 )
 from ratrain.passes.recovery.storing import store_kept
 from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import Piece, Recompute, Tensor
+from ratrain.ratrain_ir.schedules.action import Work
+from ratrain.ratrain_ir.side_by_side import each_stage
 from ratrain.ratrain_ir.types import STORES, Home
-
-if TYPE_CHECKING:
-    from ratrain.ratrain_ir.module import Module, Stage
 
 POLICIES = ("full", "none", "attention", "mlp", "auto")
 NOWHERE = "nowhere"
@@ -78,6 +80,38 @@ class _StageChoice:
     def home_of(self, layer: int, piece: Piece) -> Elsewhere:
         """Where what is kept waits for its backward."""
         return self.of(layer, piece).home
+
+
+@frozen
+class _Decided:
+    """What was decided about a stage: small, as another process may have found it. Positions are those in the list that the step before leaves."""
+
+    order: list[int]
+    """the ops of the list as it was, in their new order"""
+    choice: _StageChoice
+    moves: Moves
+    kept: list[Twice]
+
+
+@frozen(eq=False)
+class _Recovered:
+    """A draft of a stage, and what it was decided by."""
+
+    stage: Stage
+    choice: _StageChoice
+    recovery: Recovery
+    stored: int
+    """stores"""
+    moves: Moves
+    kept: list[Twice]
+
+
+Reorder = Callable[["Stage", Trials], None]
+"""Gives the ops of a draft of a stage another order."""
+
+
+def _as_it_is(_stage: Stage, _trials: Trials) -> None:
+    pass
 
 
 @frozen
@@ -114,49 +148,80 @@ class RecomputePass(Pass):
         else:
             take_the_shorter(module, context, evolve(self, store=NOWHERE), self, self.budget)
 
-    def rewrite(self, module: Module, context: PassContext) -> list[Tensor]:
-        """Rewrite the lists of every stage; the tensors that recovery starts from, to be marked once the module is final."""
-        recovered = moved = stored = kept = 0
-        starts: list[Tensor] = []
-        windows = idle_windows(module) if self.placement == "forward-side" else []
-        times = UnitTimes(module) if self.store == PEER else None
-        choices = self.choices_with_lenders(module, context, times) if times is not None else {}
-        borrowers = [module.stages[index] for index, choice in choices.items() if choice.borrows]
-        for stage in sorted(module.stages, key=lambda stage: stage not in borrowers):
-            trials = Trials(module, context)
-            if times is not None and stage not in borrowers:
-                take_in(stage, borrowers, times)
-            choice = choices.get(stage.index) or self.choice(stage, trials)
-            if choice.summary:
-                context.statistics[f"stage {stage.index}"] = choice.summary
-            recovery = rewrite(stage, choice.of)
-            recovered += recovery.ops
-            if self.store != NOWHERE:
-                stored += store_kept(stage, trials, choice.home_of)
-            starts += recovery.starts
-            if self.placement == "forward-side":
-                moved += recover_forward_side(stage, trials, self.budget_within(trials), windows[stage.index])
-            if self.policy == "auto" and self.gathered == "auto":
-                kept += keep_gathered(stage, trials, self.budget_within(trials))
-        context.statistics["recompute ops"] = recovered
+    def rewrite(self, module: Module, context: PassContext, reorder: Reorder = _as_it_is) -> list[Tensor]:
+        """Rewrite the lists of every stage, each after it was reordered; the tensors that recovery starts from, to be marked once the module is final."""
+        windows = idle_windows(module) if self.placement == "forward-side" else [[] for _ in module.stages]
+        if self.store == PEER:
+            found = self._with_lenders(module, context, windows, reorder)
+        else:
+            recovering = _Recovering(self, module, context, windows, reorder)
+            found = list(map(recovering.made, module.stages, each_stage(recovering.decided, module.stages)))
+        for stage, recovered in zip(module.stages, found, strict=True):
+            stage.tensors, stage.ops = recovered.stage.tensors, recovered.stage.ops
+            if recovered.choice.summary:
+                context.statistics[f"stage {stage.index}"] = recovered.choice.summary
+        context.statistics["recompute ops"] = sum(each.recovery.ops for each in found)
         if self.store != NOWHERE:
-            context.statistics["evict ops" if self.store == PEER else "store ops"] = stored
-        context.statistics["moved to the forward side"] = moved
-        if kept:
+            name = "evict ops" if self.store == PEER else "store ops"
+            context.statistics[name] = sum(each.stored for each in found)
+        context.statistics["moved to the forward side"] = sum(sum(map(len, each.moves.values())) for each in found)
+        if kept := sum(len(each.kept) for each in found):
             context.statistics["gathers kept for the backward"] = kept
-        return starts
+        return [tensor for each in found for tensor in each.recovery.starts]
+
+    def _with_lenders(
+        self, module: Module, context: PassContext, windows: list[list[Work]], reorder: Reorder
+    ) -> list[_Recovered]:
+        """What is made of each stage where others keep some of it: those that borrow come first, as the others take in what these evict."""
+        for stage in module.stages:
+            reorder(stage, Trials(module, context))
+        times = UnitTimes(module)
+        choices = self.choices_with_lenders(module, context, times)
+        borrowers = [module.stages[index] for index, choice in choices.items() if choice.borrows]
+        found: dict[int, _Recovered] = {}
+        for stage in sorted(module.stages, key=lambda stage: stage not in borrowers):
+            if stage not in borrowers:
+                take_in(stage, [found[borrower.index].stage for borrower in borrowers], times)
+            trials = Trials(module, context)
+            found[stage.index] = self.recovered(Rewriting(stage), trials, choices[stage.index], windows[stage.index])
+        return [found[stage.index] for stage in module.stages]
+
+    def recovered(
+        self,
+        rewriting: Rewriting,
+        trials: Trials,
+        choice: _StageChoice,
+        windows: list[Work],
+        decided: _Decided | None = None,
+    ) -> _Recovered:
+        """What a choice makes of a stage; with what was `decided` of it already, it is not decided again."""
+        stage, recovery = rewriting.under(choice.of)
+        stored = store_kept(stage, trials, choice.home_of) if self.store != NOWHERE else 0
+        budget = self.budget_within(trials)
+        moves = decided.moves if decided is not None else moves_to_forward_side(stage, trials, budget, windows)
+        if moves:
+            stage.ops = moved_ahead(stage.ops, moves)
+        if decided is not None:
+            kept = decided.kept
+        else:
+            keeps = self.policy == "auto" and self.gathered == "auto"
+            kept = gathers_to_keep(stage, trials, budget) if keeps else []
+        if kept:
+            stage.ops = with_kept(stage.ops, kept)
+            stage.prune()
+        return _Recovered(stage, choice, recovery, stored, moves, kept)
 
     def budget_within(self, trials: Trials) -> int:
         """Bytes a stage may use."""
         return trials.context.target.capacity(trials.module).left if self.budget is None else self.budget
 
-    def choice(self, stage: Stage, trials: Trials) -> _StageChoice:
+    def choice(self, rewriting: Rewriting, trials: Trials) -> _StageChoice:
         """What to keep of each layer and micro-batch of a stage by itself."""
         home = _HOMES.get(self.store, Home.DDR)
         if self.policy != "auto":
             (choice,) = CHOICES[self.policy]
             return _StageChoice(same_for_all(evolve(choice, home=home)))
-        chosen = choose(stage, trials, self.budget_within(trials), home)
+        chosen = choose(rewriting, trials, self.budget_within(trials), home)
         return _StageChoice(chosen.choice_of, chosen.summary)
 
     def choices_with_lenders(self, module: Module, context: PassContext, times: UnitTimes) -> dict[int, _StageChoice]:
@@ -231,3 +296,36 @@ def _refuse_missing_lender(module: Module) -> None:
         UnitTimes(module)
     except ValueError as error:
         fail("RT071", f"'store=peer' needs an order that ends: {error}", help="'ratrainc verify' says what hangs")
+
+
+@define(eq=False)
+class _Recovering:
+    """Recovers stages that have to do with no others: it is decided side by side, and each is made here."""
+
+    recompute: RecomputePass
+    module: Module
+    context: PassContext
+    windows: list[list[Work]]
+    reorder: Reorder
+    _mine: dict[int, _Recovered] = field(factory=dict, init=False)
+    """what this process made while it decided"""
+
+    def decided(self, stage: Stage) -> _Decided:
+        """What is decided about a stage."""
+        draft, trials = stage.draft(), Trials(self.module, self.context)
+        self.reorder(draft, trials)
+        places = {op: place for place, op in enumerate(stage.ops)}
+        order = [places[op] for op in draft.ops]
+        rewriting = Rewriting(draft)
+        choice = self.recompute.choice(rewriting, trials)
+        made = self.recompute.recovered(rewriting, trials, choice, self.windows[stage.index])
+        self._mine[stage.index] = made
+        return _Decided(order, choice, made.moves, made.kept)
+
+    def made(self, stage: Stage, decided: _Decided) -> _Recovered:
+        """What that makes of the stage."""
+        if stage.index in self._mine:
+            return self._mine[stage.index]
+        rewriting = Rewriting(stage.draft([stage.ops[place] for place in decided.order]))
+        trials = Trials(self.module, self.context)
+        return self.recompute.recovered(rewriting, trials, decided.choice, self.windows[stage.index], decided)

@@ -136,13 +136,14 @@ def _kept_words(choice: LayerChoice) -> str:
     return f"attention {choice.attention}, mlp {choice.mlp}"
 
 
-def choose(stage: Stage, trials: Trials, capacity: int, store: Home = Home.DDR) -> Chosen:
-    """The cheapest choice that fits; full recovery where not even that does (allocation then says what is missing).
+def choose(rewriting: Rewriting, trials: Trials, capacity: int, store: Home = Home.DDR) -> Chosen:
+    """The cheapest choice for a stage that fits; full recovery where not even that does (allocation then says what is missing).
 
     With another memory to store in, as many layers of micro-batches are stored there, whole, as make the stage's own period from step to
     step shortest: those of the first layers, which wait longest. What stays is chosen for the bytes that this leaves.
     """
-    shape, rewriting = Shape.of(stage, trials), Rewriting(stage)
+    stage = rewriting.stage
+    shape = Shape.of(stage, trials)
     best = kept_in_ddr(rewriting, trials, capacity, shape, shape.none_stored)
     if store is Home.DDR or best.keeps_everything:
         return best

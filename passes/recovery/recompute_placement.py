@@ -43,17 +43,31 @@ def idle_windows(module: Module) -> list[list[Work]]:
         return none  # an order that hangs, as the verifier will say
 
 
-def recover_forward_side(stage: Stage, trials: Trials, budget: int, windows: Sequence[Work]) -> int:
-    """Move recovery ops of a stage ahead of the backwards of some windows, which wait for gradients; how many were moved."""
+Moves = dict[int, list[int]]
+"""By the position of the first op of a backward, those of the recovery ops that are to stand before it, in order."""
+
+
+def moves_to_forward_side(stage: Stage, trials: Trials, budget: int, windows: Sequence[Work]) -> Moves:
+    """What is recovered of a stage ahead of the backwards of some windows, which wait for gradients."""
     if not windows:
-        return 0
+        return {}
     mover = _Mover(stage, trials, budget)
     backwards = _backwards_of(stage, trials.module, set(windows))
     for work in windows:
         mover.fill(backwards[work])
     mover.keep_what_fits()
-    stage.ops = mover.rebuilt(len(mover.moved))
-    return sum(len(ops) for ops in mover.moved.values())
+    return mover.moved
+
+
+def moved_ahead(ops: list[Op], moves: Moves) -> list[Op]:
+    """A list with moves made."""
+    going = {position for positions in moves.values() for position in positions}
+    moved: list[Op] = []
+    for position, op in enumerate(ops):
+        moved += [ops[each] for each in moves.get(position, ())]
+        if position not in going:
+            moved.append(op)
+    return moved
 
 
 @define
@@ -88,8 +102,7 @@ class _Mover(ChangesWithinBudget):
 
     brought: dict[Tensor, int] = field(init=False)
     """Where what was elsewhere comes back."""
-    moved: dict[int, list[Op]] = field(factory=dict, init=False)
-    """Recovery ops to stand before the first op of a backward, in order; by the position of that op."""
+    moved: Moves = field(factory=dict, init=False)
 
     @brought.default
     def _brought_by_fetches(self) -> dict[Tensor, int]:
@@ -99,7 +112,7 @@ class _Mover(ChangesWithinBudget):
     def fill(self, backward: _BackwardOps) -> None:
         """Move as many of a backward's recoveries as the budget lets; not those of what comes back later from another memory or stage."""
         first = backward.first
-        chosen: list[Op] = []
+        chosen: list[int] = []
         later: set[Tensor] = set()
         for position, op in backward.recoveries:
             if any(tensor in later or self.brought.get(tensor, -1) >= first for tensor in op.reads):
@@ -109,7 +122,7 @@ class _Mover(ChangesWithinBudget):
             if int(self.curve[first : position + 1].max()) + added > self.budget:
                 break
             self.curve[first:position] += added
-            chosen.append(op)
+            chosen.append(position)
         if chosen:
             self.moved[first] = chosen
 
@@ -119,11 +132,4 @@ class _Mover(ChangesWithinBudget):
 
     def rebuilt(self, count: int) -> list[Op]:
         """The list with the moves of the first so many windows made."""
-        waiting = dict(islice(self.moved.items(), count))
-        going = {id(op) for ops in waiting.values() for op in ops}
-        ops: list[Op] = []
-        for position, op in enumerate(self.stage.ops):
-            ops.extend(waiting.get(position, ()))
-            if id(op) not in going:
-                ops.append(op)
-        return ops
+        return moved_ahead(self.stage.ops, dict(islice(self.moved.items(), count)))

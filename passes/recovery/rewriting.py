@@ -90,9 +90,19 @@ CHOICES = {
 """What each policy may choose for a layer of a micro-batch."""
 
 
+@frozen
+class _SameForAll:
+    """A function that can be sent to another process."""
+
+    choice: LayerChoice
+
+    def __call__(self, _layer: int, _piece: Piece) -> LayerChoice:
+        return self.choice
+
+
 def same_for_all(choice: LayerChoice) -> ChoiceOf:
     """One choice for every layer and micro-batch."""
-    return lambda _layer, _micro_batch: choice
+    return _SameForAll(choice)
 
 
 @frozen

@@ -58,9 +58,17 @@ class InsertPrefetchPass(Pass):
 
     def rewrite(self, stage: Stage, trials: Trials) -> int:
         """Rewrite one stage; the number of gathers."""
-        module = trials.module
+        self.block(stage)
+        return self.reorder(stage, trials)
+
+    def block(self, stage: Stage) -> None:
+        """Make gathers of a stage blocking, where that is asked for."""
         if self.blocking:
             stage.ops = [evolve(op, blocking=True) if type(op) is AllGather else op for op in stage.ops]
+
+    def reorder(self, stage: Stage, trials: Trials) -> int:
+        """Give the ops of a stage their order; the number of gathers."""
+        module = trials.module
         gathers = _reorder(stage, trials, {block: index for index, block in enumerate(block_chain(module.model))})
         if any_gathered_within_step(module.plan, module.topology.stage_blocks[stage.index]):
             gathers += _prefetch_within_step(stage, self.depth_blocks, self.depth_bytes)

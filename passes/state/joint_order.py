@@ -19,7 +19,8 @@ some blocks stay there (`offload-state`): as many as make the step shortest, wit
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar, TypeVar
 
 from attrs import define, evolve, field, frozen
 
@@ -40,15 +41,17 @@ from ratrain.passes.recovery.rewriting import mark_checkpoints
 from ratrain.passes.state.bucket_grad_sync import LIMITS, BucketGradSyncPass, GradSync
 from ratrain.passes.state.insert_prefetch import InsertPrefetchPass
 from ratrain.passes.state.offload_choice import offload_as_much_as_pays
-from ratrain.passes.state.prefetch_depth import prefetch_depth
+from ratrain.passes.state.prefetch_depth import DEPTHS, prefetch_depth
 from ratrain.passes.state.schedule_update import ScheduleUpdatePass
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
 from ratrain.ratrain_ir.blocks import any_gathered_within_step, block_chain, zero_level
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import Tensor
+from ratrain.ratrain_ir.side_by_side import each
 from ratrain.ratrain_ir.types import Home
 
+T = TypeVar("T")
 _WORTH = 2e-3
 """What another order must gain to be tried on the whole module, which costs a second choice of what is recovered."""
 
@@ -64,11 +67,21 @@ class _StateOrder:
 
     def rewrite(self, stage: Stage, trials: Trials) -> None:
         """Rewrite a stage's list."""
+        self.make(stage, trials)
+        self.reorder(stage, trials)
+
+    def make(self, stage: Stage, trials: Trials) -> None:
+        """Put what is ordered in the place of what a stage has."""
         self.buckets.rewrite(trials.module, stage, trials.context)
+        if self.prefetch is not None:
+            self.prefetch.block(stage)
+
+    def reorder(self, stage: Stage, trials: Trials) -> None:
+        """Give the ops of a stage their order."""
         if self.updates_when_final:
             ScheduleUpdatePass().rewrite(stage, trials)
         if self.prefetch is not None:
-            self.prefetch.rewrite(stage, trials)
+            self.prefetch.reorder(stage, trials)
 
     def __str__(self) -> str:
         updates = ", updates as gradients become final" if self.updates_when_final else ""
@@ -146,11 +159,11 @@ class JointOrderPass(Pass):
             return [InsertPrefetchPass().depth_blocks] * len(module.stages)
 
         recovery = evolve(self.recovery, store=NOWHERE)  # what is stored only leaves more bytes for views
-        known: dict[object, int] = {}
-        for key, stage in zip(_likenesses(module), module.stages, strict=True):
-            if key not in known:
-                known[key] = prefetch_depth(stage, Trials(module, context), recovery, self.give_order)
-        return [known[key] for key in _likenesses(module)]
+
+        def depth(stage: Stage) -> int:
+            return prefetch_depth(stage, Trials(module, context), recovery, self.give_order)
+
+        return _of_likes(depth, module.stages, _likenesses(module), DEPTHS)
 
     def give_order(self, stage: Stage, trials: Trials, depth: int) -> None:
         """Give a stage the default order under a depth."""
@@ -173,14 +186,12 @@ class JointOrderPass(Pass):
 
     def choose(self, module: Module, context: PassContext, depths: list[int]) -> list[_StateOrder]:
         """The order with the shortest period for each stage; stages of like blocks take the same."""
-        known: dict[object, _StateOrder] = {}
-        chosen = []
-        for stage, depth in zip(module.stages, depths, strict=True):
-            likeness = (_kinds(module, stage), depth)
-            if likeness not in known:
-                known[likeness] = self.shortest(stage, Trials(module, context), self.orders(depth))
-            chosen.append(known[likeness])
-        return chosen
+
+        def shortest(stage: Stage) -> _StateOrder:
+            return self.shortest(stage, Trials(module, context), self.orders(depths[stage.index]))
+
+        likenesses = [(_kinds(module, stage), depth) for stage, depth in zip(module.stages, depths, strict=True)]
+        return _of_likes(shortest, module.stages, likenesses, LIMITS)
 
     def shortest(self, stage: Stage, trials: Trials, orders: list[_StateOrder]) -> _StateOrder:
         """The order with the shortest period of a stage; the default where none is clearly shorter."""
@@ -201,9 +212,9 @@ class JointOrderPass(Pass):
     def ordered(self, module: Module, context: PassContext, orders: list[_StateOrder]) -> list[Tensor]:
         """Give each stage its order, then choose what is recovered; the tensors that recovery starts from."""
         for stage, order in zip(module.stages, orders, strict=True):
-            order.rewrite(stage, Trials(module, context))
+            order.make(stage, Trials(module, context))
             context.statistics[f"state of stage {stage.index}"] = str(order)
-        return self.recovery.rewrite(module, context)
+        return self.recovery.rewrite(module, context, lambda stage, trials: orders[stage.index].reorder(stage, trials))
 
 
 def _kinds(module: Module, stage: Stage) -> tuple[str, ...]:
@@ -215,6 +226,18 @@ def _likenesses(module: Module) -> list[object]:
     """Equal for stages that have like blocks and hold as many micro-batches in flight."""
     flights = [most_in_flight_on(module, stage) for stage in module.stages]
     return [(_kinds(module, stage), flight) for stage, flight in zip(module.stages, flights, strict=True)]
+
+
+def _of_likes(
+    function: Callable[[Stage], T], stages: list[Stage], likenesses: Sequence[object], trials: Sequence[object]
+) -> list[T]:
+    """What a function says of each stage, asked once for those of equal likeness; it tries about so many lists for that."""
+    first: dict[object, Stage] = {}
+    for likeness, stage in zip(likenesses, stages, strict=True):
+        first.setdefault(likeness, stage)
+    work = len(trials) * sum(len(stage.ops) for stage in first.values())
+    found = dict(zip(first, each(function, list(first.values()), work=work), strict=True))
+    return [found[likeness] for likeness in likenesses]
 
 
 @define(eq=False)

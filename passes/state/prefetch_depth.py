@@ -11,7 +11,7 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING
 
-from ratrain.passes.recovery.rewriting import NOTHING, rewritten, same_for_all
+from ratrain.passes.recovery.rewriting import NOTHING, Rewriting, rewritten, same_for_all
 
 if TYPE_CHECKING:
     from ratrain.passes.memory.trial import Trials
@@ -44,8 +44,8 @@ def prefetch_depth(
     chosen, best = DEPTHS[0], inf
     for least, depth, trial in reversed(worth_trying):
         if least < best:  # what is recovered comes on top
-            choice = recovery.choice(trial, trials)
-            recovered = rewritten(trial, choice.of)
+            rewriting = Rewriting(trial)
+            recovered, _ = rewriting.under(recovery.choice(rewriting, trials).of)
             seconds = trials.period(recovered)
             if seconds < best and not trials.excess_bytes(recovered, 0.0, recovery.budget_within(trials)):
                 chosen, best = depth, seconds

@@ -57,7 +57,7 @@ def check_number(
         for policy in ("full", "none")
     )
     capacity = int(least + room * max(0, most - least))
-    seconds = trials.period(as_chosen(Rewriting(stage), trials, choose(stage, trials, capacity, Home.HOST)))
+    seconds = trials.period(as_chosen(Rewriting(stage), trials, choose(Rewriting(stage), trials, capacity, Home.HOST)))
     shape = Shape.of(stage, trials)
     stored = evolve(EVERYTHING, home=Home.HOST)
     every = (
