@@ -142,7 +142,14 @@ def read_text(path: str, what: str) -> str:
 
     Raises `DiagnosticError` RT002 when it cannot be read or is not UTF-8, with the place of the first bad byte.
     """
-    data = read_bytes(path, what)
+    return decoded(read_bytes(path, what), path, what)
+
+
+def decoded(data: bytes, path: str, what: str) -> str:
+    """The text that the bytes of a file are.
+
+    Raises `DiagnosticError` RT002 when they are not UTF-8, with the place of the first bad one.
+    """
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

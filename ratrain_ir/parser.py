@@ -43,7 +43,7 @@ _MICRO_BATCH = re.compile(r"m[0-9]{1,9}")
 _TYPE = re.compile(r"([a-z]+[0-9]+)\[([0-9, ]*)\]")
 
 Groups = dict[str, Tensors]
-Call = tuple[type[Op], dict[str, Any]]
+Call = tuple[Callable[..., Op], dict[str, Any]]
 """The class of an op, and its fields."""
 
 
@@ -129,6 +129,25 @@ def _records(source: SourceText) -> ModuleRecord:
 def _is_long(lines: list[str]) -> bool:
     """Whether reading it again for each error would take long."""
     return len(lines) > _REPARSED_LINES or sum(map(len, lines)) > _REPARSED_CHARACTERS
+
+
+class Statements:
+    """Statements read one by one, for a module whose text is read without those of its stages."""
+
+    def __init__(self, source: SourceText) -> None:
+        """Raises `DiagnosticError`, or Lark's `UnexpectedInput`, where something is wrong with the text."""
+        _check_extent(source)
+        self._builder = _Builder(parse_records("\n".join(source.lines)), source)
+        self.module = self._builder.build()
+
+    def tensor(self, stage: Stage, record: DeclarationRecord) -> Tensor | None:
+        """What a declaration declares on a stage that has nothing of this name; None where it is wrong."""
+        self._builder.declare(stage, record)
+        return stage.tensors.get(record.name)
+
+    def call(self, record: OpRecord) -> tuple[Call, int | None] | None:
+        """The class of an op, its fields but for the micro-batch, and that; None where it is wrong."""
+        return self._builder.called(record)
 
 
 @define
@@ -339,6 +358,24 @@ class _Builder:
         return type_
 
     def op(self, stage: Stage, groups: Groups, record: OpRecord) -> Op | None:
+        called = self.called(record)
+        if called is None:
+            return None
+        line = record.line
+        reads = self.resolve(stage, groups, record.reads, line) if record.reads else ()
+        writes = self.resolve(stage, groups, record.writes, line) if record.writes else ()
+        updates = self.resolve(stage, groups, record.updates, line) if record.updates else ()
+        scratch = self.resolve(stage, groups, record.scratch, line) if record.scratch else ()
+        if reads is None or writes is None or updates is None or scratch is None:
+            return None
+        (make, fields), micro_batch = called
+        operands = {"reads": reads, "writes": writes, "updates": updates, "scratch": scratch, "line": line}
+        if micro_batch is not None:
+            operands["micro_batch"] = micro_batch
+        return make(**operands, **fields)
+
+    def called(self, record: OpRecord) -> tuple[Call, int | None] | None:
+        """The class of an op, its fields but for the micro-batch, and that."""
         words = record.words
         micro_batch = None
         for place, word in enumerate(words):
@@ -355,18 +392,7 @@ class _Builder:
             if micro_batch is not None:
                 del call[1]["micro_batch"]
             self.calls[key] = call
-        make: Callable[..., Op] = call[0]
-        line = record.line
-        reads = self.resolve(stage, groups, record.reads, line) if record.reads else ()
-        writes = self.resolve(stage, groups, record.writes, line) if record.writes else ()
-        updates = self.resolve(stage, groups, record.updates, line) if record.updates else ()
-        scratch = self.resolve(stage, groups, record.scratch, line) if record.scratch else ()
-        if reads is None or writes is None or updates is None or scratch is None:
-            return None
-        operands = {"reads": reads, "writes": writes, "updates": updates, "scratch": scratch, "line": line}
-        if micro_batch is not None:
-            operands["micro_batch"] = micro_batch
-        return make(**operands, **call[1])
+        return call, micro_batch
 
     def read_call(self, record: OpRecord) -> Call | None:
         cls = OP_CLASSES.get(record.keyword)

@@ -111,18 +111,35 @@ def _statements(lines: Sequence[str], body: range) -> list[StatementRecord]:
         if record := alike.record(line, index + 1):
             statements.append(record)
         elif match := declaration(line):
-            kind, name, type_, carried, home, offset = match.group("kind", "name", "type", "carried", "home", "offset")
-            record = DeclarationRecord(kind, name[1:], type_, carried is not None, home, offset, index + 1)
+            record = _declaration_record(match, index + 1)
             alike.learn(line, record)
             statements.append(record)
         elif match := op(line):
-            keyword, words, *operands = match.group("keyword", "words", "writes", "updates", "reads", "scratch")
-            writes, updates, reads, scratch = [text[1:].split(", %") if text else [] for text in operands]
-            statements.append(OpRecord(keyword, words.split(), writes, updates, reads, scratch, index + 1))
+            statements.append(_op_record(match, index + 1))
         elif not empty(line):
             raise UnusualTextError
     alike.check()
     return statements
+
+
+def quick_statement(line: str, number: int) -> StatementRecord:
+    """The record of one line. Raises `UnusualTextError` where it is no statement in the usual layout."""
+    if match := _patterns().declaration.fullmatch(line):
+        return _declaration_record(match, number)
+    if match := _patterns().op.fullmatch(line):
+        return _op_record(match, number)
+    raise UnusualTextError
+
+
+def _declaration_record(match: re.Match[str], number: int) -> DeclarationRecord:
+    kind, name, type_, carried, home, offset = match.group("kind", "name", "type", "carried", "home", "offset")
+    return DeclarationRecord(kind, name[1:], type_, carried is not None, home, offset, number)
+
+
+def _op_record(match: re.Match[str], number: int) -> OpRecord:
+    keyword, words, *operands = match.group("keyword", "words", "writes", "updates", "reads", "scratch")
+    writes, updates, reads, scratch = [text[1:].split(", %") if text else [] for text in operands]
+    return OpRecord(keyword, words.split(), writes, updates, reads, scratch, number)
 
 
 @define

@@ -68,7 +68,10 @@ class Target(Protocol):
         ...
 
     def workspace(self, module: Module, op: Op) -> WorkspaceRequest | None:
-        """The scratch an op's routine needs, or None; equal for block ops of equal likeness."""
+        """The scratch an op's routine needs, or None; equal for block ops of equal likeness.
+
+        Of any op it is equal for all that differ in micro-batch alone and whose operands have the same kinds, types, memories and saved slots.
+        """
         ...
 
     def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:

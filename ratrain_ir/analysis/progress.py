@@ -8,9 +8,8 @@ third step is the second's image.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from attrs import define, field, frozen
@@ -19,11 +18,12 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.analysis.dependence import StageNumbers, stage_numbers
 from ratrain.ratrain_ir.analysis.progress_sweep import stuck_events
 from ratrain.ratrain_ir.messages import DIRECTIONS, Direction, meets, payload_of
-from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import ENGINES, AllReduce, AllReduceScalar, Group, MessageOp, Op, Recv, Send
+from ratrain.ratrain_ir.topology import Hop
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.topology import Hop, Topology
+    from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.topology import Topology
 
 
 @frozen
@@ -47,6 +47,22 @@ Place = tuple[int, int]
 Int64s = NDArray[np.int64]
 
 
+@frozen(eq=False)
+class StageEvents:
+    """A stage as the event graph knows it. Event e is the op at position e of the first of two steps; behind these stand those of the second."""
+
+    count: int
+    """of ops"""
+    sources: Int64s
+    """Edges within the stage, from an event to one that waits for it."""
+    targets: Int64s
+    meetings: Mapping[tuple[int, ...], Int64s]
+    """by the stages that meet the positions of the collectives, in order"""
+    sends: Mapping[Hop, Int64s]
+    """by channel the positions of messages that go out, in order"""
+    recvs: Mapping[Hop, Int64s]
+
+
 def blocking_cycle(
     module: Module, *, rendezvous: bool, numbers: Callable[[Stage], StageNumbers] = stage_numbers
 ) -> list[Event] | None:
@@ -54,95 +70,115 @@ def blocking_cycle(
 
     `numbers` has the numbers of a stage where they are known already.
     """
-    return _EventGraph(module, rendezvous, numbers).cycle()
+    places = channels(module)
+    events = [_stage_events(stage, module.topology, numbers(stage), places) for stage in module.stages]
+    return cycle_of(events, rendezvous=rendezvous)
+
+
+def cycle_of(stages: Sequence[StageEvents], *, rendezvous: bool) -> list[Event] | None:
+    """A cycle of events of some stages each of which waits for the next, or None where there is none."""
+    return _EventGraph(stages, rendezvous).cycle()
+
+
+def _stage_events(
+    stage: Stage, topology: Topology, numbers: StageNumbers, places: dict[Hop, tuple[list[Place], list[Place]]]
+) -> StageEvents:
+    meetings: dict[tuple[int, ...], list[int]] = {}
+    for position, op in enumerate(stage.ops):
+        key = meeting_stages(op, stage, topology)
+        if key:
+            meetings.setdefault(key, []).append(position)
+    sends = {hop: [at for _, at in ends[0]] for hop, ends in places.items() if hop.source == stage.index}
+    recvs = {hop: [at for _, at in ends[1]] for hop, ends in places.items() if hop.target == stage.index}
+    return StageEvents(len(stage.ops), *stage_edges(numbers), *(_arrays(each) for each in (meetings, sends, recvs)))
+
+
+T = TypeVar("T", bound=Hashable)
+
+
+def _arrays(lists: Mapping[T, list[int]]) -> dict[T, Int64s]:
+    return {key: np.array(values, np.int64) for key, values in lists.items() if values}
+
+
+def stage_edges(numbers: StageNumbers) -> tuple[Int64s, Int64s]:
+    """Edges within a stage: engines take their ops in order, ops wait for their dependences."""
+    engines = np.array(numbers.swept.engines, np.int64)
+    count = len(engines)
+    sources, targets = [], []
+    for engine in range(len(ENGINES)):
+        order = np.flatnonzero(engines == engine)
+        events = np.concatenate((order, order + count))
+        sources.append(events[:-1])
+        targets.append(events[1:])
+    kept, needed = (np.array(each, np.int64) for each in numbers.reduced_waits())
+    waiting = np.repeat(np.arange(count), kept)
+    same_step = needed >= count
+    sources += [needed, needed[same_step] - count]
+    targets += [count + waiting, waiting[same_step]]
+    return np.concatenate(sources), np.concatenate(targets)
 
 
 @define(eq=False)
 class _EventGraph:
-    module: Module
+    stages: Sequence[StageEvents]
     rendezvous: bool
-    numbers: Callable[[Stage], StageNumbers]
     first: list[int] = field(factory=list)
+    """by stage its first event"""
     representative: Int64s = field(init=False)
     """by event the one that it is one with"""
     sources: list[Int64s] = field(factory=list)
     targets: list[Int64s] = field(factory=list)
-    """Edges, from an event to one that waits for it, some at a time."""
+    """Edges, some at a time."""
 
     def __attrs_post_init__(self) -> None:
         total = 0
-        for stage in self.module.stages:
+        for stage in self.stages:
             self.first.append(total)
-            total += 2 * len(stage.ops)
+            total += 2 * stage.count
         self.representative = np.arange(total)
         self.join_collectives()
         self.join_messages()
-        for stage in self.module.stages:
-            self.add_stage(stage)
+        for stage, first in zip(self.stages, self.first, strict=True):
+            self.add_edges(first + stage.sources, first + stage.targets)
 
-    def nodes(self, places: list[Place], step: int) -> Int64s:
-        """The events of ops of some stages in a step."""
-        ids = [self.first[s] + step * len(self.module.stages[s].ops) + p for s, p in places]
-        return np.array(ids, np.int64)
-
-    def merge(self, meetings: list[tuple[Place, list[Place]]]) -> None:
-        """Make events one, each with some others. No event is merged twice."""
-        for step in (0, 1):
-            kept = self.nodes([place for place, others in meetings for _ in others], step)
-            self.representative[self.nodes([place for _, others in meetings for place in others], step)] = kept
+    def events(self, stage: int, positions: Int64s) -> Int64s:
+        """The events of ops of a stage in both steps."""
+        first = self.first[stage] + positions
+        return np.concatenate((first, first + self.stages[stage].count))
 
     def join_collectives(self) -> None:
-        queues: dict[Hashable, list[list[Place]]] = {}
-        seen: dict[tuple[int, Hashable], int] = defaultdict(int)
-        topology = self.module.topology
-        for stage in self.module.stages:
-            for position, op in enumerate(stage.ops):
-                key = meeting_stages(op, stage, topology)
-                if key:
-                    index = seen[stage.index, key]
-                    seen[stage.index, key] += 1
-                    queue = queues.setdefault(key, [])
-                    if index == len(queue):
-                        queue.append([])
-                    queue[index].append((stage.index, position))
-        self.merge([(nodes[0], nodes[1:]) for queue in queues.values() for nodes in queue])
+        """The k-th collectives of all that meet are one event, that of the first stage that has as many."""
+        met: dict[tuple[int, ...], list[tuple[int, Int64s]]] = {}
+        for index, stage in enumerate(self.stages):
+            for key, positions in stage.meetings.items():
+                met.setdefault(key, []).append((index, positions))
+        for each in met.values():
+            kept = np.zeros((2, 0), np.int64)
+            for index, positions in each:
+                mine = self.events(index, positions).reshape(2, -1)
+                common = min(kept.shape[1], mine.shape[1])
+                self.representative[mine[:, :common]] = kept[:, :common]
+                kept = np.concatenate((kept, mine[:, common:]), axis=1)
 
     def join_messages(self) -> None:
-        apart: list[tuple[Place, Place]] = []
-        together: list[tuple[Place, list[Place]]] = []
-        for hop, (sends, recvs) in channels(self.module).items():
-            pairs = zip(sends, recvs, strict=True)
+        none = np.zeros(0, np.int64)
+        for hop in {hop: None for stage in self.stages for hop in (*stage.sends, *stage.recvs)}:
+            sends = self.events(hop.source, self.stages[hop.source].sends.get(hop, none))
+            recvs = self.events(hop.target, self.stages[hop.target].recvs.get(hop, none))
             if self.rendezvous or meets(hop.channel.payload):
-                together += [(send, [recv]) for send, recv in pairs]
+                self.representative[recvs] = sends
             else:
-                apart += pairs
-        self.merge(together)
-        for step in (0, 1):
-            self.add_edges(self.nodes([send for send, _ in apart], step), self.nodes([recv for _, recv in apart], step))
-
-    def add_stage(self, stage: Stage) -> None:
-        numbers = self.numbers(stage)
-        first, count = self.first[stage.index], len(stage.ops)
-        engines = np.array(numbers.swept.engines, np.int64)
-        for engine in range(len(ENGINES)):
-            order = np.flatnonzero(engines == engine)
-            events = first + np.concatenate((order, order + count))
-            self.add_edges(events[:-1], events[1:])
-        kept, needed = (np.array(each, np.int64) for each in numbers.reduced_waits())
-        waiting = np.repeat(np.arange(count), kept)
-        self.add_edges(first + needed, first + count + waiting)
-        same_step = needed >= count
-        self.add_edges(first + needed[same_step] - count, first + waiting[same_step])
+                self.add_edges(sends, recvs)
 
     def add_edges(self, sources: Int64s, targets: Int64s) -> None:
-        self.sources.append(self.representative[sources])
-        self.targets.append(self.representative[targets])
+        self.sources.append(sources)
+        self.targets.append(targets)
 
     def cycle(self) -> list[Event] | None:
         """What never happens holds a cycle, found by walking back."""
         if not self.sources:
             return None
-        sources, targets = np.concatenate(self.sources), np.concatenate(self.targets)
+        sources, targets = (self.representative[np.concatenate(each)] for each in (self.sources, self.targets))
         stuck = stuck_events(len(self.representative), sources, targets)
         if not stuck.any():
             return None
@@ -164,7 +200,7 @@ class _EventGraph:
 
     def event(self, node: int) -> Event:
         stage = max(s for s, first in enumerate(self.first) if first <= node)
-        step, position = divmod(node - self.first[stage], len(self.module.stages[stage].ops))
+        step, position = divmod(node - self.first[stage], self.stages[stage].count)
         return Event(stage, position, step)
 
 

@@ -141,7 +141,7 @@ def _compare_orders(
     for index in range(max(len(reference), len(ops))):
         mine = reference[index] if index < len(reference) else None
         theirs = ops[index] if index < len(ops) else None
-        if mine is None or theirs is None or _collective_name(mine) != _collective_name(theirs):
+        if mine is None or theirs is None or collective_name(mine) != collective_name(theirs):
             op, stage, other = (theirs, member, mine) if theirs is not None else (mine, first, None)
             assert op is not None
             missing = f"@{first if theirs is not None else member}"
@@ -155,7 +155,7 @@ def _compare_orders(
             return
 
 
-def _collective_name(op: Op) -> str:
+def collective_name(op: Op) -> str:
     """What must be equal on all members: the kind of collective, and what it combines."""
     assert isinstance(op, AllReduce | AllReduceScalar)
     quantity = op.quantity.value if isinstance(op, AllReduceScalar) else "gradient"
@@ -164,11 +164,15 @@ def _collective_name(op: Op) -> str:
 
 def check_schedule_claim(module: Module, report: Reporter) -> None:
     """RT044: the order is that of the schedule the plan names; a plan that names none claims nothing."""
+    for stage in module.stages:
+        check_stage_claim(module, stage, report)
+
+
+def check_stage_claim(module: Module, stage: Stage, report: Reporter) -> None:
+    """RT044 of one stage; of its ops, forwards and backwards count."""
     schedule = module.plan.schedule
-    if schedule is not None:
-        for stage in module.stages:
-            if _keeps_in_flight(module, stage, schedule, report):
-                _check_order(module, stage, schedule, report)
+    if schedule is not None and _keeps_in_flight(module, stage, schedule, report):
+        _check_order(module, stage, schedule, report)
 
 
 def _keeps_in_flight(module: Module, stage: Stage, schedule: str, report: Reporter) -> bool:
@@ -213,7 +217,8 @@ def _halves(action: Action) -> tuple[Action, ...]:
     """A backward is its two halves, one right after the other."""
     if action.kind is not ActionKind.BACKWARD:
         return (action,)
-    return tuple(evolve(action, kind=kind) for kind in (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT))
+    halves = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+    return tuple([Action(kind, action.micro_batch, action.chunk, action.slice) for kind in halves])
 
 
 def _check_zb_h1(module: Module, stage: Stage, report: Reporter) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from attrs import define, field
 
@@ -102,3 +102,22 @@ class Reporter:
         """A note about another op."""
         source = self.module.source
         return Note(f"{message}: {op_text(op)[:120]}", source.locate(op.line, op.keyword) if source else None)
+
+
+class FoundError(Exception):
+    """A rule has found something, where nobody asks for its words."""
+
+
+class Refuser(Reporter):
+    """Stops at the first finding. Raises `FoundError`."""
+
+    def at_op(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise `FoundError`."""
+        raise FoundError
+
+    at_tensor = at_stage = at_header = note = at_op
+
+
+def refuser(module: Module) -> Refuser:
+    """A reporter for who wants to know only whether anything is found."""
+    return Refuser(module, Diagnostics())

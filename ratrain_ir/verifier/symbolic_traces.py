@@ -23,6 +23,7 @@ from ratrain.ratrain_ir.module import Level, Module, Stage
 from ratrain.ratrain_ir.ops import Op, Release
 from ratrain.ratrain_ir.verifier.alike import Alike
 from ratrain.ratrain_ir.verifier.dataflow import SymbolicRun
+from ratrain.ratrain_ir.verifier.report import FoundError, Reporter, refuser
 from ratrain.ratrain_ir.verifier.slices import Value
 from ratrain.ratrain_ir.verifier.symbolic_sweep import (
     AMONG,
@@ -37,7 +38,6 @@ from ratrain.ratrain_ir.verifier.symbolic_sweep import (
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.ops import Tensor, Tensors
-    from ratrain.ratrain_ir.verifier.report import Reporter
 
 _OPS = 40_000
 """As long in plain Python as it takes to load the loop: about three tenths of a second."""
@@ -46,6 +46,7 @@ _ANY = 1 << 40
 """In place of the number of a micro-batch that is not the first."""
 
 Int64s = NDArray[np.int64]
+Numbers = Sequence[int] | NDArray[Any]
 
 
 def check_dataflow(module: Module, report: Reporter) -> None:
@@ -63,16 +64,16 @@ def _is_swept(module: Module, stage: Stage) -> bool:
 class NumberedOps:
     """The ops of a stage as numbers, and one of each kind that are alike."""
 
-    kinds: Sequence[int]
+    kinds: Numbers
     """of each op; `NONE` of a release"""
-    micro_batches: Sequence[int]
+    micro_batches: Numbers
     """of each op; `NONE` where it has none"""
-    bounds: Sequence[int]
+    bounds: Numbers
     """as in `SweptOps`"""
-    operands: Sequence[int]
+    operands: Numbers
     examples: Sequence[tuple[Op, Alike]]
     """of each kind"""
-    carried: Sequence[int]
+    carried: Numbers
     """by tensor, which are carried; tensors that no op touches are among them"""
 
 
@@ -107,17 +108,17 @@ def is_sound(module: Module, stage: Stage, ops: NumberedOps) -> bool:
         return False  # a plan can promise millions of micro-batches that a text does not have
     try:
         return _Sweep(module, stage, ops).finds_nothing()
-    except _UnrecordedError:
+    except (_UnrecordedError, FoundError):
         return False
 
 
 class _UnrecordedError(Exception):
-    """What an op does is not the same for all micro-batches, or depends on what it finds, or is wrong."""
+    """What an op does is not the same for all micro-batches, or depends on what it finds."""
 
 
 @define(eq=False)
 class _Refusing:
-    """In place of what a visit that is recorded must not ask."""
+    """In place of values, which a visit that is recorded does not know."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise _UnrecordedError
@@ -134,8 +135,8 @@ class _Recorder(SymbolicRun):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        refusing: Any = _Refusing()
-        self.report = self.values = refusing
+        values: Any = _Refusing()
+        self.values = values
 
     def once(self, op: Op, code: str, *what: object) -> bool:
         del op, code
@@ -185,9 +186,8 @@ class _Sweep:
     rows: list[tuple[int, ...]] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        nothing: Any = None
         self.span = self.module.plan.micro_batches + 2
-        self.recorder = _Recorder(self.module, self.stage, nothing)
+        self.recorder = _Recorder(self.module, self.stage, refuser(self.module))
 
     def finds_nothing(self) -> bool:
         kinds, micro_batches = (np.array(each, np.int64) for each in (self.ops.kinds, self.ops.micro_batches))

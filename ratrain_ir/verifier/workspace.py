@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.ops import BLOCK_OPS, Release
+from ratrain.ratrain_ir.ops import Release
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
@@ -20,12 +20,7 @@ def check_workspace(module: Module, target: Target, report: Reporter) -> None:
     for stage in module.stages:
         for op, alike in zip(stage.ops, report.alike(stage), strict=True):
             if type(op) is not Release and not alike.has_workspace:
-                sound = check_op_workspace(module, stage, op, target, report)
-                alike.has_workspace = sound and type(op) in _CALL_ROUTINES
-
-
-_CALL_ROUTINES = frozenset(BLOCK_OPS)
-"""Those that are alike call one routine. What other ops need, a target may say of each."""
+                alike.has_workspace = check_op_workspace(module, stage, op, target, report)
 
 
 def check_op_workspace(module: Module, stage: Stage, op: Op, target: Target, report: Reporter) -> bool:

@@ -40,6 +40,7 @@ from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.target import Target
     from ratrain.ratrainc.levers import Setting
     from ratrain.targets.program.program import Program
 
@@ -284,13 +285,20 @@ def check(module: Module, *, machine: str | Machine | None = None) -> None:
     """
     diagnostics = Diagnostics()
     with paused_gc():
-        if module.target is None:
-            verify_module(module, diagnostics)
-        else:
-            chosen = machine_for(module, machine)
-            there = evolve(module, target=_info_on(module, module.target, chosen))
-            verify_module(there, diagnostics, target_of(chosen))
+        there, target = on_machine(module, machine)
+        verify_module(there, diagnostics, target)
     diagnostics.check()
+
+
+def on_machine(module: Module, machine: str | Machine | None) -> tuple[Module, Target | None]:
+    """What of a module is to be verified: itself, or what it is on the machine it was sized for, or on the one given; and that target.
+
+    Raises `DiagnosticError` RT065 where that machine is not known here.
+    """
+    if module.target is None:
+        return module, None
+    chosen = machine_for(module, machine)
+    return evolve(module, target=_info_on(module, module.target, chosen)), target_of(chosen)
 
 
 def emit(module: Module, *, machine: str | Machine | None = None) -> Program:

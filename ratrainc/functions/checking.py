@@ -18,7 +18,7 @@ from ratrain.ratrainc.difference import Difference, difference
 from ratrain.ratrainc.disassembly import routine_lines, stream_lines, tile_lines
 from ratrain.ratrainc.functions.building import check, load
 from ratrain.ratrainc.functions.opening import load_schedule
-from ratrain.ratrainc.functions.proving import sound_program, sound_schedule
+from ratrain.ratrainc.functions.proving import proved_schedule, sound_program
 from ratrain.ratrainc.functions.timing import check_stage
 from ratrain.ratrainc.parts import Part, Shown
 from ratrain.ratrainc.schedule_table import ScheduleTable, schedule_table
@@ -54,8 +54,9 @@ def verify(what: Module | Program | str, *, machine: str | Machine | None = None
     if is_program and machine is not None:
         misuse("a program holds what its machine's routines need: it is proved for no other machine")
     if isinstance(what, str) and not is_program:
-        what = sound_schedule(what, machine=machine, anew=True)
-    elif isinstance(what, Module):
+        proved = proved_schedule(what, machine=machine)
+        return Proof(f"level {proved.level.value}, {proved.stages} stages, {proved.ops} ops", proved.target)
+    if isinstance(what, Module):
         check(what, machine=machine)
     else:
         what = sound_program(what, anew=True)

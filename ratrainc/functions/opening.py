@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ratrain.ratrain_ir.files import decoded, read_bytes
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.machine.record import check_carried, check_on_machine, compiled_for
@@ -31,14 +32,27 @@ def load_schedule(path: str) -> Module:
 
     Raises `DiagnosticError` where it cannot be read, or carries a machine that its target contradicts.
     """
-    from ratrain.ratrain_ir.parser import read_module
+    return schedule_in(read_bytes(path, "schedule"), path)
+
+
+def schedule_in(data: bytes, path: str) -> Module:
+    """The module in the bytes of the `.rtir` at a path, not yet verified.
+
+    Raises `DiagnosticError` as `load_schedule`.
+    """
+    from ratrain.ratrain_ir.parser import parse_module
 
     with paused_gc():
-        module = read_module(path)
+        module = parse_module(decoded(data, path, "schedule"), file=path)
+    check_carried_by(module, path)
+    return module
+
+
+def check_carried_by(module: Module, path: str) -> None:
+    """Raise `DiagnosticError` where the module of a file carries a machine that its target contradicts."""
     if module.target is not None:
         assert module.source is not None
         check_carried(module.target, module.topology, path, module.source.line(module.target.line))
-    return module
 
 
 def machine_for(module: Module, machine: str | Machine | None) -> Machine:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attrs import frozen
+
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.files import read_bytes
+from ratrain.ratrain_ir.gc import paused_gc
+from ratrain.ratrain_ir.loops import Allowance
+from ratrain.ratrain_ir.module import Level, TargetInfo
 from ratrain.ratrain_ir.receipts import prove
-from ratrain.ratrainc.functions.opening import load_schedule, machine_for, program_in
+from ratrain.ratrainc.functions.opening import check_carried_by, machine_for, program_in, schedule_in
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.machine.record import machine_digest
 
@@ -16,22 +22,84 @@ if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
 
 
+_BYTES = 2 << 20
+"""Of schedules that are read and proved as long without the compiler as it takes to load its loops: about half a second."""
+ALLOWANCE = Allowance(_BYTES)
+
+
+@frozen
+class SoundSchedule:
+    """What was proved sound, in short."""
+
+    level: Level
+    stages: int
+    ops: int
+    target: TargetInfo | None
+
+
+def proved_schedule(path: str, *, machine: str | Machine | None = None) -> SoundSchedule:
+    """The schedule in a `.rtir`, proved now for the machine it was sized for or for the one given; a large one without making its ops.
+
+    Raises `DiagnosticError` with all that is wrong.
+    """
+    data = read_bytes(path, "schedule")
+    proved = proved_by_numbers(data, path, machine)
+    if proved is None:
+        module = _sound_module(data, path, machine, anew=True)
+        ops = sum(len(stage.ops) for stage in module.stages)
+        return SoundSchedule(module.level, len(module.stages), ops, module.target)
+    module, ops = proved
+    prove(lambda: None, "schedule", _machine_part(module, machine), data, anew=True)
+    return SoundSchedule(module.level, len(module.stages), ops, module.target)
+
+
 def sound_schedule(path: str, *, machine: str | Machine | None = None, anew: bool = False) -> Module:
     """The module of a `.rtir`, proved for the machine it was sized for or for the one given; by a proof of now where it is wanted `anew`.
 
     Raises `DiagnosticError` with all that is wrong.
     """
-    module = load_schedule(path)
-    assert module.source is not None
-    on = b"" if module.target is None else machine_digest(machine_for(module, machine)).encode()
+    return _sound_module(read_bytes(path, "schedule"), path, machine, anew=anew)
+
+
+def _sound_module(data: bytes, path: str, machine: str | Machine | None, *, anew: bool) -> Module:
+    module = schedule_in(data, path)
 
     def proof() -> None:
         from ratrain.ratrainc.functions.building import check
 
         check(module, machine=machine)
 
-    prove(proof, "schedule", on, "\n".join(module.source.lines).encode(), anew=anew)
+    prove(proof, "schedule", _machine_part(module, machine), data, anew=anew)
     return module
+
+
+def _machine_part(module: Module, machine: str | Machine | None) -> bytes:
+    """What a receipt says of the machine that a module is proved for."""
+    return b"" if module.target is None else machine_digest(machine_for(module, machine)).encode()
+
+
+def proved_by_numbers(data: bytes, path: str, machine: str | Machine | None) -> tuple[Module, int] | None:
+    """The module of a large text without what its stages hold, and its ops; None where it is for the parser to read, or for the rules on objects to judge."""
+    if ALLOWANCE.take(len(data)):
+        return None
+    from lark.exceptions import UnexpectedInput
+
+    from ratrain.ratrain_ir.quick_syntax import UnusualTextError
+    from ratrain.ratrain_ir.text_numbers import numbered_text
+    from ratrain.ratrain_ir.verifier.by_numbers import is_provable, sound_ops
+    from ratrain.ratrainc.functions.building import on_machine
+
+    try:
+        with paused_gc():
+            text = numbered_text(data, path)
+            if not is_provable(text.module):
+                return None
+            check_carried_by(text.module, path)
+            there, target = on_machine(text.module, machine)
+            ops = sound_ops(there, text, target)
+    except (UnusualTextError, UnexpectedInput, DiagnosticError):
+        return None
+    return None if ops is None else (text.module, ops)
 
 
 def sound_program(given: Program | str, *, machine: str | Machine | None = None, anew: bool = False) -> Program:

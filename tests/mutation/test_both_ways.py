@@ -1,4 +1,4 @@
-"""What sweeps over numbers decide about mutants and generated modules is what visits of all ops decide."""
+"""What sweeps over numbers decide about mutants and generated modules is what visits of all ops decide; whole texts are proved both ways too."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 
+from ratrain import api
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.copying import copy_module
-from ratrain.ratrain_ir.diagnostics import Diagnostics
-from ratrain.ratrain_ir.loops import at_any_size
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
+from ratrain.ratrain_ir.loops import Allowance, at_any_size
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops import GUEST_OPS, MEMORY_OPS
+from ratrain.ratrain_ir.parser import parse_module
+from ratrain.ratrain_ir.printer import print_module
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases, for_plan, pipelines
+from ratrain.ratrain_ir.types import Home
 from ratrain.ratrain_ir.verifier import symbolic_traces, verify
 from ratrain.ratrain_ir.verifier.dataflow import SymbolicRun
 from ratrain.ratrain_ir.verifier.report import Reporter
 from ratrain.ratrain_ir.verifier.structure import check_structure
+from ratrain.ratrainc.functions import proving
 from tests.mutation.subjects import SUBJECTS
 from tests.mutation.table import OPERATORS
 
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ratrain.ratrain_ir.module import Module
+    from ratrain.targets.machine.machine import Machine
     from tests.mutation.subjects import Subject
 
 EACH = 2
@@ -74,6 +80,33 @@ def is_swept(module: Module) -> bool:
         and not module.plan.slices
         and not any(isinstance(op, others) for stage in module.stages for op in stage.ops)
     )
+
+
+def texts_agree(module: Module, machine: Machine) -> tuple[bool, bool]:
+    """Compare the proof of a text as numbers with that of the module in it; whether each found it sound."""
+    text = print_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proving, "ALLOWANCE", Allowance(0))
+        proved = proving.proved_by_numbers(text.encode(), "<text>", machine)
+    try:
+        known = parse_module(text)
+        api.check(known, machine=machine)
+    except DiagnosticError:
+        return proved is not None, False
+    assert proved is None or proved[1] == sum(len(stage.ops) for stage in known.stages)
+    return proved is not None, True
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+@pytest.mark.sampled(3)
+def test_texts_of_mutants(name: str) -> None:
+    subject = SUBJECTS[name]
+    for change, module in changed(subject, EACH):
+        proved, sound = texts_agree(module, subject.machine)
+        assert sound or not proved, change
+        in_ddr = all(tensor.home is Home.DDR for stage in module.stages for tensor in stage.tensors.values())
+        if is_swept(module) and module.level is Level.ALLOCATED and in_ddr:
+            assert proved == sound, change
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
