@@ -78,6 +78,11 @@ class NumberedText:
     _statements: Statements
     _bodies: Sequence[tuple[int, int]]
 
+    @property
+    def nbytes(self) -> int:
+        """Of the text."""
+        return len(self._text)
+
     def stage(self, index: int) -> StageNumbersOfText:
         """A stage. Raises `UnusualTextError`."""
         return _StageText(self._text, *self._bodies[index], self._statements).read()

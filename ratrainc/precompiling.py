@@ -76,7 +76,7 @@ def _place_many() -> None:
 
 
 def _go_through(dtype: Dtype, folder: Path) -> None:
-    from ratrain.ratrainc.functions import building, checking, timing
+    from ratrain.ratrainc.functions import building, proving, timing
     from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs
     from ratrain.ratrainc.training import run_training
     from ratrain.targets.runtime.settings import Evaluation, RunSettings
@@ -87,7 +87,10 @@ def _go_through(dtype: Dtype, folder: Path) -> None:
     path = str(folder / f"{dtype.value}.rtx")
     program = building.emit(module)
     building.save(program, path)
-    checking.verify(path)
+    schedule = str(folder / f"{dtype.value}.rtir")
+    building.save(module, schedule)
+    for saved in (schedule, path):
+        proving.verify(saved)
     # its parts are what walks through idle time: they are made when they are asked for
     list(timing.explain_time(timing.simulate(program)).parts())
     settings = RunSettings(steps=1, evaluation=Evaluation(every=1, batches=1))

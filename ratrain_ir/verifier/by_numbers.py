@@ -33,6 +33,7 @@ from ratrain.ratrain_ir.ops import (
     Release,
     is_blocking,
 )
+from ratrain.ratrain_ir.side_by_side import each
 from ratrain.ratrain_ir.topology import Hop
 from ratrain.ratrain_ir.types import ALIGNMENT_BYTES
 from ratrain.ratrain_ir.verifier.alike import Alike
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 
 Int64s = NDArray[np.int64]
 NONE = -1
+_BYTES_OF_AN_OP = 150
+"""About so many, with the declarations that it has."""
 T = TypeVar("T", bound=Hashable)
 
 
@@ -77,14 +80,15 @@ def sound_ops(module: Module, text: NumberedText, target: Target | None) -> int 
     """
     if target is None:
         return None
-    found: list[SoundStage] = []
-    for index in range(len(module.stages)):
+
+    def proved(index: int) -> SoundStage | None:
         with at_any_size():  # the compiler is there: the text was read by it
-            stage = proved_stage(module, index, text.stage(index), target)
-        if stage is None:
-            return None
-        found.append(stage)
-    return sum(stage.events.count for stage in found) if stages_agree(found) else None
+            return proved_stage(module, index, text.stage(index), target)
+
+    # the first one loads the loops, for processes beside this one too
+    found = [proved(0), *each(proved, range(1, len(module.stages)), work=text.nbytes // _BYTES_OF_AN_OP)]
+    sound = [stage for stage in found if stage is not None]
+    return sum(stage.events.count for stage in sound) if len(sound) == len(found) and stages_agree(sound) else None
 
 
 def proved_stage(module: Module, index: int, text: StageNumbersOfText, target: Target) -> SoundStage | None:

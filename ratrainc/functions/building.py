@@ -21,12 +21,12 @@ from ratrain.ratrain_ir.frontend.plan_text import changes_text, check_plan, load
 from ratrain.ratrain_ir.frontend.text import Place
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.module import Level, Module, TargetInfo
+from ratrain.ratrain_ir.module import Level, Module
 from ratrain.ratrain_ir.printer import module_texts
-from ratrain.ratrain_ir.verifier import verify as verify_module
 from ratrain.ratrain_ir.verifier.memory import check_capacity
 from ratrain.ratrain_ir.verifier.report import Reporter
-from ratrain.ratrainc.functions.opening import load_schedule, machine_for, machine_of, program_in
+from ratrain.ratrainc.functions.opening import info_on, load_schedule, machine_for, machine_of, program_in
+from ratrain.ratrainc.functions.proving import check
 from ratrain.ratrainc.machine_choice import MachineChoice, resized
 from ratrain.ratrainc.progress import OnProgress, Progress, telling, unheard
 from ratrain.ratrainc.schedule_file import load_plan_for_table, placed_by_table
@@ -34,13 +34,11 @@ from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, Strategy, hiding_excha
 from ratrain.ratrainc.strategies import strategy as strategy_named
 from ratrain.targets.codegen.emitter import emit as emit_module
 from ratrain.targets.machine.machine import Machine, load_machine
-from ratrain.targets.machine.record import target_info
 from ratrain.targets.program.rtx import program_bytes, write_program
 from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.ratrain_ir.target import Target
     from ratrain.ratrainc.levers import Setting
     from ratrain.targets.program.program import Program
 
@@ -278,29 +276,6 @@ def run_passes(
     return manager.runs
 
 
-def check(module: Module, *, machine: str | Machine | None = None) -> None:
-    """Raise `DiagnosticError` unless a module is sound; one that names its target, on that machine or on the one given.
-
-    What is sound can be emitted and run.
-    """
-    diagnostics = Diagnostics()
-    with paused_gc():
-        there, target = on_machine(module, machine)
-        verify_module(there, diagnostics, target)
-    diagnostics.check()
-
-
-def on_machine(module: Module, machine: str | Machine | None) -> tuple[Module, Target | None]:
-    """What of a module is to be verified: itself, or what it is on the machine it was sized for, or on the one given; and that target.
-
-    Raises `DiagnosticError` RT065 where that machine is not known here.
-    """
-    if module.target is None:
-        return module, None
-    chosen = machine_for(module, machine)
-    return evolve(module, target=_info_on(module, module.target, chosen)), target_of(chosen)
-
-
 def emit(module: Module, *, machine: str | Machine | None = None) -> Program:
     """The program of a module, for the machine it was made for unless another is given; one that is not allocated yet is allocated first.
 
@@ -314,23 +289,13 @@ def emit(module: Module, *, machine: str | Machine | None = None) -> Program:
         return emit_module(module, target_of(chosen))
 
 
-def _info_on(module: Module, own: TargetInfo, machine: Machine) -> TargetInfo:
-    """What a module that has a target says on a machine; the same where that is the one it was made for."""
-    info = target_info(machine, module.topology)
-    if own.digest == info.digest:
-        return own
-    if not own.digest and own.name == info.name:  # a text that does not say more of its machine than the name
-        return evolve(info, capacity_bytes=min(own.capacity_bytes, info.capacity_bytes))
-    return info
-
-
 def make_for(module: Module, machine: Machine) -> None:
     """Let a module that has a target be for this machine from now on; whether its workspace is large enough there, `emit` finds out.
 
     Raises `DiagnosticError` RT052 where an arena does not fit there.
     """
     own = module.target
-    if own is None or (info := _info_on(module, own, machine)) is own:
+    if own is None or (info := info_on(module, own, machine)) is own:
         return
     module.target = info
     if module.level is Level.ALLOCATED:

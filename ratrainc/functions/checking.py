@@ -1,70 +1,31 @@
-"""What schedules and programs are: proved sound, compared, told as text and as tables of others."""
+"""What schedules and programs are: compared, told as text and as tables of others."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from attrs import field, frozen
-
 from ratrain.ratrain_ir.actions import actions_of_module, compute_only, torch_csv_lines, with_gathered_parameters
 from ratrain.ratrain_ir.diagnostics import misuse
-from ratrain.ratrain_ir.module import Module, TargetInfo
 from ratrain.ratrain_ir.ops import ENGINES
 from ratrain.ratrain_ir.verifier import check as check_module
 from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
 from ratrain.ratrainc.bridge.exporting import Exported, export_plan
 from ratrain.ratrainc.difference import Difference, difference
 from ratrain.ratrainc.disassembly import routine_lines, stream_lines, tile_lines
-from ratrain.ratrainc.functions.building import check, load
+from ratrain.ratrainc.functions.building import load
 from ratrain.ratrainc.functions.opening import load_schedule
-from ratrain.ratrainc.functions.proving import proved_schedule, sound_program
+from ratrain.ratrainc.functions.proving import sound_program
 from ratrain.ratrainc.functions.timing import check_stage
-from ratrain.ratrainc.parts import Part, Shown
 from ratrain.ratrainc.schedule_table import ScheduleTable, schedule_table
 from ratrain.ratrainc.table_report import TableReport, table_report
-from ratrain.targets.program.program import Program
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.schedule_worth import PassTimes
-    from ratrain.targets.machine.machine import Machine
+    from ratrain.ratrain_ir.module import Module
+    from ratrain.targets.program.program import Program
 
 ExportFormat = Literal["torch-csv", "megatron", "torchtitan"]
-
-
-@frozen(repr=False)
-class Proof(Shown):
-    """That a schedule or a program is sound, and what it was proved of."""
-
-    words: str
-    target: TargetInfo | None = field(eq=False)
-    """the machine that it was sized for; None: it was for none"""
-
-    def parts(self) -> Iterator[Part]:
-        """A sentence."""
-        yield f"sound ({self.words})"
-
-
-def verify(what: Module | Program | str, *, machine: str | Machine | None = None) -> Proof:
-    """Prove that a module, a program or the file of one is sound.
-
-    A module is proved for the machine it was sized for, or for the one given. Raises `DiagnosticError` with all that is wrong.
-    """
-    is_program = what.endswith(".rtx") if isinstance(what, str) else isinstance(what, Program)
-    if is_program and machine is not None:
-        misuse("a program holds what its machine's routines need: it is proved for no other machine")
-    if isinstance(what, str) and not is_program:
-        proved = proved_schedule(what, machine=machine)
-        return Proof(f"level {proved.level.value}, {proved.stages} stages, {proved.ops} ops", proved.target)
-    if isinstance(what, Module):
-        check(what, machine=machine)
-    else:
-        what = sound_program(what, anew=True)
-        count = sum(stage.instructions for stage in what.stages)
-        words = f"{len(what.stages)} stages, {count} instructions, {len(what.routines)} routines"
-        return Proof(words, what.info)
-    ops = sum(len(stage.ops) for stage in what.stages)
-    return Proof(f"level {what.level.value}, {len(what.stages)} stages, {ops} ops", what.target)
 
 
 def diff(before: Module | str, after: Module | str) -> Difference:

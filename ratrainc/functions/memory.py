@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.ratrainc.byte_report import ByteReport, byte_report
-from ratrain.ratrainc.functions.building import check as check_module
 from ratrain.ratrainc.functions.opening import load_schedule, machine_for
+from ratrain.ratrainc.functions.proving import check as check_module
 from ratrain.ratrainc.functions.timing import check_stage
 from ratrain.ratrainc.placing import Placing, place_buffers
 from ratrain.ratrainc.progress import OnProgress, unheard

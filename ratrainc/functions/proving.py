@@ -2,29 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import field, frozen
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics, misuse
 from ratrain.ratrain_ir.files import read_bytes
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.loops import Allowance
-from ratrain.ratrain_ir.module import Level, TargetInfo
+from ratrain.ratrain_ir.module import Level, Module, TargetInfo
 from ratrain.ratrain_ir.receipts import prove
-from ratrain.ratrainc.functions.opening import check_carried_by, machine_for, program_in, schedule_in
+from ratrain.ratrain_ir.verifier import verify as verify_module
+from ratrain.ratrainc.functions.opening import check_carried_by, machine_for, on_machine, program_in, schedule_in
+from ratrain.ratrainc.parts import Part, Shown
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.machine.record import machine_digest
+from ratrain.targets.program.program import Program
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.module import Module
     from ratrain.targets.machine.machine import Machine
-    from ratrain.targets.program.program import Program
 
 
 _BYTES = 2 << 20
 """Of schedules that are read and proved as long without the compiler as it takes to load its loops: about half a second."""
 ALLOWANCE = Allowance(_BYTES)
+
+
+@frozen(repr=False)
+class Proof(Shown):
+    """That a schedule or a program is sound, and what it was proved of."""
+
+    words: str
+    target: TargetInfo | None = field(eq=False)
+    """the machine that it was sized for; None: it was for none"""
+
+    def parts(self) -> Iterator[Part]:
+        """A sentence."""
+        yield f"sound ({self.words})"
+
+
+def verify(what: Module | Program | str, *, machine: str | Machine | None = None) -> Proof:
+    """Prove that a module, a program or the file of one is sound.
+
+    A module is proved for the machine it was sized for, or for the one given. Raises `DiagnosticError` with all that is wrong.
+    """
+    is_program = what.endswith(".rtx") if isinstance(what, str) else isinstance(what, Program)
+    if is_program and machine is not None:
+        misuse("a program holds what its machine's routines need: it is proved for no other machine")
+    if isinstance(what, str) and not is_program:
+        proved = proved_schedule(what, machine=machine)
+        return Proof(f"level {proved.level.value}, {proved.stages} stages, {proved.ops} ops", proved.target)
+    if isinstance(what, Module):
+        check(what, machine=machine)
+    else:
+        what = sound_program(what, anew=True)
+        count = sum(stage.instructions for stage in what.stages)
+        words = f"{len(what.stages)} stages, {count} instructions, {len(what.routines)} routines"
+        return Proof(words, what.info)
+    ops = sum(len(stage.ops) for stage in what.stages)
+    return Proof(f"level {what.level.value}, {len(what.stages)} stages, {ops} ops", what.target)
+
+
+def check(module: Module, *, machine: str | Machine | None = None) -> None:
+    """Raise `DiagnosticError` unless a module is sound; one that names its target, on that machine or on the one given.
+
+    What is sound can be emitted and run.
+    """
+    diagnostics = Diagnostics()
+    with paused_gc():
+        there, target = on_machine(module, machine)
+        verify_module(there, diagnostics, target)
+    diagnostics.check()
 
 
 @frozen
@@ -65,8 +114,6 @@ def _sound_module(data: bytes, path: str, machine: str | Machine | None, *, anew
     module = schedule_in(data, path)
 
     def proof() -> None:
-        from ratrain.ratrainc.functions.building import check
-
         check(module, machine=machine)
 
     prove(proof, "schedule", _machine_part(module, machine), data, anew=anew)
@@ -87,7 +134,6 @@ def proved_by_numbers(data: bytes, path: str, machine: str | Machine | None) -> 
     from ratrain.ratrain_ir.quick_syntax import UnusualTextError
     from ratrain.ratrain_ir.text_numbers import numbered_text
     from ratrain.ratrain_ir.verifier.by_numbers import is_provable, sound_ops
-    from ratrain.ratrainc.functions.building import on_machine
 
     try:
         with paused_gc():

@@ -21,7 +21,6 @@ from ratrain.ratrainc.functions import notebook as _notebook
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.side_by_side import processes
     from ratrain.ratrainc.functions.building import (
-        check,
         compile,  # noqa: A004 - the name the documentation promises
         emit,
         load,
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
         export,
         lint,
         schedule,
-        verify,
     )
     from ratrain.ratrainc.functions.listing import (
         copy_examples,
@@ -65,6 +63,7 @@ if TYPE_CHECKING:
         smallest,
         what_if,
     )
+    from ratrain.ratrainc.functions.proving import check, verify
     from ratrain.ratrainc.functions.running import (
         doctor,
         export_weights,
@@ -90,13 +89,14 @@ if TYPE_CHECKING:
 
 _ROOMS = {
     "ratrain.ratrain_ir.side_by_side": "processes",
-    "ratrain.ratrainc.functions.building": "check compile emit load lowered make_for resolved run_passes save",
-    "ratrain.ratrainc.functions.checking": "diff disassemble disassemble_routines disassemble_tiles export lint schedule verify",
+    "ratrain.ratrainc.functions.building": "compile emit load lowered make_for resolved run_passes save",
+    "ratrain.ratrainc.functions.checking": "diff disassemble disassemble_routines disassemble_tiles export lint schedule",
     "ratrain.ratrainc.functions.listing": "copy_examples example_path examples machine machines model_facts passes strategies",
     "ratrain.ratrainc.functions.measuring": "calibrate_device calibrate_profile calibrate_rows validate",
     "ratrain.ratrainc.functions.memory": "address_map alloc explain",
     "ratrain.ratrainc.functions.opening": "load_schedule machine_for machine_of",
     "ratrain.ratrainc.functions.planning": "compare compare_best import_plan pareto plan robust_links scale smallest what_if",
+    "ratrain.ratrainc.functions.proving": "check verify",
     "ratrain.ratrainc.functions.running": "doctor export_weights generate launch postmortem precompile run watch",
     "ratrain.ratrainc.functions.timing": "explain_time report report_against simulate simulate_given simulate_on_cores write_trace",
     "ratrain.ratrainc.placing": "RefusedPlacingError",

@@ -1,4 +1,7 @@
-"""What sweeps over numbers decide about mutants and generated modules is what visits of all ops decide; whole texts are proved both ways too."""
+"""What sweeps over numbers decide about mutants and generated modules is what visits of all ops decide.
+
+Whole texts are proved both ways too, by one process and by two.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops import GUEST_OPS, MEMORY_OPS
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.side_by_side import processes
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases, for_plan, pipelines
 from ratrain.ratrain_ir.types import Home
@@ -82,10 +86,10 @@ def is_swept(module: Module) -> bool:
     )
 
 
-def texts_agree(module: Module, machine: Machine) -> tuple[bool, bool]:
-    """Compare the proof of a text as numbers with that of the module in it; whether each found it sound."""
+def texts_agree(module: Module, machine: Machine, count: int) -> tuple[bool, bool]:
+    """Compare the proof of a text as numbers, by so many processes, with that of the module in it; whether each found it sound."""
     text = print_module(module)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, processes(count, least_work=0):
         patch.setattr(proving, "ALLOWANCE", Allowance(0))
         proved = proving.proved_by_numbers(text.encode(), "<text>", machine)
     try:
@@ -101,8 +105,8 @@ def texts_agree(module: Module, machine: Machine) -> tuple[bool, bool]:
 @pytest.mark.sampled(3)
 def test_texts_of_mutants(name: str) -> None:
     subject = SUBJECTS[name]
-    for change, module in changed(subject, EACH):
-        proved, sound = texts_agree(module, subject.machine)
+    for number, (change, module) in enumerate(changed(subject, EACH)):
+        proved, sound = texts_agree(module, subject.machine, 2 - number % 2)
         assert sound or not proved, change
         in_ddr = all(tensor.home is Home.DDR for stage in module.stages for tensor in stage.tensors.values())
         if is_swept(module) and module.level is Level.ALLOCATED and in_ddr:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,16 @@ import pytest
 from ratrain import api
 from ratrain.ratrain_ir import receipts
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.loops import Allowance
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.functions import building, proving
+from ratrain.ratrainc.functions import proving
 from ratrain.targets.program import program_verifier
 from tests.end_to_end.tiny_runs import MODEL, make_plan, swap_neighbours
 
 PASSES = "place-1f1b,bucket-grad-sync,insert-prefetch,allocate-ddr"
 
-ROOMS = {"check": building, "check_program": program_verifier}
+ROOMS = {"check": proving, "check_program": program_verifier}
 """Where proofs are taken from."""
 
 
@@ -82,6 +84,28 @@ def test_what_a_schedule_gives_is_proved_each_time(proofs, files, capsys):
     path = str(files / "tiny.rtir")
     assert proofs.of(lambda: main(["simulate", path])) == ["check", "check_program"]
     assert proofs.of(lambda: main(["simulate", path])) == ["check_program"]
+
+
+def test_a_large_schedule_is_proved_without_its_ops(proofs, files, monkeypatch, capsys):
+    """It leaves the receipt of any other proof; where something is wrong, the rules on ops are asked, and say what."""
+    monkeypatch.setattr(proving, "ALLOWANCE", Allowance(0))
+    path = str(files / "tiny.rtir")
+    assert proofs.of(lambda: main(["verify", path])) == []
+    large = capsys.readouterr().out
+    assert "check" not in proofs.of(lambda: main(["simulate", path]))
+    monkeypatch.setattr(proving, "ALLOWANCE", Allowance(1 << 30))
+    capsys.readouterr()
+    assert proofs.of(lambda: main(["verify", path])) == ["check"]
+    assert capsys.readouterr().out == large
+    wrong = files / "wrong.rtir"
+    wrong.write_text(re.sub(r"    release .*\n", "", Path(path).read_text(), count=1))
+    refused = []
+    for allowed in (0, 1 << 30):
+        monkeypatch.setattr(proving, "ALLOWANCE", Allowance(allowed))
+        assert proofs.of(lambda: main(["verify", str(wrong)])) == ["check"]
+        refused.append(capsys.readouterr())
+    assert refused[0] == refused[1]
+    assert "RT023" in refused[0].err
 
 
 def test_a_schedule_is_proved_for_each_machine(proofs, files, capsys):
