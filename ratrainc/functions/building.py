@@ -328,7 +328,8 @@ def save(what: Module | Program, path: str, *, machine: str | Machine | None = N
     if not is_program and not (path.endswith(".rtir") and isinstance(what, Module)):
         misuse(f"the output '{path}' must end in .rtx (program), or of a module in .rtir (schedule)")
     if isinstance(what, Module) and not is_program:
-        write_lines(path, module_texts(what))
+        with paused_gc():
+            write_lines(path, module_texts(what))
     else:
         write_program(emit(what, machine=machine) if isinstance(what, Module) else what, path)
 
