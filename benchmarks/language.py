@@ -34,10 +34,10 @@ from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.verifier.communication import check_communication
-from ratrain.ratrain_ir.verifier.dataflow import check_dataflow
 from ratrain.ratrain_ir.verifier.memory import check_memory
 from ratrain.ratrain_ir.verifier.report import Reporter
 from ratrain.ratrain_ir.verifier.structure import check_structure
+from ratrain.ratrain_ir.verifier.symbolic_traces import check_dataflow
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module

@@ -733,7 +733,10 @@ OPTIONS = {
             "--seed": Option("initial weights and the order of the data", "--seed 5"),
             "--order": Option("the order of the data", "--order sequential"),
             "--machine": Option(
-                "what a .rtir is emitted for", "--machine slow.toml", "x.rtir --steps 1", "ratrain.api:load"
+                "what a .rtir is emitted for",
+                "--machine slow.toml",
+                "x.rtir --steps 1",
+                "ratrain.ratrainc.functions.proving:sound_program",
             ),
             "--json": _JSON,
         },

@@ -348,7 +348,7 @@ def test_shared_cores_take_no_less_than_a_rank_and_than_all_work(profiled: tuple
     machine = machine_from_profiles([str(path)], "this-machine", PEAK).machine
     work = one_core_step_seconds(program, machine)
     assert work * (1 - 1e-12) <= shared_cores_step_seconds(program, machine, 1) <= 1.05 * work
-    assert shared_cores_step_seconds(program, machine, 2) >= work / 2
+    assert shared_cores_step_seconds(program, machine, 2) >= work / 2 * (1 - 1e-12)
     alone = shared_cores_step_seconds(program, machine, 4)
     busiest = max(
         sum(
