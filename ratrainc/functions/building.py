@@ -25,8 +25,8 @@ from ratrain.ratrain_ir.module import Level, Module
 from ratrain.ratrain_ir.printer import module_texts
 from ratrain.ratrain_ir.verifier.memory import check_capacity
 from ratrain.ratrain_ir.verifier.report import Reporter
-from ratrain.ratrainc.functions.opening import info_on, load_schedule, machine_for, machine_of, program_in
-from ratrain.ratrainc.functions.proving import check
+from ratrain.ratrainc.functions.opening import load_schedule, machine_for, machine_of, program_in
+from ratrain.ratrainc.functions.soundness import check, info_on
 from ratrain.ratrainc.machine_choice import MachineChoice, resized
 from ratrain.ratrainc.progress import OnProgress, Progress, telling, unheard
 from ratrain.ratrainc.schedule_file import load_plan_for_table, placed_by_table

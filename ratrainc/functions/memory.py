@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrainc.byte_report import ByteReport, byte_report
 from ratrain.ratrainc.functions.opening import load_schedule, machine_for
-from ratrain.ratrainc.functions.proving import check as check_module
+from ratrain.ratrainc.functions.soundness import check as check_module
 from ratrain.ratrainc.functions.timing import check_stage
 from ratrain.ratrainc.placing import Placing, place_buffers
 from ratrain.ratrainc.progress import OnProgress, unheard

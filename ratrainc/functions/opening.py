@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attrs import evolve
-
 from ratrain.ratrain_ir.files import decoded, read_bytes
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.targets.machine.machine import Machine, load_machine
-from ratrain.targets.machine.record import check_carried, check_on_machine, compiled_for, target_info
+from ratrain.targets.machine.record import check_carried, check_on_machine, compiled_for
 from ratrain.targets.program.rtx import parse_program
-from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.module import Module, TargetInfo
-    from ratrain.ratrain_ir.target import Target
+    from ratrain.ratrain_ir.module import Module
     from ratrain.targets.program.program import Program
 
 
@@ -75,24 +71,3 @@ def machine_of(program: Program) -> Machine:
     Raises `DiagnosticError` RT065 when that one is not known here.
     """
     return compiled_for(program.info)
-
-
-def on_machine(module: Module, machine: str | Machine | None) -> tuple[Module, Target | None]:
-    """What of a module is to be verified: itself, or what it is on the machine it was sized for, or on the one given; and that target.
-
-    Raises `DiagnosticError` RT065 where that machine is not known here.
-    """
-    if module.target is None:
-        return module, None
-    chosen = machine_for(module, machine)
-    return evolve(module, target=info_on(module, module.target, chosen)), target_of(chosen)
-
-
-def info_on(module: Module, own: TargetInfo, machine: Machine) -> TargetInfo:
-    """What a module that has a target says on a machine; the same where that is the one it was made for."""
-    info = target_info(machine, module.topology)
-    if own.digest == info.digest:
-        return own
-    if not own.digest and own.name == info.name:  # a text that does not say more of its machine than the name
-        return evolve(info, capacity_bytes=min(own.capacity_bytes, info.capacity_bytes))
-    return info

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics, misuse
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, misuse
 from ratrain.ratrain_ir.files import read_bytes
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.loops import Allowance
 from ratrain.ratrain_ir.module import Level, Module, TargetInfo
 from ratrain.ratrain_ir.receipts import prove
-from ratrain.ratrain_ir.verifier import verify as verify_module
-from ratrain.ratrainc.functions.opening import check_carried_by, machine_for, on_machine, program_in, schedule_in
+from ratrain.ratrainc.functions.opening import check_carried_by, machine_for, program_in, schedule_in
+from ratrain.ratrainc.functions.soundness import check, on_machine
 from ratrain.ratrainc.parts import Part, Shown
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.machine.record import machine_digest
@@ -62,18 +62,6 @@ def verify(what: Module | Program | str, *, machine: str | Machine | None = None
         return Proof(words, what.info)
     ops = sum(len(stage.ops) for stage in what.stages)
     return Proof(f"level {what.level.value}, {len(what.stages)} stages, {ops} ops", what.target)
-
-
-def check(module: Module, *, machine: str | Machine | None = None) -> None:
-    """Raise `DiagnosticError` unless a module is sound; one that names its target, on that machine or on the one given.
-
-    What is sound can be emitted and run.
-    """
-    diagnostics = Diagnostics()
-    with paused_gc():
-        there, target = on_machine(module, machine)
-        verify_module(there, diagnostics, target)
-    diagnostics.check()
 
 
 @frozen

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         smallest,
         what_if,
     )
-    from ratrain.ratrainc.functions.proving import check, verify
+    from ratrain.ratrainc.functions.proving import verify
     from ratrain.ratrainc.functions.running import (
         doctor,
         export_weights,
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
         run,
         watch,
     )
+    from ratrain.ratrainc.functions.soundness import check
     from ratrain.ratrainc.functions.timing import (
         explain_time,
         report,
@@ -96,8 +97,9 @@ _ROOMS = {
     "ratrain.ratrainc.functions.memory": "address_map alloc explain",
     "ratrain.ratrainc.functions.opening": "load_schedule machine_for machine_of",
     "ratrain.ratrainc.functions.planning": "compare compare_best import_plan pareto plan robust_links scale smallest what_if",
-    "ratrain.ratrainc.functions.proving": "check verify",
+    "ratrain.ratrainc.functions.proving": "verify",
     "ratrain.ratrainc.functions.running": "doctor export_weights generate launch postmortem precompile run watch",
+    "ratrain.ratrainc.functions.soundness": "check",
     "ratrain.ratrainc.functions.timing": "explain_time report report_against simulate simulate_given simulate_on_cores write_trace",
     "ratrain.ratrainc.placing": "RefusedPlacingError",
     "ratrain.ratrainc.progress": "OnProgress Progress",
