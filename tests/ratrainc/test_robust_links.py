@@ -31,7 +31,7 @@ CONFIG = {
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
 }
-SEARCH = ["--clusters", "8", "--global-batch", "16", "--seq-len", "64", "--seconds", "4", "--jobs", "1"]
+SEARCH = ["--clusters", "8", "--global-batch", "16", "--seq-len", "64", "--seconds", "1.5", "--jobs", "1"]
 
 
 def planned(tmp_path: Path, capsys: pytest.CaptureFixture[str], constants: dict[str, float]) -> dict[str, Any]:
