@@ -3,8 +3,9 @@
     python benchmarks/vtrain.py FOLDER [-o a100-fitted.toml]
 
 FOLDER holds calibration_single_node.csv, up to 8 GPUs of one node, and may hold calibration_multi_node.csv, 64 to 512 GPUs: both with and
-without tensor parallelism, Megatron-DeepSpeed. Every second row is held out; the errors are theirs. Between nodes, memory and all links but
-the latency of the inner one are as their data sheets say. -o writes the machine that the single-node rows give.
+without tensor parallelism, Megatron-DeepSpeed. Every second row is held out; the errors are theirs, by constants alone and with the times
+that fitted rows give layers of their shape. Between nodes, memory and all links but the latency of the inner one are as their data sheets
+say. -o writes the machine that the single-node rows give.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from attrs import evolve
 
 from ratrain.ratrainc.calibration.fitting import OUTLIER, Errors, Seconds, fitted
+from ratrain.ratrainc.calibration.gpt_layers import measured_layers
 from ratrain.ratrainc.calibration.gpt_rows import GptRow, predicted_gpt, read_gpt_rows
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.machine.writer import write_machine
@@ -80,6 +82,10 @@ def report(rows: Sequence[GptRow], start: Machine, names: Sequence[str]) -> Mach
         for value in np.unique(values[held]):
             of_value = signed[held & (values == value)]
             print(f"    {key} {value}: {_words(of_value)}, on average {100 * of_value.mean():+.1f} %")
+    layers = {each.shape: each.factor for each in measured_layers(kept, machine)}
+    signed = predicted_gpt(rows, machine, layers) / measured - 1
+    known = np.array([row.run.shape in layers for row in rows])
+    print(f"  held out, with layers' own times: {_words(signed[held])}; of {(held & known).sum()} the layer was fitted")
     return machine
 
 

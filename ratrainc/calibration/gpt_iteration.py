@@ -6,6 +6,7 @@ stages, as Megatron-LM numbers ranks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from math import gcd
 from typing import TYPE_CHECKING
@@ -66,10 +67,11 @@ class BlockSeconds:
 
 
 class GptTimes:
-    """Iterations on one machine. Blocks are priced once a distinct shape and place."""
+    """Iterations on one machine. Blocks are priced once a distinct shape and place; a layer takes its `factors` times what constants give."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, factors: Mapping[BlockShape, float] | None = None) -> None:
         self.machine = machine
+        self._factors = factors or {}
         self._blocks = cache(self._block_seconds)
 
     def blocks(self, run: GptRun) -> BlockSeconds:
@@ -79,9 +81,11 @@ class GptTimes:
     def _block_seconds(self, shape: BlockShape, placement: Placement) -> BlockSeconds:
         whole = self._sum_seconds(placement, "tensor", shape.activation, ACTIVATION_BYTES)
         rows = self._sum_seconds(placement, "tensor", shape.rows, _SUM_BYTES)
-        blocks = blocks_of(shape)
-        each = (blocks.forward, blocks.backward, blocks.head, blocks.embedding)
-        return BlockSeconds(*(work.seconds(self.machine, whole, rows) for work in each))
+        blocks, factor = blocks_of(shape), self._factors.get(shape, 1.0)
+        layer = [factor * work.seconds(self.machine, whole, rows) for work in (blocks.forward, blocks.backward)]
+        return BlockSeconds(
+            *layer, *(work.seconds(self.machine, whole, rows) for work in (blocks.head, blocks.embedding))
+        )
 
     def _sum_seconds(self, placement: Placement, group: str, elements: float, itemsize: int) -> float:
         """Of an all-reduce in a group of ranks; none where one rank is all of it."""

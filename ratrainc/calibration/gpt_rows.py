@@ -6,7 +6,7 @@ recompute: 1 where every layer is recomputed, as in all rows of a table without 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,7 @@ from ratrain.ratrainc.calibration.tables import TableLine, read_table
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.calibration.fitting import Seconds
+    from ratrain.ratrainc.calibration.gpt_block import BlockShape
     from ratrain.targets.machine.machine import Machine
 
 _COUNTS = ("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq", "tp", "dp", "pp")
@@ -125,7 +126,9 @@ def _row(values: dict[str, float], line: int) -> GptRow:
     return GptRow(run, values[_MEASURE] / 1e3, int(values.get(_NUMBER, line)))
 
 
-def predicted_gpt(rows: Sequence[GptRow], machine: Machine) -> Seconds:
-    """Seconds of every row on a machine."""
-    times = GptTimes(machine)
+def predicted_gpt(
+    rows: Sequence[GptRow], machine: Machine, factors: Mapping[BlockShape, float] | None = None
+) -> Seconds:
+    """Seconds of every row on a machine, with layers of some shapes so many times as long."""
+    times = GptTimes(machine, factors)
     return np.array([times.iteration(row.run) for row in rows])

@@ -12,6 +12,7 @@ from attrs import frozen
 from ratrain.ratrain_ir.diagnostics import Location, fail, nearest
 from ratrain.ratrainc.calibration.calibrated import Calibrated
 from ratrain.ratrainc.calibration.fitting import OUTLIER, Errors, Seconds, check_solver, errors, fitted
+from ratrain.ratrainc.calibration.gpt_layers import MeasuredLayer, measured_layers
 from ratrain.ratrainc.calibration.gpt_rows import is_gpt_header, predicted_gpt, read_gpt_rows
 from ratrain.ratrainc.calibration.rows import Row, compiled, held_out, predicted, read_rows
 from ratrain.ratrainc.calibration.tables import read_table
@@ -21,6 +22,21 @@ from ratrain.targets.machine.machine import Machine, is_whole
 _ROUNDS = 3
 """Programs depend on the machine they are compiled for: they are compiled anew until the constants settle."""
 _SETTLED = 1e-4
+
+
+@frozen(eq=False)
+class OwnLayers:
+    """What the fitted rows say of each shape of layer beside the constants, and all rows predicted with it."""
+
+    layers: list[MeasuredLayer]
+    predicted: Seconds
+
+    def parts(self) -> Iterator[Part]:
+        """A table, and what it is for."""
+        columns = ("tp", "hidden", "heads", "seq", "micro-batch", "rows", "factor")
+        lines = [[*map(str, (*each.sizes, each.rows)), f"{each.factor:.3f}"] for each in self.layers]
+        yield TextTable("layers as fitted rows have them: times what the constants give", columns, lines)
+        yield "they are of layers that were measured: the machine file has the constants alone"
 
 
 @frozen(eq=False, repr=False)
@@ -36,19 +52,26 @@ class Calibration(Calibrated):
     is_held_out: list[bool]
     peers: list[int]
     """tensor peers of each row"""
+    own_layers: OwnLayers | None = None
+    """of GPT iterations"""
 
     @property
     def errors(self) -> list[tuple[str, Errors]]:
         """Errors of the rows that were fitted, and of those that were held out where there are any."""
+        return self._errors(self.predicted)
+
+    def _errors(self, predicted: Seconds) -> list[tuple[str, Errors]]:
         held = np.array(self.is_held_out)
         groups = (
-            ("fitted", errors(self.predicted[~held], self.measured[~held])),
-            (
-                "held out",
-                errors(self.predicted[held], self.measured[held]),
-            ),
+            ("fitted", errors(predicted[~held], self.measured[~held])),
+            ("held out", errors(predicted[held], self.measured[held])),
         )
         return [(name, each) for name, each in groups if each is not None]
+
+    @property
+    def errors_with_own_layers(self) -> list[tuple[str, Errors]]:
+        """The same where each layer takes what fitted rows say of its shape; nothing of rows that are no GPT iterations."""
+        return [] if self.own_layers is None else self._errors(self.own_layers.predicted)
 
     @property
     def errors_by_peers(self) -> list[tuple[int, Errors]]:
@@ -66,11 +89,14 @@ class Calibration(Calibrated):
         parts = self.errors
         if len({*self.peers}) > 1:
             parts += [(f"held out, tp = {count}", each) for count, each in self.errors_by_peers]
+        parts += [(f"{name}, with layers' own times", each) for name, each in self.errors_with_own_layers]
         lines = [
             [name, str(e.count), *(f"{100 * v:.2f} %" for v in (e.mean, e.median, e.largest))] for name, e in parts
         ]
         title = "error of simulated against measured step times"
         yield TextTable(title, ("rows", "count", "mean", "median", "largest"), lines)
+        if self.own_layers is not None:
+            yield from self.own_layers.parts()
         if "held out" not in dict(self.errors):
             yield "no row was held out: nothing says how well other rows are predicted"
 
@@ -85,6 +111,10 @@ class Calibration(Calibrated):
             },
             "errors": {name.replace(" ", "_"): each.to_json() for name, each in self.errors},
             "held_out_by_tp": {str(count): each.to_json() for count, each in self.errors_by_peers},
+            "errors_with_own_layers": {
+                name.replace(" ", "_"): each.to_json() for name, each in self.errors_with_own_layers
+            },
+            "layers": [] if self.own_layers is None else [each.to_json() for each in self.own_layers.layers],
             "rows": [
                 {"label": label, "measured_seconds": float(m), "predicted_seconds": float(p), "held_out": held}
                 for label, m, p, held in rows
@@ -157,4 +187,7 @@ def _calibrate_gpt(path: str, machine: Machine, names: Sequence[str], every: int
     start = {name: machine[name] for name in names}
     labels = [f"row {row.number}" for row in rows]
     peers = [row.run.tp for row in rows]
-    return Calibration(result, start, labels, measured, predicted_gpt(rows, result), held, peers)
+    layers = measured_layers(kept, result)
+    factors = {each.shape: each.factor for each in layers}
+    own = OwnLayers(layers, predicted_gpt(rows, result, factors))
+    return Calibration(result, start, labels, measured, predicted_gpt(rows, result), held, peers, own)

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrainc.calibration.fitting import OUTLIER, errors, fitted, with_values
 from ratrain.ratrainc.calibration.gpt_block import VOCAB, BlockShape, Work, blocks_of
 from ratrain.ratrainc.calibration.gpt_iteration import GptRun, GptTimes, placement_of_run
-from ratrain.ratrainc.calibration.gpt_rows import predicted_gpt, read_gpt_rows
+from ratrain.ratrainc.calibration.gpt_layers import measured_layers
+from ratrain.ratrainc.calibration.gpt_rows import GptRow, predicted_gpt, read_gpt_rows
 from ratrain.ratrainc.calibration.report import calibrate_rows
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
@@ -162,6 +165,47 @@ def test_peers_are_in_the_table_that_is_shown(capsys: pytest.CaptureFixture[str]
     out = capsys.readouterr().out
     assert "held out, tp = 1" in out
     assert "held out, tp = 4" in out
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4, 8])), min_size=1, max_size=3, unique=True),
+    st.data(),
+)
+def test_a_layer_of_its_own_time_is_found_in_any_plan(shapes: list[tuple[int, int]], data: st.DataObject) -> None:
+    """Iterations whose layers take factors of their own: each factor is found, and iterations of other plans are met."""
+    machine = load_machine(str(A100))
+    runs = [
+        evolve(RUN, tp=tp, micro_batch=size, pp=pp, dp=dp, layers=layers, micro_batches=count, recompute=recompute)
+        for tp, size in shapes
+        for pp, dp, layers, count, recompute in [(1, 1, 8, 3, False), (2, 2, 16, 1, True), (4, 1, 8, 9, False)]
+    ]
+    factors = {run.shape: data.draw(st.floats(0.3, 3)) for run in runs}
+    times = GptTimes(machine, factors)
+    rows = [GptRow(run, times.iteration(run), number) for number, run in enumerate(runs)]
+    found = measured_layers(rows, machine)
+    assert {each.shape: each.factor for each in found} == pytest.approx(factors)
+    assert [each.rows for each in found] == [3] * len(shapes)
+    others = [GptRow(evolve(run, layers=24, micro_batches=5, dp=2), 1.0, 0) for run in runs]
+    wanted = [times.iteration(row.run) for row in others]
+    assert predicted_gpt(others, machine, {each.shape: each.factor for each in found}) == pytest.approx(wanted)
+    unknown = GptRow(evolve(RUN, hidden=512), 1.0, 0)
+    assert predicted_gpt([unknown], machine, factors) == predicted_gpt([unknown], machine)
+
+
+def test_layers_of_fitted_rows_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are of rows that were fitted alone, and the machine file is the same as without them."""
+    words = ["calibrate", "--rows", str(VTRAIN), "--machine", str(A100), "--fit", "gemm_efficiency", "--hold-out", "2"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    kept = read_gpt_rows(str(VTRAIN))[::2]
+    assert sum(each["rows"] for each in found["layers"]) == len(kept)
+    assert {(each["tp"], each["hidden"], each["micro_batch"]) for each in found["layers"]} == {
+        (row.run.tp, row.run.hidden, row.run.micro_batch) for row in kept
+    }
+    assert found["errors_with_own_layers"]["fitted"]["mean"] < found["errors"]["fitted"]["mean"]
+    assert found["errors_with_own_layers"]["held_out"]["rows"] == found["errors"]["held_out"]["rows"]
+    assert main(words) == 0
+    assert "held out, with layers' own times" in " ".join(capsys.readouterr().out.split())
 
 
 def test_two_fits_of_the_same_rows_are_equal() -> None:

@@ -1,0 +1,56 @@
+"""Layers of measured GPT iterations: how far the time that constants give a layer is from what the iterations took.
+
+Iterations with layers of one shape share that layer, whatever their stages, replicas and number of layers. What the constants do not explain
+of it is a factor of the shape's own, as a measurement of that layer by itself would give. Of shapes without a measured iteration nothing is
+known, and the constants stand alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from ratrain.ratrainc.calibration.gpt_block import BlockShape
+from ratrain.ratrainc.calibration.gpt_iteration import GptTimes
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.calibration.gpt_rows import GptRow
+    from ratrain.targets.machine.machine import Machine
+
+
+@frozen
+class MeasuredLayer:
+    """A layer's time in both directions, as a multiple of what a machine's constants give it."""
+
+    shape: BlockShape
+    factor: float
+    """the median over the rows"""
+    rows: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Peers, hidden size, heads, tokens of a sequence, sequences of a micro-batch."""
+        shape = self.shape
+        return shape.peers, shape.hidden, shape.heads, shape.seq_len, shape.micro_batch
+
+    def to_json(self) -> dict[str, Any]:
+        """The layer as `--json` prints it."""
+        names = ("tp", "hidden", "heads", "seq", "micro_batch")
+        return {**dict(zip(names, self.sizes, strict=True)), "rows": self.rows, "factor": self.factor}
+
+
+def measured_layers(rows: Sequence[GptRow], machine: Machine) -> list[MeasuredLayer]:
+    """The layers of some rows, by peers and sizes."""
+    once = GptTimes(machine)
+    twice = GptTimes(machine, dict.fromkeys((row.run.shape for row in rows), 2.0))
+    factors: dict[BlockShape, list[float]] = {}
+    for row in rows:
+        modelled = once.iteration(row.run)
+        # equal stages: with layers that take longer, the slowest stage is the same one, so that an iteration is linear in them
+        layers = twice.iteration(row.run) - modelled
+        factors.setdefault(row.run.shape, []).append(1 + (row.seconds - modelled) / layers)
+    found = (MeasuredLayer(shape, max(0.0, median(each)), len(each)) for shape, each in factors.items())
+    return sorted(found, key=lambda layer: layer.sizes)
