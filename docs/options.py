@@ -233,7 +233,7 @@ OPTIONS = {
                 "how long",
                 "--seconds 0",
                 "x.rtir",
-                "ratrain.ratrainc.byte_report:outcomes",
+                "ratrain.ratrainc.byte_report:lever_prices",
                 ("x.rtir --time", "x.rtir --no-levers"),
             ),
             "--machine": Option("times", "--machine slow.toml"),
