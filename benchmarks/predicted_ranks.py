@@ -1,10 +1,10 @@
 """Step times of runs over MPI, predicted from profiles of other runs over MPI.
 
-    python benchmarks/predicted_ranks.py [--steps 20]
+    python benchmarks/predicted_ranks.py [--steps 20] [--rounds 3]
 
-Two ranks of a small LLaMA that are stages, two that are replicas, and four that share cores are profiled; the machine file made of the
-three predicts other plans, which are run too. The model is that of `ratrainc simulate --cores N`: the engines of a rank share a core, and
-all ranks N cores.
+Two ranks of a small LLaMA that are stages, two that are replicas, and four that share cores are profiled; the machine file made of these
+profiles predicts other plans, which are run too, in turns with the profiled ones, as the pace of a machine differs from minute to minute.
+The model is that of `ratrainc simulate --cores N`: the engines of a rank share a core, and all ranks N cores.
 """
 
 from __future__ import annotations
@@ -84,27 +84,34 @@ def step_seconds(program: Program, steps: int, folder: Path, profile: Path | Non
 
 
 @click.command()
-@click.option("--steps", type=click.IntRange(min=WARM_UP + 4), default=20, show_default=True)
-def main(steps: int) -> None:
+@click.option("--steps", type=click.IntRange(min=WARM_UP + 4), default=20, show_default=True, help="Of each run.")
+@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each plan, in turns.")
+def main(steps: int, rounds: int) -> None:
     """Profile some ranks; predict and run others."""
     cores = len(os.sched_getaffinity(0))
     plan = load_plan(str(EXAMPLES / "tiny.toml"), load_model(str(EXAMPLES / "tiny.json")))
-    print(f"{cores} cores\n| ranks | predicted | ran: median (quartiles) | error |\n|---|---|---|---|")
+    known = [program_of(each) for each in profiled(plan).values()]
+    programs = {title: program_of(each) for title, each in predicted(plan).items()}
+    taken: dict[str, list[float]] = {title: [] for title in programs}
+    profiles = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        profiles = []
-        for number, each in enumerate(profiled(plan).values()):
-            profiles.append(str(folder / f"profile-{number}.json"))
-            step_seconds(program_of(each), steps, folder, Path(profiles[-1]))
+        for turn in range(rounds):
+            for number, program in enumerate(known):
+                profiles.append(str(folder / f"profile-{turn}-{number}.json"))
+                step_seconds(program, steps, folder, Path(profiles[-1]))
+            for title, program in programs.items():
+                taken[title] += step_seconds(program, steps, folder, None)
+            print(f"round {turn + 1} of {rounds} is done", file=sys.stderr)
         machine = machine_from_profiles(profiles, "this-machine", PEAK).machine
-        for title, each in predicted(plan).items():
-            program = program_of(each)
-            low, middle, high = np.percentile(step_seconds(program, steps, folder, None), [25, 50, 75])
-            seconds = shared_cores_step_seconds(program, machine, cores)
-            error = f"{100 * (seconds / middle - 1):+.1f} %"
-            print(f"| {title} | {seconds:.4f} s | {middle:.4f} s ({low:.4f} to {high:.4f}) | {error} |", flush=True)
-        if cores < plan.clusters:
-            print(f"ops of ranks that share a core take {100 * machine.core_sharing:.1f} % longer")
+    print(f"{cores} cores\n| ranks | predicted | ran: median (quartiles) | error |\n|---|---|---|---|")
+    for title, program in programs.items():
+        low, middle, high = np.percentile(taken[title], [25, 50, 75])
+        seconds = shared_cores_step_seconds(program, machine, cores)
+        error = f"{100 * (seconds / middle - 1):+.1f} %"
+        print(f"| {title} | {seconds:.4f} s | {middle:.4f} s ({low:.4f} to {high:.4f}) | {error} |")
+    if cores < plan.clusters:
+        print(f"where ranks share cores, a step is as if ops took {100 * machine.core_sharing:.1f} % longer")
 
 
 def program_of(plan: Plan) -> Program:

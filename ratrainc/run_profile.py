@@ -1,8 +1,12 @@
-"""A profile of a run: op times in the Chrome trace format, as the simulator's timelines are, and what calibration needs beside them."""
+"""A profile of a run: op times in the Chrome trace format, as the simulator's timelines are, and what calibration needs beside them.
+
+Of ranks that shared cores it has the program too: what their steps took more than they would have is a matter of its order.
+"""
 
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +14,7 @@ from ratrain.ratrain_ir.files import write_lines
 from ratrain.ratrain_ir.ops import ENGINES, Group
 from ratrain.ratrainc.trace import MICROSECONDS, instruction_event
 from ratrain.targets.machine.timing import op_key
+from ratrain.targets.program.rtx import program_bytes
 from ratrain.targets.simulator.figures import timed_instruction
 
 if TYPE_CHECKING:
@@ -36,6 +41,7 @@ def write_profile(
         "recording": profile.overhead_seconds() * MICROSECONDS,
         "steps": [[step.step, *_event_times(profile, step)] for step in profile.steps],
         "routines": [routine.to_json() for routine in program.routines],
+        "rtx": b64encode(program_bytes(program)).decode() if (profile.ranks_per_core or 0) > 1 else None,
     }
     events = [json.dumps(event, separators=(",", ":")) for event in (*_names(program), *_spans(program, profile))]
     head = f'{{"displayTimeUnit":"ms","otherData":{json.dumps(facts)},"traceEvents":['

@@ -6,26 +6,30 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from math import inf
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.diagnostics import Location, fail
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrainc.calibration.calibrated import Calibrated
 from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, errors, fitted_rates
-from ratrain.ratrainc.calibration.profiled_ops import MALFORMED, ProfiledOps, joined, read_profile, slowdown
+from ratrain.ratrainc.calibration.profiled_ops import MALFORMED, ProfiledOps, joined, read_profile
 from ratrain.ratrainc.console import seconds_text
 from ratrain.targets.machine.cost import routine_work
 from ratrain.targets.machine.machine import Constant, Machine, largest_value, unit_of
 from ratrain.targets.machine.op_table import MeasuredOp, OpTable, line_through
+from ratrain.targets.simulator.figures import shared_cores_step_seconds
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.parts import Part
     from ratrain.targets.program.routine import Routine
 
 _AGAIN = "profile the run again: 'ratrainc run FILE.rtx --profile FILE.json'"
+_SHARE_KNOWN = 1e-4
+"""How exactly the fraction is found that ops take more where ranks share cores."""
 _FITTED = ("gemm_efficiency", "attention_efficiency", "head_efficiency", "ddr_bandwidth", "launch")
 
 
@@ -45,7 +49,7 @@ class ProfiledMachine(Calibrated):
         yield f"{ops} distinct ops of {self.steps} steps, {seconds_text(self.step_seconds)} a step"
         if "core_sharing" in self.machine.constants:
             more = 100 * self.machine["core_sharing"]
-            yield f"ops of ranks that share a core take {more:.1f} % longer than on one of their own"
+            yield f"where ranks share cores, a step is as if ops took {more:.1f} % longer"
         if self.rates is not None:
             off = f"off by {100 * self.rates.mean:.0f} % on average on those that did"
             yield f"fitted rates, for ops that did not run: {off}"
@@ -65,7 +69,7 @@ class ProfiledMachine(Calibrated):
 def machine_from_profiles(paths: Sequence[str], name: str, peak_flops: float) -> ProfiledMachine:
     """The machine that profiles were taken on; `peak_flops` is what its products reach (operations a second).
 
-    Of runs whose ranks shared cores beside others whose ranks had their own, what sharing costs is all that is taken.
+    Of runs whose ranks shared cores beside others whose ranks had their own, what sharing makes of the step is all that is taken.
     Raises `DiagnosticError` RT002 as `check_solver` does, where a file is not a profile, or where profiles are not of one kind.
     """
     check_solver()
@@ -89,29 +93,52 @@ def machine_from_profiles(paths: Sequence[str], name: str, peak_flops: float) ->
     unseen = "no routine of the profile depends on it"
     machine = fitted_rates(start, _FITTED, predict, measured, source=source, unseen=unseen, place=Location(path, 1))
     rates = errors(predict(machine), measured)
-    sharing = {}
+    machine = Machine(name, Engine.COMPUTE, machine.constants, "table", _table(profile, machine))
     if len(alone) < len(profiles):
-        sharing = _core_sharing([each for each in profiles if each.shares_cores], profile, paths[-1])
-    machine = Machine(name, Engine.COMPUTE, machine.constants | sharing, "table", _table(profile, machine))
+        machine = _with_core_sharing(
+            machine, [(path, p) for path, p in zip(paths, profiles, strict=True) if p.shares_cores]
+        )
     return ProfiledMachine(machine, profile.step_seconds, profile.steps, rates)
 
 
-def _core_sharing(shared: Sequence[ProfiledOps], alone: ProfiledOps, path: str) -> dict[str, Constant]:
-    """What an op takes more where ranks share a core.
+def _with_core_sharing(machine: Machine, shared: Sequence[tuple[str, ProfiledOps]]) -> Machine:
+    """A machine that knows what sharing cores costs: the mean over some profiles of ranks that did."""
+    more = fmean(_core_sharing(profile, machine, path) for path, profile in shared)
+    source = f"steps of ranks that shared cores, in {', '.join(path for path, _ in shared)}"
+    sharing = Constant(more, unit_of("core_sharing"), "fitted", source)
+    return evolve(machine, constants=machine.constants | {"core_sharing": sharing})
 
-    Raises `DiagnosticError` RT002 where the profiles have no routine in common that could tell.
+
+def _core_sharing(profile: ProfiledOps, machine: Machine, path: str) -> float:
+    """What ops take more where ranks share cores: as much as makes the step what it was in a profile of such ranks.
+
+    It is what they leave each other of their caches, what those take of a core that wait, and cores that are idle though a rank could go on:
+    a step has all of it, an op the first alone. Raises `DiagnosticError` RT002 where the profile cannot tell.
     """
-    measured = slowdown(joined(shared), alone)
-    if measured is None:
+    from scipy.optimize import brentq
+
+    place, program = Location(path, 1), profile.program
+    if program is None:
+        text = "ranks shared cores in this run, and its profile does not have the program: an earlier version wrote it"
+        fail("RT002", text, place, help=_AGAIN)
+    if not {op.key for op in profile.ops if op.routine is not None} & {op.key for op in machine.table.ops}:
         text = "ranks shared cores in some of the runs, which ran other routines than those whose ranks had their own"
-        fail("RT002", text, Location(path, 1), help="profile plans with the same micro-batches")
-    if measured > largest_value("core_sharing"):
-        text = (
-            f"ops of ranks that shared cores took {1 + measured:.1f} times as long: more than these ranks was running"
-        )
-        fail("RT002", text, Location(path, 1), help="profile again with nothing else running")
-    source = "the same routines, of ranks that shared cores against ranks with their own"
-    return {"core_sharing": Constant(measured, unit_of("core_sharing"), "measured", source)}
+        fail("RT002", text, place, help="profile plans with the same micro-batches")
+    cores, measured = max(1, round(program.topology.size / profile.ranks_per_core)), profile.step_seconds
+
+    def too_long(sharing: float) -> float:
+        constant = Constant(sharing, unit_of("core_sharing"), "", "")
+        shared = evolve(machine, constants=machine.constants | {"core_sharing": constant})
+        return shared_cores_step_seconds(program, shared, cores) - measured
+
+    unshared, most = too_long(0.0), largest_value("core_sharing")
+    if unshared >= 0:
+        return 0.0
+    if too_long(most) < 0:
+        longer = measured / (measured + unshared)
+        text = f"steps of ranks that shared cores took {longer:.1f} times as long: more than these ranks was running"
+        fail("RT002", text, place, help="profile again with nothing else running")
+    return float(brentq(too_long, 0.0, most, xtol=_SHARE_KNOWN))
 
 
 def _check_routines(routines: tuple[Routine, ...], machine: Machine, path: str) -> None:

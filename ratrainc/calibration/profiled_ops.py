@@ -6,6 +6,7 @@ Several profiles of one machine are joined: each has ops that the others lack, a
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -21,7 +22,9 @@ from ratrain.ratrain_ir.files import read_text
 from ratrain.ratrainc.run_profile import FORMAT
 from ratrain.ratrainc.trace import MICROSECONDS
 from ratrain.targets.program.json_values import text, whole
+from ratrain.targets.program.program import Program
 from ratrain.targets.program.routine import Routine, routine_from_json
+from ratrain.targets.program.rtx import parse_program
 from ratrain.targets.runtime.profile import CONCURRENCIES, Concurrency
 
 _WARM_UP = 2
@@ -55,6 +58,8 @@ class ProfiledOps:
     routines: tuple[Routine, ...]
     concurrency: Concurrency
     ranks_per_core: float
+    program: Program | None = None
+    """what ran, where ranks shared cores"""
 
     @property
     def shares_cores(self) -> bool:
@@ -84,6 +89,8 @@ def read_profile(path: str) -> ProfiledOps:
         ranks_per_core = float(facts.get("ranks_per_core") or 0.0)
         if not 0 <= ranks_per_core < inf:
             raise ValueError(f"{ranks_per_core} ranks a core")
+        container = facts.get("rtx")
+        program = None if container is None else parse_program(b64decode(container, validate=True), path)
     except json.JSONDecodeError as error:
         fail("RT002", f"the profile is not JSON: {error.msg}", Location(path, error.lineno, error.colno))
     except MALFORMED as error:
@@ -93,7 +100,7 @@ def read_profile(path: str) -> ProfiledOps:
     if concurrency == "processes":
         _take_off_waiting(spans, path)
     found = _measured(spans, steps, recording, routines, concurrency)
-    return evolve(found, ranks_per_core=ranks_per_core)
+    return evolve(found, ranks_per_core=ranks_per_core, program=program)
 
 
 def _seconds(microseconds: Any) -> float:
@@ -260,12 +267,3 @@ def joined(profiles: Sequence[ProfiledOps]) -> ProfiledOps:
         profiles[0].concurrency,
         max(profile.ranks_per_core for profile in profiles),
     )
-
-
-def slowdown(shared: ProfiledOps, alone: ProfiledOps) -> float | None:
-    """How much longer the routines of ranks took that shared a core than on one of their own, as a fraction; None where they have none in common."""
-    known = {(op.key, op.size): seconds for op, seconds in alone.ops.items() if op.routine is not None}
-    pairs = [(seconds, known[op.key, op.size]) for op, seconds in shared.ops.items() if (op.key, op.size) in known]
-    if not pairs:
-        return None
-    return max(0.0, sum(longer for longer, _ in pairs) / sum(usual for _, usual in pairs) - 1)

@@ -219,7 +219,7 @@ class Machine:
 
     @property
     def core_sharing(self) -> float:
-        """What an op takes more where ranks share a core, as a fraction: one has what the other left of its caches; none where the file does not say."""
+        """What an op takes more where ranks share cores, as a fraction: caches, and turns that they lose; none where the file does not say."""
         return self._optional("core_sharing", 0.0)
 
     @property

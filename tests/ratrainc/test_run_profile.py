@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from base64 import b64encode
 from itertools import product
 from math import log
 from pathlib import Path
@@ -26,7 +27,7 @@ from ratrain.ratrainc.trace import MICROSECONDS
 from ratrain.targets.machine.machine import load_machine, parse_machine
 from ratrain.targets.machine.op_table import SHAPES_MARK, MeasuredOp, OpTable
 from ratrain.targets.machine.timing import op_work, routine_key
-from ratrain.targets.program.rtx import write_program
+from ratrain.targets.program.rtx import program_bytes, write_program
 from ratrain.targets.runtime.profile import Profile, StepSpan
 from ratrain.targets.simulator.figures import one_core_step_seconds, shared_cores_step_seconds, timed_instruction
 from tests.end_to_end.tiny_runs import make_program
@@ -446,28 +447,68 @@ def test_profiles_are_joined(profiled: tuple[Program, Path], tmp_path: Path) -> 
     assert measured([usual, slow]) == pytest.approx({key: 2 * each for key, each in measured([usual]).items()})
 
 
+def with_steps_of(
+    seconds: float, program: Program | None, ranks_per_core: float = 2.0
+) -> Callable[[dict[str, Any]], None]:
+    """As if every step had taken so long, of ranks that shared cores."""
+
+    def change(data: dict[str, Any]) -> None:
+        times(1.0, ranks_per_core)(data)
+        steps = [[step, begin, seconds * 1e6] for step, begin, _ in data["otherData"]["steps"]]
+        container = None if program is None else b64encode(program_bytes(program)).decode()
+        data["otherData"] |= {"steps": steps, "rtx": container}
+
+    return change
+
+
 def test_ranks_that_shared_cores_say_what_that_costs(profiled: tuple[Program, Path], tmp_path: Path) -> None:
+    """The machine predicts the step that they took, and nothing else for ranks that have cores."""
     program, path = profiled
     usual = as_if(path, tmp_path / "usual.json", times(1.0, 1.0))
-    shared = as_if(path, tmp_path / "shared.json", times(1.25, 2.0))
-    out = tmp_path / "here.toml"
+    without = machine_from_profiles([usual], "m", PEAK).machine
+    free, out = shared_cores_step_seconds(program, without, 2), tmp_path / "here.toml"
+    shared = as_if(path, tmp_path / "shared.json", with_steps_of(1.2 * free, program))
     assert main(["calibrate", "--profile", shared, "--profile", usual, "-o", str(out)]) == 0
-    assert load_machine(str(out)).core_sharing == pytest.approx(0.25)
-    machine, without = (machine_from_profiles(paths, "m", PEAK).machine for paths in ([shared, usual], [usual]))
+    machine = machine_from_profiles([shared, usual], "m", PEAK).machine
+    assert load_machine(str(out)).core_sharing == pytest.approx(machine.core_sharing)
+    assert 0.1 < machine.core_sharing < 0.4
     assert machine.table == without.table
-    for cores, slower in ((2, 1.25), (program.plan.clusters, 1.0)):
-        before, after = (shared_cores_step_seconds(program, each, cores) for each in (without, machine))
-        assert after == pytest.approx(slower * before, rel=1e-6)
+    assert shared_cores_step_seconds(program, machine, 2) == pytest.approx(1.2 * free, rel=1e-3)
+    clusters = program.plan.clusters
+    assert shared_cores_step_seconds(program, machine, clusters) == shared_cores_step_seconds(
+        program, without, clusters
+    )
     assert machine_from_profiles([shared], "m", PEAK).machine.core_sharing == 0
+    quick = as_if(path, tmp_path / "quick.json", with_steps_of(0.5 * free, program))
+    assert machine_from_profiles([quick, usual], "m", PEAK).machine.core_sharing == 0
+    mean = machine_from_profiles([shared, quick, usual], "m", PEAK).machine.core_sharing
+    assert mean == pytest.approx(machine.core_sharing / 2)
+
+
+def test_profiles_of_ranks_that_shared_cores_are_refused_where_they_cannot_tell(
+    profiled: tuple[Program, Path], tmp_path: Path
+) -> None:
+    program, path = profiled
+    usual = as_if(path, tmp_path / "usual.json", times(1.0, 1.0))
     unlike = as_if(path, tmp_path / "unlike.json", times(1.0))
     with pytest.raises(DiagnosticError, match="not the same"):
         machine_from_profiles([unlike, str(path)], "m", PEAK)
-    disturbed = as_if(path, tmp_path / "disturbed.json", times(2.5, 2.0))
-    with pytest.raises(DiagnosticError, match=r"2\.5 times as long"):
+    disturbed = as_if(path, tmp_path / "disturbed.json", with_steps_of(60.0, program))
+    with pytest.raises(DiagnosticError, match=r"\d\.\d times as long"):
         machine_from_profiles([usual, disturbed], "m", PEAK)
+    older = as_if(path, tmp_path / "older.json", with_steps_of(1.0, None))
+    with pytest.raises(DiagnosticError, match="does not have the program"):
+        machine_from_profiles([usual, older], "m", PEAK)
+    shared = as_if(path, tmp_path / "shared.json", with_steps_of(1.0, program))
     other = as_if(Path(shared), tmp_path / "other.json", without_routines)
     with pytest.raises(DiagnosticError, match="other routines"):
         machine_from_profiles([usual, other], "m", PEAK)
+    for wrong in ("no program", "UkFU", 7):
+        broken = as_if(
+            Path(shared), tmp_path / "broken.json", lambda data, rtx=wrong: data["otherData"].update(rtx=rtx)
+        )  # type: ignore[misc]
+        with pytest.raises(DiagnosticError):
+            machine_from_profiles([usual, broken], "m", PEAK)
 
 
 def measured(paths: list[str]) -> dict[tuple[str, float], float]:
