@@ -79,9 +79,8 @@ def each(function: Callable[[T], R], items: Sequence[T], *, work: int) -> list[R
     Raises what the function raises for the first item that it raises something for; it is called for that one again, here. An
     interruption ends the other processes first, and so does the end of this one, whatever its reason.
     """
-    allowed = _ALLOWED.get()
-    count = min(allowed.count, len(items))
-    if count < 2 or work < allowed.least_work or is_limited() or not _may_fork():
+    count = processes_for(len(items), work=work)
+    if count < 2:
         return [function(item) for item in items]
     found = _shared_out(function, items, count)
     # an item is missing where the function raised something, or where the system ended a process, for want of memory perhaps
@@ -93,8 +92,12 @@ def each_stage(function: Callable[[Stage], R], stages: Sequence[Stage]) -> list[
     return each(function, stages, work=sum(len(stage.ops) for stage in stages))
 
 
-def _may_fork() -> bool:
-    return sys.platform == "linux" and parent_process() is None
+def processes_for(items: int, *, work: int) -> int:
+    """How many processes, this one among them, `each` takes for so many items."""
+    allowed = _ALLOWED.get()
+    if work < allowed.least_work or is_limited() or sys.platform != "linux" or parent_process() is not None:
+        return 1
+    return max(1, min(allowed.count, items))
 
 
 def _shared_out(function: Callable[[T], R], items: Sequence[T], count: int) -> dict[int, R]:

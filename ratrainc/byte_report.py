@@ -15,10 +15,11 @@ from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.module import Level, Module
+from ratrain.ratrain_ir.side_by_side import each, each_stage, processes_for
 from ratrain.ratrain_ir.types import aligned
 from ratrain.ratrainc.console import seconds_text, size_text
 from ratrain.ratrainc.functions.building import emit
-from ratrain.ratrainc.lever_prices import lever_prices
+from ratrain.ratrainc.lever_prices import Found, Prices, Pricing, pricing_of
 from ratrain.ratrainc.levers import Outcome, Setting
 from ratrain.ratrainc.module_figures import capacity_figures, stored_figures
 from ratrain.ratrainc.parts import Part, Shown, TextTable
@@ -27,7 +28,7 @@ from ratrain.ratrainc.recovery_prices import recovery_facts, recovery_table, sto
 from ratrain.ratrainc.slices_note import slices_note
 from ratrain.ratrainc.timed_plan import RefusedPlan, TimedPlan
 from ratrain.targets.codegen.emitter import without_reuse
-from ratrain.targets.simulator.figures import Figures, simulated
+from ratrain.targets.simulator.figures import simulated
 from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
@@ -61,22 +62,57 @@ def byte_report(
     """The report of a stage of a verified module, None: the one with the highest peak. Levers are tried for about so many seconds."""
     with paused_gc():
         if stage is None:
-            stage = max(range(len(module.stages)), key=lambda s: lifetimes(module.stages[s]).peak_bytes)
+            peaks = each_stage(_peak_bytes, module.stages)
+            stage = peaks.index(max(peaks))
         facts = _facts(module, module.stages[stage], machine)
-        now = None
-        if module.level is Level.ALLOCATED:
-            progress(Progress(0, None, "simulating"))
-            now = _timed(module, machine)
-        facts["byte_reuse"] = None if now is None else _byte_reuse(now, machine)
-        facts["recovery"] = [] if now is None else _recovery(now, stage, machine)
+        pricing, outcome, untried = _pricing(module, stage, machine, seconds) if levers else (None, None, "")
+        tasks: list[Setting | None] = [None] if module.level is Level.ALLOCATED else []
+        tasks += [] if pricing is None else pricing.tasks
+
+        def come_to(task: Setting | None) -> _Now | Found:
+            """What the schedule comes to as it is (None), or under a lever."""
+            if task is None:
+                progress(Progress(0, None, "simulating"))
+                return _now(module, machine, stage)
+            assert pricing is not None
+            progress(Progress(0, None, "trying levers"))
+            return pricing.found(task)
+
+        work = len(tasks) * _ops(module)
+        found: list[Any] = each(come_to, tasks, work=work)
+        now: _Now | None = found.pop(0) if module.level is Level.ALLOCATED else None
+        facts["byte_reuse"] = None if now is None else now.byte_reuse
+        facts["recovery"] = [] if now is None else now.recovery
         if note := slices_note(module.plan, machine):
             facts["slices"] = note
     facts |= {"levers": [], "levers_left": [], "levers_seconds": 0.0}
-    untried = ""
-    if levers:
-        progress(Progress(0, None, "trying levers"))
-        untried = _try_levers(facts, module, now, machine, seconds)
+    if pricing is not None:
+        if now is not None:
+            outcome = _outcome(pricing.setting, now.peak_bytes, now.step_seconds)
+        assert outcome is not None
+        untried = _add_levers(facts, outcome, pricing.prices(outcome, found, processes_for(len(tasks), work=work)))
     return ByteReport(facts, untried)
+
+
+def _peak_bytes(stage: Stage) -> int:
+    return lifetimes(stage).peak_bytes
+
+
+@frozen
+class _Now:
+    """What a schedule comes to as it is."""
+
+    step_seconds: float
+    peak_bytes: tuple[int, ...]
+    byte_reuse: dict[str, float]
+    recovery: list[dict[str, Any]]
+
+
+def _now(module: Module, machine: Machine, stage: int) -> _Now:
+    with paused_gc():
+        now = _timed(module, machine)
+        recovery = _recovery(now, stage, machine)
+        return _Now(now.figures.step_seconds, now.peak_bytes, _byte_reuse(now, machine), recovery)
 
 
 def _timed(module: Module, machine: Machine) -> TimedPlan:
@@ -140,23 +176,37 @@ def _recovery(now: TimedPlan, stage: int, machine: Machine) -> list[dict[str, An
     return recovery_facts(now.module, held, target_of(machine), now.timeline if stores_anything(held) else None)
 
 
-def _try_levers(facts: dict[str, Any], module: Module, now: TimedPlan | None, machine: Machine, seconds: float) -> str:
-    """Add what was tried, and what was not for want of time, to the facts; why nothing was tried, empty where something was."""
+def _ops(module: Module) -> int:
+    return sum(len(stage.ops) for stage in module.stages)
+
+
+def _pricing(
+    module: Module, stage: int, machine: Machine, seconds: float
+) -> tuple[Pricing | None, Outcome | None, str]:
+    """The levers to be tried, and what a module without addresses comes to as it is; or why there are none."""
     if not module.pipeline:
-        return "no levers are tried: no pipeline made the module"
+        return None, None, "no levers are tried: no pipeline made the module"
     # of a placed module the plan tells the order that its pipeline made, and a placement of its own name makes it again
     made = module.level is not Level.DATAFLOW and placed_by(module.pipeline) is not None
     plan = evolve(module.plan, schedule=None) if made else module.plan
-    pipeline = module.pipeline if now is not None else f"{module.pipeline},allocate-ddr"
+    is_allocated, outcome = module.level is Level.ALLOCATED, None
+    pipeline = module.pipeline if is_allocated else f"{module.pipeline},allocate-ddr"
     setting = Setting(module.model, plan, pipeline, machine)
-    outcome = _allocated(setting, module) if now is None else _outcome(setting, now.peak_bytes, now.figures)
-    refusal = f"no levers are tried: the pipeline '{pipeline}' cannot be run again here"
-    if outcome is None:
-        return refusal
-    stage = facts["stage"]
-    prices = lever_prices(setting, outcome, stage, sum(len(each.ops) for each in module.stages), seconds)
+    if not is_allocated:
+        outcome = _allocated(setting, module)
+        if outcome is None:
+            return None, None, _refusal(setting)
+    return pricing_of(setting, stage, _ops(module), seconds), outcome, ""
+
+
+def _refusal(setting: Setting) -> str:
+    return f"no levers are tried: the pipeline '{setting.pipeline}' cannot be run again here"
+
+
+def _add_levers(facts: dict[str, Any], outcome: Outcome, prices: Prices) -> str:
+    """Add what was tried, and what was not for want of time, to the facts; why nothing was tried, empty where something was."""
     if prices.refused:
-        return refusal
+        return _refusal(outcome.setting)
     facts["levers"] = [
         _lever(outcome, 0, estimated=False),
         *(
@@ -178,11 +228,11 @@ def _allocated(setting: Setting, module: Module) -> Outcome | None:
         refused = RefusedPlan(error, tuple(lifetimes(stage).peak_bytes for stage in copy.stages))
         return _outcome(setting, refused.peak_bytes, None) if refused.is_for_bytes else None
     now = _timed(copy, setting.machine)
-    return _outcome(setting, now.peak_bytes, now.figures)
+    return _outcome(setting, now.peak_bytes, now.figures.step_seconds)
 
 
-def _outcome(setting: Setting, peak_bytes: tuple[int, ...], figures: Figures | None) -> Outcome:
-    return Outcome("as it is", setting, peak_bytes, None if figures is None else figures.step_seconds)
+def _outcome(setting: Setting, peak_bytes: tuple[int, ...], step_seconds: float | None) -> Outcome:
+    return Outcome("as it is", setting, peak_bytes, step_seconds)
 
 
 def _lever(outcome: Outcome, freed: int | None, *, estimated: bool) -> dict[str, Any]:

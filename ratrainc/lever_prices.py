@@ -2,22 +2,20 @@
 
 A lever is compiled, placed and simulated: whole, where all of them are expected to end in time, else with its step folded to fewer
 micro-batches (`ratrainc/planner/evaluation.py`), and is then called an estimate. Estimates are held against that of the plan as it is,
-folded too. Time is the computing time of this thread: what others do on the machine changes no answer.
+folded too. Time is the computing time of a process: what others do on the machine changes no answer, and of several processes each has all of it.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from attrs import evolve, frozen
+from attrs import define, evolve, field, frozen
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrainc.levers import Outcome, Setting, changes
-from ratrain.ratrainc.planner.evaluation import Task, compiled_units, evaluate, folded_micro_batches
-
-if TYPE_CHECKING:
-    from ratrain.ratrainc.planner.evaluation import Evaluation
+from ratrain.ratrainc.planner.evaluation import Evaluation, Task, compiled_units, evaluate, folded_micro_batches
 
 _OPS_A_SECOND = 8000.0
 """Ops of a schedule that are compiled, placed and simulated in a second, before anything is known: about as measured, on one core."""
@@ -35,66 +33,113 @@ class Prices:
     left: list[str]
     """levers that there was no time for"""
     seconds: float
-    """about how many would do for all of them"""
+    """about how many would do for all of them, of each process"""
     refused: bool
     """whether no change of the setting can be compiled here: a file that its passes read may be gone"""
 
 
-def lever_prices(setting: Setting, now: Outcome, stage: int, ops: int, seconds: float) -> Prices:
-    """Try the levers for the bytes of a stage; `now` is what the setting comes to, with a schedule of so many ops."""
+@frozen
+class Found:
+    """What a setting came to."""
+
+    evaluation: Evaluation | None
+    """None where there was no time for it, or it was refused"""
+    rate: float | None = None
+    """seconds that a unit of its work took"""
+    refused: bool = False
+
+
+@define(eq=False)
+class Pricing:
+    """The levers for the bytes of a stage, to be tried one by one or side by side; each process has the time for itself."""
+
+    setting: Setting
+    stage: int
+    rate: float
+    """seconds that a unit of work (`compiled_units`) is thought to take"""
+    seconds: float
+    """of computing, for each process"""
+    folded: bool
+    levers: list[tuple[str, Setting]] = field(init=False)
+    _begun: dict[int, float] = field(factory=dict, init=False)
+    """by process, the computing time of its thread when it began"""
+    _has_tried: bool = field(default=False, init=False)
+    _given_up: bool = field(default=False, init=False)
+    """whether there was no time for the setting as it is, or it was refused: no lever is to be held against it"""
+
+    def __attrs_post_init__(self) -> None:
+        self.levers = list(changes(self.setting, self.stage))
+
+    @property
+    def tasks(self) -> list[Setting]:
+        """What is to be tried, in this order: the setting as it is first, where steps are folded."""
+        return [*([self.setting] if self.folded else []), *(changed for _, changed in self.levers)]
+
+    def found(self, setting: Setting) -> Found:
+        """What a setting comes to, within the time of this process."""
+        own = setting is self.setting
+        remaining = self.seconds - (time.thread_time() - self._begun.setdefault(os.getpid(), time.thread_time()))
+        wanted = _units(setting, folded=self.folded)
+        if self._given_up or self.rate * wanted >= remaining:
+            self._given_up |= own
+            return Found(None)
+        task = Task(setting.model, setting.plan, setting.pipeline, setting.machine, self.folded, with_tail=False)
+        try:
+            evaluation = evaluate(evolve(task, seconds=remaining))
+        except DiagnosticError:  # not allowed, or refused for another reason than bytes
+            self._given_up |= own
+            return Found(None, refused=True)
+        rate = evaluation.taken / wanted
+        self.rate = max(self.rate, rate) if self._has_tried else rate
+        self._has_tried |= not own
+        self._given_up |= own and evaluation.stopped
+        return Found(evaluation, rate)
+
+    def prices(self, now: Outcome, found: Sequence[Found], processes: int = 1) -> Prices:
+        """What the levers came to, by what so many processes `found` for the tasks; `now` is what the setting comes to."""
+        of_levers = list(found)
+        against = now
+        if self.folded:
+            own = of_levers.pop(0)
+            if own.refused:
+                return Prices([], [], self.folded, [], 0.0, refused=True)
+            if own.evaluation is None or own.evaluation.stopped:
+                of_levers = [Found(None)] * len(self.levers)
+            elif own.evaluation.step_seconds is not None:
+                evaluated = own.evaluation
+                against = evolve(now, peak_bytes=evaluated.peak_bytes, step_seconds=evaluated.step_seconds)
+        tried: list[Outcome] = []
+        left: list[str] = []
+        for (name, changed), each in zip(self.levers, of_levers, strict=True):
+            if each.refused:
+                continue
+            if each.evaluation is None or each.evaluation.stopped:
+                left.append(name)
+                continue
+            step = each.evaluation.step_seconds
+            if step is not None and now.step_seconds is not None and against.step_seconds is not None:
+                step *= now.step_seconds / against.step_seconds
+            tried.append(Outcome(name, changed, each.evaluation.peak_bytes, step))
+        had = against.peak_bytes[self.stage]
+        freed = [had - each.peak_bytes[self.stage] if self.stage < len(each.peak_bytes) else None for each in tried]
+        refused = bool(self.levers) and all(each.refused for each in of_levers)
+        return Prices(tried, freed, self.folded, left, self._enough(found, processes), refused)
+
+    def _enough(self, found: Sequence[Found], processes: int) -> float:
+        """About how many seconds would do for all of them, of each of so many processes."""
+        of_levers = [each.rate for each in found[self.folded :] if each.rate is not None]
+        own = [each.rate for each in found[: self.folded] if each.rate is not None]
+        rate = max(of_levers or own, default=self.rate)
+        units = [_units(task, folded=self.folded) for task in self.tasks]
+        return rate * max(sum(units) / processes, max(units, default=0.0))
+
+
+def pricing_of(setting: Setting, stage: int, ops: int, seconds: float) -> Pricing:
+    """The levers of a setting with a schedule of so many ops; steps are folded where the time is not expected to last for whole ones."""
     rate = ops / _OPS_A_SECOND / _units(setting, folded=False)
     folds = folded_micro_batches(setting.plan) < setting.plan.micro_batches
     whole = sum(rate * _units(changed, folded=False) for _, changed in changes(setting, stage))
-    return priced(setting, now, stage, rate, seconds, folded=folds and whole > seconds)
-
-
-def priced(setting: Setting, now: Outcome, stage: int, rate: float, seconds: float, *, folded: bool) -> Prices:
-    """The same with steps whole or folded, where a unit of work (`compiled_units`) is thought to take so many seconds at first."""
-    levers = list(changes(setting, stage))
-    begin = time.thread_time()
-    units = [_units(changed, folded=folded) for _, changed in levers]
-    needed = sum(units) + (_units(setting, folded=True) if folded else 0.0)
-    tried: list[Outcome] = []
-    left: list[str] = []
-    refusals = 0
-
-    def within_time(changed: Setting) -> Evaluation | None:
-        """What a setting comes to; None where the time is not expected to last for it, or did not."""
-        nonlocal rate
-        remaining, wanted = seconds - (time.thread_time() - begin), _units(changed, folded=folded)
-        if rate * wanted >= remaining:
-            return None
-        task = Task(changed.model, changed.plan, changed.pipeline, changed.machine, folded, with_tail=False)
-        found = evaluate(evolve(task, seconds=remaining))
-        rate = max(rate, found.taken / wanted) if tried else found.taken / wanted
-        return None if found.stopped else found
-
-    against = now
-    if folded:
-        try:
-            own = within_time(setting)
-        except DiagnosticError:
-            return Prices([], [], folded, [], 0.0, refused=True)
-        if own is None:
-            levers, left = [], [name for name, _ in levers]
-        elif own.step_seconds is not None:
-            against = evolve(now, peak_bytes=own.peak_bytes, step_seconds=own.step_seconds)
-    for name, changed in levers:
-        try:
-            found = within_time(changed)
-        except DiagnosticError:  # not allowed, or refused for another reason than bytes
-            refusals += 1
-            continue
-        if found is None:
-            left.append(name)
-            continue
-        step = found.step_seconds
-        if step is not None and now.step_seconds is not None and against.step_seconds is not None:
-            step *= now.step_seconds / against.step_seconds
-        tried.append(Outcome(name, changed, found.peak_bytes, step))
-    had = against.peak_bytes[stage]
-    freed = [had - each.peak_bytes[stage] if stage < len(each.peak_bytes) else None for each in tried]
-    return Prices(tried, freed, folded, left, rate * needed, refused=bool(levers) and refusals == len(levers))
+    return Pricing(setting, stage, rate, seconds, folded=folds and whole > seconds)
 
 
 def _units(setting: Setting, *, folded: bool) -> float:

@@ -82,7 +82,7 @@ Examples:
     help="When it does not fit, write the plan that was found to fit here; when it does, nothing is written here.",
 )
 @click.option("--verify-each", is_flag=True, help="Verify after every pass and name the one that broke the module.")
-@processes_option
+@processes_option()
 @verbose_option
 @json_option
 @in_groups(target=MachineChoice)

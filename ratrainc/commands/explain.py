@@ -11,6 +11,7 @@ from ratrain.ratrainc.commands.options import (
     json_option,
     machine_option,
     misuse_of_command,
+    processes_option,
     refuse_idle,
     seconds_option,
 )
@@ -39,7 +40,8 @@ Examples:
 @click.option(
     "--levers/--no-levers", default=True, show_default=True, help="Try changes that free bytes, and price them."
 )
-@seconds_option(60.0, "Time for trying levers.")
+@seconds_option(60.0, "Time for trying levers, of each process.")
+@processes_option("Levers are tried side by side too; what is told of one is the same with any number.")
 @machine_option
 @json_option
 def command(
@@ -54,8 +56,8 @@ def command(
 ) -> None:
     """Say why each byte is where it is: who is live at the peak, what the arena adds, which changes free how much.
 
-    Levers are tried one by one: compiled, placed and simulated. Where the time does not last for all of them whole, they are estimated
-    from fewer micro-batches, and said to be; what there is no time for is named. Prices are simulated seconds.
+    Levers are tried each alone, and side by side: compiled, placed and simulated. Where the time does not last for all of them whole, they are
+    estimated from fewer micro-batches, and said to be; what there is no time for is named. Prices are simulated seconds.
 
     Bytes of a program (.rtx) are those of the schedule that its model, plan and passes give, where that is this very program.
 

@@ -137,7 +137,7 @@ def _write_reproducer(file: str, pipeline: str) -> str:
 )
 @click.option("--verify-each", is_flag=True, help="Verify after every pass and name the one that broke the module.")
 @click.option("--time-passes", is_flag=True, help="Show the seconds of each pass.")
-@processes_option
+@processes_option()
 @verbose_option
 @click.option("--stats", is_flag=True, help="Show what each pass reports.")
 @machine_option

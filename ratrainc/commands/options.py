@@ -346,7 +346,7 @@ def one_a_core() -> int:
     return min(_MOST_JOBS, len(usable_cores()))
 
 
-def processes_option(function: F) -> F:
+def processes_option(result: str = "The result is the same with any number.") -> Callable[[F], F]:
     """`--jobs`: processes that a command may take for what is independent; it is told to them, and not to the command."""
 
     def allow(context: click.Context, _parameter: click.Parameter, count: int) -> None:
@@ -354,7 +354,6 @@ def processes_option(function: F) -> F:
 
         context.with_resource(processes(count))
 
-    text = "Processes side by side for what is independent in a large schedule, its stages above all. The result is the same with any number."
     return click.option(
         "--jobs",
         type=click.IntRange(1, _MOST_JOBS),
@@ -362,8 +361,8 @@ def processes_option(function: F) -> F:
         show_default="one a core",
         expose_value=False,
         callback=allow,
-        help=text,
-    )(function)
+        help=f"Processes side by side for what is independent in a large schedule, its stages above all. {result}",
+    )
 
 
 def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:

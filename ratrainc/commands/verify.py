@@ -20,7 +20,7 @@ Exit code 0: sound; 1: diagnostics; 2: usage.
 @click.command(epilog=_EPILOG)
 @click.argument("file", type=Source("program"), metavar="FILE.rtir|FILE.rtx")
 @machine_option
-@processes_option
+@processes_option()
 @json_option
 def command(file: str, machine: str | None, as_json: bool) -> int:
     """Prove that a schedule or a program is sound, or show what is wrong and where.

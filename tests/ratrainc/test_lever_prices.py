@@ -10,9 +10,10 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.passes.memory.trial import at_own_addresses
+from ratrain.ratrain_ir.side_by_side import processes
 from ratrain.ratrainc import byte_report
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.lever_prices import priced
+from ratrain.ratrainc.lever_prices import Prices, Pricing
 from ratrain.ratrainc.levers import Outcome, Setting, changes
 from ratrain.ratrainc.parts import text_of
 from ratrain.ratrainc.timed_plan import TimedPlan, time_plan
@@ -38,11 +39,17 @@ def setting_of(passes: str) -> tuple[Setting, Outcome]:
     return setting, Outcome("as it is", setting, timed.peak_bytes, timed.figures.step_seconds)
 
 
+def priced(setting: Setting, now: Outcome, *, folded: bool) -> Prices:
+    """The prices of all levers for the bytes of the first stage."""
+    pricing = Pricing(setting, 0, 0.0, 1e9, folded=folded)
+    return pricing.prices(now, list(map(pricing.found, pricing.tasks)))
+
+
 @pytest.mark.parametrize("passes", ["joint-order,allocate-ddr", "place-1f1b,recompute{policy=full},allocate-ddr"])
 def test_estimates_agree_with_whole_steps(passes: str) -> None:
     """A step's steady part repeats: what is left out of it takes its pace, and holds no more, unless passes choose otherwise for fewer of them."""
     setting, now = setting_of(passes)
-    whole, folded = (priced(setting, now, 0, 0.0, 1e9, folded=each) for each in (False, True))
+    whole, folded = (priced(setting, now, folded=each) for each in (False, True))
     names = [name for name, _ in changes(setting, 0)]
     for prices in (whole, folded):
         assert [each.name for each in prices.tried] == names
@@ -116,3 +123,23 @@ def test_waits_without_reuse_are_those_of_tensors_at_addresses_of_their_own(name
     machine = subject.machine
     apart, _ = simulated(without_reuse(api.emit(module, machine=machine), module), machine)
     assert apart.step_seconds == target_of(machine).step_seconds(at_own_addresses(module))
+
+
+@pytest.mark.parametrize("passes", ["place-1f1b,recompute{policy=full}", "joint-order,allocate-ddr"])
+@pytest.mark.parametrize("folded", [False, True])
+def test_processes_side_by_side_find_what_one_finds(monkeypatch: pytest.MonkeyPatch, passes: str, folded: bool) -> None:
+    """Schedules with addresses and without, levers whole and folded."""
+
+    def of(setting: Setting, stage: int, _ops: int, seconds: float) -> Pricing:
+        return Pricing(setting, stage, 0.0, seconds, folded=folded)
+
+    monkeypatch.setattr(byte_report, "pricing_of", of)
+    model, plan = api.resolved(MODEL, PLAN)
+    module = api.compile(model, evolve(plan, micro_batches=MICRO_BATCHES), passes=passes)
+    found = []
+    for count in (1, 2):
+        with processes(count, least_work=0):
+            found.append(api.explain(module, seconds=1e9).to_json() | {"levers_seconds": None})
+    assert found[0] == found[1]
+    assert len(found[0]["levers"]) > 5
+    assert any(lever["estimated"] for lever in found[0]["levers"]) == folded
