@@ -32,6 +32,7 @@ from ratrain.passes.memory.allocation.portfolio import (
     small_promotions,
 )
 from ratrain.passes.memory.allocation.problem import Allocation, AllocationProblem, instance_of
+from ratrain.passes.memory.allocation.slots import stacks_of_slots
 from ratrain.passes.memory.allocation.stacks import two_stacks
 
 __all__ = [
@@ -103,8 +104,9 @@ def _place(attempt: Attempt, *, searching: bool, trial: bool) -> None:
         large_portfolio(attempt)
     if not trial:
         attempt.raise_bound()
-    if not small and not attempt.good() and not (trial and attempt.fits()):
-        two_stacks(attempt)
+    for method in (stacks_of_slots, two_stacks):
+        if not small and not attempt.good() and not (trial and attempt.fits()):
+            method(attempt)
     if not small and not attempt.good() and not trial:
         move_alike(attempt)
     if attempt.enough() or not searching:

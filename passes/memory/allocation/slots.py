@@ -1,0 +1,83 @@
+"""Slots: buffers of one size that live at different times share one, and the slots of a size are a stack that everything else leaves alone.
+
+A schedule repeats a few tensors for each micro-batch, and most bytes are of a few sizes. Buffers of one size are placed perfectly by
+themselves, in as many slots as live at once. Where all sizes are at their most at the peak, their stacks on top of each other are as high as the
+live bytes; first fit in one order for all sizes may come higher. What
+lives shortly, has holes in its life, or is of a size that the peak has none of is no part of the stacks: it comes where there is room.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ratrain.passes.memory.allocation import orders
+from ratrain.passes.memory.allocation.effort import TREE_WORK
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ratrain.passes.memory.allocation.attempt import Attempt
+    from ratrain.passes.memory.allocation.problem import Instance, Int64s
+
+_SHORT = (2, 1, 4, 8)
+"""Sections: what lives no longer is placed after the stacks."""
+_DENSE = 0.9
+"""Share of the time from its birth to its death in which a buffer lives at least, to keep its slot for all of it."""
+
+
+def stacks_of_slots(attempt: Attempt) -> None:
+    """Try each length of short lives, and two orders of what is beside the stacks, while there is work left."""
+    instance = attempt.instance
+    if instance.sides.any():
+        return
+    spans, widths = instance.deaths() - instance.births(), instance.widths()
+    dense = widths > _DENSE * spans
+    at_peak = _live_in(instance, int(instance.load().argmax()))
+    for short in _SHORT:
+        stacked = dense & (spans > short)
+        stacked &= np.isin(instance.sizes, instance.sizes[stacked & at_peak])
+        offsets, top = _stacks(instance, stacked)
+        if top >= attempt.height:
+            continue
+        for order in (orders.by_start(instance), orders.by_size(instance)):
+            if attempt.good() or not attempt.afford(TREE_WORK * instance.count):
+                return
+            placed, height = _beside(instance, stacked, offsets, order)
+            attempt.offer("slots by size", placed, height)
+
+
+def _live_in(instance: Instance, section: int) -> NDArray[np.bool_]:
+    live = np.zeros(instance.count, np.bool_)
+    live[instance.owners[(instance.starts <= section) & (section < instance.stops)]] = True
+    return live
+
+
+def _stacks(instance: Instance, stacked: NDArray[np.bool_]) -> tuple[Int64s, int]:
+    """Offsets of some buffers, each with its slot from birth to death, the largest size lowest; and the height of all stacks."""
+    from ratrain.passes.memory.allocation.sweep import LOWEST, sweep
+
+    offsets = np.zeros(instance.count, np.int64)
+    top = 0
+    for size in np.unique(instance.sizes[stacked])[::-1]:
+        alike = np.flatnonzero(stacked & (instance.sizes == size))
+        part = instance.kept(alike)
+        slots, one_kind = np.empty(part.count, np.int64), np.zeros(part.count, np.int64)
+        height = sweep(part.events(), part.sizes, one_kind, np.array([LOWEST]), 0, slots)
+        offsets[alike] = top + slots
+        top += height
+    return offsets, top
+
+
+def _beside(instance: Instance, stacked: NDArray[np.bool_], offsets: Int64s, order: Int64s) -> tuple[Int64s, int]:
+    """All offsets, with what is not stacked by first fit in an order; and the height."""
+    from ratrain.passes.memory.allocation.tree import first_fit
+
+    placed = offsets.copy()
+    fixed_first = np.concatenate((order[stacked[order]], order[~stacked[order]]))
+    height = first_fit(
+        fixed_first, instance.sizes, instance.sides, instance.first, instance.starts, instance.stops, instance.sections,
+        int(stacked.sum()), placed,
+    )  # fmt: skip
+    return placed, height
