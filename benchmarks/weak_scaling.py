@@ -23,7 +23,7 @@ from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrainc.calibration.fitting import with_values
 from ratrain.ratrainc.calibration.report import Calibration, calibrate
 from ratrain.ratrainc.calibration.rows import Row
-from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
+from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, Strategy, strategy
 from ratrain.targets.machine.machine import Machine, load_machine
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ POLICIES = {"auto": "policy=auto", "fixed: all of it, inline": "policy=full plac
 """What the planner keeps, and the one policy under which published peaks are compared."""
 FITTED = {"mt3000": "gemm_efficiency", "mt3000-tiles": "ddr_bandwidth"}
 """The constant of each machine file that is fitted. Where tile schedules give the times, efficiency is not a constant."""
-PASSES = strategy(DEFAULT_STRATEGY).passes
+OURS = strategy(DEFAULT_STRATEGY)
 
 
 def plan_of(clusters: int) -> Plan:
@@ -56,11 +56,11 @@ def measured_rows(plans: dict[int, Plan]) -> list[Row]:
     ]
 
 
-def fit_first(plans: dict[int, Plan], machine: Machine, passes: str) -> Calibration:
+def fit_first(plans: dict[int, Plan], machine: Machine, ran_under: Strategy) -> Calibration:
     """One constant fitted to the first point, the others predicted."""
     rows = measured_rows(plans)
     held = [i > 0 for i in range(len(rows))]
-    return calibrate(rows, machine, [FITTED[machine.name]], held, passes, Location("the published throughput", 1))
+    return calibrate(rows, machine, [FITTED[machine.name]], held, ran_under, Location("the published throughput", 1))
 
 
 def show(calibration: Calibration, plans: dict[int, Plan]) -> None:
@@ -82,7 +82,7 @@ def scaling() -> None:
     plans = {clusters: plan_of(clusters) for clusters in PUBLISHED}
     for name, constant in FITTED.items():
         start = load_machine(name)
-        calibration = fit_first(plans, start, PASSES)
+        calibration = fit_first(plans, start, OURS)
         values = f"{start[constant]:.4g} -> {calibration.machine[constant]:.4g}"
         print(f"{name}: [{constant}] {values}, fitted to the point at 256 clusters")
         show(calibration, plans)
@@ -95,7 +95,7 @@ def uneven() -> None:
     model, machine = load_model("llama-2-7b"), load_machine(str(EXAMPLES / "mt3000-uneven.toml"))
     for clusters, published in PUBLISHED.items():
         plan = plan_of(clusters)
-        seconds = api.simulate(api.emit(api.compile(model, plan, machine=machine, passes=PASSES))).step_seconds
+        seconds = api.simulate(api.emit(api.compile(model, plan, machine=machine, passes=OURS.passes))).step_seconds
         rate = plan.tokens_per_step / seconds
         print(
             f"  {clusters:5d} clusters: {seconds:.2f} s, {rate:11,.2f} tokens/s: {100 * (rate / published - 1):+.2f} %"
@@ -109,14 +109,14 @@ def cause() -> None:
     machine = load_machine("mt3000")
     variants: list[tuple[str, dict[int, Plan], str, Machine]] = []
     for what, plans in (("ZeRO-1, reduced once a step", usual), ("ZeRO-2, reduced each micro-batch", each)):
-        variants.append((f"{what}, baseline-1f1b", plans, strategy("baseline-1f1b").passes, machine))
+        variants.append((f"{what}, baseline-1f1b", plans, strategy("baseline-1f1b"), machine))
         for latency in (10e-6, 100e-6, 1e-3, 5e-3):
             slower = with_values(machine, ["link_latency"], [latency], "tried")
-            variants.append((f"{what}, ratrain, {latency * 1e6:g} us a message", plans, PASSES, slower))
-    for what, plans, passes, tried in variants:
+            variants.append((f"{what}, ratrain, {latency * 1e6:g} us a message", plans, OURS, slower))
+    for what, plans, ran_under, tried in variants:
         print(what)
         try:
-            calibration = fit_first(plans, tried, passes)
+            calibration = fit_first(plans, tried, ran_under)
         except DiagnosticError as error:
             print(f"  {error.diagnostics[0].message}")
             continue

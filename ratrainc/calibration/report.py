@@ -17,6 +17,8 @@ from ratrain.ratrainc.calibration.gpt_rows import is_gpt_header, predicted_gpt, 
 from ratrain.ratrainc.calibration.rows import Row, compiled, held_out, predicted, read_rows
 from ratrain.ratrainc.calibration.tables import read_table
 from ratrain.ratrainc.parts import Part, TextTable
+from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, Strategy
+from ratrain.ratrainc.strategies import strategy as strategy_named
 from ratrain.targets.machine.machine import Machine, is_whole
 
 _ROUNDS = 3
@@ -136,8 +138,10 @@ def check_names(machine: Machine, names: Sequence[str]) -> None:
             fail("RT005", f"[{name}] counts something: it is known, not fitted")
 
 
-def calibrate_rows(path: str, machine: Machine, names: Sequence[str], *, every: int, passes: str) -> Calibration:
-    """The machine with constants fitted to the rows of a table that are not held out.
+def calibrate_rows(
+    path: str, machine: Machine, names: Sequence[str], *, every: int, strategy: Strategy | None = None
+) -> Calibration:
+    """The machine with constants fitted to the rows of a table that are not held out; they ran under a strategy, None: the default one.
 
     Raises `DiagnosticError` RT002 as `check_solver` does, and for a bad table, a bad name, a plan that does not fit, or rows that
     cannot tell the constants.
@@ -145,13 +149,17 @@ def calibrate_rows(path: str, machine: Machine, names: Sequence[str], *, every: 
     check_solver()
     check_names(machine, names)
     if is_gpt_header(read_table(path, "table of measured steps")[0].cells):
+        if strategy is not None:
+            text = "GPT iterations are timed in closed form: a strategy changes nothing of them"
+            fail("RT002", text, Location(path, 1), help="leave --strategy out")
         return _calibrate_gpt(path, machine, names, every)
-    rows = read_rows(path)
-    return calibrate(rows, machine, names, held_out(rows, every), passes, Location(path, 1))
+    strategy = strategy or strategy_named(DEFAULT_STRATEGY)
+    rows = read_rows(path, strategy)
+    return calibrate(rows, machine, names, held_out(rows, every), strategy, Location(path, 1))
 
 
 def calibrate(
-    rows: Sequence[Row], machine: Machine, names: Sequence[str], held: list[bool], passes: str, place: Location
+    rows: Sequence[Row], machine: Machine, names: Sequence[str], held: list[bool], strategy: Strategy, place: Location
 ) -> Calibration:
     """The machine with constants fitted to the rows that are not held out.
 
@@ -163,13 +171,13 @@ def calibrate(
     source = f"fitted to {len(kept_rows)} measured steps in {place.file}"
     result = machine
     for _ in range(_ROUNDS):
-        programs = compiled(kept_rows, result, passes)
+        programs = compiled(kept_rows, result, strategy)
         before = np.array([result[name] for name in names])
         predict = partial(predicted, programs)
         result = fitted(result, names, predict, measured[kept], source=source, place=place, outlier=OUTLIER)
         if np.allclose([result[name] for name in names], before, rtol=_SETTLED, atol=0):
             break
-    again = predicted(compiled(rows, result, passes), result)
+    again = predicted(compiled(rows, result, strategy), result)
     start = {name: machine[name] for name in names}
     peers = [row.plan.tp for row in rows]
     return Calibration(result, start, [row.label for row in rows], measured, again, held, peers)

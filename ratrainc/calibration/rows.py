@@ -22,6 +22,7 @@ from ratrain.ratrainc.calibration.tables import Cells, check_header, read_lines,
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.calibration.fitting import Seconds
+    from ratrain.ratrainc.strategies import Strategy
     from ratrain.targets.machine.machine import Machine
     from ratrain.targets.program.program import Program
 
@@ -44,20 +45,21 @@ class Row:
     label: str
 
 
-def read_rows(path: str) -> list[Row]:
-    """The rows of a table.
+def read_rows(path: str, strategy: Strategy) -> list[Row]:
+    """The rows of a table, which ran under a strategy.
 
-    Raises `DiagnosticError` RT002 where it is not such a table, and all that is wrong with its values, each at line and column.
+    Raises `DiagnosticError` RT002 where it is not such a table, and all that is wrong with its values, each at line and column; RT064 where
+    a row says another ZeRO level than the strategy.
     """
     lines = read_table(path, "table of measured steps")
     header = check_header(lines[0], _COLUMNS, _REQUIRED)
     if sum(name in header for name in _MEASURES) != 1:
         text = f"the header needs one of {' and '.join(_MEASURES)}"
         fail("RT002", text, lines[0].place, source=lines[0].text)
-    return read_lines(lines, header, _row)
+    return read_lines(lines, header, lambda cells: _row(cells, strategy))
 
 
-def _row(cells: Cells) -> Row:
+def _row(cells: Cells, strategy: Strategy) -> Row:
     name = cells.text("model")
     with cells.line.blamed(cells.header.index("model")):
         model = load_model(str(cells.beside(name)) if name.endswith(".json") else name)
@@ -65,6 +67,9 @@ def _row(cells: Cells) -> Row:
     with cells.line.blamed(cells.header.index("plan")):
         plan = load_plan(str(cells.beside(cells.text("plan"))), model)
     changes: dict[str, Any] = {key: _count(cells, key) for key in _PLAN_COLUMNS if cells.text(key)}
+    if strategy.zero is not None and changes.get("zero", strategy.zero) != strategy.zero:
+        text = f"the strategy '{strategy.name}' is ZeRO {strategy.zero}, the row is ZeRO {changes['zero']}"
+        cells.fail("zero", text, code="RT064", help=f"say zero = {strategy.zero}, or use another strategy")
     plan = evolve(plan, **changes)
     with cells.line.blamed():
         check_plan(plan, model)
@@ -82,20 +87,18 @@ def _count(cells: Cells, key: str) -> int:
     return int(text)
 
 
-def compiled(rows: Sequence[Row], machine: Machine, passes: str | None = None) -> list[Program]:
-    """The programs of rows, for a machine.
+def compiled(rows: Sequence[Row], machine: Machine, strategy: Strategy) -> list[Program]:
+    """The programs of rows, for a machine, each plan as the strategy has it.
 
-    Raises `DiagnosticError` where a row's plan does not fit the machine.
+    Raises `DiagnosticError` where a row's plan does not fit the machine, or cannot be that of the strategy.
     """
     from ratrain.ratrainc.functions import building
-    from ratrain.ratrainc.strategies import hiding_exchanges
 
     programs = []
     for row in rows:
-        own = None if passes is None else hiding_exchanges(passes, row.plan.tp)
-        programs.append(
-            building.emit(building.compile(row.model, row.plan, machine=machine, passes=own), machine=machine)
-        )
+        plan = strategy.adapted(row.plan, row.model, machine)
+        module = building.compile(row.model, plan, machine=machine, passes=strategy.passes_for(plan))
+        programs.append(building.emit(module, machine=machine))
     return programs
 
 

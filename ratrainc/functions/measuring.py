@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrainc.functions.building import chosen_machine
 from ratrain.ratrainc.progress import OnProgress, Progress, counting, unheard
-from ratrain.ratrainc.strategies import DEFAULT_STRATEGY
 from ratrain.ratrainc.strategies import strategy as strategy_named
 
 if TYPE_CHECKING:
@@ -29,12 +28,14 @@ def calibrate_rows(
 ) -> Calibration:
     """Constants of a machine fitted to measured step times, a CSV table; each `hold_out`-th row is only predicted, with 0 none is.
 
+    Plans of rows are as `strategy` has them, with its ZeRO level, chunks or slices.
+
     Raises `DiagnosticError` where the table is wrong, scipy is not installed, or rows cannot tell the constants.
     """
     from ratrain.ratrainc.calibration.report import calibrate_rows as fitted
 
-    passes = strategy_named(strategy or DEFAULT_STRATEGY).passes
-    return fitted(rows, chosen_machine(machine), fit, every=hold_out, passes=passes)
+    named = None if strategy is None else strategy_named(strategy)
+    return fitted(rows, chosen_machine(machine), fit, every=hold_out, strategy=named)
 
 
 def calibrate_profile(profile: str | Sequence[str], name: str = "this-machine") -> ProfiledMachine:

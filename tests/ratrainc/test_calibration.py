@@ -20,13 +20,13 @@ from ratrain.ratrainc.calibration import fitting
 from ratrain.ratrainc.calibration.fitting import Seconds, fitted, fitted_rates, with_values
 from ratrain.ratrainc.calibration.from_profile import machine_from_profiles
 from ratrain.ratrainc.calibration.report import calibrate_rows
+from ratrain.ratrainc.calibration.rows import compiled, read_rows
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
+from ratrain.ratrainc.strategies import strategy
 from ratrain.targets.machine.machine import Machine, load_machine, parse_machine
 from ratrain.targets.machine.writer import machine_lines, write_machine
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PASSES = strategy(DEFAULT_STRATEGY).passes
 COUNTS = (1, 2, 4, 8, 16)
 
 
@@ -51,9 +51,7 @@ def test_fit_finds_constants_that_made_the_rows(tmp_path: Path) -> None:
             api.compile(str(EXAMPLES / "tiny.json"), str(tmp_path / "plan.toml"), machine=truth), machine=truth
         )
         lines.append(row(count, api.simulate(program, machine=truth).step_seconds))
-    found = calibrate_rows(
-        table(tmp_path / "rows.csv", lines), start, ["launch", "ddr_bandwidth"], every=4, passes=PASSES
-    )
+    found = calibrate_rows(table(tmp_path / "rows.csv", lines), start, ["launch", "ddr_bandwidth"], every=4)
     assert found.machine["launch"] == pytest.approx(55e-6, rel=1e-3)
     assert found.machine["ddr_bandwidth"] == pytest.approx(21e9, rel=1e-3)
     assert found.is_held_out == [False, False, False, True, False]
@@ -61,6 +59,21 @@ def test_fit_finds_constants_that_made_the_rows(tmp_path: Path) -> None:
     assert found.machine.constants["launch"].certainty == "fitted"
     assert "4 measured steps" in found.machine.constants["launch"].source
     assert found.machine.constants["link_latency"] == start.constants["link_latency"]
+
+
+def test_rows_run_as_their_strategy_has_them(tmp_path: Path) -> None:
+    """With its ZeRO level and its chunks; a row that says another level is refused at its place."""
+    rows = table(tmp_path / "rows.csv", ["model,plan,micro_batches,step_seconds,use", row(2, 0.1)])
+    machine = load_machine("mt3000")
+    for name, level, chunks in (("ratrain", 1, 1), ("zero3", 3, 1), ("interleaved", 1, 2)):
+        (program,) = compiled(read_rows(rows, strategy(name)), machine, strategy(name))
+        assert (program.plan.zero, program.plan.chunks) == (level, chunks)
+    said = table(tmp_path / "said.csv", ["model,plan,zero,step_seconds,use", row(2, 0.1)])
+    assert read_rows(said, strategy("ratrain"))[0].plan.zero == 2
+    with pytest.raises(DiagnosticError, match="the strategy 'zero3' is ZeRO 3, the row is ZeRO 2") as refused:
+        read_rows(said, strategy("zero3"))
+    assert refused.value.diagnostics[0].code == "RT064"
+    assert refused.value.diagnostics[0].location.line == 2
 
 
 @given(st.floats(0.05, 0.9), st.floats(1e9, 1e12))
@@ -114,7 +127,7 @@ def test_bad_rows_are_diagnosed(tmp_path: Path, lines: list[str], code: str, pla
     path = table(tmp_path / "rows.csv", lines) if lines else str(tmp_path / "rows.csv")
     Path(path).touch()
     with pytest.raises(DiagnosticError) as raised:
-        calibrate_rows(path, load_machine("mt3000"), ["launch"], every=0, passes=PASSES)
+        calibrate_rows(path, load_machine("mt3000"), ["launch"], every=0)
     found = raised.value.diagnostics[0]
     assert found.code == code
     assert found.location is not None
@@ -140,7 +153,7 @@ def test_every_bad_value_has_its_place(tmp_path: Path, field: str, value: str, u
     cells |= {"dp": "2", "micro_batches": "4", "step_seconds": "1.5", field: value}
     path = table(tmp_path / "rows.csv", [",".join(cells), ",".join(cells.values())])
     with pytest.raises(DiagnosticError) as raised:
-        calibrate_rows(path, load_machine("mt3000"), ["launch"], every=0, passes=PASSES)
+        calibrate_rows(path, load_machine("mt3000"), ["launch"], every=0)
     found = raised.value.diagnostics[0]
     assert found.location is not None
     assert (found.location.file, found.location.line) == (path, 2)
@@ -160,7 +173,7 @@ def test_every_bad_value_has_its_place(tmp_path: Path, field: str, value: str, u
 def test_bad_names_are_diagnosed(tmp_path: Path, names: list[str], words: str) -> None:
     path = table(tmp_path / "rows.csv", ["model,plan,micro_batches,step_seconds,use", row(4, 1.0)])
     with pytest.raises(DiagnosticError, match=words):
-        calibrate_rows(path, load_machine("mt3000"), names, every=0, passes=PASSES)
+        calibrate_rows(path, load_machine("mt3000"), names, every=0)
 
 
 def test_a_constant_without_influence_is_diagnosed() -> None:

@@ -20,7 +20,6 @@ from ratrain.ratrainc.calibration.gpt_layers import measured_layers
 from ratrain.ratrainc.calibration.gpt_rows import GptRow, predicted_gpt, read_gpt_rows
 from ratrain.ratrainc.calibration.report import calibrate_rows
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
 from ratrain.targets.machine.cost import kernel_flops
 from ratrain.targets.machine.machine import Machine, load_machine
 
@@ -28,7 +27,6 @@ ROOT = Path(__file__).parents[2]
 VTRAIN = ROOT / "tests" / "data" / "vtrain" / "single_node.csv"
 A100 = ROOT / "benchmarks" / "published" / "machines" / "a100-80gb-8-800gbps.toml"
 ALL_ROWS = ROOT.parent / "shared" / "validation" / "vtrain_a100"
-PASSES = strategy(DEFAULT_STRATEGY).passes
 RUN = GptRun(
     hidden=1024,
     heads=16,
@@ -192,6 +190,12 @@ def test_a_layer_of_its_own_time_is_found_in_any_plan(shapes: list[tuple[int, in
     assert predicted_gpt([unknown], machine, factors) == predicted_gpt([unknown], machine)
 
 
+def test_a_strategy_of_gpt_rows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["calibrate", "--rows", str(VTRAIN), "--machine", str(A100), "--fit", "dispatch", "--strategy", "zero3"]
+    assert main(words) == 1
+    assert "a strategy changes nothing of them" in capsys.readouterr().err
+
+
 def test_layers_of_fitted_rows_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """They are of rows that were fitted alone, and the machine file is the same as without them."""
     words = ["calibrate", "--rows", str(VTRAIN), "--machine", str(A100), "--fit", "gemm_efficiency", "--hold-out", "2"]
@@ -241,7 +245,7 @@ def test_bad_gpt_rows_are_diagnosed(tmp_path: Path, changes: dict[str, str], wor
     path = tmp_path / "rows.csv"
     path.write_text(f"{','.join(cells)}\n{','.join(cells.values())}\n")
     with pytest.raises(DiagnosticError) as raised:
-        calibrate_rows(str(path), load_machine(str(A100)), ["launch"], every=0, passes=PASSES)
+        calibrate_rows(str(path), load_machine(str(A100)), ["launch"], every=0)
     found = raised.value.diagnostics[0]
     assert words in found.message
     assert found.location is not None
