@@ -17,6 +17,8 @@ from typing import Any
 
 from attrs import define
 
+from ratrain.ratrain_ir.gc import paused_gc
+
 try:
     import fcntl
 except ImportError:  # there is none on this system: processes that start together compile the same
@@ -150,8 +152,9 @@ def _by_one_process(function: Any) -> Any:
     anew = function.compile
 
     def compile_alone(signature: Any) -> Any:
-        # numba's own lock first: a thread that waits for it must not keep other processes from the function
-        with global_compiler_lock, _locked(path):
+        # numba's own lock first: a thread that waits for it must not keep other processes from the function; what a compiler makes stays
+        # until it is done, and collections in between are a tenth of its time
+        with global_compiler_lock, _locked(path), paused_gc():
             return anew(signature)
 
     function.compile = compile_alone
