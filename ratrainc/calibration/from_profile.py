@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
-from math import inf
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from ratrain.ratrain_ir.diagnostics import Location, fail
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrainc.calibration.calibrated import Calibrated
 from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, errors, fitted_rates
-from ratrain.ratrainc.calibration.profiled_ops import MALFORMED, ProfiledOps, joined, read_profile
+from ratrain.ratrainc.calibration.profiled_ops import LONGEST, MALFORMED, ProfiledOps, joined, read_profile
 from ratrain.ratrainc.console import seconds_text
 from ratrain.targets.machine.cost import routine_work
 from ratrain.targets.machine.machine import Constant, Machine, largest_value, unit_of
@@ -146,7 +145,7 @@ def _check_routines(routines: tuple[Routine, ...], machine: Machine, path: str) 
     for number, routine in enumerate(routines):
         try:
             seconds = routine_work(routine, machine).seconds
-            problem = None if 0 < seconds < inf else f"it takes {seconds} s"
+            problem = None if 0 < seconds < LONGEST else f"it takes {seconds} s"
         except MALFORMED as error:
             problem = f"{type(error).__name__} {error}"
         if problem is not None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from attrs import define, evolve, frozen
 
-from ratrain.ratrain_ir.diagnostics import Location, fail
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, Location, fail
 from ratrain.ratrain_ir.files import read_text
 from ratrain.ratrainc.run_profile import FORMAT
 from ratrain.ratrainc.trace import MICROSECONDS
@@ -31,7 +31,7 @@ _WARM_UP = 2
 """Steps that are left out where more follow: kernels are compiled and memory is touched for the first time."""
 _SHORTEST = 1e-9
 """Seconds of an op that is shorter than its clock can tell."""
-_LONGEST = 1e9
+LONGEST = 1e9
 """Seconds: no step of a run takes thirty years, and a machine file has no such ops."""
 _MESSAGE = ("send", "recv")
 MALFORMED = (ValueError, KeyError, TypeError, IndexError, ArithmeticError, AttributeError, RecursionError)
@@ -90,7 +90,7 @@ def read_profile(path: str) -> ProfiledOps:
         if not 0 <= ranks_per_core < inf:
             raise ValueError(f"{ranks_per_core} ranks a core")
         container = facts.get("rtx")
-        program = None if container is None else parse_program(b64decode(container, validate=True), path)
+        program = None if container is None else _program_in(b64decode(container, validate=True), path)
     except json.JSONDecodeError as error:
         fail("RT002", f"the profile is not JSON: {error.msg}", Location(path, error.lineno, error.colno))
     except MALFORMED as error:
@@ -103,9 +103,17 @@ def read_profile(path: str) -> ProfiledOps:
     return evolve(found, ranks_per_core=ranks_per_core, program=program)
 
 
+def _program_in(container: bytes, path: str) -> Program:
+    try:
+        return parse_program(container, path)
+    except DiagnosticError as error:
+        text = f"the program in this profile cannot be read: {error.diagnostics[0].message}"
+        fail("RT002", text, Location(path, 1))
+
+
 def _seconds(microseconds: Any) -> float:
     seconds = float(microseconds) / MICROSECONDS
-    if not 0 <= seconds < _LONGEST:
+    if not 0 <= seconds < LONGEST:
         raise ValueError(f"{microseconds} us is not a time")
     return seconds
 
@@ -133,7 +141,7 @@ class _Span:
         if number is not None and number >= routines:
             raise ValueError(f"routine {number} of {routines}")
         members = whole(args["members"])
-        if not (0 < duration < _LONGEST and isfinite(start + duration)) or not members:
+        if not (0 < duration < LONGEST and isfinite(start + duration)) or not members:
             raise ValueError("an op without a time or without members")
         meeting = None if args["meeting"] is None else text(args["meeting"])
         alone = duration if concurrency == "ordered" else _seconds(args["cpu"])  # engines side by side take turns

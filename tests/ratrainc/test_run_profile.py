@@ -507,7 +507,7 @@ def test_profiles_of_ranks_that_shared_cores_are_refused_where_they_cannot_tell(
         broken = as_if(
             Path(shared), tmp_path / "broken.json", lambda data, rtx=wrong: data["otherData"].update(rtx=rtx)
         )  # type: ignore[misc]
-        with pytest.raises(DiagnosticError):
+        with pytest.raises(DiagnosticError, match="RT002"):
             machine_from_profiles([usual, broken], "m", PEAK)
 
 
