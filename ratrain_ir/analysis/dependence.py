@@ -9,7 +9,7 @@ wait (or the engine's own order) implies is left out: the waits are transitively
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
@@ -30,14 +30,6 @@ _MEMORY = 1 << 56
 _BEGINS = {home: number * _MEMORY for number, home in enumerate(Home)}
 
 
-class Wait(NamedTuple):
-    """An op at list position `position`, of this step or the one before, must have completed."""
-
-    engine: Engine
-    position: int
-    previous_step: bool
-
-
 @frozen(eq=False)
 class StageNumbers:
     """The ops of a stage as numbers, and the tensors that the numbers mean."""
@@ -53,24 +45,6 @@ class StageNumbers:
         which those in the first are of the step before.
         """
         return reduced_waits(self.swept, len(ENGINES), _COMPUTE, _COLLECTIVE)
-
-
-def stage_waits(stage: Stage, *, reuse: bool = True) -> list[tuple[Wait, ...]]:
-    """What each op of a stage waits for on other engines, transitively reduced; releases wait for nothing.
-
-    Without `reuse`: were no bytes used twice, as where tensors have no addresses yet.
-    """
-    count = len(stage.ops)
-    numbers = stage_numbers(stage, reuse=reuse)
-    kept, needed = numbers.reduced_waits()
-    engines = [ENGINES[number] if number != NONE else Engine.NONE for number in numbers.swept.engines]
-    all_waits = [Wait(engines[position % count], position % count, position < count) for position in needed]
-    waits: list[tuple[Wait, ...]] = []
-    first = 0
-    for number in kept:
-        waits.append(tuple(all_waits[first : first + number]))
-        first += number
-    return waits
 
 
 def stage_numbers(stage: Stage, *, reuse: bool = True) -> StageNumbers:

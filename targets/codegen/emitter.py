@@ -1,43 +1,36 @@
-"""Emission: an allocated module becomes a program, one stream of instructions an engine, with reduced waits."""
+"""Emission: an allocated module becomes a program, one stream of instructions an engine, with reduced waits.
+
+A program is made as columns (`targets/program/columns.py`); what instructions have in common is asked for once.
+"""
 
 from __future__ import annotations
 
 from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
-from attrs import define, evolve, field, frozen
+import numpy as np
+from attrs import define, evolve, field
 
-from ratrain.ratrain_ir.analysis.dependence import Wait, stage_waits
+from ratrain.ratrain_ir.analysis.dependence import stage_numbers
+from ratrain.ratrain_ir.analysis.dependence_sweep import NONE
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.diagnostics import Diagnostics, fail
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops import (
-    FIELDS,
-    BlockOp,
-    Engine,
-    Op,
-    Release,
-    Tensor,
-)
-from ratrain.ratrain_ir.signatures import bind
+from ratrain.ratrain_ir.numbering import Numbers
+from ratrain.ratrain_ir.ops import FIELDS, BlockOp, Op, Release, Tensor
+from ratrain.ratrain_ir.signatures import operand_roles
 from ratrain.ratrain_ir.target import Target
-from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.types import Home, StateKind, TensorType
 from ratrain.ratrain_ir.verifier.report import Reporter
 from ratrain.ratrain_ir.verifier.workspace import check_op_workspace
-from ratrain.targets.program.instruction import (
-    Access,
-    CountWait,
-    Instruction,
-    Operand,
-    ProgramTensor,
-    bound_operands,
-)
-from ratrain.targets.program.lifting import StoredFields, stored_fields, stored_operands
+from ratrain.targets.codegen.emitted_columns import EmittedStage, Form, Streams, emitted_columns
+from ratrain.targets.program.columns import WAITS, ProgramColumns, TensorForm
+from ratrain.targets.program.lifting import stored_fields
 from ratrain.targets.program.program import Program, ProgramStage
 from ratrain.targets.program.routine import Routine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
 
 class EmittingTarget(Target, Protocol):
@@ -57,7 +50,7 @@ def emit(module: Module, target: EmittingTarget) -> Program:
         message = f"only an allocated module can be emitted; this one is at level {module.level.value}"
         fail("RT026", message, help="run the pass 'allocate-ddr' first, for example with 'ratrainc opt'")
     common = _Emission(module, target, Reporter(module, Diagnostics()))
-    stages = [_StageEmission(common, stage).emit() for stage in module.stages]
+    emitted = [common.emitted(stage) for stage in module.stages]
     common.report.diagnostics.check()
     return Program(
         module.name,
@@ -67,7 +60,7 @@ def emit(module: Module, target: EmittingTarget) -> Program:
         module.target.capacity_bytes,
         module.pipeline,
         list(common.routines.values()),
-        stages,
+        _stages(common.columns(emitted), [stage.peak_bytes for stage in emitted]),
         module.target.digest,
         module.target.machine,
         module.target.stores,
@@ -76,91 +69,92 @@ def emit(module: Module, target: EmittingTarget) -> Program:
 
 def without_reuse(program: Program, module: Module) -> Program:
     """The program of a module as if no bytes were used twice: the same instructions, fewer waits. It can be timed, not run."""
-    stages = []
-    for emitted, stage in zip(program.stages, module.stages, strict=True):
-        counts = _counts(stage)
-        taken = {engine: iter(stream) for engine, stream in emitted.streams.items()}
-        apart = ProgramStage(emitted.tensors, peak_live_bytes=emitted.peak_live_bytes)
-        for op, waits in zip(stage.ops, stage_waits(stage, reuse=False), strict=True):
-            if type(op) is not Release:
-                apart.streams[op.engine].append(evolve(next(taken[op.engine]), waits=_count_waits(waits, counts)))
-        stages.append(apart)
-    return evolve(program, stages=stages)
+    columns = program.columns()
+    found = []
+    for stage in module.stages:
+        numbers = stage_numbers(stage, reuse=False)
+        found.append(Streams.of(numbers).waits(*numbers.reduced_waits()))
+    instructions = columns.instructions.copy()
+    instructions[:, WAITS] = np.concatenate([counts for counts, _ in found])
+    apart = evolve(columns, instructions=instructions, waits=np.concatenate([rows for _, rows in found]))
+    return evolve(program, stages=_stages(apart, [stage.peak_live_bytes for stage in program.stages]))
 
 
-def _counts(stage: Stage) -> dict[int, int]:
-    """Position in the list to number within its engine's stream, from 1."""
-    counts: dict[int, int] = {}
-    number: dict[Engine, int] = {}
-    for position, op in enumerate(stage.ops):
-        if type(op) is not Release:
-            number[op.engine] = counts[position] = number.get(op.engine, 0) + 1
-    return counts
-
-
-def _count_waits(waits: tuple[Wait, ...], counts: dict[int, int]) -> tuple[CountWait, ...]:
-    return tuple([CountWait(wait.engine, counts[wait.position], wait.previous_step) for wait in waits])
-
-
-@frozen
-class _Form:
-    """What the instructions of ops have in common that differ in micro-batch, peer and addresses alone."""
-
-    fields: StoredFields
-    """those of one of them"""
-    has_micro_batch: bool
-    has_peer: bool
-    roles: tuple[str, ...]
-    """of what is read, then written, then updated; empty where one tensor is two of these"""
-    accesses: tuple[Access, ...]
-    """of the same"""
-    accumulates: bool
-    routine: int | None
-    workspace_bytes: int
-    """that they need"""
+def _stages(columns: ProgramColumns, peaks: Iterable[int]) -> list[ProgramStage]:
+    return [ProgramStage.of_columns(columns, number, peak) for number, peak in enumerate(peaks)]
 
 
 @define(eq=False)
 class _Emission:
-    """What the stages of a module share. All of an instruction that `_Form` has is asked for once."""
+    """What the stages of a module share. All of an instruction that `Form` has is asked for once."""
 
     module: Module
     target: EmittingTarget
     report: Reporter
     routines: dict[str, Routine] = field(factory=dict)
     numbers: dict[str, int] = field(factory=dict)
-    forms: dict[object, _Form] = field(factory=dict)
-    tensor_forms: dict[object, int] = field(factory=dict)
+    forms: dict[object, int] = field(factory=dict)
+    made: list[Form] = field(factory=list)
+    """forms by number"""
+    tensor_forms: Numbers[tuple[StateKind, TensorType, bool, Home, str | None]] = field(factory=Numbers)
+    """of tensors that an op has as the same operand"""
 
-    def form_of_tensor(self, tensor: Tensor) -> int:
-        """Equal for tensors that an op has as the same operand."""
-        slot = tensor.slot if tensor.kind is StateKind.SAVED else None
-        return self.tensor_forms.setdefault((tensor.kind, tensor.type, tensor.home, slot), len(self.tensor_forms))
-
-    def form(self, op: Op, key: object) -> _Form:
-        """The form of an op, by its key."""
-        known = self.forms.get(key)
-        if known is None:
-            known = self.forms[key] = self.made(op)
-        return known
-
-    def made(self, op: Op) -> _Form:
-        binding = bind(op, self.module.model, self.module.plan)
-        tensors = op.reads + op.writes + op.updates
-        names = {attribute.name for attribute in FIELDS[type(op)]}
-        accesses = [Access.READ] * len(op.reads) + [Access.WRITE] * len(op.writes) + [Access.UPDATE] * len(op.updates)
-        is_plain = tuple(binding.tensors.values()) == tensors and len(set(tensors)) == len(tensors)
-        request = self.target.workspace(self.module, op)
-        return _Form(
-            stored_fields(op),
-            "micro_batch" in names,
-            "peer" in names,
-            tuple(binding.tensors) if is_plain else (),
-            tuple(accesses),
-            binding.accumulates,
-            self.routine(op),
-            0 if request is None else request.nbytes,
+    def emitted(self, stage: Stage) -> EmittedStage:
+        """A stage as numbers. Reports where workspace is missing."""
+        tensors = list(stage.tensors.values())
+        form_of = self.tensor_forms.__getitem__
+        tensor_forms = [
+            form_of((t.kind, t.type, t.carried, t.home, t.slot if t.kind is StateKind.SAVED else None)) for t in tensors
+        ]
+        index = dict(zip(tensors, range(len(tensors)), strict=True))
+        numbers = stage_numbers(stage)
+        own = list(map(index.__getitem__, numbers.tensors))
+        operands = list(map(own.__getitem__, numbers.swept.tensors))
+        operand_forms = list(map(tensor_forms.__getitem__, operands))
+        bounds, forms, made = numbers.swept.bounds, self.forms, self.made
+        found: list[int] = []
+        micro_batches: list[int] = []
+        peers: list[int] = []
+        first = 0
+        for position, op in enumerate(stage.ops):
+            kind = type(op)
+            if kind is Release:
+                found.append(NONE)
+                micro_batches.append(NONE)
+                peers.append(NONE)
+                continue
+            read, updated, written, end = bounds[4 * position : 4 * position + 4]
+            key_of, has_micro_batch, has_peer = _KEYS[kind]
+            key = kind, key_of(op), read - first, updated - read, tuple(operand_forms[first:written])
+            number = forms.get(key)
+            if number is None:
+                number = forms[key] = len(made)
+                made.append(self.form(op))
+            form = made[number]
+            if form.workspace_bytes and sum(tensor.type.nbytes for tensor in op.scratch) < form.workspace_bytes:
+                check_op_workspace(self.module, stage, op, self.target, self.report)
+            found.append(number)
+            micro_batches.append(_or_none(op.micro_batch) if has_micro_batch else NONE)  # type: ignore[attr-defined]
+            peers.append(_or_none(op.peer) if has_peer else NONE)  # type: ignore[attr-defined]
+            first = end
+        return EmittedStage(
+            numbers,
+            found,
+            micro_batches,
+            peers,
+            operands,
+            tensor_forms,
+            [_offset(tensor) for tensor in tensors],
+            [tensor.name for tensor in tensors],
+            lifetimes(stage).peak_bytes,
         )
+
+    def form(self, op: Op) -> Form:
+        """The form of an op."""
+        roles, accumulates = operand_roles(op, self.module.model, self.module.plan)
+        request = self.target.workspace(self.module, op)
+        workspace = 0 if request is None else request.nbytes
+        return Form(stored_fields(op), op.keyword, roles, accumulates, self.routine(op), workspace)
 
     def routine(self, op: Op) -> int | None:
         if not isinstance(op, BlockOp):
@@ -169,66 +163,27 @@ class _Emission:
         self.routines.setdefault(routine.key, routine)
         return self.numbers.setdefault(routine.key, len(self.numbers))
 
+    def columns(self, stages: Sequence[EmittedStage]) -> ProgramColumns:
+        """The columns of stages that were emitted."""
+        plan = self.module.plan
+        forms = [TensorForm(*form[:-1]) for form in self.tensor_forms]
+        return emitted_columns(stages, self.made, forms, plan.shape.slices if plan.slices else 0)
 
-def _key_of(kind: type[Op]) -> Callable[[Op], object]:
-    """Reads off an op of a kind what its form depends on beside its operands."""
-    names = [attribute.name for attribute in FIELDS[kind] if attribute.name not in ("micro_batch", "peer")]
-    return attrgetter(*names) if names else lambda _: None
+
+def _key_of(kind: type[Op]) -> tuple[Callable[[Op], object], bool, bool]:
+    """Reads off an op of a kind what its form depends on beside its operands; whether it has a micro-batch, and a peer."""
+    names = [attribute.name for attribute in FIELDS[kind]]
+    others = [name for name in names if name not in ("micro_batch", "peer")]
+    return attrgetter(*others) if others else lambda _: None, "micro_batch" in names, "peer" in names
 
 
 _KEYS = {kind: _key_of(kind) for kind in FIELDS}
 
 
-class _StageEmission:
-    """Emits one stage."""
-
-    def __init__(self, common: _Emission, stage: Stage) -> None:
-        self.common = common
-        self.stage = stage
-        self.index = {tensor: index for index, tensor in enumerate(stage.tensors.values())}
-        self.form_of = {tensor: common.form_of_tensor(tensor) for tensor in stage.tensors.values()}.__getitem__
-
-    def emit(self) -> ProgramStage:
-        result = ProgramStage([_program_tensor(t) for t in self.stage.tensors.values()])
-        result.peak_live_bytes = lifetimes(self.stage).peak_bytes
-        counts = _counts(self.stage)
-        for op, waits in zip(self.stage.ops, stage_waits(self.stage), strict=True):
-            if type(op) is not Release:
-                result.streams[op.engine].append(self.instruction(op, waits, counts))
-        return result
-
-    def instruction(self, op: Op, waits: tuple[Wait, ...], counts: dict[int, int]) -> Instruction:
-        common, form_of, index = self.common, self.form_of, self.index
-        groups = op.reads, op.writes, op.updates
-        key = (type(op), _KEYS[type(op)](op), *(tuple(map(form_of, tensors)) for tensors in groups))
-        form = common.form(op, key)
-        if sum(tensor.type.nbytes for tensor in op.scratch) < form.workspace_bytes:
-            check_op_workspace(common.module, self.stage, op, common.target, common.report)
-        tensors = op.reads + op.writes + op.updates
-        if form.roles and len(set(tensors)) == len(tensors):
-            operands = bound_operands(form.roles, map(index.__getitem__, tensors), form.accesses)
-            operands += [Operand("workspace", index[tensor], Access.SCRATCH) for tensor in op.scratch]
-            bound = tuple(operands)
-        else:
-            bound = stored_operands(op, bind(op, common.module.model, common.module.plan), index)
-        fields = form.fields
-        return Instruction(
-            keyword=op.keyword,
-            routine=form.routine,
-            micro_batch=op.micro_batch if form.has_micro_batch else None,  # type: ignore[attr-defined]
-            peer=op.peer if form.has_peer else None,  # type: ignore[attr-defined]
-            variant=fields.variant,
-            group=fields.group,
-            blocks=fields.blocks,
-            accumulates=form.accumulates,
-            operands=bound,
-            waits=_count_waits(waits, counts),
-            blocking=fields.blocking,
-            chunk=fields.chunk,
-            slice=fields.slice,
-        )
+def _or_none(value: int | None) -> int:
+    return NONE if value is None else value
 
 
-def _program_tensor(tensor: Tensor) -> ProgramTensor:
+def _offset(tensor: Tensor) -> int:
     assert tensor.offset is not None
-    return ProgramTensor(tensor.name, tensor.kind, tensor.type, tensor.carried, tensor.offset, tensor.home)
+    return tensor.offset

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import islice, pairwise
+from typing import NamedTuple
 
 import networkx as nx
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.analysis import dependence_sweep
-from ratrain.ratrain_ir.analysis.dependence import stage_waits
+from ratrain.ratrain_ir.analysis.dependence import stage_numbers
 from ratrain.ratrain_ir.analysis.graph import (
     BLOCKING,
     critical_path,
@@ -51,6 +52,22 @@ def compiled(draw, **bounds: int) -> Module:
     case = draw(cases(**bounds))
     text = for_plan(draw(pipelines(PASSES)), case.plan)
     return PassManager(draw(targets())).run(case.module(), text)
+
+
+class Wait(NamedTuple):
+    """An op at list position `position`, of this step or the one before, must have completed."""
+
+    engine: Engine
+    position: int
+    previous_step: bool
+
+
+def stage_waits(stage: Stage) -> list[tuple[Wait, ...]]:
+    """What each op of a stage waits for."""
+    count = len(stage.ops)
+    kept, needed = stage_numbers(stage).reduced_waits()
+    waits = iter([Wait(stage.ops[place % count].engine, place % count, place < count) for place in needed])
+    return [tuple(islice(waits, number)) for number in kept]
 
 
 def fast_graph(stage: Stage, waits=None) -> nx.DiGraph:

@@ -1,0 +1,268 @@
+"""Columns of a program from ops as numbers: instructions in the order of their engines, with their operands, waits and blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import chain
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from ratrain.ratrain_ir.analysis.dependence import StageNumbers
+from ratrain.ratrain_ir.analysis.dependence_sweep import NONE
+from ratrain.ratrain_ir.numbering import Numbers
+from ratrain.ratrain_ir.ops import ENGINES
+from ratrain.targets.program.columns import (
+    ACCESSES,
+    ACCUMULATES,
+    BLOCKING,
+    BLOCKS,
+    CHUNK,
+    FLAGS,
+    GROUP,
+    INSTRUCTION_COLUMNS,
+    KEYWORD,
+    OPERANDS,
+    PEER,
+    PIECE,
+    ROLE,
+    ROUTINE,
+    VARIANT,
+    WAITS,
+    Int32s,
+    Int64s,
+    ProgramColumns,
+    TensorForm,
+)
+from ratrain.targets.program.instruction import Access
+from ratrain.targets.program.lifting import StoredFields
+
+_READ, _WRITE, _UPDATE, _SCRATCH = map(
+    ACCESSES.index, (Access.READ, Access.WRITE, Access.UPDATE, Access.SCRATCH)
+)  # an instruction has its operands in this order
+WORKSPACE = "workspace"
+"""The role of what an op works in."""
+
+
+@frozen
+class Form:
+    """What the instructions of ops have in common that differ in micro-batch, peer and addresses alone."""
+
+    fields: StoredFields
+    """those of one of them"""
+    keyword: str
+    roles: tuple[str, ...]
+    """of what is read, then written, then updated"""
+    accumulates: bool
+    routine: int | None
+    workspace_bytes: int
+    """that they need"""
+
+
+@frozen(eq=False)
+class EmittedStage:
+    """A stage as numbers: of each op, in list order, what its instruction has of its own; `NONE` of releases, and for none."""
+
+    numbers: StageNumbers
+    forms: list[int]
+    micro_batches: list[int]
+    peers: list[int]
+    operands: list[int]
+    """tensors of the stage by number, in the order of `StageNumbers`"""
+    tensor_forms: list[int]
+    """by tensor of the stage, whose numbers are in the order in which stages have them"""
+    offsets: list[int]
+    names: list[str]
+    peak_bytes: int
+
+
+@frozen(eq=False)
+class Streams:
+    """Where the ops of a stage stand in the streams of its engines."""
+
+    engines: Int64s
+    """by op; `NONE` of a release"""
+    order: Int64s
+    """ops in the order of instructions: engine by engine, each in list order"""
+    ranks: Int64s
+    """by op: its place in this order; `NONE` of a release"""
+    lengths: Int64s
+    """by engine"""
+
+    @classmethod
+    def of(cls, numbers: StageNumbers) -> Streams:
+        """Those of ops as numbers."""
+        engines = np.array(numbers.swept.engines, np.int64)
+        work = np.flatnonzero(engines != NONE)
+        order = work[np.argsort(engines[work], kind="stable")]
+        ranks = np.full(len(engines), NONE, np.int64)
+        ranks[order] = np.arange(len(order))
+        return cls(engines, order, ranks, np.bincount(engines[work], minlength=len(ENGINES)))
+
+    def waits(self, kept: Sequence[int], needed: Sequence[int]) -> tuple[Int64s, Int32s]:
+        """How many waits each instruction has, and these as rows, of reduced waits (`StageNumbers.reduced_waits`)."""
+        counts, places = np.array(kept, np.int64), np.array(needed, np.int64)
+        ops = len(self.engines)
+        awaited = places % ops if ops else places
+        engines = self.engines[awaited]
+        begins = np.cumsum(self.lengths) - self.lengths
+        rows = np.column_stack((engines, self.ranks[awaited] - begins[engines] + 1, places < ops)).astype(np.int32)
+        owners = np.repeat(np.arange(ops), counts)
+        return counts[self.order], rows[np.argsort(self.ranks[owners], kind="stable")]
+
+
+@frozen(eq=False, slots=False)
+class _Forms:
+    """Forms as columns; strings are numbered in any order."""
+
+    forms: Sequence[Form]
+    slices: int
+    """of a micro-batch; 0 where none is cut"""
+    strings: Numbers[str]
+
+    @cached_property
+    def rows(self) -> Int32s:
+        """Of each form an instruction, without what is not the same for all of them; in place of its piece stands its slice, or `NONE`."""
+        strings = self.strings
+        rows = np.zeros((len(self.forms), INSTRUCTION_COLUMNS), np.int32)
+        for row, form in zip(rows, self.forms, strict=True):
+            fields = form.fields
+            chunk = 0 if fields.chunk is None else fields.chunk + 1
+            row[KEYWORD] = strings[form.keyword]
+            row[ROUTINE] = NONE if form.routine is None else form.routine
+            row[PIECE] = NONE if fields.slice is None else fields.slice
+            row[VARIANT], row[GROUP] = strings[fields.variant], strings[fields.group]
+            row[FLAGS] = form.accumulates * ACCUMULATES | fields.blocking * BLOCKING | chunk * CHUNK
+            row[BLOCKS] = len(fields.blocks)
+        return rows
+
+    @cached_property
+    def roles(self) -> tuple[Int64s, Int64s]:
+        """Roles of all forms, and where each form's begin."""
+        return _ragged([[self.strings[role] for role in form.roles] for form in self.forms])
+
+    @cached_property
+    def blocks(self) -> tuple[Int64s, Int64s]:
+        """Blocks of all forms, and where each form's begin."""
+        return _ragged([[self.strings[block] for block in form.fields.blocks] for form in self.forms])
+
+    def of_stage(self, stage: EmittedStage) -> _StageColumns:
+        """The columns of a stage."""
+        streams = Streams.of(stage.numbers)
+        order = streams.order
+        forms = np.array(stage.forms, np.int64)[order]
+        rows = self.rows[forms]
+        pieces, own_slices = np.array(stage.micro_batches, np.int32)[order], rows[:, PIECE]
+        cut = (own_slices != NONE) & (pieces != NONE)
+        rows[:, PIECE] = np.where(cut, pieces * max(1, self.slices) + own_slices, pieces)
+        rows[:, PEER] = np.array(stage.peers, np.int32)[order]
+        operands, rows[:, OPERANDS] = self._operands(stage, streams)
+        rows[:, WAITS], waits = streams.waits(*stage.numbers.reduced_waits())
+        names, begins = self.blocks
+        blocks = names[_runs(begins[forms], rows[:, BLOCKS])].astype(np.int32)
+        return _StageColumns(streams.lengths, rows, operands, waits, blocks)
+
+    def _operands(self, stage: EmittedStage, streams: Streams) -> tuple[Int32s, Int64s]:
+        """Operands of all instructions as rows, and how many each has."""
+        bounds = np.array(stage.numbers.swept.bounds, np.int64).reshape(-1, 4)
+        counts = np.diff(bounds[:, 3], prepend=0)
+        owners = np.repeat(np.arange(len(counts)), counts)
+        places = np.arange(len(owners))
+        read, updated, written = bounds[owners, :3].T
+        access = np.select([places < read, places < updated, places < written], [_READ, _UPDATE, _WRITE], _SCRATCH)
+        order = np.argsort(streams.ranks[owners] * len(ACCESSES) + access, kind="stable")
+        owners, access, places = owners[order], access[order], places[order]
+        counts = counts[streams.order]
+        within = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+        roles, begins = self.roles
+        bound = access != _SCRATCH
+        role = np.full(len(owners), self.strings[WORKSPACE])
+        role[bound] = roles[begins[np.array(stage.forms, np.int64)[owners[bound]]] + within[bound]]
+        rows = np.column_stack((role, np.array(stage.operands, np.int64)[places], access)).astype(np.int32)
+        return rows, counts
+
+
+@frozen(eq=False)
+class _StageColumns:
+    lengths: Int64s
+    instructions: Int32s
+    operands: Int32s
+    waits: Int32s
+    blocks: Int32s
+
+
+def emitted_columns(
+    stages: Sequence[EmittedStage], forms: Sequence[Form], tensor_forms: Sequence[TensorForm], slices: int
+) -> ProgramColumns:
+    """The columns of stages whose micro-batches are cut into so many slices, or not cut (0): as `columns_of` has them of the objects."""
+    strings: Numbers[str] = Numbers()
+    table = _Forms(forms, slices, strings)
+    found = [table.of_stage(stage) for stage in stages]
+    instructions, operands, waits = (
+        np.concatenate([np.empty((0, width), np.int32), *parts])
+        for width, parts in (
+            (INSTRUCTION_COLUMNS, [stage.instructions for stage in found]),
+            (3, [stage.operands for stage in found]),
+            (3, [stage.waits for stage in found]),
+        )
+    )
+    blocks = np.concatenate([np.empty(0, np.int32), *(stage.blocks for stage in found)])
+    lengths = np.array([stage.lengths for stage in found], np.int64).reshape(-1, len(ENGINES))
+    used = _in_order_of_use(len(strings), instructions, operands, blocks, lengths.ravel())
+    numbers = np.full(len(strings), NONE, np.int32)
+    numbers[used] = np.arange(len(used))
+    for column in _NAMED:
+        instructions[:, column] = numbers[instructions[:, column]]
+    operands[:, ROLE] = numbers[operands[:, ROLE]]
+    names = list(strings)
+    kinds: Numbers[TensorForm] = Numbers()
+    numbers_of_forms = np.array([kinds[form] for form in tensor_forms], np.int32)
+    return ProgramColumns(
+        slices,
+        [names[number] for number in used.tolist()],
+        lengths,
+        instructions,
+        operands,
+        waits,
+        numbers[blocks],
+        list(kinds),
+        np.array([len(stage.names) for stage in stages], np.int64),
+        numbers_of_forms[np.array(list(chain.from_iterable(stage.tensor_forms for stage in stages)), np.int64)],
+        np.array(list(chain.from_iterable(stage.offsets for stage in stages)), np.int64),
+        "\n".join(chain.from_iterable(stage.names for stage in stages)),
+    )
+
+
+_NAMED = (KEYWORD, VARIANT, GROUP)
+
+
+def _in_order_of_use(count: int, instructions: Int32s, operands: Int32s, blocks: Int32s, lengths: Int64s) -> Int64s:
+    """Strings in the order in which streams of these lengths have them: of each stream what its instructions are, then roles, then blocks."""
+    streams = np.repeat(np.arange(len(lengths)), lengths)
+    never = np.iinfo(np.int64).max
+    met = np.full(count, never)
+    span = len(_NAMED) * len(instructions) + len(operands) + len(blocks) + 1
+    for phase, (strings, each) in enumerate(
+        (
+            (instructions[:, _NAMED].ravel(), np.repeat(streams, len(_NAMED))),
+            (operands[:, ROLE], np.repeat(streams, instructions[:, OPERANDS])),
+            (blocks, np.repeat(streams, instructions[:, BLOCKS])),
+        )
+    ):
+        np.minimum.at(met, strings, (3 * each + phase) * span + np.arange(len(strings)))
+    order = np.argsort(met)
+    return np.asarray(order[met[order] != never])
+
+
+def _ragged(runs: Sequence[Sequence[int]]) -> tuple[Int64s, Int64s]:
+    """All values, and where each run of them begins."""
+    counts = np.array([len(run) for run in runs], np.int64)
+    return np.array(list(chain.from_iterable(runs)), np.int64), np.cumsum(counts) - counts
+
+
+def _runs(begins: NDArray[np.integer], counts: NDArray[np.integer]) -> Int64s:
+    """The places of runs that begin somewhere and have so many values, run by run."""
+    stops = np.cumsum(counts, dtype=np.int64)
+    return np.arange(int(counts.sum())) + np.repeat(begins - (stops - counts), counts)
