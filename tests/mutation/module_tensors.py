@@ -96,7 +96,7 @@ def change_kind(module: Module, random: Random) -> str | None:
     return f"%{tensor.name} becomes {tensor.kind.value}"
 
 
-@operator(OPERANDS, BYTES, "RT052 RT053 RT042")
+@operator(OPERANDS, BYTES, "RT052 RT053 RT042 RT065")
 def change_home(module: Module, random: Random) -> str | None:
     """A tensor in another memory, where the target has none, or where other tensors are."""
     tensor = _tensor(module, random)

@@ -89,8 +89,9 @@ def mutant(
     if known is not None:
         known.add(change)
     judgement = judge_module(copy, subject) if isinstance(copy, Module) else judge_program(copy, subject)
-    # a schedule that verifies is emitted, and gives a program that verifies
-    late = level == "module" and judgement.by in ("emission", "program verifier")
+    # a schedule that verifies is emitted, and gives a program that verifies; one of no machine yet may ask for what the machine does not have
+    unknown = isinstance(copy, Module) and copy.target is None and set(judgement.codes) == {"RT065"}
+    late = level == "module" and judgement.by in ("emission", "program verifier") and not unknown
     fits = set(judgement.codes) <= operator.codes and not late
     return Mutant(level, operator.name, subject.name, number, change, judgement, fits)
 
