@@ -1,11 +1,12 @@
-"""Speed of the whole: CPU seconds of the commands on one large plan, beside what they should take.
+"""Speed of the whole: CPU and wall seconds of the commands on one large plan, beside what they should take.
 
     python benchmarks/speed.py                                LLaMA-2-70B, 48 stages, 256 micro-batches; some minutes
     python benchmarks/speed.py --micro-batches 8              smaller
     python benchmarks/speed.py --only verify,simulate --folder DIR     files of an earlier run in DIR
+    python benchmarks/speed.py --jobs 1                       in one process each
 
-Seconds are of the processes themselves (user and system), compiled loops warm: each command is a process of its own, and what it reads,
-checks and writes is part of it. `verify` and `verify-rtx` prove the schedule and the program, and leave receipts in the folder;
+CPU seconds are of the processes themselves (user and system), compiled loops warm: each command is a process of its own, with more beside it
+(`--jobs`) where it takes any, and what it reads, checks and writes is part of it. Wall seconds are longer where others use the machine. `verify` and `verify-rtx` prove the schedule and the program, and leave receipts in the folder;
 what comes after them finds these, and proves nothing again. Targets are for the plan as it stands.
 """
 
@@ -17,6 +18,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,22 +28,24 @@ MICRO_BATCHES = 256
 TARGETS = {"compile": 30, "verify": 3, "emit": None, "verify-rtx": None, "simulate": 1, "explain": 15, "report": 5}
 
 
-def commands(model: str, plan: Path, folder: Path) -> dict[str, list[str]]:
-    """What is timed, by name; each needs the files of those before it."""
+def commands(model: str, plan: Path, folder: Path, jobs: int) -> dict[str, list[str]]:
+    """What is timed, by name, where commands may take so many processes; each needs the files of those before it."""
+    side_by_side = ["--jobs", str(jobs)]
     schedule, program = str(folder / "speed.rtir"), str(folder / "speed.rtx")
     return {
-        "compile": ["compile", "--model", model, "--plan", str(plan), "-o", schedule],
-        "verify": ["verify", schedule],
-        "emit": ["compile", schedule, "-o", program],
-        "verify-rtx": ["verify", program],
+        "compile": ["compile", "--model", model, "--plan", str(plan), "-o", schedule, *side_by_side],
+        "verify": ["verify", schedule, *side_by_side],
+        "emit": ["compile", schedule, "-o", program, *side_by_side],
+        "verify-rtx": ["verify", program, *side_by_side],
         "simulate": ["simulate", program],
-        "explain": ["explain", schedule],
+        "explain": ["explain", schedule, *side_by_side],
         "report": ["report", program, "-o", str(folder / "speed.html")],
     }
 
 
-def cpu_seconds(words: list[str], folder: Path) -> float:
-    """CPU seconds of one command, which has to succeed; receipts of proofs are in the folder."""
+def seconds_of(words: list[str], folder: Path) -> tuple[float, float]:
+    """CPU and wall seconds of one command, which has to succeed; receipts of proofs are in the folder."""
+    begin = time.monotonic()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     path = os.environ | {
         "RATRAIN_CACHE_DIR": str(folder.resolve()),
@@ -52,7 +56,7 @@ def cpu_seconds(words: list[str], folder: Path) -> float:
     if done.returncode:
         sys.exit(f"{' '.join(words)} failed:\n{done.stdout}{done.stderr}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, time.monotonic() - begin
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -63,6 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--micro-batches", type=int, default=MICRO_BATCHES)
     parser.add_argument("--only", default=",".join(TARGETS), help="names of commands, with commas between them")
     parser.add_argument("--folder", type=Path, help="keep the files here")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that a command may take")
     chosen = parser.parse_args(arguments)
     names = chosen.only.split(",")
     if unknown := [name for name in names if name not in TARGETS]:
@@ -76,11 +81,12 @@ def main(arguments: list[str] | None = None) -> None:
         ]
         plan = folder / "speed.toml"
         plan.write_text("\n".join(lines) + "\n", "utf-8")
-        print(f"{'command':10} {'CPU s':>8} {'target':>8}")
-        for name, words in commands(chosen.model, plan, folder).items():
+        print(f"{chosen.jobs} {'process' if chosen.jobs == 1 else 'processes'} at most")
+        print(f"{'command':10} {'CPU s':>8} {'wall s':>8} {'target':>8}")
+        for name, words in commands(chosen.model, plan, folder, chosen.jobs).items():
             if name in names:
-                seconds, target = cpu_seconds(words, folder), TARGETS[name]
-                print(f"{name:10} {seconds:8.2f} {'-' if target is None else target:>8}", flush=True)
+                (cpu, wall), target = seconds_of(words, folder), TARGETS[name]
+                print(f"{name:10} {cpu:8.2f} {wall:8.2f} {'-' if target is None else target:>8}", flush=True)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
 
 _SHOWN_OWNERS = 12
+_PASSES_OF_A_LEVER = 20
+"""How often its ops are gone through, about, until a schedule is compiled, placed and simulated."""
 
 
 @frozen(repr=False)
@@ -57,9 +59,9 @@ class ByteReport(Shown):
 
 
 def byte_report(
-    module: Module, machine: Machine, *, stage: int | None, levers: bool, seconds: float, progress: OnProgress
+    module: Module, machine: Machine, *, stage: int | None, levers: bool, seconds: float | None, progress: OnProgress
 ) -> ByteReport:
-    """The report of a stage of a verified module, None: the one with the highest peak. Levers are tried for about so many seconds."""
+    """The report of a stage of a verified module, None: the one with the highest peak. Levers are tried for about so many seconds (`pricing_of`)."""
     with paused_gc():
         if stage is None:
             peaks = each_stage(_peak_bytes, module.stages)
@@ -78,7 +80,10 @@ def byte_report(
             progress(Progress(0, None, "trying levers"))
             return pricing.found(task)
 
-        work = len(tasks) * _ops(module)
+        work = len(tasks) * _PASSES_OF_A_LEVER * _ops(module)
+        count = processes_for(len(tasks), work=work)
+        if pricing is not None and count > 1:
+            pricing.begin()
         found: list[Any] = each(come_to, tasks, work=work)
         now: _Now | None = found.pop(0) if module.level is Level.ALLOCATED else None
         facts["byte_reuse"] = None if now is None else now.byte_reuse
@@ -90,7 +95,7 @@ def byte_report(
         if now is not None:
             outcome = _outcome(pricing.setting, now.peak_bytes, now.step_seconds)
         assert outcome is not None
-        untried = _add_levers(facts, outcome, pricing.prices(outcome, found, processes_for(len(tasks), work=work)))
+        untried = _add_levers(facts, outcome, pricing.prices(outcome, found, count))
     return ByteReport(facts, untried)
 
 
@@ -181,7 +186,7 @@ def _ops(module: Module) -> int:
 
 
 def _pricing(
-    module: Module, stage: int, machine: Machine, seconds: float
+    module: Module, stage: int, machine: Machine, seconds: float | None
 ) -> tuple[Pricing | None, Outcome | None, str]:
     """The levers to be tried, and what a module without addresses comes to as it is; or why there are none."""
     if not module.pipeline:

@@ -2,7 +2,8 @@
 
 A lever is compiled, placed and simulated: whole, where all of them are expected to end in time, else with its step folded to fewer
 micro-batches (`ratrainc/planner/evaluation.py`), and is then called an estimate. Estimates are held against that of the plan as it is,
-folded too. Time is the computing time of a process: what others do on the machine changes no answer, and of several processes each has all of it.
+folded too. Time is the computing time of a process: what others do on the machine changes no answer, and of several processes each has all of it,
+for levers and for what else it does beside them.
 """
 
 from __future__ import annotations
@@ -15,10 +16,18 @@ from attrs import define, evolve, field, frozen
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrainc.levers import Outcome, Setting, changes
-from ratrain.ratrainc.planner.evaluation import Evaluation, Task, compiled_units, evaluate, folded_micro_batches
+from ratrain.ratrainc.planner.evaluation import Evaluation, Task, compiled_units, evaluate
 
 _OPS_A_SECOND = 8000.0
 """Ops of a schedule that are compiled, placed and simulated in a second, before anything is known: about as measured, on one core."""
+_A_MINUTE = 60.0
+"""Where nobody says how many seconds there are, all levers are tried that are expected to take no more than this together,"""
+_ALL_THE_SAME = 120.0
+"""and are given this, since nobody knows for sure."""
+QUICK_SECONDS = 8.0
+"""Else there are so few: the answer is there soon, with names of what was not tried. Whole steps that are expected to take longer are folded."""
+_FOLDED = 2 / 3
+"""Of the work of whole steps, what folded ones may be: less is not worth an estimate."""
 
 
 @frozen
@@ -75,10 +84,15 @@ class Pricing:
         """What is to be tried, in this order: the setting as it is first, where steps are folded."""
         return [*([self.setting] if self.folded else []), *(changed for _, changed in self.levers)]
 
+    def begin(self) -> None:
+        """Let the time of this process begin; else it does with the first that is tried."""
+        self._begun.setdefault(os.getpid(), time.thread_time())
+
     def found(self, setting: Setting) -> Found:
         """What a setting comes to, within the time of this process."""
         own = setting is self.setting
-        remaining = self.seconds - (time.thread_time() - self._begun.setdefault(os.getpid(), time.thread_time()))
+        self.begin()
+        remaining = self.seconds - (time.thread_time() - self._begun[os.getpid()])
         wanted = _units(setting, folded=self.folded)
         if self._given_up or self.rate * wanted >= remaining:
             self._given_up |= own
@@ -126,20 +140,30 @@ class Pricing:
         return Prices(tried, freed, self.folded, left, self._enough(found, processes), refused)
 
     def _enough(self, found: Sequence[Found], processes: int) -> float:
-        """About how many seconds would do for all of them, of each of so many processes."""
+        """About how many seconds would do for all of them, of each of so many processes, in whatever order these take them."""
         of_levers = [each.rate for each in found[self.folded :] if each.rate is not None]
         own = [each.rate for each in found[: self.folded] if each.rate is not None]
         rate = max(of_levers or own, default=self.rate)
         units = [_units(task, folded=self.folded) for task in self.tasks]
-        return rate * max(sum(units) / processes, max(units, default=0.0))
+        return rate * (sum(units) + (processes - 1) * max(units, default=0.0)) / processes
 
 
-def pricing_of(setting: Setting, stage: int, ops: int, seconds: float) -> Pricing:
-    """The levers of a setting with a schedule of so many ops; steps are folded where the time is not expected to last for whole ones."""
+def pricing_of(setting: Setting, stage: int, ops: int, seconds: float | None) -> Pricing:
+    """The levers of a setting with a schedule of so many ops; steps are folded where the time is not expected to last for whole ones.
+
+    Without a number of seconds there are enough where all levers take a minute or less, and few where they take longer.
+    """
     rate = ops / _OPS_A_SECOND / _units(setting, folded=False)
-    folds = folded_micro_batches(setting.plan) < setting.plan.micro_batches
-    whole = sum(rate * _units(changed, folded=False) for _, changed in changes(setting, stage))
-    return Pricing(setting, stage, rate, seconds, folded=folds and whole > seconds)
+    settings = [changed for _, changed in changes(setting, stage)]
+    needed = {
+        folded: rate * sum(_units(each, folded=folded) for each in [setting] * folded + settings)
+        for folded in (False, True)
+    }
+    too_long = needed[False] > (QUICK_SECONDS if seconds is None else seconds)
+    folded = too_long and needed[True] <= _FOLDED * needed[False]
+    if seconds is None:
+        seconds = _ALL_THE_SAME if needed[folded] <= _A_MINUTE else QUICK_SECONDS
+    return Pricing(setting, stage, rate, seconds, folded=folded)
 
 
 def _units(setting: Setting, *, folded: bool) -> float:

@@ -40,7 +40,10 @@ Examples:
 @click.option(
     "--levers/--no-levers", default=True, show_default=True, help="Try changes that free bytes, and price them."
 )
-@seconds_option(60.0, "Time for trying levers, of each process.")
+@seconds_option(
+    None,
+    "Time for trying levers, of each process. Default: enough for all of them where these are expected to take a minute or less, else 8.",
+)
 @processes_option("Levers are tried side by side too; what is told of one is the same with any number.")
 @machine_option
 @json_option
@@ -50,14 +53,14 @@ def command(
     cold: bool,
     stage: int | None,
     levers: bool,
-    seconds: float,
+    seconds: float | None,
     machine: str | None,
     as_json: bool,
 ) -> None:
     """Say why each byte is where it is: who is live at the peak, what the arena adds, which changes free how much.
 
-    Levers are tried each alone, and side by side: compiled, placed and simulated. Where the time does not last for all of them whole, they are
-    estimated from fewer micro-batches, and said to be; what there is no time for is named. Prices are simulated seconds.
+    Levers are tried each alone, and side by side: compiled, placed and simulated. Where the time (without --seconds: 8 s) does not last
+    for all of them whole, they are estimated from fewer micro-batches, and said to be; what there is no time for is named. Prices are simulated seconds.
 
     Bytes of a program (.rtx) are those of the schedule that its model, plan and passes give, where that is this very program.
 

@@ -322,9 +322,10 @@ def steps_option(default: int, text: str, parameter: str = "steps") -> Callable[
     )
 
 
-def seconds_option(default: float, text: str, parameter: str = "seconds") -> Callable[[F], F]:
+def seconds_option(default: float | None, text: str, parameter: str = "seconds") -> Callable[[F], F]:
     """`--seconds`: the time for a search."""
-    return click.option("--seconds", parameter, type=FiniteRange(min=0), default=default, show_default=True, help=text)
+    shown = default is not None
+    return click.option("--seconds", parameter, type=FiniteRange(min=0), default=default, show_default=shown, help=text)
 
 
 def jobs_option(text: str = "Processes.", parameter: str = "jobs") -> Callable[[F], F]:

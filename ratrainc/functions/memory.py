@@ -24,14 +24,14 @@ def explain(
     machine: str | Machine | None = None,
     stage: int | None = None,
     levers: bool = True,
-    seconds: float = 60.0,
+    seconds: float | None = None,
     progress: OnProgress | None = None,
 ) -> ByteReport:
     """Why each byte of a stage is where it is; by default of the stage with the highest peak.
 
-    `module` is one, or a .rtir file. Levers are compiled, placed and simulated for about so many seconds,
-    with fewer micro-batches where these would not do for all of them. Raises `DiagnosticError`
-    where the file is not sound.
+    `module` is one, or a .rtir file. Levers are compiled, placed and simulated for about so many seconds; by default for as many
+    as all of them take where that is a minute or less, else 8. Micro-batches are fewer where all of them whole would take longer than that,
+    or than 8 by default. Raises `DiagnosticError` where the file is not sound.
     """
     if isinstance(module, str):
         module = load_schedule(module)

@@ -13,7 +13,7 @@ from ratrain.passes.memory.trial import at_own_addresses
 from ratrain.ratrain_ir.side_by_side import processes
 from ratrain.ratrainc import byte_report
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.lever_prices import Prices, Pricing
+from ratrain.ratrainc.lever_prices import Prices, Pricing, pricing_of
 from ratrain.ratrainc.levers import Outcome, Setting, changes
 from ratrain.ratrainc.parts import text_of
 from ratrain.ratrainc.timed_plan import TimedPlan, time_plan
@@ -123,6 +123,30 @@ def test_waits_without_reuse_are_those_of_tensors_at_addresses_of_their_own(name
     machine = subject.machine
     apart, _ = simulated(without_reuse(api.emit(module, machine=machine), module), machine)
     assert apart.step_seconds == target_of(machine).step_seconds(at_own_addresses(module))
+
+
+@pytest.mark.parametrize(
+    ("ops", "seconds", "folded", "given"),
+    [
+        (1_000, None, False, 120.0),
+        (30_000, None, True, 120.0),
+        (10_000_000, None, True, 8.0),
+        (1_000, 0.1, True, 0.1),
+        (30_000, 1e9, False, 1e9),
+    ],
+)
+def test_the_time_that_levers_have(ops: int, seconds: float | None, folded: bool, given: float) -> None:
+    """All of it where levers are few seconds, an answer soon where they are many; whole steps where these are expected to end."""
+    setting, _ = setting_of("joint-order,allocate-ddr")
+    pricing = pricing_of(setting, 0, ops, seconds)
+    assert (pricing.folded, pricing.seconds) == (folded, given)
+
+
+def test_steps_are_not_folded_where_that_leaves_out_little() -> None:
+    setting, _ = setting_of("joint-order,allocate-ddr")
+    few = evolve(setting, plan=evolve(setting.plan, micro_batches=8))
+    assert pricing_of(setting, 0, 30_000, 0).folded
+    assert not pricing_of(few, 0, 30_000, 0).folded
 
 
 @pytest.mark.parametrize("passes", ["place-1f1b,recompute{policy=full}", "joint-order,allocate-ddr"])
