@@ -12,10 +12,11 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from types import CodeType
-from typing import Any
+from threading import RLock
+from types import CodeType, FunctionType
+from typing import Any, TypeVar
 
-from attrs import define
+from attrs import define, field
 
 from ratrain.ratrain_ir.gc import paused_gc
 
@@ -58,6 +59,8 @@ class Allowance:
         return True
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 WAY_OUT = "set NUMBA_CACHE_DIR to a directory that can be written"
 
 
@@ -86,21 +89,60 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
     an `UncachedWarning` says so, once. Of processes that need it at once, one compiles it, and the others read what that has kept.
     """
     loop = _kept_or_not(function, {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True} | options)
-    if hasattr(loop, "stats"):  # without its compiler, numba leaves functions as they are
-        _LOOPS.append(loop)
+    # without its compiler, numba leaves functions as they are
+    return counted(loop) if hasattr(loop, "stats") else loop
+
+
+def counted(loop: Any) -> Any:
+    """A loop whose `stats` say what was compiled anew, and where it is kept; it is counted from now on."""
+    _LOOPS.append(loop)
     return loop
+
+
+@define
+class _Parts:
+    all: set[FunctionType] = field(factory=set)
+    new: list[FunctionType] = field(factory=list)
+    """which numba does not know yet"""
+    told: bool = False
+    """whether it has been told of any, so that it is imported"""
+    lock: RLock = field(factory=RLock)
+
+
+_PARTS = _Parts()
+
+
+def part(function: F) -> F:
+    """A function that loops call: compiled into them, without an entry from Python of its own. Called from Python it is Python."""
+    assert isinstance(function, FunctionType)
+    _PARTS.all.add(function)
+    _PARTS.new.append(function)
+    if _PARTS.told:
+        with_parts()
+    return function
+
+
+def with_parts() -> None:
+    """Make all parts known to numba, which is imported for that, before it compiles what calls them."""
+    from numba.extending import register_jitable
+
+    with _PARTS.lock:
+        _PARTS.told = True
+        while _PARTS.new:
+            register_jitable(error_model="numpy", no_cfunc_wrapper=True)(_PARTS.new.pop())
 
 
 def _kept_or_not(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     import numba as nb
 
+    with_parts()
     njit: Any = nb.njit
     try:
         return _by_one_process(_with_what_it_freezes(njit(cache=True, **options)(function)))
     except RuntimeError as error:  # numba has tried to write in each of these
         if "cannot cache" not in str(error):
             raise
-    _warn()
+    unkept()
     return njit(**options)(function)
 
 
@@ -111,27 +153,28 @@ def _with_what_it_freezes(function: Any) -> Any:
     """
     kept = getattr(getattr(function, "_cache", None), "_cache_file", None)
     if kept is not None:  # without its compiler, numba leaves functions as they are
-        kept._source_stamp = kept._source_stamp, _frozen(function.py_func, set())  # noqa: SLF001
+        kept._source_stamp = kept._source_stamp, frozen_in(function.py_func)  # noqa: SLF001
     return function
 
 
-def _frozen(function: Any, seen: set[Any]) -> tuple[str, ...]:
+def frozen_in(function: Any, seen: set[Any] | None = None) -> tuple[str, ...]:
     """Globals that a function compiles in, and of those that are compiled themselves their code and globals."""
     found: list[str] = []
+    seen = set() if seen is None else seen
     for name in sorted(_names(function.__code__)):
         value = function.__globals__.get(name)
         if isinstance(value, bool | int | float | str | tuple):
             found.append(f"{name} = {value!r}")
-        called = getattr(value, "py_func", None)
+        called = value if isinstance(value, FunctionType) and value in _PARTS.all else getattr(value, "py_func", None)
         if called is not None and called not in seen:
             seen.add(called)
-            found += [name, _digest(called.__code__), *_frozen(called, seen)]
+            found += [name, digest_of_code(called.__code__), *frozen_in(called, seen)]
     return tuple(found)
 
 
-def _digest(code: CodeType) -> str:
+def digest_of_code(code: CodeType) -> str:
     """Of what a function does, the same in every process."""
-    constants = [_digest(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    constants = [digest_of_code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
     return sha256(code.co_code + repr(constants).encode()).hexdigest()
 
 
@@ -154,7 +197,7 @@ def _by_one_process(function: Any) -> Any:
     def compile_alone(signature: Any) -> Any:
         # numba's own lock first: a thread that waits for it must not keep other processes from the function; what a compiler makes stays
         # until it is done, and collections in between are a tenth of its time
-        with global_compiler_lock, _locked(path), paused_gc():
+        with global_compiler_lock, locked(path), paused_gc():
             return anew(signature)
 
     function.compile = compile_alone
@@ -162,7 +205,7 @@ def _by_one_process(function: Any) -> Any:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold a lock file, which stays; where none can be held, go on without."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -178,7 +221,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 @cache
-def _warn() -> None:
+def unkept() -> None:
+    """Warn, once, that loops are not kept."""
     text = (
         "compiled loops are not kept, and every process compiles them anew: neither the package's folder nor one in the home "
         f"directory can be written; {WAY_OUT}"

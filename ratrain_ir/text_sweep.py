@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from ratrain.ratrain_ir.loops import compiled
+from ratrain.ratrain_ir.native_loops import native
 
 NONE = -1
 NAME, MICRO_BATCH, OFFSET = 1, 2, 3
@@ -28,7 +28,7 @@ READ, UNUSUAL, MORE_ROOM, IN_NAME = range(4)
 @cache
 def compiled_sweep() -> Any:
     """The loop."""
-    return compiled(sweep)
+    return native(sweep)
 
 
 def sweep(

@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.analysis.op_rows import GrownArray, OpRows, pays
-from ratrain.ratrain_ir.loops import compiled
+from ratrain.ratrain_ir.native_loops import native
 from ratrain.ratrain_ir.ops import Engine, Op, Release, is_blocking
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def list_times(stage: Stage, op_seconds: OpSeconds) -> ListTimes:
 
 @cache
 def _compiled() -> Any:
-    return compiled(walk)
+    return native(walk)
 
 
 def walk(

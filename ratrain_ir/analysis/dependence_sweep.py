@@ -11,11 +11,12 @@ from typing import Any
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.loops import Allowance, compiled
+from ratrain.ratrain_ir.loops import Allowance
+from ratrain.ratrain_ir.native_loops import native
 
 NONE = -1
 _ACCESSES = 100_000
-"""As long in plain Python as it takes to import numba and to load the loop: about half a second."""
+"""Half a second of plain Python: less than it takes to compile the loop where it is not kept."""
 ALLOWANCE = Allowance(_ACCESSES)
 
 
@@ -54,6 +55,9 @@ def reduced_waits(ops: SweptOps, engines: int, compute: int, collective: int) ->
         (2 * tensors + 3, 0),  # where it stops,
         (2 * tensors + 3, 0),  # and which life last held it
         (count, NONE),  # where what is awaited was last sent away
+        (engines, NONE),  # what an op needs, by engine the last position;
+        (engines, NONE),  # what is known to be complete without asking;
+        (engines, NONE),  # and the last op of each engine so far
         (2 * count * engines, NONE),  # what is known to be complete when an op is, by engine the last position
         (count, 0),
         (count * engines, 0),
@@ -72,20 +76,17 @@ def reduced_waits(ops: SweptOps, engines: int, compute: int, collective: int) ->
 
 @cache
 def _compiled() -> Any:
-    return compiled(sweep)
+    return native(sweep)
 
 
 def sweep(
     op_engines: Any, op_blocks: Any, bounds: Any, op_tensors: Any, starts: Any, stops: Any, posts: Any, awaits: Any,
     engines: int, compute: int, collective: int,
-    writers: Any, accesses: Any, lives: Any, seg_starts: Any, seg_stops: Any, seg_lives: Any, sent: Any, clocks: Any,
-    kept: Any, waits: Any,
+    writers: Any, accesses: Any, lives: Any, seg_starts: Any, seg_stops: Any, seg_lives: Any, sent: Any,
+    needs: Any, known: Any, last: Any, clocks: Any, kept: Any, waits: Any,
 ) -> int:  # fmt: skip
     """Fill `kept` and `waits`; the number of waits."""
     count = len(op_engines)
-    needs = [NONE] * engines
-    known = [NONE] * engines
-    last = [NONE] * engines  # the last op of each engine so far
     computed = blocking = NONE
     segments = made = total = 0
     for position in range(2 * count):

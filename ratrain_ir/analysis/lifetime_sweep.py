@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ratrain.ratrain_ir.loops import compiled
+from ratrain.ratrain_ir.native_loops import native
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,7 @@ def swept_lives(rows: OpRows, places: Sequence[int], ends: Any, *, arrays: bool)
 
 @cache
 def _compiled() -> Any:
-    return compiled(sweep)
+    return native(sweep)
 
 
 def sweep(

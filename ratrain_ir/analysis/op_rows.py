@@ -13,7 +13,7 @@ from ratrain.ratrain_ir.ops import Op, Release, Tensor
 from ratrain.ratrain_ir.types import aligned
 
 _OPS = 15_000
-"""As long in plain Python as it takes to import numba and to load a loop: about half a second."""
+"""Half a second of plain Python: less than it takes to compile the loop where it is not kept."""
 ALLOWANCE = Allowance(_OPS)
 """Ops of lists that a process sweeps without the compiler."""
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from ratrain.ratrain_ir.loops import compiled
+from ratrain.ratrain_ir.native_loops import native
 
 
 @cache
 def compiled_sweep() -> Any:
     """The loop."""
-    return compiled(sweep)
+    return native(sweep)
 
 
 def sweep(bounds: Any, operands: Any, ended_bounds: Any, ended: Any, carried: Any, live: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from ratrain.ratrain_ir.loops import compiled
+from ratrain.ratrain_ir.native_loops import native
 
 NONE = -1
 ONCE, EXPECT, SET, MADE_FORWARD, RECOVER, AMONG = range(6)
@@ -20,7 +20,7 @@ it was made by a recovery; one of the operands that are read holds a value."""
 @cache
 def compiled_sweep() -> Any:
     """The loop."""
-    return compiled(sweep)
+    return native(sweep)
 
 
 def sweep(

@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.loops import Allowance, compiled
+from ratrain.ratrain_ir.loops import Allowance
+from ratrain.ratrain_ir.native_loops import native
 
 STEPS = 2
 NEVER = -1
 MOST_FOUND = 4096
 """Conflicts that are noted; the same two instructions may conflict in many places."""
 _OPERANDS = 100_000
-"""As long in plain Python as it takes to import numba and to load the loop: about half a second."""
+"""Half a second of plain Python: less than it takes to compile the loop where it is not kept."""
 ALLOWANCE = Allowance(_OPERANDS)
 
 
@@ -82,6 +83,8 @@ def swept(stage: SweptStage) -> Swept:
         (slots, NEVER),  # of each slot: the engine of the last writer,
         (slots, NEVER),  # its number,
         (slots * engines, NEVER),  # and by engine the number of the last reader since
+        (engines, 0),  # the first instruction of each stream
+        (engines, NEVER),  # the clock of the instruction at hand
         (STEPS * sum(stage.lengths) * engines, NEVER),  # clocks
         (engines, 0),  # instructions done
         (6 * MOST_FOUND, 0),
@@ -106,18 +109,18 @@ def swept(stage: SweptStage) -> Swept:
 
 @cache
 def _compiled() -> Any:
-    return compiled(sweep)
+    return native(sweep)
 
 
 def sweep(
     lengths: Any, operand_ends: Any, tensors: Any, reads: Any, wait_ends: Any, waits: Any, starts: Any, stops: Any,
     size: int,
-    seg_starts: Any, seg_slots: Any, free: Any, writer_engines: Any, writers: Any, readers: Any, clocks: Any,
+    seg_starts: Any, seg_slots: Any, free: Any, writer_engines: Any, writers: Any, readers: Any,
+    bases: Any, clock: Any, clocks: Any,
     done: Any, conflicts: Any,
 ) -> int:  # fmt: skip
     """Fill `clocks`, `done` and `conflicts`; the number of conflicts."""
     engines = len(lengths)
-    bases = [0] * engines
     for engine in range(1, engines):
         bases[engine] = bases[engine - 1] + lengths[engine - 1]
     slots = len(seg_starts)
@@ -129,7 +132,6 @@ def sweep(
     segments = 1
     seg_starts[1] = size
     found = 0
-    clock = [NEVER] * engines
     running = True
     while running:
         running = False

@@ -6,7 +6,8 @@ rates are shared anew before time goes on. Small runs go as plain Python, by `in
 
 from __future__ import annotations
 
-from ratrain.passes.memory.allocation.compiled import kernel, part
+from ratrain.ratrain_ir.loops import part
+from ratrain.ratrain_ir.native_loops import native
 from ratrain.targets.simulator.event_heap import put, take_first
 from ratrain.targets.simulator.flat_program import (
     ALONE,
@@ -32,7 +33,7 @@ from ratrain.targets.simulator.run_state import (
 )
 
 
-@kernel
+@native
 def run(
     flat: FlatProgram, works: Records, state: RunState, steps: int, rendezvous: bool, starts: Float64s, ends: Float64s
 ) -> int:

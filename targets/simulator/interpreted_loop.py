@@ -17,7 +17,7 @@ from ratrain.targets.simulator.flat_program import FlatProgram, Float64s, Record
 from ratrain.targets.simulator.run_state import RunState
 
 _OPS = 10_000
-"""About 0.3 s of plain Python, and as long as it takes to load a loop that was compiled before; compiling takes seconds."""
+"""About 0.3 s of plain Python; compiling takes seconds, where the loop is not kept."""
 
 
 ALLOWANCE = Allowance(_OPS)

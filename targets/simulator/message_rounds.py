@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ratrain.passes.memory.allocation.compiled import kernel, part
+from ratrain.ratrain_ir.loops import part
+from ratrain.ratrain_ir.native_loops import native
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.collective_cost import Algorithm
@@ -114,7 +115,7 @@ def message_seconds(algorithm: Algorithm, members: Members, machine: Machine, *,
     return float(_run(_Messages(targets, nbytes, sources), ports, state, in_turn))
 
 
-@kernel
+@native
 def _run(messages: _Messages, ports: _Ports, state: _State, in_turn: bool) -> float:
     now = 0.0
     for member in range(len(state.rounds)):

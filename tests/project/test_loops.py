@@ -24,6 +24,9 @@ def refuse(self):
     raise PermissionError(13, "Permission denied")
 
 _CacheLocator.ensure_cache_path = refuse
+from ratrain.ratrain_ir import native_loops
+
+native_loops.can_be_written = lambda folder: False
 from ratrain.ratrainc.cli import main
 sys.exit(main(sys.argv[1:]))
 """

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ratrain.passes.memory.allocation.compiled import kernel, part
+from ratrain.passes.memory.allocation.compiled import kernel
+from ratrain.ratrain_ir.loops import part
 
 if TYPE_CHECKING:
     from ratrain.passes.memory.allocation.problem import Int64s
