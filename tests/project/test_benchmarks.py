@@ -175,12 +175,14 @@ def test_vtrain_reports_the_error_of_rows_held_out(capsys, tmp_path):
 @pytest.mark.full
 def test_speed(capsys):
     words = ["--model", str(EXAMPLES / "tiny.json"), "--plan", str(EXAMPLES / "tiny.toml"), "--micro-batches", "2"]
+    words += ["--jobs", "1"]
     benchmark = runpy.run_path(str(BENCHMARKS / "speed.py"))
     benchmark["main"](words)
-    titles, *rows = capsys.readouterr().out.splitlines()
-    assert titles.split() == ["command", "CPU", "s", "target"]
+    processes, titles, *rows = capsys.readouterr().out.splitlines()
+    assert processes == "1 process at most"
+    assert titles.split() == ["command", "CPU", "s", "wall", "s", "target"]
     assert [row.split()[0] for row in rows] == list(benchmark["TARGETS"])
-    assert all(float(row.split()[1]) > 0 for row in rows)
+    assert all(float(seconds) > 0 for row in rows for seconds in row.split()[1:3])
 
 
 @pytest.mark.full
