@@ -47,7 +47,7 @@ from ratrain.ratrain_ir.blocks import any_gathered_within_step, block_chain, zer
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import Tensor
-from ratrain.ratrain_ir.side_by_side import each_stage
+from ratrain.ratrain_ir.side_by_side import each, each_stage
 from ratrain.ratrain_ir.types import Home
 
 _WORTH = 2e-3
@@ -189,14 +189,18 @@ class JointOrderPass(Pass):
 
     def choose(self, module: Module, context: PassContext, depths: list[int]) -> list[_StateOrder]:
         """The order with the shortest period for each stage; stages of like blocks take the same."""
-        known: dict[object, _StateOrder] = {}
-        chosen = []
-        for stage, depth in zip(module.stages, depths, strict=True):
-            likeness = (_kinds(module, stage), depth)
-            if likeness not in known:
-                known[likeness] = self.shortest(stage, Trials(module, context), self.orders(depth))
-            chosen.append(known[likeness])
-        return chosen
+        likenesses = [(_kinds(module, stage), depth) for stage, depth in zip(module.stages, depths, strict=True)]
+        first: dict[tuple[tuple[str, ...], int], Stage] = {}
+        for likeness, stage in zip(likenesses, module.stages, strict=True):
+            first.setdefault(likeness, stage)
+
+        def best(likeness: tuple[tuple[str, ...], int]) -> _StateOrder:
+            return self.shortest(first[likeness], Trials(module, context), self.orders(likeness[1]))
+
+        trials = len(self.orders(depths[0]))
+        found = each(best, list(first), work=trials * sum(len(stage.ops) for stage in first.values()))
+        chosen = dict(zip(first, found, strict=True))
+        return [chosen[likeness] for likeness in likenesses]
 
     def shortest(self, stage: Stage, trials: Trials, orders: list[_StateOrder]) -> _StateOrder:
         """The order with the shortest period of a stage; the default where none is clearly shorter."""

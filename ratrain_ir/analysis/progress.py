@@ -19,6 +19,7 @@ from ratrain.ratrain_ir.analysis.dependence import StageNumbers, stage_numbers
 from ratrain.ratrain_ir.analysis.progress_sweep import stuck_events
 from ratrain.ratrain_ir.messages import DIRECTIONS, Direction, meets, payload_of
 from ratrain.ratrain_ir.ops import ENGINES, AllReduce, AllReduceScalar, Group, MessageOp, Op, Recv, Send
+from ratrain.ratrain_ir.side_by_side import each_stage
 from ratrain.ratrain_ir.topology import Hop
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def blocking_cycle(
     `numbers` has the numbers of a stage where they are known already.
     """
     places = channels(module)
-    events = [_stage_events(stage, module.topology, numbers(stage), places) for stage in module.stages]
+    topology = module.topology
+    events = each_stage(lambda stage: _stage_events(stage, topology, numbers(stage), places), module.stages)
     return cycle_of(events, rendezvous=rendezvous)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.analysis.dependence import end_byte, first_byte
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.verifier.report import Reporter
 
 
-def check_memory(module: Module, report: Reporter) -> None:
-    """Run all rules of this layer; below the level `allocated` no tensor may claim an address."""
-    for stage in module.stages:
+def check_memory(module: Module, report: Reporter, stages: Sequence[Stage]) -> None:
+    """Run all rules of this layer, on some stages; below the level `allocated` no tensor may claim an address."""
+    for stage in stages:
         if module.level is Level.ALLOCATED:
             if check_offsets(stage, report):
                 check_no_shared_byte(stage, report)

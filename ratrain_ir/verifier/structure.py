@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import define, field
@@ -56,10 +57,10 @@ from ratrain.ratrain_ir.verifier.exchanges import check_exchange
 from ratrain.ratrain_ir.verifier.report import Reporter
 
 
-def check_structure(module: Module, report: Reporter) -> None:
-    """Run all rules of this layer."""
+def check_structure(module: Module, report: Reporter, stages: Sequence[Stage]) -> None:
+    """Run all rules of this layer, on some stages."""
     check_target_named(module, report)
-    for stage in module.stages:
+    for stage in stages:
         owned = frozenset(module.topology.stage_blocks[stage.index])
         for op, alike in zip(stage.ops, report.alike(stage), strict=True):
             if not alike.has_legal_structure:
@@ -71,7 +72,7 @@ def check_structure(module: Module, report: Reporter) -> None:
     if report.diagnostics.errors:
         return  # what an op touches is not known where its operands are wrong
     has_releases = has_all_releases(module)
-    for stage in module.stages:
+    for stage in stages:
         _Liveness(module, stage, report, has_releases).run()
 
 

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING
 from ratrain.ratrain_ir.ops import Release
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.ratrain_ir.ops import Op
     from ratrain.ratrain_ir.target import Target
     from ratrain.ratrain_ir.verifier.report import Reporter
 
 
-def check_workspace(module: Module, target: Target, report: Reporter) -> None:
-    """RT025: every op of a module that names a target has the workspace its routine needs there."""
+def check_workspace(module: Module, target: Target, report: Reporter, stages: Sequence[Stage]) -> None:
+    """RT025: every op of some stages of a module that names a target has the workspace its routine needs there."""
     if module.target is None:
         return  # `legalise` is still to come
-    for stage in module.stages:
+    for stage in stages:
         for op, alike in zip(stage.ops, report.alike(stage), strict=True):
             if type(op) is not Release and not alike.has_workspace:
                 alike.has_workspace = check_op_workspace(module, stage, op, target, report)

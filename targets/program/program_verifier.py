@@ -125,7 +125,7 @@ def _check_addresses(program: Program, module: Module, diagnostics: Diagnostics)
         for tensor, placed in zip(stage.tensors.values(), source.tensors, strict=True):
             tensor.offset = placed.offset
     module.level = Level.ALLOCATED
-    check_memory(module, Reporter(module, diagnostics))
+    check_memory(module, Reporter(module, diagnostics), module.stages)
 
 
 @define

@@ -65,7 +65,7 @@ def dataflow_agrees(module: Module) -> tuple[int, int]:
     """Compare the sweep of each stage with the visits; how many stages the sweep found sound, and how many these."""
     found = Diagnostics()
     report = Reporter(module, found)
-    check_structure(module, report)
+    check_structure(module, report, module.stages)
     swept = visited = 0
     for stage in module.stages if not found.errors else ():
         visits = Diagnostics()
@@ -123,6 +123,16 @@ def test_mutants(name: str) -> None:
         assert swept == visited, change
         expected = findings(module)
         with at_any_size():
+            assert findings(module) == expected, change
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+@pytest.mark.sampled(3)
+def test_stages_of_mutants_side_by_side(name: str) -> None:
+    """Two processes, each of which looks at some stages, find what one finds, in its words."""
+    for change, module in changed(SUBJECTS[name], 1):
+        expected = findings(module)
+        with processes(2, least_work=0):
             assert findings(module) == expected, change
 
 

@@ -174,7 +174,7 @@ def test_what_the_passes_make_ends_in_both_send_modes(module):
 def keeps_bytes_apart(module: Module) -> bool:
     """Whether no two live tensors share a byte: the verifier asks this before it asks for progress."""
     found = Diagnostics()
-    check_memory(module, Reporter(module, found))
+    check_memory(module, Reporter(module, found), module.stages)
     return not found.errors
 
 
