@@ -15,19 +15,20 @@ import ctypes
 import os
 import platform
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from attrs import define, field
 
 from ratrain.ratrain_ir.gc import paused_gc
-from ratrain.ratrain_ir.loops import F, counted, digest_of_code, frozen_in, locked, unkept, with_parts
+from ratrain.ratrain_ir.loops import F, compiled, counted, digest_of_code, frozen_in, locked, unkept, with_parts
 
 _NUMBERS: dict[type, str] = {bool: "?", int: "q", float: "d", np.bool_: "?", np.int64: "q", np.float64: "d"}
 """Types of numbers that loops take, by the letter of what they are to it."""
@@ -40,6 +41,18 @@ _OUTSIDE = frozenset({"memset", "memcpy", "memmove", "NRT_MemInfo_call_dtor"})
 _LOCK = threading.Lock()
 _OBJECTS: list[Any] = []
 """What is linked into this process, and stays."""
+
+
+_Entry: TypeAlias = Callable[[tuple[Any, ...], list[Any]], Any]
+"""A loop, given its arguments as they are and as they are handed to machine code."""
+
+
+class NotAloneWarning(RuntimeWarning):
+    """A loop is not what can be loaded without numba."""
+
+
+class _NotAloneError(Exception):
+    """The machine code of a loop is not all that it needs."""
 
 
 @define
@@ -57,12 +70,12 @@ class NativeLoop:
 
     __wrapped__: Callable[..., Any]
     stats: _Stats = field(factory=_Stats)
-    _entries: dict[Any, Callable[[list[Any]], Any]] = field(factory=dict)
+    _entries: dict[Any, _Entry] = field(factory=dict)
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the loop. The first call with arguments of some types loads it, or has numba compile it.
 
-        Raises TypeError where numba cannot compile it for these, or makes something of it that needs more than the loop.
+        What needs more than itself, or was made by a numba whose insides are other ones, is left to numba, with a warning.
         """
         forms: list[Any] = []
         values: list[Any] = []
@@ -76,9 +89,19 @@ class NativeLoop:
             with _LOCK:
                 entry = self._entries.get(key) or self._made(arguments, key)
                 self._entries[key] = entry
-        return entry(values)
+        return entry(arguments, values)
 
-    def _made(self, arguments: tuple[Any, ...], key: tuple[Any, ...]) -> Callable[[list[Any]], Any]:
+    def _made(self, arguments: tuple[Any, ...], key: tuple[Any, ...]) -> _Entry:
+        try:
+            return self._alone(arguments, key)
+        except (AttributeError, ImportError, _NotAloneError) as error:
+            name = self.__wrapped__.__qualname__
+            text = f"the loop '{name}' is loaded by numba itself, which takes a second: {error}"
+            warnings.warn(NotAloneWarning(text), stacklevel=3)
+            loop = compiled(self.__wrapped__)
+            return lambda given, _values: loop(*given)
+
+    def _alone(self, arguments: tuple[Any, ...], key: tuple[Any, ...]) -> _Entry:
         name = f"{self.__wrapped__.__module__}.{self.__wrapped__.__qualname__}"
         folder = _folder(self.__wrapped__.__code__.co_filename)
         if folder is None:
@@ -189,8 +212,8 @@ def _write(path: Path, kept: _Kept) -> None:
         beside.replace(path)
 
 
-def _linked(kept: _Kept, key: tuple[Any, ...]) -> Callable[[list[Any]], Any]:
-    """The loop as a function of the values that are handed to it."""
+def _linked(kept: _Kept, key: tuple[Any, ...]) -> _Entry:
+    """The loop."""
     import llvmlite.binding as llvm
 
     _prepare_linking()
@@ -203,7 +226,7 @@ def _linked(kept: _Kept, key: tuple[Any, ...]) -> Callable[[list[Any]], Any]:
     function = made(engine.get_function_address(kept.symbol))
     result_type = _C_TYPES[kept.result or "p"]
 
-    def call(values: list[Any]) -> Any:
+    def call(_arguments: tuple[Any, ...], values: list[Any]) -> Any:
         result, problem = result_type(), ctypes.c_void_p()
         if function(ctypes.addressof(result), ctypes.addressof(problem), *values):
             raise RuntimeError(f"{kept.symbol}: a loop that raises nothing has raised")
@@ -230,7 +253,7 @@ def _machine() -> Any:
 
 
 def _compiled(function: Callable[..., Any], arguments: tuple[Any, ...], key: tuple[Any, ...]) -> _Kept:
-    """Have numba compile a loop, and take the machine code. Raises TypeError where that is not all of it."""
+    """Have numba compile a loop, and take the machine code. Raises `_NotAloneError` where that is not all of it."""
     import numba
     from numba.core import callconv
 
@@ -248,9 +271,9 @@ def _compiled(function: Callable[..., Any], arguments: tuple[Any, ...], key: tup
         each.name for each in module.functions if each.is_declaration and not each.name.startswith("llvm.")
     )
     if set(lacking) - _OUTSIDE:
-        raise TypeError(f"{name} needs more than itself: {', '.join(lacking)}")
+        raise _NotAloneError(f"{name} needs more than itself: {', '.join(lacking)}")
     if str(result) not in _RESULTS:
-        raise TypeError(f"{name} returns {result}")
+        raise _NotAloneError(f"{name} returns {result}")
     wanted = [
         str(each) for each in conventions.CPUCallConv(whole.target_context).get_function_type(result, types).args[2:]
     ]
@@ -259,7 +282,7 @@ def _compiled(function: Callable[..., Any], arguments: tuple[Any, ...], key: tup
         not (given == _OF_LLVM[letter] if letter in _OF_LLVM else given.endswith("*"))
         for given, letter in zip(wanted, letters, strict=True)
     ):
-        raise TypeError(f"{name} takes {', '.join(wanted)}, and would be given {letters}")
+        raise _NotAloneError(f"{name} takes {', '.join(wanted)}, and would be given {letters}")
     return _Kept(whole.fndesc.llvm_func_name, _RESULTS[str(result)], whole.library._get_compiled_object())  # noqa: SLF001
 
 

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratrain.ratrain_ir import native_loops
 from ratrain.ratrain_ir.loops import part
-from ratrain.ratrain_ir.native_loops import native
+from ratrain.ratrain_ir.native_loops import NotAloneWarning, native
 
 PAIR = np.dtype([("count", np.int64), ("weight", np.float64)])
 
@@ -92,12 +93,12 @@ def test_loops_return_truths_or_nothing(numbers: list[int], bound: int) -> None:
     assert not fast.any()
 
 
-def test_what_needs_more_than_itself_is_refused() -> None:
+def test_what_needs_more_than_itself_is_left_to_numba() -> None:
     def allocates(count: int) -> int:
-        return int(np.zeros(count, np.int64).sum())
+        return int(np.ones(count, np.int64).sum())
 
     def raises(count: int) -> int:
-        if count > 2:
+        if count > 3:
             raise ValueError(count)
         return count
 
@@ -105,10 +106,25 @@ def test_what_needs_more_than_itself_is_refused() -> None:
         return count, count
 
     for function, why in ((allocates, "needs more than itself: NRT_"), (raises, "needs more"), (pairs, "returns")):
-        with pytest.raises(TypeError, match=why):
-            native(function)(3)
+        loop = native(function)
+        with pytest.warns(NotAloneWarning, match=why):
+            assert loop(3) == function(3)
+        assert loop(2) == function(2)
     with pytest.raises(TypeError, match="takes arrays, numbers and tuples of them, no list"):
         LEAVES_AT([1], 3)
+
+
+def test_a_numba_of_other_insides_is_left_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def doubled(count: int) -> int:
+        return 2 * count
+
+    def gone(*_: Any) -> Any:
+        raise AttributeError("'JITCodeLibrary' object has no attribute '_get_compiled_object'")
+
+    loop = native(doubled)
+    monkeypatch.setattr(native_loops, "_compiled", gone)
+    with pytest.warns(NotAloneWarning, match="has no attribute '_get_compiled_object'"):
+        assert loop(4) == 8
 
 
 SUMS = """
