@@ -112,6 +112,10 @@ class _Parts:
 _PARTS = _Parts()
 
 
+PART_OPTIONS: dict[str, Any] = {"error_model": "numpy", "no_cfunc_wrapper": True, "forceinline": True}
+"""Parts are called with all that a loop holds: more arguments than a call is worth."""
+
+
 def part(function: F) -> F:
     """A function that loops call: compiled into them, without an entry from Python of its own. Called from Python it is Python."""
     assert isinstance(function, FunctionType)
@@ -129,7 +133,7 @@ def with_parts() -> None:
     with _PARTS.lock:
         _PARTS.told = True
         while _PARTS.new:
-            register_jitable(error_model="numpy", no_cfunc_wrapper=True)(_PARTS.new.pop())
+            register_jitable(**PART_OPTIONS)(_PARTS.new.pop())
 
 
 def _kept_or_not(function: Callable[..., Any], options: dict[str, Any]) -> Any:

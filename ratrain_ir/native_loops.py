@@ -6,7 +6,7 @@ an exception would be, then an array as owner, parent, elements, bytes of one, d
 one after the other.
 
 The name of what is kept is the digest of all that it was made from: the code of the loop and of what it calls, the constants that are compiled in,
-the types of its arguments, versions, the processor, and what numba was told by variables.
+the types of its arguments, this module, versions, the processor, and what numba was told by variables.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from attrs import define, field
 
+from ratrain.ratrain_ir import loops
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.loops import F, compiled, counted, digest_of_code, frozen_in, locked, unkept, with_parts
 
@@ -36,8 +37,14 @@ _C_TYPES: dict[str, Any] = {"?": ctypes.c_bool, "q": ctypes.c_int64, "d": ctypes
 _OF_LLVM = {"?": "i8", "q": "i64", "d": "double"}
 _RESULTS: dict[str, str] = {"none": "", "int64": "q", "float64": "d", "bool": "?"}
 """By numba's name of a result, its letter."""
-_OUTSIDE = frozenset({"memset", "memcpy", "memmove", "NRT_MemInfo_call_dtor"})
-"""What machine code may need from outside itself: parts of any C library, and what frees an array, which is never called, as loops own none."""
+_OUTSIDE = frozenset({"memset", "memcpy", "memmove"})
+"""What machine code may need from outside itself: parts of any C library."""
+_MATHEMATICS = frozenset((
+    "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "exp", "exp2", "exp10", "log", "log2", "log10",
+    "pow", "powi", "ldexp", "frexp",
+))  # fmt: skip
+_OPTIONS = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True, "no_cpython_wrapper": True, "_nrt": False}
+"""Loops own no arrays, so that nothing counts who holds one: in loops that call parts with many that took half of the time."""
 _LOCK = threading.Lock()
 _OBJECTS: list[Any] = []
 """What is linked into this process, and stays."""
@@ -241,8 +248,6 @@ def _prepare_linking() -> None:
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    abort = ctypes.cast(ctypes.pythonapi.Py_FatalError, ctypes.c_void_p).value
-    llvm.add_symbol("NRT_MemInfo_call_dtor", abort)
 
 
 @cache
@@ -255,23 +260,23 @@ def _machine() -> Any:
 def _compiled(function: Callable[..., Any], arguments: tuple[Any, ...], key: tuple[Any, ...]) -> _Kept:
     """Have numba compile a loop, and take the machine code. Raises `_NotAloneError` where that is not all of it."""
     import numba
-    from numba.core import callconv
+    from numba.core import callconv, errors
 
     with_parts()
-    options = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
     nb: Any = numba
     conventions: Any = callconv
-    made = nb.njit(**options)(function)
-    with paused_gc():  # what a compiler makes stays until it is done
-        made.compile(tuple(nb.typeof(each) for each in arguments))
+    made = nb.njit(**_OPTIONS)(function)
+    try:
+        with paused_gc():  # what a compiler makes stays until it is done
+            made.compile(tuple(nb.typeof(each) for each in arguments))
+    except errors.NumbaError as error:  # it allocates, perhaps
+        raise _NotAloneError(" ".join(str(error).split())) from error
     (whole,) = made.overloads.values()
     name, types, result = function.__qualname__, whole.signature.args, whole.signature.return_type
     module = whole.library._final_module  # noqa: SLF001
-    lacking = sorted(
-        each.name for each in module.functions if each.is_declaration and not each.name.startswith("llvm.")
-    )
-    if set(lacking) - _OUTSIDE:
-        raise _NotAloneError(f"{name} needs more than itself: {', '.join(lacking)}")
+    lacking = {_called(each.name) for each in module.functions if each.is_declaration} - _OUTSIDE
+    if lacking:
+        raise _NotAloneError(f"{name} needs more than itself: {', '.join(sorted(lacking))}")
     if str(result) not in _RESULTS:
         raise _NotAloneError(f"{name} returns {result}")
     wanted = [
@@ -286,6 +291,14 @@ def _compiled(function: Callable[..., Any], arguments: tuple[Any, ...], key: tup
     return _Kept(whole.fndesc.llvm_func_name, _RESULTS[str(result)], whole.library._get_compiled_object())  # noqa: SLF001
 
 
+def _called(name: str) -> str:
+    """The function that machine code calls for a declared one; an intrinsic is none, but of those of C's mathematics."""
+    intrinsic = name.split(".")
+    if intrinsic[0] != "llvm":
+        return name
+    return intrinsic[1] if intrinsic[1] in _MATHEMATICS else "memset"
+
+
 def _is_disabled() -> bool:
     """Whether numba is told to leave functions as they are."""
     return os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
@@ -298,6 +311,7 @@ def _circumstances() -> tuple[str, ...]:
 
     told = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("NUMBA_")]
     return (
+        *(sha256(Path(file).read_bytes()).hexdigest() for file in (__file__, loops.__file__)),
         platform.python_version(),
         *(f"{library} {version(library)}" for library in ("numba", "llvmlite")),
         llvm.get_process_triple(),

@@ -12,51 +12,51 @@ if TYPE_CHECKING:
 
 
 @part
-def put(slots: Records, sizes: Int64s, slot: int, time: float) -> None:
+def put(slots: Records, heap: Records, sizes: Int64s, slot: int, time: float) -> None:
     """Enter a slot, or move it to another time."""
     place = slots[slot].heap_place
     if place < 0:
         place = sizes[HEAP]
         sizes[HEAP] += 1
-    slots[slot].time = time
-    sift(slots, sizes[HEAP], slot, place)
+    sift(slots, heap, sizes[HEAP], slot, time, place)
 
 
 @part
-def take_first(slots: Records, sizes: Int64s) -> int:
+def take_first(slots: Records, heap: Records, sizes: Int64s) -> int:
     """Remove the slot whose time is the earliest; of equal ones the lowest slot."""
-    slot: int = slots[0].heap
+    slot: int = heap[0].slot
     slots[slot].heap_place = -1
     sizes[HEAP] -= 1
-    if sizes[HEAP]:
-        sift(slots, sizes[HEAP], slots[sizes[HEAP]].heap, 0)
+    last = sizes[HEAP]
+    if last:
+        sift(slots, heap, last, heap[last].slot, heap[last].time, 0)
     return slot
 
 
 @part
-def sift(slots: Records, size: int, slot: int, place: int) -> None:
+def sift(slots: Records, heap: Records, size: int, slot: int, time: float, place: int) -> None:
     """Put a slot where it belongs in a heap of a size; `place` is free."""
-    time = slots[slot].time
     while place > 0:
-        parent = slots[(place - 1) // 2].heap
-        if slots[parent].time < time or (slots[parent].time == time and parent < slot):
+        above = (place - 1) // 2
+        parent, parents = heap[above].slot, heap[above].time
+        if parents < time or (parents == time and parent < slot):
             break
-        slots[place].heap = parent
+        heap[place].slot, heap[place].time = parent, parents
         slots[parent].heap_place = place
-        place = (place - 1) // 2
+        place = above
     while True:
         below = 2 * place + 1
         if below >= size:
             break
-        child = slots[below].heap
+        child, childs = heap[below].slot, heap[below].time
         if below + 1 < size:
-            other = slots[below + 1].heap
-            if slots[other].time < slots[child].time or (slots[other].time == slots[child].time and other < child):
-                below, child = below + 1, other
-        if time < slots[child].time or (time == slots[child].time and slot < child):
+            other, others = heap[below + 1].slot, heap[below + 1].time
+            if others < childs or (others == childs and other < child):
+                below, child, childs = below + 1, other, others
+        if time < childs or (time == childs and slot < child):
             break
-        slots[place].heap = child
+        heap[place].slot, heap[place].time = child, childs
         slots[child].heap_place = place
         place = below
-    slots[place].heap = slot
+    heap[place].slot, heap[place].time = slot, time
     slots[slot].heap_place = place

@@ -41,7 +41,7 @@ def run(
 
     Fills `starts` and `ends`, [steps * ops], in seconds.
     """
-    streams, slots, resources, sizes = state.streams, state.slots, state.resources, state.sizes
+    streams, slots, heap, resources, sizes = state.streams, state.slots, state.heap, state.resources, state.sizes
     for stream in range(len(streams)):
         look_at(streams, sizes, stream)
     now = 0.0
@@ -53,13 +53,13 @@ def run(
             streams[stream].listed = 0
             if is_ready(flat.ops, flat.waits, streams, stream, steps):
                 start_if_met(flat, works, state, stream, steps, rendezvous, now, starts)
-        if sizes[CHANGED] and (sizes[HEAP] == 0 or slots[slots[0].heap].time > now):
-            share_anew(slots, resources, state.routes, state.users, sizes, now)
+        if sizes[CHANGED] and (sizes[HEAP] == 0 or heap[0].time > now):
+            share_anew(slots, heap, resources, state.routes, state.users, sizes, now)
         if sizes[HEAP] == 0:
             return events
-        slot = take_first(slots, sizes)
+        now = heap[0].time
+        slot = take_first(slots, heap, sizes)
         events += 1
-        now = slots[slot].time
         if slots[slot].active:
             end_flow(slots, resources, state.routes, sizes, slot)
         leader = streams[slots[slot].stream].leader
@@ -78,26 +78,20 @@ def look_at(streams: Records, sizes: Int64s, stream: int) -> None:
 
 
 @part
-def next_op(streams: Records, stream: int) -> int:
-    """The op a stream is at; it may be running."""
-    op: int = streams[stream].first + streams[stream].done % (streams[stream].stop - streams[stream].first)
-    return op
-
-
-@part
 def is_ready(ops: Records, waits: Records, streams: Records, stream: int, steps: int) -> bool:
     """Whether the next op of a stream has all it waits for on its own stage."""
-    length = streams[stream].stop - streams[stream].first
-    done = streams[stream].done
-    if streams[stream].running or done >= steps * length:
+    if streams[stream].running or streams[stream].step >= steps:
         return False
-    op = streams[stream].first + done % length
-    step = done // length
+    if streams[streams[stream].awaited].done < streams[stream].until:
+        return False
+    op = streams[stream].op
+    step = streams[stream].step
     for wait in range(ops[op].wait_first, ops[op].wait_stop):
         at = step - waits[wait].previous
         other = waits[wait].stream
-        others = streams[other].stop - streams[other].first
-        if at >= 0 and streams[other].done < at * others + waits[wait].count:
+        until = at * (streams[other].stop - streams[other].first) + waits[wait].count
+        if at >= 0 and streams[other].done < until:
+            streams[stream].awaited, streams[stream].until = other, until
             return False
     ready: bool = ops[op].mode != NEVER
     return ready
@@ -110,7 +104,7 @@ def start_if_met(
 ) -> None:  # fmt: skip
     """Start the next op of a stream, which is ready, and those that start with it, if they are ready too."""
     streams, traffic = state.streams, state.traffic
-    op = next_op(streams, stream)
+    op = streams[stream].op
     mode, channel = flat.ops[op].mode, flat.ops[op].channel
     if mode == ALONE:
         start(flat, works, state, stream, stream, now, starts)
@@ -120,7 +114,7 @@ def start_if_met(
             other = flat.ops[flat.members[place]].stream
             if not is_ready(flat.ops, flat.waits, streams, other, steps):
                 return
-            if next_op(streams, other) != flat.members[place]:
+            if streams[other].op != flat.members[place]:
                 return
         for place in range(flat.meetings[meeting].first, flat.meetings[meeting].stop):
             start(flat, works, state, flat.ops[flat.members[place]].stream, stream, now, starts)
@@ -129,7 +123,7 @@ def start_if_met(
         other = receiver if mode == SEND else sender
         if not is_ready(flat.ops, flat.waits, streams, other, steps):
             return
-        if flat.ops[next_op(streams, other)].channel == channel:
+        if flat.ops[streams[other].op].channel == channel:
             start(flat, works, state, sender, sender, now, starts)
             start(flat, works, state, receiver, sender, now, starts)
     elif mode == SEND:
@@ -149,14 +143,13 @@ def start(
 ) -> None:
     """Start the next op of a stream: all its works begin."""
     streams, slots, resources, routes, sizes = state.streams, state.slots, state.resources, state.routes, state.sizes
-    op = next_op(streams, stream)
-    step = streams[stream].done // (streams[stream].stop - streams[stream].first)
-    starts[step * len(flat.ops) + op] = now
+    op = streams[stream].op
+    starts[streams[stream].step * len(flat.ops) + op] = now
     streams[stream].running = 1
     streams[stream].leader = leader
     streams[leader].works_left += 1
     first_slot = stream * sizes[SLOTS]
-    put(slots, sizes, first_slot + TIMER, now + works[op].seconds)
+    put(slots, state.heap, sizes, first_slot + TIMER, now + works[op].seconds)
     if works[op].ddr_bytes > 0:
         streams[leader].works_left += 1
         nbytes, route = works[op].ddr_bytes, stream // STREAMS
@@ -172,7 +165,7 @@ def start(
 def all_ended(flat: FlatProgram, state: RunState, leader: int, rendezvous: bool, now: float, ends: Float64s) -> None:
     """The last work of a leader's op has ended: the op ends, and all that end with it."""
     streams, traffic, sizes = state.streams, state.traffic, state.sizes
-    op = next_op(streams, leader)
+    op = streams[leader].op
     mode, channel = flat.ops[op].mode, flat.ops[op].channel
     if mode == TOGETHER:
         meeting = flat.ops[op].meeting
@@ -196,10 +189,13 @@ def all_ended(flat: FlatProgram, state: RunState, leader: int, rendezvous: bool,
 @part
 def end(streams: Records, sizes: Int64s, stream: int, ops: int, now: float, ends: Float64s) -> None:
     """End the running op of a stream; what waits for it is on its stage."""
-    step = streams[stream].done // (streams[stream].stop - streams[stream].first)
-    ends[step * ops + next_op(streams, stream)] = now
+    ends[streams[stream].step * ops + streams[stream].op] = now
     streams[stream].running = 0
     streams[stream].done += 1
+    streams[stream].op += 1
+    if streams[stream].op == streams[stream].stop:
+        streams[stream].op = streams[stream].first
+        streams[stream].step += 1
     first = stream - stream % STREAMS
     for other in range(first, first + STREAMS):
         if not streams[other].running:

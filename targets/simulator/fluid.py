@@ -56,7 +56,9 @@ def note_change(resources: Records, sizes: Int64s, resource: int) -> None:
 
 
 @part
-def share_anew(slots: Records, resources: Records, routes: Int64s, users: Int64s, sizes: Int64s, now: float) -> None:
+def share_anew(
+    slots: Records, heap: Records, resources: Records, routes: Int64s, users: Int64s, sizes: Int64s, now: float
+) -> None:
     """New rates for all flows that the changes reach."""
     count = reach(slots, resources, routes, users, sizes)
     changed = sizes[CHANGED]
@@ -78,7 +80,7 @@ def share_anew(slots: Records, resources: Records, routes: Int64s, users: Int64s
                 level = min(level, resources[resource].left / resources[resource].flows)
         for place in range(count):
             level = min(level, slots[slots[place].reached].limit)
-        count = settle(slots, resources, routes, sizes, count, level, now)
+        count = settle(slots, heap, resources, routes, sizes, count, level, now)
     for place in range(changed):
         resources[resources[place].changed].changed_place = -1
     sizes[CHANGED] = 0
@@ -114,7 +116,14 @@ def reach(slots: Records, resources: Records, routes: Int64s, users: Int64s, siz
 
 @part
 def settle(
-    slots: Records, resources: Records, routes: Int64s, sizes: Int64s, count: int, level: float, now: float
+    slots: Records,
+    heap: Records,
+    resources: Records,
+    routes: Int64s,
+    sizes: Int64s,
+    count: int,
+    level: float,
+    now: float,
 ) -> int:
     """Give the flows that can rise no further than `level` that rate; the number of flows that can, which come first."""
     rising, end = 0, count
@@ -128,7 +137,7 @@ def settle(
             rising += 1
     for place in range(end, count):
         slot = slots[place].reached
-        set_rate(slots, resources, routes, sizes, slot, level, now)
+        set_rate(slots, heap, resources, routes, sizes, slot, level, now)
         route = slots[slot].route
         for at in range(routes.shape[1]):
             resource = routes[route, at]
@@ -151,7 +160,7 @@ def is_full(slots: Records, resources: Records, routes: Int64s, slot: int, level
 
 @part
 def set_rate(
-    slots: Records, resources: Records, routes: Int64s, sizes: Int64s, slot: int, rate: float, now: float
+    slots: Records, heap: Records, resources: Records, routes: Int64s, sizes: Int64s, slot: int, rate: float, now: float
 ) -> None:
     """Let a flow go on at a rate; one that keeps its rate is left as it is, and so is the time it ends."""
     if rate == slots[slot].rate:
@@ -165,4 +174,4 @@ def set_rate(
     slots[slot].remaining -= flowed
     slots[slot].since = now
     slots[slot].rate = rate
-    put(slots, sizes, slot, now + slots[slot].remaining / rate)
+    put(slots, heap, sizes, slot, now + slots[slot].remaining / rate)

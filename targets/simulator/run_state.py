@@ -24,19 +24,25 @@ _STREAM = np.dtype(
         ("first", np.int64),  # its ops
         ("stop", np.int64),
         ("done", np.int64),  # ops that have ended, over all steps
+        ("op", np.int64),  # the op it is at, which may be running, and the step that this is of
+        ("step", np.int64),
+        (
+            "awaited",
+            np.int64,
+        ),  # a stream that its op waits for, as was seen last, and how many of its ops must have ended
+        ("until", np.int64),
         ("running", np.int64),
         ("leader", np.int64),  # who counts the works of what runs here: ops that end together have one leader
         ("works_left", np.int64),
         ("agenda", np.int64),  # a place of the list of streams whose next op may have become ready
-        ("listed", np.int64),  # whether this one is in that list
+        ("listed", np.int64),  # whether this one is in that list, or never is, for it has no ops
     ]
 )
 _TRAFFIC = np.dtype([("sent_started", np.int64), ("sent_ended", np.int64), ("recv_started", np.int64)])
 _SLOT = np.dtype(
     [
         ("time", np.float64),  # when its work ends
-        ("heap", np.int64),  # a place of the heap: the slot that is there
-        ("heap_place", np.int64),  # where this one is, -1: nowhere
+        ("heap_place", np.int64),  # where in the heap it is, -1: nowhere
         ("stream", np.int64),  # whose it is
         ("active", np.int64),  # whether bytes are flowing
         ("remaining", np.float64),  # bytes left at `since`, and bytes a second from then on
@@ -47,6 +53,7 @@ _SLOT = np.dtype(
         ("reached", np.int64),  # a place of the list of flows whose rates are found anew
     ]
 )
+_EVENT = np.dtype([("time", np.float64), ("slot", np.int64)])
 _RESOURCE = np.dtype(
     [
         ("capacity", np.float64),  # bytes a second
@@ -68,6 +75,8 @@ class RunState(NamedTuple):
     traffic: Records
     """by channel"""
     slots: Records
+    heap: Records
+    """events to come: slots and their times, the earliest first"""
     resources: Records
     users: Int64s
     routes: Int64s
@@ -85,6 +94,8 @@ def new_state(flat: FlatProgram, routes: Routes, host_bandwidth: float) -> RunSt
     count = len(flat.streams)
     streams = np.zeros(count, _STREAM)
     streams["first"], streams["stop"] = flat.streams["first"], flat.streams["stop"]
+    streams["op"] = flat.streams["first"]
+    streams["listed"] = flat.streams["first"] == flat.streams["stop"]
     of_stream = LINK_FLOW + routes.most_flows
     slots = np.zeros(count * of_stream, _SLOT)
     slots["heap_place"] = -1
@@ -100,7 +111,10 @@ def new_state(flat: FlatProgram, routes: Routes, host_bandwidth: float) -> RunSt
     flat_users = np.array([slot for each in users for slot in each], np.int64)
     traffic = np.zeros(len(flat.channels), _TRAFFIC)
     sizes = np.array([0, 0, 0, of_stream], np.int64)
-    return RunState(streams, traffic, slots, resources, flat_users, routes.rows, routes.flows, routes.of_ops, sizes)
+    heap = np.zeros(len(slots), _EVENT)
+    return RunState(
+        streams, traffic, slots, heap, resources, flat_users, routes.rows, routes.flows, routes.of_ops, sizes
+    )
 
 
 def moved_bytes(state: RunState, stages: int, levels: int) -> Float64s:
