@@ -112,7 +112,11 @@ def _shared_out(function: Callable[[T], R], items: Sequence[T], count: int) -> d
             if not (child := _fork()):
                 _work(function, items, tickets, place)
             children.append(child)
-        found = dict(_done(function, items, tickets))
+        alone = _ALLOWED.set(_ALONE)
+        try:
+            found = dict(_done(function, items, tickets))
+        finally:
+            _ALLOWED.reset(alone)
         for child, place in zip(children, results, strict=True):
             ended = os.waitid(
                 os.P_PID, child, os.WEXITED | os.WNOWAIT

@@ -162,8 +162,11 @@ def test_what_a_process_that_was_killed_did_not_send_is_made_here(meeting):
 def test_no_process_forks_within_another(meeting):
     def inner(item: int) -> set[int]:
         meeting.come(item)
-        with processes(2):
-            return {os.getpid()} ^ set(each(lambda _: os.getpid(), range(8), work=0))
+        return {os.getpid()} ^ set(each(slowly, range(8), work=0))
+
+    def slowly(_: int) -> int:
+        time.sleep(0.01)
+        return os.getpid()
 
     assert each_of_two(inner, range(2)) == [set(), set()]
 
