@@ -16,7 +16,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
@@ -61,28 +61,37 @@ def installation() -> str | None:
 
     None where this process cannot tell what it runs.
     """
-    files = list(_files_below(_PACKAGE))
-    if not files or max(path.stat().st_mtime for path in files) > _STARTED:
+    files = _files_below(_PACKAGE)
+    if not files or max(os.stat(path).st_mtime for _, path in files) > _STARTED:  # noqa: PTH116 - as below
         return None
     libraries = [f"{name} {version(name)}" for name in _LIBRARIES]
-    return "\n".join([digest_of_files(_PACKAGE), sys.version, *libraries])
+    return "\n".join([_digest_of(files), sys.version, *libraries])
 
 
 def digest_of_files(folder: Path) -> str:
     """The SHA-256 of all files below a folder, names and bytes, without what Python and numba keep there of them."""
+    return _digest_of(_files_below(folder))
+
+
+def _digest_of(files: Iterable[tuple[str, str]]) -> str:
     digest = sha256()
-    for path in _files_below(folder):
-        data = path.read_bytes()
-        digest.update(f"{path.relative_to(folder).as_posix()}\n{len(data)}\n".encode())
+    for name, path in files:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - a Path for each of hundreds takes as long as to read them
+            data = file.read()
+        digest.update(f"{name}\n{len(data)}\n".encode())
         digest.update(data)
     return digest.hexdigest()
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
-    """All files in the order of their names; the folders of a checkout are links."""
-    for place, folders, names in os.walk(folder, followlinks=True):
+def _files_below(folder: Path) -> list[tuple[str, str]]:
+    """All files in the order of their names: below the folder, with "/" between them, and as paths; the folders of a checkout are links."""
+    root = os.fspath(folder)
+    found = []
+    for place, folders, names in os.walk(root, followlinks=True):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
-        yield from (Path(place, name) for name in sorted(names))
+        below = place[len(root) + 1 :].replace(os.sep, "/")
+        found += [(f"{below}/{name}" if below else name, f"{place}{os.sep}{name}") for name in sorted(names)]
+    return found
 
 
 def _receipt(kind: str, content: tuple[bytes, ...]) -> Path | None:

@@ -14,7 +14,6 @@ from ratrain.ratrain_ir.loops import Allowance
 from ratrain.ratrain_ir.module import Level, Module, TargetInfo
 from ratrain.ratrain_ir.receipts import prove
 from ratrain.ratrainc.functions.opening import check_carried_by, machine_for, program_in, schedule_in
-from ratrain.ratrainc.functions.soundness import check, on_machine
 from ratrain.ratrainc.parts import Part, Shown
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.machine.record import machine_digest
@@ -54,6 +53,8 @@ def verify(what: Module | Program | str, *, machine: str | Machine | None = None
         proved = proved_schedule(what, machine=machine)
         return Proof(f"level {proved.level.value}, {proved.stages} stages, {proved.ops} ops", proved.target)
     if isinstance(what, Module):
+        from ratrain.ratrainc.functions.soundness import check
+
         check(what, machine=machine)
     else:
         what = sound_program(what, anew=True)
@@ -102,6 +103,8 @@ def _sound_module(data: bytes, path: str, machine: str | Machine | None, *, anew
     module = schedule_in(data, path)
 
     def proof() -> None:
+        from ratrain.ratrainc.functions.soundness import check
+
         check(module, machine=machine)
 
     prove(proof, "schedule", _machine_part(module, machine), data, anew=anew)
@@ -122,6 +125,7 @@ def proved_by_numbers(data: bytes, path: str, machine: str | Machine | None) -> 
     from ratrain.ratrain_ir.quick_syntax import UnusualTextError
     from ratrain.ratrain_ir.text_numbers import numbered_text
     from ratrain.ratrain_ir.verifier.by_numbers import is_provable, sound_ops
+    from ratrain.ratrainc.functions.soundness import on_machine
 
     try:
         with paused_gc():

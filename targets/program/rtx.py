@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import struct
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -53,6 +52,7 @@ from ratrain.targets.program.json_values import LIMIT, shown, text, whole, word
 from ratrain.targets.program.on_chip import on_chip_form
 from ratrain.targets.program.program import Program, ProgramStage
 from ratrain.targets.program.routine import SCHEDULES_KEY, OnChipSchedule, routine_from_json
+from ratrain.targets.program.tensor_names import are_names, longest
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.plan import Plan
@@ -68,9 +68,6 @@ _WIDTHS = {"instructions": INSTRUCTION_COLUMNS, "operands": 3, "waits": 3, "bloc
 """Of the columns, in their order: what a row has. Of a tensor: its form, and the low and the high half of its offset."""
 _MAX_HEADER_BYTES = 1 << 30
 _MAX_TENSOR_BYTES = 1 << 50
-_TENSOR_NAME = r"[A-Za-z_][\w\-]*+(?:\.[\w\-]++)*+"
-"""As the schedule language has it, so that a program's tensors can be written there."""
-_TENSOR_NAMES = re.compile(rf"{_TENSOR_NAME}(?:\n{_TENSOR_NAME})*+")
 _LONGEST_NAME = 1 << 16
 _KINDS = {kind.value: kind for kind in StateKind}
 _HOMES = {home.value: home for home in Home}
@@ -324,9 +321,9 @@ def _check_names(lines: str, count: int) -> None:
     """Raise ValueError unless there are so many names of tensors, a line each."""
     if not count and not lines:
         return
-    if lines.count("\n") + 1 != count or not _TENSOR_NAMES.fullmatch(lines):
+    if lines.count("\n") + 1 != count or not are_names(lines):
         raise ValueError("the names of the tensors are not as many as they are, or some are none")
-    if max(map(len, lines.split("\n"))) > _LONGEST_NAME:
+    if longest(lines) > _LONGEST_NAME:
         raise ValueError("a name of a tensor is a page long")
 
 

@@ -14,13 +14,13 @@ from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.loops import Allowance
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.functions import proving
+from ratrain.ratrainc.functions import proving, soundness
 from ratrain.targets.program import program_verifier
 from tests.end_to_end.tiny_runs import MODEL, make_plan, swap_neighbours
 
 PASSES = "place-1f1b,bucket-grad-sync,insert-prefetch,allocate-ddr"
 
-ROOMS = {"check": proving, "check_program": program_verifier}
+ROOMS = {"check": soundness, "check_program": program_verifier}
 """Where proofs are taken from."""
 
 
