@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +20,14 @@ from ratrain.ratrain_ir.side_by_side import each, each_stage, processes_for
 from ratrain.ratrain_ir.types import aligned
 from ratrain.ratrainc.console import seconds_text, size_text
 from ratrain.ratrainc.functions.building import emit
-from ratrain.ratrainc.lever_prices import Found, Prices, Pricing, pricing_of
+from ratrain.ratrainc.lever_prices import Prices, Pricing, pricing_of
 from ratrain.ratrainc.levers import Outcome, Setting
 from ratrain.ratrainc.module_figures import capacity_figures, stored_figures
 from ratrain.ratrainc.parts import Part, Shown, TextTable
 from ratrain.ratrainc.progress import OnProgress, Progress
 from ratrain.ratrainc.recovery_prices import recovery_facts, recovery_table, stores_anything
 from ratrain.ratrainc.slices_note import slices_note
-from ratrain.ratrainc.timed_plan import RefusedPlan, TimedPlan
+from ratrain.ratrainc.timed_plan import RefusedPlan
 from ratrain.targets.codegen.emitter import without_reuse
 from ratrain.targets.simulator.figures import simulated
 from ratrain.targets.target import target_of
@@ -34,6 +35,7 @@ from ratrain.targets.target import target_of
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Stage
     from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.program.program import Program
 
 _SHOWN_OWNERS = 12
 _PASSES_OF_A_LEVER = 20
@@ -63,44 +65,53 @@ def byte_report(
 ) -> ByteReport:
     """The report of a stage of a verified module, None: the one with the highest peak. Levers are tried for about so many seconds (`pricing_of`)."""
     with paused_gc():
+        program = None
+        if module.level is Level.ALLOCATED:
+            progress(Progress(0, None, "emitting"))
+            program = emit(module, machine=machine)
         if stage is None:
-            peaks = each_stage(_peak_bytes, module.stages)
+            peaks = each_stage(_peak_bytes, module.stages) if program is None else _peaks(program)
             stage = peaks.index(max(peaks))
         facts = _facts(module, module.stages[stage], machine)
         pricing, outcome, untried = _pricing(module, stage, machine, seconds) if levers else (None, None, "")
-        tasks: list[Setting | None] = [None] if module.level is Level.ALLOCATED else []
-        tasks += [] if pricing is None else pricing.tasks
-
-        def come_to(task: Setting | None) -> _Now | Found:
-            """What the schedule comes to as it is (None), or under a lever."""
-            if task is None:
-                progress(Progress(0, None, "simulating"))
-                return _now(module, machine, stage)
-            assert pricing is not None
-            progress(Progress(0, None, "trying levers"))
-            return pricing.found(task)
-
-        work = len(tasks) * _PASSES_OF_A_LEVER * _ops(module)
-        count = processes_for(len(tasks), work=work)
+        jobs: list[Callable[[], Any]] = []
+        if program is not None:
+            jobs += [partial(_now, module, program, machine, stage), partial(_apart_seconds, module, program, machine)]
+        own = len(jobs)
+        if pricing is not None:
+            jobs += [partial(pricing.found, task) for task in pricing.tasks]
+        work = len(jobs) * _PASSES_OF_A_LEVER * _ops(module)
+        count = processes_for(len(jobs), work=work)
         if pricing is not None and count > 1:
             pricing.begin()
-        found: list[Any] = each(come_to, tasks, work=work)
-        now: _Now | None = found.pop(0) if module.level is Level.ALLOCATED else None
-        facts["byte_reuse"] = None if now is None else now.byte_reuse
-        facts["recovery"] = [] if now is None else now.recovery
+
+        def done(number: int) -> Any:
+            progress(Progress(0, None, "simulating" if number < own else "trying levers"))
+            return jobs[number]()
+
+        found = each(done, range(len(jobs)), work=work)
+        facts |= {"byte_reuse": None, "recovery": []}
+        if own:
+            now, apart = found[:own]
+            facts["byte_reuse"] = {"step_seconds": now.step_seconds, "without_reuse_seconds": apart}
+            facts["recovery"] = now.recovery
+            if pricing is not None:
+                outcome = _outcome(pricing.setting, now.peak_bytes, now.step_seconds)
         if note := slices_note(module.plan, machine):
             facts["slices"] = note
     facts |= {"levers": [], "levers_left": [], "levers_seconds": 0.0}
     if pricing is not None:
-        if now is not None:
-            outcome = _outcome(pricing.setting, now.peak_bytes, now.step_seconds)
         assert outcome is not None
-        untried = _add_levers(facts, outcome, pricing.prices(outcome, found, count))
+        untried = _add_levers(facts, outcome, pricing.prices(outcome, found[own:], count))
     return ByteReport(facts, untried)
 
 
 def _peak_bytes(stage: Stage) -> int:
     return lifetimes(stage).peak_bytes
+
+
+def _peaks(program: Program) -> list[int]:
+    return [stage.peak_live_bytes for stage in program.stages]
 
 
 @frozen
@@ -109,20 +120,19 @@ class _Now:
 
     step_seconds: float
     peak_bytes: tuple[int, ...]
-    byte_reuse: dict[str, float]
     recovery: list[dict[str, Any]]
 
 
-def _now(module: Module, machine: Machine, stage: int) -> _Now:
-    with paused_gc():
-        now = _timed(module, machine)
-        recovery = _recovery(now, stage, machine)
-        return _Now(now.figures.step_seconds, now.peak_bytes, _byte_reuse(now, machine), recovery)
+def _now(module: Module, program: Program, machine: Machine, stage: int) -> _Now:
+    figures, timeline = simulated(program, machine)
+    held = module.stages[stage]
+    recovery = recovery_facts(module, held, target_of(machine), timeline if stores_anything(held) else None)
+    return _Now(figures.step_seconds, tuple(_peaks(program)), recovery)
 
 
-def _timed(module: Module, machine: Machine) -> TimedPlan:
-    program = emit(module, machine=machine)
-    return TimedPlan(module, program, *simulated(program, machine))
+def _apart_seconds(module: Module, program: Program, machine: Machine) -> float:
+    """Seconds of a step, were no bytes used twice."""
+    return simulated(without_reuse(program, module), machine)[0].step_seconds
 
 
 def _facts(module: Module, stage: Stage, machine: Machine) -> dict[str, Any]:
@@ -167,18 +177,6 @@ def _grouped(by_owner: dict[str, int]) -> list[tuple[str, int]]:
         counts[kind] = counts.get(kind, 0) + bool(layer)
     named = [(f"{kind} ({counts[kind]} layers)" if counts[kind] else kind, size) for kind, size in sizes.items()]
     return sorted(named, key=lambda item: -item[1])
-
-
-def _byte_reuse(now: TimedPlan, machine: Machine) -> dict[str, float]:
-    """Seconds of a step as placed, and were no bytes used twice."""
-    apart, _ = simulated(without_reuse(now.program, now.module), machine)
-    return {"step_seconds": now.figures.step_seconds, "without_reuse_seconds": apart.step_seconds}
-
-
-def _recovery(now: TimedPlan, stage: int, machine: Machine) -> list[dict[str, Any]]:
-    """What is kept, recovered and stored of each block, and what that costs."""
-    held = now.module.stages[stage]
-    return recovery_facts(now.module, held, target_of(machine), now.timeline if stores_anything(held) else None)
 
 
 def _ops(module: Module) -> int:
@@ -232,8 +230,8 @@ def _allocated(setting: Setting, module: Module) -> Outcome | None:
     except DiagnosticError as error:
         refused = RefusedPlan(error, tuple(lifetimes(stage).peak_bytes for stage in copy.stages))
         return _outcome(setting, refused.peak_bytes, None) if refused.is_for_bytes else None
-    now = _timed(copy, setting.machine)
-    return _outcome(setting, now.peak_bytes, now.figures.step_seconds)
+    program = emit(copy, machine=setting.machine)
+    return _outcome(setting, tuple(_peaks(program)), simulated(program, setting.machine)[0].step_seconds)
 
 
 def _outcome(setting: Setting, peak_bytes: tuple[int, ...], step_seconds: float | None) -> Outcome:
