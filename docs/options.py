@@ -313,7 +313,7 @@ OPTIONS = {
                 "tokens of a sequence", "--seq-len 16", "--model m.json --clusters 2 --global-batch 4 --quick"
             ),
             "--strategy": Option("the passes that plans are judged by", "--strategy zb-h1"),
-            "--zero": Option("levels to choose from", "--zero 3", idle=(f"{_SEARCH} --quick --strategy zero3",)),
+            "--zero": Option("levels to choose from", "--zero 0", idle=(f"{_SEARCH} --quick --strategy zero3",)),
             "--tp": Option("numbers of tensor peers to choose from", "--tp 2"),
             "--like": Option("dtypes, chunks and the optimizer", "--like p2.toml", f"{_SEARCH} --quick -o best.toml"),
             "--schedules": Option("schedules to choose from", "--schedules zb-h1"),
