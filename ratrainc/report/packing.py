@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 _NUMBER_TYPES = {"u1", "i1", "u2", "i2", "u4", "i4", "f8"}
 """What `report.js` has typed arrays for; all of them little-endian."""
+_LEVEL = 4
+"""Half the time of 6, for pages that are less than 2 % larger."""
 
 
 def packed_columns(name: str, columns: Mapping[str, tuple[str, NDArray[np.generic]]]) -> str:
@@ -38,5 +40,5 @@ def _exact(values: NDArray[np.generic], kind: str) -> NDArray[np.generic]:
 
 
 def _element(name: str, directory: str, body: bytes) -> str:
-    text = base64.b64encode(zlib.compress(body, 6)).decode("ascii")
+    text = base64.b64encode(zlib.compress(body, _LEVEL)).decode("ascii")
     return f'<script type="text/plain" id="{escape(name)}" data-columns="{escape(directory)}">{text}</script>\n'

@@ -18,6 +18,7 @@ from ratrain.ratrain_ir.numbering import Numbers
 from ratrain.ratrain_ir.ops import ENGINES, FIELDS, Engine
 from ratrain.ratrain_ir.types import Home, StateKind, TensorType, aligned
 from ratrain.targets.program.instruction import Access, CountWait, Instruction, ProgramTensor, bound_operands
+from ratrain.targets.program.ready_sweep import ready_places
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -185,12 +186,9 @@ class ProgramColumns:
         waits = self.waits[taken]
         present = waits[:, PREVIOUS] == 0
         owners = np.repeat(np.arange(stop - first), self.instructions[first:stop, WAITS])[present]
-        ends = np.cumsum(np.bincount(owners, minlength=stop - first)).tolist()
-        pairs = list(zip(*waits[present][:, [ENGINE, COUNT]].T.tolist(), strict=True))
-        each = [pairs[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
-        begins = (stops - lengths).tolist()
-        streams = [each[begin - first : begin - first + length] for begin, length in zip(begins, lengths, strict=True)]
-        return np.array([begins[engine] + position for engine, position in ready_order(streams)], np.int64)
+        ends = np.cumsum(np.bincount(owners, minlength=stop - first))
+        engines, counts = (waits[present, column].astype(np.int64) for column in (ENGINE, COUNT))
+        return first + ready_places(stops - lengths - first, lengths, ends, engines, counts)
 
     # Back into objects
 

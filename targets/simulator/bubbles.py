@@ -43,6 +43,8 @@ class Cause(Enum):
 
 _CAUSES = tuple(Cause)
 """By number, as `idle_walk` has them."""
+PIECES = 2
+"""Of an idle interval that there is room for at first."""
 _TAIL = (Cause.GRAD_SYNC, Cause.UPDATE, Cause.PREFETCH, Cause.BARRIER, Cause.QUEUE)
 _KINDS = PerOp(
     "cause of waiting",
@@ -141,25 +143,22 @@ class Bubbles:
 
     def waited_for_ops(self, stage: int, engine: Engine) -> dict[int, float]:
         """Seconds an engine was idle in a steady step, by the op of the step, by its number, whose end it waited for."""
-        timeline, found = self.timeline, dict[int, float]()
+        timeline = self.timeline
         intervals, bounds = self._idle_intervals()
         mine = intervals[:, 0] == stage * STREAMS + ENGINES.index(engine)
-        for event, (begin, to) in zip(intervals[mine, 1].tolist(), bounds[mine].tolist(), strict=True):
-            awaited, until = event, to
-            while until > begin and awaited >= 0:
-                _, awaited = idle_walk.last_awaited(
-                    timeline.flat,
-                    timeline.ends,
-                    timeline.relations.reuse,
-                    awaited,
-                    timeline.rendezvous,
-                    without_reuse=False,
-                )
-                since = max(begin, float(timeline.starts[awaited])) if awaited >= 0 else begin
-                if since < until and awaited >= 0:
-                    found[awaited % timeline.ops] = found.get(awaited % timeline.ops, 0.0) + until - since
-                until = since
-        return found
+        seconds, met = np.zeros(timeline.ops), np.empty(timeline.ops, np.int64)
+        count = idle_walk.waited(
+            timeline.flat,
+            timeline.starts,
+            timeline.ends,
+            timeline.relations.reuse,
+            timeline.rendezvous,
+            intervals[mine],
+            bounds[mine],
+            seconds,
+            met,
+        )
+        return dict(zip(met[:count].tolist(), seconds[met[:count]].tolist(), strict=True))
 
     def exposed_tail_seconds(self, stage: int) -> float:
         """Idle time of a stage's compute engine that its GradSync, UpdateShard, PrefetchW and barriers cost."""
@@ -190,8 +189,20 @@ class Bubbles:
         event = self._last_event()
         to = float(timeline.ends[event]) if event >= 0 else 0.0
         begin = to - self.window_seconds
+        events = np.empty(timeline.steps * timeline.ops, np.int64)
+        count = idle_walk.chain(
+            flat,
+            timeline.starts,
+            timeline.ends,
+            timeline.relations.reuse,
+            timeline.rendezvous,
+            event,
+            begin,
+            to,
+            events,
+        )
         path: list[PathOp] = []
-        while event >= 0 and to > begin:
+        for event in events[:count].tolist():
             op = event % timeline.ops
             start = max(begin, float(timeline.starts[event]))
             if start < to:
@@ -199,9 +210,6 @@ class Bubbles:
                 alone = float(timeline.works["seconds"][op])
                 path.append(PathOp(timeline.columns.instruction(op), stage, ENGINES[engine], start, to, alone))
             to = start
-            _, event = idle_walk.last_awaited(
-                flat, timeline.ends, timeline.relations.reuse, event, timeline.rendezvous, without_reuse=False
-            )
         return path[::-1]
 
     def _last_event(self) -> int:
@@ -219,18 +227,25 @@ class Bubbles:
         timeline = self.timeline
         kinds = timeline.columns.by_string(dict(_KINDS), timeline.columns.instructions[:, KEYWORD])
         intervals, bounds = self._idle_intervals()
-        numbers, times = idle_walk.walk(
-            timeline.flat,
-            timeline.starts,
-            timeline.ends,
-            timeline.relations.reuse,
-            kinds,
-            timeline.relations.apart,
-            timeline.rendezvous,
-            intervals,
-            bounds,
-        )
-        return numbers, times, intervals[numbers[:, 0], 0]
+        room = PIECES * len(intervals) + 1
+        while True:
+            numbers, times = np.empty((room, 3), np.int64), np.empty((room, 2))
+            count = idle_walk.walk(
+                timeline.flat,
+                timeline.starts,
+                timeline.ends,
+                timeline.relations.reuse,
+                kinds,
+                timeline.relations.apart,
+                timeline.rendezvous,
+                intervals,
+                bounds,
+                numbers,
+                times,
+            )
+            if count >= 0:
+                return numbers[:count], times[:count], intervals[numbers[:count, 0], 0]
+            room *= 2
 
     @property
     def _causes(self) -> Int64s:

@@ -6,9 +6,8 @@ interval, it says at each moment what was running that the engine waited for.
 
 from __future__ import annotations
 
-import numpy as np
-
-from ratrain.passes.memory.allocation.compiled import kernel
+from ratrain.ratrain_ir.loops import part
+from ratrain.ratrain_ir.native_loops import native
 from ratrain.targets.simulator.flat_program import RECV, SEND, STREAMS, TOGETHER, FlatProgram, Float64s, Int64s
 
 FILL, DRAIN, STAGE, LINK, BYTE_REUSE, PEERS, MEMORY, GRAD_SYNC, UPDATE, PREFETCH, BARRIER, INPUT, QUEUE, COMPUTE = (
@@ -23,7 +22,7 @@ INSIDE = -1
 """`boundary` of an idle interval that lies between two ops of a step."""
 
 
-@kernel
+@part
 def last_awaited(
     flat: FlatProgram, ends: Float64s, reuse: Int64s, event: int, rendezvous: bool, without_reuse: bool
 ) -> tuple[float, int]:
@@ -45,13 +44,13 @@ def last_awaited(
     return found
 
 
-@kernel
+@part
 def later(one: tuple[float, int], other: tuple[float, int]) -> tuple[float, int]:
     """What ended later; of equal ones the first."""
     return other if other[0] > one[0] else one
 
 
-@kernel
+@part
 def other_end(flat: FlatProgram, step: int, op: int, mode: int, channel: int) -> int:
     """The event at the other end of a message."""
     ends = flat.channels[channel]
@@ -64,7 +63,7 @@ def other_end(flat: FlatProgram, step: int, op: int, mode: int, channel: int) ->
     return int(number // recvs * len(flat.ops) + flat.recvs[ends.recv_first + number % recvs])
 
 
-@kernel
+@part
 def own_last_awaited(
     flat: FlatProgram, ends: Float64s, reuse: Int64s, event: int, without_reuse: bool
 ) -> tuple[float, int]:
@@ -86,22 +85,22 @@ def own_last_awaited(
     return found
 
 
-@kernel
+@native
 def walk(
     flat: FlatProgram, starts: Float64s, ends: Float64s, reuse: Int64s, kinds: Int64s, apart: Int64s, rendezvous: bool,
-    intervals: Int64s, bounds: Float64s,
-) -> tuple[Int64s, Float64s]:  # fmt: skip
+    intervals: Int64s, bounds: Float64s, numbers: Int64s, times: Float64s,
+) -> int:  # fmt: skip
     """Take idle intervals apart by what the engine waited for.
 
     `intervals` [n, 4]: stream; the event that starts at its end, or -1; the event that ends there, used where none starts;
     `boundary`: the step that begins with it, or INSIDE. `bounds` [n, 2]: from, to. `kinds`: by op, what it is to those who wait; `apart`: by op,
     whether it has no tensor in common with the one before it in its stream.
-    Returns [m, 3] interval, cause, stage and [m, 2] from, to; the pieces of an interval come latest first.
+    Fills `numbers` [m, 3] with interval, cause, stage and `times` [m, 2] with from, to; the pieces of an interval come latest first.
+    Returns how many there are, or NOBODY where there is no room for all.
     """
-    numbers, times = np.empty((256, 3), np.int64), np.empty((256, 2))
     count = 0
     for number in range(len(intervals)):
-        begin, to = bounds[number]
+        begin, to = bounds[number, 0], bounds[number, 1]
         event, awaited = intervals[number, 1], intervals[number, 2]
         own, boundary = intervals[number, 0] // STREAMS, intervals[number, 3]
         fresh = True
@@ -128,18 +127,60 @@ def walk(
                 same = not fresh and numbers[count - 1, 1] == cause and numbers[count - 1, 2] == stage
                 if not same:
                     if count == len(times):
-                        numbers = np.concatenate((numbers, numbers))
-                        times = np.concatenate((times, times))
+                        return NOBODY
                     numbers[count, 0], numbers[count, 1], numbers[count, 2] = number, cause, stage
                     times[count, 1] = to
                     count += 1
                 times[count - 1, 0] = since
                 fresh = False
             to = since
-    return numbers[:count], times[:count]
+    return count
 
 
-@kernel
+@native
+def chain(
+    flat: FlatProgram, starts: Float64s, ends: Float64s, reuse: Int64s, rendezvous: bool, event: int, begin: float, to: float,
+    found: Int64s,
+) -> int:  # fmt: skip
+    """From an event back along what each waited for last, while they end after `begin`: fills `found`, latest first; how many there are."""
+    count = 0
+    while event >= 0 and to > begin:
+        found[count] = event
+        count += 1
+        to = max(begin, starts[event])
+        _, event = last_awaited(flat, ends, reuse, event, rendezvous, False)
+    return count
+
+
+@native
+def waited(
+    flat: FlatProgram, starts: Float64s, ends: Float64s, reuse: Int64s, rendezvous: bool, intervals: Int64s, bounds: Float64s,
+    seconds: Float64s, met: Int64s,
+) -> int:  # fmt: skip
+    """Add to `seconds`, by op of a step, how long intervals as `walk` takes them waited for its end; `met`: those ops, as they are met.
+
+    How many these are.
+    """
+    count = 0
+    for number in range(len(intervals)):
+        begin, until = bounds[number, 0], bounds[number, 1]
+        awaited = intervals[number, 1]
+        while until > begin and awaited >= 0:
+            _, awaited = last_awaited(flat, ends, reuse, awaited, rendezvous, False)
+            if awaited < 0:
+                break
+            since = max(begin, starts[awaited])
+            if since < until:
+                op = awaited % len(flat.ops)
+                if seconds[op] == 0:
+                    met[count] = op
+                    count += 1
+                seconds[op] += until - since
+            until = since
+    return count
+
+
+@part
 def is_queue(flat: FlatProgram, kinds: Int64s, apart: Int64s, waiting: int, awaited: int) -> bool:
     """Whether an op, or one it meets, only stands behind the awaited one, which is of another kind and gives it nothing."""
     stream = flat.streams[flat.ops[awaited].stream]
@@ -150,7 +191,7 @@ def is_queue(flat: FlatProgram, kinds: Int64s, apart: Int64s, waiting: int, awai
     return bool(same and works and kinds[behind] != kinds[awaited] and apart[behind] == 1 and kinds[behind] < COMPUTE)
 
 
-@kernel
+@part
 def cause_of(kind: int, own: bool, boundary: int, step: int) -> int:
     """What waiting for an op of a kind is to be called."""
     cause = kind if own or kind == LINK else STAGE

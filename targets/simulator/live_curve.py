@@ -79,7 +79,8 @@ def _accesses(timeline: Timeline, stage: int, home: Home) -> tuple[Int64s, Int64
     ops, tensors, defines = _operands_in_order(timeline, stage, home)
     events = (np.arange(timeline.steps)[:, None] * timeline.ops + ops).ravel()
     tensors, defines = np.tile(tensors, timeline.steps), np.tile(defines, timeline.steps)
-    by_tensor = np.argsort(tensors, kind="stable")
+    narrow = tensors.astype(np.uint16) if tensors.max(initial=0) < 1 << 16 else tensors  # sorted without comparisons
+    by_tensor = np.argsort(narrow, kind="stable")
     return tensors[by_tensor], events[by_tensor], defines[by_tensor].astype(bool)
 
 

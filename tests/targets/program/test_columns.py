@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.loops import at_any_size
 from ratrain.ratrain_ir.ops import ENGINES, Engine
 from ratrain.ratrain_ir.types import Home
 from ratrain.ratrainc.functions.opening import machine_of
@@ -93,6 +94,8 @@ def test_what_is_read_is_what_was_written(name: str) -> None:
             firsts = dict(zip(ENGINES, np.cumsum([0, *emitted.lengths[:-1]]).tolist(), strict=True))
             order = [op + firsts[engine] + position for engine, position in emitted.execution_order()]
             assert columns.execution_order(number).tolist() == order
+            with at_any_size():
+                assert columns.execution_order(number).tolist() == order
             for engine in ENGINES:
                 for item in emitted.streams[engine]:
                     assert columns.micro_batches[op] == (-1 if item.micro_batch is None else item.micro_batch)

@@ -16,6 +16,7 @@ from ratrain.ratrain_ir.testing.strategies import Case, cases
 from ratrain.ratrainc.cli import main
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.program.rtx import write_program
+from ratrain.targets.simulator import bubbles
 from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.simulator.figures import simulated
 from ratrain.targets.simulator.timed_run import simulate
@@ -36,10 +37,10 @@ F, B = 1.0, 2.0
 def test_the_bubble_of_equal_stages(stages: int, micro_batches: int) -> None:
     """(p - 1) / (m + p - 1) of every stage's time: fill s F, drain s B, and the way to the last stage and back between."""
     found = simulate(pipeline(stages, micro_batches), layers_only(lambda _: F, lambda _: B))
-    bubbles = Bubbles(found, cold=True)
+    cold = Bubbles(found, cold=True)
     for stage in range(stages):
-        idle = bubbles.idle_seconds(stage, Engine.COMPUTE)
-        assert sum(idle.values()) / bubbles.window_seconds == pytest.approx(
+        idle = cold.idle_seconds(stage, Engine.COMPUTE)
+        assert sum(idle.values()) / cold.window_seconds == pytest.approx(
             (stages - 1) / (micro_batches + stages - 1), rel=1e-9
         )
         waiting = {
@@ -153,6 +154,14 @@ def test_the_figures_agree_with_the_accounting(case: Case, rendezvous: bool) -> 
         assert sum(idle.values()) == pytest.approx(stage.idle_seconds, rel=1e-9, abs=1e-12)
         assert 0 <= stage.exposed_tail_seconds <= stage.idle_seconds * (1 + 1e-9)
         assert Cause.COMPUTE not in idle
+
+
+def test_what_finds_no_room_at_first_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, found = simulated(make_program(), load_machine(None))
+    wanted = Bubbles(found).pieces()
+    assert len(wanted) > 8
+    monkeypatch.setattr(bubbles, "PIECES", 0)
+    assert Bubbles(found).pieces() == wanted
 
 
 def test_explain_time_says_where_the_time_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
