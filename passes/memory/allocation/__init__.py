@@ -23,6 +23,7 @@ from ratrain.passes.memory.allocation.bound import LowerBound, lower_bound
 from ratrain.passes.memory.allocation.checker import Violation, check_allocation
 from ratrain.passes.memory.allocation.effort import Effort
 from ratrain.passes.memory.allocation.exact import search_exactly
+from ratrain.passes.memory.allocation.groups import groups_in_order
 from ratrain.passes.memory.allocation.portfolio import (
     COMPILED_FROM,
     large_portfolio,
@@ -107,8 +108,9 @@ def _place(attempt: Attempt, *, searching: bool, trial: bool) -> None:
     for method in (stacks_of_slots, two_stacks):
         if not small and not attempt.good() and not (trial and attempt.fits()):
             method(attempt)
-    if not small and not attempt.good() and not trial:
-        move_alike(attempt)
+    for method in (groups_in_order, move_alike):
+        if not small and not attempt.good() and not trial:
+            method(attempt)
     if attempt.enough() or not searching:
         return
     if small:
