@@ -102,7 +102,7 @@ def texts_agree(module: Module, machine: Machine, count: int) -> tuple[bool, boo
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_texts_of_mutants(name: str) -> None:
     subject = SUBJECTS[name]
     for number, (change, module) in enumerate(changed(subject, EACH)):
@@ -127,7 +127,7 @@ def test_mutants(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_stages_of_mutants_side_by_side(name: str) -> None:
     """Two processes, each of which looks at some stages, find what one finds, in its words."""
     for change, module in changed(SUBJECTS[name], 1):

@@ -46,6 +46,7 @@ def priced(setting: Setting, now: Outcome, *, folded: bool) -> Prices:
 
 
 @pytest.mark.parametrize("passes", ["joint-order,allocate-ddr", "place-1f1b,recompute{policy=full},allocate-ddr"])
+@pytest.mark.sampled(2, first=1)
 def test_estimates_agree_with_whole_steps(passes: str) -> None:
     """A step's steady part repeats: what is left out of it takes its pace, and holds no more, unless passes choose otherwise for fewer of them."""
     setting, now = setting_of(passes)
@@ -151,6 +152,7 @@ def test_steps_are_not_folded_where_that_leaves_out_little() -> None:
 
 @pytest.mark.parametrize("passes", ["place-1f1b,recompute{policy=full}", "joint-order,allocate-ddr"])
 @pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.sampled(4)
 def test_processes_side_by_side_find_what_one_finds(monkeypatch: pytest.MonkeyPatch, passes: str, folded: bool) -> None:
     """Schedules with addresses and without, levers whole and folded."""
 

@@ -43,7 +43,7 @@ def request_with(*names: str, capacity: float, batch: int = 2, layers: int = 2, 
     ("names", "capacity", "host"),
     [
         (("1f1b", "1f1b+host"), 1.2e6, {"batch": 1, "host_store": 1e8}),
-        (("1f1b", "1f1b+host"), 1.0e6, {"host_capacity": 1.2e6}),
+        pytest.param(("1f1b", "1f1b+host"), 1.0e6, {"host_capacity": 1.2e6}, marks=pytest.mark.full),
         pytest.param(("1f1b", "1f1b+host"), 2.4e6, {"host_fetch": 1e8}, marks=pytest.mark.full),
         pytest.param(("seq1f1b", "seq1f1b+host"), 1.0e6, {"batch": 1}, marks=pytest.mark.full),
         pytest.param(("zb-h1+host",), 1.4e6, {"batch": 4}, marks=pytest.mark.full),

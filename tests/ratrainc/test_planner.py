@@ -143,7 +143,7 @@ def test_each_objective_finds_what_brute_force_does(name):
 @pytest.mark.parametrize(
     "schedules",
     [
-        ("interleaved", "seq1f1b"),
+        pytest.param(("interleaved", "seq1f1b"), marks=pytest.mark.full),
         pytest.param(("1f1b", "zb-v"), marks=pytest.mark.full),
         pytest.param(USUAL, marks=pytest.mark.full),
     ],

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
 from attrs import evolve
 
 from ratrain.ratrainc.cli import main
@@ -18,9 +19,6 @@ from ratrain.ratrainc.planner.search import Search
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.machine.writer import write_machine
 from tests.ratrainc.test_planner import MODEL, SLOW
-
-if TYPE_CHECKING:
-    import pytest
 
 CONFIG = {
     "model_type": "llama",
@@ -54,6 +52,7 @@ def test_every_constant_of_the_links_is_changed(tmp_path: Path, capsys: pytest.C
     assert steps["message_cost = 1e-05"] >= usual
 
 
+@pytest.mark.full
 def test_shared_ports_are_planned_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Four clusters a chip: one link's bandwidth for all of them; the plan anew is no slower there than the given one."""
     usual, pairwise = planned(tmp_path, capsys, {"chip_bandwidth": 15e9, "chip_latency": 1e-6})["robust_links"]["ports"]
