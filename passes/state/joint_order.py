@@ -19,7 +19,8 @@ some blocks stay there (`offload-state`): as many as make the step shortest, wit
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar, TypeVar
 
 from attrs import define, evolve, field, frozen
 
@@ -40,16 +41,17 @@ from ratrain.passes.recovery.rewriting import mark_checkpoints
 from ratrain.passes.state.bucket_grad_sync import LIMITS, BucketGradSyncPass, GradSync
 from ratrain.passes.state.insert_prefetch import InsertPrefetchPass
 from ratrain.passes.state.offload_choice import offload_as_much_as_pays
-from ratrain.passes.state.prefetch_depth import prefetch_depth
+from ratrain.passes.state.prefetch_depth import DEPTHS, prefetch_depth
 from ratrain.passes.state.schedule_update import ScheduleUpdatePass
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
 from ratrain.ratrain_ir.blocks import any_gathered_within_step, block_chain, zero_level
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import Tensor
-from ratrain.ratrain_ir.side_by_side import each, each_stage
+from ratrain.ratrain_ir.side_by_side import each
 from ratrain.ratrain_ir.types import Home
 
+T = TypeVar("T")
 _WORTH = 2e-3
 """What another order must gain to be tried on the whole module, which costs a second choice of what is recovered."""
 
@@ -161,12 +163,7 @@ class JointOrderPass(Pass):
         def depth(stage: Stage) -> int:
             return prefetch_depth(stage, Trials(module, context), recovery, self.give_order)
 
-        likenesses = _likenesses(module)
-        first: dict[object, Stage] = {}
-        for likeness, stage in zip(likenesses, module.stages, strict=True):
-            first.setdefault(likeness, stage)
-        found = dict(zip(first, each_stage(depth, list(first.values())), strict=True))
-        return [found[likeness] for likeness in likenesses]
+        return _of_likes(depth, module.stages, _likenesses(module), len(DEPTHS))
 
     def give_order(self, stage: Stage, trials: Trials, depth: int) -> None:
         """Give a stage the default order under a depth."""
@@ -189,18 +186,12 @@ class JointOrderPass(Pass):
 
     def choose(self, module: Module, context: PassContext, depths: list[int]) -> list[_StateOrder]:
         """The order with the shortest period for each stage; stages of like blocks take the same."""
+
+        def best(stage: Stage) -> _StateOrder:
+            return self.shortest(stage, Trials(module, context), self.orders(depths[stage.index]))
+
         likenesses = [(_kinds(module, stage), depth) for stage, depth in zip(module.stages, depths, strict=True)]
-        first: dict[tuple[tuple[str, ...], int], Stage] = {}
-        for likeness, stage in zip(likenesses, module.stages, strict=True):
-            first.setdefault(likeness, stage)
-
-        def best(likeness: tuple[tuple[str, ...], int]) -> _StateOrder:
-            return self.shortest(first[likeness], Trials(module, context), self.orders(likeness[1]))
-
-        trials = len(self.orders(depths[0]))
-        found = each(best, list(first), work=trials * sum(len(stage.ops) for stage in first.values()))
-        chosen = dict(zip(first, found, strict=True))
-        return [chosen[likeness] for likeness in likenesses]
+        return _of_likes(best, module.stages, likenesses, len(self.orders(depths[0])))
 
     def shortest(self, stage: Stage, trials: Trials, orders: list[_StateOrder]) -> _StateOrder:
         """The order with the shortest period of a stage; the default where none is clearly shorter."""
@@ -235,6 +226,18 @@ def _likenesses(module: Module) -> list[object]:
     """Equal for stages that have like blocks and hold as many micro-batches in flight."""
     flights = [most_in_flight_on(module, stage) for stage in module.stages]
     return [(_kinds(module, stage), flight) for stage, flight in zip(module.stages, flights, strict=True)]
+
+
+def _of_likes(
+    function: Callable[[Stage], T], stages: Sequence[Stage], likenesses: Sequence[object], trials: int
+) -> list[T]:
+    """What a function says of each stage, asked once for those of equal likeness, side by side; it tries about so many orders for that."""
+    first: dict[object, Stage] = {}
+    for likeness, stage in zip(likenesses, stages, strict=True):
+        first.setdefault(likeness, stage)
+    work = trials * sum(len(stage.ops) for stage in first.values())
+    found = dict(zip(first, each(function, list(first.values()), work=work), strict=True))
+    return [found[likeness] for likeness in likenesses]
 
 
 @define(eq=False)

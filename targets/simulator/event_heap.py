@@ -38,24 +38,24 @@ def sift(slots: Records, heap: Records, size: int, slot: int, time: float, place
     """Put a slot where it belongs in a heap of a size; `place` is free."""
     while place > 0:
         above = (place - 1) // 2
-        parent, parents = heap[above].slot, heap[above].time
-        if parents < time or (parents == time and parent < slot):
+        parent, parent_time = heap[above].slot, heap[above].time
+        if parent_time < time or (parent_time == time and parent < slot):
             break
-        heap[place].slot, heap[place].time = parent, parents
+        heap[place].slot, heap[place].time = parent, parent_time
         slots[parent].heap_place = place
         place = above
     while True:
         below = 2 * place + 1
         if below >= size:
             break
-        child, childs = heap[below].slot, heap[below].time
+        child, child_time = heap[below].slot, heap[below].time
         if below + 1 < size:
-            other, others = heap[below + 1].slot, heap[below + 1].time
-            if others < childs or (others == childs and other < child):
-                below, child, childs = below + 1, other, others
-        if time < childs or (time == childs and slot < child):
+            other, other_time = heap[below + 1].slot, heap[below + 1].time
+            if other_time < child_time or (other_time == child_time and other < child):
+                below, child, child_time = below + 1, other, other_time
+        if time < child_time or (time == child_time and slot < child):
             break
-        heap[place].slot, heap[place].time = child, childs
+        heap[place].slot, heap[place].time = child, child_time
         slots[child].heap_place = place
         place = below
     heap[place].slot, heap[place].time = slot, time

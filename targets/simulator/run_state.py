@@ -26,11 +26,8 @@ _STREAM = np.dtype(
         ("done", np.int64),  # ops that have ended, over all steps
         ("op", np.int64),  # the op it is at, which may be running, and the step that this is of
         ("step", np.int64),
-        (
-            "awaited",
-            np.int64,
-        ),  # a stream that its op waits for, as was seen last, and how many of its ops must have ended
-        ("until", np.int64),
+        ("awaited", np.int64),  # a stream that its op waits for, as was seen last
+        ("until", np.int64),  # and how many ops of that one must have ended
         ("running", np.int64),
         ("leader", np.int64),  # who counts the works of what runs here: ops that end together have one leader
         ("works_left", np.int64),
