@@ -20,13 +20,13 @@ from ratrain.ratrainc.planner.evaluation import Evaluation, Task, compiled_units
 
 _OPS_A_SECOND = 8000.0
 """Ops of a schedule that are compiled, placed and simulated in a second, before anything is known: about as measured, on one core."""
-_A_MINUTE = 60.0
-"""Where nobody says how many seconds there are, all levers are tried that are expected to take no more than this together,"""
-_ALL_THE_SAME = 120.0
-"""and are given this, since nobody knows for sure."""
+_EXPECTED_AT_MOST = 60.0
+"""Seconds that all levers together are expected to take, where nobody says how many there are, for all of them to be tried."""
+_GIVEN_TO_ALL = 120.0
+"""Seconds that they have then: what is expected is a guess."""
 QUICK_SECONDS = 8.0
-"""Else there are so few: the answer is there soon, with names of what was not tried. Whole steps that are expected to take longer are folded."""
-_FOLDED = 2 / 3
+"""Seconds where they are expected to take longer: the answer is there soon, with names of what was not tried. Whole steps beyond this are folded."""
+_WORTH_FOLDING = 2 / 3
 """Of the work of whole steps, what folded ones may be: less is not worth an estimate."""
 
 
@@ -160,9 +160,9 @@ def pricing_of(setting: Setting, stage: int, ops: int, seconds: float | None) ->
         for folded in (False, True)
     }
     too_long = needed[False] > (QUICK_SECONDS if seconds is None else seconds)
-    folded = too_long and needed[True] <= _FOLDED * needed[False]
+    folded = too_long and needed[True] <= _WORTH_FOLDING * needed[False]
     if seconds is None:
-        seconds = _ALL_THE_SAME if needed[folded] <= _A_MINUTE else QUICK_SECONDS
+        seconds = _GIVEN_TO_ALL if needed[folded] <= _EXPECTED_AT_MOST else QUICK_SECONDS
     return Pricing(setting, stage, rate, seconds, folded=folded)
 
 

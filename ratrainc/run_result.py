@@ -108,7 +108,7 @@ def run_parts(result: RunResult) -> Iterator[Part]:
         yield f"model-flops utilisation {100 * utilisation:.0f} % of one core's matrix products, measured at the start"
     overflows = sum(1 for step in result.steps if step.report.skipped_blocks)
     if overflows:
-        yield f"{overflows} steps had an overflow somewhere; loss scale now {last.loss_scale:g}"
+        yield f"steps with an overflow somewhere: {overflows}; loss scale now {last.loss_scale:g}"
     yield from _memory_line(result.memory)
     yield from _files_line(result.memory, len(result.steps))
     if result.live_peak_bytes is not None:
