@@ -100,6 +100,35 @@ def processes_for(items: int, *, work: int) -> int:
     return max(1, min(allowed.count, items))
 
 
+@contextmanager
+def beside(*functions: Callable[[], object]) -> Iterator[None]:
+    """While the block runs, call functions for what they leave on disk, each in a process of its own that ends with the block.
+
+    Whether they come to their end or raise something, nobody hears of it; where `each` would fork nothing, they are not called.
+    """
+    children: list[int] = []
+    try:
+        if not is_limited() and sys.platform == "linux" and parent_process() is None and len(usable_cores()) > 1:
+            for function in functions:
+                if not (child := _fork()):
+                    _call(function)
+                children.append(child)
+        yield
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def _call(function: Callable[[], object]) -> NoReturn:
+    """The life of a child that only calls a function."""
+    try:
+        _ALLOWED.set(_ALONE)
+        function()
+    finally:
+        os._exit(0)
+
+
 def _shared_out(function: Callable[[T], R], items: Sequence[T], count: int) -> dict[int, R]:
     """What so many processes, this one among them, found for items, by their numbers; nothing from the first one on that it raised something for."""
     tickets = os.memfd_create("tickets")  # whoever reads moves the place that all of them read at

@@ -42,6 +42,19 @@ def command(steps: int, keep: str | None) -> int:
 
 
 def _quickstart(steps: int, folder: Path, *, is_drawn: bool) -> int:
+    from ratrain.ratrain_ir.types import Dtype
+    from ratrain.ratrainc.console import say
+    from ratrain.ratrainc.examples import example_path
+    from ratrain.ratrainc.functions.building import resolved
+    from ratrain.targets.runtime.kernels.ahead import attention_beside
+
+    say("1. compile: examples/tiny.json under examples/tiny.toml")
+    _, plan = resolved(str(example_path("tiny.json")), str(example_path("tiny.toml")))
+    with attention_beside(Dtype(plan.view_dtype)):
+        return _from_plan_to_losses(steps, folder, is_drawn=is_drawn)
+
+
+def _from_plan_to_losses(steps: int, folder: Path, *, is_drawn: bool) -> int:
     from ratrain import api
     from ratrain.ratrain_ir.files import write_lines
     from ratrain.ratrain_ir.printer import module_texts
@@ -55,7 +68,6 @@ def _quickstart(steps: int, folder: Path, *, is_drawn: bool) -> int:
     from ratrain.targets.program.program_verifier import check_program
     from ratrain.targets.runtime.settings import Evaluation, Execution, RunSettings
 
-    say("1. compile: examples/tiny.json under examples/tiny.toml")
     module = api.compile(str(example_path("tiny.json")), str(example_path("tiny.toml")), verify_each=True)
     write_lines(str(folder / "tiny.rtir"), module_texts(module))
     show(module_parts(module, api.machine_for(module, None)))

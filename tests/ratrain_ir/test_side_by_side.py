@@ -16,7 +16,7 @@ import pytest
 from ratrain.ratrain_ir import side_by_side
 from ratrain.ratrain_ir.blocks import block
 from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Location, Note
-from ratrain.ratrain_ir.side_by_side import each, processes
+from ratrain.ratrain_ir.side_by_side import beside, each, processes
 from ratrain.ratrain_ir.time_limit import time_limit
 from ratrain.ratrain_ir.types import Dtype, tensor_type
 
@@ -214,7 +214,7 @@ def test_children_write_to_no_terminal(meeting, capfd):
 
 SCRIPT = """
 import atexit, os, signal, sys, time
-from ratrain.ratrain_ir.side_by_side import each, processes
+from ratrain.ratrain_ir.side_by_side import beside, each, processes
 
 def work(item):
     if item < 2:
@@ -274,3 +274,42 @@ def test_what_ends_a_process_is_for_the_parent_alone():
     assert told(read, 99) == b"!!."
     assert process.wait(TIMEOUT) == 0
     os.close(read)
+
+
+def test_functions_are_called_beside_a_block_and_end_with_it(tmp_path, monkeypatch):
+    """By processes of their own, whatever comes of them; the one that never ends is gone after the block."""
+    monkeypatch.setattr(side_by_side, "usable_cores", lambda: {0, 1})
+    ends = os.pipe()
+
+    def tell():
+        (tmp_path / "teller").write_text(str(os.getpid()))
+        os.write(ends[1], b"!")
+
+    def fail():
+        os.write(ends[1], b"!")
+        raise ValueError
+
+    def stay():
+        (tmp_path / "stayer").write_text(str(os.getpid()))
+        os.write(ends[1], b"!")
+        signal.pause()
+
+    with beside(tell, fail, stay):
+        told = b""
+        while len(told) < 3:
+            assert select.select([ends[0]], [], [], TIMEOUT)[0]
+            told += os.read(ends[0], 3)
+    for name in ("teller", "stayer"):
+        number = int((tmp_path / name).read_text())
+        assert number != os.getpid()
+        with pytest.raises(ProcessLookupError):
+            os.kill(number, 0)
+    for end in ends:
+        os.close(end)
+
+
+def test_nothing_is_called_beside_a_block_with_a_time_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(side_by_side, "usable_cores", lambda: {0, 1})
+    with time_limit(TIMEOUT), beside(lambda: (tmp_path / "called").write_text("")):
+        time.sleep(0.2)
+    assert not list(tmp_path.iterdir())

@@ -63,6 +63,25 @@ def test_a_first_run_finds_all_in_a_new_folder(tmp_path: Path) -> None:
     assert 0 < more < count
 
 
+@pytest.mark.full
+def test_what_is_compiled_beside_a_first_quickstart_is_what_it_needs(tmp_path: Path) -> None:
+    """Attention as `ahead` calls it is kept for the types that the quickstart calls it with."""
+    folder = {"NUMBA_CACHE_DIR": str(tmp_path / "loops")}
+    script = """
+import sys
+from ratrain.ratrain_ir.types import Dtype
+from ratrain.targets.runtime.kernels import ahead
+ahead.attend_forward(Dtype.F16)
+ahead.attend_backward(Dtype.F16)
+"""
+    subprocess.run([sys.executable, "-c", script], env={**os.environ, **folder}, check=True)
+    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "loops").rglob("attention_loops.*.nb?")}
+    assert any("forward_head" in name for name in kept)
+    assert any("backward_head" in name for name in kept)
+    assert compiled_by(tmp_path, "quickstart", "--steps", "1", **folder)[0] > 0
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "loops").rglob("attention_loops.*.nb?")} == kept
+
+
 def test_nothing_to_compile_with_is_refused(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "ratrain", "precompile"]
     done = subprocess.run(
