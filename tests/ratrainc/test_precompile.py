@@ -71,8 +71,7 @@ def test_what_is_compiled_beside_a_first_quickstart_is_what_it_needs(tmp_path: P
 import sys
 from ratrain.ratrain_ir.types import Dtype
 from ratrain.targets.runtime.kernels import ahead
-ahead.attend_forward(Dtype.F16)
-ahead.attend_backward(Dtype.F16)
+ahead.attend(Dtype.F16)
 """
     subprocess.run([sys.executable, "-c", script], env={**os.environ, **folder}, check=True)
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "loops").rglob("attention_loops.*.nb?")}

@@ -1,6 +1,7 @@
-"""The two loops that take longest to compile, those of attention, compiled by other processes beside what comes before a first run.
+"""The two loops that take longest to compile, those of attention, compiled by another process beside what comes before a first run.
 
-They are kept on disk as always: whoever needs one that another process is at waits for it, and reads it.
+They are kept on disk as always: whoever needs one that another process is at waits for it, and reads it. One process compiles what both have in
+common once; two of them, beside the one that compiles the rest, are no faster on two cores.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def attention_beside(dtype: Dtype) -> Iterator[None]:
     if any(_is_kept(loop) for loop in (forward_head, backward_head)):
         yield
         return
-    with beside(lambda: attend_forward(dtype), lambda: attend_backward(dtype)):
+    with beside(lambda: attend(dtype)):
         yield
 
 
@@ -44,18 +45,12 @@ def _is_kept(loop: Any) -> bool:
     return folder is None or any(Path(folder).glob(f"*.{loop.py_func.__name__}-*.nbi"))
 
 
-def attend_forward(dtype: Dtype) -> None:
-    """Attention of one query, from which the loop is compiled."""
+def attend(dtype: Dtype) -> None:
+    """Attention of one query, and its gradients, from which the loops are compiled."""
     kernels = Fast(1)
-    scratch = Scratch(kernels.scratch_bytes("attention_forward", spec=_SPEC))
-    q, k, v, o = np.zeros((4, 1, _SPEC.head_dim), NUMPY_DTYPES[dtype])
-    kernels.attention_forward(q, k, v, o, np.zeros((1, 1), np.float32), scratch=scratch, spec=_SPEC)
-
-
-def attend_backward(dtype: Dtype) -> None:
-    """The gradients of one query, from which the loop is compiled."""
-    kernels = Fast(1)
-    scratch = Scratch(kernels.scratch_bytes("attention_backward", spec=_SPEC))
     q, k, v, o, do, dq, dk, dv = np.zeros((8, 1, _SPEC.head_dim), NUMPY_DTYPES[dtype])
     lse, delta = np.zeros((2, 1, 1), np.float32)
+    scratch = Scratch(kernels.scratch_bytes("attention_forward", spec=_SPEC))
+    kernels.attention_forward(q, k, v, o, lse, scratch=scratch, spec=_SPEC)
+    scratch = Scratch(kernels.scratch_bytes("attention_backward", spec=_SPEC))
     kernels.attention_backward(q, k, v, o, lse, do, dq, dk, dv, delta, scratch=scratch, spec=_SPEC)
