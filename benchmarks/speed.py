@@ -7,12 +7,14 @@
 
 CPU seconds are of the processes themselves (user and system), compiled loops warm: each command is a process of its own, with more beside it
 (`--jobs`) where it takes any, and what it reads, checks and writes is part of it. Wall seconds are longer where others use the machine. `verify` and `verify-rtx` prove the schedule and the program, and leave receipts in the folder;
-what comes after them finds these, and proves nothing again. Targets are for the plan as it stands.
+what comes after them finds these, and proves nothing again. Sources are compiled to bytecode first, as pip does where it installs them, whatever
+PYTHONDONTWRITEBYTECODE says. Targets are for the plan as it stands.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import os
 import resource
 import subprocess
@@ -47,7 +49,8 @@ def seconds_of(words: list[str], folder: Path) -> tuple[float, float]:
     """CPU and wall seconds of one command, which has to succeed; receipts of proofs are in the folder."""
     begin = time.monotonic()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    path = os.environ | {
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    path = kept | {
         "RATRAIN_CACHE_DIR": str(folder.resolve()),
         "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", ""))),
     }
@@ -72,6 +75,8 @@ def main(arguments: list[str] | None = None) -> None:
     names = chosen.only.split(",")
     if unknown := [name for name in names if name not in TARGETS]:
         parser.error(f"no command {unknown[0]}: there are {', '.join(TARGETS)}")
+    for folder in ("src", "grammar", "ratrain_ir", "passes", "targets", "ratrainc"):
+        compileall.compile_dir(ROOT / folder, quiet=2)
     with tempfile.TemporaryDirectory() as scratch:
         folder = chosen.folder or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
