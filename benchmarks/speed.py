@@ -75,8 +75,8 @@ def main(arguments: list[str] | None = None) -> None:
     names = chosen.only.split(",")
     if unknown := [name for name in names if name not in TARGETS]:
         parser.error(f"no command {unknown[0]}: there are {', '.join(TARGETS)}")
-    for folder in ("src", "grammar", "ratrain_ir", "passes", "targets", "ratrainc"):
-        compileall.compile_dir(ROOT / folder, quiet=2)
+    for package in ("src", "grammar", "ratrain_ir", "passes", "targets", "ratrainc"):
+        compileall.compile_dir(ROOT / package, quiet=2)
     with tempfile.TemporaryDirectory() as scratch:
         folder = chosen.folder or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
