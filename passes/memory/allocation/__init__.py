@@ -24,6 +24,7 @@ from ratrain.passes.memory.allocation.checker import Violation, check_allocation
 from ratrain.passes.memory.allocation.effort import Effort
 from ratrain.passes.memory.allocation.exact import search_exactly
 from ratrain.passes.memory.allocation.groups import groups_in_order
+from ratrain.passes.memory.allocation.nests import nests_in_slots
 from ratrain.passes.memory.allocation.portfolio import (
     COMPILED_FROM,
     large_portfolio,
@@ -108,7 +109,7 @@ def _place(attempt: Attempt, *, searching: bool, trial: bool) -> None:
     for method in (stacks_of_slots, two_stacks):
         if not small and not attempt.good() and not (trial and attempt.fits()):
             method(attempt)
-    for method in (groups_in_order, move_alike):
+    for method in (nests_in_slots, groups_in_order, move_alike):
         if not small and not attempt.good() and not trial:
             method(attempt)
     if attempt.enough() or not searching:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ratrain.passes.memory.allocation import orders
+from ratrain.passes.memory.allocation.placing import placed_in_order
 from ratrain.passes.memory.allocation.stacks import reached
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def groups_in_order(attempt: Attempt) -> None:
         return
     for order in _orders(instance, placed):
         if not attempt.good():
-            attempt.offer("groups in order", *_completed(instance, order, offsets, int(placed.sum())))
+            attempt.offer("groups in order", *placed_in_order(instance, order, offsets, int(placed.sum())))
 
 
 def _arranged(instance: Instance, there: Int64s, floor: Int64s, offsets: Int64s) -> tuple[Int64s, Int64s]:
@@ -89,25 +90,12 @@ def _arranged(instance: Instance, there: Int64s, floor: Int64s, offsets: Int64s)
 
 def _below(instance: Instance, chosen: NDArray[np.bool_]) -> tuple[Int64s, Int64s]:
     """Offsets, with those of some buffers by first fit, and the highest byte that these take in each section."""
-    from ratrain.passes.memory.allocation.tree import first_fit
-
     offsets, floor = np.zeros(instance.count, np.int64), np.zeros(instance.sections, np.int64)
     numbers = np.flatnonzero(chosen)
     if not len(numbers):
         return offsets, floor
     alone = instance.kept(numbers)
-    placed = np.zeros(alone.count, np.int64)
-    first_fit(
-        orders.by_size(alone),
-        alone.sizes,
-        alone.sides,
-        alone.first,
-        alone.starts,
-        alone.stops,
-        alone.sections,
-        0,
-        placed,
-    )
+    placed, _ = placed_in_order(alone, orders.by_size(alone))
     offsets[numbers] = placed
     return offsets, reached(alone, placed)
 
@@ -119,15 +107,3 @@ def _orders(instance: Instance, placed: NDArray[np.bool_]) -> Iterator[Int64s]:
         (np.lexsort((sizes, deaths)), np.lexsort((deaths, sizes))), map(itemgetter(1), orders.costly_orders(instance))
     ):
         yield np.concatenate((order[placed[order]], order[~placed[order]]))
-
-
-def _completed(instance: Instance, order: Int64s, offsets: Int64s, pinned: int) -> tuple[Int64s, int]:
-    """All offsets, where the first of an order have theirs, and the height."""
-    from ratrain.passes.memory.allocation.tree import first_fit
-
-    offsets = offsets.copy()
-    height = first_fit(
-        order, instance.sizes, instance.sides, instance.first, instance.starts, instance.stops, instance.sections,
-        pinned, offsets,
-    )  # fmt: skip
-    return offsets, int(height)

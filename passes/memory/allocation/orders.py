@@ -21,13 +21,19 @@ def by_start(instance: Instance) -> Int64s:
     return np.lexsort((-instance.widths(), instance.births()))
 
 
+def by_total(instance: Instance) -> Int64s:
+    """What lives where most bytes do first, then the largest area, then the longest life."""
+    widths = instance.widths()
+    return np.lexsort((instance.births(), -widths, -widths * instance.sizes, -_totals(instance)))
+
+
 def costly_orders(instance: Instance) -> Iterator[tuple[str, Int64s]]:
     """Orders by what a buffer meets, with their names."""
     births, sizes, widths = instance.births(), instance.sizes, instance.widths()
     conflicts = _conflicts(instance)
     yield "conflicts", np.lexsort((births, -conflicts))
     yield "conflicts x size", np.lexsort((births, -conflicts * sizes))
-    yield "total, area, width", np.lexsort((births, -widths, -widths * sizes, -_totals(instance)))
+    yield "total, area, width", by_total(instance)
     yield "width, area, total", np.lexsort((births, -_totals(instance), -widths * sizes, -widths))
 
 

@@ -17,8 +17,8 @@ from ratrain.passes.memory.allocation import orders
 from ratrain.passes.memory.allocation.attempt import Attempt
 from ratrain.passes.memory.allocation.beams import beams
 from ratrain.passes.memory.allocation.effort import TREE_WORK
+from ratrain.passes.memory.allocation.placing import placed_in_order
 from ratrain.passes.memory.allocation.problem import Int64s
-from ratrain.passes.memory.allocation.tree import first_fit
 
 if TYPE_CHECKING:
     from ratrain.passes.memory.allocation.problem import Instance
@@ -89,15 +89,11 @@ def _lower(attempt: Attempt, offsets: Int64s, first: int, last: int, target: int
             fixed = window.pinned.copy()
             fixed[places] = True
             part = instance.part(window.met)
-            for order in (_by_load(part), orders.by_start(part)):
+            for order in (orders.by_total(part), orders.by_start(part)):
                 if not attempt.afford(TREE_WORK * part.count):
                     break
-                placed = start.copy()
                 pinned_first = np.concatenate((order[fixed[order]], order[~fixed[order]]))
-                first_fit(
-                    pinned_first, part.sizes, part.sides, part.first, part.starts, part.stops, part.sections,
-                    int(fixed.sum()), placed,
-                )  # fmt: skip
+                placed, _ = placed_in_order(part, pinned_first, start, int(fixed.sum()))
                 top = int((placed + part.sizes)[~window.pinned].max())
                 if top < height:
                     best, height, met = placed, top, window.met
@@ -132,7 +128,3 @@ def _beamed(attempt: Attempt, met: Int64s) -> Int64s | None:
     beams(alone, *_BEAM, seed=1)
     attempt.work = alone.work
     return None if alone.method == stacked else alone.offsets
-
-
-def _by_load(part: Instance) -> Int64s:
-    return next(order for name, order in orders.costly_orders(part) if name == "total, area, width")

@@ -16,6 +16,7 @@ import numpy as np
 
 from ratrain.passes.memory.allocation import orders
 from ratrain.passes.memory.allocation.effort import TREE_WORK
+from ratrain.passes.memory.allocation.placing import placed_in_order
 from ratrain.passes.memory.allocation.small import greedy, neighbours
 
 if TYPE_CHECKING:
@@ -173,11 +174,7 @@ def _by_start(attempt: Attempt) -> None:
 
 
 def _tree(attempt: Attempt, name: str, order: Int64s) -> Int64s:
-    from ratrain.passes.memory.allocation.tree import first_fit
-
-    part = attempt.instance
-    offsets = np.empty(part.count, np.int64)
-    height = first_fit(order, part.sizes, part.sides, part.first, part.starts, part.stops, part.sections, 0, offsets)
+    offsets, height = placed_in_order(attempt.instance, order)
     attempt.offer(name, offsets, height)
     return offsets
 

@@ -74,6 +74,12 @@ class Instance:
         """Live bytes of each section."""
         return self.load_of(np.ones(self.count, np.bool_))
 
+    def lives_in(self, section: int) -> NDArray[np.bool_]:
+        """Which buffers live in a section."""
+        live = np.zeros(self.count, np.bool_)
+        live[self.owners[(self.starts <= section) & (section < self.stops)]] = True
+        return live
+
     def events(self, *, backwards: bool = False, longest_first: bool = False) -> Int64s:
         """Births b and deaths ~b in the order of time: of one section, deaths first; births by number, or the longest life first."""
         births, deaths = self.births(), self.deaths()

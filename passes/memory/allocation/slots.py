@@ -14,6 +14,7 @@ import numpy as np
 
 from ratrain.passes.memory.allocation import orders
 from ratrain.passes.memory.allocation.effort import TREE_WORK
+from ratrain.passes.memory.allocation.placing import placed_in_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,7 +35,7 @@ def stacks_of_slots(attempt: Attempt) -> None:
         return
     spans, widths = instance.deaths() - instance.births(), instance.widths()
     dense = widths > _DENSE * spans
-    at_peak = _live_in(instance, int(instance.load().argmax()))
+    at_peak = instance.lives_in(int(instance.load().argmax()))
     for short in _SHORT:
         stacked = dense & (spans > short)
         stacked &= np.isin(instance.sizes, instance.sizes[stacked & at_peak])
@@ -44,14 +45,9 @@ def stacks_of_slots(attempt: Attempt) -> None:
         for order in (orders.by_start(instance), orders.by_size(instance)):
             if attempt.good() or not attempt.afford(TREE_WORK * instance.count):
                 return
-            placed, height = _beside(instance, stacked, offsets, order)
+            stacked_first = np.concatenate((order[stacked[order]], order[~stacked[order]]))
+            placed, height = placed_in_order(instance, stacked_first, offsets, int(stacked.sum()))
             attempt.offer("slots by size", placed, height)
-
-
-def _live_in(instance: Instance, section: int) -> NDArray[np.bool_]:
-    live = np.zeros(instance.count, np.bool_)
-    live[instance.owners[(instance.starts <= section) & (section < instance.stops)]] = True
-    return live
 
 
 def _stacks(instance: Instance, stacked: NDArray[np.bool_]) -> tuple[Int64s, int]:
@@ -68,16 +64,3 @@ def _stacks(instance: Instance, stacked: NDArray[np.bool_]) -> tuple[Int64s, int
         offsets[alike] = top + slots
         top += height
     return offsets, top
-
-
-def _beside(instance: Instance, stacked: NDArray[np.bool_], offsets: Int64s, order: Int64s) -> tuple[Int64s, int]:
-    """All offsets, with what is not stacked by first fit in an order; and the height."""
-    from ratrain.passes.memory.allocation.tree import first_fit
-
-    placed = offsets.copy()
-    fixed_first = np.concatenate((order[stacked[order]], order[~stacked[order]]))
-    height = first_fit(
-        fixed_first, instance.sizes, instance.sides, instance.first, instance.starts, instance.stops, instance.sections,
-        int(stacked.sum()), placed,
-    )  # fmt: skip
-    return placed, height

@@ -16,6 +16,7 @@ from attrs import frozen
 
 from ratrain.passes.memory.allocation import orders
 from ratrain.passes.memory.allocation.effort import TREE_WORK
+from ratrain.passes.memory.allocation.placing import placed_in_order
 from ratrain.passes.memory.allocation.problem import Int64s
 
 if TYPE_CHECKING:
@@ -68,8 +69,6 @@ def _thresholds(instance: Instance, most: int) -> Int64s:
 
 def _stacks(instance: Instance, is_chosen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Iterator[_Stack]:
     """The chosen buffers by first fit in some orders."""
-    from ratrain.passes.memory.allocation.tree import first_fit
-
     chosen = np.flatnonzero(is_chosen)
     if not len(chosen):
         yield _Stack(chosen, chosen, np.zeros(instance.sections, np.int64))
@@ -77,8 +76,7 @@ def _stacks(instance: Instance, is_chosen: np.ndarray[tuple[int, ...], np.dtype[
     part = instance.kept(chosen)
     named = islice(orders.costly_orders(part), _ORDERS - 2)
     for order in (orders.by_size(part), orders.by_start(part), *(order for _, order in named)):
-        offsets = np.empty(part.count, np.int64)
-        first_fit(order, part.sizes, part.sides, part.first, part.starts, part.stops, part.sections, 0, offsets)
+        offsets, _ = placed_in_order(part, order)
         yield _Stack(chosen, offsets, reached(part, offsets))
 
 
