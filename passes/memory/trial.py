@@ -103,6 +103,22 @@ class Trials:
         """The bytes by which an arena would exceed the capacity if the stage were placed now, with room for ops that lag behind by `lag` seconds."""
         return excess_bytes(self.occupancy(stage), lag, capacity)
 
+    def fits(self, stage: Stage, lag: float, capacity: int) -> bool:
+        """Whether the arena would not exceed the capacity: no `excess_bytes`, for less where there are some."""
+        occupied = self.occupancy(stage).within(lag)
+        if occupied.peak_bytes > capacity:
+            return False
+        enough = Effort(gap=capacity / max(1, occupied.peak_bytes))
+        placement = allocate(
+            allocation_problem(occupied),
+            capacity=capacity,
+            effort=enough,
+            search=False,
+            trial=True,
+            all_or_nothing=True,
+        )
+        return placement.arena_bytes <= capacity
+
 
 def excess_bytes(occupied: Occupancy, lag: float, capacity: int) -> int:
     """The bytes by which an arena would exceed the capacity if what is occupied were placed now, with room for ops that lag behind by `lag` seconds."""

@@ -87,7 +87,7 @@ class _Way:
         trials, capacity = Trials(self.module, self.context), self.capacity
         if any(trials.occupancy(stage).peak_bytes(0.0) > capacity for stage in self.module.stages):
             return False  # as long as nothing is recovered yet: no arena needs to be tried
-        return not any(trials.excess_bytes(stage, 0.0, capacity) for stage in self.module.stages)
+        return all(trials.fits(stage, 0.0, capacity) for stage in self.module.stages)
 
     @cached_property
     def fits_recovered(self) -> bool:

@@ -97,4 +97,4 @@ def _fits(split: Stage, trials: Trials, delay: int, *, lag: float) -> bool:
     actions = schedule_zb_h1(trials.module.plan.shape, split.index, delay)
     ops = [op for action in actions for op in groups.of(action)]
     capacity = trials.context.target.capacity(trials.module).left
-    return not trials.excess_bytes(split.draft(ops + groups.step_end), lag, capacity)
+    return trials.fits(split.draft(ops + groups.step_end), lag, capacity)

@@ -40,13 +40,13 @@ class ChangesWithinBudget(ABC):
 
     def most_that_fit(self, count: int) -> int:
         """The most of so many changes under which the arena does not exceed the budget; 0 where it does under one."""
-        if not count or not self._excess_bytes(count):
+        if not count or self._fits(count):
             return count
         low, high = 0, count - 1
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (low, middle - 1) if self._excess_bytes(middle) else (middle, high)
+            low, high = (middle, high) if self._fits(middle) else (low, middle - 1)
         return low
 
-    def _excess_bytes(self, count: int) -> int:
-        return self.trials.excess_bytes(self.stage.draft(self.rebuilt(count)), self.lag, self.budget)
+    def _fits(self, count: int) -> bool:
+        return self.trials.fits(self.stage.draft(self.rebuilt(count)), self.lag, self.budget)

@@ -108,8 +108,7 @@ class Prospects:
 
     def fits(self, draft: Stage) -> bool:
         """Whether a draft can be placed with whatever little lag."""
-        within = self.trials.occupancy(draft).peak_bytes(0) <= self.capacity
-        return within and not self.trials.excess_bytes(draft, 0.0, self.capacity)
+        return self.trials.fits(draft, 0.0, self.capacity)
 
     def lacking(self, counts: Sequence[Mapping[LayerChoice, int]]) -> int:
         """Bytes that it lacks for a choice."""

@@ -47,6 +47,6 @@ def prefetch_depth(
             rewriting = Rewriting(trial)
             recovered, _ = rewriting.under(recovery.choice(rewriting, trials).of)
             seconds = trials.period(recovered)
-            if seconds < best and not trials.excess_bytes(recovered, 0.0, recovery.budget_within(trials)):
+            if seconds < best and trials.fits(recovered, 0.0, recovery.budget_within(trials)):
                 chosen, best = depth, seconds
     return chosen

@@ -28,6 +28,7 @@ from ratrain.passes.memory.allocation import (
 )
 from ratrain.passes.memory.allocation.attempt import Attempt
 from ratrain.passes.memory.allocation.orders import by_size, by_start, costly_orders
+from ratrain.passes.memory.allocation.placing import placed_in_order
 from ratrain.passes.memory.allocation.portfolio import large_portfolio
 from ratrain.passes.memory.allocation.problem import instance_of
 from ratrain.passes.memory.allocation.slots import _stacks, stacks_of_slots
@@ -354,26 +355,42 @@ def test_the_portfolio_stays_near_a_known_optimum(cuts):
 @pytest.mark.parametrize("sided", [False, True])
 def test_the_tree_places_like_the_plain_loop(several, sided):
     """Two implementations of first fit, one on sorted lists in a tree and one on all pairs, give the same offsets."""
-    from ratrain.passes.memory.allocation.tree import first_fit
-
     for seed in range(8):
         problem = random_problem(seed, 30 + 40 * seed, several=several, sided=sided)
         instance, _ = instance_of(problem)
         meets = neighbours(instance)
         for order in (by_size(instance), by_start(instance), *(order for _, order in costly_orders(instance))):
-            offsets = np.full(instance.count, -1, np.int64)
-            first_fit(
-                order,
-                instance.sizes,
-                instance.sides,
-                instance.first,
-                instance.starts,
-                instance.stops,
-                instance.sections,
-                0,
-                offsets,
-            )
+            offsets, _ = placed_in_order(instance, order)
             assert offsets.tolist() == greedy(order.tolist(), instance.sizes.tolist(), meets, best=False)
+
+
+@given(seed=st.integers(0, 1000), count=st.integers(3, 60), less=st.integers(-20, 60))
+def test_a_tree_is_given_up_where_it_reaches_a_limit_and_nowhere_else(seed, count, less):
+    instance, _ = instance_of(random_problem(seed, count, several=True))
+    order, unplaced = by_size(instance), np.full(instance.count, -1, np.int64)
+    whole, height = placed_in_order(instance, order)
+    offsets, found = placed_in_order(instance, order, unplaced, limit=height - less)
+    placed = offsets >= 0
+    assert offsets[placed].tolist() == whole[placed].tolist()
+    if less < 0:
+        assert placed.all()
+        assert found == height
+    else:
+        assert found >= height - less
+        assert ((offsets + instance.sizes)[placed] >= height - less).sum() == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_or_nothing_fits_where_a_trial_does(seed):
+    """Placed by the same methods, given up or not: the same answer at any capacity, and addresses where it fits."""
+    problem = random_problem(seed, 1200, several=True)
+    best = allocate(problem, effort=Effort(gap=0), search=False, trial=True).arena_bytes
+    for capacity in (best - 300, best - 1, best, best + 1, best + 300):
+        effort = Effort(gap=1)
+        found = allocate(problem, capacity=capacity, effort=effort, search=False, trial=True, all_or_nothing=True)
+        assert (found.arena_bytes <= capacity) == (best <= capacity)
+        if found.arena_bytes <= capacity:
+            assert_sound(problem, found)
 
 
 @pytest.mark.parametrize(

@@ -56,11 +56,13 @@ def allocate(
     effort: Effort | None = None,
     search: bool = True,
     trial: bool = False,
+    all_or_nothing: bool = False,
 ) -> Allocation:
     """Place every buffer; deterministic, ties broken by start and then by order.
 
     Beyond the portfolio there is search: for a `capacity` in bytes, until it is reached; without one only when an `effort` is given,
-    until the gap is as small as that asks for; and none unless `search`. A `trial` ends with the portfolio where that fits. Whether a capacity was reached is for the caller to see from `arena_bytes`.
+    until the gap is as small as that asks for; and none unless `search`. A `trial` ends with the portfolio where that fits. Whether a capacity was reached is for the caller to see from `arena_bytes`; where it
+    is `all_or_nothing`, methods are given up that exceed it, and what is found then may exceed it by more bytes than there need be.
     """
     begin = perf_counter()
     searching = search and (capacity is not None or effort is not None)
@@ -82,6 +84,7 @@ def allocate(
         None if capacity is None else capacity // unit - base,
         effort,
         begin + effort.seconds,
+        all_or_nothing=all_or_nothing,
     )
     _place(attempt, searching=searching, trial=trial)
     offsets[kept[passing]] = (attempt.offsets + base) * unit
@@ -107,7 +110,7 @@ def _place(attempt: Attempt, *, searching: bool, trial: bool) -> None:
     if not trial:
         attempt.raise_bound()
     for method in (stacks_of_slots, two_stacks):
-        if not small and not attempt.good() and not (trial and attempt.fits()):
+        if not small and not attempt.good() and not (trial and (attempt.all_or_nothing or attempt.fits())):
             method(attempt)
     for method in (nests_in_slots, groups_in_order, move_alike):
         if not small and not attempt.good() and not trial:

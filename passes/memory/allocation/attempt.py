@@ -32,15 +32,27 @@ class Attempt:
     offsets: Int64s
     height: int
     method: str
+    all_or_nothing: bool = False
+    """Whether a height that does not fit is of no use."""
     work: int = field(init=False)
     nodes: int = field(init=False)
 
     @classmethod
-    def of(cls, instance: Instance, base: int, room: int | None, effort: Effort, deadline: float) -> Attempt:
+    def of(
+        cls,
+        instance: Instance,
+        base: int,
+        room: int | None,
+        effort: Effort,
+        deadline: float,
+        *,
+        all_or_nothing: bool = False,
+    ) -> Attempt:
         """Begin with everything on top of everything else."""
         stacked = np.cumsum(instance.sizes) - instance.sizes
         height = int(instance.sizes.sum())
-        return cls(instance, base, room, effort, deadline, instance.bound(), stacked, height, "stacked")
+        bound = instance.bound()
+        return cls(instance, base, room, effort, deadline, bound, stacked, height, "stacked", all_or_nothing)
 
     def __attrs_post_init__(self) -> None:
         self.work, self.nodes = self.effort.work, self.effort.nodes
@@ -54,6 +66,12 @@ class Attempt:
         """Keep a placement if it is better than the best so far."""
         if height < self.height:
             self.offsets, self.height, self.method = offsets, height, method
+
+    def of_use_below(self) -> int:
+        """The height from which on another placement is of no use."""
+        if self.room is None or not self.all_or_nothing:
+            return self.height
+        return min(self.height, self.room + 1)
 
     def close(self, height: int) -> bool:
         """Whether a height is as near the bound as was asked."""

@@ -121,7 +121,8 @@ def promotions(attempt: Attempt) -> None:
         rank[out] *= chance.random(len(out))
         order = np.argsort(rank, kind="stable")
         rank[order] = np.arange(instance.count)
-        offsets = _tree(attempt, "first fit with promotions", order)
+        offsets, height = placed_in_order(instance, order)
+        attempt.offer("first fit with promotions", offsets, height)
 
 
 def _lower_peaks(attempt: Attempt, in_time: Int64s) -> None:
@@ -173,10 +174,10 @@ def _by_start(attempt: Attempt) -> None:
         attempt.offer(name, offsets, height)
 
 
-def _tree(attempt: Attempt, name: str, order: Int64s) -> Int64s:
-    offsets, height = placed_in_order(attempt.instance, order)
+def _tree(attempt: Attempt, name: str, order: Int64s) -> None:
+    """First fit in an order, as long as it may be of use."""
+    offsets, height = placed_in_order(attempt.instance, order, limit=attempt.of_use_below())
     attempt.offer(name, offsets, height)
-    return offsets
 
 
 def _offer_list(attempt: Attempt, name: str, offsets: list[int], sizes: list[int]) -> None:

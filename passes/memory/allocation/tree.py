@@ -35,10 +35,11 @@ def first_fit(
     sections: int,
     pinned: int,
     offsets: Int64s,
+    limit: int,
 ) -> int:
     """Place buffers in `order`, each at the lowest offset that is free in all its sections; the height.
 
-    Fills `offsets`; the first `pinned` of the order have theirs already.
+    Fills `offsets`; the first `pinned` of the order have theirs already. Once a buffer ends at the `limit` or above, those after it are not placed.
     """
     leaves = 1
     while leaves < sections:
@@ -72,6 +73,8 @@ def first_fit(
         high = low + sizes[buffer]
         offsets[buffer] = low
         top = max(top, high)
+        if top >= limit:
+            break
         for span in range(first[buffer], first[buffer + 1]):
             left, right = starts[span] + leaves, stops[span] + leaves
             while left < right:
