@@ -21,24 +21,27 @@ from ratrain.passes.memory.allocation.placing import placed_in_order
 from ratrain.passes.memory.allocation.problem import Int64s
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from ratrain.passes.memory.allocation.attempt import Attempt
     from ratrain.passes.memory.allocation.problem import Instance
 
-_SHORT = 8
-"""Sections: what lives no longer is in no nest."""
+_SHORT = (7, 12)
+"""Sections: what lives no longer is in no nest. The first serves, unless gradients wait longer than that to be reduced."""
 _DENSE = 0.9
 """Share of the time from its birth to its death in which a buffer lives at least, to be in a nest as if it lived all of it."""
 _STAYS = 0.5
 """Share of all sections: what lives longer is in no nest, but below all where it lives at the peak."""
 _PADS = 2
-"""Pads of a nest: its first holes are there when most bytes live."""
+"""Pads of a nest at most: its first holes are there when most bytes live."""
 _NEARLY = 0.01
 """Share of a buffer's size that a hole may lack to get a pad."""
 _MOST_BUFFERS = 20_000
+"""Buffers from which on there would be too few orders."""
 _MOST_PLACED = 400_000
-"""Buffers that are placed in all, over all orders: half a second."""
+"""Buffers that are placed over all orders of one choice of nests: half a second."""
 _PATIENCE = 10
 """Orders in a row that gain nothing, after which it begins anew."""
 
@@ -84,34 +87,87 @@ def nests_in_slots(attempt: Attempt) -> None:
     instance = attempt.instance
     if instance.sides.any() or instance.count > _MOST_BUFFERS:
         return
-    births, widths = instance.births(), instance.widths()
-    spans = instance.deaths() - births
-    dense, stays = widths > _DENSE * spans, spans > _STAYS * instance.sections
-    nested = dense & ~stays & (spans > _SHORT)
-    below = ~(dense & ~stays) & instance.lives_in(int(instance.load().argmax()))
+    spans = instance.deaths() - instance.births()
+    held = (instance.widths() > _DENSE * spans) & (spans <= _STAYS * instance.sections)
+    below = ~held & instance.lives_in(int(instance.load().argmax()))
+    last = 0
+    for short in _SHORT:
+        nested = held & (spans > short)
+        count = int(np.count_nonzero(nested))
+        if not attempt.good() and count != last:
+            last = count
+            _place(attempt, nested, below)
+
+
+def _place(attempt: Attempt, nested: NDArray[np.bool_], below: NDArray[np.bool_]) -> None:
+    """What is below all, nests above it, and the rest in orders: half of these with the likeliest pads, half of the others with the next, and so on."""
+    instance = attempt.instance
     moved = np.flatnonzero(~nested & ~below)
-    offsets, base = _lowest(instance, np.flatnonzero(below))
-    made = nests(instance, np.flatnonzero(nested), instance.sizes[moved])
-    if not (len(moved) and _fill_slots(made, base, attempt.target(), instance.sections, offsets)):
+    piles = piled(instance, np.flatnonzero(nested))
+    if not piles or not len(moved):
+        return
+    ways = _ways(attempt, piles, moved, *_lowest(instance, np.flatnonzero(below)))
+    if not ways:
         return
     kinds, ranks = _kinds(instance, moved)
-    rest = Kinds(instance, np.flatnonzero(nested | below), offsets, moved, kinds)
     chance = np.random.default_rng(instance.count)
-    left, tried = _MOST_PLACED // instance.count, 1
-    while tried and left and not attempt.good():
-        tried = move_kinds(attempt, "nests in slots", rest, ranks, chance, left, _PATIENCE)
-        left -= tried
+    left = _MOST_PLACED // instance.count
+    while ways:
+        rest = Kinds(instance, np.flatnonzero(nested | below), ways.pop(), moved, kinds)
+        mine, tried = left // 2 if ways else left, 1
+        left -= mine
+        while tried and not attempt.good():
+            tried = move_kinds(attempt, "nests in slots", rest, ranks, chance, mine, _PATIENCE)
+            mine -= tried
 
 
-def nests(instance: Instance, chosen: Int64s, wanted: Int64s) -> list[Nest]:
-    """The nests of some buffers, by their first births, with pads for buffers of the wanted sizes.
+def _ways(attempt: Attempt, piles: list[Pile], moved: Int64s, offsets: Int64s, base: int) -> list[Int64s]:
+    """The offsets with those of the nests above `base`, the likeliest last: with most pads, and before them with less, and with more than may be lost.
+
+    Of the nest that a backward empties while most bytes live no pad is lost.
+    """
+    instance, room = attempt.instance, attempt.target()
+    wanted = np.unique(instance.sizes[moved]).tolist()
+    ways: list[Int64s] = []
+    reached: list[int] = []
+    for pads in range(_PADS + 1):
+        made = (nest_of(instance, pile, wanted, pads) for pile in piles)
+        filled, slots = _filled(made, offsets, base, room, instance.sections)
+        top = slots[-1].start + slots[-1].height
+        top_of_others = top - max(slot.height for slot in slots)
+        if top > room or top_of_others in reached:
+            break
+        reached.append(top_of_others)
+        if top_of_others - reached[0] > room - attempt.bound:
+            return [filled, *ways]
+        ways.append(filled)
+    return ways
+
+
+@define(eq=False)
+class Pile:
+    """A nest without addresses: its buffers, on which of them each is put (-1: on the ground), and those that live where it ends now."""
+
+    buffers: list[int] = field(factory=list)
+    under: list[int] = field(factory=list)
+    alive: list[int] = field(factory=list)
+
+    def put(self, buffer: int) -> None:
+        """Put a buffer on what is alive."""
+        self.buffers.append(buffer)
+        self.under.append(self.alive[-1] if self.alive else -1)
+        self.alive.append(buffer)
+
+
+def piled(instance: Instance, chosen: Int64s) -> list[Pile]:
+    """The nests of some buffers, by their first births.
 
     A buffer is put on the top that dies soonest of those that live on when it dies; where there is none it begins a nest.
     """
     order = chosen[np.lexsort((-instance.deaths()[chosen], instance.births()[chosen]))].tolist()
     births, deaths = instance.births().tolist(), instance.deaths().tolist()
-    made: list[_Pile] = []
-    growing: list[_Pile] = []
+    made: list[Pile] = []
+    growing: list[Pile] = []
     for buffer in order:
         for pile in growing:
             while pile.alive and deaths[pile.alive[-1]] <= births[buffer]:
@@ -120,31 +176,17 @@ def nests(instance: Instance, chosen: Int64s, wanted: Int64s) -> list[Nest]:
         tops = [(deaths[pile.alive[-1]], place) for place, pile in enumerate(growing)]
         soonest = min((top for top in tops if top[0] >= deaths[buffer]), default=None)
         if soonest is None:
-            growing.append(_Pile())
+            growing.append(Pile())
             made.append(growing[-1])
         (growing[-1] if soonest is None else growing[soonest[1]]).put(buffer)
-    sizes = np.unique(wanted).tolist()
-    return [_built(instance, pile, sizes) for pile in made]
+    return made
 
 
-@define(eq=False)
-class _Pile:
-    """A nest that grows: its buffers, on which of them each was put (-1: on the ground), and those that are alive."""
-
-    buffers: list[int] = field(factory=list)
-    under: list[int] = field(factory=list)
-    alive: list[int] = field(factory=list)
-
-    def put(self, buffer: int) -> None:
-        self.buffers.append(buffer)
-        self.under.append(self.alive[-1] if self.alive else -1)
-        self.alive.append(buffer)
-
-
-def _built(instance: Instance, pile: _Pile, wanted: list[int]) -> Nest:
+def nest_of(instance: Instance, pile: Pile, wanted: list[int], most: int) -> Nest:
+    """The addresses of a nest, with at most so many pads for buffers of the wanted sizes, which ascend."""
     buffers = np.array(pile.buffers, np.int64)
     births, deaths, sizes = instance.births()[buffers], instance.deaths()[buffers], instance.sizes[buffers]
-    pads = _pads(sizes.tolist(), deaths.tolist(), wanted)
+    pads = _pads(sizes.tolist(), deaths.tolist(), wanted, most)
     tops = {-1: 0}
     for buffer, under, size, pad in zip(pile.buffers, pile.under, sizes.tolist(), pads, strict=True):
         tops[buffer] = tops[under] + size + pad
@@ -157,24 +199,24 @@ def _built(instance: Instance, pile: _Pile, wanted: list[int]) -> Nest:
     return Nest(buffers, highs - sizes, highs, begin, taken, int(taken.max()))
 
 
-def _pads(sizes: list[int], deaths: list[int], wanted: list[int]) -> list[int]:
+def _pads(sizes: list[int], deaths: list[int], wanted: list[int], most: int) -> list[int]:
     """The bytes above each buffer of a nest that make what is free of it, when it is dead too, as large as one of the wanted sizes."""
-    pads, left, hole = [0] * len(sizes), _PADS, 0
+    pads, hole = [0] * len(sizes), 0
     for at in range(len(sizes) - 1, -1, -1):
         hole += sizes[at]
-        if left == 0 or (at > 0 and deaths[at - 1] == deaths[at]):
+        if most == 0 or (at > 0 and deaths[at - 1] == deaths[at]):
             continue
         nearest = next((size for size in wanted if size >= hole), None)
         if nearest is not None and nearest - hole <= _NEARLY * nearest:
             pads[at] = nearest - hole
-            left, hole = left - 1, 0
+            most, hole = most - 1, 0
     return pads
 
 
-def _fill_slots(made: list[Nest], base: int, room: int, sections: int, offsets: Int64s) -> bool:
-    """Give nests their slots, which stand on each other from `base` up, and their buffers offsets; whether all end under `room`."""
+def _filled(made: Iterable[Nest], offsets: Int64s, base: int, room: int, sections: int) -> tuple[Int64s, list[_Slot]]:
+    """The offsets with those of nests in slots, which stand on each other from `base` up; and the slots, of which the last ends above the room if not all end below it."""
+    offsets, top = offsets.copy(), base
     slots: list[_Slot] = []
-    top = base
     for nest in made:
         if any(slot.put(nest, offsets) for slot in slots):
             continue
@@ -182,8 +224,8 @@ def _fill_slots(made: list[Nest], base: int, room: int, sections: int, offsets: 
         slots[-1].put(nest, offsets)
         top += nest.height
         if top > room:
-            return False
-    return bool(made)
+            break
+    return offsets, slots
 
 
 def _lowest(instance: Instance, chosen: Int64s) -> tuple[Int64s, int]:
