@@ -23,7 +23,6 @@ from ratrain.passes.memory.allocation.bound import LowerBound, lower_bound
 from ratrain.passes.memory.allocation.checker import Violation, check_allocation
 from ratrain.passes.memory.allocation.effort import Effort
 from ratrain.passes.memory.allocation.exact import search_exactly
-from ratrain.passes.memory.allocation.groups import groups_in_order
 from ratrain.passes.memory.allocation.nests import nests_in_slots
 from ratrain.passes.memory.allocation.portfolio import (
     COMPILED_FROM,
@@ -34,6 +33,7 @@ from ratrain.passes.memory.allocation.portfolio import (
     small_promotions,
 )
 from ratrain.passes.memory.allocation.problem import Allocation, AllocationProblem, instance_of
+from ratrain.passes.memory.allocation.relay_slots import relays_in_slots
 from ratrain.passes.memory.allocation.slots import stacks_of_slots
 from ratrain.passes.memory.allocation.stacks import two_stacks
 
@@ -112,7 +112,7 @@ def _place(attempt: Attempt, *, searching: bool, trial: bool) -> None:
     for method in (stacks_of_slots, two_stacks):
         if not small and not attempt.good() and not (trial and (attempt.all_or_nothing or attempt.fits())):
             method(attempt)
-    for method in (nests_in_slots, groups_in_order, move_alike):
+    for method in (relays_in_slots, nests_in_slots, move_alike):
         if not small and not attempt.good() and not trial:
             method(attempt)
     if attempt.enough() or not searching:

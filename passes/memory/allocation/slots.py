@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ratrain.passes.memory.allocation.attempt import Attempt
     from ratrain.passes.memory.allocation.problem import Instance, Int64s
 
-_SHORT = (2, 1, 4, 8)
+SHORT = (2, 1, 4, 8)
 """Sections: what lives no longer is placed after the stacks."""
 _DENSE = 0.9
 """Share of the time from its birth to its death in which a buffer lives at least, to keep its slot for all of it."""
@@ -33,12 +33,8 @@ def stacks_of_slots(attempt: Attempt) -> None:
     instance = attempt.instance
     if instance.sides.any():
         return
-    spans, widths = instance.deaths() - instance.births(), instance.widths()
-    dense = widths > _DENSE * spans
-    at_peak = instance.lives_in(int(instance.load().argmax()))
-    for short in _SHORT:
-        stacked = dense & (spans > short)
-        stacked &= np.isin(instance.sizes, instance.sizes[stacked & at_peak])
+    for short in SHORT:
+        stacked = lasting(instance, short)
         offsets, top = _stacks(instance, stacked)
         if top >= attempt.height:
             continue
@@ -48,6 +44,19 @@ def stacks_of_slots(attempt: Attempt) -> None:
             stacked_first = np.concatenate((order[stacked[order]], order[~stacked[order]]))
             placed, height = placed_in_order(instance, stacked_first, offsets, int(stacked.sum()))
             attempt.offer("slots by size", placed, height)
+
+
+def dense(instance: Instance) -> NDArray[np.bool_]:
+    """What lives from its birth to its death, or nearly."""
+    found: NDArray[np.bool_] = instance.widths() > _DENSE * (instance.deaths() - instance.births())
+    return found
+
+
+def lasting(instance: Instance, short: int) -> NDArray[np.bool_]:
+    """Of what is dense, that which lives longer than `short`, of a size of which some does at the peak."""
+    stacked = dense(instance) & (instance.deaths() - instance.births() > short)
+    at_peak = stacked & instance.lives_in(int(instance.load().argmax()))
+    return stacked & np.isin(instance.sizes, instance.sizes[at_peak])
 
 
 def _stacks(instance: Instance, stacked: NDArray[np.bool_]) -> tuple[Int64s, int]:

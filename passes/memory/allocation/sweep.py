@@ -161,6 +161,23 @@ def slots_of(events: Int64s, count: int) -> Int64s:
 
 
 @kernel
+def latest_slots(events: Int64s, count: int, most: int) -> Int64s:
+    """A slot of `most` for each of `count` buffers, that which became free latest, so that the others stay free for longer; -1 where there is none."""
+    slots = np.full(count, -1, np.int64)
+    free = np.arange(most)[::-1].copy()
+    left = most
+    for event in events:
+        if event < 0:
+            if slots[~event] >= 0:
+                free[left] = slots[~event]
+                left += 1
+        elif left > 0:
+            left -= 1
+            slots[event] = free[left]
+    return slots
+
+
+@kernel
 def draw(state: Int64s, choices: int) -> int:
     """A number below `choices`; moves the generator on."""
     state[0] = (state[0] * _MULTIPLIER + _INCREMENT) & _MASK

@@ -1,0 +1,255 @@
+"""Relays: buffers that take over, of other sizes, what others free bit by bit. All of them together fill one piece.
+
+What a forward saves for one layer dies at two ops of its backward, two large tensors and a small one, then four small ones; what the gradients
+of weights wait for is born at the same ops, of as many bytes but the other way round. Beside each other in the order of their deaths, the
+first free one hole that grows, and the others fill it from one end in the order of their births.
+
+Relays of one shape are to be as many at each time at which the memory is full, so that each size of what is no relay has as many buffers then as at any other such
+time. At the begin and the end of a step some lack their other half: the first then are a relay by themselves; and where there is one too many, it is none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+from ratrain.passes.memory.allocation.problem import Int64s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from ratrain.passes.memory.allocation.problem import Instance
+
+Shape = tuple[tuple[int, int], ...]
+"""When each of the first dies, counted from the first death, and its size; ascending."""
+
+_WIDTHS = (2, 3, 4)
+"""Sections in which a relay takes over."""
+_SMALL = 32
+"""What is so many times smaller than the largest is no part of a relay."""
+_FULL = 0.002
+"""Share of the most live bytes: sections with nearly as many are full."""
+
+
+@frozen(eq=False)
+class Relay:
+    """Buffers that take over each other's bytes."""
+
+    first: Int64s
+    then: Int64s
+    """born where the first die; none, where these stand for themselves"""
+
+    @property
+    def buffers(self) -> Int64s:
+        """All of them."""
+        return np.concatenate((self.first, self.then))
+
+
+def full_sections(instance: Instance) -> NDArray[np.bool_]:
+    """Sections with nearly as many live bytes as there ever are."""
+    load = instance.load()
+    found: NDArray[np.bool_] = load >= load.max() * (1 - _FULL)
+    return found
+
+
+class RelayFinder:
+    """Relays of an instance."""
+
+    def __init__(self, instance: Instance, bound: int) -> None:
+        self.births, self.deaths, self.sizes = instance.births(), instance.deaths(), instance.sizes
+        self.born, self.dead, self.size = self.births.tolist(), self.deaths.tolist(), self.sizes.tolist()
+        without_holes = np.diff(instance.first) == 1
+        self.large = without_holes & (self.sizes * _SMALL >= self.sizes.max())
+        self.free = self.large.copy()
+        self.load = instance.load()
+        self.bound = bound
+        self.full = np.flatnonzero(full_sections(instance))
+        self.by_birth: dict[int, list[int]] = defaultdict(list)
+        for buffer in np.flatnonzero(self.free).tolist():
+            self.by_birth[self.born[buffer]].append(buffer)
+        self.shapes: dict[Shape, list[Relay]] = defaultdict(list)
+        for relay in self._relays():
+            self.shapes[self._shape(relay)].append(relay)
+
+    def _relays(self) -> list[Relay]:
+        """The narrowest first; of one birth before those of two, and all of what dies or is born before all but one. Where there are no narrow ones none are looked for."""
+        found: list[Relay] = []
+        dying = [self._dying(apart) for apart in (0, 1)]
+        for width in _WIDTHS:
+            for of_births in dying:
+                for trimmed in (False, True):
+                    for of_birth in of_births:
+                        found += self._of_one_birth(of_birth, width, trimmed=trimmed)
+            if not found:
+                break
+        return found
+
+    def _dying(self, apart: int) -> list[dict[int, list[int]]]:
+        """For each birth, and so many before it: what dies at each section, where more dies soon after some of it and something is born when it does."""
+        found = []
+        for birth in sorted(self.by_birth):
+            dying: dict[int, list[int]] = defaultdict(list)
+            for buffer in self._born_about(birth, apart):
+                dying[self.dead[buffer]].append(buffer)
+            times = sorted(dying)
+            if any(after - begin < _WIDTHS[-1] and begin in self.by_birth for begin, after in pairwise(times)):
+                found.append({time: dying[time] for time in times})
+        return found
+
+    def _born_about(self, birth: int, apart: int) -> Iterator[int]:
+        """Free buffers of a birth, and of so many before it."""
+        for earlier in range(apart + 1):
+            for buffer in self.by_birth.get(birth - earlier, ()):
+                if self.free[buffer]:
+                    yield buffer
+
+    def _of_one_birth(self, dying: dict[int, list[int]], width: int, *, trimmed: bool) -> Iterator[Relay]:
+        after = 0
+        for begin, later in pairwise(dying):
+            if begin < after or later - begin >= width or begin not in self.by_birth:
+                continue
+            ends = {self.dead[buffer] for buffer in self.by_birth[begin] if self.free[buffer]}
+            for end in sorted(ends):
+                relay = self._between(dying, begin, begin + width, end, trimmed=trimmed)
+                if relay is not None and self._fits(relay):
+                    self.free[relay.buffers] = False
+                    after = begin + width
+                    yield relay
+                    break
+
+    def _between(self, dying: dict[int, list[int]], begin: int, stop: int, end: int, *, trimmed: bool) -> Relay | None:
+        """What dies in some sections, with what is born in them and dies at `end` or a section about it, where their bytes are equal; or those of all but one."""
+        sections = range(begin, min(stop, end))
+        first = [buffer for section in sections for buffer in dying.get(section, ()) if self.free[buffer]]
+        then = [
+            buffer
+            for section in sections
+            for buffer in self.by_birth.get(section, ())
+            if self.free[buffer] and abs(self.dead[buffer] - end) <= 1
+        ]
+        over = sum(self.size[buffer] for buffer in first) - sum(self.size[buffer] for buffer in then)
+        if over and trimmed:
+            longer = first if over > 0 else then
+            for buffer in reversed(longer):
+                if self.size[buffer] == abs(over):
+                    longer.remove(buffer)
+                    over = 0
+                    break
+        return self._relay(first, then) if not over else None
+
+    def _relay(self, first: list[int], then: list[int]) -> Relay | None:
+        """A relay of as many bytes before and after, if these come bit by bit and what is born never needs more than was freed."""
+        ends, begins = [self.dead[buffer] for buffer in first], [self.born[buffer] for buffer in then]
+        if len(set(ends)) < 2 or len(set(begins)) < 2:
+            return None
+        for section in set(begins):
+            freed = sum(self.size[buffer] for buffer, end in zip(first, ends, strict=True) if end <= section)
+            taken = sum(self.size[buffer] for buffer, begin in zip(then, begins, strict=True) if begin <= section)
+            if taken > freed:
+                return None
+        return Relay(np.array(first, np.int64), np.array(then, np.int64))
+
+    def _fits(self, relay: Relay) -> bool:
+        """Whether bytes that a relay keeps, though nothing of it lives in them, are free."""
+        buffers = relay.buffers
+        begin, end = int(self.births[buffers].min()), int(self.deaths[buffers].max())
+        change = np.zeros(end - begin + 1, np.int64)
+        np.add.at(change, self.births[buffers] - begin, self.sizes[buffers])
+        np.subtract.at(change, self.deaths[buffers] - begin, self.sizes[buffers])
+        idle = self.sizes[relay.first].sum() - np.cumsum(change)[:-1]
+        return bool((self.load[begin:end] + idle).max() <= self.bound)
+
+    def evened(self, shapes: int) -> list[Relay]:
+        """Relays of so many shapes, those of most bytes, as many at each full section as at most: one too many is dropped, and the first of one stand for it where one is missing."""
+        heaviest = sorted(self.shapes, key=lambda shape: (-_nbytes(shape) * len(self.shapes[shape]), shape))[:shapes]
+        self.free = self.large.copy()
+        for shape in heaviest:
+            for relay in self.shapes[shape]:
+                self.free[relay.buffers] = False
+        chosen: list[Relay] = []
+        dropped: list[Relay] = []
+        for shape in sorted(heaviest, key=_nbytes, reverse=True):
+            more, fewer = self._even(shape, self.shapes[shape], dropped)
+            chosen += more
+            dropped += fewer
+        return chosen
+
+    def _shape(self, relay: Relay) -> Shape:
+        begin = int(self.deaths[relay.first].min())
+        return tuple(sorted((self.dead[buffer] - begin, self.size[buffer]) for buffer in relay.first.tolist()))
+
+    def _even(self, shape: Shape, relays: list[Relay], larger: list[Relay]) -> tuple[list[Relay], list[Relay]]:
+        """Which relays of a shape, and which not, some of them cut from `larger` ones."""
+        chosen, dropped = [], []
+        spans = [self._full_sections(relay) for relay in relays]
+        there = np.zeros(len(self.full), np.int64)
+        for low, high in spans:
+            there[low:high] += 1
+        usual = int(np.bincount(there).argmax())
+        ends = [int(self.deaths[relay.then].max()) for relay in relays]
+        for place in sorted(range(len(relays)), key=lambda place: (spans[place][0], -ends[place])):
+            low, high = spans[place]
+            if high > low and there[low:high].min() > usual:
+                there[low:high] -= 1
+                self.free[relays[place].buffers] = True
+                dropped.append(relays[place])
+            else:
+                chosen.append(relays[place])
+        usual_life = int(np.median([self._life(relay) for relay in relays]))
+        spare = [cut for relay in larger if (cut := self._cut(relay, shape)) is not None]
+        spare += sorted(self._alone(shape), key=lambda relay: abs(self._life(relay) - usual_life))
+        for relay in spare:
+            low, high = self._full_sections(relay)
+            if high > low and there[low:high].max() < usual and self.free[relay.buffers].all() and self._fits(relay):
+                there[low:high] += 1
+                self.free[relay.buffers] = False
+                chosen.append(relay)
+        return chosen, dropped
+
+    def _cut(self, relay: Relay, shape: Shape) -> Relay | None:
+        """A relay of a smaller shape from one that has it and more: without the rest, and without as much of what is born first."""
+        rest = Counter(self._shape(relay))
+        rest.subtract(shape)
+        if min(rest.values()) < 0:
+            return None
+        begin = int(self.deaths[relay.first].min())
+        first, then = relay.first.tolist(), sorted(relay.then.tolist(), key=self.born.__getitem__)
+        for kind in rest.elements():
+            first.remove(next(buffer for buffer in first if (self.dead[buffer] - begin, self.size[buffer]) == kind))
+            same = next((buffer for buffer in then if self.size[buffer] == kind[1]), None)
+            if same is None:
+                return None
+            then.remove(same)
+        return self._relay(first, then)
+
+    def _life(self, relay: Relay) -> int:
+        """How long the first live at least."""
+        return int(self.deaths[relay.first].min() - self.births[relay.first].max())
+
+    def _full_sections(self, relay: Relay) -> tuple[int, int]:
+        """The range of full sections in which a relay lives."""
+        low, high = np.searchsorted(self.full, (self.births[relay.buffers].min(), self.deaths[relay.buffers].max()))
+        return int(low), int(high)
+
+    def _alone(self, shape: Shape) -> Iterator[Relay]:
+        """Buffers of one birth, or of two after each other, of a shape, by birth."""
+        for birth in sorted(self.by_birth):
+            for apart in (0, 1):
+                bag: dict[tuple[int, int], list[int]] = defaultdict(list)
+                for buffer in self._born_about(birth, apart):
+                    bag[self.dead[buffer], self.size[buffer]].append(buffer)
+                for begin in sorted({dead for dead, _ in bag}):
+                    needed = Counter((begin + dead, size) for dead, size in shape)
+                    if all(len(bag.get(kind, ())) >= count for kind, count in needed.items()):
+                        first = [buffer for kind, count in needed.items() for buffer in bag[kind][:count]]
+                        yield Relay(np.array(first, np.int64), np.zeros(0, np.int64))
+
+
+def _nbytes(shape: Shape) -> int:
+    return sum(size for _, size in shape)
