@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from itertools import pairwise
+from itertools import chain, pairwise
 from time import perf_counter
 
 import numpy as np
@@ -91,14 +91,21 @@ def finder_of(problem: AllocationProblem) -> tuple[Instance, RelayFinder]:
 
 
 def assert_takes_over(instance: Instance, relay: Relay) -> None:
-    """As many bytes before and after, and never more in between."""
+    """As many bytes before and after, or a little less before, and never more in between."""
     births, deaths, sizes = instance.births(), instance.deaths(), instance.sizes
     assert len(set(relay.buffers.tolist())) == len(relay.buffers)
     total = sizes[relay.first].sum()
-    assert total == sizes[relay.then].sum() or not len(relay.then)
+    assert relay.nbytes == sizes[relay.then].sum() or not len(relay.then)
+    assert relay.nbytes - relay.nbytes // 8 <= total <= relay.nbytes
+    assert total == relay.nbytes or len(set(deaths[relay.first])) == 1
+    assert len(set(sizes[relay.buffers])) > 1
     for section in range(instance.sections):
         live = (births[relay.buffers] <= section) & (section < deaths[relay.buffers])
-        assert sizes[relay.buffers][live].sum() <= total
+        assert sizes[relay.buffers][live].sum() <= relay.nbytes
+
+
+def assert_in_one_at_most(relays: list[Relay]) -> None:
+    assert all(count == 1 for count in Counter(chain(*(relay.buffers.tolist() for relay in relays))).values())
 
 
 def assert_room_for_what_is_kept(instance: Instance, relay: Relay) -> None:
@@ -107,7 +114,7 @@ def assert_room_for_what_is_kept(instance: Instance, relay: Relay) -> None:
     kept = instance.load()
     for buffer in relay.buffers:
         kept[births[buffer] : deaths[buffer]] -= sizes[buffer]
-    kept[births[relay.buffers].min() : deaths[relay.buffers].max()] += sizes[relay.first].sum()
+    kept[births[relay.buffers].min() : deaths[relay.buffers].max()] += relay.nbytes
     assert kept.max() <= instance.bound()
 
 
@@ -146,7 +153,7 @@ def test_what_takes_over_bit_by_bit_is_found(first, cuts, lives, times):
             sizes.append(size)
             intervals.append(((handover + place, handover + 12),))
     instance, finder = finder_of(AllocationProblem(sizes, intervals, times * period))
-    found = [relay for relays in finder.shapes.values() for relay in relays]
+    found = [*chain(*finder.shapes.values())]
     for relay in found:
         assert_takes_over(instance, relay)
     assert len(found) >= times
@@ -178,19 +185,19 @@ def test_each_time_the_memory_is_full_there_are_as_many(shapes):
 def test_one_whose_other_half_is_missing_stands_for_itself():
     """Three relays at a time; the bytes of one are taken by a single buffer, after a moment in which they are free but for one."""
     lives = [(1, (75, 76)), (2, (50, 51))]
-    for start in range(0, 120, 10):
+    for start in range(0, 400, 10):
         lives += [(40_000, (start, start + 15)), (20_000, (start, start + 16))]
         if start == 60:
             lives += [(60_000, (start + 16, start + 30))]
         else:
             lives += [(20_000, (start + 15, start + 30)), (40_000, (start + 16, start + 30))]
-    problem = AllocationProblem([size for size, _ in lives], [(life,) for _, life in lives], 200)
+    problem = AllocationProblem([size for size, _ in lives], [(life,) for _, life in lives], 420)
     instance, finder = finder_of(problem)
     (shape,) = finder.shapes
     assert [size for _, size in shape] == [40_000, 20_000]
-    assert len(finder.shapes[shape]) == 11
+    assert len(finder.shapes[shape]) == 39
     chosen = finder.evened(1)
-    assert len(chosen) == 12
+    assert len(chosen) == 40
     (alone,) = (relay for relay in chosen if not len(relay.then))
     assert sorted(instance.sizes[alone.first].tolist()) == [20_000, 40_000]
 
@@ -212,6 +219,30 @@ def test_one_too_many_is_none():
     assert len(relays) == len(chosen) + 1
     for relay in relays:
         assert_takes_over(instance, relay)
+
+
+@pytest.mark.parametrize("apart", [0, 2])
+def test_what_is_a_little_more_takes_over_where_that_costs_less_than_slots(apart):
+    """Two of 43 bytes live for most of a micro-batch, and one of them is followed by three of 16 that live for eight, in a piece of 48.
+
+    Once there are 58 bytes more at such a time, so that there is room for the 5 that the pieces lose.
+    """
+    lives = [(58, (109, 110))]
+    for start in range(0, 200, 10):
+        lives += [(43, (start, start + 9)), (43, (start, start + 9 - apart))]
+        lives += [(16, (start + 9, start + 80))] * 3
+    problem = AllocationProblem([size for size, _ in lives], [(life,) for _, life in lives], 290)
+    instance, finder = finder_of(problem)
+    assert not finder.shapes
+    loose = finder.loose([])
+    for relay in loose:
+        assert_takes_over(instance, relay)
+    assert [relay.nbytes for relay in loose] == [48] * 20
+    assert not finder.loose(loose)
+    attempt, kept = attempt_at(problem, 0.0)
+    relays_in_slots(attempt)
+    assert attempt.height == attempt.bound == 8 * 48 + 58
+    assert_placed(problem, attempt, kept)
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12)), min_size=1, max_size=40), st.integers(1, 6))
@@ -269,32 +300,40 @@ def test_what_is_found_is_sound_and_the_same_twice():
         assert_placed(problem, attempt, kept)
         methods.append(attempt.method)
         instance, finder = finder_of(problem)
-        for relay in [*(relay for relays in finder.shapes.values() for relay in relays), *finder.evened(2)]:
+        chosen = finder.evened(1)
+        loose = finder.loose(chosen)
+        assert_in_one_at_most(chosen + loose)
+        assert_in_one_at_most(finder.evened(2))
+        for relay in [*chain(*finder.shapes.values()), *chosen, *loose, *finder.evened(2)]:
             assert_takes_over(instance, relay)
             assert_room_for_what_is_kept(instance, relay)
     assert methods.count("relays in slots") >= 15
 
 
-@pytest.mark.parametrize("sides", [None, [1, -1, 0, 0]])
-def test_where_nothing_takes_over_nothing_is_offered(sides):
-    attempt, _ = attempt_at(
-        AllocationProblem([3, 5, 2, 4], [((0, 3),), ((1, 5),), ((3, 8),), ((5, 9),)], 9, sides), 0.0
-    )
+ONE_SIZE = [((0, 3),), ((0, 4),), ((3, 8),), ((4, 8),)]
+
+
+@pytest.mark.parametrize(("sizes", "sides"), [([16, 16, 16, 16], None), ([16, 8, 8, 16], [1, -1, 0, 0])])
+def test_where_slots_of_a_size_serve_and_between_sides_there_are_none(sizes, sides):
+    attempt, _ = attempt_at(AllocationProblem(sizes, ONE_SIZE, 9, sides), 0.0)
     relays_in_slots(attempt)
     assert attempt.method == "stacked"
+    attempt, _ = attempt_at(AllocationProblem([16, 8, 8, 16], ONE_SIZE, 9), 0.0)
+    relays_in_slots(attempt)
+    assert attempt.method == "relays in slots"
 
 
 @pytest.mark.parametrize(
     ("kind", "most"),
     [
-        ("zb-h1", 6),
+        ("zb-h1", 7),
         ("v-half", 8),
         pytest.param("zb-v", 8, marks=pytest.mark.full),
         pytest.param("v-min", 2, marks=pytest.mark.full),
     ],
 )
 def test_split_backwards_are_placed_within_a_thousandth(kind, most):
-    """Every stage of LLaMA-2-7B on 8 but the last of zb-h1; stacks of slots and first fit come two or three thousandths above."""
+    """Every stage of LLaMA-2-7B on 8; stacks of slots and first fit come two or three thousandths above."""
     model = load_model("llama-2-7b")
     chunks = "" if kind == "zb-h1" else 'chunks = 2\nlayout = "vee"'
     plan = f"""[parallel]
@@ -312,5 +351,5 @@ zero = 1
     last = api.run_passes(module, f"place-schedule{{kind={kind}}},joint-order,allocate-ddr", machine="h100-node")[-1]
     stages = [last.statistics[f"stage {stage.index}"] for stage in module.stages]
     ratios = [float(re.search("ratio ([0-9.]+)", text)[1]) for text in stages]
-    assert all(ratio <= 1.001 for ratio in (ratios[:-1] if kind == "zb-h1" else ratios))
+    assert max(ratios) <= 1.001
     assert sum("relays in slots" in text for text in stages) >= most

@@ -112,7 +112,7 @@ def _place(attempt: Attempt, *, searching: bool, trial: bool) -> None:
     for method in (stacks_of_slots, two_stacks):
         if not small and not attempt.good() and not (trial and (attempt.all_or_nothing or attempt.fits())):
             method(attempt)
-    for method in (relays_in_slots, nests_in_slots, move_alike):
+    for method in (nests_in_slots, relays_in_slots, move_alike):
         if not small and not attempt.good() and not trial:
             method(attempt)
     if attempt.enough() or not searching:

@@ -31,16 +31,27 @@ _FINDING = 2000
 
 
 def relays_in_slots(attempt: Attempt) -> None:
-    """Place with relays of one shape, and of more, and what is beside the slots in two orders, while there is work left."""
+    """Place with relays of some shapes, and what is beside the slots in two orders, while there is work left."""
     instance = attempt.instance
     if instance.sides.any() or not attempt.afford(_FINDING * instance.count):
         return
     finder = RelayFinder(instance, attempt.bound)
-    for shapes in range(1, 1 + min(_SHAPES, len(finder.shapes))):
-        for offsets in _placements(attempt, instance, finder.evened(shapes)):
-            attempt.offer("relays in slots", offsets, int((offsets + instance.sizes).max()))
+    for relays in _ways(finder):
+        for offsets, height in _placements(attempt, instance, relays):
+            attempt.offer("relays in slots", offsets, height)
             if attempt.good():
                 return
+
+
+def _ways(finder: RelayFinder) -> Iterator[list[Relay]]:
+    """Relays of one shape, and of more; and loose ones beside those of one."""
+    relays = finder.evened(1)
+    yield relays
+    if len(finder.shapes) > 1:
+        yield finder.evened(_SHAPES)
+    loose = finder.loose(relays)
+    if loose:
+        yield relays + loose
 
 
 def _joined(instance: Instance, relays: list[Relay]) -> Instance:
@@ -49,9 +60,8 @@ def _joined(instance: Instance, relays: list[Relay]) -> Instance:
     rest = instance.kept(_alone(instance, relays))
     spans = [(births[relay.buffers].min(), deaths[relay.buffers].max()) for relay in relays]
     table = np.array(spans, np.int64).reshape(-1, 2)
-    nbytes = np.array([instance.sizes[relay.first].sum() for relay in relays], np.int64)
     return Instance(
-        np.concatenate((rest.sizes, nbytes)),
+        np.concatenate((rest.sizes, [relay.nbytes for relay in relays])),
         np.zeros(rest.count + len(relays), np.int64),
         np.concatenate((rest.first, len(rest.starts) + np.arange(1, len(relays) + 1))),
         np.concatenate((rest.starts, table[:, 0])),
@@ -68,36 +78,43 @@ def _alone(instance: Instance, relays: list[Relay]) -> Int64s:
     return np.flatnonzero(alone)
 
 
-def _placements(attempt: Attempt, instance: Instance, relays: list[Relay]) -> Iterator[Int64s]:
-    """Offsets of all buffers: stacks of slots, and what is beside them by birth, or by size."""
+def _placements(attempt: Attempt, instance: Instance, relays: list[Relay]) -> Iterator[tuple[Int64s, int]]:
+    """Offsets of all buffers, and the height, where it is of use: stacks of slots, and what is beside them by birth, or by size."""
     if not relays:
         return
-    joined, alone = _joined(instance, relays), _alone(instance, relays)
+    joined, alone, inside = _joined(instance, relays), _alone(instance, relays), _inside(instance, relays)
+    members = np.concatenate((alone, *(relay.buffers for relay in relays)))
+    counts = np.concatenate((np.ones(len(alone), np.int64), [len(relay.buffers) for relay in relays]))
     births, deaths, sizes, is_dense = joined.births(), joined.deaths(), joined.sizes, dense(joined)
+    by_birth = np.lexsort((-sizes, deaths, births, is_dense))
+    by_size = np.lexsort((deaths, births, -sizes, is_dense))
     for short in SHORT:
-        stacked, slotted = _stacks(joined, lasting(joined, short))
-        for order in (np.lexsort((-sizes, deaths, births, is_dense)), np.lexsort((deaths, births, -sizes, is_dense))):
-            if not attempt.afford(TREE_WORK * joined.count):
-                return
+        stacked, slotted, top = _stacks(joined, lasting(joined, short))
+        for order in (by_birth, by_size):
+            limit = attempt.of_use_below()
+            if top >= limit or not attempt.afford(TREE_WORK * joined.count):
+                break
             slotted_first = np.concatenate((order[slotted[order]], order[~slotted[order]]))
-            placed, _ = placed_in_order(joined, slotted_first, stacked, int(slotted.sum()))
-            offsets = np.zeros(instance.count, np.int64)
-            offsets[alone] = placed[: len(alone)]
-            for relay, start in zip(relays, placed[len(alone) :], strict=True):
-                _pass_on(instance, relay, int(start), offsets)
-            yield offsets
+            placed, height = placed_in_order(joined, slotted_first, stacked, int(slotted.sum()), limit)
+            if height < limit:
+                offsets = inside.copy()
+                offsets[members] += np.repeat(placed, counts)
+                yield offsets, height
 
 
-def _pass_on(instance: Instance, relay: Relay, start: int, offsets: Int64s) -> None:
-    """Place a relay's buffers: the first by their deaths, and from the end that these free first the others by their births."""
-    sizes = instance.sizes
-    for buffers, times in ((relay.first, instance.deaths()), (relay.then, instance.births())):
-        ordered = buffers[np.lexsort((-sizes[buffers], times[buffers]))]
-        offsets[ordered] = start + np.cumsum(sizes[ordered]) - sizes[ordered]
+def _inside(instance: Instance, relays: list[Relay]) -> Int64s:
+    """Offsets in relays: of the first by their deaths, and from the end that these free first of the others by their births."""
+    births, deaths, sizes = instance.births(), instance.deaths(), instance.sizes
+    offsets = np.zeros(instance.count, np.int64)
+    for relay in relays:
+        for buffers, times in ((relay.first, deaths), (relay.then, births)):
+            ordered = buffers[np.lexsort((-sizes[buffers], times[buffers]))]
+            offsets[ordered] = np.cumsum(sizes[ordered]) - sizes[ordered]
+    return offsets
 
 
-def _stacks(joined: Instance, stacked: NDArray[np.bool_]) -> tuple[Int64s, NDArray[np.bool_]]:
-    """Offsets of what gets a slot of some buffers, the largest size lowest, and which these are."""
+def _stacks(joined: Instance, stacked: NDArray[np.bool_]) -> tuple[Int64s, NDArray[np.bool_], int]:
+    """Offsets of what gets a slot of some buffers, the largest size lowest; which these are; and the height of all stacks."""
     from ratrain.passes.memory.allocation.sweep import latest_slots
 
     full = full_sections(joined)
@@ -112,4 +129,4 @@ def _stacks(joined: Instance, stacked: NDArray[np.bool_]) -> tuple[Int64s, NDArr
         slotted[alike[slots < 0]] = False
         offsets[alike] = top + size * slots
         top += most * int(size)
-    return offsets, slotted
+    return offsets, slotted, top

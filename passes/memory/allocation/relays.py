@@ -6,12 +6,15 @@ first free one hole that grows, and the others fill it from one end in the order
 
 Relays of one shape are to be as many at each time at which the memory is full, so that each size of what is no relay has as many buffers then as at any other such
 time. At the begin and the end of a step some lack their other half: the first then are a relay by themselves; and where there is one too many, it is none.
+
+A *loose* relay hands over at one time, and takes a little more than its first. What it loses as long as these live is less than
+slots of other sizes that are needed only when it hands over.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +23,7 @@ from attrs import frozen
 from ratrain.passes.memory.allocation.problem import Int64s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -33,6 +36,12 @@ _WIDTHS = (2, 3, 4)
 """Sections in which a relay takes over."""
 _SMALL = 32
 """What is so many times smaller than the largest is no part of a relay."""
+_LOOSE = 8
+"""A loose relay's first lack at most such a part of its bytes."""
+_MEMBERS = 3
+"""Buffers that are the first of a loose relay, at most."""
+_USUAL = 0.2
+"""Share of the full sections: the smallest number of relays that is there in so many is usual, as one too many is easier to drop than another to find."""
 _FULL = 0.002
 """Share of the most live bytes: sections with nearly as many are full."""
 
@@ -44,6 +53,8 @@ class Relay:
     first: Int64s
     then: Int64s
     """born where the first die; none, where these stand for themselves"""
+    nbytes: int
+    """What the piece takes."""
 
     @property
     def buffers(self) -> Int64s:
@@ -110,50 +121,54 @@ class RelayFinder:
                     yield buffer
 
     def _of_one_birth(self, dying: dict[int, list[int]], width: int, *, trimmed: bool) -> Iterator[Relay]:
+        """Relays of what dies in so many sections, with what is born in them and dies at one section or those about it."""
         after = 0
         for begin, later in pairwise(dying):
             if begin < after or later - begin >= width or begin not in self.by_birth:
                 continue
-            ends = {self.dead[buffer] for buffer in self.by_birth[begin] if self.free[buffer]}
-            for end in sorted(ends):
-                relay = self._between(dying, begin, begin + width, end, trimmed=trimmed)
+            sections = range(begin, begin + width)
+            first = [buffer for section in sections for buffer in dying.get(section, ()) if self.free[buffer]]
+            born = [buffer for section in sections for buffer in self.by_birth.get(section, ()) if self.free[buffer]]
+            stay = [buffer for buffer in born if self.dead[buffer] >= begin + width]
+            for end in sorted({self.dead[buffer] for buffer in stay if self.born[buffer] == begin}):
+                then = [buffer for buffer in stay if abs(self.dead[buffer] - end) <= 1]
+                relay = self._relay(*self._trimmed(first, then)) if trimmed else self._relay(first, then)
                 if relay is not None and self._fits(relay):
                     self.free[relay.buffers] = False
                     after = begin + width
                     yield relay
                     break
 
-    def _between(self, dying: dict[int, list[int]], begin: int, stop: int, end: int, *, trimmed: bool) -> Relay | None:
-        """What dies in some sections, with what is born in them and dies at `end` or a section about it, where their bytes are equal; or those of all but one."""
-        sections = range(begin, min(stop, end))
-        first = [buffer for section in sections for buffer in dying.get(section, ()) if self.free[buffer]]
-        then = [
-            buffer
-            for section in sections
-            for buffer in self.by_birth.get(section, ())
-            if self.free[buffer] and abs(self.dead[buffer] - end) <= 1
-        ]
-        over = sum(self.size[buffer] for buffer in first) - sum(self.size[buffer] for buffer in then)
-        if over and trimmed:
-            longer = first if over > 0 else then
-            for buffer in reversed(longer):
-                if self.size[buffer] == abs(over):
-                    longer.remove(buffer)
-                    over = 0
-                    break
-        return self._relay(first, then) if not over else None
+    def _trimmed(self, first: list[int], then: list[int]) -> tuple[list[int], list[int]]:
+        """Without one that makes the bytes before and after unequal."""
+        over = self._nbytes(first) - self._nbytes(then)
+        longer = first if over > 0 else then
+        for buffer in reversed(longer):
+            if self.size[buffer] == abs(over):
+                rest = [other for other in longer if other != buffer]
+                return (rest, then) if over > 0 else (first, rest)
+        return first, then
+
+    def _nbytes(self, buffers: list[int]) -> int:
+        return sum(self.size[buffer] for buffer in buffers)
 
     def _relay(self, first: list[int], then: list[int]) -> Relay | None:
-        """A relay of as many bytes before and after, if these come bit by bit and what is born never needs more than was freed."""
+        """A relay of as many bytes before and after, if these come bit by bit, in more than one size, and what is born never needs more than was freed."""
+        if self._nbytes(first) != self._nbytes(then):
+            return None
         ends, begins = [self.dead[buffer] for buffer in first], [self.born[buffer] for buffer in then]
-        if len(set(ends)) < 2 or len(set(begins)) < 2:
+        if len(set(ends)) < 2 or len(set(begins)) < 2 or len(set(self._sizes(first + then))) < 2:
             return None
         for section in set(begins):
             freed = sum(self.size[buffer] for buffer, end in zip(first, ends, strict=True) if end <= section)
             taken = sum(self.size[buffer] for buffer, begin in zip(then, begins, strict=True) if begin <= section)
             if taken > freed:
                 return None
-        return Relay(np.array(first, np.int64), np.array(then, np.int64))
+        return self._made(first, then)
+
+    def _made(self, first: list[int], then: list[int]) -> Relay:
+        nbytes = max(self._nbytes(first), self._nbytes(then))
+        return Relay(np.array(first, np.int64), np.array(then, np.int64), nbytes)
 
     def _fits(self, relay: Relay) -> bool:
         """Whether bytes that a relay keeps, though nothing of it lives in them, are free."""
@@ -162,23 +177,69 @@ class RelayFinder:
         change = np.zeros(end - begin + 1, np.int64)
         np.add.at(change, self.births[buffers] - begin, self.sizes[buffers])
         np.subtract.at(change, self.deaths[buffers] - begin, self.sizes[buffers])
-        idle = self.sizes[relay.first].sum() - np.cumsum(change)[:-1]
+        idle = relay.nbytes - np.cumsum(change)[:-1]
         return bool((self.load[begin:end] + idle).max() <= self.bound)
 
     def evened(self, shapes: int) -> list[Relay]:
-        """Relays of so many shapes, those of most bytes, as many at each full section as at most: one too many is dropped, and the first of one stand for it where one is missing."""
-        heaviest = sorted(self.shapes, key=lambda shape: (-_nbytes(shape) * len(self.shapes[shape]), shape))[:shapes]
+        """Relays of so many shapes, those of most bytes, at each full section as many as is usual: one too many is dropped, and the first of one stand for it where one is missing."""
+        heaviest = sorted(self.shapes, key=lambda shape: (-_shape_bytes(shape) * len(self.shapes[shape]), shape))[
+            :shapes
+        ]
         self.free = self.large.copy()
         for shape in heaviest:
             for relay in self.shapes[shape]:
                 self.free[relay.buffers] = False
         chosen: list[Relay] = []
         dropped: list[Relay] = []
-        for shape in sorted(heaviest, key=_nbytes, reverse=True):
+        for shape in sorted(heaviest, key=_shape_bytes, reverse=True):
             more, fewer = self._even(shape, self.shapes[shape], dropped)
             chosen += more
             dropped += fewer
         return chosen
+
+    def loose(self, relays: list[Relay]) -> list[Relay]:
+        """Loose relays of what is in none of some relays, those of one kind that take most bytes."""
+        free = self.large.copy()
+        for relay in relays:
+            free[relay.buffers] = False
+        kinds: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Relay]] = defaultdict(list)
+        for birth in sorted(self.by_birth):
+            dying: dict[int, list[int]] = defaultdict(list)
+            for buffer in self.by_birth[birth]:
+                if free[buffer]:
+                    dying[self.dead[buffer]].append(buffer)
+            for section in sorted(dying.keys() & self.by_birth.keys()):
+                born: dict[int, list[int]] = defaultdict(list)
+                for buffer in self.by_birth[section]:
+                    if free[buffer]:
+                        born[self.dead[buffer]].append(buffer)
+                for end in sorted(born):
+                    first = self._most_below(dying[section], born[end])
+                    if first:
+                        relay = self._made(first, born[end])
+                        if self._fits(relay):
+                            free[relay.buffers] = False
+                            kinds[self._sizes(first), self._sizes(born[end])].append(relay)
+                            break
+        return max(kinds.values(), key=lambda alike: len(alike) * alike[0].nbytes, default=[])
+
+    def _most_below(self, first: list[int], then: list[int]) -> list[int]:
+        """Some of the first that have nearly the bytes of what comes then, but not its sizes, and no more."""
+        most = self._nbytes(then)
+        best, nbytes = [], most - most // _LOOSE - 1
+        by_size: dict[int, list[int]] = defaultdict(list)
+        for buffer in first:
+            by_size[self.size[buffer]].append(buffer)
+        of_each = [buffer for alike in by_size.values() for buffer in alike[:_MEMBERS]]
+        for count in range(1, _MEMBERS + 1):
+            for some in combinations(of_each, count):
+                total = sum(self.size[buffer] for buffer in some)
+                if nbytes < total <= most and self._sizes(some) != self._sizes(then):
+                    best, nbytes = list(some), total
+        return best
+
+    def _sizes(self, buffers: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted(self.size[buffer] for buffer in buffers))
 
     def _shape(self, relay: Relay) -> Shape:
         begin = int(self.deaths[relay.first].min())
@@ -191,7 +252,8 @@ class RelayFinder:
         there = np.zeros(len(self.full), np.int64)
         for low, high in spans:
             there[low:high] += 1
-        usual = int(np.bincount(there).argmax())
+        shares = np.bincount(there) / len(there)
+        usual = int(np.argmax(shares >= min(_USUAL, shares.max())))
         ends = [int(self.deaths[relay.then].max()) for relay in relays]
         for place in sorted(range(len(relays)), key=lambda place: (spans[place][0], -ends[place])):
             low, high = spans[place]
@@ -248,8 +310,8 @@ class RelayFinder:
                     needed = Counter((begin + dead, size) for dead, size in shape)
                     if all(len(bag.get(kind, ())) >= count for kind, count in needed.items()):
                         first = [buffer for kind, count in needed.items() for buffer in bag[kind][:count]]
-                        yield Relay(np.array(first, np.int64), np.zeros(0, np.int64))
+                        yield self._made(first, [])
 
 
-def _nbytes(shape: Shape) -> int:
+def _shape_bytes(shape: Shape) -> int:
     return sum(size for _, size in shape)
