@@ -40,6 +40,8 @@ _LOOSE = 8
 """A loose relay's first lack at most such a part of its bytes."""
 _MEMBERS = 3
 """Buffers that are the first of a loose relay, at most."""
+_CANDIDATES = 24
+"""Buffers that these are chosen of, at most: two thousand choices."""
 _USUAL = 0.2
 """Share of the full sections: the smallest number of relays that is there in so many is usual, as one too many is easier to drop than another to find."""
 _FULL = 0.002
@@ -230,7 +232,7 @@ class RelayFinder:
         by_size: dict[int, list[int]] = defaultdict(list)
         for buffer in first:
             by_size[self.size[buffer]].append(buffer)
-        of_each = [buffer for alike in by_size.values() for buffer in alike[:_MEMBERS]]
+        of_each = [buffer for alike in by_size.values() for buffer in alike[:_MEMBERS]][:_CANDIDATES]
         for count in range(1, _MEMBERS + 1):
             for some in combinations(of_each, count):
                 total = sum(self.size[buffer] for buffer in some)
