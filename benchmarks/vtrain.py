@@ -43,13 +43,12 @@ HOLD_OUT = 2
 @click.option("-o", "--output", help="Write the machine file fitted to the rows of one node.")
 def main(folder: Path, output: str | None) -> None:
     """Fit an A100 and print the error of rows that were not fitted."""
-    start = load_machine(str(MACHINE))
+    start, one_node = load_machine(str(MACHINE)), folder / "calibration_single_node.csv"
+    if not one_node.exists():
+        raise click.BadParameter(f"it has no {one_node.name}", param_hint="FOLDER")
     # The larger iterations of one node would need more than an A100's peak for their products if layers were recomputed, and their
     # activations fit without. The source's own default is to recompute, and without it the multi-node rows would not fit.
-    rows = [
-        evolve(row, run=evolve(row.run, recompute=False))
-        for row in read_gpt_rows(str(folder / "calibration_single_node.csv"))
-    ]
+    rows = [evolve(row, run=evolve(row.run, recompute=False)) for row in read_gpt_rows(str(one_node))]
     report(rows, start, ("gemm_efficiency",))
     machine = report(rows, start, ONE_NODE)
     many = folder / "calibration_multi_node.csv"
