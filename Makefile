@@ -21,10 +21,10 @@ DOCS   := $(VENV)/.installed-docs
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo test tests parity test-full docs lint format clean distclean
+.PHONY: help demo test tests parity test-full test-everything docs lint format clean distclean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  PYTHON=python3.12 chooses the interpreter of a new $(VENV), JOBS=4 the test processes,"
 	@echo "  ARGS='-k name' is passed to pytest, TORCH=torch==2.x the PyTorch to compare with."
@@ -35,12 +35,15 @@ demo: $(DEV) ## Train a tiny model: two stages, two replicas, real text
 test: lint tests ## Lint, type check and run the tests (without those marked full or parity)
 
 tests: $(DEV)
-	@$(PYTEST) -n $(JOBS) --dist loadgroup -m "not full and not parity" $(ARGS)
+	@$(PYTEST) -n $(JOBS) --dist loadgroup -m "not full and not parity and not everything" $(ARGS)
 
 parity: $(PARITY) ## Compare with PyTorch (installs it)
-	@$(PYTEST) -n $(JOBS) --dist loadgroup -m "parity and not full" $(ARGS)
+	@$(PYTEST) -n $(JOBS) --dist loadgroup -m "parity and not full and not everything" $(ARGS)
 
-test-full: lint $(FULL) ## Run every test there is: also the slow ones, PyTorch and MPI
+test-full: $(if $(SHARD),,lint) $(FULL) ## Run the slow tests too, PyTorch and MPI; SHARD=2/9: that part of the slow ones
+	@$(PYTEST) -n $(JOBS) --dist loadgroup -m "$(if $(SHARD),full and )not everything" $(if $(SHARD),--shard $(SHARD)) $(ARGS)
+
+test-everything: lint $(FULL) ## Run every test there is: also those that need a browser, or break MPI jobs
 	@$(PYTEST) -n $(JOBS) --dist loadgroup $(ARGS)
 
 docs: $(DOCS) ## Write the documentation as a site, build/site/index.html

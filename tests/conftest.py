@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections import Counter
+import zlib
 from pathlib import Path
 
 import pytest
@@ -68,25 +68,74 @@ class Golden:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--update-golden`."""
+    """Add `--update-golden` and `--shard`."""
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite the texts that tests expect with what they produce"
     )
+    parser.addoption(
+        "--shard", type=_shard, metavar="K/N", help="run the K-th of N parts of the tests, as their ids fall"
+    )
+
+
+KINDS = frozenset({"family", "model", "scaling", "schedule", "home", "dtype"})
+"""Parameters of tests that name a kind of thing: of each of their values the gate runs one at least, however thin the sample."""
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as full what `sampled` leaves out of the gate: the same ones every time, before marks choose what is run."""
-    seen: Counter[tuple[str, bool]] = Counter()
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark as full what `sampled` leaves out of the gate, and keep one shard: before marks choose what is run."""
+    sampled: dict[tuple[str, bool], list[pytest.Item]] = {}
     for item in items:
-        mark = item.get_closest_marker("sampled")
-        if mark is None or item.get_closest_marker("full") is not None:
-            continue
-        (every,), first = mark.args, mark.kwargs.get("first", 0)
-        kind = item.nodeid.partition("[")[0], item.get_closest_marker("parity") is not None
-        if seen[kind] % every != first:
+        if item.get_closest_marker("sampled") is not None and item.get_closest_marker("full") is None:
+            kind = item.nodeid.partition("[")[0], item.get_closest_marker("parity") is not None
+            sampled.setdefault(kind, []).append(item)
+    for group in sampled.values():
+        for item in _left_out(group):
             item.add_marker(pytest.mark.full)
-        seen[kind] += 1
+    shard = config.getoption("--shard")
+    if shard is not None:
+        number, count = shard
+        chosen = [item for item in items if shard_of(item, count) == number]
+        config.hook.pytest_deselected(items=[item for item in items if shard_of(item, count) != number])
+        items[:] = chosen
+
+
+def _left_out(group: list[pytest.Item]) -> list[pytest.Item]:
+    """Return what the gate leaves out of a sampled test: all but every n-th, and but the first of each kind that these do not show."""
+    mark = group[0].get_closest_marker("sampled")
+    assert mark is not None
+    (every,), first = mark.args, mark.kwargs.get("first", 0)
+    seen = {kind for item in group[first::every] for kind in _kinds(item)}
+    left_out = []
+    for position, item in enumerate(group):
+        if position % every == first:
+            continue
+        if new := _kinds(item) - seen:
+            seen |= new
+        else:
+            left_out.append(item)
+    return left_out
+
+
+def _kinds(item: pytest.Item) -> set[tuple[str, str]]:
+    """Return which value of each axis of kinds a test has, as text: not all can be hashed."""
+    callspec = getattr(item, "callspec", None)
+    return {(axis, repr(callspec.params[axis])) for axis in KINDS & callspec.params.keys()} if callspec else set()
+
+
+def shard_of(item: pytest.Item, count: int) -> int:
+    """Return the number of a test's shard, from 1: the same on every machine, and for all tests of an `xdist_group`."""
+    group = item.get_closest_marker("xdist_group")
+    path = (node.name for node in item.listchain()[1:])
+    return zlib.crc32((group.args[0] if group else "::".join(path)).encode()) % count + 1
+
+
+def _shard(text: str) -> tuple[int, int]:
+    """Read `k/n`: shard k of n, from 1. Raises ValueError or argparse's error where there is no such shard."""
+    number, count = map(int, text.split("/"))
+    if not 1 <= number <= count:
+        raise ValueError(text)
+    return number, count
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ def family_choices(draw: st.DrawFn, family: str, *, layers: int, head_dim: int, 
         "parallel_residual": st.booleans(),
         "position": st.sampled_from(("rope", "alibi")),
         "rope_scaling": st.just("")
-        | st.sampled_from([text for text in _SCALINGS if text.partition(" ")[0] in known.scalings] or [""]),
+        | st.sampled_from([text for text in SCALINGS if text.partition(" ")[0] in known.scalings] or [""]),
         "rotary_dim": st.none() | st.integers(1, head_dim // 2 - 1).map(lambda half: 2 * half)
         if head_dim > 2
         else st.none(),
@@ -112,7 +112,7 @@ def family_choices(draw: st.DrawFn, family: str, *, layers: int, head_dim: int, 
     return fields
 
 
-_SCALINGS = (
+SCALINGS = (
     "linear 2",
     f"dynamic 2 {MAX_TOKENS}",
     "llama3 8 1 4 8",

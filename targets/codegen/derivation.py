@@ -11,9 +11,12 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from attrs import evolve
+
+from ratrain.ratrain_ir.frontend.plan import slice_plan
 from ratrain.ratrain_ir.signatures import is_of_other_slice
 from ratrain.ratrain_ir.types import StateKind
-from ratrain.targets.codegen.builder import mlp_chunk_starts
+from ratrain.targets.codegen.builder import mlp_chunk_rows, mlp_chunk_starts
 from ratrain.targets.codegen.routines import OF_BRANCHES, RoutineForm, derived_routine, representative
 from ratrain.targets.program.instruction import Access
 
@@ -44,9 +47,12 @@ def form_of(block: Block, instruction: Instruction, stage: ProgramStage, model: 
 
 def derivation_problem(routine: Routine, form: RoutineForm, model: ModelConfig, plan: Plan) -> str | None:
     """In what a routine differs from the one that a model and a plan give an op of this form, or None."""
-    chunks = len(mlp_chunk_starts(plan)) if form.block.kind == "mlp" and form.keyword not in OF_BRANCHES else 1
+    chunks = _chunks_of(form, plan)
     if chunks > len(routine.steps):  # a number in a header must not make the derivation work for ever
-        return f"it has {len(routine.steps)} steps, and the plan cuts a micro-batch into {chunks} chunks of rows"
+        plan = evolve(plan, mlp_chunk=None)
+        if _has_steps_of_chunks(form, model, plan):
+            cut = "a micro-batch" if form.slice is None else f"slice {form.slice}"
+            return f"it has {len(routine.steps)} steps, and the plan cuts {cut} into {chunks} chunks of rows"
     derived = derived_routine(form, model, plan)
     if routine.key != derived.key:
         return f"what this op calls is {derived.key}"
@@ -54,6 +60,23 @@ def derivation_problem(routine: Routine, form: RoutineForm, model: ModelConfig, 
         if _words(step) != _words(wanted):
             return f"step {number} is {_words(step)}; the model and the plan make it {_words(wanted)}"
     return _names_problem(routine, derived)
+
+
+def _chunks_of(form: RoutineForm, plan: Plan) -> int:
+    """Return how many chunks of rows an op computes one after the other: those of its slice, where micro-batches are cut."""
+    if form.block.kind != "mlp" or form.keyword in OF_BRANCHES:
+        return 1
+    return len(mlp_chunk_starts(slice_plan(plan, form.slice)))
+
+
+def _has_steps_of_chunks(form: RoutineForm, model: ModelConfig, plan: Plan) -> bool:
+    """Tell whether a form has a step for each chunk of rows; a recovery of norms alone has none, however the plan cuts rows.
+
+    Derived twice, of one chunk and of two, which costs the same whatever the plan says.
+    """
+    rows = mlp_chunk_rows(slice_plan(plan, form.slice))
+    once, twice = (derived_routine(form, model, evolve(plan, mlp_chunk=chunk)) for chunk in (rows, max(1, rows - 1)))
+    return len(once.steps) < len(twice.steps)
 
 
 def _names_problem(routine: Routine, derived: Routine) -> str | None:

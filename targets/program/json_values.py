@@ -57,11 +57,13 @@ def word(value: Any) -> str:
     return str(value)
 
 
-def option(value: Any) -> bool | int | float | None:
-    """The value of an option: a flag, a finite number, or none.
+def option(value: Any) -> bool | int | float | str | None:
+    """Return the value of a kernel's option: a flag, a finite number, a line of text, or none.
 
-    Raises ValueError for anything else.
+    The kernel's declaration says which of these it takes (`ratrain.targets.program.kernel_calls`). Raises ValueError for anything else.
     """
+    if isinstance(value, str):
+        return text(value)
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and isfinite(value)):
         return value
-    raise ValueError(f"an option is a number or a flag, it cannot be {ascii(value)[:_SHOWN]}")
+    raise ValueError(f"an option is a flag, a number or a line of text, it cannot be {ascii(value)[:_SHOWN]}")

@@ -19,9 +19,9 @@ from ratrain.targets.runtime.documents import Documents, bounds_of
 from ratrain.targets.runtime.evaluation import held_out
 from ratrain.targets.runtime.forward import Forward
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.preparation import prepare
 from ratrain.targets.runtime.weights import random_weights
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, make_stream, run_settings, same_bits
+from tests.program_files import prepare
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.data import TokenStream

@@ -17,11 +17,11 @@ from ratrain.ratrain_ir.types import STORES, Home, StateKind
 from ratrain.ratrain_ir.verifier import check
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.preparation import prepare
 from ratrain.targets.runtime.settings import Execution, RunSettings
 from ratrain.targets.simulator.figures import simulated
 from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, same_bits, stream_for, train
 from tests.mutation.subjects import WITH_STORES
+from tests.program_files import prepare
 
 if TYPE_CHECKING:
     from pathlib import Path

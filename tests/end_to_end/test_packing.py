@@ -20,7 +20,6 @@ from ratrain.targets.runtime.data import TokenStream
 from ratrain.targets.runtime.documents import Documents
 from ratrain.targets.runtime.evaluation import held_out
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.preparation import prepare
 from tests.end_to_end.tiny_runs import (
     MODEL,
     OPTIMIZER,
@@ -34,6 +33,7 @@ from tests.end_to_end.tiny_runs import (
     train,
 )
 from tests.end_to_end.toys import GEMMA3, GPT2
+from tests.program_files import prepare
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig

@@ -19,11 +19,11 @@ from ratrain.ratrainc.strategies import STRATEGIES, strategy
 from ratrain.targets.runtime.data import TokenStream
 from ratrain.targets.runtime.documents import Documents, bounds_of
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.preparation import prepare
 from ratrain.targets.runtime.settings import Evaluation, Execution, OptimizerKeys, RunSettings, Saving, Start, Watch
 from ratrain.targets.runtime.state import training_state
 from ratrain.targets.runtime.training_state import STATE_KINDS
 from tests.end_to_end.toys import UNEVEN as MODEL
+from tests.program_files import prepare
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig

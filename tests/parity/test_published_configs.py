@@ -13,6 +13,7 @@ from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.model_files import load_model
 from tests.end_to_end.tiny_runs import start
 from tests.parity.test_families import LLAMA3, LOSS, YARN, drawn, program_of, reference
+from tests.published import CONFIGS, LONGROPE, NAMES, tiny
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,15 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 
-CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 NOT_IN_TRANSFORMERS = ("internlm2-1.8b", "baichuan2-7b", "baichuan2-13b")
-LONGROPE = "phi-4-mini"  # refused
-NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))
-
-
-def published(name: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((CONFIGS / f"{name}.json").read_text("utf-8"))
-    return data
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in (*NOT_IN_TRANSFORMERS, LONGROPE)])
@@ -44,50 +37,6 @@ def test_as_many_parameters_as_in_transformers(name: str) -> None:
     with torch.device("meta"):
         network = transformers.AutoModelForCausalLM.from_config(config)
     assert load_model(str(CONFIGS / f"{name}.json")).parameters == sum(each.numel() for each in network.parameters())
-
-
-TINY: Mapping[str, Any] = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "max_position_embeddings": 64,
-    "original_max_position_embeddings": 64,
-    "sliding_window": 5,
-    "sliding_window_pattern": 3,
-    "max_window_layers": 2,
-    "query_pre_attn_scalar": 16,
-    "attention_multiplier": 0.3,
-    "attn_logit_softcapping": 1.0,
-    "final_logit_softcapping": 2.0,
-    "rotary_pct": 0.5,
-    "initializer_range": 0.1,
-    "n_embd": 32,
-    "n_head": 4,
-    "n_layer": 4,
-    "n_positions": 64,
-    "n_ctx": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-"""Sizes of tiny models: for those keys that a configuration has."""
-
-
-def tiny(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A published configuration with small sizes, with some keys changed."""
-    data = published(name)
-    data |= {key: value for key, value in TINY.items() if data.get(key) is not None}
-    for key in ("layer_types", "no_rope_layers"):
-        if key in data:
-            data[key] = data[key][-4:]  # the published patterns end in what is rare
-    if data.get("rope_scaling"):
-        data["rope_scaling"]["original_max_position_embeddings"] = 16
-    del data["torch_dtype" if "torch_dtype" in data else "architectures"]  # AutoModel makes f32 weights
-    return {**data, **changes}
 
 
 def losses(folder: Path, data: Mapping[str, Any]) -> tuple[float, float]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +72,61 @@ def test_groups_of_tests_are_kept_together(request: pytest.FixtureRequest) -> No
     """Under `--dist loadgroup` a test's id ends with its group, by which pytest-xdist sends it to one process."""
     wanted = getattr(request.config.option, "loadgroup", False)
     assert request.node.nodeid.endswith("@kept-together") == wanted
+
+
+ROOT = Path(__file__).parents[2]
+SAMPLED = """
+import pytest
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("family", ["llama", "gpt2", "phi3"])
+@pytest.mark.sampled(7)
+def test_of_families(family, seed): ...
+
+
+@pytest.mark.parametrize(("dtype", "seed"), [("f16", 0), ("f16", 1), ("bf16", 0), ("f16", 2)])
+@pytest.mark.sampled(4)
+def test_of_dtypes(dtype, seed): ...
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.sampled(3, first=1)
+def test_of_seeds(seed): ...
+
+
+@pytest.mark.xdist_group("one")
+@pytest.mark.parametrize("seed", range(5))
+def test_of_a_group(seed): ...
+"""
+
+
+def collected(folder: Path, *options: str) -> list[str]:
+    """The tests that pytest finds in `SAMPLED` under the conftest of this project."""
+    (folder / "test_sampled.py").write_text(SAMPLED, "utf-8")
+    command = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", "-p", "tests.conftest", "--collect-only"]
+    done = subprocess.run(
+        [*command, "-o", "addopts=", "--import-mode=importlib", "-q", *options, str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    names = [line.rpartition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+    assert names, done.stdout + done.stderr
+    return names
+
+
+def test_a_sample_has_one_of_each_kind(tmp_path: Path) -> None:
+    names = collected(tmp_path, "-m", "not full", "-k", "not group")
+    families = [name for name in names if "families" in name]
+    assert {name.split("[")[1].split("-")[0] for name in families} == {"llama", "gpt2", "phi3"}
+    assert len(families) <= 5, "one in seven, and what these lack"
+    assert [name for name in names if "dtypes" in name] == ["test_of_dtypes[f16-0]", "test_of_dtypes[bf16-0]"]
+    assert [name for name in names if "seeds" in name] == ["test_of_seeds[1]", "test_of_seeds[4]"]
+
+
+def test_shards_make_up_all_tests_and_keep_groups(tmp_path: Path) -> None:
+    whole, shards = collected(tmp_path), [collected(tmp_path, "--shard", f"{k}/3") for k in (1, 2, 3)]
+    assert sorted(name for shard in shards for name in shard) == sorted(whole)
+    assert all(sum("group" in name for name in shard) in (0, 5) for shard in shards)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NEEDS_BROWSER = [
+    pytest.mark.everything,
     pytest.mark.skipif(BROWSER is None, reason="no chromium on the path"),
     pytest.mark.xdist_group("browser"),  # one browser at a time
 ]

@@ -27,11 +27,11 @@ from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.checkpoint import MANIFEST_FILE, manifest_digest
 from ratrain.targets.runtime.checkpoint_series import saved_steps
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.preparation import prepare
 from ratrain.targets.runtime.scalars import INITIAL_SCALE
 from ratrain.targets.runtime.settings import Evaluation, Start
 from tests.end_to_end.tiny_runs import MODEL, make_program, run_settings, start, train
 from tests.end_to_end.toys import GPT2, NEOX
+from tests.program_files import prepare
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.training import TrainingRun

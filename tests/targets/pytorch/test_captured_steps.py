@@ -16,9 +16,9 @@ torch = pytest.importorskip("torch")
 from ratrain.ratrain_ir.diagnostics import DiagnosticError  # noqa: E402
 from ratrain.targets.runtime.evaluation import held_out  # noqa: E402
 from ratrain.targets.runtime.kernels import kernel_set  # noqa: E402
-from ratrain.targets.runtime.preparation import prepare  # noqa: E402
 from ratrain.targets.runtime.repeated import WARM_UP_STEPS  # noqa: E402
 from ratrain.targets.runtime.scalars import GROWTH_INTERVAL  # noqa: E402
+from tests.program_files import prepare  # noqa: E402
 from tests.targets.pytorch.recording import CaptureError, RecordingDevice, no_host_reads, order  # noqa: E402
 
 if TYPE_CHECKING:

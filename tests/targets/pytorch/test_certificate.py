@@ -21,9 +21,9 @@ from ratrain.ratrain_ir.testing.strategies import Case, cases
 from ratrain.targets.runtime.certificate import Certificate, certificate
 from ratrain.targets.runtime.evaluation import HeldOut
 from ratrain.targets.runtime.messages_ahead import messages_ahead
-from ratrain.targets.runtime.preparation import prepare
 from tests.end_to_end.tiny_runs import MODEL, make_plan, make_program, run_settings, stream_for
 from tests.mutation.subjects import WITH_STORES
+from tests.program_files import prepare
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program

@@ -20,9 +20,9 @@ from ratrain.targets.runtime import data as data_module
 from ratrain.targets.runtime.data import Batches, TokenStream
 from ratrain.targets.runtime.documents import Documents, bounds_of, pieced
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.preparation import prepare
 from ratrain.targets.runtime.settings import Evaluation
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, run_settings, same_bits
+from tests.program_files import prepare
 from tests.targets.runtime.test_data import make_plan
 
 WIDE = evolve(MODEL, vocab_size=300)

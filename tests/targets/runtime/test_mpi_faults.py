@@ -12,7 +12,7 @@ from tests.targets.runtime.mpi_tools import ROOT, needs_mpi
 
 
 @needs_mpi
-@pytest.mark.full
+@pytest.mark.everything
 def test_every_fault_has_its_outcome() -> None:
     result = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "faults.py", "--kills", "2", "--json"],

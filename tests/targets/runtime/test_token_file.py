@@ -17,9 +17,9 @@ from ratrain.ratrainc.training_data import open_data
 from ratrain.targets.runtime import data
 from ratrain.targets.runtime.data import open_tokens
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.preparation import prepare
 from ratrain.targets.runtime.settings import Evaluation, Execution, RunSettings
 from tests.end_to_end.tiny_runs import MODEL, make_program
+from tests.program_files import prepare
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.training import TrainingRun

@@ -13,11 +13,11 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.preparation import prepare
 from ratrain.targets.runtime.ranks.communicator import whole_bytes
 from ratrain.targets.runtime.ranks.layout import Layout
 from ratrain.targets.runtime.ranks.processes import RankProcesses
 from tests.end_to_end.tiny_runs import run_settings, stream_for
+from tests.program_files import prepare
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program

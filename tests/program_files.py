@@ -1,0 +1,28 @@
+"""Programs as commands have them: written, read back, verified. Tests that execute a program execute the one out of its file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ratrain.targets.program.program_verifier import check_program
+from ratrain.targets.program.rtx import parse_program, program_bytes
+from ratrain.targets.runtime import preparation
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.runtime.training import TrainingRun
+
+
+def prepare(program: Program, *arguments: Any, **named: Any) -> TrainingRun:
+    """Prepare a run of the program out of its file; the arguments are those of `ratrain.targets.runtime.preparation.prepare`."""
+    return preparation.prepare(through_its_file(program), *arguments, **named)
+
+
+def through_its_file(program: Program, *, verified: bool = True) -> Program:
+    """Write a program and read it back as `ratrainc run` does; `verified` is False for programs that a test has broken on purpose."""
+    data = program_bytes(program)
+    read = parse_program(data, f"{program.name}.rtx")
+    assert program_bytes(read) == data, "what was read is written otherwise"
+    if verified:
+        check_program(read)
+    return read
