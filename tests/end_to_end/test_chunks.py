@@ -72,12 +72,12 @@ def trains_as_the_reference(
     assert [name for name, held in expected_state.items() if found_state[name] != held] == []
 
 
-@pytest.mark.parametrize(("kind", "shape"), SMALL, ids=shape_name)
+@pytest.mark.parametrize(("schedule", "shape"), SMALL, ids=shape_name)
 @pytest.mark.sampled(3)
-def test_a_schedule_trains_what_gpipe_trains(kind: str, shape: PipelineShape) -> None:
-    number = SMALL.index((kind, shape))
+def test_a_schedule_trains_what_gpipe_trains(schedule: str, shape: PipelineShape) -> None:
+    number = SMALL.index((schedule, shape))
     dtype = DTYPES[number // 2 % len(DTYPES)]
-    trains_as_the_reference(kind, shape, number, dtype, FEW_STEPS, interleave_seed=number)
+    trains_as_the_reference(schedule, shape, number, dtype, FEW_STEPS, interleave_seed=number)
 
 
 @pytest.mark.full

@@ -79,14 +79,14 @@ def test_a_checkpoint_in_bf16(tmp_path: Path) -> None:
     assert int(logits.argmax()) == whole[-1]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("family", MODELS)
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
 @pytest.mark.sampled(3)
 def test_the_likeliest_token_is_that_of_the_evaluation(
-    name: str, kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forward_module, "LENGTH_STEP", 4)  # routines of several lengths
-    model = MODELS[name]
+    model = MODELS[family]
     checkpoint = trained(model, tmp_path, **F32)
     made = generate(checkpoint, Prompt(tokens=PROMPT), Generation(11, kernels=kernels))
     assert made.prompt == PROMPT
@@ -125,13 +125,13 @@ def test_exported_weights_say_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "alibi"])
+@pytest.mark.parametrize("family", [family for family in MODELS if family != "alibi"])
 @pytest.mark.sampled(3)
-def test_transformers_says_the_same(name: str, tmp_path: Path) -> None:
+def test_transformers_says_the_same(family: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     import torch
 
-    model = MODELS[name]
+    model = MODELS[family]
     export_weights(trained(model, tmp_path, **F32), str(tmp_path / "hf"))
     made = generate(str(tmp_path / "hf"), Prompt(tokens=PROMPT), Generation(14))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", local_files_only=True).float()

@@ -130,3 +130,10 @@ def test_shards_make_up_all_tests_and_keep_groups(tmp_path: Path) -> None:
     whole, shards = collected(tmp_path), [collected(tmp_path, "--shard", f"{k}/3") for k in (1, 2, 3)]
     assert sorted(name for shard in shards for name in shard) == sorted(whole)
     assert all(sum("group" in name for name in shard) in (0, 5) for shard in shards)
+
+
+def test_tests_execute_programs_out_of_their_files() -> None:
+    """A program that is only in memory hides what a reader refuses."""
+    preparing = "runtime.preparation import prepare"
+    found = [path.name for path in sorted((ROOT / "tests").rglob("*.py")) if preparing in path.read_text("utf-8")]
+    assert found == [Path(__file__).name]

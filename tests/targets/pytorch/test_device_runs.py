@@ -34,11 +34,11 @@ SCHEDULES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.sampled(4, first=3)
-def test_every_schedule_trains_near_the_numpy_kernels(kind: str) -> None:
-    name, keys = SCHEDULES[kind]
-    program = make_program(evolve(MODEL, layers=4, tied_embeddings=kind == "zero3"), name, view_dtype="f32", **keys)
+def test_every_schedule_trains_near_the_numpy_kernels(schedule: str) -> None:
+    name, keys = SCHEDULES[schedule]
+    program = make_program(evolve(MODEL, layers=4, tied_embeddings=schedule == "zero3"), name, view_dtype="f32", **keys)
     device, fast = (train(program, 4, kernels=kernels) for kernels in ("torch-device", "fast"))
     np.testing.assert_allclose(losses(device), losses(fast), rtol=NEAR["f32"])
     assert [step.report.gradient_norm for step in device.done] == pytest.approx(
@@ -106,10 +106,10 @@ def test_a_step_asks_no_allocator_for_tensors(model: Any) -> None:
     check_allocator(make_program(model, view_dtype="bf16", zero=2, reduce="each-micro-batch"))
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "granite"])
+@pytest.mark.parametrize("family", [family for family in MODELS if family != "granite"])
 @pytest.mark.sampled(4)
-def test_a_step_of_tensor_peers_asks_no_allocator_for_tensors(name: str) -> None:
-    check_allocator(make_program(MODELS[name], view_dtype="bf16", pp=1, dp=1, tp=2, zero=0, micro_batches=2))
+def test_a_step_of_tensor_peers_asks_no_allocator_for_tensors(family: str) -> None:
+    check_allocator(make_program(MODELS[family], view_dtype="bf16", pp=1, dp=1, tp=2, zero=0, micro_batches=2))
 
 
 def check_allocator(program: Any) -> None:

@@ -186,10 +186,10 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.sampled(2, first=1)
-def test_bits_do_not_depend_on_threads_or_order(kind: str) -> None:
-    name, keys = SCHEDULES[kind]
+def test_bits_do_not_depend_on_threads_or_order(schedule: str) -> None:
+    name, keys = SCHEDULES[schedule]
     program = make_program(evolve(MODEL, layers=4), name, view_dtype="bf16", grad_dtype="f32", **keys)
     plain = train(program, 3, kernels="torch")
     mixed = train(program, 3, kernels="torch", interleave_seed=4, poison=True)
