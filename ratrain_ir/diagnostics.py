@@ -27,6 +27,7 @@ CODES: dict[str, str] = {
     "RT008": "the parameters of a sharded stage are not gathered where a schedule table uses them",
     "RT009": "the gradients of a sharded stage are never reduced in a schedule table",
     "RT010": "a schedule table (CSV) does not fit the plan, or asks for what a module cannot say",
+    "RT011": "what a command was about to write is not what its own reader reads",
     # structure and types of a module
     "RT020": "a tensor is used before it is defined",
     "RT021": "a tensor is used after its release",

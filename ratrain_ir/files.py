@@ -12,9 +12,11 @@ from contextlib import contextmanager, suppress
 from errno import EINVAL, EISDIR, ENOENT, ENOTDIR
 from pathlib import Path
 from secrets import token_hex
-from typing import IO
+from typing import IO, TypeVar
 
-from ratrain.ratrain_ir.diagnostics import Location, fail
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, Location, fail
+
+T = TypeVar("T", str, bytes)
 
 MIB = 1 << 20
 MOST_BYTES: dict[str, int] = {
@@ -311,6 +313,35 @@ def write_lines(path: str, lines: Iterable[str]) -> None:
         write: Callable[[bytes], int] = stream.write
         for line in lines:
             write(line.encode() + b"\n")
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a text, atomically.
+
+    Raises `DiagnosticError` RT002 when it cannot be written.
+    """
+    with replacing(path) as stream:
+        stream.write(text.encode())
+
+
+def checked(content: T, what: str, read: Callable[[T], object]) -> T:
+    """Return the text or the bytes of a file that is about to be written or shown, once the reader of such files has taken them.
+
+    `read` raises `DiagnosticError` where they are refused, or say something else than was meant. Raises `DiagnosticError` RT011 then:
+    a command that says "wrote" has written what it would read itself.
+    """
+    try:
+        read(content)
+    except DiagnosticError as error:
+        first = error.diagnostics[0]
+        fail(
+            "RT011",
+            f"the {what} that was made is not read back, so nothing was written: {first.message}",
+            first.location,
+            help="this is a defect of ratrainc: please report the command and what it was given",
+            source=first.source,
+        )
+    return content
 
 
 def made_directory(path: str) -> Path:

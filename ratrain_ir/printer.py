@@ -3,21 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from attrs import evolve
+
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.files import checked, write_lines
 from ratrain.ratrain_ir.frontend.plan import KEYS
+from ratrain.ratrain_ir.frontend.text import shown
+from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops import Op, Tensor, field_texts
-from ratrain.ratrain_ir.parser import FORMAT_VERSION
+from ratrain.ratrain_ir.parser import FORMAT_VERSION, parse_module
 from ratrain.ratrain_ir.side_by_side import each_stage
 from ratrain.ratrain_ir.types import Home, StateKind
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.module import Module, Stage, TargetInfo
+    from ratrain.ratrain_ir.module import Module, TargetInfo
 
 
 def print_module(module: Module) -> str:
     """The canonical text of a module."""
     return "\n".join(module_texts(module)) + "\n"
+
+
+def write_module(module: Module, path: str) -> None:
+    """Write a schedule, atomically.
+
+    Its head, where all free text stands, is read back first; reading the stages back would take a tenth of the time of a compilation,
+    and tests do it. Raises `DiagnosticError` RT002 where the file cannot be written, and RT011 where the head is not read back.
+    """
+    checked(
+        print_module(evolve(module, stages=[Stage(stage.index) for stage in module.stages])), "schedule", _read_back
+    )
+    write_lines(path, module_texts(module))
+
+
+def _read_back(text: str) -> None:
+    """Raise `DiagnosticError` where a schedule's text is not what printing the module that is read from it gives."""
+    again = print_module(parse_module(text, file="X.rtir"))
+    for line, found in zip_longest(text.split("\n"), again.split("\n"), fillvalue=""):
+        if line != found:
+            fail("RT001", f"a line is read back as '{shown(found)}'", source=line)
 
 
 def module_texts(module: Module) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from attrs import field, frozen
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Note
-from ratrain.ratrain_ir.files import write_lines
+from ratrain.ratrain_ir.files import write_text
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.frontend.plan_text import changes_text
 from ratrain.ratrain_ir.schedules.named import default_schedule
@@ -52,7 +52,7 @@ class Suggestion:
     def save(self, path: str, model: str, machine: MachineChoice) -> None:
         """Write the plan's file, with how to compile it. Raises `DiagnosticError` RT002 where that cannot be written."""
         head = [f"In place of a plan that does not fit: {self.how}."]
-        write_lines(path, text_of_plan(self.plan, self.pipeline, model, head, machine).splitlines())
+        write_text(path, text_of_plan(self.plan, self.pipeline, model, head, machine))
 
 
 @frozen

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NoReturn
 
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.actions import order_row, torch_csv_row
-from ratrain.ratrain_ir.diagnostics import misuse
-from ratrain.ratrain_ir.files import MIB, MOST_BYTES, write_lines
+from ratrain.ratrain_ir.actions import order_row, parse_torch_csv, torch_csv_lines, torch_csv_row
+from ratrain.ratrain_ir.diagnostics import fail, misuse
+from ratrain.ratrain_ir.files import MIB, MOST_BYTES, checked, write_lines
+from ratrain.ratrain_ir.frontend.text import shown
 from ratrain.ratrain_ir.schedules.action import ActionKind
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
@@ -26,8 +28,16 @@ class ScheduleTable(Shown):
     shape: PipelineShape
 
     def rows(self) -> Iterator[str]:
-        """The rows of the CSV, a stage a row, one by one: a large table need not be in memory."""
-        return _lines(self.kind, self.shape)
+        """Yield the rows of the CSV, a stage a row, one by one: a large table need not be in memory.
+
+        Raises `DiagnosticError` where the table becomes longer than what is read again.
+        """
+        size = 0
+        for number, row in enumerate(_lines(self.kind, self.shape)):
+            size += len(row) + 1
+            if size > MOST_BYTES["schedule table"]:
+                _too_long(self.shape)
+            yield checked(row, "schedule table", _read_row) if number == 0 else row
 
     def parts(self) -> Iterator[Part]:
         """The rows."""
@@ -36,7 +46,7 @@ class ScheduleTable(Shown):
     def save(self, path: str) -> None:
         """Write the CSV.
 
-        Raises `DiagnosticError` RT002 where the file cannot be written.
+        Raises `DiagnosticError` RT002 where the file cannot be written, and as `rows` does.
         """
         write_lines(path, self.rows())
 
@@ -84,6 +94,19 @@ def _check_size(kind: str, shape: PipelineShape) -> None:
         misuse(
             f"tables of several chunks a stage are made for up to {_MOST_STAGES_IN_CHUNKS:,} stages, not {shape.stages:,}"
         )
+
+
+def _too_long(shape: PipelineShape) -> NoReturn:
+    misuse(
+        f"a table of {shape.stages:,} stages and {shape.micro_batches:,} micro-batches is longer than 'ratrainc lint' reads "
+        f"({MOST_BYTES['schedule table'] // MIB} MiB)"
+    )
+
+
+def _read_row(row: str) -> None:
+    """Raise `DiagnosticError` RT007 where a row is not read as what it was written from: it is then not the row that is printed again."""
+    if (again := next(torch_csv_lines(parse_torch_csv(row, "X.csv")))) != row:
+        fail("RT007", f"the first row is read back as {shown(again)}")
 
 
 def _splits_backwards(kind: str, shape: PipelineShape) -> bool:

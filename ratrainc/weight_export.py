@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from attrs import frozen
+from attrs import fields, frozen
 
 from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.files import is_there, made_directory, replacing, write_lines
+from ratrain.ratrain_ir.files import checked, is_there, made_directory, replacing, write_text
 from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.frontend.model_files import parse_config_text
 from ratrain.ratrain_ir.types import Dtype
 from ratrain.targets.runtime.checkpoint import MANIFEST_FILE
 from ratrain.targets.runtime.checkpoint_series import latest_companions, latest_weights
@@ -47,13 +49,40 @@ def export_weights(
     if generation is not None:
         companions.setdefault(GENERATION_FILE, generation)
     _check_place(directory, [WEIGHTS_FILE, INDEX_FILE, CONFIG_FILE, *companions])
-    folder = made_directory(directory)
-    written = write_weight_files(folder, model, source, most_shard_bytes, dtype)
-    write_lines(str(folder / CONFIG_FILE), [json.dumps(hugging_face_config(model, dtype), indent=2)])
-    for name, content in companions.items():
-        with replacing(str(folder / name)) as stream:
-            stream.write(content)
+    config = _config_text(model, dtype)
+    with _made(directory) as folder:
+        written = write_weight_files(folder, model, source, most_shard_bytes, dtype)
+        write_text(str(folder / CONFIG_FILE), config)
+        for name, content in companions.items():
+            with replacing(str(folder / name)) as stream:
+                stream.write(content)
     return Export(model, (*written, CONFIG_FILE, *companions))
+
+
+def _config_text(model: ModelConfig, dtype: Dtype) -> str:
+    """Return the `config.json` of a model. Raises `DiagnosticError` RT011 where that would not be read as the model."""
+
+    def read(text: str) -> None:
+        back = parse_config_text(text, name=model.name, file=CONFIG_FILE)
+        if back != model:
+            names = [each.name for each in fields(ModelConfig) if getattr(back, each.name) != getattr(model, each.name)]
+            fail("RT060", f"{', '.join(names)} would be read as something else")
+
+    return checked(json.dumps(hugging_face_config(model, dtype), indent=2) + "\n", "model configuration", read)
+
+
+@contextmanager
+def _made(directory: str) -> Iterator[Path]:
+    """A directory for files, made where it is not there; where they cannot be written, those that were made and are empty go again."""
+    place = Path(directory)
+    new = [each for each in (place, *place.parents) if not is_there(each)]
+    try:
+        yield made_directory(directory)
+    except BaseException:
+        with suppress(OSError):  # one that has files in it stays, and so do those around it
+            for each in new:
+                each.rmdir()
+        raise
 
 
 def _check_place(directory: str, names: Sequence[str]) -> None:

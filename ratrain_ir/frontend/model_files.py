@@ -38,7 +38,7 @@ def load_model(name_or_path: str) -> ModelConfig:
     """
     if name_or_path in preset_names():
         entry = _presets() / f"{name_or_path}.json"
-        return _parse_text(entry.read_text("utf-8"), name=name_or_path, file=str(entry))
+        return parse_config_text(entry.read_text("utf-8"), name=name_or_path, file=str(entry))
     exists = is_there if _looks_like_a_path(name_or_path) else os.path.exists  # any text may be meant as a name
     if not exists(name_or_path):
         _no_such_model(name_or_path)
@@ -48,7 +48,7 @@ def load_model(name_or_path: str) -> ModelConfig:
         if not is_there(path):
             fail("RT002", f"the directory {shown(name_or_path)} holds no config.json", help=f"name {_WHAT}")
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
-    return _parse_text(read_text(path, "RT060", _WHAT), name=name, file=str(path))
+    return parse_config_text(read_text(path, "RT060", _WHAT), name=name, file=str(path))
 
 
 def parse_config(data: Mapping[str, object], *, name: str, file: str, places: Places | None = None) -> ModelConfig:
@@ -100,7 +100,7 @@ def _clean_name(name: str) -> str:
     return cleaned or "model"
 
 
-def _parse_text(text: str, *, name: str, file: str) -> ModelConfig:
+def parse_config_text(text: str, *, name: str, file: str) -> ModelConfig:
     """`parse_config` of a JSON text, with the places of its keys."""
     source = Source(file, text)
     repeats: list[str] = []

@@ -15,6 +15,7 @@ from attrs import NOTHING, Attribute, Factory, fields, frozen
 from ratrain.ratrain_ir.diagnostics import nearest
 from ratrain.ratrain_ir.frontend.fields import FieldReader, Report, Value
 from ratrain.ratrain_ir.frontend.text import shown
+from ratrain.ratrain_ir.frontend.toml_text import toml_value
 
 T = TypeVar("T")
 
@@ -174,7 +175,7 @@ class Table(Generic[T]):
     def words(self, of: T) -> dict[str, str]:
         """Each key with its value as a file has it, in the file's order; keys that the file leaves out are not there."""
         values = self.file_values(of)
-        return {name: _toml_word(values[name]) for name in self.labels if values.get(name) is not None}
+        return {name: toml_value(values[name]) for name in self.labels if values.get(name) is not None}
 
     def file_values(self, of: T) -> dict[str, Value]:
         """Each key with its value as a file has it; None, or no entry, where the file leaves it out."""
@@ -218,12 +219,6 @@ class Table(Generic[T]):
         help_text = f"'{name}' belongs in [{home}]" if home else nearest(name, known) or nearest(name, self.labels)
         text = f"the key {shown(name)} is not known in [{section}]"
         report.error("RT063", f"{section}.{name}", text, help=help_text or f"known are {', '.join(known)}")
-
-
-def _toml_word(value: object) -> str:
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_toml_word, value))}]"
-    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def table_of(cls: type[T]) -> Table[T]:

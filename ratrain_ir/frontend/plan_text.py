@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.files import checked
 from ratrain.ratrain_ir.frontend.balance import balance_cuts
 from ratrain.ratrain_ir.frontend.fields import FieldReader, Report
 from ratrain.ratrain_ir.frontend.plan import KEYS, Plan
@@ -69,12 +71,13 @@ def parse_plan(
     text: str,
     *,
     file: str,
-    model: ModelConfig,
+    model: ModelConfig | None,
     overlay: Overlay | None = None,
     shape: Mapping[str, object] | None = None,
 ) -> Plan:
     """The plan of a TOML text, with what an overlay says; `cuts = "auto"`, or none, is resolved for the model.
 
+    Without a model such cuts are left empty, and what depends on one is not checked.
     `shape` has values for keys that the text leaves out. Where the text says another value of one of them it is for another shape, and
     none is taken.
 
@@ -96,7 +99,9 @@ def parse_plan(
     check_together(reader, plan, model, auto_cuts=auto_cuts)
     check_said(reader, plan)
     report.check()
-    return evolve(plan, cuts=balance_cuts(model, plan.pp * plan.chunks, plan.seq_len)) if auto_cuts else plan
+    if model is None or not auto_cuts:
+        return plan
+    return evolve(plan, cuts=balance_cuts(model, plan.pp * plan.chunks, plan.seq_len))
 
 
 def _fits(said: object, value: object) -> bool:
@@ -137,6 +142,21 @@ def plan_to_toml(plan: Plan) -> str:
         if lines:
             blocks.append("\n".join([f"[{section}]", *lines]) + "\n")
     return "\n".join(blocks)
+
+
+def checked_plan_text(text: str, plan: Plan) -> str:
+    """Return the text of a plan's file, with comments, once it reads back as the plan; cuts may be left to be chosen.
+
+    Raises `DiagnosticError` RT011 with the key that does not.
+    """
+
+    def read(text: str) -> None:
+        said, meant = plan_words(parse_plan(text, file="P.toml", model=None)), plan_words(plan)
+        for name in (*meant, *said):
+            if said.get(name) != meant.get(name) and not (name == "cuts" and said[name] == "[]"):
+                fail("RT063", f"'{KEYS.labels[name]}' is read back as {said.get(name)}, not as {meant.get(name)}")
+
+    return checked(text, "plan", read)
 
 
 def changes_text(before: Plan, after: Plan) -> str:

@@ -40,15 +40,16 @@ def even_work_lengths(model: ModelConfig, seq_len: int, count: int) -> tuple[int
     return tuple(stop - start for start, stop in zip(ends, [*ends[1:], seq_len], strict=True))
 
 
-def with_slices(values: Mapping[str, object], model: ModelConfig) -> dict[str, Any]:
+def with_slices(values: Mapping[str, object], model: ModelConfig | None) -> dict[str, Any]:
     """The keys of a plan's file with the lengths of slices where it says how many: `slices = 4`, or `slices = "even-work 4"`.
 
-    What is neither stays as it is, for the reader of the key to refuse.
+    What is neither stays as it is, for the reader of the key to refuse; so does even work where there is no model.
     """
     said, seq_len = values.get("slices"), values.get("seq_len")
     match = _EVEN_WORK.fullmatch(said) if isinstance(said, str) else None
     count = int(match[1]) if match else said
     if type(count) is not int or type(seq_len) is not int or not 1 <= count <= seq_len:
         return dict(values)
-    lengths = even_work_lengths(model, seq_len, count) if match else even_lengths(seq_len, count)
-    return {**values, "slices": lengths}
+    if match is None:
+        return {**values, "slices": even_lengths(seq_len, count)}
+    return dict(values) if model is None else {**values, "slices": even_work_lengths(model, seq_len, count)}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import tomllib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.diagnostics import Location, fail
@@ -46,3 +49,43 @@ def toml_data(source: Source, code: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error).split(";")[0]
         fail(code, f"the file is not usable TOML: {reason}", Location(source.file, 1))
+
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+
+
+def toml_value(value: object) -> str:
+    """Write a value on one line as TOML has it: a truth value, number, string, list or table; tables are written inline.
+
+    A half of a surrogate pair, which no Unicode text has, becomes '?'. Raises ValueError for a number that is not finite, which no file
+    of ours may have, and for None and other kinds, which TOML has no word for.
+    """
+    if isinstance(value, bool):  # before int, which it is too
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, int):
+        return int.__repr__(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return float.__repr__(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{toml_key(key)} = {toml_value(item)}" for key, item in value.items()) + " }"
+    raise ValueError(f"TOML has no word for {value!r}")
+
+
+def toml_key(key: str) -> str:
+    """Write a key as TOML has it, quoted where it must be."""
+    return key if _BARE_KEY.fullmatch(key) else _quoted(key)
+
+
+def toml_comment(text: str) -> str:
+    """Write a line of comment, without the characters that a comment may not have or that other readers end a line at."""
+    return f"# {''.join(each for each in text if each.isprintable())}".rstrip()
+
+
+def _quoted(text: str) -> str:
+    """A basic string: as JSON writes it, but that all that cannot be shown is escaped too."""
+    sound = text.encode("utf-8", "replace").decode("utf-8")
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in json.dumps(sound, ensure_ascii=False))

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from ratrain.ratrain_ir.files import checked
 from ratrain.ratrain_ir.frontend.plan_text import plan_words
+from ratrain.ratrain_ir.frontend.toml_text import toml_comment
 from ratrain.ratrainc.bridge.importing import imported
 from ratrain.ratrainc.bridge.megatron import MEGATRON
 from ratrain.ratrainc.bridge.settings import Asked, Framework
@@ -59,8 +61,11 @@ def export_plan(name: str, plan: Plan, layers: int) -> Exported:
     framework, lines = _WRITERS[name]
     body = "\n".join(lines(plan, layers)) + "\n"
     missing = _missing(plan, imported(framework, "what is exported", body, Asked()).plan, framework)
-    head = [f"# Settings of {framework.title}, of a plan."] + [f"# Not expressed: {each}" for each in missing]
-    return Exported("\n".join([*head, "", body]), missing)
+    head = [f"Settings of {framework.title}, of a plan."] + [f"Not expressed: {each}" for each in missing]
+    text = "\n".join([*map(toml_comment, head), "", body])
+    return Exported(
+        checked(text, "file of settings", lambda text: imported(framework, "settings", text, Asked())), missing
+    )
 
 
 def _missing(plan: Plan, back: Plan, framework: Framework) -> tuple[Missing, ...]:

@@ -10,8 +10,9 @@ from attrs import frozen
 from ratrain.ratrain_ir.frontend.fields import FieldReader, Report
 from ratrain.ratrain_ir.frontend.plan import KEYS, Plan
 from ratrain.ratrain_ir.frontend.plan_checks import check_said, check_together
-from ratrain.ratrain_ir.frontend.plan_text import plan_to_toml
+from ratrain.ratrain_ir.frontend.plan_text import checked_plan_text, plan_to_toml
 from ratrain.ratrain_ir.frontend.text import Place, Source, read_text, shown
+from ratrain.ratrain_ir.frontend.toml_text import toml_comment
 from ratrain.ratrainc.bridge.deepspeed import DEEPSPEED
 from ratrain.ratrainc.bridge.megatron import MEGATRON
 from ratrain.ratrainc.bridge.settings import Asked, Framework, Left, SettingsReader
@@ -36,19 +37,14 @@ class Imported:
     """settings that the file leaves out, as the framework has them then; the plan says what follows"""
 
     def text(self) -> str:
-        """The plan's file."""
+        """Return the plan's file. Raises `DiagnosticError` RT011 where that would not be read as the plan."""
         text = plan_to_toml(self.plan)
         if self.auto_cuts:
             text = text.replace("\ncuts = []\n", '\ncuts = "auto"\n', 1)
-        head = [f"# From settings of {self.framework.title}."]
-        head += [f"# Passes: {','.join(self.passes)} (--passes)."] if self.passes else []
-        head += [_comment(f"Not carried over: {each.key} = {shown(each.value)}: {each.why}") for each in self.left]
-        return "\n".join([*head, "", text])
-
-
-def _comment(text: str) -> str:
-    """A line that begins with `#`; what a comment of TOML may not have is left out."""
-    return "# " + "".join(each for each in text if each.isprintable())
+        head = [f"From settings of {self.framework.title}."]
+        head += [f"Passes: {','.join(self.passes)} (--passes)."] if self.passes else []
+        head += [f"Not carried over: {each.key} = {shown(each.value)}: {each.why}" for each in self.left]
+        return checked_plan_text("\n".join([*map(toml_comment, head), "", text]), self.plan)
 
 
 def import_plan(framework: str, path: str | Path, asked: Asked) -> Imported:

@@ -57,7 +57,7 @@ def command(file: str, table_format: ExportFormat, output: str | None, lowered: 
     if table_format != "torch-csv":
         refuse_idle(f"is for a table: --format {table_format} writes settings", "lowered")
     from ratrain import api
-    from ratrain.ratrain_ir.files import write_lines
+    from ratrain.ratrain_ir.files import write_text
     from ratrain.ratrainc.console import status
 
     with status(f"reading and verifying {file}"):
@@ -65,7 +65,7 @@ def command(file: str, table_format: ExportFormat, output: str | None, lowered: 
     if output is None:
         echo_document(exported.text)
     else:
-        write_lines(output, exported.text.splitlines())
+        write_text(output, exported.text)
         echo(f"wrote {output}", err=True)
     for each in exported.missing:
         echo(f"not expressed: {each}", err=True)

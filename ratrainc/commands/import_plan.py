@@ -67,7 +67,7 @@ def command(
     All that a plan does not say is named on stderr with the reason; what contradicts itself is refused. Scripts are read, not run.
     """
     from ratrain import api
-    from ratrain.ratrain_ir.files import write_lines
+    from ratrain.ratrain_ir.files import write_text
     from ratrain.ratrain_ir.frontend.text import shown
     from ratrain.ratrainc.bridge.report import imported_json
     from ratrain.ratrainc.console import print_json
@@ -75,7 +75,7 @@ def command(
     with misuse_of_command():
         made = api.import_plan(framework, file, clusters=asked.clusters, pp=asked.pp, seq_len=asked.seq_len)
     if output is not None:
-        write_lines(output, made.text().splitlines())
+        write_text(output, made.text())
     if as_json:
         print_json(imported_json(made, output))
     elif output is None:

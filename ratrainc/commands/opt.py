@@ -65,10 +65,9 @@ class _Observer:
             echo(f"// after {run.text}", err=True)
             echo(_text(module), err=True, nl=False, wrap=False)
         if self.folder is not None:
-            from ratrain.ratrain_ir.files import write_lines
-            from ratrain.ratrain_ir.printer import module_texts
+            from ratrain.ratrain_ir.printer import write_module
 
-            write_lines(str(self.folder / f"{self.count:03d}-{name}.rtir"), module_texts(module))
+            write_module(module, str(self.folder / f"{self.count:03d}-{name}.rtir"))
 
 
 def _text(module: Module) -> str:
@@ -86,12 +85,13 @@ def _schedule_text(module: Module) -> str:
 
 def _write_reproducer(file: str, pipeline: str) -> str:
     """The input with the command that failed as its first line, in one runnable file."""
-    from ratrain.ratrain_ir.files import read_text, write_lines
+    from ratrain.ratrain_ir.files import read_text, write_text
 
-    path = f"{file}.reproducer.rtir"
-    write_lines(
-        path, [f'// ratrainc opt THIS --passes "{pipeline}"', *read_text(file, "schedule").rstrip("\n").split("\n")]
-    )
+    path, words = (
+        f"{file}.reproducer.rtir",
+        " ".join(pipeline.split()),
+    )  # one line, whatever blanks stand between passes
+    write_text(path, f'// ratrainc opt THIS --passes "{words}"\n{read_text(file, "schedule")}')
     return path
 
 
@@ -158,8 +158,7 @@ def command(
     from ratrain import api
     from ratrain.passes.registry import pass_class
     from ratrain.ratrain_ir.diagnostics import DiagnosticError
-    from ratrain.ratrain_ir.files import write_lines
-    from ratrain.ratrain_ir.printer import module_texts, print_module
+    from ratrain.ratrain_ir.printer import print_module, write_module
     from ratrain.ratrainc.commands.loading import checked_schedule
     from ratrain.ratrainc.console import spinner
 
@@ -196,7 +195,7 @@ def command(
     if output is None:
         echo_document(print_module(module))
     else:
-        write_lines(output, module_texts(module))
+        write_module(module, output)
         echo(f"wrote {output}", err=True)
 
 

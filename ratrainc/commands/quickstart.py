@@ -56,8 +56,7 @@ def _quickstart(steps: int, folder: Path, *, is_drawn: bool) -> int:
 
 def _from_plan_to_losses(steps: int, folder: Path, *, is_drawn: bool) -> int:
     from ratrain import api
-    from ratrain.ratrain_ir.files import write_lines
-    from ratrain.ratrain_ir.printer import module_texts
+    from ratrain.ratrain_ir.printer import write_module
     from ratrain.ratrainc.console import say
     from ratrain.ratrainc.examples import example_path
     from ratrain.ratrainc.parts import show
@@ -69,7 +68,7 @@ def _from_plan_to_losses(steps: int, folder: Path, *, is_drawn: bool) -> int:
     from ratrain.targets.runtime.settings import Evaluation, Execution, RunSettings
 
     module = api.compile(str(example_path("tiny.json")), str(example_path("tiny.toml")), verify_each=True)
-    write_lines(str(folder / "tiny.rtir"), module_texts(module))
+    write_module(module, str(folder / "tiny.rtir"))
     show(module_parts(module, api.machine_for(module, None)))
     say("")
     say("2. verify and emit: the schedule is read back from its text, proved sound, and becomes a program")

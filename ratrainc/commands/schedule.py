@@ -71,9 +71,9 @@ def command(
 
     with misuse_of_command():
         table = api.schedule(kind, stages, micro_batches, chunks=chunks, layout=layout, slices=slices)
-    if output is None:
-        for line in table.rows():
-            echo(line)
-    else:
-        table.save(output)
-        echo(f"wrote {output}", err=True)
+        if output is None:
+            for line in table.rows():
+                echo(line)
+        else:
+            table.save(output)
+            echo(f"wrote {output}", err=True)

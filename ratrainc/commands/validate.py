@@ -75,7 +75,7 @@ def command(
     if not markdown:
         refuse_idle("goes with --markdown: it names the page", "output")
     from ratrain import api
-    from ratrain.ratrain_ir.files import write_lines
+    from ratrain.ratrain_ir.files import write_text
     from ratrain.ratrainc.console import bar, print_json
     from ratrain.ratrainc.machine_choice import given_machine
     from ratrain.ratrainc.parts import show
@@ -88,7 +88,7 @@ def command(
     if as_json:
         print_json(validation.to_json())
     elif output is not None:
-        write_lines(output, page(validation).splitlines())
+        write_text(output, page(validation))
         echo(f"wrote {output}")
     elif markdown:
         echo_document(page(validation))

@@ -13,7 +13,7 @@ from ratrain.passes.pipeline_text import pass_text
 from ratrain.passes.placement.placed_by import placed_by, placement_in
 from ratrain.passes.placement.placed_schedule import refuse_contradiction
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics, Note, fail, misuse
-from ratrain.ratrain_ir.files import read_bytes, write_lines
+from ratrain.ratrain_ir.files import read_bytes
 from ratrain.ratrain_ir.frontend.model_fields import check_model
 from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.plan import Plan
@@ -22,7 +22,7 @@ from ratrain.ratrain_ir.frontend.text import Place
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Level, Module
-from ratrain.ratrain_ir.printer import module_texts
+from ratrain.ratrain_ir.printer import write_module
 from ratrain.ratrain_ir.verifier.memory import check_capacity
 from ratrain.ratrain_ir.verifier.report import Reporter
 from ratrain.ratrainc.functions.opening import load_schedule, machine_for, machine_of, program_in
@@ -329,7 +329,7 @@ def save(what: Module | Program, path: str, *, machine: str | Machine | None = N
         misuse(f"the output '{path}' must end in .rtx (program), or of a module in .rtir (schedule)")
     if isinstance(what, Module) and not is_program:
         with paused_gc():
-            write_lines(path, module_texts(what))
+            write_module(what, path)
     else:
         write_program(emit(what, machine=machine) if isinstance(what, Module) else what, path)
 

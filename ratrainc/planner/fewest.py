@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from attrs import frozen
 
 from ratrain.ratrain_ir.diagnostics import Note, fail
-from ratrain.ratrain_ir.files import write_lines
+from ratrain.ratrain_ir.files import write_text
 from ratrain.ratrainc.console import size_text
 from ratrain.ratrainc.machine_choice import MachineChoice
 from ratrain.ratrainc.model_facts import model_facts, summary
@@ -67,7 +67,7 @@ class Fewest(Shown):
         model, machine = self.request.model.name, self.request.machine.name
         head = [f"The fewest clusters on which {model} was found to fit {machine}: {self.clusters}."]
         head += [f"{self._of_fewer}."] if self._of_fewer else []
-        write_lines(path, plan_text(self.best, self.model, head, self.machine).splitlines())
+        write_text(path, plan_text(self.best, self.model, head, self.machine))
 
 
 def fewest_clusters(request: Request, model: str, machine: MachineChoice, tick: Callable[[str], None]) -> Fewest:

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import field, frozen
 
 from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.files import write_lines
+from ratrain.ratrain_ir.files import write_text
 from ratrain.ratrainc.console import seconds_text, size_text
 from ratrain.ratrainc.machine_choice import MachineChoice
 from ratrain.ratrainc.parts import Part, Shown, TextTable
@@ -85,7 +85,7 @@ class Front(Shown):
             limit = limit_text(self.against, point.limit)
             within = f"{limit} clusters" if self.against == "clusters" else f"{limit} of a rank"
             head = [f"Planned for {self.title}: the fastest found within {within}."]
-            write_lines(name, plan_text(point.candidate, self.model, head, self.machine).splitlines())
+            write_text(name, plan_text(point.candidate, self.model, head, self.machine))
         return names
 
     def draw(self, path: str) -> None:

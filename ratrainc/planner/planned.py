@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
 
-from ratrain.ratrain_ir.files import write_lines
+from ratrain.ratrain_ir.files import write_text
 from ratrain.ratrainc.machine_choice import MachineChoice
 from ratrain.ratrainc.parts import Part, Shown
 from ratrain.ratrainc.planner.answer import Answer, Candidate, Request
@@ -61,14 +61,14 @@ class Planned(Shown):
 
     def save(self, path: str) -> None:
         """Write the plan. Raises `DiagnosticError` RT002 where the file cannot be written."""
-        write_lines(path, self.text().splitlines())
+        write_text(path, self.text())
 
     def save_kept(self, path: str) -> list[str]:
         """Write each of the best plans that were wanted to a file of its own, numbered from 1; the names of these."""
         kept = best_plans(self.answer)[: self.answer.request.keep]
         names = numbered(path, len(kept))
         for name, candidate in zip(names, kept, strict=True):
-            write_lines(name, plan_file(self.answer, candidate, self.model, self.machine).splitlines())
+            write_text(name, plan_file(self.answer, candidate, self.model, self.machine))
         return names
 
     def parts(self) -> Iterator[Part]:
@@ -115,7 +115,7 @@ class WhatIf(Shown):
             no_plan(answer)
         write_machine(answer.request.machine, beside)
         text = plan_file(answer, answer.best, self.planned.model, MachineChoice(beside))
-        write_lines(path, text.splitlines())
+        write_text(path, text)
         return beside
 
 

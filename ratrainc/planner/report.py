@@ -9,7 +9,8 @@ from attrs import asdict, evolve
 
 from ratrain.passes.placement.placed_by import placed_by
 from ratrain.ratrain_ir.diagnostics import Note, fail
-from ratrain.ratrain_ir.frontend.plan_text import plan_to_toml
+from ratrain.ratrain_ir.frontend.plan_text import checked_plan_text, plan_to_toml
+from ratrain.ratrain_ir.frontend.toml_text import toml_comment
 from ratrain.ratrainc.console import capacity_text, seconds_text, size_text
 from ratrain.ratrainc.model_facts import model_facts, summary
 from ratrain.ratrainc.parts import Part, TextTable
@@ -311,21 +312,21 @@ def plan_text(candidate: Candidate, model: str, head: Sequence[str], target: Mac
 def text_of_plan(
     plan: Plan, pipeline: str, model: str, head: Sequence[str], target: MachineChoice | None = None
 ) -> str:
-    """The TOML text of a plan for a pipeline, under lines of comment that end with how to compile it."""
+    """Return the TOML text of a plan for a pipeline, under lines of comment that end with how to compile it.
+
+    Raises `DiagnosticError` RT011 where that would not be read as the plan.
+    """
     words = "" if target is None else target.text
     compiling = [
         "Compile it with:",
         f"  ratrainc compile --model {model} --plan THIS.toml{words} \\",
         f'    --passes "{pipeline}"',
     ]
-    text = (
-        "".join(f"# {line}\n" for line in [*head, *compiling])
-        + "\n"
-        + plan_to_toml(evolve(plan, schedule=placed_by(pipeline)))
-    )
+    said = evolve(plan, schedule=placed_by(pipeline))
+    text = "".join(f"{toml_comment(line)}\n" for line in [*head, *compiling]) + "\n" + plan_to_toml(said)
     for key, comment in _COMMENTS.items():
         text = _commented(text, key, comment)
-    return text
+    return checked_plan_text(text, said)
 
 
 _COMMENTS = {

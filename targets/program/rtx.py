@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail
-from ratrain.ratrain_ir.files import read_bytes, replacing
+from ratrain.ratrain_ir.files import checked, read_bytes, replacing
 from ratrain.ratrain_ir.frontend.model_fields import model_from_fields
 from ratrain.ratrain_ir.frontend.plan_text import plan_from_fields
 from ratrain.ratrain_ir.ops import ENGINES, OP_CLASSES
@@ -76,12 +76,19 @@ _FIRST_FORM = "tiles"
 
 
 def write_program(program: Program, path: str) -> None:
-    """Write a program, atomically.
+    """Write a program, atomically, once it reads back.
 
-    Raises `DiagnosticError` RT002 when the file cannot be written.
+    Raises `DiagnosticError` RT002 when the file cannot be written, and RT011 where it would not be read as this program.
     """
+    data = program_bytes(program)
+
+    def read(data: bytes) -> None:
+        if program_bytes(parse_program(data, path)) != data:
+            fail("RT080", "the program that is read is another one")
+
+    checked(data, "program", read)
     with replacing(path) as stream:
-        stream.write(program_bytes(program))
+        stream.write(data)
 
 
 def program_bytes(program: Program) -> bytes:

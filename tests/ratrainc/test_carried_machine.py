@@ -268,7 +268,7 @@ def rewrite(source: str, path: str, change: Change) -> None:
         info = change(program.info)
         program.target, program.capacity_bytes = info.name, info.capacity_bytes
         program.machine_digest, program.machine_text = info.digest, info.machine
-        write_program(program, path)
+        Path(path).write_bytes(program_bytes(program))  # as `write_program` would not write it
         return
     module = api.load_schedule(source)
     assert module.target is not None

@@ -14,13 +14,14 @@ from safetensors.numpy import load_file, save_file
 
 from ratrain import api
 from ratrain.ratrain_ir.blocks import block_chain
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail
 from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
 from ratrain.ratrain_ir.frontend.hf_keys import keys_of
 from ratrain.ratrain_ir.frontend.model_fields import model_from_fields
 from ratrain.ratrain_ir.frontend.model_files import load_model, parse_config, preset_names
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrainc import weight_export
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.run_choices import DataChoice
 from ratrain.ratrainc.training_data import companion_files, open_data
@@ -365,3 +366,27 @@ def test_another_model_is_refused_tensor_by_tensor(tmp_path: Path):
     text = str(caught.value)
     assert 'lacks "model.layers.0.self_attn.q_proj.bias", shape [24]' in text
     assert '"model.layers.0.mlp.gate_proj.weight" has shape [40, 24], but the model\'s is [48, 24]' in text
+
+
+@pytest.mark.parametrize("folder", ["new", "new/within/new", "there"])
+@pytest.mark.parametrize("broken", ["write_weight_files", "hugging_face_config"])
+def test_an_export_that_fails_leaves_no_folder(
+    broken: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither where the disk is full, nor where the configuration would not be read as the model."""
+    train(make_program(), 1, save=str(tmp_path / "checkpoint"))
+    (tmp_path / "there").mkdir()
+    before = sorted(tmp_path.iterdir())
+
+    def full(*_words: Any) -> None:
+        fail("RT002", "no space left")
+
+    def another(model: ModelConfig, dtype: Any) -> dict[str, Any]:
+        return hugging_face_config(evolve(model, ffn_size=model.ffn_size + 1), dtype)
+
+    monkeypatch.setattr(weight_export, broken, full if broken == "write_weight_files" else another)
+    with pytest.raises(DiagnosticError) as caught:
+        export_weights(str(tmp_path / "checkpoint"), str(tmp_path / folder))
+    for word in ["no space left"] if broken == "write_weight_files" else ["RT011", "ffn_size"]:
+        assert word in str(caught.value)
+    assert sorted(tmp_path.iterdir()) == before
