@@ -308,8 +308,7 @@ class _Reader:
         match = _ACTION.fullmatch(text)
         if match is None:
             wanted = "expected stage, action and micro-batch like '2F0' or '1SEND_F0', or a stage and UNSHARD, RESHARD or REDUCE_GRAD"
-            bom = "delete the byte order mark at the file's start" if text.startswith("\ufeff") else None
-            self.error(rank, column, len(text), f"{_shown(text)} is not an action: {wanted}", bom)
+            self.error(rank, column, len(text), f"{_shown(text)} is not an action: {wanted}")
             return []
         stage, name, micro_batch, place = match.groups()
         kind = _KINDS.get(name)

@@ -122,8 +122,18 @@ def opened_regular(path: str | Path) -> IO[bytes]:
     return opened(path)
 
 
+MARK = b"\xef\xbb\xbf"
+"""The byte order mark of UTF-8, which some editors and spreadsheets put at a file's start. It is no part of the text: every reader
+passes over it there, and anywhere else it is a character like others."""
+
+
+def without_mark(data: bytes) -> bytes:
+    """The bytes of a text without a byte order mark at their start."""
+    return data.removeprefix(MARK)
+
+
 def read_bytes(path: str, what: str) -> bytes:
-    """The bytes of a file; `what` is a kind in `MOST_BYTES`.
+    """The bytes of a file, without a byte order mark at its start; `what` is a kind in `MOST_BYTES`.
 
     Raises `DiagnosticError` RT002 when it cannot be read, or has more bytes than a file of that kind may have.
     """
@@ -136,7 +146,7 @@ def read_bytes(path: str, what: str) -> bytes:
             f"cannot read the {what} '{path}': it has more than {most // MIB} MiB, the most that is read of such a file",
             help=f"name the file that holds the {what}",
         )
-    return data
+    return without_mark(data)
 
 
 def read_text(path: str, what: str) -> str:
@@ -159,7 +169,12 @@ def decoded(data: bytes, path: str, what: str) -> str:
         line = before.count(b"\n") + 1
         column = error.start - (before.rfind(b"\n") + 1) + 1
         place = Location(path, line, column)
-        fail("RT002", f"the {what} is not UTF-8 text: byte {data[error.start]:#04x} at position {error.start}", place)
+        fail(
+            "RT002",
+            f"the {what} is not UTF-8 text: byte {data[error.start]:#04x} at position {error.start}",
+            place,
+            help="save the file as UTF-8",
+        )
 
 
 def _resolved(path: str) -> Path:

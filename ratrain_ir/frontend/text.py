@@ -10,7 +10,7 @@ from pathlib import Path
 from attrs import field, frozen
 
 from ratrain.ratrain_ir.diagnostics import Location, fail
-from ratrain.ratrain_ir.files import opened
+from ratrain.ratrain_ir.files import opened, without_mark
 
 MAX_BYTES = 1 << 20
 """A configuration or a plan is a few kilobytes; anything beyond this is another kind of file."""
@@ -81,7 +81,8 @@ def read_text(path: str | Path, code: str, what: str) -> str:
     if len(data) > MAX_BYTES:
         fail(code, f"the file is larger than {MAX_BYTES} bytes: it is not {what}", Location(file, 1))
     try:
-        text = data.decode("utf-8-sig")
+        data = without_mark(data)
+        text = data.decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         begin = data.rfind(b"\n", 0, error.start) + 1

@@ -12,7 +12,7 @@ from typing import Any
 from attrs import define, field
 
 from ratrain.ratrain_ir.diagnostics import Location, fail
-from ratrain.ratrain_ir.files import opened_regular, path_errors
+from ratrain.ratrain_ir.files import opened_regular, path_errors, without_mark
 from ratrain.targets.runtime.locks import is_held_by_another, lock_beside
 
 NUMBERS = (
@@ -73,7 +73,7 @@ class GrowingLog:
                     self._take(line)
                 if len(self._half) > _LONGEST:
                     self._refuse()
-        if self._half and not self._lines and not self._half.startswith(b"{"):
+        if self._half and not self._lines and not without_mark(self._half).startswith(b"{"):
             self._refuse()
         return before != (self._file, self._place, len(self.steps))
 

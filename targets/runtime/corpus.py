@@ -16,6 +16,7 @@ from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.files import is_directory
 from ratrain.targets.runtime.data import TokenStream, chunks_of, digest_of
 from ratrain.targets.runtime.documents import Documents, Positions, end_tokens, pieced
+from ratrain.targets.runtime.token_layouts import INDEX
 
 TOKENS, DOCUMENTS, TEXT = ".bin", ".jsonl", ".txt"
 """Endings of data in a folder: token numbers, documents line by line, a text."""
@@ -50,6 +51,10 @@ def _files_within(folder: str) -> list[str]:
     for place, folders, names in os.walk(folder, onerror=unreadable):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [Path(place) / name for name in sorted(names) if not name.startswith(".")]
+    names = set(found)
+    found = [
+        path for path in found if path.suffix != INDEX or path.with_suffix(TOKENS) not in names
+    ]  # read with its tokens
     others = [str(path) for path in found if path.suffix.lower() not in (TOKENS, DOCUMENTS, TEXT)]
     known = f"{DOCUMENTS}, {TEXT} and {TOKENS}"
     if others:

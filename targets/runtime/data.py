@@ -23,7 +23,8 @@ from ratrain.ratrain_ir.ops import Part, Piece
 from ratrain.targets.program.kernels import IGNORED_LABEL
 from ratrain.targets.runtime.documents import Documents, PiecedTokens, Positions, bounds_of, pieced
 from ratrain.targets.runtime.settings import Order
-from ratrain.targets.runtime.token_file import FileTokens, better_type, check_width, file_bytes
+from ratrain.targets.runtime.token_file import FileTokens, better_type, check_width, file_bytes, text_bytes
+from ratrain.targets.runtime.token_layouts import check_said_type, layout_of, refuse_containers, refuse_json
 
 Tokens = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32] | FileTokens | PiecedTokens
 
@@ -39,6 +40,7 @@ BYTE = "a byte"
 _CHUNK = 1 << 22  # tokens looked at together, so that a scan of a large file needs little memory
 _DIGESTED = 1 << 20  # bytes at each end of a stream that its digest covers
 _SHOWN = 8  # bad tokens named one by one
+_HEAD = 64  # bytes that say what a file of another kind is
 _LINE_FEED = 0x0A
 _ORDER_KEY = 0  # keeps the random numbers of the data order apart from those of the weights
 
@@ -113,24 +115,34 @@ def open_tokens(path: str, *, vocab_size: int, dtype: str | None = None) -> Toke
                 help="only a file whose name ends in .bin holds token numbers: rename it, or leave out the token type",
             )
         return _open_text(path, vocab_size)
-    bits = dtype or ("uint16" if vocab_size <= 1 << 16 else "uint32")
     raw = file_bytes(path)
-    size = np.dtype(bits).itemsize
+    layout = layout_of(raw)
+    if layout is not None:
+        check_said_type(path, layout, dtype)
+        stream = checked_stream(path, layout.tokens(raw), vocab_size, f"a {layout.dtype} number", layout.what)
+        documents = None if layout.bounds is None else Documents(layout.bounds)
+        return evolve(stream, documents=documents, digest=digest_of(stream.tokens, documents))
+    bits = dtype or ("uint16" if vocab_size <= 1 << 16 else "uint32")
+    tokens = raw.as_type(np.dtype(bits).newbyteorder("<"))
+    size = tokens.dtype.itemsize
     if len(raw) % size:
+        better = better_type(tokens, TOKEN_DTYPES, vocab_size, _CHUNK)
         fail(
             "RT090",
             f"'{path}' has {len(raw)} bytes: that is no whole number of {bits} tokens ({size} bytes each)",
-            help="copy the file again if that was cut short, or name the type of its tokens: --data-dtype uint16 or uint32",
+            help="copy the file again: it may have been cut short" if better is None else _named(better),
         )
-    tokens = raw.as_type(np.dtype(bits).newbyteorder("<"))
     if dtype is None:
         check_width(tokens, _CHUNK)
     return checked_stream(path, tokens, vocab_size, f"a {bits} number")
 
 
-def checked_stream(name: str, tokens: Tokens, vocab_size: int, token: str) -> TokenStream:
-    """A stream of tokens. Raises RT090 where some are outside the vocabulary, with their positions."""
-    _check_vocabulary(name, tokens, vocab_size)
+def checked_stream(name: str, tokens: Tokens, vocab_size: int, token: str, said_by: str | None = None) -> TokenStream:
+    """A stream of tokens; `said_by` is what says their type, if anything does.
+
+    Raises RT090 where some are outside the vocabulary, with their positions.
+    """
+    _check_vocabulary(name, tokens, vocab_size, said_by)
     return TokenStream(name, tokens, digest_of(tokens), token)
 
 
@@ -178,7 +190,7 @@ def chunks_of(tokens: Tokens) -> Iterator[tuple[int, NDArray[Any]]]:
         yield start, tokens[start : start + _CHUNK]
 
 
-def _check_vocabulary(path: str, tokens: Tokens, vocab_size: int) -> None:
+def _check_vocabulary(path: str, tokens: Tokens, vocab_size: int, said_by: str | None) -> None:
     """Report the first tokens that are not below `vocab_size`, by position, and how many more there are."""
     if vocab_size > int(np.iinfo(tokens.dtype).max):
         return
@@ -189,7 +201,7 @@ def _check_vocabulary(path: str, tokens: Tokens, vocab_size: int) -> None:
         if int(chunk.max()) < vocab_size:
             continue
         bad = np.flatnonzero(chunk >= vocab_size)
-        help_text = help_text or _other_type(tokens, vocab_size)
+        help_text = help_text or _other_type(tokens, vocab_size, said_by)
         for index in bad[: max(0, _SHOWN - total)]:
             where, token = start + int(index), int(chunk[index])
             report.error(
@@ -203,14 +215,17 @@ def _check_vocabulary(path: str, tokens: Tokens, vocab_size: int) -> None:
     report.check()
 
 
-def _other_type(tokens: Tokens, vocab_size: int) -> str:
-    """A way out for tokens outside the vocabulary."""
-    if not isinstance(tokens, FileTokens):
-        return "use the tokenizer of this model"
-    better = better_type(tokens, TOKEN_DTYPES, vocab_size, _CHUNK)
-    if better is not None:
-        return f"read as {better} its first tokens are inside the vocabulary: --data-dtype {better}"
-    return f"use the tokenizer of this model; the tokens may also be of another type than {tokens.dtype.name}: --data-dtype"
+def _other_type(tokens: Tokens, vocab_size: int, said_by: str | None) -> str:
+    """A way out for tokens outside the vocabulary: another type only where the numbers themselves speak for it."""
+    if isinstance(tokens, FileTokens) and said_by is None:
+        better = better_type(tokens, TOKEN_DTYPES, vocab_size, _CHUNK)
+        if better is not None:
+            return _named(better)
+    return "make the tokens again with the tokenizer of this model"
+
+
+def _named(dtype: str) -> str:
+    return f"read as {dtype} its first tokens are inside the vocabulary: --data-dtype {dtype}, if they were written so"
 
 
 def check_text_vocabulary(name: str, vocab_size: int) -> None:
@@ -226,7 +241,9 @@ def check_text_vocabulary(name: str, vocab_size: int) -> None:
 
 def _open_text(path: str, vocab_size: int) -> TokenStream:
     check_text_vocabulary(path, vocab_size)
-    tokens = file_bytes(path)
+    tokens = text_bytes(path)
+    refuse_containers(path, tokens[:_HEAD].tobytes())
+    refuse_json(tokens)
     decoder = codecs.getincrementaldecoder("utf-8")()
     end = 0
     try:
@@ -248,10 +265,10 @@ def _not_utf8(path: str, tokens: FileTokens, position: int) -> NoReturn:
         line_start = start + int(feeds[-1]) + 1 if len(feeds) else line_start
     fail(
         "RT090",
-        f"the training text is not UTF-8: byte {int(tokens[position : position + 1][0]):#04x} at position {position}",
+        f"the training text is not UTF-8: byte {int(tokens[position : position + 1][0]):#04x} at position {tokens.start + position}",
         Location(path, line, position - line_start + 1),
         notes=[Note("a file is read as text unless its name ends in .bin")],
-        help="save the text as UTF-8, or name a file of token numbers *.bin",
+        help="save the text as UTF-8; if it holds token numbers, let its name end in .bin",
     )
 
 

@@ -16,10 +16,11 @@ from attrs import define, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.diagnostics import Location, fail
+from ratrain.ratrain_ir.files import MARK
 from ratrain.ratrain_ir.frontend.text import shown
 from ratrain.targets.runtime.data import TokenStream, check_text_vocabulary, checked_stream, chunks_of, digest_of
 from ratrain.targets.runtime.documents import Documents, bounds_of, end_tokens, pieced
-from ratrain.targets.runtime.token_file import FileTokens, file_bytes
+from ratrain.targets.runtime.token_file import FileTokens, text_bytes
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.tokenizer import Encoder
@@ -66,7 +67,7 @@ def open_jsonl(
     """
     if encoder is None:
         check_text_vocabulary(path, vocab_size)
-    file = file_bytes(path)
+    file = text_bytes(path)
     stream = (
         _of_bytes(path, file, fields, eos)
         if encoder is None
@@ -181,6 +182,9 @@ def _lines(file: FileTokens) -> Iterator[_Line]:
 
 def _texts(path: str, line: _Line, fields: Fields) -> tuple[str, ...]:
     """What the fields of a line say."""
+    if line.content.startswith(MARK):
+        way_out = "delete it: such a mark stands only at a file's start, and 'cat' of several files leaves it within"
+        _refuse(path, line, "begins with a byte order mark", way_out=way_out)
     try:
         held = json.loads(line.content.decode())
     except UnicodeDecodeError as error:

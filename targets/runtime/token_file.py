@@ -18,6 +18,7 @@ from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.files import MARK
 
 
 @frozen(eq=False)
@@ -127,6 +128,16 @@ def file_bytes(path: str) -> FileTokens:
     return FileTokens(file, dtype=np.dtype(np.uint8), start=0, stop=status.st_size)
 
 
+def text_bytes(path: str) -> FileTokens:
+    """The bytes of a text, without a byte order mark at its start. Raises `DiagnosticError` as `file_bytes`."""
+    data = file_bytes(path)
+    if data[: len(MARK)].tobytes() != MARK:
+        return data
+    if len(data) == len(MARK):
+        fail("RT090", f"'{path}' is empty but for a byte order mark", help="name a file with text")
+    return data.part(len(MARK), len(data))
+
+
 _TELLING = 16
 """Numbers that are not zero from which on their places tell: so many all at even places happen once in 65,536 by chance."""
 _LEAST_SHARE = 50
@@ -155,24 +166,33 @@ def check_width(tokens: FileTokens, chunk: int) -> None:
             "RT090",
             f"'{path}' is read as uint{bits} numbers, but {share} from position {place} on is zero, as far as position "
             f"{start + len(piece) - 1}: these are halves of wider numbers",
-            help=f"{_way_out(bits, counts.tolist())}; --data-dtype uint{bits} reads uint{bits} all the same",
+            help=_way_out(bits, counts.tolist()),
         )
 
 
 def _way_out(bits: int, counts: list[int]) -> str:
     """How to get at numbers of which these are halves; `counts` are of those that are not zero, by place modulo 4."""
     if counts[1] + counts[3] > counts[0] + counts[2]:
-        return "its numbers stand high byte first: write the file again, little-endian"
+        return f"its numbers stand high byte first: write the file again, little-endian{_ASTYPE}"
     if bits > 16 or counts[2] * _LEAST_SHARE <= counts[0]:
-        return "its numbers are of 64 bits: write them again as uint32 or uint16"
+        return f"its numbers are of 64 bits: write them again as uint32 or uint16{_ASTYPE}"
     return "--data-dtype uint32 if its tokens are 32 bits wide"
 
 
+_ASTYPE = ", for example by numpy's tokens.astype('<u4').tofile(), and read them with --data-dtype uint32"
+
+
 def better_type(tokens: FileTokens, types: tuple[str, ...], vocab_size: int, chunk: int) -> str | None:
-    """Another type as which the file's first numbers are all inside a vocabulary, and do not look like halves of wider ones."""
+    """Another type as which the file's first numbers are all inside a vocabulary, and do not look like halves of wider ones.
+
+    Under a vocabulary that has all numbers of the other type they always are inside: then most must be outside as they are read now.
+    """
+    outside = np.count_nonzero(tokens[:chunk] >= vocab_size) * 2 > len(tokens[:chunk])
     for name in types:
         other = np.dtype(name).newbyteorder("<")
         if other == tokens.dtype or tokens.file.size % other.itemsize:
+            continue
+        if vocab_size > int(np.iinfo(other).max) and not outside:
             continue
         piece = tokens.as_type(other)[:chunk]
         if int(piece.max()) < vocab_size and np.count_nonzero(piece[1::2]) * _LEAST_SHARE > np.count_nonzero(
