@@ -51,9 +51,9 @@ def _files_within(folder: str) -> list[str]:
     for place, folders, names in os.walk(folder, onerror=unreadable):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [Path(place) / name for name in sorted(names) if not name.startswith(".")]
-    names = set(found)
+    present = set(found)
     found = [
-        path for path in found if path.suffix != INDEX or path.with_suffix(TOKENS) not in names
+        path for path in found if path.suffix != INDEX or path.with_suffix(TOKENS) not in present
     ]  # read with its tokens
     others = [str(path) for path in found if path.suffix.lower() not in (TOKENS, DOCUMENTS, TEXT)]
     known = f"{DOCUMENTS}, {TEXT} and {TOKENS}"

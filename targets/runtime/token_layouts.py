@@ -250,7 +250,7 @@ def refuse_json(text: FileTokens) -> None:
     elif is_list:
         name = shlex.quote(path)
         way_out = (
-            "write its objects a line each: python3 -c 'import json, sys; [print(json.dumps(each)) for each in json.load(sys.stdin)]' "
+            "write its objects a line each: python3 -c 'import json, sys; [print(json.dumps(each)) for each in json.loads(sys.stdin.buffer.read())]' "
             f"< {name} > {name}l; --text-key names the field of the text"
         )
     else:
