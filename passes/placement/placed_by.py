@@ -19,7 +19,12 @@ def placement_in(pipeline: str) -> Pass | None:
 
     Raises `DiagnosticError` for a text that is no pipeline.
     """
-    return next((item for item in parse_pipeline(pipeline) if item.name.startswith(_PLACE)), None)
+    return next(filter(is_placement, parse_pipeline(pipeline)), None)
+
+
+def is_placement(item: Pass) -> bool:
+    """Whether a pass puts a module into the order of a schedule."""
+    return item.name.startswith(_PLACE)
 
 
 def placed_by(pipeline: str) -> str | None:
@@ -28,7 +33,10 @@ def placed_by(pipeline: str) -> str | None:
     Raises `DiagnosticError` for a text that is no pipeline.
     """
     first = placement_in(pipeline)
-    if first is None:
-        return None
-    name = first.kind if isinstance(first, PlaceSchedulePass) else first.name.removeprefix(_PLACE)
+    return None if first is None else schedule_placed(first)
+
+
+def schedule_placed(placement: Pass) -> str | None:
+    """The schedule that a placement names; None where it leaves that to the plan, or to a file."""
+    name = placement.kind if isinstance(placement, PlaceSchedulePass) else placement.name.removeprefix(_PLACE)
     return name if name in SCHEDULES else None

@@ -30,6 +30,7 @@ from ratrain.ratrain_ir.ops import (
     AllReduce,
     AllReduceScalar,
     BlockOp,
+    Engine,
     Fetch,
     GiveBack,
     Group,
@@ -319,9 +320,15 @@ def check_homes(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
 
 
 def check_staging(module: Module, stage: Stage, op: Op, streamed: Tensors, report: Reporter) -> None:
-    """RT034: where workspace has been sized, what streams state from a file has some to stream it through."""
+    """RT034: where workspace has been sized, an update that streams state is on the host's engine, and what streams it from a file has some to stream it through."""
+    if module.target is None:
+        return
+    if isinstance(op, Update) and op.engine is not Engine.HOST:
+        text = f"'{op!r}' updates %{streamed[0].name} in the memory '{streamed[0].home.value}' on the {op.engine.value} engine"
+        way_out = f"write 'update {op.block} host': the host beside it works on it, and compute need not wait"
+        report.at_op("RT034", text, stage, op, streamed[0], help=way_out)
     held = sum(tensor.type.nbytes for tensor in op.scratch)
-    if module.target is None or held >= LEAST_STAGING or all(tensor.home is Home.HOST for tensor in streamed):
+    if held >= LEAST_STAGING or all(tensor.home is Home.HOST for tensor in streamed):
         return
     text = f"'{op!r}' streams %{streamed[0].name} through a workspace of {held} bytes"
     report.at_op(

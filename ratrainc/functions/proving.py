@@ -86,8 +86,10 @@ def proved_schedule(path: str, *, machine: str | Machine | None = None) -> Sound
         module = _sound_module(data, path, machine, anew=True)
         ops = sum(len(stage.ops) for stage in module.stages)
         return SoundSchedule(module.level, len(module.stages), ops, module.target)
+    from ratrain.ratrainc.functions.soundness import check_pipeline
+
     module, ops = proved
-    prove(lambda: None, "schedule", _machine_part(module, machine), data, anew=True)
+    prove(lambda: check_pipeline(module), "schedule", _machine_part(module, machine), data, anew=True)
     return SoundSchedule(module.level, len(module.stages), ops, module.target)
 
 

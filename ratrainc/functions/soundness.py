@@ -10,6 +10,7 @@ from ratrain.ratrain_ir.diagnostics import Diagnostics
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.verifier import verify as verify_module
 from ratrain.ratrainc.functions.opening import machine_for
+from ratrain.ratrain_ir.verifier.report import Reporter
 from ratrain.targets.machine.record import target_info
 from ratrain.targets.target import target_of
 
@@ -24,11 +25,25 @@ def check(module: Module, *, machine: str | Machine | None = None) -> None:
 
     What is sound can be emitted and run.
     """
+    check_pipeline(module)
     diagnostics = Diagnostics()
     with paused_gc():
         there, target = on_machine(module, machine)
         verify_module(there, diagnostics, target)
     diagnostics.check()
+
+
+def check_pipeline(module: Module) -> None:
+    """Raise `DiagnosticError` unless the pipeline that a module names, if it names one, can have made it."""
+    from ratrain.passes.pipeline_claim import claim_problem
+
+    problem = claim_problem(module.pipeline, module.plan)
+    if problem is not None:
+        diagnostics = Diagnostics()
+        text = f"the pipeline that the schedule names cannot have made it: {problem.message}"
+        way_out = problem.help or "correct the line 'pipeline', or delete it"
+        Reporter(module, diagnostics).at_header(problem.code, text, "pipeline", help=way_out)
+        diagnostics.check()
 
 
 def on_machine(module: Module, machine: str | Machine | None) -> tuple[Module, Target | None]:

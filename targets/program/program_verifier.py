@@ -1,10 +1,12 @@
 """What a program must satisfy beyond a sound container, so that it runs to its end and computes one training step.
 
+0. The pipeline that the header names can have made it (`ratrain.passes.pipeline_claim`): RT080.
 1. Instructions are ops, with the operands that the model and the plan give them (`ratrain.targets.program.lifting`): RT080.
 2. Routines name what exists, within bounds, and call kernels with operands that fit (`ratrain.targets.program.routine_verifier`), and are those
    that the header's model and plan give their ops (`ratrain.targets.codegen.derivation`): RT080.
 3. The schedule it executes is sound by the rules of schedules: the lifted module goes through `ratrain.ratrain_ir.verifier`, with the
-   codes that it has there, addresses included.
+   codes that it has there, addresses included; and what calls no routine has the workspace that the program's machine wants for it
+   (`ratrain.targets.machine.program_rules`): RT025, or RT065 where that machine is not known here.
 4. Its own waits let it end, with buffered and with rendezvous sends: RT042.
 5. Its waits suffice: no two instructions race, whatever the timing (`ratrain.targets.program.races`): RT081.
 """
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import define, field
 
+from ratrain.passes.pipeline_claim import claim_problem
 from ratrain.ratrain_ir.blocks import parameters, parse_block
 from ratrain.ratrain_ir.diagnostics import Diagnostics
 from ratrain.ratrain_ir.gc import paused_gc
@@ -28,6 +31,7 @@ from ratrain.ratrain_ir.verifier.memory import check_memory
 from ratrain.ratrain_ir.verifier.report import Reporter
 from ratrain.targets.codegen.derivation import derivation_problem, form_of
 from ratrain.targets.codegen.routines import representative
+from ratrain.targets.machine.program_rules import check_workspace_of_others
 from ratrain.targets.machine.resource_work import ResourceWork
 from ratrain.targets.program.columns import KEYWORD, ProgramColumns
 from ratrain.targets.program.instruction import Access
@@ -46,6 +50,8 @@ if TYPE_CHECKING:
 
 _PASSES = {"forward": ("forward",), "backward": ("backward", "backward_input")}
 """Instructions that a pass of a micro-batch has of each block."""
+_SHOWN = 200
+"""Characters of a pipeline in a message."""
 _CALLS_ROUTINE = frozenset(kind.keyword for kind in BLOCK_OPS)
 
 
@@ -54,6 +60,7 @@ def check_program(program: Program) -> None:
     diagnostics = Diagnostics()
     with paused_gc():
         columns = program.columns()
+        _check_pipeline(program, diagnostics)
         _check_sizes(program, columns, diagnostics)
         diagnostics.check()
         module = lift(program, diagnostics)
@@ -62,6 +69,8 @@ def check_program(program: Program) -> None:
         diagnostics.check()
         verify(module, diagnostics)
         diagnostics.check()
+        check_workspace_of_others(module, Reporter(module, diagnostics))
+        diagnostics.check()
         _check_addresses(program, module, diagnostics)
         diagnostics.check()
         alike = OpWorks([ResourceWork(1.0)], np.zeros(len(columns), np.int64))
@@ -69,6 +78,15 @@ def check_program(program: Program) -> None:
             simulate_works(program, columns, alike, UNLIMITED, rendezvous=rendezvous)
         check_races(program, diagnostics)
         diagnostics.check()
+
+
+def _check_pipeline(program: Program, diagnostics: Diagnostics) -> None:
+    """RT080: what the header says of the passes that made the program can be true."""
+    problem = claim_problem(program.pipeline, program.plan)
+    if problem is not None:
+        text = f"the header says that the pipeline '{program.pipeline[:_SHOWN]}' made it: {problem.message}"
+        way_out = "compile it again; where a plugin has the pass, name its module with --plugin"
+        diagnostics.error("RT080", text, help=problem.help or way_out)
 
 
 def _check_sizes(program: Program, columns: ProgramColumns, diagnostics: Diagnostics) -> None:
