@@ -9,8 +9,8 @@ from attrs import evolve
 from ratrain.ratrain_ir.diagnostics import Diagnostics
 from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.verifier import verify as verify_module
-from ratrain.ratrainc.functions.opening import machine_for
 from ratrain.ratrain_ir.verifier.report import Reporter
+from ratrain.ratrainc.functions.opening import machine_for
 from ratrain.targets.machine.record import target_info
 from ratrain.targets.target import target_of
 

@@ -101,6 +101,11 @@ class Streams:
         ranks[order] = np.arange(len(order))
         return cls(engines, order, ranks, np.bincount(engines[work], minlength=len(ENGINES)))
 
+    @property
+    def list_order(self) -> Int32s:
+        """The engines of instructions in list order."""
+        return self.engines[self.engines != NONE].astype(np.int32)
+
     def waits(self, kept: Sequence[int], needed: Sequence[int]) -> tuple[Int64s, Int32s]:
         """How many waits each instruction has, and these as rows, of reduced waits (`StageNumbers.reduced_waits`)."""
         counts, places = np.array(kept, np.int64), np.array(needed, np.int64)
@@ -162,7 +167,7 @@ class _Forms:
         rows[:, WAITS], waits = streams.waits(*stage.numbers.reduced_waits())
         names, begins = self.blocks
         blocks = names[_runs(begins[forms], rows[:, BLOCKS])].astype(np.int32)
-        return _StageColumns(streams.lengths, rows, operands, waits, blocks)
+        return _StageColumns(streams.lengths, rows, operands, waits, blocks, streams.list_order)
 
     def _operands(self, stage: EmittedStage, streams: Streams) -> tuple[Int32s, Int64s]:
         """Operands of all instructions as rows, and how many each has."""
@@ -191,6 +196,7 @@ class _StageColumns:
     operands: Int32s
     waits: Int32s
     blocks: Int32s
+    order: Int32s
 
 
 def emitted_columns(
@@ -232,6 +238,7 @@ def emitted_columns(
         numbers_of_forms[np.array(list(chain.from_iterable(stage.tensor_forms for stage in stages)), np.int64)],
         np.array(list(chain.from_iterable(stage.offsets for stage in stages)), np.int64),
         "\n".join(chain.from_iterable(stage.names for stage in stages)),
+        np.concatenate([np.empty(0, np.int32), *(stage.order for stage in found)]),
     )
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.module import TargetInfo
 from ratrain.ratrain_ir.ops import BlockOp, Release
 from ratrain.ratrain_ir.verifier.workspace import check_op_workspace
 from ratrain.targets.machine.record import compiled_for
 from ratrain.targets.target import MachineTarget, target_of
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.module import Module
+    from ratrain.ratrain_ir.module import Module, TargetInfo
     from ratrain.ratrain_ir.verifier.report import Reporter
 
 

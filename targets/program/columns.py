@@ -6,7 +6,7 @@ instructions at once is asked of columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -42,6 +42,9 @@ _MOST_KEYS = 1 << 62
 ENGINE_NUMBERS = {engine: number for number, engine in enumerate(ENGINES)}
 
 
+_BEGINS_LIFE = np.array([access in (Access.WRITE, Access.SCRATCH) for access in ACCESSES])
+
+
 class TensorForm(NamedTuple):
     """What tensors have in common that differ in name and address alone."""
 
@@ -49,6 +52,12 @@ class TensorForm(NamedTuple):
     type: TensorType
     carried: bool
     home: Home
+
+
+_TOLD_OF_FORMS: tuple[Callable[[TensorForm], bool], ...] = (
+    lambda form: form.carried,
+    lambda form: form.home is Home.DDR,
+)
 
 
 @frozen(eq=False, slots=False)
@@ -77,6 +86,8 @@ class ProgramColumns:
     """by tensor"""
     name_lines: str
     """a line a tensor"""
+    order: Int32s | None = None
+    """by stage, the engines of its instructions in list order, the order in which the schedule has them; None where a file does not say it"""
 
     def __len__(self) -> int:
         return len(self.instructions)
@@ -174,6 +185,88 @@ class ProgramColumns:
         there = np.array([form.home is home for form in self.forms], np.bool_)[forms]
         ends = self.offsets[own] + self.form_bytes[forms]
         return int(ends[there].max(initial=0))
+
+    def engines_in_order(self, stage: int) -> list[Engine]:
+        """The list order that a stage was given."""
+        assert self.order is not None
+        stop = int(self.stream_stops[(stage + 1) * len(ENGINES) - 1])
+        own = self.order[stop - int(self.lengths[stage].sum()) : stop]
+        return list(map(ENGINES.__getitem__, own.tolist()))
+
+    def list_order(self, stage: int) -> Int64s:
+        """The instructions of a stage in list order, by number: the order it was given, where that keeps the waits, else `execution_order`."""
+        places = self._given_places(stage)
+        if places is None:
+            return self.execution_order(stage)
+        return int(self.stream_stops[stage * len(ENGINES)] - self.lengths[stage, 0]) + np.argsort(places)
+
+    def keeps_waits(self, stage: int) -> bool:
+        """Whether each instruction stands in the list order that was given after all that it waits for in its step; so too where none was."""
+        return self.order is None or self._given_places(stage) is not None
+
+    def _given_places(self, stage: int) -> Int64s | None:
+        """By instruction of a stage, its place in the list order that was given; None where there is none, or it does not keep the waits."""
+        if self.order is None:
+            return None
+        lengths = self.lengths[stage]
+        stops = self.stream_stops[stage * len(ENGINES) : (stage + 1) * len(ENGINES)]
+        first, stop = int(stops[0] - lengths[0]), int(stops[-1])
+        places = np.argsort(self.order[first:stop], kind="stable")
+        if first < stop:
+            taken, _ = _runs(self.wait_stops, self.instructions[first:stop, WAITS], first, stop)
+            waits = self.waits[taken]
+            owners = np.repeat(np.arange(stop - first), self.instructions[first:stop, WAITS])
+            awaited = (stops - lengths - first)[waits[:, ENGINE]] + waits[:, COUNT] - 1
+            if ((places[awaited] >= places[owners]) & (waits[:, PREVIOUS] == 0)).any():
+                return None
+        return places
+
+    @property
+    def written_order(self) -> Int32s:
+        """What a file says of the list order of all stages; instructions that wait for ever stand last, whose order nobody asks for."""
+        engines = self.streams % len(ENGINES)
+        found = [np.empty(0, np.int32)]
+        for stage in range(self.stages):
+            stop = int(self.stream_stops[(stage + 1) * len(ENGINES) - 1])
+            own = np.arange(stop - int(self.lengths[stage].sum()), stop)
+            ordered = self.list_order(stage)
+            found.append(engines[np.concatenate((ordered, np.setdiff1d(own, ordered)))].astype(np.int32))
+        return np.concatenate(found)
+
+    def peak_live_bytes(self, stage: int) -> int:
+        """Most bytes of a stage's arena that are live at once in list order.
+
+        A tensor lives from the instruction that writes it to the last one that accesses it; a carried one across the step's end too.
+        """
+        order = self.list_order(stage)
+        if not len(order):
+            return 0
+        first = int(self.stream_stops[stage * len(ENGINES)] - self.lengths[stage, 0])
+        stop = int(self.stream_stops[(stage + 1) * len(ENGINES) - 1])
+        places = np.full(stop - first, len(order), np.int64)
+        places[order - first] = np.arange(len(order))
+        taken, _ = _runs(self.operand_stops, self.instructions[first:stop, OPERANDS], first, stop)
+        operands = self.operands[taken]
+        forms = self.tensor_forms[self.tensors_of(stage)]
+        carried, in_ddr = (np.array([told(form) for form in self.forms], np.bool_)[forms] for told in _TOLD_OF_FORMS)
+        sizes = np.where(in_ddr, self.form_bytes[forms], 0)
+        tensors = operands[:, TENSOR].astype(np.int64)
+        at = np.repeat(places, self.instructions[first:stop, OPERANDS])
+        by_life = np.lexsort((at, tensors))
+        tensors, at, begins = tensors[by_life], at[by_life], _BEGINS_LIFE[operands[by_life, ACCESS]]
+        changes_tensor = np.ones(len(tensors), np.bool_)
+        changes_tensor[1:] = tensors[1:] != tensors[:-1]
+        starts = np.flatnonzero(changes_tensor | begins)
+        stops = np.append(starts[1:], len(tensors)) - 1
+        begun = np.where(begins[starts], at[starts], 0)
+        is_last = np.append(changes_tensor[1:], True)[stops] if len(tensors) else np.empty(0, np.bool_)
+        ended = np.where(is_last & carried[tensors[starts]], len(order), at[stops] + 1)
+        curve = np.zeros(len(order) + 2, np.int64)
+        np.add.at(curve, begun, sizes[tensors[starts]])
+        np.subtract.at(curve, ended, sizes[tensors[starts]])
+        untouched = carried.copy()
+        untouched[tensors] = False
+        return int(np.cumsum(curve).max()) + int(sizes[untouched].sum())
 
     def execution_order(self, stage: int) -> Int64s:
         """The instructions of a stage in the order of `ProgramStage.execution_order`, by number."""
@@ -307,6 +400,8 @@ class StageObjects(NamedTuple):
     tensors: Sequence[ProgramTensor]
     streams: Sequence[Sequence[Instruction]]
     """by engine"""
+    order: Sequence[Engine] | None
+    """the engines of its instructions in list order; None where it has none"""
 
 
 def columns_of(stages: Sequence[StageObjects], slices: int) -> ProgramColumns:
@@ -341,7 +436,19 @@ def columns_of(stages: Sequence[StageObjects], slices: int) -> ProgramColumns:
         np.array(tensor_forms, np.int32),
         np.array([tensor.offset for stage in stages for tensor in stage.tensors], np.int64),
         "\n".join([tensor.name for stage in stages for tensor in stage.tensors]),
+        _order_of(stages),
     )
+
+
+def _order_of(stages: Sequence[StageObjects]) -> Int32s | None:
+    """The list orders of stages; None unless each has one of as many instructions of each engine as it has."""
+    orders: list[int] = []
+    for stage in stages:
+        own = [] if stage.order is None else [ENGINE_NUMBERS[engine] for engine in stage.order]
+        if np.bincount(own, minlength=len(ENGINES)).tolist() != [len(stream) for stream in stage.streams]:
+            return None
+        orders += own
+    return np.array(orders, np.int32)
 
 
 def _rows(rows: Sequence[tuple[int, ...]], width: int) -> Int32s:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from math import isfinite
 from typing import Any
 
@@ -13,6 +14,35 @@ LIMIT = 1 << 50
 _LONGEST_TEXT = 1 << 16
 _SHOWN = 60
 _WORD = re.compile(r"[\w.+\-]+(\[[0-9]+:[0-9]+\])?")
+
+
+def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of some keys and values.
+
+    Raises ValueError where a key is there twice: which of them counts nobody can say.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:_SHOWN]!a} is there twice")
+    return found
+
+
+def refuse_unknown(value: Any, known: Collection[str], where: str) -> None:
+    """Raise ValueError where an object has a key that nothing reads, or TypeError where it is none."""
+    if not isinstance(value, dict):
+        raise TypeError(f"{where} is no object with keys")
+    odd = next((name for name in value if name not in known), None)
+    if odd is not None:
+        raise ValueError(f"{where} cannot have a key {odd[:_SHOWN]!a}; its keys are {', '.join(sorted(known))}")
+
+
+def listed(value: Any) -> list[Any]:
+    """A list. Raises TypeError for anything else, of which a text would go for its characters."""
+    if not isinstance(value, list):
+        raise TypeError(f"expected a list, got {value!r}")
+    return value
 
 
 def whole(value: Any) -> int:

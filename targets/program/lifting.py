@@ -163,7 +163,7 @@ _FIELD_READERS: dict[str, Callable[[Instruction, Engine], Any]] = {
 
 
 def lift(program: Program, diagnostics: Diagnostics) -> Module:
-    """The schedule a program executes: a `placed` module without addresses, streams merged in an order that keeps the waits.
+    """The schedule a program executes: a `placed` module without addresses, streams merged in list order.
 
     It has the releases that a module sized for a target has; emission leaves them out, since they are no work.
 
@@ -204,7 +204,7 @@ class _LiftedStage:
 
     def list_order(self) -> list[tuple[Engine, int]]:
         """Instructions of all engines in an order in which each stands after all that it waits for in its step."""
-        order = self.source.execution_order()
+        order = self.source.list_order()
         if len(order) < self.source.instructions:
             done = Counter(engine for engine, _ in order)
             streams = self.source.streams

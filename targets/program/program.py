@@ -10,6 +10,7 @@ from functools import cached_property
 from threading import Lock
 from typing import Any
 
+import numpy as np
 from attrs import define, field
 
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
@@ -37,14 +38,14 @@ class ProgramStage:
 
     tensors: list[ProgramTensor]
     streams: dict[Engine, list[Instruction]] = field(factory=lambda: {engine: [] for engine in ENGINES})
-    peak_live_bytes: int = 0
-    """Most bytes live at once in list order: a lower bound of the arena."""
+    order: list[Engine] | None = None
+    """The engines of its instructions in list order, in which the schedule has them; what does not fit the streams, as they are now, counts for nothing."""
 
     @classmethod
-    def of_columns(cls, columns: ProgramColumns, number: int, peak_live_bytes: int) -> ProgramStage:
-        """A stage of a program that was read."""
+    def of_columns(cls, columns: ProgramColumns, number: int, peak_live_bytes: int | None = None) -> ProgramStage:
+        """A stage of a program that was read, or emitted: then its peak is known."""
         stage = cls.__new__(cls)
-        stage.__dict__.update(read_from=(columns, number), peak_live_bytes=peak_live_bytes)
+        stage.__dict__.update(read_from=(columns, number), known_peak=peak_live_bytes)
         return stage
 
     @property
@@ -55,15 +56,41 @@ class ProgramStage:
 
     def __getattr__(self, name: str) -> Any:
         """What columns are turned into when it is asked for the first time."""
-        if name not in ("tensors", "streams"):
+        if name not in ("tensors", "streams", "order"):
             raise AttributeError(name=name, obj=self)
         with _MAKING:
             if (unread := self.unread) is not None:
                 columns, number = unread
                 self.tensors = columns.tensors(number)
+                self.order = None if columns.order is None else columns.engines_in_order(number)
                 self.streams = {engine: columns.stream(number, engine) for engine in ENGINES}
                 del self.__dict__["read_from"]
         return self.__dict__[name]
+
+    @property
+    def objects(self) -> StageObjects:
+        """All that is asked of it to make columns."""
+        return StageObjects(self.tensors, [self.streams[engine] for engine in ENGINES], self.order)
+
+    @property
+    def peak_live_bytes(self) -> int:
+        """Most bytes live at once in list order: a lower bound of the arena."""
+        unread = self.unread
+        if unread is None:
+            return columns_of([self.objects], 0).peak_live_bytes(0)
+        known: int | None = self.__dict__["known_peak"]
+        if known is None:
+            known = self.__dict__["known_peak"] = unread[0].peak_live_bytes(unread[1])
+        return known
+
+    def list_order(self) -> list[tuple[Engine, int]]:
+        """One step's instructions, as (engine, position), in list order; shorter than the streams where engines wait for each other."""
+        columns, number = self.unread or (columns_of([self.objects], 0), 0)
+        stops = columns.stream_stops[number * len(ENGINES) : (number + 1) * len(ENGINES)]
+        found = columns.list_order(number)
+        engines = np.searchsorted(stops, found, side="right")
+        positions = found - (stops - columns.lengths[number])[engines]
+        return list(zip(map(ENGINES.__getitem__, engines.tolist()), positions.tolist(), strict=True))
 
     @cached_property
     def carried(self) -> dict[tuple[str, str], list[int]]:
@@ -174,8 +201,7 @@ class Program(ShownInNotebook):
             whole = [(columns, number) for number in range(columns.stages)]
             if columns.slices == slices and unread == whole:
                 return columns
-        stages = [StageObjects(each.tensors, [each.streams[engine] for engine in ENGINES]) for each in self.stages]
-        return columns_of(stages, slices)
+        return columns_of([each.objects for each in self.stages], slices)
 
     @cached_property
     def senders_of_guests(self) -> dict[int, set[int]]:

@@ -25,7 +25,6 @@ from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.ops import BLOCK_OPS, ENGINES, Engine
 from ratrain.ratrain_ir.tensor_peers import peer_model
-from ratrain.ratrain_ir.types import Home
 from ratrain.ratrain_ir.verifier import verify
 from ratrain.ratrain_ir.verifier.memory import check_memory
 from ratrain.ratrain_ir.verifier.report import Reporter
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.program.program import ProgramStage
-    from ratrain.targets.simulator.flat_program import Float64s
 
 _PASSES = {"forward": ("forward",), "backward": ("backward", "backward_input")}
 """Instructions that a pass of a micro-batch has of each block."""
@@ -65,6 +63,9 @@ def check_program(program: Program) -> None:
         diagnostics.check()
         module = lift(program, diagnostics)
         diagnostics.check()
+        for index in range(columns.stages):
+            if not columns.keeps_waits(index):
+                diagnostics.error("RT080", f"the list order of stage @{index} stands against its waits")
         _check_routines(program, diagnostics)
         diagnostics.check()
         verify(module, diagnostics)
@@ -91,7 +92,6 @@ def _check_pipeline(program: Program, diagnostics: Diagnostics) -> None:
 
 def _check_sizes(program: Program, columns: ProgramColumns, diagnostics: Diagnostics) -> None:
     """The plan promises no more work than the streams hold: a number alone must not make the rules below work for ever."""
-    least = _least_live_bytes(columns)
     computes = columns.streams % len(ENGINES) == ENGINES.index(Engine.COMPUTE)
     stages = columns.streams // len(ENGINES)
     counts = {
@@ -100,7 +100,7 @@ def _check_sizes(program: Program, columns: ProgramColumns, diagnostics: Diagnos
         ).tolist()
         for keyword, keywords in _PASSES.items()
     }
-    for index, stage in enumerate(program.stages):
+    for index in range(len(program.stages)):
         blocks = program.topology.stage_blocks[index]
         for keyword in _PASSES:
             count = counts[keyword][index]
@@ -108,21 +108,6 @@ def _check_sizes(program: Program, columns: ProgramColumns, diagnostics: Diagnos
             if count != wanted:
                 text = f"stage @{index} has {count} {keyword} instructions; its {len(blocks)} blocks need {wanted}"
                 diagnostics.error("RT030", text)
-        if not least[index] <= stage.peak_live_bytes <= stage.arena_bytes:
-            text = f"stage @{index} cannot have {stage.peak_live_bytes} live bytes in its arena of {stage.arena_bytes}"
-            diagnostics.error("RT080", text)
-
-
-def _least_live_bytes(columns: ProgramColumns) -> Float64s:
-    """By stage: bytes that are live at once in any order: what the largest instruction touches."""
-    tensors = len(columns.tensor_forms)
-    touched = np.unique(columns.operand_owners * tensors + columns.operand_tensors)
-    owners, numbers = np.divmod(touched, max(1, tensors))
-    in_ddr = np.array([form.home is Home.DDR for form in columns.forms], np.bool_)
-    sizes = np.where(in_ddr, columns.form_bytes, 0)[columns.tensor_forms[numbers]]
-    least = np.zeros(columns.stages)
-    np.maximum.at(least, columns.streams // len(ENGINES), np.bincount(owners, sizes, len(columns)))
-    return least
 
 
 def _check_routines(program: Program, diagnostics: Diagnostics) -> None:

@@ -16,7 +16,7 @@ import attrs
 from attrs import field, frozen
 
 from ratrain.ratrain_ir.types import Dtype
-from ratrain.targets.program.json_values import option, whole, word
+from ratrain.targets.program.json_values import listed, option, refuse_unknown, whole, word
 
 Shape = tuple[int, ...]
 
@@ -178,6 +178,10 @@ def routine_from_json(data: dict[str, Any], schedules: Sequence[OnChipSchedule] 
 
     Raises IndexError, KeyError, TypeError or ValueError where the data is not a routine's.
     """
+    refuse_unknown(data, _names_of(Routine), "a routine")
+    for cls, items in ((Formal, "formals"), (ParameterView, "parameters"), (Intermediate, "intermediates")):
+        for item in listed(data[items]):
+            refuse_unknown(item, _names_of(cls), f"an item of a routine's {items}")
     return Routine(
         key=word(data["key"]),
         formals=tuple(Formal(word(f["name"]), Dtype(f["dtype"]), _shape(f["shape"])) for f in data["formals"]),
@@ -189,19 +193,28 @@ def routine_from_json(data: dict[str, Any], schedules: Sequence[OnChipSchedule] 
             for i in data["intermediates"]
         ),
         workspace_bytes=whole(data["workspace_bytes"]),
-        steps=tuple(_step(step, schedules) for step in data["steps"]),
+        steps=tuple(_step(step, schedules) for step in listed(data["steps"])),
     )
 
 
+@cache
+def _names_of(cls: type) -> tuple[str, ...]:
+    return tuple(attribute.name for attribute in attrs.fields(cls))
+
+
+_STEP_KEYS = ("kernel", "operands", "options", SCHEDULES_KEY)
+
+
 def _step(data: dict[str, Any], schedules: Sequence[OnChipSchedule]) -> Step:
-    parts = {word(part): schedules[whole(number)] for part, number in dict(data.get(SCHEDULES_KEY, {})).items()}
-    options = {word(name): option(value) for name, value in dict(data["options"]).items()}
+    refuse_unknown(data, _STEP_KEYS, "a step of a routine")
+    parts = {word(part): schedules[whole(number)] for part, number in data.get(SCHEDULES_KEY, {}).items()}
+    options = {word(name): option(value) for name, value in data["options"].items()}
     return Step(word(data["kernel"]), _words(data["operands"]), options, parts)
 
 
 def _words(value: Any) -> dict[str, str]:
-    return {word(key): word(item) for key, item in dict(value).items()}
+    return {word(key): word(item) for key, item in value.items()}
 
 
 def _shape(value: Any) -> Shape:
-    return tuple(whole(extent) for extent in list(value))
+    return tuple(whole(extent) for extent in listed(value))

@@ -3,7 +3,10 @@
     RATRAINX | version u32 | header length u64 | header JSON | columns (int32, little endian) | names (UTF-8) | sha256 of all before
 
 Columns of all stages and engines stand one after another; the header gives the counts. Names are those of the tensors, a line each. A
-damaged or foreign file is refused with a diagnostic that says what is wrong. Version 4 had the tensors in its header; it is read too.
+damaged or foreign file is refused with a diagnostic that says what is wrong, and so is one that says what no program says: an unknown key,
+a key twice, a string, a form of tensor or an on-chip schedule that nothing refers to. What follows from the rest, as peaks and arenas do, is
+not in the file. Version 4 had the tensors in its header, and it and version 5 claimed peaks, which are counted anew, and had no list order;
+they are read too.
 """
 
 from __future__ import annotations
@@ -48,24 +51,37 @@ from ratrain.targets.program.columns import (
     ProgramColumns,
     TensorForm,
 )
-from ratrain.targets.program.json_values import LIMIT, shown, text, whole, word
+from ratrain.targets.program.json_values import (
+    LIMIT,
+    listed,
+    once_each,
+    refuse_unknown,
+    shown,
+    text,
+    whole,
+    word,
+)
 from ratrain.targets.program.on_chip import on_chip_form
 from ratrain.targets.program.program import Program, ProgramStage
 from ratrain.targets.program.routine import SCHEDULES_KEY, OnChipSchedule, routine_from_json
 from ratrain.targets.program.tensor_names import are_names, longest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ratrain.ratrain_ir.frontend.plan import Plan
 
 MAGIC = b"RATRAINX"
-VERSION = 5
+VERSION = 6
 _WITH_LISTED_TENSORS = 4
 """The version whose header lists the tensors."""
-_READ = (_WITH_LISTED_TENSORS, VERSION)
+_WITH_CLAIMED_PEAKS = 5
+"""The last version whose header claims peaks, and which has no list order."""
+_READ = (_WITH_LISTED_TENSORS, _WITH_CLAIMED_PEAKS, VERSION)
 _PREFIX = struct.Struct("<8sIQ")
 _DIGEST_BYTES = 32
-_WIDTHS = {"instructions": INSTRUCTION_COLUMNS, "operands": 3, "waits": 3, "blocks": 1, "tensors": 3}
-"""Of the columns, in their order: what a row has. Of a tensor: its form, and the low and the high half of its offset."""
+_WIDTHS = {"instructions": INSTRUCTION_COLUMNS, "operands": 3, "waits": 3, "blocks": 1, "tensors": 3, "order": 1}
+"""Of the columns, in their order: what a row has. Of a tensor: its form, and the low and the high half of its offset. The order has an engine a row."""
 _MAX_HEADER_BYTES = 1 << 30
 _MAX_TENSOR_BYTES = 1 << 50
 _LONGEST_NAME = 1 << 16
@@ -73,6 +89,11 @@ _KINDS = {kind.value: kind for kind in StateKind}
 _HOMES = {home.value: home for home in Home}
 _FIRST_FORM = "tiles"
 """The form of on-chip schedules in files that name none."""
+_KEYS = {
+    *("name", "model", "plan", "target", "capacity_bytes", "stores", "machine_digest", "machine", "pipeline"),
+    *("on_chip", SCHEDULES_KEY, "routines", "strings", "forms", "stages", "columns", "names"),
+}
+_STAGE_KEYS = {"streams", "tensors"}
 
 
 def write_program(program: Program, path: str) -> None:
@@ -101,6 +122,7 @@ def program_bytes(program: Program) -> bytes:
         "waits": columns.waits,
         "blocks": columns.blocks,
         "tensors": np.column_stack((columns.tensor_forms, offsets)),
+        "order": columns.written_order,
     }
     names = columns.name_lines.encode()
     numbers: dict[OnChipSchedule, int] = {}
@@ -123,10 +145,8 @@ def program_bytes(program: Program) -> bytes:
             for form in columns.forms
         ],
         "stages": [
-            {"peak_live_bytes": stage.peak_live_bytes, "streams": lengths, "tensors": tensors}
-            for stage, lengths, tensors in zip(
-                program.stages, columns.lengths.tolist(), columns.tensor_counts.tolist(), strict=True
-            )
+            {"streams": lengths, "tensors": tensors}
+            for lengths, tensors in zip(columns.lengths.tolist(), columns.tensor_counts.tolist(), strict=True)
         ],
         "columns": {name: int(array.size) for name, array in arrays.items()},
         "names": len(names),
@@ -194,14 +214,20 @@ class _Reader:
         _, version, length = _PREFIX.unpack_from(body)
         if not 0 < length <= min(len(body) - _PREFIX.size, _MAX_HEADER_BYTES):
             raise ValueError("the header is longer than the file")
-        self.header = json.loads(bytes(body[_PREFIX.size : _PREFIX.size + length]))
+        self.header = json.loads(bytes(body[_PREFIX.size : _PREFIX.size + length]), object_pairs_hook=once_each)
         self.lists_tensors = version == _WITH_LISTED_TENSORS
+        self.claims_peaks = version <= _WITH_CLAIMED_PEAKS
+        gone = {"forms", "names"} if self.lists_tensors else set()
+        refuse_unknown(self.header, _KEYS - gone, "the header")
         self.rest = body[_PREFIX.size + length :]
 
     def arrays(self) -> tuple[dict[str, Int32s], str]:
         """The columns by name, [rows, width], and the names of tensors."""
         header = self.header
-        widths = {name: width for name, width in _WIDTHS.items() if name != "tensors" or not self.lists_tensors}
+        left_out = {"tensors"} if self.lists_tensors else set()
+        left_out |= {"order"} if self.claims_peaks else set()
+        widths = {name: width for name, width in _WIDTHS.items() if name not in left_out}
+        refuse_unknown(header["columns"], widths, "what the header says of columns")
         sizes = {name: whole(header["columns"][name]) for name in widths}
         names = 0 if self.lists_tensors else whole(header["names"])
         if sum(sizes.values()) * 4 + names != len(self.rest):
@@ -222,14 +248,23 @@ class _Reader:
         plan = plan_from_fields(_tuples(header["plan"]), model=model)
         form = word(header.get("on_chip", _FIRST_FORM))
         items = header.get(SCHEDULES_KEY, [])  # files from before there were any have none
-        schedules = [on_chip_form(form).from_json(item) for item in items]
+        if not items and "on_chip" in header:
+            raise ValueError(f"it names the form '{form}' of on-chip schedules, and has none")
+        schedules = [on_chip_form(form).from_json(item) for item in listed(items)]
         routines = [routine_from_json(item, schedules) for item in header["routines"]]
         if len(header["stages"]) != plan.pp:
             raise ValueError(f"the plan has {plan.pp} stages, the file {len(header['stages'])}")
+        for item in header["stages"]:
+            refuse_unknown(item, _STAGE_KEYS | ({"peak_live_bytes"} if self.claims_peaks else set()), "a stage")
+        _check_all_used("on-chip schedules", len(schedules), _numbers_of_schedules(header["routines"]))
         columns = self.columns(plan)
         _check_instructions(columns, plan, len(routines))
-        peaks = [whole(item["peak_live_bytes"]) for item in header["stages"]]
-        stages = [ProgramStage.of_columns(columns, number, peak) for number, peak in enumerate(peaks)]
+        _check_all_used("strings", len(columns.strings), _numbers_of_strings(columns))
+        _check_all_used("forms of tensors", len(columns.forms), columns.tensor_forms)
+        for what, items in (("string", columns.strings), ("form of tensors", columns.forms)):
+            if len(set(items)) < len(items):
+                raise ValueError(f"a {what} is there twice")
+        stages = [ProgramStage.of_columns(columns, number) for number in range(plan.pp)]
         capacity = header["capacity_bytes"]
         stores = tuple((Home(name), nbytes) for name, nbytes in header["stores"].items())
         for nbytes in (capacity, *dict(stores).values()):
@@ -239,7 +274,7 @@ class _Reader:
             raise ValueError("the capacity of DDR is no other memory's")
         names = word(header["name"]), word(header["target"])
         digest, lines = text(header.get("machine_digest", "")), header.get("machine", [])  # older files have neither
-        machine = "\n".join([shown(line) for line in lines])
+        machine = "\n".join([shown(line) for line in listed(lines)])
         pipeline = text(header["pipeline"])
         return Program(names[0], model, plan, names[1], capacity, pipeline, routines, stages, digest, machine, stores)
 
@@ -263,6 +298,9 @@ class _Reader:
         _check_range(numbers, len(forms))
         _check_range(offsets, LIMIT)
         _check_names(lines, len(numbers))
+        order = None if self.claims_peaks else arrays["order"][:, 0]
+        if order is not None:
+            _check_order(order, lengths)
         return ProgramColumns(
             plan.shape.slices if plan.slices else 0,
             [item if item == "" else word(item) for item in self.header["strings"]],
@@ -276,6 +314,7 @@ class _Reader:
             numbers,
             offsets,
             lines,
+            order,
         )
 
 
@@ -289,6 +328,34 @@ def _listed(entries: list[list[Any]]) -> tuple[list[TensorForm], Int32s, Int64s,
         offsets.append(whole(offset))
         names.append(text(name))
     return list(forms), np.array(numbers, np.int32), np.array(offsets, np.int64), "\n".join(names)
+
+
+def _check_order(order: Int32s, lengths: Sequence[Sequence[int]]) -> None:
+    """Raise ValueError unless the list order of each stage has as many of each engine as the stage has instructions of it."""
+    _check_range(order, len(ENGINES))
+    stages = np.repeat(np.arange(len(lengths)), [sum(row) for row in lengths])
+    if len(order) != len(stages):
+        raise ValueError("the list order does not have as many rows as there are instructions")
+    found = np.bincount(stages * len(ENGINES) + order, minlength=len(lengths) * len(ENGINES))
+    if found.tolist() != [count for row in lengths for count in row]:
+        raise ValueError("the list order of a stage has not as many of each engine as the stage")
+
+
+def _numbers_of_schedules(routines: Any) -> list[int]:
+    """Of on-chip schedules, those that steps of routines have."""
+    return [number for item in routines for step in item["steps"] for number in step.get(SCHEDULES_KEY, {}).values()]
+
+
+def _numbers_of_strings(columns: ProgramColumns) -> Int32s:
+    """Of strings, those that instructions, operands and blocks have."""
+    named = columns.instructions[:, [KEYWORD, VARIANT, GROUP]]
+    return np.concatenate((named.ravel(), columns.operands[:, ROLE], columns.blocks))
+
+
+def _check_all_used(what: str, count: int, numbers: Int32s | list[int]) -> None:
+    """Raise ValueError where a table of the file has a row that nothing refers to."""
+    if len(np.unique(numbers)) != count:
+        raise ValueError(f"it has {what} that nothing refers to")
 
 
 def _check_instructions(columns: ProgramColumns, plan: Plan, routines: int) -> None:

@@ -155,8 +155,7 @@ def _original_bytes(subject: Subject) -> bytes:
 
 def essence(program: Program) -> bytes:
     """The container without what no run depends on: the figures and names that only people read."""
-    stages = [evolve(stage, peak_live_bytes=0) for stage in program.stages]
-    return program_bytes(evolve(program, name="mutant", pipeline="", capacity_bytes=1, stages=stages))
+    return program_bytes(evolve(program, name="mutant", pipeline="", capacity_bytes=1))
 
 
 _RUNS: tuple[tuple[str, bool, int | None], ...] = (

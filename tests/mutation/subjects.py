@@ -251,7 +251,7 @@ def copy_program(program: Program) -> Program:
         ProgramStage(
             list(stage.tensors),
             {engine: [evolve(item) for item in stream] for engine, stream in stage.streams.items()},
-            stage.peak_live_bytes,
+            None if stage.order is None else list(stage.order),
         )
         for stage in program.stages
     ]
