@@ -19,6 +19,7 @@ from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.module import Level, Module
 from ratrain.ratrain_ir.parser import parse_module
 from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrainc.functions.opening import program_in
 from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from tests.end_to_end.tiny_runs import elements, losses, start
@@ -89,7 +90,7 @@ def _emitted(module: Module, subject: Subject) -> Program:
 
 
 def _loaded(program: Program) -> Program:
-    found = parse_program(program_bytes(program), "mutant.rtx")
+    found = program_in(program_bytes(program), "mutant.rtx")
     check_program(found)
     return found
 

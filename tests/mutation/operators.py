@@ -24,6 +24,8 @@ class Operator(Generic[T]):
     name: str
     codes: frozenset[str]
     change: Change[T]
+    always: bool
+    """whether every mutant of it must be refused, since what it changes shows in no run"""
 
 
 class Registry(Generic[T]):
@@ -32,13 +34,13 @@ class Registry(Generic[T]):
     def __init__(self) -> None:
         self.operators: dict[str, Operator[T]] = {}
 
-    def __call__(self, *codes: str) -> Callable[[Change[T]], Change[T]]:
+    def __call__(self, *codes: str, always: bool = False) -> Callable[[Change[T]], Change[T]]:
         """Register a function under its name, with the codes that fit it; codes may be given several in a text."""
 
         def register(change: Change[T]) -> Change[T]:
             name = change.__name__.replace("_", "-")
             assert name not in self.operators
-            self.operators[name] = Operator(name, frozenset(" ".join(codes).split()), change)
+            self.operators[name] = Operator(name, frozenset(" ".join(codes).split()), change, always)
             return change
 
         return register

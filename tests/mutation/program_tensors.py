@@ -47,7 +47,7 @@ def shift_offset(program: Program, random: Random) -> str | None:
     return _change_tensor(program, random, lambda _s, t: evolve(t, offset=abs(t.offset + by)))
 
 
-@operator(BYTES, RACE, "RT080")  # RT080: what is live no longer fits the arena the header states
+@operator(BYTES, RACE)
 def share_offset(program: Program, random: Random) -> str | None:
     return _change_tensor(program, random, lambda stage, t: evolve(t, offset=random.choice(stage.tensors).offset))
 
@@ -84,7 +84,7 @@ def change_carried(program: Program, random: Random) -> str | None:
     return _change_tensor(program, random, lambda _s, t: evolve(t, carried=not t.carried))
 
 
-@operator(NO_OP)
+@operator(NO_OP, "RT025 RT034")
 def shrink_workspace(program: Program, random: Random) -> str | None:
     def change(_stage: ProgramStage, tensor: ProgramTensor) -> ProgramTensor:
         size = max(ALIGNMENT_BYTES, aligned(tensor.type.nbytes) - ALIGNMENT_BYTES * random.randint(1, 8))

@@ -19,6 +19,7 @@ from tests.mutation import (  # those that are not used register their operators
     module_slices,  # noqa: F401
     module_tensors,  # noqa: F401
     program_chunks,  # noqa: F401
+    program_claims,  # noqa: F401
     program_fields,  # noqa: F401
     program_parts,
     program_slices,  # noqa: F401
@@ -92,7 +93,8 @@ def mutant(
     # a schedule that verifies is emitted, and gives a program that verifies; one of no machine yet may ask for what the machine does not have
     unknown = isinstance(copy, Module) and copy.target is None and set(judgement.codes) == {"RT065"}
     late = level == "module" and judgement.by in ("emission", "program verifier") and not unknown
-    fits = set(judgement.codes) <= operator.codes and not late
+    due = not operator.always or judgement.verdict is Verdict.REFUSED
+    fits = set(judgement.codes) <= operator.codes and not late and due
     return Mutant(level, operator.name, subject.name, number, change, judgement, fits)
 
 
@@ -115,7 +117,7 @@ class Table:
 
     rows: dict[tuple[str, str], Row] = field(factory=dict)
     faults: list[Mutant] = field(factory=list)
-    """Survivors, and mutants refused with a code that does not fit."""
+    """Survivors, and mutants that are refused with a code that does not fit, or that should have been refused."""
 
     def add(self, mutant: Mutant) -> None:
         """Count a mutant."""
