@@ -1,24 +1,45 @@
-"""Allocation problems as CSV, in the columns of MiniMalloc: id, lower, upper, size; solutions add offset."""
+"""Allocation problems as CSV, in the columns of MiniMalloc: id, lower, upper, size; solutions add offset.
+
+Columns that would change the answer are honoured or refused by name: an `offset` for every buffer is a placement to be checked, sizes
+must keep every `alignment`, and `gaps` and `hint` may be there only if they say nothing.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+import math
+import re
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import frozen
 
 from ratrain.passes.memory.allocation import AllocationProblem
 from ratrain.ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
-from ratrain.ratrain_ir.files import read_text, write_lines
+from ratrain.ratrain_ir.files import checked, read_text, write_text
+from ratrain.ratrain_ir.frontend.text import shown
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.lifetime import Interval
 
 _NUMBERS = ("lower", "upper", "size")
 _COLUMNS = ("id", *_NUMBERS)
-_OFFSET = "offset"
+_OFFSET, _ALIGNMENT = "offset", "alignment"
+_UNSUPPORTED = {
+    "gaps": "a buffer lives all the time between lower and upper: give each part of its life as a buffer, if they may lie apart",
+    "hint": "addresses are found without hints",
+}
+"""Columns of MiniMalloc that are not supported, and the way out."""
+_KNOWN = (*_COLUMNS, _OFFSET, _ALIGNMENT, *_UNSUPPORTED)
+_OTHER_NAMES = {
+    "start": "'start' is lower here",
+    "begin": "'begin' is lower here",
+    "end": "'end' is the last time at which a buffer lives, the end included, so upper = end + 1",
+    "buffer_id": "'buffer_id' is id here",
+    "buffer": "'buffer' is id here",
+}
+"""What other programs call columns."""
 _MOST = 1 << 60
 """Times and the sum of the sizes stay below this, so that they can be added as 64-bit integers."""
 _DIGITS = len(str(_MOST)) + 1
@@ -37,6 +58,8 @@ class Table:
     ids: list[str]
     header: list[str]
     rows: list[list[str]]
+    given: list[int] | None = None
+    """the offset of each buffer, where the file has them"""
 
 
 def read_problem(path: str) -> Table:
@@ -44,7 +67,12 @@ def read_problem(path: str) -> Table:
 
     Raises `DiagnosticError` RT002 when the file is not such a table, RT005 and RT006 for wrong values, with their lines.
     """
-    reader = csv.reader(io.StringIO(read_text(path, "allocation problem"), newline=""), strict=True)
+    return parse_problem(read_text(path, "allocation problem"), path)
+
+
+def parse_problem(text: str, path: str) -> Table:
+    """The problem in the text of a CSV file. Raises `DiagnosticError` as `read_problem`."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         lines = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
@@ -55,7 +83,67 @@ def read_problem(path: str) -> Table:
     if sum(sizes) >= _MOST:
         fail("RT005", f"the sizes add up to {sum(sizes)} bytes; the most is {_MOST - 1}", Location(path, 1))
     positions = max((spans[-1][1] for spans in intervals), default=0)
-    return Table(AllocationProblem(sizes, intervals, positions), ids, header, rows)
+    given = None
+    if len(header) > len(_COLUMNS):
+        places = [Location(path, line) for line, _ in lines[1:]]
+        optional = {name: [row[header.index(name)].strip() for row in rows] for name in header if name not in _COLUMNS}
+        given = _more(optional, ids, sizes, places)
+    return Table(AllocationProblem(sizes, intervals, positions), ids, header, rows, given)
+
+
+def _more(
+    columns: dict[str, list[str]], ids: Sequence[str], sizes: Sequence[int], places: Sequence[Location]
+) -> list[int] | None:
+    """The offsets that columns beside the usual ones give. Raises `DiagnosticError` RT005 for what cannot be honoured, by its column."""
+    for name, way_out in _UNSUPPORTED.items():
+        at = next((at for at, text in enumerate(columns.get(name, ())) if text), None)
+        if at is not None:
+            text = f"{name} of buffer '{ids[at]}': the column '{name}' is not supported"
+            fail("RT005", text, places[at], help=f"{way_out}; leave the column out, or empty")
+    if _ALIGNMENT in columns:
+        _check_alignments(columns[_ALIGNMENT], ids, sizes, places)
+    offsets = columns.get(_OFFSET, ())
+    missing = next((at for at, text in enumerate(offsets) if not text), None)
+    if not any(offsets):
+        return None
+    if missing is not None:
+        at = next(at for at, text in enumerate(offsets) if text)
+        fail(
+            "RT005",
+            f"offset of buffer '{ids[at]}': it is given, and that of '{ids[missing]}' is not: some buffers cannot be pinned while others "
+            "are placed",
+            places[at],
+            help="leave the column out to have all placed, or give all offsets to have them checked",
+        )
+    return _numbers(_OFFSET, offsets, 0, ids, places)
+
+
+def _numbers(name: str, texts: Sequence[str], least: int, ids: Sequence[str], places: Sequence[Location]) -> list[int]:
+    """The numbers of a column, each at least `least`. Raises `DiagnosticError` RT005 for others."""
+    diagnostics, numbers = Diagnostics(), []
+    for text, buffer, place in zip(texts, ids, places, strict=True):
+        number = _number(text)
+        if (number is None or number < least) and len(diagnostics.items) < _MOST_ERRORS:
+            expected = f"no less than {least}" if number is not None else _expected(text)
+            diagnostics.error("RT005", f"{name} of buffer '{buffer}': expected {expected}, got {shown(text)}", place)
+        numbers.append(number or 0)
+    diagnostics.check()
+    return numbers
+
+
+def _check_alignments(
+    texts: Sequence[str], ids: Sequence[str], sizes: Sequence[int], places: Sequence[Location]
+) -> None:
+    """Refuse sizes that do not keep every alignment: offsets are sums of sizes, multiples of what all of these are multiples of."""
+    common = math.lcm(*_numbers(_ALIGNMENT, [text or "1" for text in texts], 1, ids, places))
+    at = next((at for at, size in enumerate(sizes) if size % common), None)
+    if at is not None:
+        fail(
+            "RT005",
+            f"size of buffer '{ids[at]}': {sizes[at]} is no multiple of {common}, which the column '{_ALIGNMENT}' asks for",
+            places[at],
+            help=f"round every size up to a multiple of {common}: offsets are multiples of it then",
+        )
 
 
 def _sound(header: list[str], rows: list[list[str]]) -> _Buffers | None:
@@ -65,6 +153,8 @@ def _sound(header: list[str], rows: list[list[str]]) -> _Buffers | None:
     columns = dict(zip(header, zip(*rows, strict=True), strict=True))
     ids = [name.strip() for name in columns["id"]]
     if len(set(ids)) < len(ids) or any(len(text) > _DIGITS for name in _NUMBERS for text in columns[name]):
+        return None
+    if any("_" in text or not text.isascii() for text in ("".join(columns[name]) for name in _NUMBERS)):
         return None
     try:
         lower, upper, size = (list(map(int, columns[name])) for name in _NUMBERS)
@@ -102,7 +192,11 @@ def _diagnosed(path: str, header: list[str], lines: list[tuple[int, list[str]]])
         lower, upper, size = numbers["lower"], numbers["upper"], numbers["size"]
         if lower is None or upper is None or size is None:
             wrong = next(key for key in _NUMBERS if numbers[key] is None)
-            diagnostics.error("RT005", f"{wrong} of buffer '{name}': expected an integer, got '{fields[wrong]}'", place)
+            diagnostics.error(
+                "RT005",
+                f"{wrong} of buffer '{name}': expected {_expected(fields[wrong])}, got {shown(fields[wrong])}",
+                place,
+            )
         elif size < 0:
             diagnostics.error("RT005", f"size of buffer '{name}': expected no less than 0, got {size}", place)
         elif lower >= upper:
@@ -119,9 +213,15 @@ def _diagnosed(path: str, header: list[str], lines: list[tuple[int, list[str]]])
 def write_solution(path: str, table: Table, offsets: list[int]) -> None:
     """Write the table with the column offset, atomically.
 
-    Raises `DiagnosticError` RT002 when it cannot be written.
+    Raises `DiagnosticError` RT002 when it cannot be written, and RT011 where it would not be read as this placement.
     """
-    write_lines(path, _lines(table, offsets))
+
+    def read(text: str) -> None:
+        back = parse_problem(text, path)
+        if (back.ids, back.given, back.problem.sizes) != (table.ids, offsets, table.problem.sizes):
+            fail("RT005", "the offsets that are read are others")
+
+    write_text(path, checked("".join(f"{line}\n" for line in _lines(table, offsets)), "solution", read))
 
 
 def _lines(table: Table, offsets: list[int]) -> Iterator[str]:
@@ -148,19 +248,28 @@ def _header(path: str, lines: list[tuple[int, list[str]]]) -> list[str]:
     place = Location(path, line)
     missing = [name for name in _COLUMNS if name not in header]
     if missing:
-        fail("RT002", f"the header has no column '{missing[0]}'", place, help=f"expected {','.join(_COLUMNS)}")
+        meant = [text for name, text in _OTHER_NAMES.items() if name in header]
+        way_out = "; ".join(meant) or f"expected {','.join(_COLUMNS)}"
+        fail("RT002", f"the header has no column '{missing[0]}'", place, help=way_out)
     for name in header:
-        if name not in {*_COLUMNS, _OFFSET}:
-            fail("RT004", f"there is no column '{name}'", place, help=nearest(name, (*_COLUMNS, _OFFSET)))
+        if name not in _KNOWN:
+            fail("RT004", f"there is no column '{name}'", place, help=_OTHER_NAMES.get(name) or nearest(name, _KNOWN))
         if header.count(name) > 1:
             fail("RT006", f"the column '{name}' is given twice", place)
     return header
 
 
+_INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*", re.ASCII)
+
+
 def _number(text: str) -> int | None:
     """An integer of moderate size, or None."""
-    try:
-        value = int(text) if len(text) <= _DIGITS else _MOST
-    except ValueError:
+    if len(text) > _DIGITS or not _INTEGER.fullmatch(text):
         return None
+    value = int(text)
     return value if -_MOST < value < _MOST else None
+
+
+def _expected(text: str) -> str:
+    """What stands in place of a number that is none, or too large a one."""
+    return f"an integer between -{_MOST} and {_MOST}" if _INTEGER.fullmatch(text) else "an integer in digits"

@@ -1,4 +1,4 @@
-"""Markdown in lines of a bounded length."""
+"""Markdown in lines of a bounded length, and texts of users in it: as text, or as prose without HTML."""
 
 from __future__ import annotations
 
@@ -11,6 +11,28 @@ _LIST_ITEM = re.compile(r"(- |[0-9]+\. )")
 _WOULD_BE_MARKUP = re.compile(r" (?=([-+*#>|]|[0-9]+\.)( |$))")
 """The space before what must not begin a line."""
 _CODE = re.compile(r"`[^`]{1,100}`")
+
+
+_MARKUP = re.compile(r"[\\`*\[\]<>&|]|(?<!\w)_|_(?!\w)")
+
+
+def escaped(text: str) -> str:
+    """Write a text so that Markdown shows it as it is, on one line: no markup, no HTML."""
+    return _MARKUP.sub(lambda mark: _ENTITIES.get(mark[0], f"\\{mark[0]}"), " ".join(text.split()))
+
+
+_ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
+_PIECE = re.compile(
+    r"(?P<code>(?P<ticks>`+)(?!`).*?(?<!`)(?P=ticks)(?!`))"  # a span of code ends with as many ticks as it begins with
+    r"|\\.|`+|[^\\`]+|\\",  # an escaped tick begins none
+    re.DOTALL,
+)
+
+
+def prose(paragraph: str) -> str:
+    """Write a paragraph of Markdown without its HTML: tags are shown, outside of code, where they are shown anyway."""
+    pieces = _PIECE.finditer(paragraph)
+    return "".join(piece[0] if piece["code"] else piece[0].replace("<", "&lt;") for piece in pieces)
 
 
 def wrapped(text: str) -> str:

@@ -101,12 +101,30 @@ def _placed(table: Table, file: str, capacity: int, seconds: float | None, progr
     bound = lower_bound(table.problem)
     if bound.nbytes > capacity:
         raise RefusedPlacingError(_too_much_live(table, bound, capacity), table, bound, None)
+    if table.given is not None:
+        return Placing(file, table, _as_given(table, table.given, bound, capacity))
     progress(Progress(0, None, f"placing {len(table.ids)} buffers"))
     allocation = allocate(table.problem, capacity=capacity, effort=_effort(seconds))
     assert not check_allocation(table.problem, allocation.offsets), "the placement is not sound"
     if allocation.arena_bytes > capacity:
         raise RefusedPlacingError(_not_found(allocation, capacity), table, bound, allocation)
     return Placing(file, table, allocation)
+
+
+def _as_given(table: Table, offsets: list[int], bound: LowerBound, capacity: int) -> Allocation:
+    """The placement that the file has. Raises `RefusedPlacingError` RT050 and RT052 where it is not sound, or does not fit."""
+    ends = (offset + size for offset, size in zip(offsets, table.problem.sizes, strict=True) if size)
+    made = Allocation(offsets, max(ends, default=0), bound.nbytes, bound.nbytes, "as given")
+    wrong = check_allocation(table.problem, offsets)
+    way_out = "leave the column 'offset' out to have all buffers placed"
+    if wrong:
+        pair = f"'{table.ids[wrong[0].first]}' and '{table.ids[wrong[0].second]}'"
+        text = f"the given offsets let the buffers {pair} share bytes at time {wrong[0].position}"
+        raise RefusedPlacingError(Diagnostic("RT050", text, help=way_out), table, bound, made)
+    if made.arena_bytes > capacity:
+        text = f"the given offsets need {made.arena_bytes} bytes, {made.arena_bytes - capacity} more than the capacity of {capacity}"
+        raise RefusedPlacingError(Diagnostic("RT052", text, help=way_out), table, bound, made)
+    return made
 
 
 def _effort(seconds: float | None) -> Effort:

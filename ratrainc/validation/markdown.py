@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ratrain.ratrainc.markdown_text import wrapped
+from ratrain.ratrainc.markdown_text import escaped, prose, wrapped
 from ratrain.ratrainc.validation.rows import label_of
 from ratrain.ratrainc.validation.tables import (
     class_tables,
@@ -65,10 +65,10 @@ def _not_asked_for(validation: Validation) -> str:
 
 def _section(validation: Validation, table: ValidationTable) -> Iterator[str]:
     """One table: what it says of itself, and its rows by class."""
-    yield f"## {label_of(table.path)}"
+    yield f"## {escaped(label_of(table.path))}"
     yield from _comments(table.comments)
     for each in class_tables(validation):
-        yield f"Class {each.title}:"
+        yield f"Class {escaped(each.title)}:"
         yield _table(each)
     yield from _left_out(validation)
 
@@ -80,14 +80,14 @@ def _comments(comments: Sequence[str]) -> Iterator[str]:
         if line:
             lines.append(line)
         elif lines:
-            yield " ".join(lines)
+            yield prose(" ".join(lines))
             lines = []
 
 
 def _titled(title: str, table: TextTable) -> Iterator[str]:
     if table.rows:
         yield f"## {title}"
-        yield _sentence(table.title)
+        yield _sentence(escaped(table.title))
         yield _table(table)
 
 
@@ -96,9 +96,9 @@ def _left_out(validation: Validation) -> Iterator[str]:
 
 
 def _said(text: str) -> Iterator[str]:
-    """A sentence of a text, unless it is empty."""
+    """A sentence of a text that is no Markdown, unless it is empty."""
     if text:
-        yield _sentence(text)
+        yield _sentence(escaped(text))
 
 
 def _sentence(text: str) -> str:
@@ -107,4 +107,4 @@ def _sentence(text: str) -> str:
 
 def _table(table: TextTable) -> str:
     rows = (table.columns, ["---", *["---:"] * (len(table.columns) - 1)], *table.rows)
-    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |" for cells in rows)
+    return "\n".join(f"| {' | '.join(map(escaped, cells))} |" for cells in rows)

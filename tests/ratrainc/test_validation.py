@@ -532,6 +532,21 @@ def test_the_text_has_each_class_and_the_errors_of_all_rows(folder: Path, capsys
         assert words in out
 
 
+def test_a_page_has_no_html_of_its_tables(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not of comments, of names of rows and files, or of what is left out; their links and code stay."""
+    tag = "<script>alert(1)</script>"
+    named = LINES[7].replace("c,", f"{tag}|*c*,", 1)
+    lines = [f"# {tag} but `{tag}` is [code](a.md)", *LINES[:7], named, *LINES[8:]]
+    lines += [f"{tag}2,step-time,held-out,m.json,p.toml,,,1,,,,,{tag}"]
+    code, text, _ = called(capsys, table(folder, *lines, name="<b>toys.csv"), "--jobs", "1", "--markdown")
+    assert code == 0
+    assert text.replace(f"`{tag}`", "").count("<") == 0
+    assert f"&lt;script>alert(1)&lt;/script> but `{tag}` is [code](a.md)" in text
+    assert "## &lt;b&gt;toys" in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; (1)." in " ".join(text.split())
+    assert "| &lt;script&gt;alert(1)&lt;/script&gt;\\|\\*c\\* |" in text
+
+
 def test_the_page_is_the_tables_with_their_comments(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, page = table(folder, *LINES, name="toys.csv"), folder / "page.md"
     code, printed, _ = called(capsys, path, path.replace("toys", "toys"), "--jobs", "1", "--markdown")
