@@ -1,256 +1,491 @@
-"""DeepSpeed: its ds_config.json, as of 2025."""
+"""DeepSpeed: its ds_config, as of 0.19.6 and before."""
 
 from __future__ import annotations
 
-import json
+import difflib
+from collections.abc import Mapping
+from typing import Any
 
-from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.frontend.text import Source, json_places
+from ratrain.ratrain_ir.frontend.text import Source
+from ratrain.ratrainc.bridge.deepspeed_rules import (
+    ADAM_W,
+    BETAS,
+    BF16,
+    CLIP,
+    DECAY_OF_TORCH,
+    FORBIDDEN,
+    FP16,
+    GROUP,
+    LOSS_SCALE,
+    MAY_BE_AUTO,
+    MICRO,
+    OF_TORCH,
+    OLD_HIGHEST,
+    OPTIMIZER,
+    OPTIONS,
+    PARAMS,
+    PEERS,
+    REDUCTION,
+    REPLICAS,
+    RULES,
+    SCHEDULER,
+    SCHEDULER_PARAMS,
+    SEQUENCE_PEERS,
+    STAGE,
+    STAGES,
+    STRICT,
+    SUM_TYPE,
+    SUMS_SOURCE,
+    TABLES,
+    TIMES,
+    TIMING,
+    UNBIASED,
+    VIEWS,
+    WHOLE,
+    ZERO,
+    scheduler_source,
+)
+from ratrain.ratrainc.bridge.hjson_text import hjson_settings
 from ratrain.ratrainc.bridge.settings import (
     Framework,
-    Rule,
+    Left,
     Setting,
     SettingsReader,
-    flat,
     one_of,
     put_batch,
-    put_clip,
     put_ranks,
     put_seq_len,
 )
 
-_WHOLE, _MICRO, _TIMES = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
-_STAGE, _GROUP, _VIEWS, _SUM_TYPE = (
-    "zero_optimization.stage",
-    "zero_optimization.mics_shard_size",
-    "zero_optimization.zero_hpz_partition_size",
-    "data_types.grad_accum_dtype",
-)
 _TYPES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
-
-
-def _all(why: str, prefix: str, names: str) -> dict[str, Rule]:
-    return {prefix + name: Rule("", why) for name in names.split()}
-
-
-RULES: dict[str, Rule] = {
-    _WHOLE: Rule("micro_batches", "with the two below: of the three, two say the third"),
-    _MICRO: Rule("micro_batch_size", "as it is"),
-    _TIMES: Rule("micro_batches", "as it is"),
-    "pipeline.stages": Rule("pp", "a number; else --pp says it, as the model's code does"),
-    "tensor_parallel.autotp_size": Rule("tp", "as it is"),
-    "gradient_clipping": Rule("clip, max_norm", "global; none where 0", 0.0),
-    _STAGE: Rule("zero, reduce", "as it is; each-micro-batch from 2 on", 0),
-    _GROUP: Rule("shard_group", "with stage 3"),
-    _VIEWS: Rule("view_group", "with stage 3", 1),
-    "bf16.enabled": Rule("view_dtype", "bf16"),
-    "fp16.enabled": Rule("view_dtype", "f16; f32 without either"),
-    "fp16.loss_scale": Rule("loss_scale", "dynamic where 0, or left out", 0.0),
-    _SUM_TYPE: Rule("grad_shard_dtype, grad_dtype", "of shards; without ZeRO of whole gradients"),
-    "optimizer.type": Rule("optimizer", "Adam, AdamW, FusedAdam; others are named"),
-    "optimizer.params.lr": Rule("lr", "as it is"),
-    "optimizer.params.betas": Rule("betas", "as it is", [0.9, 0.999]),
-    "optimizer.params.eps": Rule("eps", "as it is", 1e-8),
-    "optimizer.params.weight_decay": Rule("weight_decay", "as it is"),
-    "scheduler.type": Rule("total_steps, min_lr", "WarmupLR: neither; WarmupCosineLR; others are named"),
-    "scheduler.params.warmup_num_steps": Rule("warmup_steps", "with a scheduler that is known"),
-    "scheduler.params.total_num_steps": Rule("total_steps", "with WarmupCosineLR"),
-    "scheduler.params.cos_min_ratio": Rule("min_lr", "with WarmupCosineLR: of lr", 0.0001),
-    "scheduler.params.warmup_max_lr": Rule("lr", "with WarmupLR: where it is the optimizer's"),
-    "scheduler.params.warmup_type": Rule(
-        "warmup_steps", "linear; of others the warm-up is linear here, and they are named", "log"
-    ),
-    **_all(
-        "the warm-up begins at the first step's share of the learning rate",
-        "scheduler.params.",
-        "warmup_min_lr warmup_min_ratio",
-    ),
-    **_all(
-        "communication beside compute is the compiler's placement: nothing to switch on",
-        "zero_optimization.",
-        "overlap_comm contiguous_gradients reduce_scatter",
-    ),
-    **_all(
-        "pieces and look-ahead of communication are the compiler's choice",
-        "zero_optimization.",
-        "allgather_partitions allgather_bucket_size reduce_bucket_size stage3_prefetch_bucket_size stage3_param_persistence_threshold "
-        "stage3_max_live_parameters stage3_max_reuse_distance sub_group_size round_robin_gradients",
-    ),
-    **_all(
-        "state has the homes that the compiler gives it",
-        "zero_optimization.",
-        "offload_optimizer.device offload_optimizer.pin_memory offload_param.device offload_param.pin_memory cpu_offload",
-    ),
-    **_all(
-        "'export-weights' writes weights of a checkpoint",
-        "zero_optimization.",
-        "stage3_gather_16bit_weights_on_model_save",
-    ),
-    **_all(
-        "a dynamic loss scale starts and adapts by rules of ratrain",
-        "fp16.",
-        "initial_scale_power loss_scale_window hysteresis min_loss_scale consecutive_hysteresis auto_cast",
-    ),
-    **_all(
-        "'recompute{policy=...}' among the passes says what is computed again",
-        "activation_checkpointing.",
-        "partition_activations cpu_checkpointing contiguous_memory_optimization number_checkpoints synchronize_checkpoint_boundary profile",
-    ),
-    **_all(
-        "of logs and measurements: 'run' is given places for them",
-        "",
-        "steps_per_print wall_clock_breakdown dump_state memory_breakdown",
-    ),
-    **_all(
-        "gradients are reduced in the type that they have",
-        "",
-        "communication_data_type prescale_gradients gradient_predivide_factor",
-    ),
-}
+_THEIRS = {ours: theirs for theirs, ours in _TYPES.items()}
 
 
 def _settings(file: str, text: str) -> dict[str, Setting]:
-    source = Source(file, text)
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        place = source.at(error.lineno, error.colno) if isinstance(error, json.JSONDecodeError) else source.top()
-        fail("RT063", f"the file is not usable JSON: {error}", place.location, source=place.source)
-    if not isinstance(data, dict):
-        fail("RT063", "a ds_config is a JSON object", source.top().location)
-    places, repeated = json_places(source)
-    for name, _, later in repeated:
-        fail("RT064", f"{name} is said twice", later.location, source=later.source, help="leave one of them")
-    return {name: Setting(value, places(name.split(".")[0])) for name, value in flat(data)}
+    return hjson_settings(Source(file, text), "a ds_config of DeepSpeed")
+
+
+_DECIDING = {name.split(".")[0] for name, rule in RULES.items() if rule.keys}
+
+
+def _stops(name: str) -> bool:
+    """Tell whether an unknown name is one that DeepSpeed refuses, or looks like one that was meant to say a size."""
+    first, _, rest = name.partition(".")
+    near = difflib.get_close_matches(first.lower(), _DECIDING, n=1, cutoff=0.8)
+    return first in STRICT or bool(near) or rest.rpartition(".")[2] in (WHOLE, MICRO, TIMES)
 
 
 def _read(reader: SettingsReader) -> None:
-    for name, setting in reader.settings.items():
-        if setting.value == "auto":
-            reader.leave(name, "'auto' is filled in by what calls DeepSpeed")
-    for name in reader.taken:  # as if the file did not have them
-        del reader.settings[name]
-    pp = one_of(reader, "pipeline.stages", reader.size("pipeline.stages"), reader.asked.pp, "--pp")
-    tp = reader.size("tensor_parallel.autotp_size") or 1
-    reader.put("pp", pp, "pipeline.stages")
+    _take_old_names(reader)
+    _refuse_what_is_on(reader)
+    _refuse_auto(reader)
+    pp, tp, peers = _stages(reader), reader.integer(PEERS) or 1, reader.size(SEQUENCE_PEERS) or 1
+    reader.put("pp", pp, STAGES)
     if tp > 1:
-        reader.put("tp", tp, "tensor_parallel.autotp_size")
-        reader.put("sequence_sharding", False, "tensor_parallel.autotp_size")
-    whole, micro, times = (reader.size(name) for name in (_WHOLE, _MICRO, _TIMES))
-    world = None
-    if reader.asked.clusters is None and whole and micro and times:
-        if whole % (micro * times):
-            reader.wrong(_WHOLE, f"{_WHOLE} {whole} is not a multiple of {_MICRO} {micro} * {_TIMES} {times}")
-            return
-        world = whole // (micro * times) * tp * pp
-    dp = put_ranks(reader, world, _WHOLE, ("tensor peers", tp), ("stages", pp))
-    reader.carry("dp", dp, _WHOLE)
-    _batch(reader, whole, micro, times, dp)
+        reader.put("tp", tp, PEERS)
+        reader.put("sequence_sharding", False, PEERS)
+    if peers > 1:
+        reader.leave(SEQUENCE_PEERS, f"sequences are not shared out over ranks: of {peers} ranks the plan has one")
+    dp = _batch(reader, pp, tp, peers)
     put_seq_len(reader, None)
-    put_clip(reader, "gradient_clipping")
-    _state(reader)
+    _state(reader, dp)
     _optimizer(reader)
     _schedule(reader)
+    if (norm := _number(reader, CLIP, "clip", "max_norm")) is not None:
+        reader.put("clip", "global" if norm else "none", CLIP)
+        if norm:
+            reader.put("max_norm", norm, CLIP)
+    if not reader.report.errors:
+        _check_asked(reader, dp)
 
 
-def _batch(reader: SettingsReader, whole: int | None, micro: int | None, times: int | None, dp: int | None) -> None:
-    """What DeepSpeed makes of the three sizes, any of which may be missing."""
-    if dp is None:
-        return
-    if whole is None and micro is None:
-        reader.wrong("", f"neither {_WHOLE} nor {_MICRO} is said")
+def _take_old_names(reader: SettingsReader) -> None:
+    """Read what older versions called, or wrote, otherwise."""
+    settings = reader.settings
+    old = settings.get(ZERO)
+    if old is not None and isinstance(old.value, bool):
+        settings[STAGE] = Setting(int(old.value), old.place)
+        reader.taken.add(ZERO)
+    both = any(name.split(".")[0] == "bf16" for name in settings)
+    for name in [name for name in settings if name.startswith("bfloat16.")]:
+        if both:
+            reader.leave(name, "DeepSpeed reads bf16, the newer name, where both are there")
+        else:
+            settings[f"bf16.{name.partition('.')[2]}"] = settings[name]
+            reader.taken.add(name)
+
+
+def _refuse_what_is_on(reader: SettingsReader) -> None:
+    for name, why in FORBIDDEN.items():
+        if not reader.has(name) or _auto(reader, name):
+            continue
+        if reader.flag(name):
+            reader.wrong(name, f"{name} is on: {why}", way_out="switch it off")
+        else:
+            reader.leave(name, "it is off")
+    if reader.word(REDUCTION) not in (None, "mean"):
+        reader.wrong(REDUCTION, "gradients of a plan are the mean over replicas, not their sum")
+    if reader.has(f"{PARAMS}max_grad_norm"):
+        text = "DeepSpeed takes no max_grad_norm among the parameters of an optimizer"
+        reader.wrong(f"{PARAMS}max_grad_norm", text, way_out=f"say it as {CLIP}")
+        reader.taken.add(f"{PARAMS}max_grad_norm")
+
+
+def _auto(reader: SettingsReader, name: str) -> bool:
+    """Tell whether a setting is left to what calls DeepSpeed."""
+    return reader.has(name) and reader.settings[name].value == "auto"
+
+
+def _asked(reader: SettingsReader, name: str) -> Any:
+    """Return the value of the option that says a setting, or None."""
+    return getattr(reader.asked, OPTIONS[name][1]) if name in OPTIONS else None
+
+
+def _refuse_auto(reader: SettingsReader) -> None:
+    """Refuse "auto" where neither an option nor the plan's file could say the value afterwards."""
+    for name in [name for name in reader.settings if _auto(reader, name)]:
+        if name in RULES and RULES[name].keys and name not in MAY_BE_AUTO:
+            reader.wrong(name, f"{name} is 'auto': what calls DeepSpeed fills it in", way_out="write its value instead")
+            del reader.settings[name]
+
+
+def _number(reader: SettingsReader, name: str, *keys: str) -> Any:
+    """Read a number of the file or of an option, or take DeepSpeed's default.
+
+    Of "auto" that no option says: name it, have the plan leave out its keys, and return None.
+    """
+    option, asked = OPTIONS.get(name, ("", ""))[0], _asked(reader, name)
+    if _auto(reader, name):
+        if asked is None:
+            where = f"give {option}, or say" if option else "say"
+            text = f"'auto' is filled in by what calls DeepSpeed: {where} {' and '.join(keys)} in the plan"
+            reader.leave(name, text)
+            reader.unsaid.update(keys)
+        reader.taken.add(name)
+        return asked
+    if asked is not None and not reader.has(name):
+        return asked
+    said = reader.integer(name) if name.endswith("_steps") else reader.number(name)
+    if asked is not None and said is not None and said != asked:
+        reader.wrong(name, f"{option} {asked} contradicts {name} {said}")
+    return said
+
+
+def _stages(reader: SettingsReader) -> int:
+    """Read the stages. Of a pipeline without a number of them the model's code knows how many there are: --pp says it."""
+    asked = reader.asked.pp
+    pipeline = [name for name in reader.settings if name.startswith("pipeline.")]
+    if not pipeline or (reader.has(STAGES) and not _auto(reader, STAGES)):
+        return one_of(reader, STAGES, reader.size(STAGES), asked, "--pp")
+    reader.taken.add(STAGES)
+    if asked is None:
+        reader.wrong(pipeline[0], "the model's code says how many stages it has", way_out="give --pp P")
+    return asked or 1
+
+
+def _batch(reader: SettingsReader, pp: int, tp: int, peers: int) -> int | None:
+    """Find the replicas and the batch as DeepSpeed does: of three sizes, any of which may be missing, two say the third."""
+    sizes = {name: _size(reader, name) for name in (WHOLE, MICRO, TIMES)}
+    whole, micro, times = sizes.values()
+    replicas, world = reader.size(REPLICAS), None
+    if replicas is not None:
+        world = replicas * tp * pp * peers
+    elif reader.asked.clusters is None and whole and micro and times:
+        if whole % (micro * times):
+            reader.wrong(WHOLE, f"{WHOLE} {whole} is not a multiple of {MICRO} {micro} * {TIMES} {times}")
+            return None
+        world = whole // (micro * times) * tp * pp * peers
+    others = (("tensor peers", tp), ("stages", pp), ("sequence-parallel ranks", peers))
+    dp = put_ranks(reader, world, WHOLE if replicas is None else REPLICAS, *others)
+    reader.carry("dp", dp, WHOLE)
+    open_sizes = [name for name in sizes if _auto(reader, name) and sizes[name] is None]
+    if open_sizes and (whole, micro, times).count(None) > 1:
+        wanted = [OPTIONS[name][0] for name in (MICRO, WHOLE) if sizes[name] is None]
+        if micro is None and whole is None and times is not None:
+            wanted = wanted[:1]
+        text = (
+            f"{' and '.join(open_sizes)} {'are' if len(open_sizes) > 1 else 'is'} 'auto': what calls DeepSpeed fills "
+        )
+        way_out = f"give {' N and '.join(wanted)} N"
+        reader.wrong(open_sizes[0], text + ("them in" if len(open_sizes) > 1 else "it in"), way_out=way_out)
+    elif dp is not None:
+        _put_sizes(reader, whole, micro, times, dp)
+    return dp
+
+
+def _size(reader: SettingsReader, name: str) -> int | None:
+    """Read one of the three sizes of the batch, or take the option that says it."""
+    option, asked = OPTIONS.get(name, ("", ""))[0], _asked(reader, name)
+    if _auto(reader, name):
+        reader.taken.add(name)
+        return asked
+    said = reader.size(name)
+    if said is not None and asked is not None and said != asked:
+        reader.wrong(name, f"{option} {asked} contradicts {name} {said}")
+    return asked if said is None else said
+
+
+def _put_sizes(reader: SettingsReader, whole: int | None, micro: int | None, times: int | None, dp: int) -> None:
+    if micro is None and whole is None:
+        text, way_out = f"neither {WHOLE} nor {MICRO} is said", "give --micro-batch-size N or --global-batch N"
+        reader.wrong("", text, way_out=way_out)
         return
     if micro is None and whole is not None:
         if whole % (dp * (times or 1)):
-            reader.wrong(_WHOLE, f"{_WHOLE} {whole} is not a multiple of {_TIMES} {times or 1} * {dp} replicas")
+            reader.wrong(WHOLE, f"{WHOLE} {whole} is not a multiple of {TIMES} {times or 1} * {dp} replicas")
             return
         micro = whole // (dp * (times or 1))
     implied = None if micro is None or times is None else micro * times * dp
     if whole is not None and implied is not None and whole != implied:
-        text = f"{_WHOLE} {whole} is not {_MICRO} {micro} * {_TIMES} {times} * {dp} replicas = {implied}"
-        reader.wrong(_WHOLE, text, way_out="leave one of the three out, or give another --clusters")
+        text = f"{WHOLE} {whole} is not {MICRO} {micro} * {TIMES} {times} * {dp} replicas = {implied}"
+        reader.wrong(WHOLE, text, way_out="leave one of the three out, or give another --clusters")
         return
-    put_batch(reader, (_MICRO, micro), (_WHOLE, whole if whole is not None else implied), dp)
+    put_batch(reader, (MICRO, micro), (WHOLE, whole if whole is not None else implied), dp)
     if times is not None:
-        reader.put("micro_batches", times, _TIMES)
+        reader.put("micro_batches", times, TIMES)
 
 
-def _state(reader: SettingsReader) -> None:
-    zero = reader.integer(_STAGE)
-    reader.carry("zero", zero, _STAGE)
-    reader.put("reduce", "each-micro-batch" if (zero or 0) > 1 else "last", _STAGE)
-    group = reader.integer(_GROUP)
-    if group is not None and group > 0 and zero == 3 and group != reader.values.get("dp"):
-        reader.put("shard_group", group, _GROUP)
+def _state(reader: SettingsReader, dp: int | None) -> None:
+    zero = reader.integer(STAGE) or 0
+    if not 0 <= zero <= 3:
+        reader.wrong(STAGE, f"{STAGE} is {zero}: 0 to 3 is expected")
+        return
+    reader.put("zero", zero, STAGE)
+    reader.put("reduce", "each-micro-batch" if zero > 1 else "last", STAGE)
+    group = reader.integer(GROUP)
+    if group is not None and group > 0 and zero == 3 and group != dp:
+        reader.put("shard_group", group, GROUP)
     elif group is not None:
-        reader.leave(_GROUP, "all replicas share out state")
-    views = reader.integer(_VIEWS)
-    if (
-        views is not None
-        and views > 1
-        and zero == 3
-        and views != (reader.values.get("shard_group") or reader.values.get("dp"))
-    ):
-        reader.put("view_group", views, _VIEWS)
+        reader.leave(GROUP, "all replicas share out state")
+    views = reader.integer(VIEWS)
+    if views is not None and views > 1 and zero == 3 and views != (reader.values.get("shard_group") or dp):
+        reader.put("view_group", views, VIEWS)
     elif views is not None:
-        reader.leave(_VIEWS, "views are gathered from all that have shards")
-    bf16, fp16 = reader.flag("bf16.enabled"), reader.flag("fp16.enabled")
-    if bf16 and fp16:
-        reader.wrong("fp16.enabled", "bf16 and fp16 exclude one another")
-    reader.put("view_dtype", "bf16" if bf16 else "f16" if fp16 else "f32", "bf16.enabled", "fp16.enabled")
-    if fp16:
-        reader.put("loss_scale", reader.number("fp16.loss_scale") or "dynamic", "fp16.loss_scale")
-    sums = reader.word(_SUM_TYPE)
+        reader.leave(VIEWS, "views are gathered from all that have shards")
+    view = _view(reader)
+    if view is None:
+        return
+    reader.put("view_dtype", view, BF16, FP16)
+    if view == "f16":
+        scale = None if _auto(reader, LOSS_SCALE) else reader.number(LOSS_SCALE)
+        reader.put("loss_scale", scale or "dynamic", LOSS_SCALE)
+    if not reader.has(SUM_TYPE):
+        reader.default(SUM_TYPE, _THEIRS[view], SUMS_SOURCE)
+        return
+    sums = reader.word(SUM_TYPE)
     if sums in _TYPES:
-        sharded = zero and (reader.values.get("dp") or 1) > 1
-        reader.put("grad_shard_dtype" if sharded else "grad_dtype", _TYPES[sums], _SUM_TYPE)
+        reader.put("grad_shard_dtype" if zero and (dp or 1) > 1 else "grad_dtype", _TYPES[sums], SUM_TYPE)
     elif sums is not None:
-        reader.wrong(_SUM_TYPE, f"{_SUM_TYPE} is '{sums}': one of {', '.join(_TYPES)} is expected", code="RT063")
+        reader.wrong(SUM_TYPE, f"{SUM_TYPE} is '{sums}': one of {', '.join(_TYPES)} is expected", code="RT063")
+
+
+def _view(reader: SettingsReader) -> str | None:
+    """Read the type of parameters that blocks compute with; where it is left to what calls DeepSpeed, --dtype says it."""
+    types, asked = {BF16: "bf16", FP16: "f16"}, reader.asked.dtype
+    unknown = [name for name in types if _auto(reader, name)]
+    reader.taken.update(unknown)
+    said = {name: reader.flag(name) for name in types if reader.has(name) and name not in unknown}
+    on = [types[name] for name in said if said[name]]
+    if len(on) == 2:
+        reader.wrong(FP16, "bf16 and fp16 exclude one another")
+        return None
+    possible = on or ["f32", *(types[name] for name in types if name not in said)]
+    if asked is not None and asked not in possible:
+        reader.wrong(next(iter(said)), f"--dtype {asked} contradicts the file, which says {' or '.join(possible)}")
+        return None
+    if unknown and asked is None and not on:
+        text = (
+            f"{' and '.join(unknown)} {'are' if len(unknown) > 1 else 'is'} 'auto': what calls DeepSpeed says the type"
+        )
+        reader.wrong(unknown[0], text, way_out="give --dtype bf16, f16 or f32")
+        return None
+    view = on[0] if on else asked or "f32"
+    for name in unknown:
+        reader.leave(name, f"'auto' is {'on' if types[name] == view else 'off'} with {view}")
+    if not on and asked is None:
+        for name in types:
+            reader.flag(name)  # the default of one that is left out is then named
+    return view
 
 
 def _optimizer(reader: SettingsReader) -> None:
-    kind = reader.word("optimizer.type")
+    kind = reader.word(OPTIMIZER)
     if kind is None:
+        _without_optimizer(reader)
         return
-    if kind.lower() not in ("adam", "adamw", "fusedadam"):
-        reader.leave("optimizer.type", "ratrain trains with AdamW: of this optimizer nothing is carried over")
+    if kind.lower() not in ("adam", "adamw"):
+        way_out = "say AdamW, or take the optimizer out of the file and say its keys in the plan"
+        reader.wrong(OPTIMIZER, f"ratrain trains with AdamW, not with {kind}", way_out=way_out)
+        reader.taken.update(name for name in reader.settings if name.startswith(PARAMS))
         return
-    for key in ("lr", "eps", "weight_decay"):
-        reader.carry(key, reader.number(f"optimizer.params.{key}"), f"optimizer.params.{key}")
-    reader.carry("betas", reader.items("optimizer.params.betas"), "optimizer.params.betas")
+    if reader.has(UNBIASED) and not reader.flag(UNBIASED):
+        reader.wrong(UNBIASED, "moments of a plan are corrected for their bias")
+    reader.carry("lr", _number(reader, f"{PARAMS}lr", "lr"), f"{PARAMS}lr")
+    reader.carry("eps", _number(reader, f"{PARAMS}eps", "eps"), f"{PARAMS}eps")
+    if _auto(reader, BETAS):
+        _number(reader, BETAS, "betas")
+    else:
+        reader.carry("betas", reader.items(BETAS), BETAS)
+    _weight_decay(reader, kind.lower())
+
+
+def _without_optimizer(reader: SettingsReader) -> None:
+    """Have the plan leave out the optimizer's keys, which what calls DeepSpeed knows, or take those that options say."""
+    asked = {"lr": reader.asked.lr, "weight_decay": reader.asked.weight_decay, "betas": None, "eps": None}
+    if not reader.has(SCHEDULER):
+        asked["warmup_steps"] = reader.asked.warmup_steps
+    for key, value in asked.items():
+        reader.carry(key, value, OPTIMIZER)
+    unsaid = [key for key, value in asked.items() if value is None]
+    reader.unsaid.update(unsaid)
+    text = f"what calls DeepSpeed brings its own optimizer: say {', '.join(unsaid)} in the plan"
+    options = [f"--{key.replace('_', '-')}" for key in unsaid if key not in ("betas", "eps")]
+    reader.left.append(Left("optimizer", None, text + (f", or give {', '.join(options)}" if options else "")))
+
+
+def _weight_decay(reader: SettingsReader, kind: str) -> None:
+    """Put the decay, which AdamW takes from the weights; Adam with adam_w_mode false adds it to gradients (L2)."""
+    name = f"{PARAMS}weight_decay"
+    if kind == "adamw":
+        reader.leave(ADAM_W, "of AdamW the decay is decoupled in any case")
+    decoupled = kind == "adamw" or reader.flag(ADAM_W)
+    of_torch = reader.has(OF_TORCH) and reader.flag(OF_TORCH)
+    if of_torch and not reader.has(name) and reader.asked.weight_decay is None:
+        decay = reader.default(name, *DECAY_OF_TORCH[decoupled])
+    else:
+        decay = _number(reader, name, "weight_decay")
+    if decay and not decoupled:
+        reader.differ(name, "with adam_w_mode false it is added to gradients (L2), which no plan does: the plan has 0")
+        decay = 0.0
+    reader.carry("weight_decay", decay, name)
 
 
 def _schedule(reader: SettingsReader) -> None:
-    kind = reader.word("scheduler.type")
+    kind = reader.word(SCHEDULER)
     if kind is None:
+        reader.carry("warmup_steps", reader.asked.warmup_steps, SCHEDULER)
         return
-    params = "scheduler.params."
-    if kind not in ("WarmupLR", "WarmupCosineLR"):
-        reader.leave(
-            "scheduler.type",
-            "the learning rate of a plan is constant or a cosine, after a linear warm-up: it stays at lr",
-        )
-    reader.carry("warmup_steps", reader.integer(f"{params}warmup_num_steps"), f"{params}warmup_num_steps")
-    if reader.word(f"{params}warmup_type") != "linear":
-        reader.leave(f"{params}warmup_type", "the warm-up of a plan is linear")
-    highest = reader.number(f"{params}warmup_max_lr")
-    if highest is not None and kind == "WarmupLR" and "lr" not in reader.values:
-        reader.put("lr", highest, f"{params}warmup_max_lr")
-    elif highest is not None and highest != reader.values.get("lr"):
-        reader.wrong(
-            f"{params}warmup_max_lr",
-            f"warmup_max_lr {highest} contradicts the optimizer's lr {reader.values.get('lr')}",
-        )
+    said = [name for name in reader.settings if name.startswith(TIMING)]
+    if kind not in SCHEDULER_PARAMS:
+        way_out = "take the scheduler out of the file, and say lr, warmup_steps and total_steps in the plan"
+        reader.wrong(SCHEDULER, f"no plan has a learning rate like that of {kind}", way_out=way_out)
+        reader.taken.update(said)
+        return
+    defaults = SCHEDULER_PARAMS[kind]
+    for name in said:
+        if name.removeprefix(TIMING) not in (*defaults, "last_batch_iteration"):
+            reader.wrong(name, f"{kind} has no parameter {name.removeprefix(TIMING)}", code="RT063")
+            reader.taken.add(name)
+    for leaf, value in defaults.items():
+        if value is not None and not reader.has(f"{TIMING}{leaf}") and _asked(reader, f"{TIMING}{leaf}") is None:
+            reader.default(f"{TIMING}{leaf}", value, scheduler_source(kind))
+    _warm_up(reader, defaults)
     if kind == "WarmupCosineLR":
-        reader.carry("total_steps", reader.size(f"{params}total_num_steps"), f"{params}total_num_steps")
-        ratio = reader.number(f"{params}cos_min_ratio")
-        if "total_steps" not in reader.values:
-            reader.leave(
-                "scheduler.type", "without total_num_steps the cosine has no end: the learning rate stays at lr"
-            )
-            reader.leave(f"{params}cos_min_ratio", "without a cosine the learning rate stays at lr")
-        elif ratio is not None and "lr" in reader.values:
-            reader.put("min_lr", ratio * reader.values["lr"], f"{params}cos_min_ratio")
+        _cosine(reader)
+        return
+    _highest(reader, kind)
+    if kind == "WarmupDecayLR":
+        _need_end(reader, kind)
+        text = "after the warm-up DeepSpeed lowers the learning rate along a line, and a plan along a cosine: it stays at lr"
+        reader.leave(f"{TIMING}total_num_steps", text)
 
 
-DEEPSPEED = Framework("DeepSpeed", "a ds_config of DeepSpeed", _settings, RULES, _read)
+def _warm_up(reader: SettingsReader, defaults: Mapping[str, object]) -> None:
+    name, kind, least = (
+        f"{TIMING}warmup_num_steps",
+        f"{TIMING}warmup_type",
+        [f"{TIMING}warmup_min_{of}" for of in ("lr", "ratio")],
+    )
+    steps = _number(reader, name, "warmup_steps")
+    if steps is None and name in reader.defaults:
+        steps = defaults["warmup_num_steps"]
+    if steps is not None and steps < 1:
+        reader.wrong(name, f"{name} is {steps}: DeepSpeed wants at least 1")
+    elif steps is not None:
+        reader.put("warmup_steps", max(2, steps), name)  # as DeepSpeed divides by the logarithm
+    if reader.settings.get(kind, Setting("log", reader.top)).value != "linear":
+        reader.differ(kind, "the warm-up of a plan is linear: as long, and lower up to its end")
+    for each in least:
+        if reader.settings.get(each, Setting(0, reader.top)).value == 0:
+            reader.taken.add(each)
+        else:
+            reader.leave(each, "the warm-up of a plan begins at the first step's share of the learning rate")
+
+
+def _highest(reader: SettingsReader, kind: str) -> None:
+    """Put the rate that the scheduler sets for every group, whatever the optimizer says."""
+    name, rate = f"{TIMING}warmup_max_lr", f"{PARAMS}lr"
+    known = reader.values.get("lr")
+    if _auto(reader, name):
+        highest = reader.asked.lr if reader.asked.lr is not None else known
+        if highest is None:
+            _number(reader, name, "lr")
+        reader.taken.add(name)
+    elif reader.has(name):
+        highest = reader.number(name)
+    elif reader.asked.lr is not None:
+        highest = reader.asked.lr
+    elif kind == "WarmupDecayLR":
+        highest = reader.defaults[name].value
+    else:
+        highest = known
+        if known is not None and known != OLD_HIGHEST:
+            text = f"warmup_max_lr is not said: before 0.17.2 DeepSpeed takes {OLD_HIGHEST}, later the optimizer's lr {known}"
+            reader.wrong(SCHEDULER, text, way_out="say warmup_max_lr in the file, or give --lr")
+    if highest is None:
+        return
+    reader.left[:] = [each for each in reader.left if each.key != rate]
+    if reader.has(rate) and highest != known:
+        reader.leave(rate, f"{kind} sets the learning rate, whatever the optimizer says: {highest}")
+    reader.defaults.pop(rate, None)
+    reader.unsaid.discard("lr")
+    reader.put("lr", highest, name)
+
+
+def _need_end(reader: SettingsReader, kind: str) -> bool:
+    name = f"{TIMING}total_num_steps"
+    if reader.has(name) or reader.asked.steps is not None:
+        return True
+    reader.wrong(SCHEDULER, f"{kind} needs total_num_steps", way_out="say it in the file, or give --steps N")
+    return False
+
+
+def _cosine(reader: SettingsReader) -> None:
+    if not _need_end(reader, "WarmupCosineLR"):
+        return
+    name, ratio_name = f"{TIMING}total_num_steps", f"{TIMING}cos_min_ratio"
+    steps = _number(reader, name, "total_steps", "min_lr")
+    default = reader.defaults.get(ratio_name)
+    ratio = reader.number(ratio_name) if default is None else default.value
+    if steps is None or "lr" not in reader.values:
+        reader.leave(ratio_name, "of a learning rate, or of an end, that is not known")
+        if steps is not None:
+            reader.put("total_steps", steps, name)
+            reader.unsaid.add("min_lr")
+    elif ratio is not None:
+        reader.put("total_steps", steps, name)
+        reader.put("min_lr", ratio * reader.values["lr"], ratio_name)
+
+
+def _check_asked(reader: SettingsReader, dp: int | None) -> None:
+    """Refuse an option that the plan does not follow: DeepSpeed would not have followed it either."""
+    values, asked = reader.values, reader.asked
+    batch = values.get("micro_batch_size", 0) * values.get("micro_batches", 0) * (dp or 0)
+    norm = values.get("max_norm", 0.0 if values.get("clip") == "none" else None)
+    for option, wanted, found in (
+        ("--micro-batch-size", asked.micro_batch_size, values.get("micro_batch_size")),
+        ("--global-batch", asked.global_batch, batch),
+        ("--dtype", asked.dtype, values.get("view_dtype")),
+        ("--lr", asked.lr, values.get("lr")),
+        ("--weight-decay", asked.weight_decay, values.get("weight_decay")),
+        ("--max-norm", asked.max_norm, norm),
+        ("--warmup-steps", asked.warmup_steps, values.get("warmup_steps")),
+        ("--steps", asked.steps, values.get("total_steps")),
+    ):
+        if wanted is not None and wanted != found:
+            instead = "nothing of it" if found is None else f"{found} in its place"
+            text = f"{option} {wanted} has no effect beside this file: the plan has {instead}"
+            reader.wrong("", text, way_out=f"leave {option} out, or change the file")
+
+
+DEEPSPEED = Framework("DeepSpeed", "a ds_config of DeepSpeed", _settings, RULES, _read, TABLES, _stops)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from attrs import frozen
 
@@ -15,7 +14,7 @@ from ratrain.ratrain_ir.frontend.text import Place, Source, read_text, shown
 from ratrain.ratrain_ir.frontend.toml_text import toml_comment
 from ratrain.ratrainc.bridge.deepspeed import DEEPSPEED
 from ratrain.ratrainc.bridge.megatron import MEGATRON
-from ratrain.ratrainc.bridge.settings import Asked, Framework, Left, SettingsReader
+from ratrain.ratrainc.bridge.settings import Asked, Default, Framework, Left, SettingsReader
 from ratrain.ratrainc.bridge.torchtitan import TORCHTITAN
 
 FRAMEWORKS: dict[str, Framework] = {"megatron": MEGATRON, "deepspeed": DEEPSPEED, "torchtitan": TORCHTITAN}
@@ -33,18 +32,27 @@ class Imported:
     passes: tuple[str, ...]
     """what the settings say that a pipeline of passes says here"""
     left: tuple[Left, ...]
-    defaults: dict[str, Any]
+    defaults: dict[str, Default]
     """settings that the file leaves out, as the framework has them then; the plan says what follows"""
+    unsaid: frozenset[str] = frozenset()
+    """keys that the plan's file leaves out: neither the settings nor the framework say them"""
 
     def text(self) -> str:
         """Return the plan's file. Raises `DiagnosticError` RT011 where that would not be read as the plan."""
         text = plan_to_toml(self.plan)
         if self.auto_cuts:
             text = text.replace("\ncuts = []\n", '\ncuts = "auto"\n', 1)
+        lines = text.splitlines(keepends=True)
+        text = "".join(line for line in lines if line.partition(" = ")[0] not in self.unsaid)
         head = [f"From settings of {self.framework.title}."]
         head += [f"Passes: {','.join(self.passes)} (--passes)."] if self.passes else []
+        taken = f"Taken from {self.framework.title}'s defaults"
+        head += [
+            f"{taken}: {name} = {shown(each.value)}" + (f" ({each.source})" if each.source else "")
+            for name, each in self.defaults.items()
+        ]
         head += [f"Not carried over: {each.key} = {shown(each.value)}: {each.why}" for each in self.left]
-        return checked_plan_text("\n".join([*map(toml_comment, head), "", text]), self.plan)
+        return checked_plan_text("\n".join([*map(toml_comment, head), "", text]), self.plan, left_out=self.unsaid)
 
 
 def import_plan(framework: str, path: str | Path, asked: Asked) -> Imported:
@@ -61,7 +69,8 @@ def imported(framework: Framework, file: str, text: str, asked: Asked) -> Import
     reader.leave_rest()
     reader.report.check()
     plan, auto = _plan(reader)
-    return Imported(framework, file, plan, auto, tuple(reader.passes), tuple(reader.left), dict(reader.defaults))
+    passes, left, defaults = tuple(reader.passes), tuple(reader.left), dict(reader.defaults)
+    return Imported(framework, file, plan, auto, passes, left, defaults, frozenset(reader.unsaid))
 
 
 def _plan(reader: SettingsReader) -> tuple[Plan, bool]:

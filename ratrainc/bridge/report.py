@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 def imported_json(made: Imported, output: str | None) -> dict[str, Any]:
     """The plan by its keys, and what it does not say."""
-    fields = dict(made.plan.to_fields())
+    fields = {key: value for key, value in made.plan.to_fields().items() if key not in made.unsaid}
     return {
         "from": made.framework.title,
         "plan": {**fields, "cuts": "auto"} if made.auto_cuts else fields,
         "passes": list(made.passes),
-        "defaults": made.defaults,
+        "defaults": {name: each.value for name, each in made.defaults.items()},
         "not_carried": [{"key": each.key, "value": shown(each.value), "why": each.why} for each in made.left],
         "output": output,
     }

@@ -40,6 +40,17 @@ class Rule:
     """how it is carried over, or why not"""
     default: Any = None
     """what the framework takes where a file leaves it out, and the plan therefore says"""
+    source: str = ""
+    """where the default stands: a file of the framework, and the symbol in it"""
+
+
+@frozen
+class Default:
+    """A value that the framework takes where a file leaves a setting out."""
+
+    value: Any
+    source: str
+    """as in `Rule`; empty where none is known"""
 
 
 @frozen
@@ -62,6 +73,10 @@ class Framework:
     """of a file's name and text"""
     rules: Mapping[str, Rule]
     read: Callable[[SettingsReader], None]
+    tables: Mapping[str, str] = field(factory=dict)
+    """tables of the file of which nothing is carried over, and why"""
+    stops: Callable[[str], bool] = lambda _name: False
+    """whether a setting of this name, which no rule knows, may decide what is trained: it then stops the import"""
 
 
 @frozen
@@ -71,6 +86,14 @@ class Asked:
     clusters: int | None = None
     pp: int | None = None
     seq_len: int | None = None
+    micro_batch_size: int | None = None
+    global_batch: int | None = None
+    dtype: str | None = None
+    lr: float | None = None
+    weight_decay: float | None = None
+    max_norm: float | None = None
+    warmup_steps: int | None = None
+    steps: int | None = None
 
 
 @define
@@ -87,8 +110,10 @@ class SettingsReader:
     left: list[Left] = field(factory=list)
     passes: list[str] = field(factory=list)
     taken: set[str] = field(factory=set)
-    defaults: dict[str, Any] = field(factory=dict)
+    defaults: dict[str, Default] = field(factory=dict)
     """settings that the file leaves out, as the framework has them then"""
+    unsaid: set[str] = field(factory=set)
+    """keys that the plan's file leaves out, because neither the file nor the framework says them"""
 
     def has(self, name: str) -> bool:
         """Whether the file says it."""
@@ -127,17 +152,23 @@ class SettingsReader:
         return self._read(name, list, lambda value: value if isinstance(value, list) else None)
 
     def _read(self, name: str, kind: type[T], convert: Callable[[Any], T | None]) -> T | None:
-        default: T | None = self.framework.rules[name].default
+        rule = self.framework.rules[name]
         if name not in self.settings:
-            if default is not None:
-                self.defaults[name] = default
-            return default
+            return None if rule.default is None else self.default(name, rule.default, rule.source)
         self.taken.add(name)
         value = convert(self.settings[name].value)
         if value is None:
             self.wrong(
                 name, f"{name} is {shown(self.settings[name].value)}: {EXPECTED[kind]} is expected", code="RT063"
             )
+        return value
+
+    def default(self, name: str, value: T, source: str) -> T:
+        """Take what the framework takes where the file leaves a setting out; the plan's head names it with its source.
+
+        The default of a `Rule` comes here by itself. Call it where the default depends on other settings.
+        """
+        self.defaults[name] = Default(value, source)
         return value
 
     def wrong(self, name: str, message: str, *, code: str = "RT064", way_out: str | None = None) -> None:
@@ -161,17 +192,39 @@ class SettingsReader:
             self.left.append(Left(name, self.settings[name].value, why))
         self.taken.add(name)
 
+    def differ(self, name: str, why: str) -> None:
+        """Say how the plan does otherwise than a setting, or than the framework's default in its place."""
+        if name in self.defaults and name not in self.settings and all(each.key != name for each in self.left):
+            self.left.append(Left(name, self.defaults[name].value, f"{why} (the default of {self.framework.title})"))
+        self.leave(name, why)
+
     def leave_rest(self) -> None:
-        """Name what nobody took."""
+        """Name what nobody took, and refuse what no rule knows where it may decide what is trained."""
         rules = self.framework.rules
         for name in self.settings:
             if name in self.taken:
                 continue
             if name not in rules:
                 hint = nearest(name, rules)
-                self.leave(name, f"not known here as one of {self.framework.title}" + (f"; {hint}" if hint else ""))
+                if (table := self._table_above(name)) is not None:
+                    self.leave(name, table)
+                elif self.framework.stops(name):
+                    text = f"{name} is not known here as a setting of {self.framework.title}"
+                    self.wrong(name, text, code="RT063", way_out=hint or "correct its name, or take it out of the file")
+                else:
+                    self.leave(name, f"not known here as one of {self.framework.title}" + (f"; {hint}" if hint else ""))
             else:
                 self.leave(name, rules[name].says if not rules[name].keys else "changes nothing beside the others")
+
+    def _table_above(self, name: str) -> str | None:
+        """Why nothing is carried over of the table that a setting stands in, or None where it is read."""
+        rules, tables = self.framework.rules, self.framework.tables
+        while name := name.rpartition(".")[0]:
+            if name in tables:
+                return tables[name]
+            if name in rules and not rules[name].keys:
+                return rules[name].says
+        return None
 
 
 def _integer(value: Any) -> int | None:
@@ -259,7 +312,8 @@ def put_clip(reader: SettingsReader, name: str) -> None:
 
 def put_seq_len(reader: SettingsReader, name: str | None) -> None:
     """`seq_len`, of the file or the command line."""
-    said, asked = reader.size(name) if name else None, reader.asked.seq_len
+    asked = reader.asked.seq_len
+    said = reader.size(name) if name and (asked is None or reader.has(name)) else None
     if said is not None and asked is not None and said != asked:
         reader.wrong(name or "", f"--seq-len {asked} contradicts {name} {said}")
     elif said is None and asked is None:

@@ -7,7 +7,15 @@ from typing import Literal
 import click
 
 from ratrain.ratrainc.bridge.settings import Asked
-from ratrain.ratrainc.commands.options import Result, Source, in_groups, json_option, misuse_of_command, output_file
+from ratrain.ratrainc.commands.options import (
+    FiniteRange,
+    Result,
+    Source,
+    in_groups,
+    json_option,
+    misuse_of_command,
+    output_file,
+)
 from ratrain.ratrainc.terminal import echo, echo_document
 
 _EPILOG = """\b
@@ -17,6 +25,10 @@ Examples:
   ratrainc import-plan --from torchtitan job.toml --clusters 64 --json
 """
 _MOST = 1 << 16
+
+
+def _auto(text: str) -> str:
+    return f"{text}, where a ds_config says 'auto' or nothing."
 
 
 @click.command(epilog=_EPILOG)
@@ -46,6 +58,51 @@ _MOST = 1 << 16
     help="Tokens of a sequence, where the file does not say.",
 )
 @click.option(
+    "--micro-batch-size",
+    "asked_micro_batch_size",
+    type=click.IntRange(1, _MOST),
+    metavar="N",
+    help=_auto("Sequences of a micro-batch"),
+)
+@click.option(
+    "--global-batch",
+    "asked_global_batch",
+    type=click.IntRange(1, 1 << 40),
+    metavar="N",
+    help=_auto("Sequences of a step"),
+)
+@click.option(
+    "--dtype",
+    "asked_dtype",
+    type=click.Choice(["bf16", "f16", "f32"]),
+    help=_auto("Type of the parameters that blocks compute with"),
+)
+@click.option("--lr", "asked_lr", type=FiniteRange(0), metavar="RATE", help=_auto("The learning rate"))
+@click.option(
+    "--weight-decay", "asked_weight_decay", type=FiniteRange(0), metavar="RATE", help=_auto("How fast weights shrink")
+)
+@click.option(
+    "--max-norm",
+    "asked_max_norm",
+    type=FiniteRange(0),
+    metavar="NORM",
+    help=_auto("Largest norm of the gradient; 0: not held"),
+)
+@click.option(
+    "--warmup-steps",
+    "asked_warmup_steps",
+    type=click.IntRange(1, 1 << 40),
+    metavar="N",
+    help=_auto("Steps until the learning rate is reached"),
+)
+@click.option(
+    "--steps",
+    "asked_steps",
+    type=click.IntRange(1, 1 << 40),
+    metavar="N",
+    help=_auto("Step at which the learning rate has come down"),
+)
+@click.option(
     "-o",
     "--output",
     type=Result("plan", ".toml"),
@@ -66,6 +123,8 @@ def command(
 
     All that a plan does not say is named on stderr with the reason; what contradicts itself is refused. Scripts are read, not run.
     """
+    from attrs import asdict
+
     from ratrain import api
     from ratrain.ratrain_ir.files import write_text
     from ratrain.ratrain_ir.frontend.text import shown
@@ -73,7 +132,7 @@ def command(
     from ratrain.ratrainc.console import print_json
 
     with misuse_of_command():
-        made = api.import_plan(framework, file, clusters=asked.clusters, pp=asked.pp, seq_len=asked.seq_len)
+        made = api.import_plan(framework, file, **asdict(asked))
     if output is not None:
         write_text(output, made.text())
     if as_json:

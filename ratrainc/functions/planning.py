@@ -222,16 +222,37 @@ def import_plan(
     clusters: int | None = None,
     pp: int | None = None,
     seq_len: int | None = None,
+    micro_batch_size: int | None = None,
+    global_batch: int | None = None,
+    dtype: Literal["bf16", "f16", "f32"] | None = None,
+    lr: float | None = None,
+    weight_decay: float | None = None,
+    max_norm: float | None = None,
+    warmup_steps: int | None = None,
+    steps: int | None = None,
 ) -> Imported:
-    """A plan of the settings of another framework; ranks, stages and tokens are for where its file does not say them.
+    """Make a plan of the settings of another framework; the numbers are for where its file does not say them.
 
-    What it could not carry over is in `left`. Raises `DiagnosticError` for all that is wrong with the file.
+    From `pp` on they are for DeepSpeed, whose files leave them to the program that calls it ("auto"). What could not be carried over is in
+    `left`, what the file leaves out in `defaults`. Raises `DiagnosticError` for all that is wrong with the file.
     """
     if framework not in importing.FRAMEWORKS:
         misuse(f"there is no framework '{framework}'; there are {', '.join(importing.FRAMEWORKS)}")
-    if pp is not None and framework != "deepspeed":
-        misuse("--pp is for --from deepspeed: the others say it in the file")
-    return importing.import_plan(framework, file, Asked(clusters, pp, seq_len))
+    of_deepspeed = {
+        "pp": pp,
+        "micro_batch_size": micro_batch_size,
+        "global_batch": global_batch,
+        "dtype": dtype,
+        "lr": lr,
+        "weight_decay": weight_decay,
+        "max_norm": max_norm,
+        "warmup_steps": warmup_steps,
+        "steps": steps,
+    }
+    said = [name for name, value in of_deepspeed.items() if value is not None]
+    if said and framework != "deepspeed":
+        misuse(f"--{said[0].replace('_', '-')} is for --from deepspeed: the others say it in the file")
+    return importing.import_plan(framework, file, Asked(clusters=clusters, seq_len=seq_len, **of_deepspeed))
 
 
 def _model(model: str | ModelConfig) -> ModelConfig:

@@ -24,7 +24,7 @@ from ratrain.ratrainc.cli import main
 
 FOLDER = Path(__file__).parents[1] / "data" / "bridge"
 FILES = {"megatron": "pretrain.sh", "deepspeed": "ds_config.json", "torchtitan": "job.toml"}
-ASKED = {"megatron": Asked(), "deepspeed": Asked(seq_len=2048), "torchtitan": Asked()}
+ASKED = {"megatron": Asked(), "deepspeed": Asked(seq_len=2048, pp=1), "torchtitan": Asked()}
 LAYERS = 8
 
 
@@ -96,7 +96,7 @@ def test_every_rule_that_carries_nothing_over_names_its_setting(framework: str) 
             *tables, last = name.split(".")
             for table in tables:
                 within = within.setdefault(table, {})
-            within[last] = 7
+            within[last] = False if "refused" in rule.says else 7
             text = json.dumps(data)
         else:
             section, key = name.split(".")

@@ -1,0 +1,286 @@
+"""Settings of DeepSpeed: what becomes of each, its default, and where that stands in DeepSpeed 0.19.6."""
+
+from __future__ import annotations
+
+from ratrain.ratrainc.bridge.settings import Rule
+
+WHOLE, MICRO, TIMES = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+STAGES, PEERS, SEQUENCE_PEERS = "pipeline.stages", "tensor_parallel.autotp_size", "sequence_parallel_size"
+REPLICAS = "data_parallel_size"
+ZERO, STAGE = "zero_optimization", "zero_optimization.stage"
+GROUP, VIEWS = "zero_optimization.mics_shard_size", "zero_optimization.zero_hpz_partition_size"
+SUM_TYPE = "data_types.grad_accum_dtype"
+CLIP = "gradient_clipping"
+OPTIMIZER, PARAMS = "optimizer.type", "optimizer.params."
+SCHEDULER, TIMING = "scheduler.type", "scheduler.params."
+BF16, FP16, LOSS_SCALE = "bf16.enabled", "fp16.enabled", "fp16.loss_scale"
+REDUCTION = "gradient_allreduce_op"
+BETAS, ADAM_W, OF_TORCH, UNBIASED = (
+    f"{PARAMS}{name}" for name in ("betas", "adam_w_mode", "torch_adam", "bias_correction")
+)
+OLD_HIGHEST = 0.001
+"""What WarmupLR takes for warmup_max_lr before 0.17.2."""
+
+OPTIONS = {
+    WHOLE: ("--global-batch", "global_batch"),
+    MICRO: ("--micro-batch-size", "micro_batch_size"),
+    CLIP: ("--max-norm", "max_norm"),
+    f"{PARAMS}lr": ("--lr", "lr"),
+    f"{PARAMS}weight_decay": ("--weight-decay", "weight_decay"),
+    f"{TIMING}warmup_max_lr": ("--lr", "lr"),
+    f"{TIMING}warmup_num_steps": ("--warmup-steps", "warmup_steps"),
+    f"{TIMING}total_num_steps": ("--steps", "steps"),
+}
+"""The option of the command that says what a file leaves to the caller of DeepSpeed, and its field of `Asked`."""
+MAY_BE_AUTO = {*OPTIONS, TIMES, STAGES, BETAS, f"{PARAMS}eps", BF16, FP16, LOSS_SCALE, f"{TIMING}warmup_min_lr"}
+"""Settings that an option, the other sizes or the plan's file can say where they are "auto"."""
+
+_FUSED_ADAM = "deepspeed/ops/adam/fused_adam.py, FusedAdam.__init__"
+_TORCH_ADAM = "torch/optim/adam.py, Adam.__init__"
+_TORCH_ADAMW = "torch/optim/adamw.py, AdamW.__init__"
+_SCHEDULES = "deepspeed/runtime/lr_schedules.py"
+_PRECISION = "deepspeed/runtime/precision_config.py"
+ENGINE_ADAM = "deepspeed/runtime/engine.py, DeepSpeedEngine._configure_basic_optimizer"
+CLIP_SOURCE = "deepspeed/runtime/constants.py, GRADIENT_CLIPPING_DEFAULT; 0 before 0.19.3"
+SUMS_SOURCE = "deepspeed/runtime/engine.py, DeepSpeedEngine.get_data_types"
+
+DECAY_OF_TORCH = {True: (0.01, _TORCH_ADAMW), False: (0.0, _TORCH_ADAM)}
+"""Weight decay that PyTorch's own optimizer takes (torch_adam), by whether it is AdamW; and where it stands."""
+
+SCHEDULER_PARAMS: dict[str, dict[str, object]] = {
+    "WarmupLR": {"warmup_min_lr": 0.0, "warmup_max_lr": None, "warmup_num_steps": 1000, "warmup_type": "log"},
+    "WarmupDecayLR": {
+        "total_num_steps": None,
+        "warmup_min_lr": 0.0,
+        "warmup_max_lr": 0.001,
+        "warmup_num_steps": 1000,
+        "warmup_type": "log",
+    },
+    "WarmupCosineLR": {
+        "total_num_steps": None,
+        "warmup_min_ratio": 0.0,
+        "warmup_num_steps": 1000,
+        "cos_min_ratio": 0.0001,
+        "warmup_type": "log",
+    },
+}
+"""Parameters of the schedulers that a plan can follow, at least to the end of their warm-up, and what they take for each."""
+
+
+def scheduler_source(kind: str) -> str:
+    """Where the defaults of a scheduler stand."""
+    return f"{_SCHEDULES}, {kind}.__init__"
+
+
+FORBIDDEN: dict[str, str] = {
+    "amp.enabled": "a plan has no types by operation (apex amp)",
+    "torch_autocast.enabled": "a plan has no types by operation (autocast)",
+    "bf16.bf16_master_weights_and_grads": "master weights of a plan are f32",
+    "bf16.bf16_optimizer_states": "moments of a plan are f32",
+    "bf16.immediate_grad_update": "a plan updates once a step",
+    "fp16.fp16_master_weights_and_grads": "master weights of a plan are f32",
+    "fp16.auto_cast": "a plan has no types by operation",
+    "elasticity.enabled": "it takes the place of the three batch sizes: write those that it comes to",
+    "progressive_layer_drop.enabled": "layers are not dropped",
+    "curriculum_learning.enabled": "sequences are of one length",
+    "data_efficiency.enabled": "sequences are of one length, and no token is dropped",
+    "sparse_gradients": "gradients are dense",
+    "optimizer.legacy_fusion": "it is for optimizers that ratrain does not have",
+    "zero_optimization.legacy_stage1": "DeepSpeed refuses it since 0.5.9",
+    "zero_optimization.zero_quantized_weights": "views are gathered in their own type",
+    "zero_optimization.zero_quantized_nontrainable_weights": "views are gathered in their own type",
+    "zero_optimization.zero_quantized_gradients": "gradients are reduced in their own type",
+    "optimizer.params.amsgrad": "the optimizer of a plan has no such variant",
+    "optimizer.params.maximize": "the optimizer of a plan lowers the loss",
+}
+"""Settings that change what is trained in a way that a plan cannot say, where they are on: refused, with the reason."""
+
+
+def _all(why: str, prefix: str, names: str) -> dict[str, Rule]:
+    return {prefix + name: Rule("", why) for name in names.split()}
+
+
+_AUTO = "; where it is 'auto', --"
+
+RULES: dict[str, Rule] = {
+    WHOLE: Rule("micro_batches", f"with the two below: of the three, two say the third{_AUTO}global-batch says it"),
+    MICRO: Rule("micro_batch_size", f"as it is{_AUTO}micro-batch-size says it"),
+    TIMES: Rule("micro_batches", "as it is; where it is 'auto', by the two above"),
+    STAGES: Rule("pp", "a number; else --pp says it, as the model's code does"),
+    PEERS: Rule("tp", "as it is; 0 is 1"),
+    SEQUENCE_PEERS: Rule("dp", "1; with more, its ranks are left out: sequences are not shared out over ranks"),
+    REPLICAS: Rule("dp", "the replicas, which it must be"),
+    CLIP: Rule("clip, max_norm", f"global; none where 0{_AUTO}max-norm says it", 1.0, CLIP_SOURCE),
+    ZERO: Rule("zero, reduce", "of old versions: true is stage 1, false 0"),
+    STAGE: Rule(
+        "zero, reduce",
+        "as it is; each-micro-batch from 2 on",
+        0,
+        "deepspeed/runtime/zero/config.py, DeepSpeedZeroConfig.stage",
+    ),
+    GROUP: Rule("shard_group", "with stage 3"),
+    VIEWS: Rule("view_group", "with stage 3"),
+    BF16: Rule("view_dtype", f"bf16{_AUTO}dtype says it", False, f"{_PRECISION}, DeepSpeedBF16Config.enabled"),
+    "bfloat16.enabled": Rule("view_dtype", "the old name of bf16.enabled, which takes its place where both are said"),
+    FP16: Rule(
+        "view_dtype",
+        f"f16; f32 without either{_AUTO}dtype says it",
+        False,
+        f"{_PRECISION}, DeepSpeedFP16Config.enabled",
+    ),
+    LOSS_SCALE: Rule(
+        "loss_scale", "dynamic where 0, or left out", 0.0, f"{_PRECISION}, DeepSpeedFP16Config.loss_scale"
+    ),
+    REDUCTION: Rule("reduce", "mean; sum is refused"),
+    SUM_TYPE: Rule(
+        "grad_shard_dtype, grad_dtype", "of shards; without ZeRO of whole gradients; left out: as the views"
+    ),
+    OPTIMIZER: Rule(
+        "optimizer", "Adam and AdamW; others are refused; without any, keys of the optimizer are left out of the plan"
+    ),
+    "optimizer.params.lr": Rule("lr", f"as it is, if no scheduler sets it{_AUTO}lr says it", 0.001, _FUSED_ADAM),
+    BETAS: Rule("betas", "as it is", [0.9, 0.999], _FUSED_ADAM),
+    "optimizer.params.eps": Rule("eps", "as it is", 1e-8, _FUSED_ADAM),
+    "optimizer.params.weight_decay": Rule(
+        "weight_decay", f"as it is, decoupled; of L2 nothing: 0{_AUTO}weight-decay says it", 0.0, _FUSED_ADAM
+    ),
+    ADAM_W: Rule("weight_decay", "of Adam: false is L2, which a plan does not have", True, ENGINE_ADAM),
+    OF_TORCH: Rule("weight_decay", "with it PyTorch's default: 0.01 of AdamW, 0 of L2"),
+    UNBIASED: Rule("optimizer", "true; false is refused"),
+    SCHEDULER: Rule(
+        "lr, warmup_steps, total_steps, min_lr",
+        "WarmupLR, WarmupCosineLR; of WarmupDecayLR the decay is named; others are refused",
+    ),
+    "scheduler.params.warmup_num_steps": Rule("warmup_steps", f"as it is, at least 2{_AUTO}warmup-steps says it"),
+    "scheduler.params.total_num_steps": Rule("total_steps", f"with WarmupCosineLR{_AUTO}steps says it"),
+    "scheduler.params.cos_min_ratio": Rule("min_lr", "with WarmupCosineLR: of lr"),
+    "scheduler.params.warmup_max_lr": Rule(
+        "lr", f"with WarmupLR and WarmupDecayLR, whatever the optimizer's lr is{_AUTO}lr says it"
+    ),
+    "scheduler.params.warmup_type": Rule(
+        "warmup_steps", "linear; of log the warm-up is linear here, and that is named"
+    ),
+    "scheduler.params.warmup_min_lr": Rule(
+        "warmup_steps", "0; others are named: the warm-up begins at the first step's share"
+    ),
+    "scheduler.params.warmup_min_ratio": Rule("warmup_steps", "as warmup_min_lr, with WarmupCosineLR"),
+    **_all("how far a run has come is known of its checkpoint", "scheduler.params.", "last_batch_iteration"),
+    **_all(
+        "which kernels compute is said to 'run' (--kernels)",
+        "optimizer.params.",
+        "foreach capturable differentiable fused set_grad_none",
+    ),
+    **_all("moments are f32", "optimizer.params.", "fp32_optimizer_states"),
+    **_all(
+        "communication beside compute is the compiler's placement: nothing to switch on",
+        "",
+        "zero_optimization.overlap_comm zero_optimization.contiguous_gradients zero_optimization.reduce_scatter "
+        "tensor_parallel.tp_overlap_comm",
+    ),
+    **_all(
+        "pieces and look-ahead of communication are the compiler's choice",
+        "zero_optimization.",
+        "allgather_partitions allgather_bucket_size reduce_bucket_size use_multi_rank_bucket_allreduce "
+        "prefetch_bucket_size param_persistence_threshold model_persistence_threshold max_live_parameters "
+        "max_reuse_distance stage3_prefetch_bucket_size stage3_param_persistence_threshold "
+        "stage3_model_persistence_threshold stage3_max_live_parameters stage3_max_reuse_distance sub_group_size "
+        "round_robin_gradients module_granularity_threshold stage3_module_granularity_threshold "
+        "use_all_reduce_for_fetch_params stage3_use_all_reduce_for_fetch_params allgather_sequential "
+        "stage3_allgather_sequential mics_hierarchical_params_gather zeropp_loco_param leaf_module",
+    ),
+    **_all("of the old form of zero_optimization: a piece of communication", "", "allgather_size"),
+    **_all(
+        "state has the homes that the compiler gives it",
+        "zero_optimization.",
+        "offload_optimizer offload_param cpu_offload cpu_offload_param cpu_offload_params cpu_offload_use_pin_memory zenflow",
+    ),
+    **_all(
+        "'export-weights' writes weights of a checkpoint",
+        "zero_optimization.",
+        "stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save "
+        "stage3_gather_fp16_weights_on_model_save",
+    ),
+    **_all(
+        "how DeepSpeed goes about it changes no plan",
+        "zero_optimization.",
+        "ignore_unused_parameters load_from_fp32_weights elastic_checkpoint memory_efficient_linear "
+        "pipeline_loading_checkpoint override_module_apply log_trace_cache_warnings enable_sanity_checks "
+        "save_muon_momentum_buffer_in_memory",
+    ),
+    **_all(
+        "a dynamic loss scale starts and adapts by rules of ratrain",
+        "fp16.",
+        "initial_scale_power loss_scale_window hysteresis min_loss_scale consecutive_hysteresis",
+    ),
+    **_all(
+        "an update of numbers that are not finite is skipped in any case", "bf16.", "check_grad_overflow check_overflow"
+    ),
+    **_all(
+        "'recompute{policy=...}' among the passes says what is computed again",
+        "",
+        "activation_checkpointing.partition_activations activation_checkpointing.cpu_checkpointing "
+        "activation_checkpointing.contiguous_memory_optimization activation_checkpointing.number_checkpoints "
+        "activation_checkpointing.synchronize_checkpoint_boundary activation_checkpointing.profile "
+        "pipeline.activation_checkpoint_interval",
+    ),
+    **_all('cuts = "auto" shares layers out', "pipeline.", "partition seed_layers"),
+    **_all("what stages send is the compiler's choice", "pipeline.", "pipe_partitioned grad_partitioned use_reentrant"),
+    **_all(
+        "how the model is shared out over tensor peers is the compiler's choice",
+        "tensor_parallel.",
+        "dtype tp tensor_parallel injection_policy_tuple keep_module_on_host replace_with_kernel_inject kernel_inject "
+        "preset_model partition_config",
+    ),
+    **_all("master weights are f32, and buffers as the model has them", "data_types.", "param_dtype buffer_dtype"),
+    **_all(
+        "of logs and measurements: 'run' is given places for them",
+        "",
+        "steps_per_print wall_clock_breakdown dump_state memory_breakdown log_level",
+    ),
+    **_all(
+        "gradients are reduced in the type that they have",
+        "",
+        "communication_data_type seq_parallel_communication_data_type prescale_gradients gradient_predivide_factor "
+        "disable_allgather",
+    ),
+    **_all("gradients are summed once a micro-batch in any case", "", "managed_gradient_accumulation"),
+    **_all(
+        "which optimizers DeepSpeed lets through changes no plan",
+        "",
+        "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer",
+    ),
+    **_all("of the data: 'run' is given it", "", "dataloader_drop_last vocabulary_size"),
+    **_all("experts, which the models here do not have", "", "use_data_before_expert_parallelism"),
+    **_all("how this process is run changes no plan", "", "graph_harvesting"),
+    **{name: Rule("", f"off; where it is on it is refused: {why}") for name, why in FORBIDDEN.items()},
+}
+
+TABLES: dict[str, str] = {
+    **dict.fromkeys(
+        ["flops_profiler", "comms_logger", "comms_config", "tensorboard", "wandb", "csv_monitor", "comet", "timers"],
+        "of logs and measurements: 'run' is given places for them",
+    ),
+    **dict.fromkeys(
+        ["checkpoint", "nebula", "datastates_ckpt", "aio"], "of files and checkpoints: 'run' is given places"
+    ),
+    **dict.fromkeys(["autotuning", "compile", "hybrid_engine"], "how this process is run changes no plan"),
+    **dict.fromkeys(["compression_training", "weight_quantization", "eigenvalue"], "models are not compressed"),
+    **dict.fromkeys(["amp", "torch_autocast"], "it is off"),
+    **dict.fromkeys(["elasticity", "curriculum_learning", "data_efficiency", "progressive_layer_drop"], "it is off"),
+    "sparse_attention": "the model's config.json says its attention (--model)",
+    "expert_parallel": "experts, which the models here do not have",
+}
+"""Tables of which nothing is carried over."""
+
+STRICT = {
+    "zero_optimization",
+    "fp16",
+    "bf16",
+    "bfloat16",
+    "optimizer",
+    "scheduler",
+    "tensor_parallel",
+    "pipeline",
+    "data_types",
+}
+"""Tables that decide what is trained: a name in them that is not known stops the import, as it mostly does in DeepSpeed."""
