@@ -15,7 +15,8 @@ from ratrain.ratrainc.bridge.importing import imported
 from ratrain.ratrainc.bridge.megatron import MEGATRON
 from ratrain.ratrainc.bridge.settings import Asked, Framework
 from ratrain.ratrainc.bridge.shell_flags import WORLD
-from ratrain.ratrainc.bridge.torchtitan import SCHEDULES, TORCHTITAN, TYPES
+from ratrain.ratrainc.bridge.torchtitan import TORCHTITAN
+from ratrain.ratrainc.bridge.torchtitan_rules import SCHEDULES, TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -112,6 +112,8 @@ class SettingsReader:
     taken: set[str] = field(factory=set)
     defaults: dict[str, Default] = field(factory=dict)
     """settings that the file leaves out, as the framework has them then"""
+    called: dict[str, str] = field(factory=dict)
+    """names that the file has for settings, where they are of an older version than those of the rules"""
     unsaid: set[str] = field(factory=set)
     """keys that the plan's file leaves out, because neither the file nor the framework says them"""
 
@@ -119,11 +121,15 @@ class SettingsReader:
         """Whether the file says it."""
         return name in self.settings
 
+    def name(self, name: str) -> str:
+        """Return the name that the file has for a setting."""
+        return self.called.get(name, name)
+
     def integer(self, name: str) -> int | None:
         """A whole number from 0 to `MOST`, the framework's default, or None where it has none."""
         value = self._read(name, int, _integer)
         if value is not None and not -1 <= value <= MOST:
-            self.wrong(name, f"{name} is {shown(value)}, which is out of range")
+            self.wrong(name, f"{self.name(name)} is {shown(value)}, which is out of range")
             return None
         return value
 
@@ -131,7 +137,7 @@ class SettingsReader:
         """A whole number of at least 1."""
         value = self.integer(name)
         if value is not None and value < 1:
-            self.wrong(name, f"{name} is {value}: at least 1 is expected")
+            self.wrong(name, f"{self.name(name)} is {value}: at least 1 is expected")
             return None
         return value
 
@@ -158,9 +164,8 @@ class SettingsReader:
         self.taken.add(name)
         value = convert(self.settings[name].value)
         if value is None:
-            self.wrong(
-                name, f"{name} is {shown(self.settings[name].value)}: {EXPECTED[kind]} is expected", code="RT063"
-            )
+            text = f"{self.name(name)} is {shown(self.settings[name].value)}: {EXPECTED[kind]} is expected"
+            self.wrong(name, text, code="RT063")
         return value
 
     def default(self, name: str, value: T, source: str) -> T:
@@ -188,8 +193,8 @@ class SettingsReader:
 
     def leave(self, name: str, why: str) -> None:
         """Say why a setting is not carried over; nothing where the file does not have it."""
-        if name in self.settings and all(each.key != name for each in self.left):
-            self.left.append(Left(name, self.settings[name].value, why))
+        if name in self.settings and all(each.key != self.name(name) for each in self.left):
+            self.left.append(Left(self.name(name), self.settings[name].value, why))
         self.taken.add(name)
 
     def differ(self, name: str, why: str) -> None:

@@ -1,15 +1,16 @@
-"""torchtitan: its TOML of a job, as of 2025."""
+"""torchtitan: its TOML of a job, of February 2024 to v0.2.2."""
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import Any
 
 from ratrain.ratrain_ir.frontend.text import Source, toml_places
 from ratrain.ratrain_ir.frontend.toml_text import toml_data
+from ratrain.ratrain_ir.schedules.named import SCHEDULES as PLACED
 from ratrain.ratrainc.bridge.settings import (
     Framework,
-    Rule,
     Setting,
     SettingsReader,
     flat,
@@ -18,103 +19,45 @@ from ratrain.ratrainc.bridge.settings import (
     put_ranks,
     put_seq_len,
 )
-
-SCHEDULES = {
-    "1F1B": "1f1b",
-    "GPipe": "gpipe",
-    "Interleaved1F1B": "interleaved",
-    "LoopedBFS": "breadth-first",
-    "ZBVZeroBubble": "zb-v",
-    "DualPipeV": "dualpipe-v",
-}
-"""Names of schedules of torch.distributed.pipelining, and of a plan."""
-TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
-_PP = "parallelism.pipeline_parallel_"
-_SHARD, _REPLICATE = (f"parallelism.data_parallel_{what}_degree" for what in ("shard", "replicate"))
-_RESHARD, _PARTS, _POINTS = (
-    "parallelism.fsdp_reshard_after_forward",
-    "parallelism.module_fqns_per_model_part",
-    f"{_PP}split_points",
+from ratrain.ratrainc.bridge.torchtitan_rules import (
+    BEFORE_AMP,
+    CONTEXT,
+    COUNT,
+    DECAY,
+    EACH,
+    END,
+    KIND,
+    LAYERS_EACH,
+    LEAST,
+    LOCAL,
+    OLD_SCHEDULES,
+    ONE_DEGREE,
+    OTHER_SCHEDULES,
+    PARTS,
+    POINTS,
+    PP,
+    RATIO,
+    REDUCE,
+    RENAMED,
+    REPLICATE,
+    RESHARD,
+    RULES,
+    SCHEDULE,
+    SCHEDULES,
+    SEEDS,
+    SHARD,
+    SPLIT,
+    STATE,
+    STEPS,
+    STRICT,
+    TABLE,
+    TABLES,
+    TP,
+    TYPES,
+    VIEW,
+    WARM_UP,
+    WHOLE,
 )
-_CONTEXT = "parallelism.context_parallel_degree"
-_VIEW, _REDUCE = "training.mixed_precision_param", "training.mixed_precision_reduce"
-_SEEDS = ("debug.seed", "training.seed")
-
-
-def _all(why: str, section: str, names: str) -> dict[str, Rule]:
-    return {f"{section}.{name}": Rule("", why) for name in names.split()}
-
-
-RULES: dict[str, Rule] = {
-    f"{_PP}degree": Rule("pp", "as it is", 1),
-    "parallelism.tensor_parallel_degree": Rule("tp", "as it is, with sequence_sharding", 1),
-    _REPLICATE: Rule("dp, shard_group", "replicas of groups that share out state", 1),
-    _SHARD: Rule("dp, zero, shard_group", "1: ZeRO 0; -1: of all ranks, which --clusters says", -1),
-    _RESHARD: Rule(
-        "zero", "always: 3; never: 2, and 1 in a pipeline; default: never in a pipeline, else always", "default"
-    ),
-    _CONTEXT: Rule("dp", "1; with more, its ranks are left out: sequences are not shared out over ranks", 1),
-    f"{_PP}schedule": Rule("schedule, chunks", f"{', '.join(SCHEDULES)}; others are named", "1F1B"),
-    f"{_PP}microbatch_size": Rule("micro_batch_size", "in a pipeline", 1),
-    _PARTS: Rule("cuts, chunks", "where its layers begin"),
-    _POINTS: Rule("cuts, chunks", "of older versions: where its layers begin"),
-    f"{_PP}layers_per_stage": Rule("", "how many chunks that makes depends on the model: say chunks in the plan"),
-    f"{_PP}first_stage_less_layers": Rule("", 'cuts = "auto" weighs the embedding'),
-    f"{_PP}last_stage_less_layers": Rule("", 'cuts = "auto" weighs the head'),
-    f"{_PP}schedule_csv": Rule("", "'compile --schedule-file' takes it"),
-    "training.local_batch_size": Rule("micro_batch_size", "without a pipeline; in one, of a step of a replica", 8),
-    "training.global_batch_size": Rule(
-        "micro_batches", "by micro_batch_size and dp; -1: one local batch of each replica", -1
-    ),
-    "training.seq_len": Rule("seq_len", "as it is", 2048),
-    "training.max_norm": Rule("clip, max_norm", "global; none where 0", 1.0),
-    "training.steps": Rule("total_steps", "with a cosine; else 'run --steps'", 10000),
-    _SEEDS[0]: Rule("seed", "as it is"),
-    _SEEDS[1]: Rule("seed", "of older versions: as it is"),
-    _VIEW: Rule("view_dtype", "as it is", "bfloat16"),
-    _REDUCE: Rule(
-        "grad_dtype, grad_shard_dtype",
-        "of shards, and in a pipeline of whole gradients; with ZeRO 0 it is f32",
-        "float32",
-    ),
-    "optimizer.name": Rule("optimizer", "AdamW; others are named", "AdamW"),
-    "optimizer.lr": Rule("lr", "as it is", 8e-4),
-    "optimizer.beta1": Rule("betas", "the first", 0.9),
-    "optimizer.beta2": Rule("betas", "the second", 0.95),
-    "optimizer.eps": Rule("eps", "as it is", 1e-8),
-    "optimizer.weight_decay": Rule("weight_decay", "as it is", 0.1),
-    "lr_scheduler.warmup_steps": Rule("warmup_steps", "as it is", 200),
-    "lr_scheduler.decay_ratio": Rule(
-        "total_steps", "0: a constant rate; left out: to the end of steps; others are named"
-    ),
-    "lr_scheduler.decay_type": Rule("total_steps", "cosine; others are named, and the rate stays at lr", "linear"),
-    "lr_scheduler.min_lr_factor": Rule("min_lr", "with a cosine: of lr", 0.0),
-    "activation_checkpoint.mode": Rule("passes", "full: recompute{policy=full}; others are named", "selective"),
-    **_all(
-        "of the model: its config.json says it (--model)",
-        "model",
-        "name flavor hf_assets_path tokenizer_path converters",
-    ),
-    **_all("of the data: 'run' is given it", "training", "dataset dataset_path"),
-    **_all("how this process is run changes no plan", "training", "gc_freq gc_debug deterministic"),
-    **_all("state has the homes that the compiler gives it", "training", "enable_cpu_offload"),
-    **_all("master weights are f32", "training", "dtype"),
-    **_all("of the job: it changes no plan", "job", "dump_folder description print_args config_file"),
-    **_all(
-        "communication beside compute is the compiler's placement: nothing to switch on",
-        "parallelism",
-        "enable_async_tensor_parallel",
-    ),
-    **_all("the head of tensor peers is shared out in any case", "parallelism", "disable_loss_parallel"),
-    **_all(
-        "experts, which the models here do not have",
-        "parallelism",
-        "expert_parallel_degree expert_tensor_parallel_degree",
-    ),
-    **_all("which kernels compute is said to 'run' (--kernels)", "optimizer", "implementation"),
-    **_all("which kernels compute is said to 'run' (--kernels)", "compile", "enable components"),
-    **_all("'recompute{policy=auto}' chooses what is computed again", "activation_checkpoint", "selective_ac_option"),
-}
 
 
 def _settings(file: str, text: str) -> dict[str, Setting]:
@@ -123,172 +66,331 @@ def _settings(file: str, text: str) -> dict[str, Setting]:
     return {name: Setting(value, places(name)) for name, value in flat(toml_data(source, "RT063"))}
 
 
+_LEAVES = {name.partition(".")[2] for name, rule in RULES.items() if rule.keys and "_" in name.partition(".")[2]}
+
+
+def _stops(name: str) -> bool:
+    """Tell whether an unknown name stands in a section that decides what is trained, or looks like one that was meant to."""
+    section, _, rest = name.partition(".")
+    near = difflib.get_close_matches(section.lower(), STRICT, n=1, cutoff=0.8)
+    return bool(near) or (rest or name).rpartition(".")[2] in _LEAVES
+
+
 def _read(reader: SettingsReader) -> None:
-    pp, tp = reader.size(f"{_PP}degree") or 1, reader.size("parallelism.tensor_parallel_degree") or 1
-    reader.put("pp", pp, f"{_PP}degree")
+    old = _take_old_names(reader)
+    pp, tp = reader.size(f"{PP}degree") or 1, reader.size(TP) or 1
+    reader.put("pp", pp, f"{PP}degree")
     if tp > 1:
-        reader.put("tp", tp, "parallelism.tensor_parallel_degree")
+        reader.put("tp", tp, TP)
     dp, shard = _replicas(reader, pp, tp)
-    if dp is None or shard is None:
-        return
-    reader.put("dp", dp, _SHARD, _REPLICATE)
-    if 1 < shard < dp:
-        reader.put("shard_group", shard, _SHARD)
-    if pp > 1:
-        _schedule_and_cuts(reader, pp)
-    _batch(reader, pp, dp)
+    chunks = _schedule_and_cuts(reader, pp) if pp > 1 else 1
+    if dp is not None and shard is not None:
+        reader.put("dp", dp, SHARD, REPLICATE)
+        if 1 < shard < dp:
+            reader.put("shard_group", shard, SHARD)
+        if pp == 1:
+            _batch(reader, dp, LOCAL, reader.size(LOCAL))
+        elif chunks is not None:
+            _batch(reader, dp, *_micro_batch(reader, pp, chunks, old))
+        sequence_peers = reader.size(CONTEXT) or 1
+        _state(reader, pp, sharded=shard > 1)
+        if shard == 1 and sequence_peers == 1 and reader.values.get("view_dtype", "f32") != "f32":
+            _compute_without_shards(reader, alone=pp == tp == 1, old=bool(old & BEFORE_AMP))
     put_seq_len(reader, "training.seq_len")
     put_clip(reader, "training.max_norm")
-    seeds = [name for name in _SEEDS if reader.has(name)]
+    seeds = [name for name in SEEDS if reader.has(name)]
     if len({reader.settings[name].value for name in seeds}) > 1:
         reader.wrong(seeds[1], f"{seeds[1]} contradicts {seeds[0]}")
     for name in seeds:
         reader.carry("seed", reader.integer(name), name)
-    _state(reader, pp, sharded=shard > 1)
     _optimizer(reader)
     _recompute(reader)
 
 
+def _take_old_names(reader: SettingsReader) -> set[str]:
+    """Read settings of older versions by the names of the rules; return those that were there."""
+    settings = reader.settings
+    found = {name for name in settings if name in RENAMED or name in BEFORE_AMP}
+    for name in [name for name in settings if name in RENAMED]:
+        new = RENAMED[name]
+        if new in settings and settings[new].value != settings[name].value:
+            reader.wrong(name, f"{name}, the older name of {new}, contradicts it", way_out="leave one of them")
+        settings[new] = settings.pop(name)
+        reader.called[new] = name
+    if reader.has("training.warmup_pct"):
+        text = "warmup_pct is a share of the steps of a version before March 2024"
+        reader.wrong("training.warmup_pct", text, way_out="say training.warmup_steps, in steps")
+        reader.taken.add("training.warmup_pct")
+    _one_degree(reader)
+    return found
+
+
+def _one_degree(reader: SettingsReader) -> None:
+    """Read data_parallel_degree, which had one meaning with data_parallel_type fsdp and another with ddp."""
+    kind, degree = reader.word(KIND) or "fsdp", reader.settings.get(ONE_DEGREE)
+    reader.taken.add(ONE_DEGREE)
+    if kind not in ("fsdp", "ddp"):
+        reader.wrong(KIND, f"{KIND} is '{kind}': fsdp or ddp is expected", code="RT063")
+    if degree is None and not reader.has(KIND):
+        return
+    for name in (SHARD, REPLICATE):
+        if reader.has(name):
+            reader.wrong(name, f"{name} and {ONE_DEGREE if degree else KIND} exclude one another")
+            return
+    if degree is not None:
+        reader.settings[SHARD if kind == "fsdp" else REPLICATE] = degree
+    elif kind == "ddp":
+        reader.settings[REPLICATE] = Setting(-1, reader.settings[KIND].place)
+    if kind == "ddp":
+        reader.settings[SHARD] = Setting(1, reader.settings[KIND].place)
+        reader.taken.add(SHARD)
+
+
 def _replicas(reader: SettingsReader, pp: int, tp: int) -> tuple[int | None, int | None]:
-    """The replicas, and how many of them have all shards between them."""
-    replicas, shard, context = reader.size(_REPLICATE) or 1, reader.integer(_SHARD), reader.size(_CONTEXT) or 1
+    """Find the replicas, and how many of them have all shards between them."""
+    shard, context = reader.integer(SHARD), reader.size(CONTEXT) or 1
+    rest = reader.integer(REPLICATE) == -1 and shard == 1 and reader.has(KIND)  # of ddp, as of fsdp: all ranks
+    replicas = 1 if rest else reader.size(REPLICATE) or 1
     if context > 1:
-        reader.leave(_CONTEXT, f"sequences are not shared out over ranks: of {context} ranks the plan has one")
-    if shard == 0:
-        reader.wrong(_SHARD, f"{_SHARD} is 0: at least 1, or -1, is expected")
-    said = None if shard is None or shard < 1 else shard
+        reader.leave(CONTEXT, f"sequences are not shared out over ranks: of {context} ranks the plan has one")
+    if shard is not None and shard < 1 and shard != -1:
+        reader.wrong(SHARD, f"{SHARD} is {shard}: at least 1, or -1, is expected")
+    said = None if shard is None or shard < 1 or rest else shard
     world = None if said is None else said * replicas * pp * tp * context
-    dp = put_ranks(
-        reader,
-        world,
-        _SHARD,
-        ("stages", pp),
-        ("tensor peers", tp),
-        ("replicas", replicas),
-        ("context-parallel ranks", context),
-    )
-    return (None, None) if dp is None else (dp * replicas, dp)
+    others = (("stages", pp), ("tensor peers", tp), ("replicas", replicas), ("context-parallel ranks", context))
+    dp = put_ranks(reader, world, SHARD, *others)
+    if dp is None:
+        return None, None
+    return (dp, 1) if rest else (dp * replicas, dp)
 
 
-def _schedule_and_cuts(reader: SettingsReader, pp: int) -> None:
-    name = reader.word(f"{_PP}schedule") or "1F1B"
-    known = {word.lower(): schedule for word, schedule in SCHEDULES.items()}
-    schedule = known.get(name.lower())
-    if schedule is None:
-        reader.leave(
-            f"{_PP}schedule", "no schedule that is known here: the strategy, or a schedule of the plan, places another"
+def _schedule_and_cuts(reader: SettingsReader, pp: int) -> int | None:
+    """Put schedule, cuts and chunks; return the chunks of a stage, or None where something is wrong."""
+    said = reader.word(SCHEDULE) or "1F1B"
+    known = {word.lower(): word for word in (*SCHEDULES, *OTHER_SCHEDULES)}
+    known |= OLD_SCHEDULES
+    name = known.get(said.lower())
+    if reader.has(TABLE) and reader.word(TABLE):
+        reader.wrong(
+            TABLE, "the order of a table is in no plan", way_out="take it out, and give 'compile --schedule-file'"
         )
+        return None
+    reader.leave(TABLE, "it names no file")
+    if name is None:
+        reader.wrong(
+            SCHEDULE,
+            f"{reader.name(SCHEDULE)} is '{said}', which is no schedule of torch.distributed.pipelining",
+            code="RT063",
+        )
+        return None
+    if name in SCHEDULES:
+        reader.put("schedule", SCHEDULES[name], SCHEDULE)
     else:
-        reader.put("schedule", schedule, f"{_PP}schedule")
-    parts, points = reader.items(_PARTS), reader.items(_POINTS)
-    if parts is not None and points is not None:
-        reader.wrong(_POINTS, f"{_POINTS} and {_PARTS} exclude one another")
-        return
-    said = parts if parts is not None else points
-    if said is None:
-        return
-    place = _PARTS if parts is not None else _POINTS
-    starts = [_first_layer(part) for part in said[1:]] if parts is not None else [_first_layer([part]) for part in said]
+        reader.leave(
+            SCHEDULE, "no schedule that is known here: the strategy, or a schedule of the plan, places another"
+        )
+    several = name not in SCHEDULES or PLACED[SCHEDULES[name]].chunks > 1
+    count = _cuts(reader, pp)
+    if count == 0:
+        return None
+    if count is not None:
+        chunks = count // pp
+    elif several and reader.has(LAYERS_EACH):
+        text = "how many stages a rank has with it depends on the layers of the model"
+        reader.wrong(LAYERS_EACH, text, way_out=f"say {PARTS} in its place")
+        return None
+    else:
+        reader.leave(LAYERS_EACH, "there is one stage a rank in any case")
+        chunks = reader.default("stages a rank", 2, SPLIT) if several else 1
+    if (chunks > 1) != several and name in SCHEDULES:
+        text = f"{said} has {'several stages' if several else 'one stage'} a rank, not {chunks}"
+        reader.wrong(PARTS if reader.has(PARTS) else POINTS, text)
+        return None
+    if chunks > 1:
+        reader.put("chunks", chunks, PARTS, POINTS, SCHEDULE)
+    return chunks
+
+
+def _cuts(reader: SettingsReader, pp: int) -> int | None:
+    """Put the cuts that the file says; return how many stages of all ranks it says, None where it does not, 0 where it is wrong."""
+    if reader.has(POINTS) and isinstance(value := reader.settings[POINTS].value, str):
+        reader.settings[POINTS] = Setting(value.split(",") if value else [], reader.settings[POINTS].place)
+    parts, points = reader.items(PARTS), reader.items(POINTS)
+    if parts and points:
+        reader.wrong(POINTS, f"{POINTS} and {PARTS} exclude one another")
+        return 0
+    if not parts and not points:
+        return None
+    place = PARTS if parts else POINTS
+    reader.leave(LAYERS_EACH, f"{place} says where stages begin")
+    starts = [_first_layer(part) for part in parts[1:]] if parts else [_first_layer([point]) for point in points or []]
     count = len(starts) + 1
+    if count % pp:
+        reader.wrong(place, f"{count} parts cannot be shared out evenly over {pp} stages")
+        return 0
     if None in starts:
         reader.leave(place, "a part of it has no layer: 'cuts' of the plan says where stages start")
-    elif count % pp:
-        reader.wrong(place, f"{count} parts cannot be shared out evenly over {pp} stages")
     else:
         reader.put("cuts", starts, place)
-        if count > pp:
-            reader.put("chunks", count // pp, place)
+    return count
 
 
 def _first_layer(part: Any) -> int | None:
-    """The first layer of a list of modules; None where there is none."""
-    names = [name for name in part if isinstance(name, str)] if isinstance(part, list) else []
+    """Return the first layer of a list of modules; None where there is none."""
+    names = [name.strip() for name in part if isinstance(name, str)] if isinstance(part, list) else []
     layers = [int(match[1]) for name in names if (match := re.fullmatch(r"layers\.(\d{1,6})", name))]
     return min(layers, default=None)
 
 
-def _batch(reader: SettingsReader, pp: int, dp: int) -> None:
-    local, whole = reader.size("training.local_batch_size") or 1, reader.integer("training.global_batch_size")
-    micro_name = f"{_PP}microbatch_size" if pp > 1 else "training.local_batch_size"
-    micro = reader.size(micro_name)
+def _micro_batch(reader: SettingsReader, pp: int, chunks: int, old: set[str]) -> tuple[str, int | None]:
+    """Find the sequences that pass through a pipeline at a time.
+
+    Versions before April 2025 say how many micro-batches the local batch has, later ones of how many sequences each is.
+    """
+    local = reader.size(LOCAL)
+    if reader.has(COUNT) and reader.has(EACH):
+        reader.wrong(COUNT, f"{COUNT} and {EACH} are of different versions", way_out="leave one of them")
+        return EACH, None
+    before = any(name.split(".")[0] == "experimental" or name == "training.pipeline_parallel_degree" for name in old)
+    if reader.has(EACH) or not (before or reader.has(COUNT) or "training.batch_size" in old):
+        return EACH, reader.size(EACH)
+    count = reader.size(COUNT)
+    if count is None and not before and local != pp * chunks:
+        text = f"{COUNT} and {EACH} are left out, and versions that call the local batch batch_size differ in what they take"
+        reader.wrong("", text, way_out=f"say {COUNT}, or {EACH}")
+        return COUNT, None
+    if count is None and chunks > 1:
+        text = f"{COUNT} is left out, and versions differ in whether it is {pp} or {pp * chunks} then"
+        reader.wrong("", text, way_out=f"say {COUNT}")
+        return COUNT, None
+    if count is None:
+        count = reader.default(COUNT, pp, "torchtitan/parallelisms/pipelining_utils.py, build_pipeline_schedule")
+    if local is not None and local % count:
+        reader.wrong(
+            COUNT if reader.has(COUNT) else LOCAL,
+            f"{reader.name(LOCAL)} {local} is no multiple of {count} micro-batches ({reader.name(COUNT)})",
+        )
+        return COUNT, None
+    return COUNT, None if local is None else local // count
+
+
+def _batch(reader: SettingsReader, dp: int, micro_name: str, micro: int | None) -> None:
+    local, whole = reader.size(LOCAL) or 1, reader.integer(WHOLE)
     if whole is None or whole < 1:
         whole = local * dp
     if whole % (local * dp):
-        reader.wrong(
-            "training.global_batch_size",
-            f"{whole} sequences are no multiple of local_batch_size {local} * {dp} replicas",
-        )
+        reader.wrong(WHOLE, f"{whole} sequences are no multiple of {reader.name(LOCAL)} {local} * {dp} replicas")
         return
-    put_batch(reader, (micro_name, micro), ("training.global_batch_size", whole), dp)
-    if pp > 1 and whole != local * dp:
-        reader.leave(
-            "training.local_batch_size", f"the pipeline is filled once a step, not {whole // (local * dp)} times"
-        )
+    if micro is not None and local % micro:
+        reader.wrong(micro_name, f"{reader.name(LOCAL)} {local} is no multiple of {micro_name} {micro}")
+        return
+    put_batch(reader, (micro_name, micro), (WHOLE, whole), dp)
+    if micro_name != LOCAL and whole != local * dp:
+        reader.leave(LOCAL, f"the pipeline is filled once a step, not {whole // (local * dp)} times")
 
 
 def _state(reader: SettingsReader, pp: int, *, sharded: bool) -> None:
-    said = reader.word(_RESHARD)
+    said = reader.word(RESHARD)
     if said not in ("default", "always", "never"):
-        reader.wrong(_RESHARD, f"{_RESHARD} is '{said}': default, always or never is expected", code="RT063")
+        reader.wrong(RESHARD, f"{RESHARD} is '{said}': default, always or never is expected", code="RT063")
     if not sharded:
-        reader.leave(_RESHARD, "with one replica a shard group, parameters are whole")
-        reader.put("zero", 0, _SHARD)
-        reader.put("reduce", "last", _SHARD)
+        reader.leave(RESHARD, "with one replica a shard group, parameters are whole")
+        reader.put("zero", 0, SHARD)
+        reader.put("reduce", "last", SHARD)
     else:
         resharded = said == "always" or (said == "default" and pp == 1)
-        reader.put("zero", 3 if resharded else 2 if pp == 1 else 1, _RESHARD, _SHARD)
+        reader.put("zero", 3 if resharded else 2 if pp == 1 else 1, RESHARD, SHARD)
         # in a pipeline gradients are whole until the last micro-batch; else each backward reduces
-        reader.put("reduce", "last" if pp > 1 else "each-micro-batch", _SHARD)
+        reader.put("reduce", "last" if pp > 1 else "each-micro-batch", SHARD)
+    if reader.word(STATE) not in (None, "float32"):
+        reader.wrong(STATE, f"{STATE} keeps state in other types than f32, which no plan does", way_out="say float32")
     types = {}
-    for name in (_VIEW, _REDUCE):
+    for name in (VIEW, REDUCE):
         word = reader.word(name)
         if word not in TYPES:
             reader.wrong(name, f"{name} is '{word}': one of {', '.join(TYPES)} is expected", code="RT063")
             return
         types[name] = TYPES[word]
-    reader.put("view_dtype", types[_VIEW], _VIEW)
-    reader.put("loss_scale", 1.0, _VIEW)
+    reader.put("view_dtype", types[VIEW], VIEW)
+    reader.put("loss_scale", 1.0, VIEW)
     if not sharded:
-        reader.put("grad_dtype", "f32", _VIEW)
-        reader.leave(_REDUCE, "without shards gradients are f32")
+        reader.put("grad_dtype", "f32", VIEW)
+        reader.leave(REDUCE, "without shards gradients are f32")
     else:
-        reader.put("grad_dtype", types[_REDUCE if pp > 1 else _VIEW], _REDUCE, _VIEW)
-        reader.put("grad_shard_dtype", types[_REDUCE], _REDUCE)
+        reader.put("grad_dtype", types[REDUCE if pp > 1 else VIEW], REDUCE, VIEW)
+        reader.put("grad_shard_dtype", types[REDUCE], REDUCE)
+
+
+def _compute_without_shards(reader: SettingsReader, *, alone: bool, old: bool) -> None:
+    """Compute in f32 where torchtitan does: parameters are cast by FSDP, and without it only of replicas with nothing else."""
+    if alone and not old:
+        return
+    text = "parameters are cast by FSDP, which one replica a shard group does not have: torchtitan computes in f32 then"
+    reader.differ(VIEW, text)
+    reader.put("view_dtype", "f32", VIEW)
 
 
 def _optimizer(reader: SettingsReader) -> None:
-    if reader.word("optimizer.name") != "AdamW":
-        reader.leave("optimizer.name", "ratrain trains with AdamW")
-    for key in ("lr", "eps", "weight_decay"):
+    name = reader.word("optimizer.name")
+    decay = reader.number("optimizer.weight_decay")
+    if name == "Adam" and decay:
+        text = f"Adam adds a weight_decay of {decay} to gradients (L2), which no plan does"
+        reader.wrong("optimizer.name", text, way_out="say AdamW, or weight_decay = 0")
+    elif name not in ("Adam", "AdamW"):
+        reader.wrong("optimizer.name", f"ratrain trains with AdamW, not with {name}", way_out="say AdamW")
+    reader.carry("weight_decay", decay, "optimizer.weight_decay")
+    for key in ("lr", "eps"):
         reader.carry(key, reader.number(f"optimizer.{key}"), f"optimizer.{key}")
     betas = [reader.number(f"optimizer.beta{n}") for n in (1, 2)]
     if None not in betas:
         reader.put("betas", betas, "optimizer.beta1", "optimizer.beta2")
-    reader.carry("warmup_steps", reader.integer("lr_scheduler.warmup_steps"), "lr_scheduler.warmup_steps")
-    kind, ratio = reader.word("lr_scheduler.decay_type"), reader.number("lr_scheduler.decay_ratio")
-    steps, factor = reader.size("training.steps"), reader.number("lr_scheduler.min_lr_factor")
-    if kind == "cosine" and ratio is None and steps is not None:
-        reader.put("total_steps", steps, "training.steps")
-        if factor:
-            reader.put("min_lr", factor * reader.values.get("lr", 0.0), "lr_scheduler.min_lr_factor")
+    warm_up = reader.integer(WARM_UP)
+    reader.carry("warmup_steps", warm_up, WARM_UP)
+    _decay(reader, warm_up or 0)
+
+
+def _decay(reader: SettingsReader, warm_up: int) -> None:
+    """Put the cosine that torchtitan decays along, if it goes from the warm-up to the last step, as a plan's does."""
+    kind, ratio = reader.word(DECAY), reader.number(RATIO)
+    if kind not in ("linear", "sqrt", "cosine"):
+        reader.wrong(DECAY, f"{DECAY} is '{kind}': linear, sqrt or cosine is expected", code="RT063")
         return
-    reader.leave("training.steps", "how long a run is, is said to 'run --steps'")
+    said = END if reader.has(END) else STEPS
+    steps, factor = reader.size(said), reader.number(LEAST)
+    if said == END:
+        reader.leave(STEPS, "how long a run is, is said to 'run --steps'")
     if ratio == 0:
-        for name in ("lr_scheduler.decay_type", "lr_scheduler.min_lr_factor"):
+        for name in (STEPS, END):
+            reader.leave(name, "how long a run is, is said to 'run --steps'")
+        for name in (DECAY, LEAST):
+            reader.defaults.pop(name, None)
             reader.leave(name, "with decay_ratio 0 the learning rate stays at lr")
+        reader.defaults.pop(STEPS, None)
         return
-    for name in ("lr_scheduler.decay_type", "lr_scheduler.decay_ratio", "lr_scheduler.min_lr_factor"):
-        reader.leave(
-            name, "the learning rate of a plan is constant, or a cosine from warm-up to the last step: it stays at lr"
-        )
+    whole = steps is not None and (ratio is None or warm_up + round(steps * ratio) >= steps)
+    if kind == "cosine" and whole:
+        reader.put("total_steps", steps, said)
+        if factor:
+            reader.put("min_lr", factor * reader.values.get("lr", 0.0), LEAST)
+        return
+    reader.leave(said, "how long a run is, is said to 'run --steps'")
+    reader.defaults.pop(STEPS, None)
+    text = "the learning rate of a plan is constant, or a cosine from warm-up to the last step: it stays at lr"
+    reader.differ(DECAY, text)
+    for name in (RATIO, LEAST):
+        reader.defaults.pop(name, None)
+        reader.leave(name, text)
 
 
 def _recompute(reader: SettingsReader) -> None:
     mode = reader.word("activation_checkpoint.mode")
     if mode == "full":
         reader.passes.append("recompute{policy=full}")
+    elif mode in ("selective", "memory_budget"):
+        reader.differ("activation_checkpoint.mode", "'recompute{policy=auto}' chooses what is computed again")
     elif mode != "none":
-        reader.leave("activation_checkpoint.mode", "'recompute{policy=auto}' chooses what is computed again")
+        text = f"activation_checkpoint.mode is '{mode}': full, selective, memory_budget or none is expected"
+        reader.wrong("activation_checkpoint.mode", text, code="RT063")
 
 
-TORCHTITAN = Framework("torchtitan", "a job's TOML of torchtitan", _settings, RULES, _read)
+TORCHTITAN = Framework("torchtitan", "a job's TOML of torchtitan", _settings, RULES, _read, TABLES, _stops)

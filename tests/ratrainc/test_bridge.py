@@ -175,6 +175,8 @@ def plans(draw: st.DrawFn, framework: str) -> Plan:
     else:
         view = draw(st.sampled_from(["bf16", "f32"]))
         zero = draw(st.sampled_from([0, 2, 3] if pp == 1 else [0, 1, 3]))
+        if not zero and (pp > 1 or tp > 1):
+            view = "f32"  # torchtitan casts parameters by FSDP, and without it only where replicas are all there is
         each = pp == 1 and zero > 0
         shards = draw(st.sampled_from(["bf16", "f32"])) if zero else "f32"
         whole = "f32" if not zero else view if pp == 1 else shards
@@ -221,7 +223,7 @@ def test_what_is_exported_reads_back_as_an_equal_plan(data: st.DataObject, frame
     assert not exported.missing
     back = read(framework, exported.text, Asked())
     assert back.plan == plan
-    assert not back.left
+    assert {each.key for each in back.left} <= {"activation_checkpoint.mode"}  # of which no plan says anything
 
 
 OUTSIDE = {
