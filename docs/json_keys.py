@@ -106,7 +106,8 @@ def page() -> str:
 def _write_inputs() -> None:
     Path("m.json").write_text(json.dumps(CONFIG))
     Path("p.toml").write_text(PLAN)
-    Path("ds.json").write_text('{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2}')
+    sizes = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2}
+    Path("ds.json").write_text(json.dumps(sizes | {"optimizer": {"type": "AdamW"}, "steps_per_print": 1}))
     Path("book.txt").write_text("a book of few words and many letters. " * 20)
     rows = "".join(f"m.json,p.toml,{dp},{seconds}\n" for dp, seconds in ((1, 0.006), (2, 0.0062), (4, 0.0064)))
     Path("measured.csv").write_text(f"model,plan,dp,step_seconds\n{rows}")

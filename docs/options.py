@@ -45,6 +45,9 @@ _JOBS = "processes of the search"
 _PROCESSES = Option("processes side by side", "--jobs 77", reaches="ratrain.ratrain_ir.side_by_side:processes")
 _AUTO = "--model m.json --plan auto --clusters 2 --global-batch 4 --strategies zero3,ratrain"
 _QUICK = "--model m.json --plan auto --strategies full-save --seq-len 8 --seconds 0 --jobs 1"
+_CALLER = "--from deepspeed auto.json --clusters 4 --seq-len 8"
+_NO_CALLER = ("--from torchtitan job.toml",)
+_SIZES, _BF16 = "--micro-batch-size 1 --global-batch 8", "--dtype bf16"
 _FIT = "ratrain.ratrainc.calibration.report:calibrate_rows"
 _ROWS = "--rows rows.csv --fit launch"
 _TIMED = "ratrain.ratrainc.calibration.from_device:machine_of_device"
@@ -186,14 +189,33 @@ OPTIONS = {
             "--clusters": Option(
                 "the ranks, where the file does not say", "--clusters 8", "--from deepspeed ds.json --seq-len 8"
             ),
-            "--pp": Option(
-                "the stages, where a ds_config does not say", "--pp 2", idle=("--from torchtitan job.toml",)
-            ),
+            "--pp": Option("the stages, where a ds_config does not say", "--pp 2", idle=_NO_CALLER),
             "--seq-len": Option(
                 "tokens of a sequence, where the file does not say",
                 "--seq-len 16",
                 "--from deepspeed ds.json --clusters 4",
             ),
+            "--micro-batch-size": Option(
+                "sequences of a micro-batch",
+                "--micro-batch-size 1",
+                f"{_CALLER} --global-batch 8 {_BF16}",
+                idle=_NO_CALLER,
+            ),
+            "--global-batch": Option(
+                "sequences of a step", "--global-batch 8", f"{_CALLER} --micro-batch-size 1 {_BF16}", idle=_NO_CALLER
+            ),
+            "--dtype": Option("the type that blocks compute with", _BF16, f"{_CALLER} {_SIZES}", idle=_NO_CALLER),
+            "--lr": Option("the learning rate", "--lr 0.001", f"{_CALLER} {_SIZES} {_BF16}", idle=_NO_CALLER),
+            "--weight-decay": Option(
+                "how fast weights shrink", "--weight-decay 0.1", f"{_CALLER} {_SIZES} {_BF16}", idle=_NO_CALLER
+            ),
+            "--max-norm": Option(
+                "the largest norm of the gradient", "--max-norm 0.5", f"{_CALLER} {_SIZES} {_BF16}", idle=_NO_CALLER
+            ),
+            "--warmup-steps": Option(
+                "steps of the warm-up", "--warmup-steps 10", f"{_CALLER} {_SIZES} {_BF16}", idle=_NO_CALLER
+            ),
+            "--steps": Option("the end of the cosine", "--steps 100", f"{_CALLER} {_SIZES} {_BF16}", idle=_NO_CALLER),
             "-o": Option("the file that is written, in place of stdout", "-o new.toml"),
             "--json": _JSON,
         },

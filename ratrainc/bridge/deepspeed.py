@@ -72,7 +72,7 @@ def _stops(name: str) -> bool:
     """Tell whether an unknown name is one that DeepSpeed refuses, or looks like one that was meant to say a size."""
     first, _, rest = name.partition(".")
     near = difflib.get_close_matches(first.lower(), _DECIDING, n=1, cutoff=0.8)
-    return first in STRICT or bool(near) or rest.rpartition(".")[2] in (WHOLE, MICRO, TIMES)
+    return bool(near) or rest.rpartition(".")[2] in (WHOLE, MICRO, TIMES)
 
 
 def _read(reader: SettingsReader) -> None:
@@ -488,4 +488,4 @@ def _check_asked(reader: SettingsReader, dp: int | None) -> None:
             reader.wrong("", text, way_out=f"leave {option} out, or change the file")
 
 
-DEEPSPEED = Framework("DeepSpeed", "a ds_config of DeepSpeed", _settings, RULES, _read, TABLES, _stops)
+DEEPSPEED = Framework("DeepSpeed", "a ds_config of DeepSpeed", _settings, RULES, _read, TABLES, STRICT, _stops)

@@ -272,7 +272,7 @@ TABLES: dict[str, str] = {
 }
 """Tables of which nothing is carried over."""
 
-STRICT = {
+STRICT = (
     "zero_optimization",
     "fp16",
     "bf16",
@@ -282,5 +282,5 @@ STRICT = {
     "tensor_parallel",
     "pipeline",
     "data_types",
-}
+)
 """Tables that decide what is trained: a name in them that is not known stops the import, as it mostly does in DeepSpeed."""

@@ -75,8 +75,10 @@ class Framework:
     read: Callable[[SettingsReader], None]
     tables: Mapping[str, str] = field(factory=dict)
     """tables of the file of which nothing is carried over, and why"""
+    strict: tuple[str, ...] = ()
+    """tables that decide what is trained: a name in them that no rule knows stops the import"""
     stops: Callable[[str], bool] = lambda _name: False
-    """whether a setting of this name, which no rule knows, may decide what is trained: it then stops the import"""
+    """whether a setting of this name, which no rule knows, stops the import for another reason"""
 
 
 @frozen
@@ -213,7 +215,7 @@ class SettingsReader:
                 hint = nearest(name, rules)
                 if (table := self._table_above(name)) is not None:
                     self.leave(name, table)
-                elif self.framework.stops(name):
+                elif name.split(".")[0] in self.framework.strict or self.framework.stops(name):
                     text = f"{name} is not known here as a setting of {self.framework.title}"
                     self.wrong(name, text, code="RT063", way_out=hint or "correct its name, or take it out of the file")
                 else:

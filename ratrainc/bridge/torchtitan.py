@@ -393,4 +393,4 @@ def _recompute(reader: SettingsReader) -> None:
         reader.wrong("activation_checkpoint.mode", text, code="RT063")
 
 
-TORCHTITAN = Framework("torchtitan", "a job's TOML of torchtitan", _settings, RULES, _read, TABLES, _stops)
+TORCHTITAN = Framework("torchtitan", "a job's TOML of torchtitan", _settings, RULES, _read, TABLES, STRICT, _stops)

@@ -121,7 +121,9 @@ def command(
 ) -> None:
     """Make a plan of the settings of Megatron-LM, DeepSpeed or torchtitan.
 
-    All that a plan does not say is named on stderr with the reason; what contradicts itself is refused. Scripts are read, not run.
+    The plan's head names each setting that the plan does not say, with the reason, and each default that it takes from the framework; with
+    -o or --json the former are named on stderr too. What contradicts itself is refused, and so is an unknown name that may decide what is
+    trained. Scripts are read, not run.
     """
     from attrs import asdict
 
@@ -139,7 +141,8 @@ def command(
         print_json(imported_json(made, output))
     elif output is None:
         echo_document(made.text())
-    for left in made.left:
+    named = () if output is None and not as_json else made.left  # else the head that was printed names it
+    for left in named:
         echo(f"not carried over: {left.key} = {shown(left.value)}: {left.why}", err=True)
     if made.passes:
         echo(f"passes to say: --passes {','.join(made.passes)}", err=True)

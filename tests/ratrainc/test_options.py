@@ -55,6 +55,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         (folder / "m.json").write_text(json.dumps(CONFIG))
         (folder / "ds.json").write_text('{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2}')
+        auto = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_clipping"), "auto")
+        optimizer = {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}}
+        scheduler = {"type": "WarmupCosineLR", "params": {"total_num_steps": "auto", "warmup_num_steps": "auto"}}
+        auto |= {"optimizer": optimizer, "scheduler": scheduler, "bf16": {"enabled": "auto"}}
+        (folder / "auto.json").write_text(json.dumps(auto))
         (folder / "job.toml").write_text("[training]\nglobal_batch_size = 32\nseq_len = 8\n")
         (folder / "m2.json").write_text(json.dumps(CONFIG | {"intermediate_size": 40}))
         (folder / "p.toml").write_text(PLAN)
