@@ -102,17 +102,18 @@ def _read(reader: SettingsReader) -> None:
 def _take_old_names(reader: SettingsReader) -> None:
     """Read what older versions called, or wrote, otherwise."""
     settings = reader.settings
-    old = settings.get(ZERO)
-    if old is not None and isinstance(old.value, bool):
-        settings[STAGE] = Setting(int(old.value), old.place)
-        reader.taken.add(ZERO)
+    for name in [name for name in settings if settings[name].value == {}]:
+        del settings[name]  # a table with nothing in it
+    if (old := reader.flag(ZERO)) or reader.has(ZERO):
+        settings[STAGE] = Setting(int(old), settings[ZERO].place)
     both = any(name.split(".")[0] == "bf16" for name in settings)
     for name in [name for name in settings if name.startswith("bfloat16.")]:
         if both:
             reader.leave(name, "DeepSpeed reads bf16, the newer name, where both are there")
         else:
-            settings[f"bf16.{name.partition('.')[2]}"] = settings[name]
-            reader.taken.add(name)
+            new = f"bf16.{name.partition('.')[2]}"
+            settings[new] = settings.pop(name)
+            reader.called[new] = name
 
 
 def _refuse_what_is_on(reader: SettingsReader) -> None:
@@ -215,7 +216,8 @@ def _batch(reader: SettingsReader, pp: int, tp: int, peers: int) -> int | None:
 
 def _size(reader: SettingsReader, name: str) -> int | None:
     """Read one of the three sizes of the batch, or take the option that says it."""
-    option, asked = OPTIONS.get(name, ("", ""))[0], _asked(reader, name)
+    option = OPTIONS.get(name, ("", ""))[0]
+    asked: int | None = _asked(reader, name)
     if _auto(reader, name):
         reader.taken.add(name)
         return asked
@@ -403,6 +405,7 @@ def _warm_up(reader: SettingsReader, defaults: Mapping[str, object]) -> None:
         reader.wrong(name, f"{name} is {steps}: DeepSpeed wants at least 1")
     elif steps is not None:
         reader.put("warmup_steps", max(2, steps), name)  # as DeepSpeed divides by the logarithm
+    reader.taken.add(kind)
     if reader.settings.get(kind, Setting("log", reader.top)).value != "linear":
         reader.differ(kind, "the warm-up of a plan is linear: as long, and lower up to its end")
     for each in least:
