@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,6 +50,7 @@ from ratrain.ratrainc.bridge.settings import (
     Left,
     Setting,
     SettingsReader,
+    near,
     one_of,
     put_batch,
     put_ranks,
@@ -65,14 +65,12 @@ def _settings(file: str, text: str) -> dict[str, Setting]:
     return hjson_settings(Source(file, text), "a ds_config of DeepSpeed")
 
 
-_DECIDING = {name.split(".")[0] for name, rule in RULES.items() if rule.keys}
-
-
 def _stops(name: str) -> bool:
-    """Tell whether an unknown name is one that DeepSpeed refuses, or looks like one that was meant to say a size."""
-    first, _, rest = name.partition(".")
-    near = difflib.get_close_matches(first.lower(), _DECIDING, n=1, cutoff=0.8)
-    return bool(near) or rest.rpartition(".")[2] in (WHOLE, MICRO, TIMES)
+    """Tell whether an unknown name looks like one that was meant to say a size."""
+    return near(name, _AT_THE_TOP) or name.rpartition(".")[2] in (WHOLE, MICRO, TIMES)
+
+
+_AT_THE_TOP = {name for name, rule in RULES.items() if rule.keys and "." not in name}
 
 
 def _read(reader: SettingsReader) -> None:

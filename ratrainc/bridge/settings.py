@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import difflib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from attrs import define, field, frozen
@@ -76,7 +77,7 @@ class Framework:
     tables: Mapping[str, str] = field(factory=dict)
     """tables of the file of which nothing is carried over, and why"""
     strict: tuple[str, ...] = ()
-    """tables that decide what is trained: a name in them that no rule knows stops the import"""
+    """tables that decide what is trained: a name in them, or in one whose name is close, that no rule knows stops the import"""
     stops: Callable[[str], bool] = lambda _name: False
     """whether a setting of this name, which no rule knows, stops the import for another reason"""
 
@@ -215,7 +216,7 @@ class SettingsReader:
                 hint = nearest(name, rules)
                 if (table := self._table_above(name)) is not None:
                     self.leave(name, table)
-                elif name.split(".")[0] in self.framework.strict or self.framework.stops(name):
+                elif near(name.split(".")[0], self.framework.strict) or self.framework.stops(name):
                     text = f"{name} is not known here as a setting of {self.framework.title}"
                     self.wrong(name, text, code="RT063", way_out=hint or "correct its name, or take it out of the file")
                 else:
@@ -224,13 +225,14 @@ class SettingsReader:
                 self.leave(name, rules[name].says if not rules[name].keys else "changes nothing beside the others")
 
     def _table_above(self, name: str) -> str | None:
-        """Why nothing is carried over of the table that a setting stands in, or None where it is read."""
+        """Return why nothing is carried over of the table that a setting stands in, or None where it is read."""
         rules, tables = self.framework.rules, self.framework.tables
-        while name := name.rpartition(".")[0]:
+        while name:
             if name in tables:
                 return tables[name]
             if name in rules and not rules[name].keys:
                 return rules[name].says
+            name = name.rpartition(".")[0]
         return None
 
 
@@ -257,6 +259,11 @@ def _number(value: Any) -> float | None:
 
 def _flag(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
+
+
+def near(name: str, known: Iterable[str]) -> bool:
+    """Tell whether a name is one of the known ones, or a misspelt one: closer than what `nearest` proposes."""
+    return bool(difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.8))
 
 
 def flat(values: dict[str, Any], within: str = "") -> list[tuple[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import Any
 
@@ -70,10 +69,8 @@ _LEAVES = {name.partition(".")[2] for name, rule in RULES.items() if rule.keys a
 
 
 def _stops(name: str) -> bool:
-    """Tell whether an unknown name stands in a section that decides what is trained, or looks like one that was meant to."""
-    section, _, rest = name.partition(".")
-    near = difflib.get_close_matches(section.lower(), STRICT, n=1, cutoff=0.8)
-    return bool(near) or (rest or name).rpartition(".")[2] in _LEAVES
+    """Tell whether an unknown name ends like one that decides what is trained."""
+    return name.rpartition(".")[2] in _LEAVES
 
 
 def _read(reader: SettingsReader) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ratrain.ratrain_ir.diagnostics import misuse
 from ratrain.ratrain_ir.frontend.model_files import load_model
@@ -238,7 +238,7 @@ def import_plan(
     """
     if framework not in importing.FRAMEWORKS:
         misuse(f"there is no framework '{framework}'; there are {', '.join(importing.FRAMEWORKS)}")
-    of_deepspeed = {
+    of_deepspeed: dict[str, Any] = {
         "pp": pp,
         "micro_batch_size": micro_batch_size,
         "global_batch": global_batch,
