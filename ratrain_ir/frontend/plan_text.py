@@ -155,7 +155,11 @@ def checked_plan_text(text: str, plan: Plan, left_out: Collection[str] = ()) -> 
     def read(text: str) -> None:
         said, meant = plan_words(parse_plan(text, file="P.toml", model=None)), plan_words(plan)
         for name in (*meant, *said):
-            if name not in left_out and said.get(name) != meant.get(name) and not (name == "cuts" and said[name] == "[]"):
+            if (
+                name not in left_out
+                and said.get(name) != meant.get(name)
+                and not (name == "cuts" and said[name] == "[]")
+            ):
                 fail("RT063", f"'{KEYS.labels[name]}' is read back as {said.get(name)}, not as {meant.get(name)}")
 
     return checked(text, "plan", read)
