@@ -127,6 +127,12 @@ MODEL = {
         "how rotary frequencies are scaled for longer sequences", {"type": "linear", "factor": 2.0}, NUMBERS
     ),
     "rope_theta": Key("the rotary base", 100.0, NUMBERS),
+    "pad_token_id": Key(
+        "the token whose row of the embedding gets no gradient where it is looked up, and starts as zeros; a negative one counts from the "
+        "end; null: none, as where it is absent, but in gemma2 and gemma3_text (0), olmo2 (1), phi3 (32000) and smollm3 (128004)",
+        3,
+        NUMBERS,
+    ),
     "sliding_window": Key("tokens that a token sees", 3, NUMBERS, _SLIDES),
     "use_sliding_window": Key("whether the window of a qwen2 or qwen3 model is in use", False, NUMBERS, _SLIDES),
 }
@@ -279,6 +285,13 @@ CONSTANT = {
 }
 
 
+_OF_OTHERS = """\
+`attention_dropout` of a Granite file is a probability of dropout as well, and may be what it is. `pad_token_id` of a GPT-NeoX file
+changes nothing: its class gives the row of that token a gradient. `sliding_window_size` of a gemma2 file is another name of its
+window, and held against it.
+"""
+
+
 def page() -> str:
     """The text of `docs/keys.md`."""
     options = runpy.run_path(str(DOCS / "options.py"))
@@ -297,7 +310,7 @@ def page() -> str:
         _kept(gpt2.harmless - llama.harmless)
         + "\nThe three `_pdrop` are probabilities of dropout, 0.1 in the published files: training here has none.\n",
         _table("The config.json of other families, beside these", OTHERS),
-        "`attention_dropout` of a Granite file is a probability of dropout as well, and may be what it is.\n",
+        _OF_OTHERS,
         _table("A machine file", MACHINE),
         _list("Of a `[[link_group]]`", GROUP),
         _list("Of a constant", CONSTANT),

@@ -263,13 +263,15 @@ def misuse(message: str) -> NoReturn:
     fail(MISUSE, message)
 
 
-def nearest(name: str, known: Iterable[str], others: Mapping[str, str] | None = None) -> str | None:
+def nearest(
+    name: str, known: Iterable[str], others: Mapping[str, str] | None = None, *, cutoff: float = 0.6
+) -> str | None:
     """A help text with the known name closest to a misspelt one, small and capital letters being the same, or None.
 
-    `others` has names that others give to some of the known ones.
+    `others` has names that others give to some of the known ones; below the likeness `cutoff`, of 1 for equal names, there is none.
     """
     import difflib
 
     meant = {word.lower(): word for word in known} | dict(others or {})
-    matches = difflib.get_close_matches(name.lower(), list(meant), n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(name.lower(), list(meant), n=1, cutoff=cutoff)
     return f"did you mean '{meant[matches[0]]}'?" if matches else None

@@ -34,6 +34,7 @@ class Family:
     """whether queries, keys and values are each as wide as the model, as one matrix holds all three"""
 
 
+_PADS = "padding_token"
 _BIASED_ATTENTION = ("qkv_bias", "o_bias")
 _LAYERS = ("sliding_window", "layer_kinds")
 _SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention_scale")
@@ -42,23 +43,24 @@ _GEMMA = {
     "norm_unit_offset": True,
     "activation": "gelu-tanh",
 }
-_GEMMA_FREE = ("activation", "attention_scale", "embedding_scale", "logit_softcap", "rope_scaling")
+_GEMMA_FREE = (_PADS, "activation", "attention_scale", "embedding_scale", "logit_softcap", "rope_scaling")
 
 FAMILY: Mapping[str, Family] = {
     "llama": Family(
-        ("LlamaForCausalLM", "LLaMAForCausalLM"), free=(*_BIASED_ATTENTION, "mlp_bias", "activation", "rope_scaling")
+        ("LlamaForCausalLM", "LLaMAForCausalLM"),
+        free=(*_BIASED_ATTENTION, "mlp_bias", _PADS, "activation", "rope_scaling"),
     ),
-    "mistral": Family(("MistralForCausalLM",), free=("sliding_window", "activation", "rope_scaling")),
-    "qwen2": Family(("Qwen2ForCausalLM",), {"qkv_bias": True}, (*_LAYERS, "activation", "rope_scaling")),
+    "mistral": Family(("MistralForCausalLM",), free=("sliding_window", _PADS, "activation", "rope_scaling")),
+    "qwen2": Family(("Qwen2ForCausalLM",), {"qkv_bias": True}, (*_LAYERS, _PADS, "activation", "rope_scaling")),
     "qwen3": Family(
         ("Qwen3ForCausalLM",),
         {"qk_norm": "head"},
-        (*_BIASED_ATTENTION, *_LAYERS, "activation", "rope_scaling"),
+        (*_BIASED_ATTENTION, *_LAYERS, _PADS, "activation", "rope_scaling"),
     ),
     "baichuan": Family(
         ("BaichuanForCausalLM", "BaiChuanForCausalLM"),
         {"packed_qkv": True},
-        ("position", "normalised_head"),
+        ("position", "normalised_head", _PADS),
         scalings=(),
         equal_widths=True,
     ),
@@ -69,25 +71,25 @@ FAMILY: Mapping[str, Family] = {
         (*_BIASED_ATTENTION, *_LAYERS, *_GEMMA_FREE, "local_rope_theta"),
     ),
     "phi3": Family(
-        ("Phi3ForCausalLM",), {"packed_qkv": True}, ("sliding_window", "activation", "rotary_dim"), scalings=()
+        ("Phi3ForCausalLM",), {"packed_qkv": True}, ("sliding_window", _PADS, "activation", "rotary_dim"), scalings=()
     ),
     "olmo2": Family(
         ("Olmo2ForCausalLM",),
         {"norm_placement": "post", "qk_norm": "whole"},
-        (*_BIASED_ATTENTION, "activation", "rope_scaling"),
+        (*_BIASED_ATTENTION, _PADS, "activation", "rope_scaling"),
     ),
     "granite": Family(
-        ("GraniteForCausalLM",), free=(*_BIASED_ATTENTION, "mlp_bias", *_SCALES, "activation", "rope_scaling")
+        ("GraniteForCausalLM",), free=(*_BIASED_ATTENTION, "mlp_bias", *_SCALES, _PADS, "activation", "rope_scaling")
     ),
     "internlm2": Family(
         ("InternLM2ForCausalLM",),
         {"packed_qkv": True},
-        (*_BIASED_ATTENTION, "activation", "rope_scaling"),
+        (*_BIASED_ATTENTION, _PADS, "activation", "rope_scaling"),
         scalings=("linear", "dynamic"),
     ),
     "smollm3": Family(
         ("SmolLM3ForCausalLM",),
-        free=(*_BIASED_ATTENTION, "mlp_bias", "layer_kinds", "activation", "rope_scaling"),
+        free=(*_BIASED_ATTENTION, "mlp_bias", "layer_kinds", _PADS, "activation", "rope_scaling"),
         layer_letters="fn",
     ),
     "gpt2": Family(

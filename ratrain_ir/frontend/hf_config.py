@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 from ratrain.ratrain_ir.diagnostics import nearest
 from ratrain.ratrain_ir.frontend.families import ARCHITECTURES, FAMILIES
 from ratrain.ratrain_ir.frontend.hf_keys import (
+    CALLED_ELSEWHERE,
     CLASS_DEFAULTS,
     LAYER_NORM_EPS,
+    PADDING_TOKEN_KEY,
     RMS_NORM_EPS,
     Keys,
     keys_of,
@@ -26,6 +28,10 @@ from ratrain.ratrain_ir.frontend.text import shown
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.fields import Report
+
+
+_CLOSE = 0.85
+"""Likeness from which on a key is suggested for an unknown one: keys that are alike to a lesser degree mean other things."""
 
 
 def translate(data: Mapping[str, object], report: Report) -> Translation | None:
@@ -58,7 +64,10 @@ def translate(data: Mapping[str, object], report: Report) -> Translation | None:
 
 def _defaults(family: str, out: Translation) -> None:
     """What the model classes assume where a key is absent."""
+    vocab = out.fields.get("vocab_size")
     for name, value in CLASS_DEFAULTS.get(family, {}).items():
+        if name == "padding_token" and type(vocab) is int and vocab <= value:  # type: ignore[operator]
+            continue  # no such class could be made: there is nothing to be equal to
         out.fields.setdefault(name, value)
     out.fields.setdefault("norm_eps", LAYER_NORM_EPS if family == "gpt2" else RMS_NORM_EPS)
     if family == "gpt2":
@@ -180,16 +189,21 @@ def _is_finite(value: object) -> bool:
 
 
 def check_inert(data: Mapping[str, object], family: str, report: Report) -> None:
-    """Report, as RT062, what cannot be among `inert_keys`."""
+    """Report, as RT062, what cannot be among `inert_keys`.
+
+    Texts written before the padding token was a field of the model have it here; they train its row.
+    """
     known = keys_of(family)
     inert = known.inert
     for key, value in data.items():
         allowed = known.neutral[key][0] if key in known.neutral else None
-        if (key not in inert and key not in WINDOW_OF_QWEN) or (key == "use_sliding_window" and value):
+        if (key not in inert and key not in (*WINDOW_OF_QWEN, PADDING_TOKEN_KEY)) or (
+            key == "use_sliding_window" and value
+        ):
             report.error("RT062", key, f"'config.{key}' is not a key that leaves the mathematics of a model as it is")
         elif not _is_finite(value):
             report.error("RT062", key, f"'config.{key}' has a number that cannot be held: {shown(value)}")
-        elif allowed is not None and value not in allowed:
+        elif allowed is not None and value is not None and value not in allowed:
             report.error("RT062", key, f"'config.{key}' is {shown(value)}, which would change what the model computes")
 
 
@@ -216,7 +230,8 @@ def _other_keys(data: Mapping[str, object], known: Keys, report: Report) -> None
                     help=f"supported is {' or '.join(shown(item) for item in allowed)}",
                 )
             continue
-        near = nearest(key, [*sorted(read), *sorted(known.neutral), *sorted(known.harmless)])
+        others = {name: known.renamed[means][0] for name, means in CALLED_ELSEWHERE.items()}
+        near = nearest(key, sorted(read | known.neutral.keys() | known.harmless), others, cutoff=_CLOSE)
         way_out = "remove it if it does not change what the model computes"
         report.error(
             "RT061",

@@ -26,14 +26,23 @@ LAYER_NORM_EPS = 1e-5
 INITIALIZER_RANGE = 0.02
 """The deviation of initial weights of all model classes whose file names none."""
 
+PADDING_TOKEN_KEY = "pad_token_id"  # noqa: S105  no password
+"""The key of the padding token. Classes that hand it to their embedding give its row no gradient; GPT-2's and GPT-NeoX's do not."""
+
 CLASS_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "gpt2": {"tied_embeddings": True},
     "qwen3": {"head_dim": 128},
-    "gemma2": {"head_dim": 256, "tied_embeddings": True, "attention_softcap": 50.0, "logit_softcap": 30.0},
-    "gemma3_text": {"head_dim": 256, "tied_embeddings": True},
-    "olmo2": {"norm_eps": 1e-5},
-    "phi3": {"norm_eps": 1e-5},
-    "smollm3": {"tied_embeddings": True},
+    "gemma2": {
+        "head_dim": 256,
+        "tied_embeddings": True,
+        "attention_softcap": 50.0,
+        "logit_softcap": 30.0,
+        "padding_token": 0,
+    },
+    "gemma3_text": {"head_dim": 256, "tied_embeddings": True, "padding_token": 0},
+    "olmo2": {"norm_eps": 1e-5, "padding_token": 1},
+    "phi3": {"norm_eps": 1e-5, "padding_token": 32000},
+    "smollm3": {"tied_embeddings": True, "padding_token": 128004},
     "gpt_neox": {"norm_eps": 1e-5, "parallel_residual": True},
 }
 """What classes assume where a key is absent, where that is not as in LLaMA."""
@@ -49,6 +58,7 @@ _RENAMED: dict[str, tuple[str, ...]] = {
     "norm_eps": ("rms_norm_eps", "norm_eps"),
     "tied_embeddings": ("tie_word_embeddings",),
     "initializer_range": ("initializer_range",),
+    "padding_token": (PADDING_TOKEN_KEY,),
 }
 
 READ_BY_RULE = (
@@ -134,6 +144,7 @@ _HARMLESS = frozenset(
         "torch_dtype",
         "dtype",
         "use_bfloat16",
+        "xla_device",
         "torchscript",
         "tf_legacy_loss",
         "tokenizer_class",
@@ -153,8 +164,10 @@ _HARMLESS = frozenset(
         "use_cache",
         "chunk_size_feed_forward",
         "return_dict",
+        "use_return_dict",
         "output_attentions",
         "output_hidden_states",
+        "output_past",
         "is_decoder",
         # lengths that bound inputs; the plan's seq_len decides here
         "max_position_embeddings",
@@ -163,12 +176,20 @@ _HARMLESS = frozenset(
         # tokens, labels and tasks
         "bos_token_id",
         "eos_token_id",
-        "pad_token_id",
+        PADDING_TOKEN_KEY,
         "sep_token_id",
+        "cls_token_id",
+        "mask_token_id",
+        "eos_token_ids",
+        "add_bos_token",
+        "add_eos_token",
+        "add_prefix_space",
         "unk_token_id",
         "decoder_start_token_id",
         "id2label",
         "label2id",
+        "num_labels",
+        "_num_labels",
         "finetuning_task",
         "task_specific_params",
         "problem_type",
@@ -229,6 +250,7 @@ _GPT2_NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
     "attention_bias_out": ((None, True), "an output projection without a bias"),
     "mlp_bias": ((None, True), "an MLP without biases"),
     "scale_attn_weights": ((None, True), "attention whose scores are not scaled"),
+    "n_special": ((None, 0), "special tokens behind the vocabulary"),
     "scale_attn_by_inverse_layer_idx": (
         (None, False),
         "attention whose scores are scaled by the number of their layer",
@@ -245,6 +267,8 @@ _GPT2_HARMLESS = (
     *DROPOUT["gpt2"],
     # how the original code computes the same values
     "reorder_and_upcast_attn",
+    # of special tokens behind the vocabulary, which there are none of
+    "predict_special_tokens",
     # the head of another task, which a language model has not
     "summary_type",
     "summary_use_proj",
@@ -283,6 +307,17 @@ class Keys:
         return (self.harmless | self.neutral.keys()) - _WRITTEN_HERE
 
 
+CALLED_ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("num_layers", "n_layers", "n_layer"), "layers"),
+    **dict.fromkeys(("num_heads", "n_heads", "n_head"), "heads"),
+    **dict.fromkeys(("num_kv_heads", "n_kv_heads", "num_query_groups"), "kv_heads"),
+    **dict.fromkeys(("d_model", "dim", "n_embd"), "hidden_size"),
+    **dict.fromkeys(("d_ff", "ffn_dim", "ffn_hidden_size", "n_inner"), "ffn_size"),
+    **dict.fromkeys(("layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "rms_norm_epsilon"), "norm_eps"),
+    **dict.fromkeys(("n_vocab", "padded_vocab_size"), "vocab_size"),
+}
+"""Keys of other programs and families, with the field that they mean."""
+
 _GPT2_READ = {key for keys in _GPT2_RENAMED.values() for key in keys}
 _GPT2 = Keys(
     _GPT2_RENAMED,
@@ -302,7 +337,7 @@ def _like_llama(
     fields = _RENAMED | {name: (key,) for name, key in (renamed or {}).items()}
     others = {*by_rule, *(renamed or {}).values(), *harmless}
     neutral = {key: entry for key, entry in _NEUTRAL.items() if key not in others}
-    return Keys(fields, neutral, _HARMLESS | {*harmless}, activation, by_rule)
+    return Keys(fields, neutral, _HARMLESS - {PADDING_TOKEN_KEY} | {*harmless}, activation, by_rule)
 
 
 def _gpt_neox() -> Keys:
@@ -312,7 +347,9 @@ def _gpt_neox() -> Keys:
         renamed={"norm_eps": "layer_norm_eps", "parallel_residual": "use_parallel_residual"},
         harmless=("classifier_dropout",),  # of the head of another task
     )
-    return evolve(keys, neutral={**keys.neutral, **_GPT_NEOX_NEUTRAL})
+    renamed = {name: names for name, names in keys.renamed.items() if name != "padding_token"}
+    harmless = keys.harmless | {PADDING_TOKEN_KEY}
+    return evolve(keys, renamed=renamed, neutral={**keys.neutral, **_GPT_NEOX_NEUTRAL}, harmless=harmless)
 
 
 _LOGIT_SOFTCAP = {"logit_softcap": "final_logit_softcapping"}
@@ -324,7 +361,7 @@ _KEYS = {
         "query_pre_attn_scalar",
         renamed={"attention_softcap": "attn_logit_softcapping", **_LOGIT_SOFTCAP},
         activation="hidden_activation",
-        harmless=("cache_implementation",),
+        harmless=("cache_implementation", "sliding_window_size"),  # held against the window
     ),
     "gemma3_text": _like_llama(
         *("query_pre_attn_scalar", "sliding_window_pattern", "rope_local_base_freq"),

@@ -255,6 +255,10 @@ def _gemma_layers(data: Mapping[str, object], family: str, kinds: str | None, re
     count = _layer_count(data)
     kinds = kinds or "".join("w" if (layer + 1) % pattern else "f" for layer in range(count))
     window = data.get("sliding_window", 4096)
+    other = data.get("sliding_window_size")
+    if family == "gemma2" and other is not None and other != window:
+        text = f"'sliding_window_size' is {shown(other)}, but the window is {shown(window)}: the class reads 'sliding_window'"
+        report.error("RT062", "sliding_window_size", text, help="make them agree, or remove 'sliding_window_size'")
     if window is None and "w" in kinds:
         report.error("RT062", "sliding_window", "'sliding_window' is null, but some layers use sliding attention")
         return {}

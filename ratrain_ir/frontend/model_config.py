@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 CONFIG_PREFIX = "config."
 """Before an inert key of the `config.json`, among the fields of a text's header."""
-_NO_MATHEMATICS = frozenset({"name", "family", "packed_qkv", "initializer_range", "inert"})
-"""Fields that do not change what a model computes with given weights: its name, how they are stored, how others are drawn."""
+_NO_MATHEMATICS = frozenset({"name", "family", "packed_qkv", "initializer_range", "padding_token", "inert"})
+"""Fields that do not change what a model computes with given weights: its name, how they are stored, drawn or trained."""
 
 SIZES = (
     *("name", "family", "vocab_size", "hidden_size", "layers", "heads"),
@@ -124,6 +124,13 @@ class ModelConfig:
     """What blocks add to the stream is multiplied by this."""
     logit_scale: float = 1.0
     """What logits are multiplied by."""
+    padding_token: int | None = None
+    """Token whose row of the embedding gets no gradient where tokens are looked up; a negative one counts from the vocabulary's end."""
+
+    @property
+    def padding_row(self) -> int | None:
+        """Row of the embedding that gets no gradient where tokens are looked up."""
+        return None if self.padding_token is None else self.padding_token % self.vocab_size
 
     @property
     def q_size(self) -> int:

@@ -12,7 +12,7 @@ from attrs import evolve, fields
 from ratrain.ratrain_ir.frontend.families import FAMILIES, FAMILY, where
 from ratrain.ratrain_ir.frontend.fields import FieldReader, Report
 from ratrain.ratrain_ir.frontend.hf_config import check_inert
-from ratrain.ratrain_ir.frontend.hf_keys import INITIALIZER_RANGE
+from ratrain.ratrain_ir.frontend.hf_keys import INITIALIZER_RANGE, PADDING_TOKEN_KEY
 from ratrain.ratrain_ir.frontend.inert_values import of_field
 from ratrain.ratrain_ir.frontend.model_config import CONFIG_PREFIX, SIZES, ModelConfig, usual_value
 from ratrain.ratrain_ir.frontend.text import Places, nowhere, shown
@@ -66,6 +66,9 @@ def model_from_fields(values: Mapping[str, object], *, places: Places = nowhere)
     config = read_model(reader)
     inert = {key.removeprefix(CONFIG_PREFIX): value for key, value in inert.items()}
     check_inert(inert, config.family, report)
+    if config.padding_token is not None and PADDING_TOKEN_KEY in inert:
+        key = f"{CONFIG_PREFIX}{PADDING_TOKEN_KEY}"
+        report.error("RT062", key, f"'{key}' and 'padding_token' mean the same", help=f"remove '{key}'")
     report.check()
     return evolve(config, inert=inert)
 
@@ -122,6 +125,7 @@ def read_model(reader: FieldReader) -> ModelConfig:
         embedding_scale=reader.number("embedding_scale", _is_scale, _POSITIVE, default=1.0),
         residual_scale=reader.number("residual_scale", _is_scale, _POSITIVE, default=1.0),
         logit_scale=reader.number("logit_scale", _is_scale, _POSITIVE, default=1.0),
+        padding_token=reader.integer_or_none("padding_token", -_MAX_VOCAB, _MAX_VOCAB),
         **flags,
     )
     _check_shape(reader, config)
@@ -194,6 +198,14 @@ def _check_shape(reader: FieldReader, config: ModelConfig) -> None:
             f"'{label('heads')}' {config.heads} is not a multiple of '{label('kv_heads')}' {config.kv_heads}",
             help="each key-value head serves the same number of query heads",
         )
+    if reader.good("padding_token", "vocab_size") and not _is_token(config.padding_token, config.vocab_size):
+        reader.contradiction(
+            "RT062",
+            "padding_token",
+            f"'{label('padding_token')}' {config.padding_token} is outside the vocabulary of {config.vocab_size} tokens: no row of "
+            "the embedding is its own",
+            help="write null: then the rows of all tokens are trained",
+        )
     if reader.good("position", "head_dim") and config.position == "rope" and config.head_dim % 2:
         reader.contradiction(
             "RT062",
@@ -201,6 +213,11 @@ def _check_shape(reader: FieldReader, config: ModelConfig) -> None:
             f"the head dimension {config.head_dim} is odd, but RoPE rotates pairs of elements",
             help="use an even head dimension",
         )
+
+
+def _is_token(number: int | None, vocab_size: int) -> bool:
+    """Whether a number, which may count from the vocabulary's end, is that of a token, or there is none."""
+    return number is None or -vocab_size <= number < vocab_size
 
 
 def _check_activation(reader: FieldReader, config: ModelConfig) -> None:

@@ -204,8 +204,10 @@ def _scale_of(scale: float) -> dict[str, float]:
 
 def _embed_backward(builder: Builder) -> None:
     operands = {"tokens": "tokens", "dy": "dy", "dtable": "g.table"}
-    scale = _scale_of(builder.model.embedding_scale)
-    builder.step("embedding_backward", operands, accumulate=builder.accumulates, **scale)
+    options: dict[str, Any] = _scale_of(builder.model.embedding_scale)
+    if builder.whole.padding_row is not None:
+        options["padding_token"] = builder.whole.padding_row
+    builder.step("embedding_backward", operands, accumulate=builder.accumulates, **options)
     if builder.model.position == "learned":
         operands = {"dy": "dy", "dpositions": "g.positions", **builder.documents}
         builder.step("position_backward", operands, **positions(builder.plan), accumulate=builder.accumulates)

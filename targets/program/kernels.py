@@ -205,6 +205,7 @@ _DENOMINATOR = Option("SupportsFloat", _is_positive)
 """A number, or what a memory has for one that differs from step to step."""
 _ADDS = {"accumulate": _FLAG}
 _SCALES = Option("float", _is_positive, default=1.0)
+_TOKEN = Option("int | None", _is_position, default=None)
 _POSITIVE_OR_NONE = Option("float | None", _is_positive, default=None)
 _OFFSETS = {"unit_offset": _UNLESS_GIVEN}
 _OF_FIELD = {
@@ -527,9 +528,10 @@ _DECLARED = (
     Kernel(
         "embedding_backward",
         "dtable[tokens[t]] += scale * dy[t], over zeros unless `accumulate`. The rows of one token are summed in float32 in ascending t, "
-        "then scaled, added and rounded once; -2 is no token. Raises IndexError where a token is outside the table.",
+        "then scaled, added and rounded once; -2 is no token, and the rows of `padding_token` add nothing. Raises IndexError where a token is "
+        "outside the table.",
         "tokens:i32[T] dy:s[T,h] dtable:*[V,h]+",
-        {**_ADDS, "scale": _SCALES},
+        {**_ADDS, "scale": _SCALES, "padding_token": _TOKEN},
     ),
     Kernel(
         "position_forward",

@@ -37,12 +37,19 @@ def keyed_sum_plan(rows: int, width: int) -> Plan:
 
 
 def add_rows(
-    indices: I32 | I64, source: Array, table: Array, buffers: list[Array], *, scale: float, accumulate: bool
+    indices: I32 | I64,
+    source: Array,
+    table: Array,
+    buffers: list[Array],
+    *,
+    scale: float,
+    accumulate: bool,
+    without: int | None = None,
 ) -> None:
     """table[indices[t]] = [table[indices[t]] +] scale * source[t], summed over t and rounded once; zero in rows without any.
 
-    `indices` [T] are rows of the table, or negative: of rows that other tensor peers have nothing is added. `source` is [T, width]; buffers
-    are those of `keyed_sum_plan`.
+    `indices` [T] are rows of the table, or negative: of rows that other tensor peers have nothing is added, nor of the row `without`. `source`
+    is [T, width]; buffers are those of `keyed_sum_plan`.
     """
     keys, low, high, of_table, order, first, differ, absent, of_rows, spare, raw = buffers
     count = len(indices)
@@ -53,6 +60,8 @@ def add_rows(
     torch.bitwise_right_shift(keys[:count], _KEY_BITS, out=of_table)
     torch.bitwise_and(keys[:count], (1 << _KEY_BITS) - 1, out=order)
     torch.lt(of_table, 0, out=absent)
+    if without is not None:
+        absent.logical_or_(torch.eq(of_table, without, out=differ))
     of_table.clamp_(min=0)  # these stand first: zeros before the rows of key 0
     torch.searchsorted(of_table, of_table, out=first)
     if not accumulate:

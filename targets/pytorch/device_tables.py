@@ -81,12 +81,20 @@ class DeviceTables:
                 part.copy_(wide(buffer, part).mul_(scale))
 
     def embedding_backward(
-        self, tokens: I32, dy: Array, dtable: Array, *, scratch: Scratch, accumulate: bool, scale: float = 1.0
+        self,
+        tokens: I32,
+        dy: Array,
+        dtable: Array,
+        *,
+        scratch: Scratch,
+        accumulate: bool,
+        scale: float = 1.0,
+        padding_token: int | None = None,
     ) -> None:
         """See `KERNELS["embedding_backward"]`. Tokens are checked on the CPU alone; rows are summed as `device_sums` says."""
         check_tokens(tokens, len(dtable))
         buffers = scratch.take_all(embedding_backward_plan(dy))
-        add_rows(tokens, dy, dtable, buffers, scale=scale, accumulate=accumulate)
+        add_rows(tokens, dy, dtable, buffers, scale=scale, accumulate=accumulate, without=padding_token)
 
     def position_forward(
         self,

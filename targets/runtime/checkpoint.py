@@ -459,10 +459,10 @@ def kept_companions(directory: str, manifest: Mapping[str, Any]) -> list[str]:
 
 
 def check_model_of(directory: str, saved: object, model: ModelConfig) -> None:
-    """The checkpoint is of this model: equal in all but its name, and the deviation that no weights have any more."""
+    """The checkpoint is of this model: equal in all but its name, the deviation that no weights have any more, and the padding token."""
     kept = saved_model(directory, saved)
     report = Diagnostics()
-    apart = {"name", "initializer_range", "inert"}
+    apart = {"name", "initializer_range", "padding_token", "inert"}
     for name in (attribute.name for attribute in fields(ModelConfig) if attribute.name not in apart):
         have, want = getattr(kept, name), getattr(model, name)
         if have != want:

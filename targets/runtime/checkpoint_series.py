@@ -20,6 +20,7 @@ from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Severity, fail
 from ratrain.ratrain_ir.files import is_directory, is_there, made_directory
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.targets.runtime.checkpoint import (
     MANIFEST_FILE,
     VERSION,
@@ -45,7 +46,6 @@ from ratrain.targets.runtime.data import BYTE, TEXT_VOCABULARY
 from ratrain.targets.runtime.training_state import TrainingState
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.targets.runtime.engine import ProgramEngine
     from ratrain.targets.runtime.locks import Lock
     from ratrain.targets.runtime.processes import Processes
@@ -230,10 +230,9 @@ class Loaded:
     state: TrainingState
     run: dict[str, Any]
     warnings: list[Diagnostic]
+    model: ModelConfig
     damaged: tuple[str, ...] = ()
     """directories of those newer ones"""
-    inert: Mapping[str, object] = field(factory=dict)
-    """keys of its model's `config.json` that change nothing here"""
     companions: Mapping[str, bytes] = field(factory=dict)
     """files that stand beside its model's weights"""
 
@@ -284,8 +283,7 @@ def _load(directory: str, model: ModelConfig, processes: Processes) -> Loaded:
     state, run = processes.together(load)
     manifest = read_manifest(directory, (VERSION, SHARDED_VERSION))
     companions = processes.together(lambda: _companions_of(directory, manifest))
-    inert = saved_model(directory, manifest.get("model")).inert
-    return Loaded(directory, state, run, [], inert=inert, companions=companions)
+    return Loaded(directory, state, run, [], saved_model(directory, manifest.get("model")), companions=companions)
 
 
 def latest_weights(directory: str) -> tuple[ModelConfig, WeightSource]:

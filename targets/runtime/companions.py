@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.files import is_regular, read_bytes
+from ratrain.ratrain_ir.frontend.hf_keys import PADDING_TOKEN_KEY
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
@@ -21,7 +22,7 @@ TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.
 GENERATION_FILE = "generation_config.json"
 COMPANION_FILES = (*TOKENIZER_FILES, GENERATION_FILE)
 
-_TOKEN_NUMBERS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+_TOKEN_NUMBERS = ("bos_token_id", "eos_token_id", PADDING_TOKEN_KEY, "decoder_start_token_id")
 
 
 def files_of_tokenizer(path: str) -> dict[str, bytes]:
@@ -62,7 +63,8 @@ def replaced_companions(kept: Mapping[str, bytes], given: Mapping[str, bytes]) -
 
 def generation_config(model: ModelConfig) -> bytes | None:
     """A `generation_config.json` of the token numbers in a model's `config.json`; None where it has none."""
-    numbers = {key: model.inert[key] for key in _TOKEN_NUMBERS if model.inert.get(key) is not None}
+    said = {PADDING_TOKEN_KEY: model.padding_token, **model.inert}
+    numbers = {key: said[key] for key in _TOKEN_NUMBERS if said.get(key) is not None}
     return json.dumps({"_from_model_config": True, **numbers}, indent=2).encode() + b"\n" if numbers else None
 
 

@@ -31,7 +31,7 @@ from ratrain.targets.runtime.positions import RunFolder
 from ratrain.targets.runtime.processes import Processes
 from ratrain.targets.runtime.state import start_from_state, start_from_weights
 from ratrain.targets.runtime.training import TrainingRun
-from ratrain.targets.runtime.weights import check_config_beside, random_weights, read_weights
+from ratrain.targets.runtime.weights import check_config_beside, other_padding, random_weights, read_weights
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
@@ -97,7 +97,8 @@ def _begun(
         new_scale = scale_that_starts_anew(loaded.run.get("plan"), program.plan)
         changed = data_differences(start, loaded.run, now) + differences(loaded.run, now)
         warnings = said + loaded.warnings + changed + new_scale
-        program = _with_inert(program, loaded.inert)
+        warnings += other_padding(f"the checkpoint '{loaded.directory}'", loaded.model, program.model, "RT092")
+        program = _with_inert(program, loaded.model.inert)
         engine = _made_engine(processes, program, kernels, batches, execution)
         start_from_state(engine, loaded.state, keep_scale=not new_scale)
     else:

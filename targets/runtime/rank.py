@@ -292,14 +292,23 @@ def _bind_step(
         if cleared or not all(once.values()):
             return [(chosen.zero, {"a": gradient, "scratch": scratch}) for gradient in cleared]
         arguments = {name: array for name, array in arguments.items() if name not in once}
-    numbered = {"first_head": peer.peer * step.options["heads"]} if peer and "all_heads" in step.options else {}
-    options = KERNELS[step.kernel].arguments({**step.options, **numbered})
+    options = KERNELS[step.kernel].arguments({**step.options, **(_numbered_within(step, peer) if peer else {})})
     calls: list[_Call] = []
     if peer is not None and peer.vocabulary is not None and arguments.keys() & {"table", "dtable"}:
         padding = _without_padding(arguments, len(peer.vocabulary))
         if padding is not None and not options.get("accumulate"):
             calls.append((chosen.zero, {"a": padding, "scratch": scratch}))
     return [*calls, (getattr(chosen, step.kernel), {**arguments, **options, "scratch": scratch})]
+
+
+def _numbered_within(step: Step, peer: Rank) -> dict[str, int]:
+    """The options of a step that count within what a tensor peer has of heads or of the vocabulary; its own token may be any number there."""
+    numbered = {}
+    if "all_heads" in step.options:
+        numbered["first_head"] = peer.peer * step.options["heads"]
+    if "padding_token" in step.options and peer.vocabulary is not None:
+        numbered["padding_token"] = step.options["padding_token"] - peer.vocabulary.start
+    return numbered
 
 
 def _added_once(step: Step, peer: Rank) -> dict[str, bool]:

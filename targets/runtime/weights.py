@@ -22,7 +22,7 @@ from attrs import frozen
 from ratrain.ratrain_ir.blocks import Block, Parameter, block_chain, parameters
 from ratrain.ratrain_ir.diagnostics import Diagnostic, Diagnostics, Severity, fail
 from ratrain.ratrain_ir.files import is_directory, is_there, read_text
-from ratrain.ratrain_ir.frontend.hf_keys import keys_of
+from ratrain.ratrain_ir.frontend.hf_keys import PADDING_TOKEN_KEY, keys_of
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.model_files import load_model
 from ratrain.ratrain_ir.frontend.text import shown
@@ -34,6 +34,7 @@ from ratrain.targets.runtime.tensor_file import (
     cut,
     open_tensors,
 )
+from ratrain.targets.runtime.weight_buffers import follows_from
 from ratrain.targets.runtime.weight_source import WeightSource
 
 CONFIG_FILE = "config.json"
@@ -45,11 +46,6 @@ _WEIGHTS_KEY = 1  # keeps the random numbers of the weights apart from those of 
 _RESIDUAL = ("o_proj", "down_proj")  # the matrices that write to the residual stream, 2 in each layer
 _SCALED_BY_DEPTH = {"gpt2"}  # families whose classes in `transformers` draw those narrower the deeper the model is
 _HEAD = "lm_head.weight"
-_IGNORED = {
-    "gpt2": (".attn.bias", ".attn.masked_bias"),
-    "gpt_neox": (".attention.bias", ".attention.masked_bias"),
-}  # the causal mask, which files of those classes carry
-_IGNORED_ELSEWHERE = ("rotary_emb.inv_freq",)  # a table that old files carry; it follows from rope_theta
 _GPT2_PREFIX = "transformer."
 _MOST_SHOWN = 24  # problems named one by one: a wrong model has hundreds
 
@@ -159,7 +155,7 @@ def stored_layout(model: ModelConfig) -> dict[str, Stored]:
 def random_weights(model: ModelConfig, seed: int) -> WeightSource:
     """Initial weights, distributed as the family's class in `transformers` draws them.
 
-    Matrices are normal with the deviation of the model's `initializer_range`, norms 1, biases 0. In GPT-2 the matrices that write to the
+    Matrices are normal with the deviation of the model's `initializer_range`, norms 1, biases and the padding token's row 0. In GPT-2 the matrices that write to the
     residual stream have that deviation / sqrt(2 * layers), so that its variance does not grow with depth (its paper, section 2.3). A
     parameter depends on `seed` and its name only, not on the plan.
     """
@@ -190,7 +186,16 @@ class RandomWeights(WeightSource):
         for low, high in cut(start, stop):
             values = generator.standard_normal(high - low, np.float32)
             values *= deviation
+            first, last = (min(max(low, end), high) - low for end in self._zeros(parameter))
+            values[first:last] = 0
             yield values
+
+    def _zeros(self, parameter: Parameter) -> tuple[int, int]:
+        """Which of a parameter's flat values are zero though the others are drawn: the padding token's row of the embedding."""
+        row, width = self.model.padding_row, parameter.shape[-1]
+        if row is None or parameter is not next(iter(self.parameters.values())):  # the embedding is first
+            return 0, 0
+        return row * width, (row + 1) * width
 
     def _constant(self, parameter: Parameter) -> float | None:
         """What all values of a parameter are that is not drawn."""
@@ -254,8 +259,8 @@ def check_config_beside(path: str, model: ModelConfig) -> tuple[Mapping[str, obj
     """Hold the `config.json` of a directory with weights against the model that is to compute with them.
 
     Shapes alone do not tell: a model of another rotary base, window, norm epsilon or number of heads takes the same tensors and computes
-    another thing. Gives the file's inert keys, and a warning where a directory has no such file; a file of weights of a name of its own
-    says nothing of its model. Raises RT091 for every field that differs, and RT060, RT061 and RT062 where the file is not that of a
+    another thing. Gives the file's inert keys, and a warning where a directory has no such file, or its padding token is another one; a file
+    of weights of a name of its own says nothing of its model. Raises RT091 for every field that differs, and RT060, RT061 and RT062 where the file is not that of a
     supported model.
     """
     directory = model_directory(path)
@@ -277,7 +282,16 @@ def check_config_beside(path: str, model: ModelConfig) -> tuple[Mapping[str, obj
             help=f"compile the program with --model {directory}",
         )
     report.check()
-    return config.inert, []
+    return config.inert, other_padding(f"'{config_file}'", config, model, "RT091")
+
+
+def other_padding(what: str, saved: ModelConfig, model: ModelConfig, code: str) -> list[Diagnostic]:
+    """A warning where the row of the embedding that gets no gradient is not the one of the saved model."""
+    if saved.padding_row == model.padding_row:
+        return []
+    have, want = (shown(each.padding_token) for each in (saved, model))
+    text = f"{what} has {PADDING_TOKEN_KEY} = {have}, this program {want}: the row of that token gets no gradient from its lookups"
+    return [Diagnostic(code, text, severity=Severity.WARNING)]
 
 
 def block_elements(model: ModelConfig, block: Block) -> int:
@@ -355,7 +369,6 @@ def _check_stored(path: str, model: ModelConfig, stored: Mapping[str, StoredTens
     """Every tensor of the model is there, in its shape and in a type that can be read, and no other."""
     report = Diagnostics()
     layout = stored_layout(model)
-    ignored = _IGNORED.get(model.family, _IGNORED_ELSEWHERE)
     embedding = next(iter(named_parameters(model)))  # first in forward order
     for name, held in layout.items():
         shape = held.shape
@@ -371,7 +384,7 @@ def _check_stored(path: str, model: ModelConfig, stored: Mapping[str, StoredTens
                 "RT091", f"'{path}': {shown(name)} is of type {stored[name].dtype}; weights are one of {types}"
             )
     for name, tensor in stored.items():
-        if name in layout or name.endswith(ignored) or (name == _HEAD and model.tied_embeddings):
+        if name in layout or follows_from(model, name) or (name == _HEAD and model.tied_embeddings):
             continue
         shape_text = shown(list(tensor.shape))
         report.error("RT091", f"'{path}' has {shown(name)}, shape {shape_text}, which is no parameter of {model.name}")

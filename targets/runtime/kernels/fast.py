@@ -235,7 +235,15 @@ class Fast(
         fast_rows.embedding_forward(tokens, bits(table), bits(y), multiplier(scale))
 
     def embedding_backward(
-        self, tokens: I32, dy: Array, dtable: Array, *, scratch: Scratch, accumulate: bool, scale: float = 1.0
+        self,
+        tokens: I32,
+        dy: Array,
+        dtable: Array,
+        *,
+        scratch: Scratch,
+        accumulate: bool,
+        scale: float = 1.0,
+        padding_token: int | None = None,
     ) -> None:
         """See `KERNELS["embedding_backward"]`."""
         check_tokens(tokens, dtable.shape[0])
@@ -244,7 +252,8 @@ class Fast(
         keys, acc = scratch.take_all(_embedding_backward_plan(tokens, dy))
         token_keys(tokens, keys)
         acc.fill(0)
-        fast_rows.embedding_backward(held_keys(keys), bits(dy), bits(dtable), acc, multiplier(scale))
+        for held in held_keys(keys, padding_token):
+            fast_rows.embedding_backward(held, bits(dy), bits(dtable), acc, multiplier(scale))
 
     def adamw(
         self,

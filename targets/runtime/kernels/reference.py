@@ -282,7 +282,15 @@ class Reference(
 
     @quiet
     def embedding_backward(
-        self, tokens: I32, dy: Array, dtable: Array, *, scratch: Scratch, accumulate: bool, scale: float = 1.0
+        self,
+        tokens: I32,
+        dy: Array,
+        dtable: Array,
+        *,
+        scratch: Scratch,
+        accumulate: bool,
+        scale: float = 1.0,
+        padding_token: int | None = None,
     ) -> None:
         """See `KERNELS["embedding_backward"]`."""
         check_tokens(tokens, dtable.shape[0])
@@ -290,7 +298,8 @@ class Reference(
             dtable.fill(0)
         (keys,) = scratch.take_all(_embedding_backward_plan(tokens))
         token_keys(tokens, keys)
-        add_by_keys(held_keys(keys), dy, dtable, np.float32(scale))
+        for held in held_keys(keys, padding_token):
+            add_by_keys(held, dy, dtable, np.float32(scale))
 
     @quiet
     def adamw(

@@ -71,9 +71,13 @@ def number_within(tokens: I32, words: range) -> None:
     tokens[:] = np.where(held, tokens - words.start, np.where(tokens == IGNORED_LABEL, IGNORED_LABEL, OTHER_PEERS))
 
 
-def held_keys(keys: I64) -> I64:
-    """Of ascending keys those of tokens that are rows of the table."""
-    return keys[np.searchsorted(keys, 0) :]
+def held_keys(keys: I64, padding_token: int | None = None) -> list[I64]:
+    """Runs of ascending `keys`, token << 32 | t, of tokens that are rows of the table and not the padding token."""
+    held = keys[np.searchsorted(keys, 0) :]
+    if padding_token is None:
+        return [held]
+    start, stop = np.searchsorted(held, [padding_token << 32, (padding_token + 1) << 32])
+    return [held[:start], held[stop:]]
 
 
 def check_labels(labels: I32, rows: int) -> None:

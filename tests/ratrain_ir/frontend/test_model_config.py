@@ -436,7 +436,7 @@ REFUSED = [
     ({**NEOX, "rope_theta": 500}, "RT062", "'rotary_emb_base' says 10000 and 'rope_theta' says 500"),
     ({**NEOX, "rotary_pct": 0.2}, "RT062", "3 rotated elements of a head"),
     ({**LLAMA, "bos_token_id": float("inf")}, "RT062", "'bos_token_id' has a number that cannot be held"),
-    ({**LLAMA, "pad_token_id": [{"a": -float("inf")}]}, "RT062", "'pad_token_id' has a number that cannot be held"),
+    ({**LLAMA, "sep_token_id": [{"a": -float("inf")}]}, "RT062", "'sep_token_id' has a number that cannot be held"),
     ({**LLAMA, "num_attention_heads": 12}, "RT062", "'hidden_size' 64 is not a multiple of 'num_attention_heads' 12"),
     ({**LLAMA, "num_key_value_heads": 3}, "RT062", "is not a multiple of 'num_key_value_heads' 3"),
     ({**LLAMA, "num_key_value_heads": 8}, "RT062", "is not a multiple of 'num_key_value_heads' 8"),

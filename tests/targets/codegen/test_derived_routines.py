@@ -162,6 +162,7 @@ MODEL_CHANGES: dict[str, Any] = {
     "embedding_scale": 2.0,
     "residual_scale": 0.5,
     "logit_scale": 0.5,
+    "padding_token": 3,
 }
 PLAN_CHANGES: dict[str, Any] = {
     "chunks": 2,

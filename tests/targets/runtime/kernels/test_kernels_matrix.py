@@ -234,6 +234,36 @@ def test_embedding_backward(name, dtype, table_dtype, accumulate):
     same_bits(dtable[unused], start[unused] if accumulate else np.zeros_like(start[unused]))
 
 
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("padding", [0, 7, 19, 29, -3, 30])  # the last three: nobody's token, or another peer's
+@pytest.mark.parametrize("name", SETS)
+def test_the_row_of_the_padding_token_gets_nothing(name, padding, accumulate):
+    rng = np.random.default_rng(8)
+    tokens = rng.integers(0, 20, 70).astype(np.int32)
+    tokens[:3] = -2, 0, 19
+    dy = rng.normal(size=(70, 33)).astype(np.float32)
+    start = rng.normal(size=(30, 33)).astype(np.float16)
+    padded, plain, others = (start.copy() for _ in range(3))
+    dy[tokens == padding] = np.inf
+    call(name, "embedding_backward", tokens=tokens, dy=dy, dtable=padded, accumulate=accumulate, padding_token=padding)
+    call(name, "embedding_backward", tokens=tokens, dy=dy, dtable=plain, accumulate=accumulate)
+    call(
+        "reference",
+        "embedding_backward",
+        tokens=tokens,
+        dy=dy,
+        dtable=others,
+        accumulate=accumulate,
+        padding_token=padding,
+    )
+    close(padded, *f64(others, np.abs(others)), 8)
+    rest = np.arange(30) != padding
+    same_bits(padded[rest], plain[rest])
+    if 0 <= padding < 30:
+        same_bits(padded[padding], start[padding] if accumulate else np.zeros_like(start[0]))
+        assert padding == 29 or np.isinf(plain[padding].astype(float)).all()
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_embedding_backward_sums_in_float32_in_token_order(name):
     tokens = np.array([1, 0, 1, 1, 1], np.int32)
