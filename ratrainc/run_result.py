@@ -35,7 +35,7 @@ class RunResult(Shown):
     stop_signal: int
     """the signal that ended it early, or 0"""
     problems: tuple[Diagnostic, ...] = ()
-    """what could not be written beside the state"""
+    """what could not be written beside the state, and that nothing was trained"""
     token: str = BYTE
     """what a token of the data is"""
 
@@ -48,7 +48,7 @@ class RunResult(Shown):
     def exit_code(self) -> int:
         """130 after Ctrl-C; after SIGTERM or SIGHUP 75 where the state was saved, so that the job can be queued again, else 143 or 129.
 
-        Otherwise 1 where something that was asked for could not be written, although the run was.
+        Otherwise 1 where something that was asked for could not be written, although the run was, or where nothing was trained.
         """
         unsaved = {signal.SIGTERM: EXIT_TERMINATED, signal.SIGHUP: EXIT_HUNG_UP}
         for number, code in unsaved.items():

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from threadpoolctl import threadpool_limits
 
-from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError
+from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Severity
 from ratrain.ratrain_ir.files import check_directory_writable, check_writable
 from ratrain.ratrain_ir.model_flops import model_flops_per_token
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrainc.console import status
 from ratrain.ratrainc.loss_plot import write_losses
 from ratrain.ratrainc.run_display import run_steps, say_start
+from ratrain.ratrainc.run_end import check_trained, saved_first
 from ratrain.ratrainc.run_log import check_log, run_log
 from ratrain.ratrainc.run_profile import write_profile
 from ratrain.ratrainc.run_result import RunResult, curves_of
@@ -67,7 +68,7 @@ def run_training(
     """Run a program on data, in this process alone or as one of several.
 
     Log, trackers, plot, profile and what is shown never cost the state: where they fail, training goes on, the state is saved first, and the
-    result says what is missing. Raises `DiagnosticError` when data, weights, checkpoint or log cannot be used.
+    result says what is missing. What ends the run amid its steps leaves the steps before it saved. Raises `DiagnosticError` when data, weights, checkpoint or log cannot be used.
     """
     with ExitStack() as ending:
         ending.enter_context(saying_where("where the run is: it is being prepared, no step has begun"))
@@ -92,7 +93,8 @@ def run_training(
                 if not display.quiet:
                     telling(lambda: say_start(run))
                 should_stop = run.engine.agreed_stop(lambda: stop.signal)
-                run_steps(run, should_stop, writers, telling, display)
+                with saved_first(run):
+                    run_steps(run, should_stop, writers, telling, display)
                 stop.answer = "no step is left: ending when everything is written; Ctrl-C again stops at once"
                 with status("saving the state") if settings.saving.directory is not None else nullcontext():
                     saved = run.save()
@@ -105,7 +107,9 @@ def run_training(
             profile, concurrency = run.processes.merged_profile(run.engine.profile), run.engine.concurrency
             write = partial(write_profile, program, profile, outputs.profile, concurrency, threads)
             problems += _problems_of(lambda: run.processes.first_only(write))
-        for problem in problems:
+        of_training = check_trained(run)
+        problems += [each for each in of_training if each.severity is Severity.ERROR]
+        for problem in (*problems, *(each for each in of_training if each not in problems)):
             tell(problem)
         held_out = run.held_out
         return RunResult(

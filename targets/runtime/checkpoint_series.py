@@ -172,8 +172,20 @@ class CheckpointSeries:
                 shutil.rmtree(folder, ignore_errors=True)
             if not isinstance(error, DiagnosticError):  # Ctrl-C
                 raise
-            raise DiagnosticError([_in_save(problem, step) for problem in error.diagnostics]) from None
+            raise DiagnosticError([self._in_save(problem, step) for problem in error.diagnostics]) from None
         return str(target)
+
+    def _in_save(self, problem: Diagnostic, step: int) -> Diagnostic:
+        """A problem of a save, with what of the series is left to go on from."""
+        try:
+            left = [saved for saved, _ in saved_steps(self.directory) if saved < step]
+        except DiagnosticError:  # of another machine's disk, or one that is gone
+            left = []
+        rest = "nothing was saved before"
+        if left:
+            rest = f"the state after {left[0]} steps is whole: go on with --resume {self.directory}"
+        way_out = f"free some space, or save elsewhere; {rest}"
+        return evolve(problem, message=f"saving after step {step - 1}: {problem.message}", help=way_out)
 
     def _begin(self, folder: Path) -> None:
         try:
@@ -188,11 +200,6 @@ class CheckpointSeries:
         old = [directory for saved, directory in saved_steps(self.directory) if saved <= step]
         for directory in old[self.keep_last :]:
             shutil.rmtree(directory, ignore_errors=True)
-
-
-def _in_save(problem: Diagnostic, step: int) -> Diagnostic:
-    help_text = "free some space, or save elsewhere; the checkpoints before this one are whole: go on with --resume"
-    return evolve(problem, message=f"saving after step {step - 1}: {problem.message}", help=help_text)
 
 
 def saved_steps(directory: str) -> list[tuple[int, str]]:

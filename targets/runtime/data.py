@@ -311,6 +311,18 @@ def _check_documents(stream: TokenStream) -> None:
         fail("RT090", f"'{stream.name}' is one document: there is no other order of documents", help=help_text)
 
 
+def fail_without_labels(step: int, plan: Plan, first_step: int) -> NoReturn:
+    """Raise `DiagnosticError` RT090 for a step of a run that has nothing to learn from."""
+    before = step - first_step
+    ways_out = (
+        "use a larger global batch or longer sequences, leave out documents with very long prompts, or train on all"
+    )
+    if before:
+        ways_out += f"; the {before} steps before it can be run: --steps {before}"
+    text = f"step {step} has no token that is in the loss: all its {plan.tokens_per_step} tokens are of prompts"
+    fail("RT090", text, help=ways_out)
+
+
 @define(eq=False)
 class Batches:
     """Which sequences of a stream each step trains on.
@@ -364,8 +376,36 @@ class Batches:
             first = np.array(taken, np.int64) * self.plan.seq_len + 1
             documents = self._pass(epoch).documents
             assert documents is not None
-            total += documents.counted(first, first + self.plan.seq_len)
+            total += int(documents.counted(first, first + self.plan.seq_len).sum())
         return total
+
+    def check_labels(self, start: int, stop: int) -> None:
+        """Raise `DiagnosticError` RT090 where one of the steps [start, stop) has no label that is in the loss."""
+        size, most = self.plan.global_batch, max(1, _CHUNK // self.plan.global_batch)
+        if self.stream.counts_all or (self.order != "documents" and self._has_labels_in_any_order()):
+            return
+        for low in range(start, stop, most):
+            positions = np.arange(low * size, min(low + most, stop) * size)
+            epochs, counts = positions // self.sequences, np.empty(len(positions), np.int64)
+            for epoch in np.unique(epochs).tolist():
+                mine = epochs == epoch
+                counts[mine] = self._labels(epoch)[positions[mine] - epoch * self.sequences]
+            without = np.flatnonzero(counts.reshape(-1, size).sum(axis=1) == 0)
+            if without.size:
+                fail_without_labels(low + int(without[0]), self.plan, start)
+
+    def _labels(self, epoch: int) -> Positions:
+        """Labels in the loss of each sequence of a pass, in the order of the pass."""
+        documents = self._pass(epoch).documents
+        assert documents is not None  # else all labels count
+        first = np.arange(self.sequences) * self.plan.seq_len + 1
+        found = documents.counted(first, first + self.plan.seq_len)
+        return found[self._permutation(epoch, self.sequences)] if self.order == "shuffled" else found
+
+    def _has_labels_in_any_order(self) -> bool:
+        """Whether every step takes more sequences than there are without a label in the two passes that it may reach into."""
+        without = int(np.count_nonzero(self._labels(0) == 0))
+        return 2 * without < self.plan.global_batch <= self.sequences
 
     def fill(self, step: int, replica: int, piece: Piece, part: Part, out: NDArray[np.int32]) -> None:
         """Write a part of the input of one micro-batch of one replica, or of a slice of it, into `out`, shape [b * S].

@@ -96,9 +96,10 @@ class Documents:
         found: Positions = self.bounds[self._holding(np.arange(start, stop))]
         return found
 
-    def counted(self, start: Positions, stop: Positions) -> int:
-        """How many of the tokens in all ranges [start, stop) count as labels."""
-        return int((self._counted_below(stop) - self._counted_below(start)).sum())
+    def counted(self, start: Positions, stop: Positions) -> Positions:
+        """How many of the tokens in each range [start, stop) count as labels."""
+        found: Positions = self._counted_below(stop) - self._counted_below(start)
+        return found
 
     def is_counted(self, start: int, stop: int) -> NDArray[np.bool_]:
         """Of each token in [start, stop) whether it counts as a label."""

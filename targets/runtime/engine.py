@@ -23,6 +23,7 @@ from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.ratrain_ir.types import Dtype, Home, StateKind
 from ratrain.targets.runtime.certificate import constants_of, scratch_bytes
 from ratrain.targets.runtime.compute_time import ComputeTimes, StageCompute
+from ratrain.targets.runtime.data import fail_without_labels
 from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.evaluation import serves_the_loss
 from ratrain.targets.runtime.kernels.shared import number_within
@@ -122,6 +123,8 @@ class ProgramEngine(ABC):
         """The ranks of this process, by stage."""
         for place in places:
             self.ranks[place.stage].append(Rank(program, place.stage, place.replica, kernels.memory, place.peer))
+        self.has_whole_state = True
+        """Whether weights, moments and counts are those after the last step that has ended, no update of another having begun."""
         self.evaluates = False
         """Whether there will be passes that evaluate."""
         self.first_step = 0
@@ -264,6 +267,7 @@ class ProgramEngine(ABC):
         report = StepReport(step, mean, tokens, scale, skipped, totals.gradient_norm, counted, totals.memory, compute)
         if self.profile is not None:
             self.profile.steps.append(StepSpan(limit - 1, start, self.profile.clock()))
+        self.has_whole_state = True
         return report
 
     def _file_traffic(self) -> Traffic:
@@ -287,11 +291,7 @@ class ProgramEngine(ABC):
             return None
         counted = self.batches.counted(step)
         if not counted:
-            fail(
-                "RT090",
-                f"step {step} has no token that is in the loss: all its {self.program.plan.tokens_per_step} tokens are of prompts",
-                help="use a larger global batch or longer sequences, leave out documents with very long prompts, or train on all",
-            )
+            fail_without_labels(step, self.program.plan, self.first_step)
         for bound in self.bound.values():
             bound.count_labels(counted, self.program.plan.tokens_per_step)
         return counted
@@ -361,6 +361,7 @@ class ProgramEngine(ABC):
 
     def update(self, rank: Rank, instruction: Instruction, _step: int) -> None:
         """Update a block on the host's scratch: an engine of its own in a machine that updates beside its compute engine."""
+        self.has_whole_state &= self.evaluated is not None
         update = self.updater.update if self.evaluated is None else self.updater.refresh_view
         update(rank, instruction, self.scratch_of(rank, Engine.HOST))
 

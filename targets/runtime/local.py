@@ -167,6 +167,7 @@ class LocalEngine(ProgramEngine):
 
     def _repeat(self, graph: Graph) -> None:
         """Do a step by its graph: all engines begin it, and all have completed it."""
+        self.has_whole_state = False
         for head in self.heads:
             if head.rank.position is not None:
                 head.rank.position.begin(head.engine)

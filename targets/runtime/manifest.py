@@ -117,18 +117,24 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[Diagnostic]:
         if key in _SAID_ELSEWHERE or key not in saved or saved[key] == value:
             continue
         text = f"the checkpoint was written with {key} = {saved[key]}, this run has {value}: not bit for bit the same"
-        notes = _plan_differences(saved.get("plan"), now["plan"]) if key == "plan_hash" else []
+        notes: list[Note] = []
+        if key == "plan_hash":
+            text, notes = _plan_differences(saved.get("plan"), now["plan"])
         warnings.append(Diagnostic("RT092", text, notes=notes, severity=Severity.WARNING))
     return warnings
 
 
-def _plan_differences(saved: object, now: dict[str, Any]) -> list[Note]:
-    """What has changed in the plan; older checkpoints have its hash only."""
+def _plan_differences(saved: object, now: dict[str, Any]) -> tuple[str, list[Note]]:
+    """What has changed in the plan: the keys in words, and a note with both values of each; older checkpoints do not have them."""
+    text, end = "the checkpoint was written with another plan", ": not bit for bit the same"
     if not isinstance(saved, dict):
-        return []
-    then, today = _UNSAID | saved, _UNSAID | now
-    changed = [key for key in {**now, **_UNSAID} if then.get(key) != today[key]]
-    return [Note(f"plan: {key} = {then.get(key)} then, {today[key]} now") for key in changed]
+        return f"{text}, whose keys it does not have{end}", []
+    then: dict[str, Any] = {**_UNSAID, **saved}
+    today: dict[str, Any] = {**_UNSAID, **now}
+    changed = [key for key in {**today, **then} if then.get(key) != today.get(key)]
+    before, after = KEYS.with_words(then), KEYS.with_words(today)
+    notes = [Note(f"plan: {key} = {before.get(key)} then, {after.get(key)} now") for key in changed]
+    return f"{text}: {', '.join(changed) or 'it says the same in other words'}{end}", notes
 
 
 _UNSAID = {

@@ -86,6 +86,7 @@ def _begun(
     start, execution = settings.start, settings.execution
     loaded = load_latest(start.checkpoint, program.model, processes) if start.checkpoint is not None else None
     first_step = loaded.state.step if loaded is not None else 0
+    batches.check_labels(first_step, first_step + settings.steps)
     if series is not None:
         series.check_start(processes, first_step, loaded.damaged if loaded else ())
         said += series.clear_leftovers(processes, lock)

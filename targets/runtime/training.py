@@ -11,9 +11,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from attrs import asdict, define, field, frozen
+from attrs import asdict, define, evolve, field, frozen
 
 from ratrain.ratrain_ir.diagnostics import Diagnostic, fail
+from ratrain.ratrain_ir.ops import Update
 from ratrain.targets.program.program import Program
 from ratrain.targets.runtime.checkpoint import (
     is_sealed,
@@ -156,7 +157,10 @@ class TrainingRun:
             start = time.perf_counter()
             report = self.engine.run_step(step)
             timed = self._timed(report, time.perf_counter() - start)
-            self.done.append(timed)
+            self.done.append(timed)  # before the evaluation, which may fail
+            held_out = self._evaluated(report)
+            if held_out is not None:
+                timed = self.done[-1] = evolve(timed, eval_loss=held_out)
             yield timed
             if not isfinite(report.loss):  # before saving: this state must not take the place of a better one
                 text = f"the loss of step {step} is {report.loss}: the weights have diverged"
@@ -166,11 +170,11 @@ class TrainingRun:
                 self._save_to(self.series)
 
     def _timed(self, report: StepReport, seconds: float) -> TimedStep:
-        """A finished step, evaluated if it is one of those."""
+        """A finished step."""
         speed = report.tokens / seconds
         rate = self.program.plan.optimizer.learning_rate(report.step)
         mfu = self.utilisation.of(speed) if self.utilisation else None
-        return TimedStep(report, speed, rate, mfu, self._evaluated(report))
+        return TimedStep(report, speed, rate, mfu)
 
     def _evaluated(self, report: StepReport) -> float | None:
         """The loss of the held-out data after a step, if that is one to evaluate after."""
@@ -192,6 +196,25 @@ class TrainingRun:
             state = training_state(self.engine, self.steps_done)
             save_checkpoint(directory, self.program.model, state, self.manifest(), self.companions)
         return directory
+
+    def save_what_is_done(self) -> str | None:
+        """Write the checkpoint the settings ask for after something else than its last step has ended the run; its directory.
+
+        None where there is nothing to save: no step has ended since the last save or none can be saved now, weights have diverged, the run
+        ended amid a step's updates, or other processes would have to write their parts, which may not know of the end.
+        """
+        known = self.first_step if self._saving is None else self._saving.step
+        whole = self.processes.count == 1 and self.engine.has_whole_state
+        if not whole or self.steps_done <= known or not isfinite(self.done[-1].report.loss):
+            return None
+        return self.save()
+
+    @property
+    def updates_a_step(self) -> int:
+        """Updates of blocks that a step makes, counted once a rank."""
+        plan, keyword = self.program.plan, Update.keyword
+        streams = (stream for stage in self.program.stages for stream in stage.streams.values())
+        return plan.dp * plan.tp * sum(instruction.keyword == keyword for stream in streams for instruction in stream)
 
     def newest_saved(self) -> tuple[int, str] | None:
         """Steps done and directory of the newest checkpoint that this run has written, as it stands on the disk."""

@@ -96,8 +96,8 @@ SAME = {
     "family": (MODEL, {"family": "mistral"}),
     "inert": (MODEL, {"inert": {"max_position_embeddings": 77, "eos_token_id": 3}}),
 }
-UNSEEN = {"packed_qkv", "initializer_range", "rope_interleaved"}
-"""How weights are stored, which their names and shapes say, how others are drawn, and what no family chooses."""
+UNSEEN = {"packed_qkv", "initializer_range", "rope_interleaved", "padding_token"}
+"""How weights are stored, which their names and shapes say, how others are drawn, what no family chooses, and what only trains otherwise."""
 
 
 def test_every_field_of_a_model_is_among_them() -> None:
@@ -152,6 +152,19 @@ def test_a_base_of_100_does_not_run_in_a_program_of_10_000(named: str, tmp_path:
     weights = folder_of(MODEL, evolve(MODEL, rope_theta=100.0), tmp_path)
     with pytest.raises(DiagnosticError, match=r"RT091.*rope_theta = 100.0, the program's has 10000.0\n.*--model"):
         start(make_program(), 1, init=weights if named == "the directory" else f"{weights}/model.safetensors")
+
+
+def test_another_padding_token_is_said_and_serves(tmp_path: Path) -> None:
+    padded, checkpoint = evolve(MODEL, padding_token=3), str(tmp_path / "checkpoint")
+    weights = folder_of(MODEL, padded, tmp_path)
+    assert not start(make_program(padded), 1, init=weights).warnings
+    train(make_program(padded), 1, save=checkpoint)
+    assert not start(make_program(padded), 1, resume=checkpoint).warnings
+    assert not start(make_program(evolve(MODEL, padding_token=3 - MODEL.vocab_size)), 1, resume=checkpoint).warnings
+    for code, given in (("RT091", {"init": weights}), ("RT092", {"resume": checkpoint})):
+        (warning,) = start(make_program(), 1, **given).warnings
+        assert (warning.code, warning.severity) == (code, Severity.WARNING)
+        assert "pad_token_id = 3, this program null" in warning.message
 
 
 def test_what_could_not_be_checked_is_said(tmp_path: Path) -> None:
