@@ -569,7 +569,7 @@ def test_command_says_when_none_fits(tmp_path, capsys):
     [
         ("", "RT002", 1),
         ("id,lower,upper\na,0,1\n", "RT002", 1),
-        ("id,lower,upper,size,alignment\na,0,1,2,3\n", "RT004", 1),
+        ("id,lower,upper,size,alignment\na,0,1,2,3\n", "RT005", 2),
         ("id,lower,upper,size,size\na,0,1,2,3\n", "RT006", 1),
         ("id,lower,upper,size\na,0,1\n", "RT002", 2),
         ("id,lower,upper,size\na,0,1,2.5\n", "RT005", 2),
