@@ -53,6 +53,9 @@ def _memory_line(memory: MemoryUse) -> str:
     if memory.constant_bytes is None or memory.planned_bytes is None:
         return f"memory: {' + '.join(parts)}"
     parts.append(f"constant {size_text(memory.constant_bytes)} (interpreter, libraries, program)")
+    if memory.first_use:
+        named = ", ".join(f"{name} {size_text(count)}" for name, count in memory.first_use.items())
+        parts.append(f"at most {size_text(sum(memory.first_use.values()))} as they are first used ({named})")
     return f"memory: {' + '.join(parts)} = {size_text(memory.planned_bytes)}"
 
 

@@ -104,8 +104,7 @@ class Streams:
     @property
     def list_order(self) -> Int32s:
         """The engines of instructions in list order."""
-        engines: Int32s = self.engines[self.engines != NONE].astype(np.int32)
-        return engines
+        return np.asarray(self.engines[self.engines != NONE], np.int32)
 
     def waits(self, kept: Sequence[int], needed: Sequence[int]) -> tuple[Int64s, Int32s]:
         """How many waits each instruction has, and these as rows, of reduced waits (`StageNumbers.reduced_waits`)."""

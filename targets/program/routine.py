@@ -217,4 +217,7 @@ def _words(value: Any) -> dict[str, str]:
 
 
 def _shape(value: Any) -> Shape:
-    return tuple(whole(extent) for extent in listed(value))
+    """Raises ValueError where there is no dimension: the least is one element."""
+    if not listed(value):
+        raise ValueError("expected a shape, got one of no dimension")
+    return tuple(map(whole, value))

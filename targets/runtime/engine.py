@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir import ops
 from ratrain.ratrain_ir.diagnostics import Diagnostic, fail
+from ratrain.ratrain_ir.loops import compiled_anew
 from ratrain.ratrain_ir.ops import ENGINES, Engine, Part
 from ratrain.ratrain_ir.per_op import PerOp
 from ratrain.ratrain_ir.types import Dtype, Home, StateKind
@@ -26,6 +27,7 @@ from ratrain.targets.runtime.compute_time import ComputeTimes, StageCompute
 from ratrain.targets.runtime.data import fail_without_labels
 from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.evaluation import serves_the_loss
+from ratrain.targets.runtime.first_use import first_use
 from ratrain.targets.runtime.kernels.shared import number_within
 from ratrain.targets.runtime.memory_monitor import MemoryMonitor
 from ratrain.targets.runtime.optimizer import Updater
@@ -117,6 +119,8 @@ class ProgramEngine(ABC):
         _check_memory(program, places, self.needed_bytes(places), kernels.memory)
         _check_homes(program, kernels)
         _load_kernels(program, kernels)
+        self.compiles = compiled_anew() > 0
+        """Whether loops are not kept on disk yet: the first of them was compiled."""
         self.constant_bytes = resident_bytes()
         """Resident bytes of this process before its arenas; None where the system does not say."""
         self.ranks: list[list[Rank]] = [[] for _ in program.stages]
@@ -127,6 +131,8 @@ class ProgramEngine(ABC):
         """Whether weights, moments and counts are those after the last step that has ended, no update of another having begun."""
         self.evaluates = False
         """Whether there will be passes that evaluate."""
+        self.expected_steps = 0
+        """How many steps there will be."""
         self.first_step = 0
         """Steps done before this engine was made (a resumed run)."""
         self.step = 0
@@ -414,15 +420,36 @@ class ProgramEngine(ABC):
             self.declared_constants(),
             self.file_traffic,
             self._planned_traffic(),
+            self.first_use(),
+        )
+
+    def expect_steps(self, count: int) -> None:
+        """Say how many steps there will be: a run keeps figures of each."""
+        self.expected_steps = count
+
+    def first_use(self) -> dict[str, int]:
+        """What libraries and compiled loops take at most as they are first used."""
+        engines = len(self.heads) if self.concurrency == "threads" else 0
+        ranks = sum(map(len, self.ranks)) if engines else 1
+        team = getattr(self.kernels, "team", None)
+        return first_use(
+            self.program,
+            self.kernels,
+            scratch_bytes=self.scratch_bytes,
+            multiplying=ranks * (1 if team is None else team.threads),
+            engines=engines,
+            compiles=self.compiles,
+            steps=self.expected_steps,
         )
 
     def residence(self) -> Residence | None:
         """What this process has held in memory at most, and should; None where the system does not say, or a device has the arenas."""
-        resident, constant = peak_resident_bytes(), self.constant_bytes
-        if resident is None or constant is None or self.kernels.memory.overlaps:
+        if self.kernels.memory.overlaps:
             return None
-        certified = self.arena_bytes + self.scratch_bytes + sum(self.declared_constants().values())
-        return Residence(resident, certified + constant)
+        memory = self.memory_use()
+        if memory.peak_resident_bytes is None or memory.planned_bytes is None:
+            return None
+        return Residence(memory.peak_resident_bytes, memory.planned_bytes)
 
     def _planned_traffic(self) -> Traffic:
         moved = [rank.stage.moved_bytes(Home.FILE) for ranks in self.ranks for rank in ranks]

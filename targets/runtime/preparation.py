@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels import KernelSet
     from ratrain.targets.runtime.locks import Lock
     from ratrain.targets.runtime.process_memory import MemoryUse
-    from ratrain.targets.runtime.settings import Execution, RunSettings, Saving
+    from ratrain.targets.runtime.settings import RunSettings, Saving
     from ratrain.targets.runtime.utilisation import Utilisation
 
 
@@ -100,7 +100,7 @@ def _begun(
         warnings = said + loaded.warnings + changed + new_scale
         warnings += other_padding(f"the checkpoint '{loaded.directory}'", loaded.model, program.model, "RT092")
         program = _with_inert(program, loaded.model.inert)
-        engine = _made_engine(processes, program, kernels, batches, execution)
+        engine = _made_engine(processes, program, kernels, batches, settings)
         start_from_state(engine, loaded.state, keep_scale=not new_scale)
     else:
         overrides = overrides_of(optimizer, settings.optimizer)
@@ -111,7 +111,7 @@ def _begun(
             warnings = said + missing
             program = _with_inert(program, inert)
         source = read_weights(start.weights, program.model) if start.weights else random_weights(program.model, seed)
-        engine = _made_engine(processes, program, kernels, batches, execution)
+        engine = _made_engine(processes, program, kernels, batches, settings)
         start_from_weights(engine, source)
     if execution.check_memory or execution.poison:
         engine.watch_memory(poison=execution.poison)
@@ -188,11 +188,13 @@ def _leave_positions(run: TrainingRun, folder: RunFolder | None, places: ExitSta
 
 
 def _made_engine(
-    processes: Processes, program: Program, kernels: KernelSet, batches: Batches, execution: Execution
+    processes: Processes, program: Program, kernels: KernelSet, batches: Batches, settings: RunSettings
 ) -> ProgramEngine:
     """The engine, with all memories that it stores in."""
+    execution = settings.execution
     engine = processes.make_engine(program, kernels, batches, execution.interleave_seed, execution.threads)
     engine.open_stores(Path(execution.store_folder) if execution.store_folder else None)
+    engine.expect_steps(settings.steps)
     if execution.ram_bytes is not None:
         _check_ram(engine.memory_use(), execution.ram_bytes)
     return engine
@@ -202,7 +204,11 @@ def _check_ram(memory: MemoryUse, most: int) -> None:
     """RT093: what a process is going to hold is more than it may."""
     planned = memory.planned_bytes or memory.certified_bytes
     if planned > most:
-        text = f"this run holds {planned} bytes in memory, {memory.arena_bytes} of them arenas: {planned - most} more than the {most} of --ram"
+        others = planned - memory.certified_bytes
+        text = (
+            f"this run holds {planned} bytes in memory, {memory.arena_bytes} of them arenas and {others} what interpreter and libraries take: "
+            f"{planned - most} more than the {most} of --ram"
+        )
         way_out = "compile with zero = 3 and --passes 'place-1f1b,offload-state{home=file},recompute{policy=full},...' (docs/memories.md)"
         fail("RT093", text, help=way_out)
 

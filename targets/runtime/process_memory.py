@@ -48,6 +48,8 @@ class MemoryUse:
     """what its steps have moved from and to files"""
     files_a_step: Traffic = field(factory=Traffic)
     """what each of them moves, by its program, where no update is skipped"""
+    first_use: Mapping[str, int] = field(factory=dict)
+    """what libraries and loops take at most as they are first used, by what it is: measured"""
 
     @property
     def certified_bytes(self) -> int:
@@ -56,8 +58,10 @@ class MemoryUse:
 
     @property
     def planned_bytes(self) -> int | None:
-        """What should be resident at most: that, and the constant."""
-        return None if self.constant_bytes is None else self.certified_bytes + self.constant_bytes
+        """What is resident at most: that, the constant, and what libraries take as they are first used."""
+        if self.constant_bytes is None:
+            return None
+        return self.certified_bytes + self.constant_bytes + sum(self.first_use.values())
 
     def to_json(self) -> dict[str, Any]:
         """The figures as plain data."""

@@ -14,6 +14,7 @@ from typing import Any
 from attrs import asdict, define, evolve, field, frozen
 
 from ratrain.ratrain_ir.diagnostics import Diagnostic, fail
+from ratrain.ratrain_ir.loops import compiled_anew
 from ratrain.ratrain_ir.ops import Update
 from ratrain.targets.program.program import Program
 from ratrain.targets.runtime.checkpoint import (
@@ -168,6 +169,20 @@ class TrainingRun:
             every = self.settings.saving.every
             if every is not None and self.series is not None and (step + 1) % every == 0:
                 self._save_to(self.series)
+            self._keep_promise(report)
+
+    def _keep_promise(self, report: StepReport) -> None:
+        """Raise `DiagnosticError` RT093 where this process has held more than it was allowed: then what the run said was not true here."""
+        most = self.settings.execution.ram_bytes
+        if most is None or report.memory is None or report.memory.peak <= most:
+            return
+        anew = compiled_anew()
+        text = f"the run has held {report.memory.peak} bytes in memory, {report.memory.peak - most} more than the {most} of --ram"
+        if anew:
+            way_out = f"run it again: it compiled {anew} loops, which are kept now"
+        else:
+            way_out = f"allow it {report.memory.peak} bytes or more; it had planned {report.memory.planned}"
+        fail("RT093", text, help=way_out)
 
     def _timed(self, report: StepReport, seconds: float) -> TimedStep:
         """A finished step."""

@@ -466,3 +466,90 @@ def container(head: dict[str, Any], columns: bytes) -> bytes:
     text = json.dumps(head).encode()
     body = b"RATRAINX" + struct.pack("<IQ", VERSION, len(text)) + text + columns
     return body + hashlib.sha256(body).digest()
+
+
+def refused(head: dict[str, Any], columns: bytes) -> str:
+    """The one message about a file with this header and these columns."""
+    with pytest.raises(DiagnosticError) as raised:
+        parse_program(container(head, columns), "odd.rtx")
+    (found,) = raised.value.diagnostics
+    assert found.code == "RT080"
+    return found.message
+
+
+def objects_in(value: Any) -> list[dict[str, Any]]:
+    """All JSON objects within a value, itself included."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [value] * isinstance(value, dict) + [found for item in inner for found in objects_in(item)]
+
+
+def test_a_key_that_nothing_reads_is_refused_wherever_it_stands(sound: bytes) -> None:
+    head, columns = header_of(sound)
+    count = len(objects_in(head))
+    assert count > 200
+    for at in range(0, count, 7):
+        changed = copy.deepcopy(head)
+        objects_in(changed)[at]["peak_live_bytes"] = 1
+        with pytest.raises(DiagnosticError):
+            parse_program(container(changed, columns), "odd.rtx")
+
+
+def test_a_key_that_is_there_twice_is_refused(sound: bytes) -> None:
+    head, columns = header_of(sound)
+    text = json.dumps(head)
+    for key in ("capacity_bytes", "pipeline", "workspace_bytes", "seed"):
+        value = json.dumps(next(found[key] for found in objects_in(head) if key in found))
+        twice = text.replace(f'"{key}": {value}', f'"{key}": 1, "{key}": {value}', 1).encode()
+        body = b"RATRAINX" + struct.pack("<IQ", VERSION, len(twice)) + twice + columns
+        with pytest.raises(DiagnosticError, match=f"'{key}' is there twice"):
+            parse_program(body + hashlib.sha256(body).digest(), "odd.rtx")
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "words"),
+    [
+        ("strings", "send_nothing", "strings that nothing refers to"),
+        ("strings", "embed", "nothing refers to"),
+        ("forms", ["workspace", "u8", [64], False, "ddr"], "forms of tensors that nothing refers to"),
+    ],
+)
+def test_a_row_that_nothing_refers_to_is_refused(sound: bytes, table: str, row: object, words: str) -> None:
+    head, columns = header_of(sound)
+    assert words in refused(head | {table: [*head[table], row]}, columns)
+
+
+def test_on_chip_schedules_that_nothing_has_are_refused(sound: bytes) -> None:
+    head, columns = header_of(sound)
+    assert "has none" in refused(head | {"on_chip": "nonsense"}, columns)
+
+
+def test_a_shape_of_no_dimension_is_refused(sound: bytes) -> None:
+    head, columns = header_of(sound)
+    head["routines"][0]["parameters"][0]["shape"] = []
+    assert "no dimension" in refused(head, columns)
+
+
+def order_of(head: dict[str, Any], columns: bytes) -> tuple[list[int], int]:
+    """The list order of a file, and where it begins in its columns."""
+    end = len(columns) - head["names"]
+    start = end - 4 * head["columns"]["order"]
+    return list(struct.unpack(f"<{head['columns']['order']}i", columns[start:end])), start
+
+
+@pytest.mark.parametrize("engine", [-1, 1, 8])
+def test_a_list_order_of_other_engines_is_refused(sound: bytes, engine: int) -> None:
+    head, columns = header_of(sound)
+    order, start = order_of(head, columns)
+    assert order[0] != engine
+    changed = columns[:start] + struct.pack("<i", engine) + columns[start + 4 :]
+    refused(head, changed)
+
+
+def test_a_list_order_against_the_waits_is_refused(sound: bytes) -> None:
+    head, columns = header_of(sound)
+    order, start = order_of(head, columns)
+    own = sum(head["stages"][0]["streams"])
+    backwards = struct.pack(f"<{own}i", *order[own - 1 :: -1])
+    program = parse_program(container(head, columns[:start] + backwards + columns[start + 4 * own :]), "odd.rtx")
+    with pytest.raises(DiagnosticError, match="list order of stage @0 stands against its waits"):
+        check_program(program)
