@@ -100,9 +100,9 @@ def test_a_run_that_may_not_hold_what_libraries_take_does_not_begin(tmp_path: Pa
     assert memory.planned_bytes is not None
     without = memory.certified_bytes + memory.constant_bytes
     assert without < memory.planned_bytes
-    preparation._check_ram(memory, memory.planned_bytes)  # noqa: SLF001
+    preparation._check_ram(memory, memory.planned_bytes)
     with pytest.raises(DiagnosticError, match=r"RT093.*what interpreter and libraries take.*--ram"):
-        preparation._check_ram(memory, without)  # noqa: SLF001
+        preparation._check_ram(memory, without)
 
 
 def test_a_run_that_has_held_more_than_it_may_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,10 +115,10 @@ def test_a_run_that_has_held_more_than_it_may_ends(monkeypatch: pytest.MonkeyPat
         run.settings = evolve(run.settings, execution=execution)
         monkeypatch.setattr(training, "compiled_anew", lambda anew=anew: anew)
         if words is None:
-            run._keep_promise(report)  # noqa: SLF001
+            run._keep_promise(report)
             continue
         with pytest.raises(DiagnosticError, match=f"RT093(.|\n)*{words}"):
-            run._keep_promise(report)  # noqa: SLF001
+            run._keep_promise(report)
 
 
 VOCABULARY = evolve(MODEL, vocab_size=1 << 17, hidden_size=128, layers=1, ffn_size=64, tied_embeddings=True)
