@@ -216,6 +216,12 @@ OPTIONS = {
                 "steps of the warm-up", "--warmup-steps 10", f"{_CALLER} {_SIZES} {_BF16}", idle=_NO_CALLER
             ),
             "--steps": Option("the end of the cosine", "--steps 100", f"{_CALLER} {_SIZES} {_BF16}", idle=_NO_CALLER),
+            "--set": Option(
+                "a variable of a launch script, as its environment sets it",
+                "--set BATCH=2",
+                "--from megatron train.sh",
+                idle=("--from torchtitan job.toml --clusters 4",),
+            ),
             "-o": Option("the file that is written, in place of stdout", "-o new.toml"),
             "--json": _JSON,
         },

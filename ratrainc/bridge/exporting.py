@@ -12,9 +12,9 @@ from ratrain.ratrain_ir.files import checked
 from ratrain.ratrain_ir.frontend.plan_text import plan_words
 from ratrain.ratrain_ir.frontend.toml_text import toml_comment
 from ratrain.ratrainc.bridge.importing import imported
+from ratrain.ratrainc.bridge.launchers import WORLD
 from ratrain.ratrainc.bridge.megatron import MEGATRON
 from ratrain.ratrainc.bridge.settings import Asked, Framework
-from ratrain.ratrainc.bridge.shell_flags import WORLD
 from ratrain.ratrainc.bridge.torchtitan import TORCHTITAN
 from ratrain.ratrainc.bridge.torchtitan_rules import SCHEDULES, TYPES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attrs import frozen
+from attrs import field, frozen
 
 from ratrain.ratrain_ir.frontend.fields import FieldReader, Report
 from ratrain.ratrain_ir.frontend.plan import KEYS, Plan
@@ -36,6 +36,8 @@ class Imported:
     """settings that the file leaves out, as the framework has them then; the plan says what follows"""
     unsaid: frozenset[str] = frozenset()
     """keys that the plan's file leaves out: neither the settings nor the framework say them"""
+    unset: dict[str, str] = field(factory=dict)
+    """variables that a script takes as not set, and what it has instead"""
 
     def text(self) -> str:
         """Return the plan's file. Raises `DiagnosticError` RT011 where that would not be read as the plan."""
@@ -52,6 +54,7 @@ class Imported:
             for name, each in self.defaults.items()
         ]
         head += [f"Not carried over: {each.key} = {shown(each.value)}: {each.why}" for each in self.left]
+        head += [f"{name} is not set: {shown(value)} (--set {name}=...)" for name, value in self.unset.items() if value]
         return checked_plan_text("\n".join([*map(toml_comment, head), "", text]), self.plan, left_out=self.unsaid)
 
 
@@ -64,13 +67,13 @@ def import_plan(framework: str, path: str | Path, asked: Asked) -> Imported:
 def imported(framework: Framework, file: str, text: str, asked: Asked) -> Imported:
     """The plan of a text of a framework."""
     top = Source(file, text).top()
-    reader = SettingsReader(framework, framework.settings(file, text), top, asked)
+    reader = SettingsReader(framework, framework.settings_of(file, text, asked), top, asked)
     framework.read(reader)
     reader.leave_rest()
     reader.report.check()
     plan, auto = _plan(reader)
     passes, left, defaults = tuple(reader.passes), tuple(reader.left), dict(reader.defaults)
-    return Imported(framework, file, plan, auto, passes, left, defaults, frozenset(reader.unsaid))
+    return Imported(framework, file, plan, auto, passes, left, defaults, frozenset(reader.unsaid), reader.unset)
 
 
 def _plan(reader: SettingsReader) -> tuple[Plan, bool]:

@@ -1,144 +1,37 @@
-"""Megatron-LM: its arguments, as of 2025, in a launch script or a file of them."""
+"""Megatron-LM: the plan of its arguments, in a launch script or a file of them."""
 
 from __future__ import annotations
 
 import re
 from itertools import accumulate
 
+from ratrain.ratrainc.bridge.launchers import WORLD, NotSaid
+from ratrain.ratrainc.bridge.megatron_arguments import arguments_of
+from ratrain.ratrainc.bridge.megatron_rules import CHOICES, MODEL, RULES, reason
 from ratrain.ratrainc.bridge.settings import (
+    Asked,
     Framework,
-    Rule,
+    Left,
+    Setting,
     SettingsReader,
     put_batch,
     put_clip,
     put_ranks,
     put_seq_len,
 )
-from ratrain.ratrainc.bridge.shell_flags import WORLD, shell_flags
 
-_MODEL = "of the model: its config.json says it (--model)"
-_DATA = "of the data: 'run' is given it"
-_FILES = "of checkpoints and logs: 'run' is given places for them"
-_ALWAYS = "communication beside compute is what the compiler's placement is about: there is nothing to switch on"
-_SCALER = "a dynamic loss scale starts and adapts by rules of ratrain"
-_LAUNCH = "of the launcher: 'launch' starts processes"
-_KERNELS = "which kernels compute is said to 'run' (--kernels), and changes no plan"
+_DECIDE = frozenset(name for name, rule in RULES.items() if rule.keys) - {"train-iters", "train-samples"}
+"""Arguments whose value must be known. How long a run is, is asked for where a learning rate needs it."""
 
 
-def _all(why: str, names: str) -> dict[str, Rule]:
-    return {name: Rule("", why) for name in names.split()}
-
-
-RULES: dict[str, Rule] = {
-    "tensor-model-parallel-size": Rule("tp", "as it is", 1),
-    "pipeline-model-parallel-size": Rule("pp", "as it is", 1),
-    "num-virtual-stages-per-pipeline-rank": Rule("chunks, schedule", "interleaved where above 1"),
-    "num-layers-per-virtual-pipeline-stage": Rule(
-        "chunks, schedule", "with num-layers: layers of a stage by it; interleaved"
-    ),
-    "num-layers": Rule(
-        "chunks, cuts", "with num-layers-per-virtual-pipeline-stage and the first or last stage's layers"
-    ),
-    "decoder-first-pipeline-num-layers": Rule("cuts", "with num-layers; the other stages share the rest evenly"),
-    "decoder-last-pipeline-num-layers": Rule("cuts", "with num-layers; the other stages share the rest evenly"),
-    "pipeline-model-parallel-layout": Rule("cuts, chunks, schedule", "its transformer layers (t), stage by stage"),
-    "sequence-parallel": Rule("sequence_sharding", "true with it, false without; nothing with tp = 1"),
-    "nproc-per-node": Rule("dp", "of the launcher: with nnodes the ranks, of which tp and pp take their part"),
-    "nnodes": Rule("dp", "of the launcher: as above", 1),
-    WORLD: Rule("dp", "the variable of the script, where the launcher's flags do not say the ranks"),
-    "context-parallel-size": Rule(
-        "dp", "1; with more, its ranks are left out: sequences are not shared out over ranks", 1
-    ),
-    "micro-batch-size": Rule("micro_batch_size", "as it is"),
-    "global-batch-size": Rule("micro_batches", "by micro-batch-size and dp; 1 without"),
-    "seq-length": Rule("seq_len", "as it is"),
-    "seed": Rule("seed", "as it is", 1234),
-    "use-distributed-optimizer": Rule("zero", "1 with it, 0 without"),
-    "use-torch-fsdp2": Rule("zero, reduce", "3, each-micro-batch"),
-    "use-megatron-fsdp": Rule("zero, reduce", "by data-parallel-sharding-strategy"),
-    "data-parallel-sharding-strategy": Rule(
-        "zero, reduce",
-        "with use-megatron-fsdp: no_shard 0, optim 1, optim_grads 2, optim_grads_params 3; each-micro-batch from 2 on",
-        "no_shard",
-    ),
-    "bf16": Rule("view_dtype, grad_dtype", "bf16, and gradients in f32 (see grad-reduce-in-bf16)"),
-    "fp16": Rule("view_dtype, grad_dtype", "f16, and f32 without bf16 or fp16"),
-    "accumulate-allreduce-grads-in-fp32": Rule("grad_dtype", "f32"),
-    "grad-reduce-in-bf16": Rule("grad_dtype", "bf16, with bf16"),
-    "loss-scale": Rule("loss_scale", "with fp16; dynamic without it"),
-    "clip-grad": Rule("clip, max_norm", "global; none where 0", 1.0),
-    "lr": Rule("lr", "as it is"),
-    "min-lr": Rule("min_lr", "with a cosine"),
-    "adam-beta1": Rule("betas", "the first", 0.9),
-    "adam-beta2": Rule("betas", "the second", 0.999),
-    "adam-eps": Rule("eps", "as it is", 1e-8),
-    "weight-decay": Rule("weight_decay", "as it is", 0.01),
-    "lr-warmup-iters": Rule("warmup_steps", "as it is"),
-    "lr-warmup-samples": Rule("warmup_steps", "by global-batch-size"),
-    "lr-warmup-fraction": Rule("warmup_steps", "of the steps of decay"),
-    "lr-decay-style": Rule(
-        "total_steps, min_lr", "cosine, or constant: neither; others are named, and the rate stays at lr", "linear"
-    ),
-    "lr-decay-iters": Rule("total_steps", "with a cosine"),
-    "lr-decay-samples": Rule("total_steps", "with a cosine, by global-batch-size"),
-    "train-iters": Rule("total_steps", "with a cosine, where no lr-decay-iters are said; else 'run --steps'"),
-    "train-samples": Rule("total_steps", "as train-iters, by global-batch-size"),
-    "optimizer": Rule("optimizer", "adam; others are named", "adam"),
-    "attention-backend": Rule("attention", "flash, fused, auto: fused; unfused, local: scores-kept"),
-    "use-flash-attn": Rule("attention", "fused"),
-    "reset-position-ids": Rule("attention_mask", "document, with reset-attention-mask; one alone is named"),
-    "reset-attention-mask": Rule("attention_mask", "document, with reset-position-ids; one alone is named"),
-    "recompute-granularity": Rule(
-        "passes, attention", "full: recompute{policy=full}; selective: scores-recomputed, with unfused attention"
-    ),
-    "recompute-activations": Rule("passes, attention", "as recompute-granularity selective"),
-    "recompute-method": Rule(
-        "passes", "uniform with recompute-num-layers 1, with recompute-granularity full; others are named"
-    ),
-    "recompute-num-layers": Rule("passes", "with recompute-method"),
-    **_all(
-        _MODEL,
-        "hidden-size ffn-hidden-size num-attention-heads num-query-groups group-query-attention kv-channels max-position-embeddings "
-        "position-embedding-type rotary-base rotary-percent use-rotary-position-embeddings no-position-embedding normalization norm-epsilon "
-        "swiglu disable-bias-linear add-qkv-bias untie-embeddings-and-output-weights qk-layernorm make-vocab-size-divisible-by "
-        "vocab-size squared-relu init-method-std",
-    ),
-    **_all("ratrain trains without dropout", "attention-dropout hidden-dropout"),
-    **_all(
-        _DATA,
-        "data-path data-cache-path split train-data-path valid-data-path test-data-path tokenizer-type tokenizer-model vocab-file "
-        "merge-file mock-data num-workers eod-mask-loss dataloader-type",
-    ),
-    **_all(
-        _FILES,
-        "save load save-interval log-interval eval-interval eval-iters tensorboard-dir wandb-project wandb-exp-name wandb-save-dir "
-        "ckpt-format no-save-optim no-load-optim no-load-rng log-throughput exit-interval exit-duration-in-mins use-dist-ckpt",
-    ),
-    **_all(
-        _ALWAYS,
-        "overlap-grad-reduce overlap-param-gather tp-comm-overlap overlap-p2p-communication no-overlap-p2p-communication",
-    ),
-    **_all(_SCALER, "initial-loss-scale min-loss-scale loss-scale-window hysteresis"),
-    **_all(
-        _LAUNCH,
-        "node-rank master-addr master-port rdzv-id rdzv-backend rdzv-endpoint distributed-backend distributed-timeout-minutes",
-    ),
-    **_all(
-        _KERNELS,
-        "use-mcore-models transformer-impl no-masked-softmax-fusion no-gradient-accumulation-fusion no-rope-fusion "
-        "no-bias-gelu-fusion no-bias-swiglu-fusion no-bias-dropout-fusion cross-entropy-loss-fusion cross-entropy-fusion-impl",
-    ),
-    **_all("the global batch of a run is the same at every step", "rampup-batch-size"),
-    **_all("experts, which the models here do not have", "num-experts expert-model-parallel-size moe-router-topk"),
-    **_all("float8 is no type of a plan", "fp8-format fp8-recipe fp8-param-gather"),
-    **_all(
-        "state has the homes that the compiler gives it",
-        "optimizer-cpu-offload cpu-offloading cpu-offloading-num-layers",
-    ),
-}
+def _settings(file: str, text: str, asked: Asked | None = None) -> dict[str, Setting]:
+    return arguments_of(file, text, Asked() if asked is None else asked, _DECIDE)
 
 
 def _read(reader: SettingsReader) -> None:
+    _variables(reader)
+    _not_needed(reader)
+    _refusals(reader)
     tp, pp = (reader.size(f"{name}-model-parallel-size") or 1 for name in ("tensor", "pipeline"))
     reader.put("pp", pp, "pipeline-model-parallel-size")
     if tp > 1:
@@ -158,6 +51,43 @@ def _read(reader: SettingsReader) -> None:
     _state(reader)
     _optimizer(reader, batch if batch is not None else (micro or 1) * (dp or 1))
     _attention(reader)
+
+
+def _variables(reader: SettingsReader) -> None:
+    """The variables of the script that are taken as not set."""
+    for name in [each for each in reader.settings if each.startswith("$")]:
+        value = reader.settings[name].value
+        if isinstance(value, NotSaid):
+            reader.leave(name, f"it is not set in the file, and expands to nothing: else --set {name[1:]}=VALUE")
+        else:
+            reader.taken.add(name)
+            reader.unset[name[1:]] = value
+
+
+def _not_needed(reader: SettingsReader) -> None:
+    """Name what the script does not say, and the command line does, or nothing needs."""
+    ranks = ("nproc-per-node", "nnodes", WORLD)
+    reasons = {**dict.fromkeys(ranks, "--clusters says the ranks"), "seq-length": "--seq-len says it"}
+    reasons |= dict.fromkeys(("num-layers", "encoder-num-layers"), MODEL)
+    open_ = {name for name in reasons if isinstance(getattr(reader.settings.get(name), "value", None), NotSaid)}
+    if open_ & {*ranks}:  # one of them alone is no number of ranks
+        open_ |= {name for name in ranks if name in reader.settings}
+    for name in [each for each in reasons if each in open_]:
+        reader.leave(name, reasons[name])
+        del reader.settings[name]
+
+
+def _refusals(reader: SettingsReader) -> None:
+    for name in reader.settings:
+        if name in RULES and RULES[name].refused:
+            reader.taken.add(name)
+            if not (name.endswith("-size") and reader.settings[name].value == "1"):
+                way_out = "leave it out, and say zero and clip in the plan" if name.startswith("deepspeed") else None
+                reader.wrong(name, f"{name} is not carried over: {RULES[name].says}", way_out=way_out)
+    for name, words in CHOICES.items():
+        value = reader.settings[name].value if name in reader.settings else words[0]
+        if value not in words:
+            reader.wrong(name, f"{name} is {value}: one of {', '.join(words)} is expected", code="RT063")
 
 
 def _replicas(reader: SettingsReader, tp: int, pp: int) -> int | None:
@@ -181,13 +111,13 @@ def _chunks_and_cuts(reader: SettingsReader, pp: int) -> None:
     virtual, layers_each = (
         reader.size(name) for name in ("num-virtual-stages-per-pipeline-rank", "num-layers-per-virtual-pipeline-stage")
     )
-    layers = reader.size("num-layers")
+    layers = reader.size("num-layers") or reader.size("encoder-num-layers")
     layout = reader.word("pipeline-model-parallel-layout")
     if layout is not None:
         if layers_each is not None:
             name = "num-layers-per-virtual-pipeline-stage"
             reader.wrong(name, f"{name} and pipeline-model-parallel-layout exclude one another")
-        reader.leave("num-layers", _MODEL)
+        _leave_layers(reader)
         _lay_out(reader, layout, pp, virtual)
         return
     if layers_each is not None:
@@ -198,6 +128,11 @@ def _chunks_and_cuts(reader: SettingsReader, pp: int) -> None:
             reader.wrong("num-virtual-stages-per-pipeline-rank", "it contradicts num-layers-per-virtual-pipeline-stage")
         else:
             virtual = layers // (pp * layers_each)
+    if virtual is not None and virtual > 1 and pp == 1:
+        name = (
+            "num-virtual-stages-per-pipeline-rank" if layers_each is None else "num-layers-per-virtual-pipeline-stage"
+        )
+        reader.wrong(name, f"{name} goes with a pipeline: pipeline-model-parallel-size is 1")
     _put_chunks(
         reader, pp, virtual or 1, "num-virtual-stages-per-pipeline-rank", "num-layers-per-virtual-pipeline-stage"
     )
@@ -205,7 +140,12 @@ def _chunks_and_cuts(reader: SettingsReader, pp: int) -> None:
     if layers is not None:
         used = layers_each is not None or "cuts" in reader.values
         if not used:
-            reader.leave("num-layers", _MODEL)
+            _leave_layers(reader)
+
+
+def _leave_layers(reader: SettingsReader) -> None:
+    for name in ("num-layers", "encoder-num-layers"):
+        reader.leave(name, MODEL)
 
 
 def _put_chunks(reader: SettingsReader, pp: int, chunks: int, *names: str) -> None:
@@ -220,6 +160,9 @@ def _uneven_ends(reader: SettingsReader, pp: int, chunks: int, layers: int | Non
     first, last = (reader.size(name) for name in names)
     said = [count for count in (first, last) if count is not None]
     if not said:
+        extra = sum(reader.has(f"account-for-{each}-in-pipeline-split") for each in ("embedding", "loss"))
+        if layers is not None and (layers + extra) % pp:
+            reader.wrong("num-layers", f"num-layers {layers} are not a multiple of pipeline-model-parallel-size {pp}")
         return
     between = pp - len(said)
     if (
@@ -229,10 +172,12 @@ def _uneven_ends(reader: SettingsReader, pp: int, chunks: int, layers: int | Non
         or (layers - sum(said)) % max(1, between)
         or layers - sum(said) < between
     ):
-        for name in names:
-            reader.leave(
-                name, "the layers between cannot be shared out evenly here: 'cuts' of the plan says where stages start"
-            )
+        name = next(name for name in names if reader.has(name))
+        reader.wrong(
+            name,
+            "the layers of the other stages cannot be shared out evenly",
+            way_out="leave it out, and say cuts in the plan",
+        )
         return
     each = (layers - sum(said)) // between if between else 0
     counts = [first if first is not None else each, *[each] * (pp - 2), last if last is not None else each][:pp]
@@ -275,6 +220,7 @@ _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3
 def _state(reader: SettingsReader) -> None:
     names = ("use-torch-fsdp2", "use-megatron-fsdp", "use-distributed-optimizer")
     torch_fsdp, fsdp, sharded = (reader.flag(name) for name in names)
+    fsdp = reader.flag("use-custom-fsdp") or fsdp
     zero, by = int(sharded), "use-distributed-optimizer"
     if torch_fsdp and fsdp:
         reader.wrong("use-torch-fsdp2", "use-torch-fsdp2 and use-megatron-fsdp exclude one another")
@@ -282,10 +228,7 @@ def _state(reader: SettingsReader) -> None:
         zero, by = 3, "use-torch-fsdp2"
     elif fsdp:
         by = "data-parallel-sharding-strategy"
-        word = reader.word(by) or "no_shard"
-        if word not in _SHARDED:
-            reader.wrong(by, f"{by} is '{word}': one of {', '.join(_SHARDED)} is expected", code="RT063")
-        zero = _SHARDED.get(word, 0)
+        zero = _SHARDED.get(reader.word(by) or "", 0)
     reader.put("zero", zero, by)
     reader.put("reduce", "each-micro-batch" if zero > 1 else "last", by)
     bf16, fp16 = reader.flag("bf16"), reader.flag("fp16")
@@ -296,6 +239,8 @@ def _state(reader: SettingsReader) -> None:
         reader.wrong(
             "grad-reduce-in-bf16", "grad-reduce-in-bf16 goes with bf16, and without accumulate-allreduce-grads-in-fp32"
         )
+    narrow = reader.word("main-grads-dtype") == "bf16" and bf16 and not in_f32
+    in_bf16 = in_bf16 or narrow
     view = "bf16" if bf16 else "f16" if fp16 else "f32"
     reader.put("view_dtype", view, "bf16", "fp16")
     whole = "bf16" if in_bf16 else "f16" if fp16 and not in_f32 else "f32"
@@ -305,6 +250,8 @@ def _state(reader: SettingsReader) -> None:
 
 
 def _optimizer(reader: SettingsReader, batch: int) -> None:
+    if not reader.has("lr"):
+        reader.wrong("", "lr is missing")
     reader.carry("lr", reader.number("lr"), "lr")
     betas = [reader.number(f"adam-beta{n}") for n in (1, 2)]
     if None not in betas:
@@ -326,8 +273,15 @@ def _optimizer(reader: SettingsReader, batch: int) -> None:
         if total is not None:
             _leave_length(reader, "train")
         return
-    if style != "constant":
-        reader.leave("lr-decay-style", "the learning rate of a plan is constant or a cosine: it stays at lr")
+    if style == "cosine":
+        reader.wrong(
+            "lr-decay-style", "over how many steps the cosine goes is not said: lr-decay-iters, or train-iters"
+        )
+    elif style != "constant":
+        why = "the learning rate of a plan is constant or a cosine: it stays at lr"
+        reader.leave("lr-decay-style", why)
+        if not reader.has("lr-decay-style"):
+            reader.left.append(Left("lr-decay-style", style, f"{why} (the default of Megatron-LM)"))
     for name in ("min-lr", "lr-decay-iters", "lr-decay-samples"):
         reader.leave(name, "without a cosine the learning rate stays at lr")
     _leave_length(reader, "train")
@@ -339,10 +293,28 @@ def _leave_length(reader: SettingsReader, what: str) -> None:
 
 
 def _steps(reader: SettingsReader, what: str, batch: int) -> int | None:
+    if what == "train" and any(
+        isinstance(reader.settings[name].value, NotSaid) for name in _LENGTHS if reader.has(name)
+    ):
+        _not_said(reader)
+        return None
     steps, samples = reader.size(f"{what}-iters"), reader.size(f"{what}-samples")
     if steps is not None and samples is not None:
         reader.wrong(f"{what}-samples", f"{what}-iters and {what}-samples exclude one another")
     return steps if samples is None else max(1, samples // batch)
+
+
+_LENGTHS = ("train-iters", "train-samples")
+
+
+def _not_said(reader: SettingsReader) -> None:
+    """Ask for the length of the training, where the learning rate hangs on it."""
+    decays = reader.has("lr-decay-iters") or reader.has("lr-decay-samples")
+    hangs = not decays and (reader.word("lr-decay-style") == "cosine" or reader.has("lr-warmup-fraction"))
+    for name in _LENGTHS:
+        value = reader.settings[name].value if reader.has(name) else None
+        if hangs and isinstance(value, NotSaid):
+            reader.wrong(name, f"{name} is {value}: {value.unknown.why}", way_out=value.unknown.help())
 
 
 def _warm_up(reader: SettingsReader, decay: int | None, batch: int) -> None:
@@ -365,8 +337,6 @@ def _attention(reader: SettingsReader) -> None:
     backend = reader.word("attention-backend") if reader.has("attention-backend") else None
     flash = reader.flag("use-flash-attn")
     whole = backend in ("unfused", "local")
-    if backend not in (None, "flash", "fused", "auto") and not whole:
-        reader.leave("attention-backend", "no backend that is known here")
     if flash and whole:
         reader.wrong("attention-backend", f"attention-backend {backend} contradicts use-flash-attn")
     granularity = reader.word("recompute-granularity")
@@ -381,10 +351,8 @@ def _attention(reader: SettingsReader) -> None:
         why = "with fused attention there are no scores to compute again: 'recompute{policy=auto}' chooses what is"
         for each in ("recompute-granularity", "recompute-activations"):
             reader.leave(each, why)
-    if granularity == "full":
+    if granularity == "full" or reader.flag("checkpoint-activations"):
         _full_recompute(reader)
-    elif granularity not in (None, "selective"):
-        reader.leave(name, "no granularity that is known here")
     reset = [each for each in ("reset-position-ids", "reset-attention-mask") if reader.flag(each)]
     if len(reset) == 2:
         reader.put("attention_mask", "document", *reset)
@@ -402,4 +370,12 @@ def _full_recompute(reader: SettingsReader) -> None:
             reader.leave(name, why)
 
 
-MEGATRON = Framework("Megatron-LM", "a launch script or file of arguments of Megatron-LM", shell_flags, RULES, _read)
+MEGATRON = Framework(
+    "Megatron-LM",
+    "a launch script or file of arguments of Megatron-LM",
+    _settings,
+    RULES,
+    _read,
+    script=True,
+    others=reason,
+)

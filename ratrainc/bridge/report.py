@@ -18,6 +18,7 @@ def imported_json(made: Imported, output: str | None) -> dict[str, Any]:
         "plan": {**fields, "cuts": "auto"} if made.auto_cuts else fields,
         "passes": list(made.passes),
         "defaults": {name: each.value for name, each in made.defaults.items()},
+        "unset": made.unset,
         "not_carried": [{"key": each.key, "value": shown(each.value), "why": each.why} for each in made.left],
         "output": output,
     }

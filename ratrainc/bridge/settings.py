@@ -43,6 +43,8 @@ class Rule:
     """what the framework takes where a file leaves it out, and the plan therefore says"""
     source: str = ""
     """where the default stands: a file of the framework, and the symbol in it"""
+    refused: bool = False
+    """nothing of a file with it is carried over: what it decides cannot be said, or is in another file"""
 
 
 @frozen
@@ -70,8 +72,8 @@ class Framework:
     title: str
     file: str
     """what is read, in words"""
-    settings: Callable[[str, str], dict[str, Setting]]
-    """of a file's name and text"""
+    settings: Callable[..., dict[str, Setting]]
+    """of a file's name and text, and of a script what the command line says of its variables"""
     rules: Mapping[str, Rule]
     read: Callable[[SettingsReader], None]
     tables: Mapping[str, str] = field(factory=dict)
@@ -80,6 +82,14 @@ class Framework:
     """tables that decide what is trained: a name in them, or in one whose name is close, that no rule knows stops the import"""
     stops: Callable[[str], bool] = lambda _name: False
     """whether a setting of this name, which no rule knows, stops the import for another reason"""
+    others: Callable[[str], str | None] = lambda _name: None
+    """why a setting that has no rule is not carried over; None where it is not known"""
+    script: bool = False
+    """its file is a script, with variables"""
+
+    def settings_of(self, file: str, text: str, asked: Asked) -> dict[str, Setting]:
+        """The settings of a file by its name and text."""
+        return self.settings(file, text, asked) if self.script else self.settings(file, text)
 
 
 @frozen
@@ -97,6 +107,8 @@ class Asked:
     max_norm: float | None = None
     warmup_steps: int | None = None
     steps: int | None = None
+    given: Mapping[str, str] = field(factory=dict)
+    """variables of a script"""
 
 
 @define
@@ -119,6 +131,8 @@ class SettingsReader:
     """names that the file has for settings, where they are of an older version than those of the rules"""
     unsaid: set[str] = field(factory=set)
     """keys that the plan's file leaves out, because neither the file nor the framework says them"""
+    unset: dict[str, str] = field(factory=dict)
+    """variables that a script takes as not set, and what it has instead"""
 
     def has(self, name: str) -> bool:
         """Whether the file says it."""
@@ -212,7 +226,9 @@ class SettingsReader:
         for name in self.settings:
             if name in self.taken:
                 continue
-            if name not in rules:
+            if name not in rules and (why := self.framework.others(name)) is not None:
+                self.leave(name, why)
+            elif name not in rules:
                 hint = nearest(name, rules)
                 if (table := self._table_above(name)) is not None:
                     self.leave(name, table)
@@ -293,7 +309,8 @@ def put_ranks(reader: SettingsReader, world: int | None, world_name: str, *other
         each *= count
     if ranks % each:
         text = " * ".join(f"{name} {count}" for name, count in others)
-        reader.wrong(world_name, f"{ranks} ranks are not a multiple of {text}", way_out="give another --clusters")
+        way_out = "give another --clusters" if world is None else "change one of them in the file"
+        reader.wrong(world_name, f"{ranks} ranks are not a multiple of {text}", way_out=way_out)
         return None
     return ranks // each
 

@@ -21,6 +21,7 @@ from ratrain.ratrainc.terminal import echo, echo_document
 _EPILOG = """\b
 Examples:
   ratrainc import-plan --from megatron pretrain.sh -o P.toml
+  ratrainc import-plan --from megatron train.sbatch --set SLURM_NNODES=4 --set FP8=0 -o P.toml
   ratrainc import-plan --from deepspeed ds_config.json --clusters 16 --seq-len 4096 -o P.toml
   ratrainc import-plan --from torchtitan job.toml --clusters 64 --json
 """
@@ -29,6 +30,19 @@ _MOST = 1 << 16
 
 def _auto(text: str) -> str:
     return f"{text}, where a ds_config says 'auto' or nothing."
+
+
+def _variables(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Variables by their names."""
+    found: dict[str, str] = {}
+    for each in values:
+        name, sign, value = each.partition("=")
+        if not sign or not (name.isidentifier() or (name.isdecimal() and name[0] != "0")):
+            raise click.BadParameter(f"expected NAME=VALUE, got '{each}'", context, parameter)
+        if found.get(name, value) != value:
+            raise click.BadParameter(f"{name} is set twice, to '{found[name]}' and '{value}'", context, parameter)
+        found[name] = value
+    return found
 
 
 @click.command(epilog=_EPILOG)
@@ -103,6 +117,14 @@ def _auto(text: str) -> str:
     help=_auto("Step at which the learning rate has come down"),
 )
 @click.option(
+    "--set",
+    "asked_given",
+    multiple=True,
+    callback=_variables,
+    metavar="NAME=VALUE",
+    help="A variable of a launch script that its environment sets, as SLURM_NNODES=4, or an argument of it, as 1=7B; may be repeated.",
+)
+@click.option(
     "-o",
     "--output",
     type=Result("plan", ".toml"),
@@ -144,6 +166,9 @@ def command(
     named = () if output is None and not as_json else made.left  # else the head that was printed names it
     for left in named:
         echo(f"not carried over: {left.key} = {shown(left.value)}: {left.why}", err=True)
+    for name, value in made.unset.items():
+        if value:
+            echo(f"not set: {name}, so the script has {shown(value)} (--set {name}=...)", err=True)
     if made.passes:
         echo(f"passes to say: --passes {','.join(made.passes)}", err=True)
     if output is not None:

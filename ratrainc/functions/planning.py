@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -230,8 +230,11 @@ def import_plan(
     max_norm: float | None = None,
     warmup_steps: int | None = None,
     steps: int | None = None,
+    given: Mapping[str, str] | None = None,
 ) -> Imported:
     """Make a plan of the settings of another framework; the numbers are for where its file does not say them.
+
+    `given` has variables of a launch script, as its environment would (`SLURM_NNODES`), and its arguments as `1`, `2` and on.
 
     From `pp` on they are for DeepSpeed, whose files leave them to the program that calls it ("auto"). What could not be carried over is in
     `left`, what the file leaves out in `defaults`. Raises `DiagnosticError` for all that is wrong with the file.
@@ -252,7 +255,11 @@ def import_plan(
     said = [name for name, value in of_deepspeed.items() if value is not None]
     if said and framework != "deepspeed":
         misuse(f"--{said[0].replace('_', '-')} is for --from deepspeed: the others say it in the file")
-    return importing.import_plan(framework, file, Asked(clusters=clusters, seq_len=seq_len, **of_deepspeed))
+    if given and not importing.FRAMEWORKS[framework].script:
+        misuse("--set is for --from megatron: the others read no script")
+    return importing.import_plan(
+        framework, file, Asked(clusters=clusters, seq_len=seq_len, given=dict(given or {}), **of_deepspeed)
+    )
 
 
 def _model(model: str | ModelConfig) -> ModelConfig:

@@ -60,6 +60,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         scheduler = {"type": "WarmupCosineLR", "params": {"total_num_steps": "auto", "warmup_num_steps": "auto"}}
         auto |= {"optimizer": optimizer, "scheduler": scheduler, "bf16": {"enabled": "auto"}}
         (folder / "auto.json").write_text(json.dumps(auto))
+        (folder / "train.sh").write_text(
+            "torchrun x.py --micro-batch-size ${BATCH:-1} --seq-length 8 --lr 1e-3 --train-iters 9\n"
+        )
         (folder / "job.toml").write_text("[training]\nglobal_batch_size = 32\nseq_len = 8\n")
         (folder / "m2.json").write_text(json.dumps(CONFIG | {"intermediate_size": 40}))
         (folder / "p.toml").write_text(PLAN)

@@ -33,7 +33,7 @@ from ratrain.targets.program import rtx
 TINY = ["--model", str(example_path("tiny.json")), "--plan", str(example_path("tiny.toml"))]
 MEGATRON = (
     "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8 --tensor-model-parallel-size {tp} --seq-length 64"
-    " --micro-batch-size 1 --global-batch-size 8 {more}\n"
+    " --micro-batch-size 1 --global-batch-size 8 --lr 1e-3 {more}\n"
 )
 DEEPSPEED = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}
 
@@ -156,7 +156,7 @@ BROKEN: dict[str, tuple[list[str], str, list[tuple[Any, str, Any]]]] = {
     ),
     "export": (
         ["export", "{folder}/tiny.rtir", "--format", "megatron", "-o", "{out}.sh"],
-        "micro-batch-size",
+        "on how many ranks it runs",
         [(exporting, "toml_comment", lambda text: "--micro-batch-size x")],
     ),
 }

@@ -1,0 +1,259 @@
+"""Programs that start others on many ranks: torchrun and its like, with their options apart from those of what they start."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from ratrain.ratrainc.bridge.settings import Setting
+from ratrain.ratrainc.bridge.shell.commands import name_of
+from ratrain.ratrainc.bridge.shell.text import Text, Unknown, literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ratrain.ratrain_ir.diagnostics import Diagnostics
+    from ratrain.ratrainc.bridge.shell.world import Launch
+
+WORLD = "WORLD_SIZE"
+"""The variable that scripts keep the number of ranks in, and the name that a number of all ranks is known by."""
+RANKS = ("SLURM_NTASKS", WORLD)
+"""Variables that say how many ranks there are, those of Slurm first."""
+
+_TORCHRUN = {
+    "nnodes",
+    "nproc-per-node",
+    "rdzv-backend",
+    "rdzv-endpoint",
+    "rdzv-id",
+    "rdzv-conf",
+    "max-restarts",
+    "monitor-interval",
+    "start-method",
+    "event-log-handler",
+    "role",
+    "log-dir",
+    "redirects",
+    "tee",
+    "local-ranks-filter",
+    "duplicate-stdout-filters",
+    "duplicate-stderr-filters",
+    "node-rank",
+    "master-addr",
+    "master-port",
+    "local-addr",
+    "logs-specs",
+    "numa-binding",
+    "signals-to-handle",
+    "shutdown-timeout",
+}
+_TORCHRUN_BARE = {"standalone", "module", "no-python", "run-path", "virtual-local-rank", "use-env"}
+"""Options of torch/distributed/run.py and launch.py."""
+LAUNCHER = _TORCHRUN | _TORCHRUN_BARE
+_DEEPSPEED = {
+    "num-gpus",
+    "num-nodes",
+    "hostfile",
+    "include",
+    "exclude",
+    "master-port",
+    "master-addr",
+    "launcher",
+    "launcher-args",
+    "save-pid",
+    "enable-each-rank-log",
+    "autotuning",
+    "max-elastic-nodes",
+    "min-elastic-nodes",
+    "ssh-port",
+    "bind-core-list",
+    "venv-script",
+}
+_DEEPSPEED_BARE = {
+    "module",
+    "no-python",
+    "no-local-rank",
+    "no-ssh",
+    "force-multi",
+    "elastic-training",
+    "bind-cores-to-rank",
+    "no-ssh-check",
+}
+"""Options of deepspeed/launcher/runner.py."""
+_LETTERS = {"-m": "module", "-r": "redirects", "-t": "tee", "-H": "hostfile", "-i": "include", "-e": "exclude"}
+_PYTHON_VALUES = {"-W", "-X", "-Q"}
+_RANKS = {
+    "-np": WORLD,
+    "-n": WORLD,
+    "--np": WORLD,
+    "--ntasks": WORLD,
+    "-N": "nodes",
+    "--nodes": "nodes",
+    "--ntasks-per-node": "each",
+}
+
+
+@frozen
+class NotSaid:
+    """A value that the script does not say."""
+
+    text: str
+    """as the script has it"""
+    unknown: Unknown
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def value_of(text: Text) -> str | NotSaid:
+    """What a word says."""
+    unknown = text.unknown
+    return text.shown if unknown is None else NotSaid(text.shown, unknown)
+
+
+@frozen
+class Started:
+    """A program, and how it is started."""
+
+    settings: dict[str, Setting]
+    """of the launcher"""
+    arguments: tuple[Text, ...]
+    """of the program"""
+
+
+def started(launch: Launch, report: Diagnostics) -> Started:
+    """Take a command apart into what starts the program, and the program's arguments."""
+    settings: dict[str, Setting] = {}
+    words = launch.words
+    while words:
+        name = name_of(words[0])
+        if name == "torchrun":
+            words = _options(words[1:], _TORCHRUN, _TORCHRUN_BARE, "torchrun", settings, report)
+            settings.setdefault("nproc-per-node", Setting("1", launch.words[0].place()))
+            words = words[1:]
+        elif name == "deepspeed":
+            words = _options(words[1:], _DEEPSPEED, _DEEPSPEED_BARE, "deepspeed", settings, report)[1:]
+            for theirs, ours in (("num-gpus", "nproc-per-node"), ("num-nodes", "nnodes")):
+                if theirs in settings:
+                    settings[ours] = settings.pop(theirs)
+        elif name == "accelerate":
+            at = next((n for n, each in enumerate(words) if each.shown.endswith(".py")), len(words))
+            _accelerate(words[2:at], settings)
+            words = words[at + 1 :]
+        elif re.fullmatch(r"python[\d.]*", name):
+            words, module = _python(words[1:])
+            if module in ("torch.distributed.run", "torch.distributed.launch"):
+                words = (literal("torchrun", launch.words[0]), *words[1:])
+                continue
+            words = words[1:]
+        elif name.endswith(".py"):
+            words = words[1:]
+        break
+    if "nproc-per-node" not in settings and WORLD not in settings:
+        _ranks_of(launch, settings)
+    return Started(settings, tuple(words))
+
+
+def _options(
+    words: tuple[Text, ...],
+    valued: set[str],
+    bare: set[str],
+    who: str,
+    settings: dict[str, Setting],
+    report: Diagnostics,
+) -> tuple[Text, ...]:
+    """The words from the program on; options before it become settings."""
+    at = 0
+    while at < len(words):
+        word = words[at]
+        text = word.shown
+        at += 1
+        if word.bare and word.sole is not None:
+            _unknown_words(word, who, report)
+            continue
+        if not text.startswith("-") or text == "-":
+            return words[at - 1 :]
+        spelled, sign, _ = text.partition("=")
+        name = _LETTERS.get(spelled, spelled.lstrip("-").replace("_", "-"))
+        meant = [name] if name in valued | bare else [each for each in sorted(valued | bare) if each.startswith(name)]
+        place = word.place()
+        if len(meant) != 1:
+            reason = f"may be {' or '.join(meant)}" if meant else f"is no option of {who}"
+            report.error("RT064", f"{spelled} {reason}", place.location, source=place.source)
+        elif meant[0] in bare:
+            if meant[0] == "module" and not sign:
+                continue
+            settings[meant[0]] = Setting(value=True, place=place)
+        elif sign:
+            settings[meant[0]] = Setting(value_of(word.part(len(spelled) + 1, len(text))), place)
+        elif at < len(words):
+            settings[meant[0]] = Setting(value_of(words[at]), place)
+            at += 1
+        else:
+            report.error("RT064", f"{spelled} has no value", place.location, source=place.source)
+    return ()
+
+
+def _unknown_words(word: Text, who: str, report: Diagnostics) -> None:
+    unknown = word.sole
+    if unknown is not None and not unknown.unset:
+        place = word.place()
+        message = f"{word.shown} may be options of {who}: {unknown.why}"
+        report.error("RT064", message, place.location, source=place.source, help=unknown.help())
+
+
+def _python(words: tuple[Text, ...]) -> tuple[tuple[Text, ...], str]:
+    """The words from the script or module on, and the module where it is one."""
+    at = 0
+    while at < len(words) and words[at].shown.startswith("-"):
+        text = words[at].shown
+        if text == "-c":
+            return (), ""
+        if text.endswith("m") and not text.startswith("--"):
+            return words[at + 1 :], words[at + 1].shown if at + 1 < len(words) else ""
+        at += 2 if text in _PYTHON_VALUES else 1
+    return words[at:], ""
+
+
+def _accelerate(words: Iterable[Text], settings: dict[str, Setting]) -> None:
+    words = list(words)
+    for word, after in pairwise(words):
+        if word.shown.replace("_", "-") == "--num-processes":
+            settings[WORLD] = Setting(value_of(after), word.place())
+
+
+def _ranks_of(launch: Launch, settings: dict[str, Setting]) -> None:
+    """The ranks that `mpirun` or `srun` starts, or the script keeps in a variable."""
+    found: dict[str, tuple[Text, Text]] = {}
+    outer = list(launch.outer)
+    for number, word in enumerate(outer):
+        spelled, sign, _ = word.shown.partition("=")
+        if spelled in _RANKS:
+            value = (
+                word.part(len(spelled) + 1, len(word.shown))
+                if sign
+                else (outer[number + 1 : number + 2] or [Text()])[0]
+            )
+            found[_RANKS[spelled]] = (word, value)
+    names = [name_of(each) for each in outer]
+    slurm = "srun" in names
+    variables = launch.world.variables
+    if WORLD in found:
+        word, value = found[WORLD]
+        settings[WORLD] = Setting(value_of(value), word.place())
+    elif slurm and "each" in found:
+        word, value = found["each"]
+        settings["nproc-per-node"] = Setting(value_of(value), word.place())
+        nodes = found.get("nodes", (word, variables.get("SLURM_NNODES", literal("1"))))[1]
+        if isinstance(nodes, Text):
+            settings["nnodes"] = Setting(value_of(nodes), nodes.place())
+    else:
+        for name in RANKS if slurm else (WORLD,):
+            held = variables.get(name)
+            if isinstance(held, Text) and held.shown:
+                held = held.replaced(launch.world.known)
+                settings[WORLD] = Setting(value_of(held), held.place())
+                return

@@ -1,0 +1,202 @@
+"""What becomes of each of Megatron-LM's arguments in a plan; defaults are those of commit d98e8a64 (2026-08-22)."""
+
+from __future__ import annotations
+
+from ratrain.ratrainc.bridge.launchers import WORLD
+from ratrain.ratrainc.bridge.megatron_flags import GROUPS, OF_FORKS
+from ratrain.ratrainc.bridge.settings import Rule
+
+MODEL = "of the model: its config.json says it (--model)"
+_DATA = "of the data: 'run' is given it"
+_FILES = "of checkpoints and logs: 'run' is given places for them"
+_ALWAYS = "communication beside compute is what the compiler's placement is about: there is nothing to switch on"
+_SCALER = "a dynamic loss scale starts and adapts by rules of ratrain"
+_LAUNCH = "of the launcher: 'launch' starts processes"
+_KERNELS = "which kernels compute is said to 'run' (--kernels), and changes no plan"
+
+_OLD = "no longer valid: Megatron-LM stops there"
+_ARGUMENTS = "megatron/training/arguments.py"
+_SCHEDULER = "megatron/training/config/training_config.py, SchedulerConfig"
+_PARALLEL = "megatron/core/model_parallel_config.py, ModelParallelConfig"
+
+
+def _all(why: str, names: str) -> dict[str, Rule]:
+    return {name: Rule("", why) for name in names.split()}
+
+
+def _refused(why: str, names: str) -> dict[str, Rule]:
+    return {name: Rule("", why, refused=True) for name in names.split()}
+
+
+RULES: dict[str, Rule] = {
+    "tensor-model-parallel-size": Rule("tp", "as it is", 1, f"{_PARALLEL}.tensor_model_parallel_size"),
+    "pipeline-model-parallel-size": Rule("pp", "as it is", 1, f"{_ARGUMENTS}, --pipeline-model-parallel-size"),
+    "num-virtual-stages-per-pipeline-rank": Rule("chunks, schedule", "interleaved where above 1"),
+    "encoder-num-layers": Rule("chunks, cuts", "as num-layers"),
+    "num-layers-per-virtual-pipeline-stage": Rule(
+        "chunks, schedule", "with num-layers: layers of a stage by it; interleaved"
+    ),
+    "num-layers": Rule(
+        "chunks, cuts", "with num-layers-per-virtual-pipeline-stage and the first or last stage's layers"
+    ),
+    "decoder-first-pipeline-num-layers": Rule("cuts", "with num-layers; the other stages share the rest evenly"),
+    "decoder-last-pipeline-num-layers": Rule("cuts", "with num-layers; the other stages share the rest evenly"),
+    "pipeline-model-parallel-layout": Rule("cuts, chunks, schedule", "its transformer layers (t), stage by stage"),
+    "sequence-parallel": Rule("sequence_sharding", "true with it, false without; nothing with tp = 1"),
+    "nproc-per-node": Rule("dp", "of the launcher: with nnodes the ranks, of which tp and pp take their part"),
+    "nnodes": Rule("dp", "of the launcher: as above", 1, "torch/distributed/run.py, --nnodes"),
+    WORLD: Rule("dp", "the variable of the script, or the ranks of mpirun and srun, where no torchrun says them"),
+    "context-parallel-size": Rule(
+        "dp",
+        "1; with more, its ranks are left out: sequences are not shared out over ranks",
+        1,
+        f"{_PARALLEL}.context_parallel_size",
+    ),
+    "micro-batch-size": Rule("micro_batch_size", "as it is"),
+    "global-batch-size": Rule("micro_batches", "by micro-batch-size and dp; 1 without"),
+    "seq-length": Rule("seq_len", "as it is"),
+    "seed": Rule("seed", "as it is", 1234, "megatron/training/config/common_config.py, RNGConfig.seed"),
+    "use-distributed-optimizer": Rule("zero", "1 with it, 0 without"),
+    "use-torch-fsdp2": Rule("zero, reduce", "3, each-micro-batch"),
+    "use-megatron-fsdp": Rule("zero, reduce", "by data-parallel-sharding-strategy"),
+    "use-custom-fsdp": Rule("zero, reduce", "of earlier versions: as use-megatron-fsdp"),
+    "data-parallel-sharding-strategy": Rule(
+        "zero, reduce",
+        "with use-megatron-fsdp: no_shard 0, optim 1, optim_grads 2, optim_grads_params 3; each-micro-batch from 2 on",
+        "optim_grads_params",
+        f"{_ARGUMENTS}, --data-parallel-sharding-strategy",
+    ),
+    "bf16": Rule(
+        "view_dtype, grad_dtype",
+        "bf16, and gradients in f32 (validate_args sets accumulate_allreduce_grads_in_fp32; see grad-reduce-in-bf16)",
+    ),
+    "fp16": Rule("view_dtype, grad_dtype", "f16, and f32 without bf16 or fp16"),
+    "accumulate-allreduce-grads-in-fp32": Rule("grad_dtype", "f32"),
+    "grad-reduce-in-bf16": Rule("grad_dtype", "bf16, with bf16"),
+    "main-grads-dtype": Rule("grad_dtype", "bf16, with bf16 and use-precision-aware-optimizer"),
+    "loss-scale": Rule("loss_scale", "with fp16; dynamic without it"),
+    "clip-grad": Rule("clip, max_norm", "global; none where 0", 1.0, f"{_ARGUMENTS}, --clip-grad"),
+    "lr": Rule("lr", "as it is"),
+    "min-lr": Rule("min_lr", "with a cosine", 0.0, f"{_ARGUMENTS}, --min-lr"),
+    "adam-beta1": Rule("betas", "the first", 0.9, f"{_ARGUMENTS}, --adam-beta1"),
+    "adam-beta2": Rule("betas", "the second", 0.999, f"{_ARGUMENTS}, --adam-beta2"),
+    "adam-eps": Rule("eps", "as it is", 1e-8, f"{_ARGUMENTS}, --adam-eps"),
+    "weight-decay": Rule("weight_decay", "as it is", 0.01, f"{_ARGUMENTS}, --weight-decay"),
+    "lr-warmup-iters": Rule("warmup_steps", "as it is", 0, f"{_SCHEDULER}.lr_warmup_iters"),
+    "lr-warmup-samples": Rule("warmup_steps", "by global-batch-size"),
+    "lr-warmup-fraction": Rule("warmup_steps", "of the steps of decay"),
+    "lr-decay-style": Rule(
+        "total_steps, min_lr",
+        "cosine, or constant: neither; others are named, and the rate stays at lr",
+        "linear",
+        f"{_SCHEDULER}.lr_decay_style",
+    ),
+    "lr-decay-iters": Rule("total_steps", "with a cosine; train-iters without it (get_optimizer_param_scheduler)"),
+    "lr-decay-samples": Rule("total_steps", "with a cosine, by global-batch-size"),
+    "train-iters": Rule("total_steps", "with a cosine, where no lr-decay-iters are said; else 'run --steps'"),
+    "train-samples": Rule("total_steps", "as train-iters, by global-batch-size"),
+    "optimizer": Rule(
+        "optimizer", "adam, with decoupled weight decay; others are named", "adam", f"{_ARGUMENTS}, --optimizer"
+    ),
+    "attention-backend": Rule("attention", "flash, fused, auto: fused; unfused, local: scores-kept"),
+    "use-flash-attn": Rule("attention", "fused"),
+    "reset-position-ids": Rule("attention_mask", "document, with reset-attention-mask; one alone is named"),
+    "reset-attention-mask": Rule("attention_mask", "document, with reset-position-ids; one alone is named"),
+    "recompute-granularity": Rule(
+        "passes, attention", "full: recompute{policy=full}; selective: scores-recomputed, with unfused attention"
+    ),
+    "recompute-activations": Rule("passes, attention", "as recompute-granularity selective"),
+    "recompute-method": Rule(
+        "passes", "uniform with recompute-num-layers 1, with recompute-granularity full; others are named"
+    ),
+    "recompute-num-layers": Rule("passes", "with recompute-method"),
+    "checkpoint-activations": Rule("passes", "of earlier versions: recompute{policy=full}"),
+    **_all(
+        MODEL,
+        "hidden-size ffn-hidden-size num-attention-heads num-query-groups group-query-attention kv-channels max-position-embeddings "
+        "position-embedding-type rotary-base rotary-percent use-rotary-position-embeddings no-position-embedding normalization norm-epsilon "
+        "swiglu disable-bias-linear add-qkv-bias untie-embeddings-and-output-weights qk-layernorm make-vocab-size-divisible-by "
+        "vocab-size squared-relu init-method-std",
+    ),
+    **_all("ratrain trains without dropout", "attention-dropout hidden-dropout"),
+    **_all(
+        _DATA,
+        "data-path data-cache-path split train-data-path valid-data-path test-data-path tokenizer-type tokenizer-model vocab-file "
+        "merge-file mock-data num-workers eod-mask-loss dataloader-type",
+    ),
+    **_all(
+        _FILES,
+        "save load save-interval log-interval eval-interval eval-iters tensorboard-dir wandb-project wandb-exp-name wandb-save-dir "
+        "ckpt-format no-save-optim no-load-optim no-load-rng log-throughput exit-interval exit-duration-in-mins use-dist-ckpt",
+    ),
+    **_all(
+        _ALWAYS,
+        "overlap-grad-reduce overlap-param-gather tp-comm-overlap overlap-p2p-communication no-overlap-p2p-communication",
+    ),
+    **_all(_SCALER, "initial-loss-scale min-loss-scale loss-scale-window hysteresis"),
+    **_all(
+        _LAUNCH,
+        "node-rank master-addr master-port rdzv-id rdzv-backend rdzv-endpoint distributed-backend distributed-timeout-minutes",
+    ),
+    **_all(
+        _KERNELS,
+        "use-mcore-models transformer-impl no-masked-softmax-fusion no-gradient-accumulation-fusion no-rope-fusion "
+        "no-bias-gelu-fusion no-bias-swiglu-fusion no-bias-dropout-fusion cross-entropy-loss-fusion cross-entropy-fusion-impl",
+    ),
+    **_all("the global batch of a run is the same at every step", "rampup-batch-size"),
+    **_all("experts, which the models here do not have", "num-experts expert-model-parallel-size moe-router-topk"),
+    **_all("float8 is no type of a plan", "fp8-format fp8-recipe fp8-param-gather"),
+    **_refused(_OLD, "model-parallel-size batch-size warmup"),
+    **_refused(
+        "sizes and the model are in another file then, which is not read", "yaml-cfg use-mp-args-from-checkpoint-args"
+    ),
+    **_refused("how many sequences a step has changes as it runs", "step-batch-size-schedule adaptive-seq-len"),
+    **_refused(
+        "steps are counted in tokens: say lr-decay-iters and lr-warmup-iters",
+        "train-tokens lr-decay-tokens lr-warmup-tokens",
+    ),
+    **_refused("its ds_config decides ZeRO, the type of gradients and clipping", "deepspeed deepspeed-config"),
+    **_refused(
+        "more than tensor, pipeline and data parallelism share out the ranks",
+        "ds-sequence-parallel-size gtp-weight-remat-size",
+    ),
+    **_refused(
+        "a model of two halves, which the models here are not",
+        "pipeline-model-parallel-split-rank encoder-tensor-model-parallel-size encoder-pipeline-model-parallel-size",
+    ),
+    **_refused("stages are cut by rules of its own: say cuts in the plan", "pp-partition-method"),
+    **_refused("weight decay of a plan is the same at every step", "start-weight-decay end-weight-decay"),
+    **_all(
+        "state has the homes that the compiler gives it",
+        "optimizer-cpu-offload cpu-offloading cpu-offloading-num-layers",
+    ),
+}
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "lr-decay-style": ("constant", "linear", "cosine", "inverse-square-root", "WSD"),
+    "optimizer": ("adam", "sgd", "muon", "dist_muon", "lion", "soap", "adaptive_muon", "ademamix"),
+    "attention-backend": ("flash", "fused", "unfused", "local", "auto"),
+    "recompute-granularity": ("full", "selective"),
+    "recompute-method": ("uniform", "block"),
+    "data-parallel-sharding-strategy": ("no_shard", "optim", "optim_grads", "optim_grads_params"),
+    "weight-decay-incr-style": ("constant", "linear", "cosine"),
+}
+"""Words that argparse takes, of arguments that a plan follows from."""
+
+_OF_LAYERS = "of the model's layers, or of the kernels that compute them"
+_BY_GROUP = {
+    **dict.fromkeys(("transformer configuration", "network size", "mla", "moe", "vision", "biencoder"), _OF_LAYERS),
+    **dict.fromkeys(("Transformer-Engine", "heterogeneous architecture", "experimental_attention_variant"), _OF_LAYERS),
+    **dict.fromkeys(("data and dataloader", "tokenizer", "validation", "sft"), _DATA),
+    **dict.fromkeys(("checkpointing", "logging", "profiling", "one logger", "opentelemetry", "straggler"), _FILES),
+    "learning rate and weight decay": "the learning rate of a plan has no such part",
+    "inference": "of inference",
+    "rl": "of reinforcement learning",
+}
+
+
+def reason(name: str) -> str | None:
+    """Why an argument that has no rule is not carried over; None of what is no argument."""
+    if name in GROUPS:
+        return _BY_GROUP.get(GROUPS[name], f"no key of a plan (Megatron-LM's group '{GROUPS[name]}')")
+    return "of a fork or an earlier version of Megatron-LM, and no key of a plan" if name in OF_FORKS else None

@@ -1,0 +1,438 @@
+"""Simple commands of a shell script: builtins, functions, scripts that it runs, and programs that it starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from zlib import crc32
+
+from attrs import evolve
+
+from ratrain.ratrainc.bridge.shell.conditions import Conditions
+from ratrain.ratrainc.bridge.shell.printing import Printing
+from ratrain.ratrainc.bridge.shell.scheduler import of_slurm
+from ratrain.ratrainc.bridge.shell.text import Piece, Script, Text, Unknown, joined, literal
+from ratrain.ratrainc.bridge.shell.world import Answer, Launch, Value, World
+
+SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
+_SUBMITS = {"sbatch", "qsub", "bsub", "salloc"}
+_STARTS = {"torchrun", "deepspeed", "srun", "mpirun", "mpiexec", "accelerate", *SHELLS}
+_WRAPPERS = {
+    "srun",
+    "mpirun",
+    "mpiexec",
+    "prun",
+    "jsrun",
+    "aprun",
+    "nohup",
+    "time",
+    "timeout",
+    "singularity",
+    "apptainer",
+    "docker",
+    "podman",
+    "enroot",
+    "numactl",
+    "nsys",
+    "env",
+    "sudo",
+    "ssh",
+    "stdbuf",
+    "script",
+    "xargs",
+    "parallel",
+    "pdsh",
+    "taskset",
+    "setsid",
+}
+_SILENT = {
+    "mkdir",
+    "rm",
+    "cp",
+    "mv",
+    "touch",
+    "ln",
+    "chmod",
+    "sleep",
+    "trap",
+    "pushd",
+    "popd",
+    "module",
+    "ulimit",
+    "wait",
+}
+
+
+def name_of(word: Text) -> str:
+    """The name of a program, without its folder; empty where it is not known."""
+    return word.shown.rpartition("/")[2] if word.plain is not None or "/" in word.shown else ""
+
+
+def is_program(word: Text) -> bool:
+    """Whether a word names a program of Python, or what starts one."""
+    name = name_of(word)
+    return name in _STARTS or name.endswith(".py") or re.fullmatch(r"python[\d.]*", name) is not None
+
+
+class Commands(Printing):
+    """Runs one simple command in a world, as far as that changes what the script does."""
+
+    def run(
+        self,
+        words: list[Text],
+        world: World,
+        stdin: Text | None,
+        prefix: list[tuple[str, Value]],
+        outer: tuple[Text, ...] = (),
+    ) -> list[World]:
+        """The worlds after a command with its words, what it reads, and the variables that are set for it."""
+        if not words:
+            for name, value in prefix:
+                self.runner.assigning.put(name, value, world)
+            return [world]
+        name = words[0].plain or ""
+        rest = words[1:]
+        if name in world.functions:
+            return self._function(name, rest, world)
+        builtin = getattr(self, f"_do_{name}", None) if name.isidentifier() else None
+        if builtin is not None:
+            before = {variable: world.variables.get(variable) for variable, _ in prefix}
+            world.variables |= dict(prefix)
+            worlds: list[World] = builtin(rest, world, stdin)
+            for each in worlds:
+                restore(each, before)
+            return worlds
+        if name in (":", "true", "false"):
+            world.status = Answer(value=name != "false")
+            return [world]
+        if name == "[":
+            return self._do_test(rest[:-1], world, stdin)
+        if name in (".", "source"):
+            return self._source(rest, world)
+        if name in ("exit", "return", "break", "continue"):
+            world.ended = name
+            return [world]
+        if name in ("exec", "command", "builtin") and rest and not rest[0].shown.startswith("-"):
+            worlds = self.run(rest, world, stdin, prefix)
+            for each in worlds if name == "exec" else ():
+                each.ended = "exit"
+            return worlds
+        return self._external(words, world, stdin, prefix, outer)
+
+    # builtins
+
+    def _do_test(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+        answer = Conditions(self.runner.expander(self.script, world)).words(words)
+        shown = " ".join(each.shown for each in words)
+        return self._status(world, evolve(answer, shown=f"[ {shown} ]", place=self.place))
+
+    def _do_let(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+        value: object = None
+        for word in words:
+            value = self.runner.expander(self.script, world).whole(word)
+        known = value != 0 if isinstance(value, int) else None
+        return self._status(world, Answer(known, "let", self.place, ("let", tuple(words))))
+
+    def _do_set(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+        options = iter(words)
+        for word in options:
+            text = word.shown
+            if text in ("--", "-") or text[:1] not in "-+" or not text:
+                world.arguments = [*([] if text in ("--", "-") else [word]), *options]
+            elif text[1:] == "o" or text.endswith("o"):
+                option = next(options, Text()).shown
+                if option == "nounset" or "u" in text[1:]:
+                    world.strict = text[0] == "-"
+            elif "u" in text[1:]:
+                world.strict = text[0] == "-"
+            if "a" in text[1:] and text[:1] == "-" and text != "--":
+                world.exported |= {*world.variables}
+        return self._status(world, Answer(value=True))
+
+    def _do_shift(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+        count = int(words[0].shown) if words and words[0].shown.isdecimal() and len(words[0].shown) < 5 else 1
+        if world.arguments is not None:
+            enough = len(world.arguments) >= count
+            world.arguments = world.arguments[count:] if enough else world.arguments
+            return self._status(world, Answer(enough))
+        return self._status(world, Answer(value=True))
+
+    def _do_eval(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+        script, variables = as_script(joined(words, literal(" ")), self.script)
+        world.variables |= variables
+        return self.runner.script(script, world)
+
+    def _do_read(self, words: list[Text], world: World, stdin: Text | None) -> list[World]:
+        names = [each.shown for each in words if each.shown.isidentifier()]
+        array = any(each.shown.startswith("-") and each.shown.endswith("a") for each in words)
+        known = stdin is not None and stdin.plain is not None
+        if known and stdin is not None:
+            spaces = world.variables.get("IFS")
+            cut = spaces.shown if isinstance(spaces, Text) else " \t\n"
+            texts = [stdin.part(*match.span()) for match in re.finditer(f"[^{re.escape(cut)}\n]+", stdin.shown)]
+            if array and names:
+                world.variables[names[0]] = list(texts)
+                return self._status(world, Answer(value=True))
+            for number, name in enumerate(names):
+                last = number + 1 == len(names)
+                world.variables[name] = (
+                    joined(texts[number:], literal(" ")) if last else (texts[number : number + 1] or [Text()])[0]
+                )
+            return self._status(world, Answer(value=True))
+        for name in names:
+            self.runner.assigning.put(name, self._unknown("read", name), world)
+        return self._status(world, self._command_status(words, "read"))
+
+    def _do_mapfile(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+        for word in words[-1:]:
+            if word.shown.isidentifier():
+                self.runner.assigning.put(word.shown, self._unknown("mapfile", word.shown), world)
+        return self._status(world, Answer(value=True))
+
+    _do_readarray = _do_mapfile
+
+    def _do_getopts(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+        if len(words) < 2:
+            return self._status(world, Answer(value=False))
+        letters, name = words[0].shown, words[1].shown
+        self.runner.assigning.used.add("@")
+        at = world.variables.get("OPTIND")
+        number = int(at.shown) if isinstance(at, Text) and at.shown.isdecimal() else 1
+        if world.arguments is None:
+            unset = Unknown("1", "the file does not say with which arguments it is started", self.place, unset=True)
+            return self._status(world, Answer(value=False, key=("getopts",), because=unset, assumed=True))
+        word = world.arguments[number - 1] if number <= len(world.arguments) else Text()
+        letter = word.shown[1:2]
+        if word.shown[:1] != "-" or not letter or word.shown == "--":
+            return self._status(world, Answer(value=False))
+        takes = f"{letter}:" in letters
+        world.variables[name] = literal(letter if letter in letters else "?", word)
+        if takes:
+            attached = len(word.shown) > 2
+            value = word.part(2, len(word.shown)) if attached else (world.arguments[number : number + 1] or [Text()])[0]
+            world.variables["OPTARG"] = value
+            number += not attached
+        world.variables["OPTIND"] = literal(str(number + 1))
+        return self._status(world, Answer(value=True))
+
+    # functions and scripts
+
+    def _function(self, name: str, words: list[Text], world: World) -> list[World]:
+        body, script = world.functions[name]
+        before = world.arguments
+        world.arguments = words
+        world.frames.append({})
+        self.runner.depth += 1
+        try:
+            if self.runner.depth > 40:
+                return self.runner.script(self.script, world)  # refuses
+            after = self.runner.run([body], script, [world])
+        finally:
+            self.runner.depth -= 1
+        for each in after:
+            each.arguments = None if before is None else list(before)
+            restore(each, each.frames.pop() if each.frames else {})
+            each.ended = "" if each.ended == "return" else each.ended
+        return after
+
+    def _source(self, words: list[Text], world: World) -> list[World]:
+        if not words:
+            return [world]
+        script = self._script_at(words[0], world)
+        if script is None:
+            if words[0].shown not in world.unread:
+                world.unread = (*world.unread, words[0].shown)
+            return self._status(world, self._command_status(words, "source"))
+        before = world.arguments
+        if len(words) > 1:
+            world.arguments = words[1:]
+        after = self.runner.script(script, world)
+        for each in after:
+            each.ended = "" if each.ended == "return" else each.ended
+            if len(words) > 1:
+                each.arguments = before
+        return after
+
+    def _script_at(self, word: Text, world: World) -> Script | None:
+        """The script at a path: one that the script has written, or one that lies beside it."""
+        paths = (word.shown, word.shown.removeprefix("./"), f"./{word.shown}")
+        written = next((world.files[path] for path in paths if path in world.files), None)
+        if written is not None:
+            script, variables = as_script(written, self.script)
+            world.variables |= variables
+            world.exported |= {*variables}
+            return script
+        return self.runner.read(word.shown, self.script)
+
+    def _child(
+        self, text: Text | Script, arguments: list[Text], world: World, prefix: list[tuple[str, Value]]
+    ) -> list[World]:
+        """The worlds after a script that a shell of its own runs: it has the variables that are exported, and those set for it."""
+        script, variables = (text, dict[str, Value]()) if isinstance(text, Script) else as_script(text, self.script)
+
+        def run(inner: World) -> list[World]:
+            visible = {
+                name: value
+                for name, value in inner.variables.items()
+                if name in inner.exported or name.startswith(_MARK)
+            }
+            inner.variables = {**visible, **dict(prefix), **variables}
+            inner.exported = {*inner.variables}
+            inner.functions, inner.frames, inner.strict = {}, [], False
+            inner.arguments = arguments
+            return self.runner.script(script, inner)
+
+        return self.runner.inside(world, run)
+
+    # programs
+
+    def _external(
+        self,
+        words: list[Text],
+        world: World,
+        stdin: Text | None,
+        prefix: list[tuple[str, Value]],
+        outer: tuple[Text, ...],
+    ) -> list[World]:
+        name = name_of(words[0])
+        shown = " ".join(each.shown for each in words)
+        status = Answer(None, shown[:60], self.place, ("command", shown))
+        if name in SHELLS or name in _SUBMITS:
+            kept, self.runner.outer = self.runner.outer, (*self.runner.outer, *outer)
+            worlds = self._shell(name, words, world, stdin, prefix)
+            self.runner.outer = kept
+        elif name == "ssh" and stdin is not None:
+            worlds = self._child(stdin, [], world, prefix)
+        elif name == "ssh" and len(words) > 2 and not any(is_program(each) for each in words[1:]):
+            worlds = self._child(joined(words[2:], literal(" ")), [], world, prefix)
+        elif (name.endswith(".sh") or words[0].plain in world.files) and (
+            script := self._script_at(words[0], world)
+        ) is not None:
+            worlds = self._child(script, words[1:], world, prefix)
+        else:
+            worlds = self._started(words, world, stdin, prefix, outer)
+        for each in worlds:
+            each.status = status
+            if each.output is not None and name not in _SILENT:
+                each.output.append(self._unknown(shown[:60], ""))
+        return worlds
+
+    def _started(
+        self,
+        words: list[Text],
+        world: World,
+        stdin: Text | None,
+        prefix: list[tuple[str, Value]],
+        outer: tuple[Text, ...],
+    ) -> list[World]:
+        name = name_of(words[0])
+        if (
+            name.endswith(".py")
+            or name in ("torchrun", "deepspeed", "accelerate")
+            or re.fullmatch(r"python[\d.]*", name)
+        ):
+            world.launches = (
+                *world.launches,
+                Launch(tuple(each.replaced(world.known) for each in words), world.copy(), (*self.runner.outer, *outer)),
+            )
+            return [world]
+        at = next((number for number, each in enumerate(words) if number and is_program(each)), None)
+        if at is None and name in _WRAPPERS:
+            at = next(
+                (n for n, each in enumerate(words) if n and each.shown.endswith(".sh") and each.plain is not None), None
+            )
+        if at is None:
+            if words[0].shown.startswith("--"):  # a file of arguments
+                world.launches = (
+                    *world.launches,
+                    Launch(
+                        tuple(each.replaced(world.known) for each in words), world.copy(), (*self.runner.outer, *outer)
+                    ),
+                )
+            return [world]
+        inner = (
+            [
+                (each.shown.partition("=")[0], each.part(len(each.shown.partition("=")[0]) + 1, len(each.shown)))
+                for each in words[1:at]
+                if re.match(r"[A-Za-z_]\w*=", each.shown)
+            ]
+            if name == "env"
+            else []
+        )
+        return self._external(words[at:], world, stdin, [*prefix, *inner], (*outer, *words[:at]))
+
+    def _shell(
+        self, name: str, words: list[Text], world: World, stdin: Text | None, prefix: list[tuple[str, Value]]
+    ) -> list[World]:
+        if name in _SUBMITS:
+            return self._submit(words, world, stdin)
+        at = 1
+        while at < len(words):
+            text = words[at].shown
+            if name in SHELLS and re.fullmatch(r"-[a-z]*c", text) and at + 1 < len(words):
+                return self._child(words[at + 1], words[at + 3 :], world, prefix)
+            if text[:1] in ("-", "+") and text != "-":
+                at += 2 if text in ("-o", "-O", "--rcfile", "+o") else 1
+                continue
+            script = self._script_at(words[at], world)
+            if script is not None:
+                return self._child(script, words[at + 1 :], world, prefix)
+            world.unread = (*world.unread, text) if text not in world.unread else world.unread
+            return [world]
+        return self._child(stdin, [], world, prefix) if stdin is not None else [world]
+
+    def _submit(self, words: list[Text], world: World, stdin: Text | None) -> list[World]:
+        """The worlds after a batch script, which has the variables of its options, and of those that it is submitted with."""
+        script: Script | None = None
+        variables: dict[str, Value] = {}
+        at = 1
+        while at < len(words) and script is None:
+            if words[at].shown.startswith("--wrap"):
+                wrapped = words[at].part(len("--wrap="), len(words[at].shown)) if "=" in words[at].shown else None
+                text = wrapped if wrapped is not None else (*words[at + 1 : at + 2], Text())[0]
+                script, variables = as_script(text, self.script)
+            elif not words[at].shown.startswith("-"):
+                script = self._script_at(words[at], world)
+            at += 1
+        if script is None and stdin is not None:
+            script, variables = as_script(stdin, self.script)
+        if script is None:
+            names = [each.shown for each in words[1:] if each.shown.endswith((".sh", ".sbatch", ".slurm"))]
+            world.unread = tuple(dict.fromkeys([*world.unread, *names]))
+            return [world]
+        if (script.path, script.text) == (self.script.path, self.script.text):  # it submits itself again, to go on
+            return [world]
+        known, unknown = of_slurm(script, words[1 : at - 1] or [literal("--")])
+        before = world.environment
+        world.environment = unknown
+        after = self._child(script, words[at:], world, [*known.items(), *variables.items()])
+        for each in after:
+            each.environment = before
+        return after
+
+
+_MARK = "__unknown_"
+
+
+def restore(world: World, variables: Mapping[str, Value | None]) -> None:
+    """Have variables hold what they held before; None: nothing."""
+    for name, value in variables.items():
+        if value is None:
+            world.variables.pop(name, None)
+        else:
+            world.variables[name] = value
+
+
+def as_script(text: Text, within: Script) -> tuple[Script, dict[str, Value]]:
+    """A text that a shell runs, and variables for what in it is not known."""
+    variables: dict[str, Value] = {}
+    pieces: list[Piece] = []
+    for piece in text.pieces:
+        if piece.unknown is None:
+            pieces.append(piece)
+            continue
+        name = f"{_MARK}{crc32(repr((piece.unknown.name, piece.unknown.why, piece.unknown.unset)).encode()):x}"
+        variables[name] = Text((piece,))
+        pieces.append(evolve(piece, text=f"${{{name}}}", exact=False, unknown=None))
+    script = Text(tuple(pieces)).script()
+    return evolve(script, folder=within.folder, path=within.path), variables

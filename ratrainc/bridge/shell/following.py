@@ -1,0 +1,102 @@
+"""The training commands that a script may start, each with the way there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from attrs import frozen
+
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.frontend.text import MAX_BYTES, Source
+from ratrain.ratrainc.bridge.shell.assigning import Assigning
+from ratrain.ratrainc.bridge.shell.running import Runner
+from ratrain.ratrainc.bridge.shell.scheduler import of_slurm
+from ratrain.ratrainc.bridge.shell.text import Script, Text, literal
+from ratrain.ratrainc.bridge.shell.world import Launch, World
+
+_OF_ARGUMENTS = re.compile(r"--?\w")
+
+
+@frozen
+class Followed:
+    """What became of a script."""
+
+    launches: tuple[Launch, ...]
+    """of all ways that it may go, those first that need nothing of the environment"""
+    worlds: tuple[World, ...]
+    unused: tuple[tuple[str, Text | None], ...]
+    """variables of the command line that nothing reads, and what the script gives them itself"""
+
+
+def follow(file: str, text: str, given: Mapping[str, str]) -> Followed:
+    """Follow a script without running any of it; `given` is its environment, and `1`, `2` and on its arguments.
+
+    Raises `DiagnosticError` RT063 where it is no shell text, RT064 where it goes too many ways.
+    """
+    text = text.replace("\r\n", "\n")
+    script = Script(text, Source(file, text).span, str(Path(file).parent) if Path(file).is_file() else None, file)
+    texts = {name: literal(value) for name, value in given.items()}
+    assigning = Assigning(texts)
+    runner = Runner(assigning, _beside)
+    try:
+        worlds = _kept(runner.script(script, _start(script, texts)))
+    except RecursionError:
+        place = script.place(0, 1)
+        fail("RT063", "the file is nested too deeply for a script", place.location, source=place.source)
+    launches = [launch for world in worlds for launch in world.launches]
+    if not launches:
+        launches = [launch for world in worlds for launch in _arguments_of(world)]
+    used = assigning.used | ({*filter(str.isdigit, texts)} if "@" in assigning.used else set())
+    unused = [
+        (name, assigning.overridden.get(name)) for name in texts if name not in used or name in assigning.overridden
+    ]
+    return Followed(tuple(launches), tuple(worlds), tuple(unused))
+
+
+def _start(script: Script, given: Mapping[str, Text]) -> World:
+    set_by, environment = of_slurm(script)
+    numbered = [given[str(n)] for n in range(1, len(given) + 1) if all(str(m) in given for m in range(1, n + 1))]
+    named = {name: value for name, value in given.items() if not name.isdigit()}
+    variables = {**set_by, **named}
+    world = World(variables=dict(variables), exported={*variables}, arguments=numbered or None)
+    world.environment = environment - {*named}
+    return world
+
+
+def _kept(worlds: list[World]) -> list[World]:
+    """The ways that start something; where such ways need nothing of the environment, only these."""
+    started = [world for world in worlds if world.launches] or worlds
+    least = min((len(world.contrary) for world in started), default=0)
+    return [world for world in started if len(world.contrary) == least]
+
+
+def _arguments_of(world: World) -> list[Launch]:
+    """The arguments that a file defines and starts nothing with, as one that other scripts read does."""
+    words: list[Text] = []
+    for value in world.variables.values():
+        items = value if isinstance(value, list) else _words(value) if isinstance(value, Text) else []
+        if items and _OF_ARGUMENTS.match(items[0].shown):
+            words += [each.replaced(world.known) for each in items]
+    return [Launch(tuple(words), world)] if words else []
+
+
+def _words(text: Text) -> list[Text]:
+    return [text.part(*match.span()) for match in re.finditer(r"\S+", text.shown)] if text.plain is not None else []
+
+
+def _beside(path: str, script: Script) -> Script | None:
+    """A script that another names: at its path, or beside the other where the path begins with what is not known."""
+    if script.folder is None:
+        return None
+    relative = path.rpartition("}")[2].rpartition(")")[2].lstrip("/") if path.startswith("$") else path
+    inside = script.folder not in ("", ".") and relative.startswith(f"{script.folder}/")
+    found = Path(relative) if inside else Path(script.folder, relative)
+    try:
+        if not relative or not found.is_file() or found.stat().st_size > MAX_BYTES:
+            return None
+        text = found.read_text("utf-8")  # line ends become those of the shell
+    except (OSError, ValueError):
+        return None
+    return Script(text, Source(str(found), text).span, str(found.parent), str(found))

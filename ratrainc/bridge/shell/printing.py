@@ -1,0 +1,169 @@
+"""Commands of which a shell script uses what they print: `echo` and `printf`, paths, numbers, here-documents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ratrain.ratrainc.bridge.shell.text import Script, Text, Unknown, joined, literal, nothing_known
+from ratrain.ratrainc.bridge.shell.world import Answer, World
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.text import Place
+    from ratrain.ratrainc.bridge.shell.running import Runner
+
+_FORMAT = re.compile(r"%[-0]?\d*([sdq%])|\\(n|t|\\)")
+
+
+class Printing:
+    """Runs commands that print, of one script; a world keeps what they do where something reads it."""
+
+    def __init__(self, runner: Runner, script: Script, place: Place) -> None:
+        self.runner = runner
+        self.script = script
+        self.place = place
+
+    def _status(self, world: World, answer: Answer) -> list[World]:
+        world.status = answer
+        return [world]
+
+    def _do_echo(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+        if world.output is not None:
+            ends = True
+            while words and words[0].shown in ("-n", "-e", "-ne", "-en"):
+                ends = ends and "n" not in words[0].shown
+                words = words[1:]
+            world.output.append(joined([joined(words, literal(" ")), literal("\n" if ends else "")]))
+        return self._status(world, Answer(value=True))
+
+    def _do_printf(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+        if words and words[0].shown == "-v" and len(words) > 1:
+            world.variables[words[1].shown] = self._unknown("printf", words[1].shown)
+        elif world.output is not None:
+            world.output.append(self._printed(words))
+        return self._status(world, Answer(value=True))
+
+    def _printed(self, words: list[Text]) -> Text:
+        values, texts, at = list(words[1:]), list[Text](), 0
+        if not words or words[0].plain is None:
+            return self._unknown("printf", "")
+        form = words[0].shown
+        for match in _FORMAT.finditer(form):
+            texts.append(literal(form[at : match.start()], words[0]))
+            at = match.end()
+            if match[2]:
+                texts.append(literal({"n": "\n", "t": "\t", "\\": "\\"}[match[2]]))
+            elif match[1] == "%":
+                texts.append(literal("%"))
+            elif values:
+                texts.append(values.pop(0))
+        return joined([*texts, literal(form[at:], words[0])]) if not values else self._unknown("printf", "")
+
+    def _do_cat(self, words: list[Text], world: World, stdin: Text | None) -> list[World]:
+        if world.output is not None:
+            named = [each for each in words if each.shown != "-"]
+            if not named and stdin is not None:
+                world.output.append(stdin)
+            elif named and all(each.plain in world.files for each in named):
+                world.output += [world.files[each.shown] for each in named]
+            else:
+                world.output.append(self._unknown("cat", ""))
+        return self._status(world, self._command_status(words, "cat"))
+
+    def _do_tee(self, words: list[Text], world: World, stdin: Text | None) -> list[World]:
+        for word in words:
+            if stdin is not None and word.plain is not None:
+                world.files[word.shown] = stdin
+        if world.output is not None:
+            world.output.append(stdin if stdin is not None else self._unknown("tee", ""))
+        return self._status(world, Answer(value=True))
+
+    def _do_envsubst(self, _words: list[Text], world: World, stdin: Text | None) -> list[World]:
+        if world.output is not None and stdin is not None and stdin.plain is not None:
+            world.output.append(self._substituted(stdin, world))
+        elif world.output is not None:
+            world.output.append(self._unknown("envsubst", ""))
+        return self._status(world, Answer(value=True))
+
+    def _substituted(self, text: Text, world: World) -> Text:
+        parts, at = list[Text](), 0
+        for match in re.finditer(r"\$\{(\w+)\}|\$(\w+)", text.shown):
+            name = match[1] or match[2]
+            value = world.variables.get(name) if name in world.exported else None
+            parts.append(text.part(at, match.start()))
+            unset = nothing_known(
+                match[0], Unknown(name, f"{name} is not exported in the file", self.place, unset=True)
+            )
+            parts.append(value.replaced(world.known) if isinstance(value, Text) else unset)
+            at = match.end()
+        return joined([*parts, text.part(at, len(text.shown))])
+
+    def _do_dirname(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+        return self._print_path(words, world, lambda text: text.rpartition("/")[0] or ("/" if text[:1] == "/" else "."))
+
+    def _do_basename(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+        suffix = words[1].shown if len(words) > 1 else ""
+        return self._print_path(words, world, lambda text: text.rpartition("/")[2].removesuffix(suffix))
+
+    def _do_realpath(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+        return self._print_path([each for each in words if each.shown[:1] != "-"], world, lambda text: text)
+
+    _do_readlink = _do_realpath
+
+    def _do_cd(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+        if words and words[-1].plain is not None:
+            world.variables["PWD"] = words[-1]
+        return self._status(
+            world, Answer(None if world.output is None else True, "cd", self.place, ("cd", tuple(words)))
+        )
+
+    def _do_pwd(self, _words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+        held = world.variables.get("PWD")
+        if world.output is not None:
+            text = held if isinstance(held, Text) else self._unknown("pwd", "")
+            world.output.append(joined([text, literal("\n")]))
+        return self._status(world, Answer(value=True))
+
+    def _print_path(self, words: list[Text], world: World, change: Callable[[str], str]) -> list[World]:
+        if world.output is not None:
+            known = words and words[0].plain is not None
+            text = literal(f"{change(words[0].shown)}\n", words[0]) if known else self._unknown("a path", "")
+            world.output.append(text)
+        return self._status(world, Answer(value=True))
+
+    def _do_seq(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+        numbers = [int(each.shown) for each in words if re.fullmatch(r"-?\d{1,6}", each.plain or "")]
+        if world.output is not None:
+            if len(numbers) == len(words) and 1 <= len(words) <= 3 and (len(words) < 3 or numbers[1]):
+                first, step, last = (
+                    (1, 1, numbers[0])
+                    if len(words) == 1
+                    else (numbers[0], numbers[1] if len(words) == 3 else 1, numbers[-1])
+                )
+                values = range(first, last + (1 if step > 0 else -1), step)[:10_000]
+                world.output.append(literal("".join(f"{each}\n" for each in values), words[0]))
+            else:
+                world.output.append(self._unknown("seq", ""))
+        return self._status(world, Answer(value=True))
+
+    def _do_expr(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+        if world.output is not None:
+            value = self.runner.expander(self.script, world).whole(joined(words, literal(" ")))
+            world.output.append(
+                literal(f"{value}\n", words[0]) if isinstance(value, int) and words else self._unknown("expr", "")
+            )
+        return self._status(world, Answer(value=True))
+
+    def _do_bc(self, _words: list[Text], world: World, stdin: Text | None) -> list[World]:
+        if world.output is not None:
+            value = self.runner.expander(self.script, world).whole(stdin) if stdin is not None else None
+            world.output.append(literal(f"{value}\n", stdin) if isinstance(value, int) else self._unknown("bc", ""))
+        return self._status(world, Answer(value=True))
+
+    def _unknown(self, what: str, name: str) -> Text:
+        return nothing_known(f"$({what})", Unknown(name, f"it is what {what} gives", self.place))
+
+    def _command_status(self, words: list[Text], name: str) -> Answer:
+        shown = " ".join([name, *(each.shown for each in words)])
+        return Answer(None, shown[:60], self.place, ("command", shown))

@@ -1,0 +1,81 @@
+"""Parsing of bash, by the grammar that editors use (tree-sitter-bash)."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.frontend.text import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tree_sitter import Node, Parser
+
+    from ratrain.ratrainc.bridge.shell.text import Script
+
+_ESCAPED = re.compile(r"\\[^\w'`\n]")
+"""Escaped characters that stand for themselves wherever a backslash does anything; in single quotes they end nothing."""
+_LAST_BACKSLASH = re.compile(r"\\(?=(?:\n\s*)?\Z)")
+
+
+@cache
+def _parser() -> Parser:
+    import tree_sitter_bash
+    from tree_sitter import Language, Parser
+
+    return Parser(Language(tree_sitter_bash.language()))
+
+
+def parse(script: Script) -> Node:
+    """Parse a script. Indices of nodes are those of characters of its text. Raises `DiagnosticError` RT063 where it is none.
+
+    The grammar is given a text of the same length, in which what it takes for something else has a letter in its place: characters
+    outside ASCII, which are letters to a shell (and bytes are characters then), what a backslash escapes, and a backslash at the end of the file.
+    """
+    text = "".join(each if each < "\x80" else "_" for each in script.text)
+    text = _ESCAPED.sub("..", _LAST_BACKSLASH.sub(" ", text))
+    root = _parser().parse(text.encode("ascii")).root_node
+    while lost := _lost(root, text):
+        letters = list(text)
+        for at in lost:
+            letters[at] = "."
+        text = "".join(letters)
+        root = _parser().parse(text.encode("ascii")).root_node
+    if root.has_error:
+        wrong = next((node for node in walk(root) if node.is_error or node.is_missing), root)
+        place = script.place(wrong.start_byte, max(wrong.end_byte, wrong.start_byte + 1))
+        part = script.text[wrong.start_byte : wrong.end_byte].strip()
+        reason = f"{wrong.type} is missing" if wrong.is_missing else f"{shown(part)} does not fit"
+        fail("RT063", f"the file is no shell text: {reason}", place.location, source=place.source)
+    return root
+
+
+def _lost(root: Node, text: str) -> list[int]:
+    """Where the grammar ends a word before a variable, as in `$A/$B.c`: it takes `$` for itself there (tree-sitter-bash 0.25).
+
+    Parsed again with another letter in its place, it is one word; who expands the word finds the variable in its text.
+    """
+    return [
+        child.start_byte
+        for node in walk(root)
+        if node.type == "concatenation"
+        for child in node.children
+        if child.type == "$" and re.match(r"\w", text[child.end_byte : child.end_byte + 1])
+    ]
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """A node and everything under it, in the order of the text."""
+    nodes = [node]
+    while nodes:
+        node = nodes.pop()
+        yield node
+        nodes += reversed(node.children)
+
+
+def source_of(node: Node, script: Script) -> str:
+    """What the script has for a node."""
+    return script.text[node.start_byte : node.end_byte]

@@ -1,0 +1,584 @@
+"""Expansion of a shell's words: quotes, variables, arrays, sums and splitting, as bash does them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from attrs import define, evolve
+
+from ratrain.ratrainc.bridge.shell.arithmetic import ArithmeticError_, evaluate
+from ratrain.ratrainc.bridge.shell.patterns import changed_by
+from ratrain.ratrainc.bridge.shell.syntax import source_of
+from ratrain.ratrainc.bridge.shell.text import Piece, Script, Text, Unknown, joined, literal, nothing_known
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+    from ratrain.ratrain_ir.frontend.text import Place
+    from ratrain.ratrainc.bridge.shell.world import Value, World
+
+_ALWAYS = frozenset(
+    [
+        "HOME",
+        "USER",
+        "PWD",
+        "HOSTNAME",
+        "SHELL",
+        "LOGNAME",
+        "RANDOM",
+        "SECONDS",
+        "UID",
+        "EUID",
+        "OLDPWD",
+        "PATH",
+        "BASHPID",
+        "PPID",
+        "?",
+        "$",
+        "!",
+        "-",
+        "_",
+    ]
+)
+"""Variables that have a value in every shell, which the script does not say."""
+_HEAD = re.compile(r"\$\{([!#]?)(\w+|[@*#?$!-])(?:\[([^][]*|\$\{?\w+\}?)\])?")
+_OPERATOR = re.compile(r":?[-=?+]|%%?|##?|//?[#%]?|\^\^?|,,?|@|:")
+_EXPANSIONS = {"simple_expansion", "expansion", "command_substitution", "arithmetic_expansion", "process_substitution"}
+_ANSI = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "e": "\033", "f": "\f"}
+_SPECIAL = re.compile(r"\$([A-Za-z_]\w*|\d)|\\(.)|(`)", re.DOTALL)
+"""A variable, an escaped character, or a command in backquotes within a word, which the grammar takes apart."""
+_LIST = re.compile(r"(?<![$\\])\{[^{}\s]*,[^{}\s]*\}")
+_RANGE = re.compile(r"\{(-?\d{1,6})\.\.(-?\d{1,6})(?:\.\.(-?\d{1,6}))?\}")
+_MOST = 1 << 16
+"""Characters and words of one word: far above any command, and soon reached by text that doubles in a loop."""
+
+
+@define
+class Part:
+    """A part of a word before it is split; `ends` has a word end after it, quoted or not."""
+
+    text: Text
+    quoted: bool
+    ends: bool = False
+
+
+Output = Callable[["Node", Script, "World"], Text]
+"""What a command substitution writes."""
+
+
+class Expander:
+    """Expands words of one script in one world; `used` is told each variable that is read."""
+
+    def __init__(self, world: World, script: Script, output: Output, used: Callable[[str], None]) -> None:
+        self.world = world
+        self.script = script
+        self.output = output
+        self.used = used
+
+    def fields(self, node: Node) -> list[Text]:
+        """The words that a word of a command becomes."""
+        return self._split(list(self._parts(node, quoted=False)))
+
+    def words(self, nodes: Iterable[Node]) -> list[Text]:
+        """The words that some words become. What stands without a space between is one, though the grammar may have two."""
+        found: list[Text] = []
+        parts: list[Part] = []
+        end = -1
+        for node in nodes:
+            if node.start_byte != end:
+                found += self._split(parts)
+                parts = []
+            parts += self._parts(node, quoted=False)
+            end = node.end_byte
+        return found + self._split(parts)
+
+    def text(self, node: Node) -> Text:
+        """The text that a word becomes where it is not split, as in an assignment."""
+        parts = list(self._parts(node, quoted=False))
+        between = literal(" ")
+        texts: list[Text] = []
+        for part in parts:
+            texts.append(part.text)
+            if part.ends:
+                texts.append(between)
+        return _bounded(joined(texts[:-1] if parts and parts[-1].ends else texts))
+
+    def pattern(self, node: Node) -> tuple[Text, str] | None:
+        """The text of a pattern, and the pattern with what is quoted escaped; None where a part is unknown."""
+        parts = list(self._parts(node, quoted=False))
+        text = joined(part.text for part in parts)
+        if text.plain is None:
+            return None
+        escaped = "".join(re.sub(r"([*?[\]\\])", r"[\1]", p.text.shown) if p.quoted else p.text.shown for p in parts)
+        return text, escaped
+
+    def body(self, node: Node) -> Text:
+        """The text of a here-document."""
+        return joined(part.text for part in self._between(node, node.start_byte, node.end_byte, quoted=True))
+
+    def raw(self, node: Node) -> Text:
+        """The text of a node as it is."""
+        return self._literal(node.start_byte, node.end_byte)
+
+    # parts
+
+    def _literal(self, start: int, end: int) -> Text:
+        return Text((Piece(self.script.text[start:end], self.script.place, start, end),)) if start < end else Text()
+
+    def _place(self, node: Node) -> Place:
+        return self.script.place(node.start_byte, node.end_byte)
+
+    def _not_followed(self, node: Node, why: str) -> Text:
+        shown = source_of(node, self.script)
+        return nothing_known(shown, Unknown("", f"{shown.strip()[:60]} is {why}", self._place(node)))
+
+    def _parts(self, node: Node, *, quoted: bool) -> Iterator[Part]:
+        kind = node.type
+        if kind in _EXPANSIONS:
+            yield from self._expansion(node, quoted=quoted)
+        elif kind == "string":
+            parts = list(self._between(node, node.start_byte + 1, node.end_byte - 1, quoted=True))
+            yield from parts if parts or _has_array(node) else [self._empty(node)]
+        elif kind == "raw_string":
+            text = self._literal(node.start_byte + 1, node.end_byte - 1)
+            yield Part(text, quoted=True) if text.pieces else self._empty(node)
+        elif kind == "ansi_c_string":
+            inner = source_of(node, self.script)[2:-1]
+            plain = re.sub(r"\\(.)", lambda match: _ANSI.get(match[1], match[0]), inner, flags=re.DOTALL)
+            yield Part(Text((Piece(plain, self.script.place, *_span(node), exact=False),)), quoted=True)
+        elif kind == "brace_expression":
+            yield from self._braces(node)
+        elif kind in ("concatenation", "command_name", "translated_string"):
+            for child in node.children:
+                if child.type == "brace_expression" and kind == "concatenation":
+                    yield Part(self._not_followed(child, "a list that is not followed"), quoted)
+                elif child.type != "$":
+                    yield from self._parts(child, quoted=quoted)
+        elif kind in ("subshell", "array"):
+            yield Part(self._not_followed(node, "not followed"), quoted=True)
+        elif kind == "word" and _LIST.search(source_of(node, self.script)):
+            yield Part(self._not_followed(node, "a list that is not followed"), quoted)
+        else:  # words, numbers, patterns
+            yield from self._between(node, node.start_byte, node.end_byte, quoted=quoted, words=True)
+
+    def _empty(self, node: Node) -> Part:
+        return Part(Text((Piece("", self.script.place, *_span(node), exact=False),)), quoted=True)
+
+    def _between(self, node: Node, start: int, end: int, *, quoted: bool, words: bool = False) -> Iterator[Part]:
+        """The parts of a range of the text: expansions that stand in it, and what is between them, without its escapes.
+
+        The grammar leaves out, or moves into its neighbours, spaces at the edges of a string's contents.
+        """
+        at = start
+        for child in node.children:
+            if child.end_byte <= at or child.start_byte >= end or not child.is_named:
+                continue
+            inner = child.type in ("string", "raw_string", "ansi_c_string", "concatenation", "brace_expression")
+            if child.type in _EXPANSIONS or (inner and words):
+                begin = child.start_byte
+                if child.type in _EXPANSIONS:
+                    begin = min(i for i in (self.script.text.find(c, begin) for c in "$`<>") if i >= 0)
+                yield from self._unescaped(at, begin, quoted=quoted)
+                yield from self._parts(child, quoted=quoted)
+                at = child.end_byte
+            elif child.type in ("word", "regex", "extglob_pattern", "heredoc_content") and child.named_child_count:
+                yield from self._between(child, max(at, child.start_byte), child.end_byte, quoted=quoted, words=words)
+                at = child.end_byte
+        yield from self._unescaped(at, end, quoted=quoted)
+
+    def _unescaped(self, start: int, end: int, *, quoted: bool) -> Iterator[Part]:
+        """A range without its escapes, and with the variables that the grammar has missed."""
+        text, at = self.script.text, start
+        while match := _SPECIAL.search(text, at, end):
+            if match.start() > at:
+                yield Part(self._literal(at, match.start()), quoted)
+            if match[1]:
+                yield from self._variable(match[1], None, match.span(), quoted=quoted)
+            elif match[3]:
+                unknown = Unknown("", "it has a command in backquotes within a word", self.script.place(*match.span()))
+                yield Part(nothing_known(match[0], unknown), quoted)
+            elif match[2] == "\n":
+                pass
+            elif quoted and match[2] not in '$`"\\':
+                yield Part(self._literal(*match.span()), quoted)
+            else:
+                yield Part(self._literal(match.end() - 1, match.end()), quoted=True)
+            at = match.end()
+        if at < end:
+            yield Part(self._literal(at, end), quoted)
+
+    def _braces(self, node: Node) -> Iterator[Part]:
+        match = _RANGE.fullmatch(source_of(node, self.script))
+        if match is None:
+            yield Part(self._not_followed(node, "a list that is not followed"), quoted=True)
+            return
+        first, last, step = int(match[1]), int(match[2]), abs(int(match[3] or 1)) or 1
+        numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
+        origin = self._literal(node.start_byte, node.end_byte)
+        for number in numbers[:_MOST]:
+            yield Part(literal(str(number), origin), quoted=True, ends=True)
+
+    # splitting
+
+    def _split(self, parts: list[Part]) -> list[Text]:
+        spaces = self._plain("IFS", " \t\n")
+        found: list[Text] = []
+        pieces: list[Piece] = []
+        begun = False
+
+        def end() -> None:
+            nonlocal begun
+            if begun:
+                found.append(Text(tuple(pieces), quoted_empty=not pieces))
+                pieces.clear()
+            begun = False
+
+        for part in parts:
+            if part.quoted:
+                pieces += part.text.pieces
+                begun = True
+            else:
+                for piece in part.text.pieces:
+                    if piece.unknown is not None:
+                        pieces.append(piece)
+                        begun = True
+                        continue
+                    for is_word, start, stop in _runs(piece.text, spaces):
+                        if is_word:
+                            pieces.append(piece.part(start, stop))
+                            begun = True
+                        else:
+                            end()
+            if part.ends:
+                end()
+        end()
+        if len(found) == 1 and len(parts) == 1 and not parts[0].quoted and found[0].sole is not None:
+            found[0] = evolve(found[0], bare=True)
+        if len(found) > _MOST:
+            found = [self._too_long(found[0])]
+        return [_bounded(each) for each in found]
+
+    def _too_long(self, text: Text) -> Text:
+        return nothing_known("...", Unknown("", "it is longer than any command", text.place()))
+
+    # variables
+
+    def _expansion(self, node: Node, *, quoted: bool) -> Iterator[Part]:
+        if node.type == "command_substitution":
+            yield Part(self.output(node, self.script, self.world), quoted)
+        elif node.type == "arithmetic_expansion":
+            yield Part(self.sum(node), quoted)
+        elif node.type == "process_substitution":
+            yield Part(self._not_followed(node, "a pipe"), quoted=True)
+        elif node.type == "simple_expansion":
+            start = self.script.text.index("$", node.start_byte)
+            name = self.script.text[start + 1 : node.end_byte]
+            yield from self._variable(name, None, _span(node), quoted=quoted)
+        else:
+            yield from self._braced(node, quoted=quoted)
+
+    def _braced(self, node: Node, *, quoted: bool) -> Iterator[Part]:
+        start = self.script.text.index("$", node.start_byte)
+        match = _HEAD.match(self.script.text, start, node.end_byte)
+        if match is None:
+            yield Part(self._not_followed(node, "an expansion that is not followed"), quoted)
+            return
+        prefix, name, index = match[1], match[2], match[3]
+        stop = node.end_byte - 1
+        operator = _OPERATOR.match(self.script.text, match.end(), stop)
+        if prefix == "#":
+            yield Part(self._length(name, index, node), quoted)
+            return
+        if prefix == "!":
+            if index in ("@", "*"):
+                value = self.world.variables.get(name, Text())
+                keys = [*value] if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else [0]
+                yield from self._listed([literal(str(each)) for each in keys], "@", quoted=quoted)
+                return
+            pointed = self._scalar(name, None, _span(node))
+            name = pointed.plain or ""
+            if not re.fullmatch(r"\w+", name):
+                yield Part(self._not_followed(node, "the name of a variable that is not known"), quoted)
+                return
+        if operator is None:
+            if match.end() != stop:
+                yield Part(self._not_followed(node, "an expansion that is not followed"), quoted)
+            else:
+                yield from self._variable(name, index, _span(node), quoted=quoted)
+            return
+        yield from self._operated(node, (name, index), operator, stop, quoted=quoted)
+
+    def _operated(
+        self, node: Node, variable: tuple[str, str | None], operator: re.Match[str], stop: int, *, quoted: bool
+    ) -> Iterator[Part]:
+        name, index = variable
+        sign = operator[0]
+        if sign in ("-", ":-", "=", ":=", "+", ":+", "?", ":?"):
+            state = self._state(name, index, colon=sign[0] == ":")
+            if sign[-1] in "-=" and state is False:
+                parts = list(self._between(node, operator.end(), stop, quoted=quoted, words=True))
+                text = joined(part.text for part in parts)
+                self._assume(name, index, text)
+                if sign[-1] == "=":
+                    self.world.variables[name] = text
+                yield from parts
+            elif sign[-1] == "+":
+                if state is None:
+                    yield Part(self._not_followed(node, "there where a variable is set that is not known"), quoted)
+                elif state:
+                    yield from self._between(node, operator.end(), stop, quoted=quoted, words=True)
+                else:
+                    self._assume(name, index, Text())
+            else:
+                yield from self._variable(name, index, _span(node), quoted=quoted)
+            return
+        values = list(self._variable(name, index, _span(node), quoted=quoted))
+        argument = list(self._between(node, operator.end(), stop, quoted=False, words=True))
+        words = "".join(
+            re.sub(r"([*?[\]\\])", r"[\1]", part.text.shown) if part.quoted else part.text.shown for part in argument
+        )
+        known = all(part.text.plain is not None for part in argument)
+        whole = index in ("@", "*") or name in ("@", "*")
+        if whole and sign == ":":
+            yield from _sliced(values, words, self._number)
+            return
+        for part in values:
+            plain = part.text.plain
+            changed = None if plain is None or not known else changed_by(plain, sign, words, self._number)
+            if changed is None:
+                yield Part(self._hanging(node, part.text.unknown), part.quoted, part.ends)
+            else:
+                yield Part(literal(changed, part.text), part.quoted, part.ends)
+
+    def _number(self, text: str) -> int | None:
+        result = self.whole(literal(text))
+        return result if isinstance(result, int) else None
+
+    def _hanging(self, node: Node, unknown: Unknown | None) -> Text:
+        """The text of something that hangs on an unknown."""
+        if unknown is None:
+            return self._not_followed(node, "an expansion that is not followed")
+        return nothing_known(source_of(node, self.script).strip(), evolve(unknown, unset=False))
+
+    def _assume(self, name: str, index: str | None, text: Text) -> None:
+        if index is None and name not in self.world.variables and not name.isdigit():
+            self.world.assumed.setdefault(name, text.shown)
+
+    def _state(self, name: str, index: str | None, *, colon: bool) -> bool | None:
+        """Whether a variable is set (with a colon: to something); None where that is not known."""
+        if name in ("@", "*"):
+            return bool(self.world.arguments)
+        if index not in ("@", "*"):
+            text = self._held(name, index)
+            if text is None:
+                return None if self._may_be_set(name) else False
+            if text.sole is not None and text.sole.unset:
+                return False
+            return (bool(text.shown) or text.unknown is not None or not colon) if text.unknown is None else None
+        value = self.world.variables.get(name)
+        return False if value is None else any(each.shown for each in _items(value)) if colon else bool(_items(value))
+
+    def _may_be_set(self, name: str) -> bool:
+        return name in _ALWAYS or name in self.world.environment or bool(self.world.unread)
+
+    def _held(self, name: str, index: str | None) -> Text | None:
+        """What a variable holds, one element of an array; None where it was never assigned."""
+        self.used(name)
+        if name.isdigit() and name != "0":
+            arguments = self.world.arguments
+            number = int(name) - 1
+            if arguments is None:
+                return None
+            return arguments[number] if number < len(arguments) else Text()
+        value = self.world.variables.get(name)
+        if value is None:
+            return None
+        if isinstance(value, dict):
+            key = self._subscript(index or "0")
+            return None if key is None else value.get(key, Text()).replaced(self.world.known)
+        items = _items(value)
+        number_ = 0 if index is None else self._number(index)
+        if number_ is None:
+            return None
+        if -len(items) <= number_ < len(items):
+            return items[number_].replaced(self.world.known)
+        return Text()
+
+    def _subscript(self, index: str) -> str | None:
+        match = re.fullmatch(r"\$\{?(\w+)\}?", index.strip("\"'"))
+        return self._scalar(match[1], None, None).plain if match else index.strip("\"'")
+
+    def _scalar(self, name: str, index: str | None, span: tuple[int, int] | None) -> Text:
+        held = self._held(name, index)
+        if held is not None:
+            return held
+        shown = f"${name}" if span is None else self.script.text[slice(*span)].strip()
+        place = self.script.place(*(span or (0, 1)))
+        key = Unknown(name if name not in "@*#?$!-_" else "", *self._reason(name), place)
+        unset = not self._may_be_set(name)
+        found = nothing_known(shown, evolve(key, unset=unset))
+        return found.replaced(self.world.known)
+
+    def _reason(self, name: str) -> tuple[str]:
+        if name in self.world.environment:
+            return (f"{name} is set by the scheduler",)
+        if name in _ALWAYS:
+            return (f"{name} is of the shell that runs it",)
+        if name.isdigit():
+            return (f"${name} is an argument of the script",)
+        if self.world.unread:
+            return (f"{name} is not set in the file, and {', '.join(self.world.unread)} is not read",)
+        return (f"{name} is not set in the file",)
+
+    def _variable(self, name: str, index: str | None, span: tuple[int, int], *, quoted: bool) -> Iterator[Part]:
+        if name in ("@", "*"):
+            self.used("@")
+            yield from self._listed(self.world.arguments or [], name, quoted=quoted)
+        elif name == "#":
+            yield Part(self.count(span), quoted)
+        elif index in ("@", "*"):
+            self.used(name)
+            value = self.world.variables.get(name)
+            if value is None:
+                yield Part(self._scalar(name, None, span), quoted)
+            else:
+                items = [each.replaced(self.world.known) for each in _items(value)]
+                yield from self._listed(items, index, quoted=quoted)
+        elif name == "0" or (name == "BASH_SOURCE" and name not in self.world.variables):
+            yield Part(literal(self.script.path or "-", self._literal(*span)), quoted)
+        else:
+            yield Part(self._scalar(name, index, span), quoted)
+
+    def count(self, span: tuple[int, int]) -> Text:
+        """`$#`."""
+        if self.world.arguments is not None:
+            return literal(str(len(self.world.arguments)), self._literal(*span))
+        why = "the file does not say with which arguments it is started"
+        return nothing_known("$#", Unknown("1", why, self.script.place(*span), unset=True))
+
+    def _listed(self, items: list[Text], sign: str, *, quoted: bool) -> Iterator[Part]:
+        if sign == "*" and quoted:
+            yield Part(joined(items, literal(self._plain("IFS", " ")[:1])), quoted=True)
+            return
+        for number, item in enumerate(items):
+            yield Part(item, quoted, ends=number + 1 < len(items))
+
+    def _length(self, name: str, index: str | None, node: Node) -> Text:
+        if name in ("@", "*"):
+            return self.count(_span(node))
+        origin = self._literal(node.start_byte, node.end_byte)
+        if index in ("@", "*"):
+            self.used(name)
+            items = _items(self.world.variables.get(name, []))
+            unknown = next((each.unknown for each in items if each.unknown is not None), None)
+            return literal(str(len(items)), origin) if unknown is None else self._hanging(node, unknown)
+        text = self._scalar(name, index, _span(node))
+        return literal(str(len(text.shown)), origin) if text.plain is not None else self._hanging(node, text.unknown)
+
+    def _plain(self, name: str, default: str) -> str:
+        value = self.world.variables.get(name)
+        return default if not isinstance(value, Text) or value.plain is None else value.plain
+
+    # sums
+
+    def sum(self, node: Node) -> Text:
+        """The value of `$((...))`."""
+        opens = self.script.text.index("(", node.start_byte) + 2
+        value = self.whole(self.range(node, opens, node.end_byte - 2))
+        origin = self._literal(node.start_byte, node.end_byte)
+        if isinstance(value, int):
+            return literal(str(value), origin)
+        return (
+            self._hanging(node, value)
+            if isinstance(value, Unknown)
+            else self._not_followed(node, "a sum without a value")
+        )
+
+    def range(self, node: Node, start: int, stop: int) -> Text:
+        """A range of the text, with the expansions of a node expanded and the rest as it is."""
+        return joined(self._within(node, start, stop))
+
+    def _within(self, node: Node, start: int, stop: int) -> Iterator[Text]:
+        at = start
+        for child in _expansions_within(node):
+            if child.start_byte >= at and child.end_byte <= stop:
+                begin = (
+                    self.script.text.index("$", child.start_byte)
+                    if child.type != "command_substitution"
+                    else child.start_byte
+                )
+                yield joined(part.text for part in self._unescaped(at, begin, quoted=True))
+                yield joined(part.text for part in self._parts(child, quoted=True))
+                at = child.end_byte
+        yield joined(part.text for part in self._unescaped(at, stop, quoted=True))
+
+    def whole(self, text: Text) -> int | Unknown | None:
+        """The value of a sum, the unknown that it hangs on, or None where it has none."""
+        if text.plain is None:
+            return text.unknown
+        try:
+            return evaluate(text.shown.strip('"'), self._read, self._write)
+        except _HangsError as error:
+            return error.unknown
+        except (ArithmeticError_, RecursionError):
+            return None
+
+    def _read(self, name: str) -> int:
+        base, _, index = name.partition("[")
+        text = self._scalar(base, index.rstrip("]") or None, None)
+        if text.unknown is not None:
+            raise _HangsError(text.unknown)
+        return evaluate(text.shown, self._read, self._write) if text.shown.strip() else 0
+
+    def _write(self, name: str, value: int) -> None:
+        self.world.variables[name.partition("[")[0]] = literal(str(value))
+
+
+class _HangsError(Exception):
+    def __init__(self, unknown: Unknown) -> None:
+        super().__init__(unknown)
+        self.unknown = unknown
+
+
+def _span(node: Node) -> tuple[int, int]:
+    return node.start_byte, node.end_byte
+
+
+def _items(value: Value) -> list[Text]:
+    return [value] if isinstance(value, Text) else list(value.values()) if isinstance(value, dict) else value
+
+
+def _has_array(node: Node) -> bool:
+    return any(child.type in ("expansion", "simple_expansion") for child in node.children)
+
+
+def _expansions_within(node: Node) -> Iterator[Node]:
+    for child in node.children:
+        if child.type in _EXPANSIONS:
+            yield child
+        else:
+            yield from _expansions_within(child)
+
+
+def _runs(text: str, spaces: str) -> Iterator[tuple[bool, int, int]]:
+    """The runs of a text: whether it is a word's, its start and exclusive end."""
+    start = 0
+    for at in range(1, len(text) + 1):
+        if at == len(text) or (text[at] in spaces) != (text[start] in spaces):
+            yield text[start] not in spaces, start, at
+            start = at
+
+
+def _sliced(values: list[Part], words: str, number: Callable[[str], int | None]) -> Iterator[Part]:
+    first, _, count = words.partition(":")
+    start, length = number(first), number(count) if count else None
+    if start is not None and (length is not None or not count):
+        yield from values[start:] if length is None else values[start : start + length]
+
+
+def _bounded(text: Text) -> Text:
+    if len(text.pieces) <= _MOST >> 6 and sum(len(piece.text) for piece in text.pieces) <= _MOST:
+        return text
+    return nothing_known("...", Unknown("", "it is longer than any command", text.place()))

@@ -1,0 +1,3 @@
+set -eu
+torchrun --nproc_per_node 2 pretrain_gpt.py --micro-batch-size 1 --seq-length 64 --lr 1e-3 \
+  --lr-decay-style constant $MORE
