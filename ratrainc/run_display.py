@@ -54,8 +54,8 @@ def _memory_line(memory: MemoryUse) -> str:
         return f"memory: {' + '.join(parts)}"
     parts.append(f"constant {size_text(memory.constant_bytes)} (interpreter, libraries, program)")
     if memory.first_use:
-        taken = ", ".join(f"{name} {size_text(count)}" for name, count in memory.first_use.items())
-        parts.append(f"at most {size_text(sum(memory.first_use.values()))} as they are first used ({taken})")
+        later = ", ".join(f"{name} {size_text(count)}" for name, count in memory.first_use.items())
+        parts.append(f"at most {size_text(sum(memory.first_use.values()))} as they are first used ({later})")
     return f"memory: {' + '.join(parts)} = {size_text(memory.planned_bytes)}"
 
 
