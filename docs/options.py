@@ -36,6 +36,7 @@ class Command:
 
 
 _TRACKERS = "ratrain.ratrainc.training:check_trackers"
+_EMPTY = "placed.rtir --passes ''"
 _PAIRS = "x.rtx --steps 2 --log l.jsonl --data pairs.jsonl --train-on completion"
 _GENERATION = "ratrain.ratrainc.generation:generate"
 _WATCH = "ratrain.ratrainc.watch.watching:watch"
@@ -125,13 +126,23 @@ OPTIONS = {
         {
             "--passes": Option("what is run", "--passes legalise", "placed.rtir -o out.rtir"),
             "-o": Option("the file that is written, in place of stdout", "-o b.rtir"),
-            "--print-ir-after": Option("prints the module after a pass", "--print-ir-after legalise"),
-            "--print-ir-after-change": Option("prints it after every pass that changed it", "--print-ir-after-change"),
-            "--dump-dir": Option("writes it after every pass", "--dump-dir steps"),
+            "--print-ir-after": Option(
+                "prints the module after a pass",
+                "--print-ir-after legalise",
+                idle=("placed.rtir --passes lifetime", _EMPTY),
+            ),
+            "--print-ir-after-change": Option(
+                "prints it after every pass that changed it",
+                "--print-ir-after-change",
+                idle=("placed.rtir --passes lifetime --print-ir-after all", _EMPTY),
+            ),
+            "--dump-dir": Option("writes it after every pass", "--dump-dir steps", idle=(_EMPTY,)),
             "--list-passes": Option("lists the passes instead", "--list-passes"),
-            "--verify-each": Option("verifies after every pass", "--verify-each", None, "ratrain.api:run_passes"),
-            "--time-passes": Option("the seconds of each pass", "--time-passes"),
-            "--stats": Option("what each pass reports", "--stats"),
+            "--verify-each": Option(
+                "verifies after every pass", "--verify-each", None, "ratrain.api:run_passes", (_EMPTY,)
+            ),
+            "--time-passes": Option("the seconds of each pass", "--time-passes", idle=(_EMPTY,)),
+            "--stats": Option("what each pass reports", "--stats", idle=(_EMPTY,)),
             "--jobs": _PROCESSES,
             "-v": Option("says which passes were inserted", "-v"),
             "--machine": Option("sizes, times and capacity", "--machine slow.toml"),
@@ -145,7 +156,7 @@ OPTIONS = {
                 "what the workspace of a schedule is held against",
                 "--machine slow.toml",
                 None,
-                "ratrain.ratrainc.functions.proving:check",
+                "ratrain.ratrainc.functions.soundness:check",
                 ("x.rtx", "placed.rtir"),
             ),
             "--jobs": _PROCESSES,
@@ -353,6 +364,7 @@ OPTIONS = {
             "--keep": Option(
                 "how many plans",
                 "--keep 2",
+                f"{_SEARCH} --quick -o best.toml",
                 idle=(
                     "--model m.json --clusters 2 --smallest",
                     f"{_SEARCH} --pareto clusters",
@@ -759,7 +771,9 @@ OPTIONS = {
             "--live": Option("a dashboard, on a terminal", "--live", None, SETTINGS),
             "--profile": Option("the wall time of every op", "--profile prof.json"),
             "--plot": Option("a picture of the losses", "--plot loss.svg"),
-            "--seed": Option("initial weights and the order of the data", "--seed 5"),
+            "--seed": Option(
+                "initial weights and the order of the data", "--seed 5", idle=("x.rtx --init w --order sequential",)
+            ),
             "--order": Option("the order of the data", "--order sequential"),
             "--machine": Option(
                 "what a .rtir is emitted for",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote_from_bytes, unquote_to_bytes
@@ -148,6 +149,27 @@ def values_text(option: Attribute[Any]) -> str:
 
 
 @frozen
+class Idle:
+    """An option that changes nothing, whatever it is or at its value."""
+
+    option: str
+    """the field"""
+    why: str
+    way_out: str
+
+
+class Decision(Enum):
+    """What a pass of a pipeline decides, and no other pass of it may decide again."""
+
+    ORDER = "the order of the schedule"
+    REDUCTIONS = "which gradients are reduced together"
+    UPDATES = "when shards are updated"
+    GATHERS = "when views are gathered"
+    RECOVERY = "what is recovered"
+    EXCHANGES = "what runs beside the exchanges of tensor peers"
+
+
+@frozen
 class Pass:
     """Base of all passes. Options are attrs fields with defaults; the class docstring's first line is its summary."""
 
@@ -155,6 +177,13 @@ class Pass:
     requires: ClassVar[frozenset[Fact]] = frozenset({Fact.PLACED})
     forbids: ClassVar[frozenset[Fact]] = frozenset({Fact.RELEASED, Fact.LEGALISED, Fact.ALLOCATED})
     """Facts that must not hold yet: a pass that moves ops comes before releases and addresses."""
+    decides: ClassVar[frozenset[Decision]] = frozenset()
+    """What would overrule, or be overruled by, another pass of the pipeline that decides it too."""
+
+    def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
+        """The options that change nothing under a plan, or beside the other options."""
+        del plan, model
+        return iter(())
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite the module in place. The manager hands in a draft, which shares its ops and tensors: to try something, change lists only.

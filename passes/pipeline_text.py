@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 import attrs
+from attrs import frozen
 
-from ratrain.passes.pass_base import PATH, option_text, path_of_text
+from ratrain.passes.pass_base import PATH, Pass, option_text, path_of_text
 from ratrain.passes.registry import pass_class
 from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Location, nearest
 from ratrain.ratrain_ir.quantities import QuantityError, whole_bytes
 
-if TYPE_CHECKING:
-    from ratrain.passes.pass_base import Pass
-
 _MAX_COUNT_DIGITS = 7
 _PASS = re.compile(r"\s*([^\s,{}]+)\s*(\{([^{}]*)\})?\s*")
+
+
+@frozen
+class SaidPass:
+    """A pass as a pipeline string has it."""
+
+    item: Pass
+    places: Mapping[str, slice]
+    """of the options that it says, by their fields, where they stand in the string"""
 
 
 def parse_pipeline(text: str) -> list[Pass]:
@@ -24,7 +32,15 @@ def parse_pipeline(text: str) -> list[Pass]:
 
     Raises `DiagnosticError` RT070 with a caret under the place, or RT004 for an unknown pass.
     """
-    passes: list[Pass] = []
+    return [said.item for said in read_pipeline(text)]
+
+
+def read_pipeline(text: str) -> list[SaidPass]:
+    """The passes a pipeline string names, with the options that it says of each.
+
+    Raises `DiagnosticError` RT070 with a caret under the place, or RT004 for an unknown pass.
+    """
+    passes: list[SaidPass] = []
     position = 0
     if not text.strip():
         return passes
@@ -64,7 +80,7 @@ def size_in_bytes(text: str) -> int | None:
         return None
 
 
-def _make(text: str, match: re.Match[str]) -> Pass:
+def _make(text: str, match: re.Match[str]) -> SaidPass:
     try:
         cls = pass_class(match[1])
     except DiagnosticError as error:
@@ -72,6 +88,7 @@ def _make(text: str, match: re.Match[str]) -> Pass:
         place = Location("pipeline", 1, match.start(1) + 1, len(match[1]))
         raise DiagnosticError([attrs.evolve(first, location=place, source=text)]) from None
     options: dict[str, Any] = {}
+    places: dict[str, slice] = {}
     fields = {a.name.replace("_", "-"): a for a in attrs.fields(cls)}
     for part in re.finditer(r"[^\s,]+", match[3] or ""):
         at = match.start(3) + part.start()
@@ -84,11 +101,12 @@ def _make(text: str, match: re.Match[str]) -> Pass:
         if fields[key].name in options:
             _fail(text, at, f"'{key}' of '{cls.name}' is given twice", len(part[0]))
         options[fields[key].name] = _read_option(text, at + len(key) + 1, cls, fields[key], value)
+        places[fields[key].name] = slice(at, at + len(part[0]))
     for key, attribute in fields.items():
         if attribute.default is attrs.NOTHING and attribute.name not in options:
             way_out = f"write {cls.name}{{{key}={attribute.metadata['unit'].upper()}}}"
             _fail(text, match.start(1), f"'{cls.name}' needs the option '{key}'", len(match[1]), way_out)
-    return cls(**options)
+    return SaidPass(cls(**options), places)
 
 
 def _read_option(text: str, at: int, cls: type[Pass], attribute: attrs.Attribute[Any], value: str) -> Any:

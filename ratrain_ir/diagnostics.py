@@ -66,6 +66,7 @@ CODES: dict[str, str] = {
     "RT070": "the pass pipeline cannot be read",
     "RT071": "a pass cannot run at this point of the pipeline",
     "RT072": "a plugin, or a pass or target of one, is at fault",
+    "RT073": "an option of a pass changes nothing here",
     # programs
     "RT080": "the file is not a sound .rtx program",
     "RT081": "two instructions of a program race, or compute does not wait for a blocking collective",

@@ -13,6 +13,7 @@ from attrs import field, frozen
 
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Note
 from ratrain.ratrain_ir.files import write_text
+from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.frontend.plan_text import changes_text
 from ratrain.ratrain_ir.schedules.named import default_schedule
@@ -44,6 +45,7 @@ _SHOWN = 5
 class Suggestion:
     """A plan that was compiled and placed, and the passes that did."""
 
+    model: ModelConfig
     plan: Plan
     pipeline: str
     how: str
@@ -52,7 +54,7 @@ class Suggestion:
     def save(self, path: str, model: str, machine: MachineChoice) -> None:
         """Write the plan's file, with how to compile it. Raises `DiagnosticError` RT002 where that cannot be written."""
         head = [f"In place of a plan that does not fit: {self.how}."]
-        write_text(path, text_of_plan(self.plan, self.pipeline, model, head, machine))
+        write_text(path, text_of_plan(self.plan, self.pipeline, self.model, model, head, machine))
 
 
 @frozen
@@ -78,7 +80,7 @@ def advice(setting: Setting, strategy: Strategy, command: str | None, whole_comm
         notes = [Note(f"tried, and fits: {o.name}: {_figures(o.step_seconds, o.peak_bytes)}") for o in fitting]
         first = fitting[0]
         how = f"{first.name}: {_figures(first.step_seconds, first.peak_bytes)}"
-        return Advice(notes, Suggestion(first.setting.plan, first.setting.pipeline, how))
+        return Advice(notes, Suggestion(setting.model, first.setting.plan, first.setting.pipeline, how))
     return _planned(setting, strategy, command, whole_command, begin + SECONDS)
 
 
@@ -119,7 +121,7 @@ def _planned(
             changes = changes_text(plan, candidate.plan)
             passes = "" if asking is command else f", passes {candidate.pipeline}"
             notes.append(Note(f"the planner's plan for {_same(plan)} fits{words}: {changes}{passes}: {figures}{ask}"))
-            return Advice(notes, Suggestion(candidate.plan, candidate.pipeline, figures))
+            return Advice(notes, Suggestion(setting.model, candidate.plan, candidate.pipeline, figures))
         if answer.best is not None:
             best = answer.best
             figures = (

@@ -112,7 +112,12 @@ class _Commands(click.Group):
         if name and not name.startswith("-") and name not in _COMMANDS:
             hint = nearest(name, _COMMANDS)
             ctx.fail(f"there is no command '{name}'" + (f"; {hint}" if hint else ""))
-        return super().resolve_command(ctx, args)
+        found, command, words = super().resolve_command(ctx, args)
+        if found is not None and command is not None and not ctx.resilient_parsing:
+            from ratrain.ratrainc.commands.said_twice import refuse_said_twice
+
+            refuse_said_twice(command, words, found, ctx)
+        return found, command, words
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Commands and options that a shell may complete a word with; no command is imported for that."""

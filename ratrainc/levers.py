@@ -149,8 +149,12 @@ def _smaller_buckets(setting: Setting) -> Setting | None:
 
     def quarter(item: Pass) -> Pass:
         if isinstance(item, JointOrderPass):
+            if item.reduction != "buckets":
+                return item
             return attrs.evolve(item, bucket_bytes=max(1, min(default, item.bucket_bytes) // 4))
         assert isinstance(item, BucketGradSyncPass)
+        if item.unit == "stage":
+            return item
         return attrs.evolve(item, bytes=max(1, (item.bytes if isinstance(item.bytes, int) else default) // 4))
 
     return _replace_pass(setting, ("bucket-grad-sync", "joint-order"), quarter)

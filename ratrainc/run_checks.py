@@ -37,6 +37,10 @@ def refuse_contradictions(settings: RunSettings, ranks: Ranks, threads: int | No
         misuse("--init and --resume exclude each other: a checkpoint holds its weights")
     if start.new_data and start.checkpoint is None:
         misuse("--new-data is for going on from a checkpoint: --resume is missing")
+    if settings.seed is not None and start.weights is not None and settings.order == "sequential":
+        misuse(
+            "--seed changes nothing: weights come from --init, and data in its order (--order sequential); leave it out"
+        )
     interleaved = settings.execution.interleave_seed is not None
     if ranks.engine != "local" and interleaved:
         misuse("--interleave is for the local engine: over processes the order is that of the machine")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from attrs import define, evolve
+from attrs import define, evolve, field
 
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.frontend.text import shown
@@ -19,6 +19,7 @@ from ratrain.targets.runtime.corpus import (
     data_files,
     ended,
     ended_by,
+    file_identity,
     joined,
     refuse_without_ends,
 )
@@ -42,19 +43,23 @@ def open_data(
     held_out_of = evaluation or Evaluation()
     files, held_files = data_files(choice.paths), data_files(held_out_of.paths)
     _refuse_unread(choice, [*files, *held_files])
+    _refuse_trained_on(files, held_files)
     if choice.train_on == "completion":
         _refuse_without_prompts(files)
         _refuse_without_prompts(held_files if held_out_of.paths else files)
     reader = _Reader(choice, start or Start(), program.model.vocab_size)
-    stream = reader.stream(choice.paths, files, choice.dtype)
+    # what the type of a token is may be said of the other data alone
+    stream = reader.stream(choice.paths, files, choice.dtype if files else None)
     if held_out_of.every is None:
         return stream, None
     if not held_out_of.paths:
         stream, held = split_stream(stream, held_out_of.fraction)
     else:
         of_tokens = _kinds(held_files) == {TOKENS}
-        # what the type of a token is may be said of the other data alone
         held = reader.stream(held_out_of.paths, held_files, choice.dtype if of_tokens else None)
+        trained_on, held_out_parts = reader.read
+        for digest in trained_on.keys() & held_out_parts.keys():
+            _refuse_known(trained_on[digest], held_out_parts[digest])
     return stream, held_out(held, program.plan, held_out_of.batches)
 
 
@@ -87,13 +92,46 @@ def _kinds(files: Sequence[str]) -> set[str]:
 
 
 def _refuse_unread(choice: DataChoice, files: Sequence[str]) -> None:
-    """Refuse a key that none of the data would be read by."""
+    """Refuse a key, or a type of tokens, that none of the data would be read by."""
+    if choice.dtype is not None and TOKENS not in _kinds(files):
+        what = f"'{files[0]}' is read as text" if files else "the built-in text, which stands in for data, has none"
+        fail(
+            "RT090",
+            f"a token type ({choice.dtype}) is given, but {what}",
+            help=f"only a file whose name ends in {TOKENS} holds token numbers: name one with --data, or leave out --data-dtype",
+        )
+    if choice.train_on == "all":
+        _refuse_idle_key(choice, "completion", "prompt_key", "completion_key")
+    else:
+        _refuse_idle_key(choice, "all", "text_key")
     if choice.text_key is not None and DOCUMENTS not in _kinds(files):
         fail(
             "RT090",
             f"a text key ({shown(choice.text_key)}) is given, but none of the data is JSONL",
             help=f"only a file whose name ends in {DOCUMENTS} has keys: rename it, or leave out --text-key",
         )
+
+
+def _refuse_idle_key(choice: DataChoice, needed: str, *keys: str) -> None:
+    """Refuse keys of JSONL lines that are read only where other tokens are in the loss."""
+    for key in keys:
+        if (name := getattr(choice, key)) is not None:
+            text = f"{key} = {shown(name)} changes nothing: train_on is '{choice.train_on}', and it is read with '{needed}'"
+            fail("RT090", text, help=f"leave it out, or give train_on = '{needed}' (--train-on {needed})")
+
+
+def _refuse_trained_on(files: Sequence[str], held_files: Sequence[str]) -> None:
+    """Refuse a file that would be trained on and held out."""
+    trained_on = {file_identity(file): file for file in files}
+    for file in held_files:
+        if (same := trained_on.get(file_identity(file))) is not None:
+            _refuse_known(same, file)
+
+
+def _refuse_known(trained_on: str, held: str) -> NoReturn:
+    text = f"'{held}' is held out, and trained on as '{trained_on}': its loss would say nothing of unseen text"
+    way_out = "name other data with --eval-data, or leave it out: --eval-every holds out the last part of --data (--eval-fraction)"
+    fail("RT090", text, help=way_out)
 
 
 def _refuse_without_prompts(files: Sequence[str]) -> None:
@@ -116,6 +154,8 @@ class _Reader:
     choice: DataChoice
     start: Start
     vocab_size: int
+    read: list[dict[str, str]] = field(factory=list, init=False)
+    """of each stream its parts, by the digests of their tokens"""
 
     def stream(self, paths: Sequence[str], files: Sequence[str], dtype: str | None) -> TokenStream:
         """The stream of some files, which the paths name; without any, of the built-in text."""
@@ -125,6 +165,7 @@ class _Reader:
             streams = [self._numbers(file, dtype) for file in files]
         else:
             streams = [self._text(file, dtype) for file in files or (None,)]
+        self.read.append({one.digest: one.name for one in streams})
         if TOKENS in kinds and self._eos is not None:
             refuse_without_ends(streams[0].name, streams, self._eos)
         name = streams[0].name if paths == (streams[0].name,) or not paths else self._name(paths, files)

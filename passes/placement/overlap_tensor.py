@@ -21,7 +21,7 @@ The order of the schedule stays what it was: two forwards, two backwards or a fo
 backward and the forward behind it, which would be a piece more in flight.
 
 It comes after the order of the schedule, best before recovery, and before addresses. Strategies that decide with `joint-order` have it where
-a plan has tensor peers; without peers it changes nothing.
+a plan has tensor peers; without peers it changes nothing, and has no options.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, ClassVar
 from attrs import field, frozen
 
 from ratrain.passes.memory.trial import Trials, step_seconds_at_own_addresses
-from ratrain.passes.pass_base import Pass, PassContext
+from ratrain.passes.pass_base import Decision, Idle, Pass, PassContext
 from ratrain.passes.placement.split_backward import split_backwards
 from ratrain.passes.placement.tensor_merging import halves_behind_the_embedding, hoisted, merged
 from ratrain.passes.placement.work_groups import split_into_groups
@@ -43,14 +43,17 @@ from ratrain.passes.state.insert_prefetch import InsertPrefetchPass
 from ratrain.passes.state.prefetch_depth import DEPTHS
 from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
 from ratrain.ratrain_ir.analysis.progress import blocking_cycle
-from ratrain.ratrain_ir.blocks import any_gathered_within_step, block_chain
+from ratrain.ratrain_ir.blocks import SPLIT_KINDS, any_gathered_within_step, block_chain
+from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.module import Module
-from ratrain.ratrain_ir.ops import Op, Recompute
+from ratrain.ratrain_ir.ops import Backward, Op, Recompute
 from ratrain.ratrain_ir.schedules.action import Work
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Plan
     from ratrain.ratrain_ir.module import Stage
 
 PIECES = ("auto", "apart", "merged")
@@ -123,16 +126,31 @@ class OverlapTensorPass(Pass):
     """Run what tensor peers exchange beside products that do not need it."""
 
     name: ClassVar[str] = "overlap-tensor"
+    decides: ClassVar[frozenset[Decision]] = frozenset({Decision.EXCHANGES})
     pieces: str = field(default="auto", metadata={"choices": PIECES})
     """Whether neighbouring passes of different pieces are merged."""
     halves: str = field(default="auto", metadata={"choices": HALVES})
     """Whether backwards are split, each right where it is."""
 
+    def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
+        """All without tensor peers."""
+        del model
+        if plan.tp == 1:
+            for option in ("pieces", "halves"):
+                why = "without tensor peers (tp = 1) there are no exchanges to hide"
+                yield Idle(option, why, "leave it out, or use tp = 2 or more")
+
     def run(self, module: Module, context: PassContext) -> None:
-        """Rewrite every stage in the fastest of the ways that are open and have most room."""
+        """Rewrite every stage in the fastest of the ways that are open and have most room.
+
+        Raises `DiagnosticError` RT073 where passes are to be merged and none can be, or backwards to be whole or split that are split already.
+        """
         if module.plan.tp == 1:
             context.statistics["tensor peers"] = "none: nothing changed"
             return
+        if self.halves != "auto" and not any(_can_be_split(op) for stage in module.stages for op in stage.ops):
+            text = f"'halves={self.halves}' of '{self.name}' changes nothing: the order of the schedule has all backwards in halves already"
+            fail("RT073", text, help="leave it out, or use a schedule with whole backwards, as 1f1b")
         before = _Way(_seconds(module, context), module, context)
         halves = _open(self.halves, ("whole", "split"))
         tried = [self.rewritten(module, context, each, "none") for each in halves]
@@ -142,6 +160,10 @@ class OverlapTensorPass(Pass):
             every = (self.rewritten(module, context, *each) for each in product(worth_it, ("alike", "all")))
             merging = _by_seconds(way for way in every if way.seconds < inf)
             tried = [_first_that_fits([*merging, apart])] if self.pieces == "merged" else [*tried, *merging]
+            if self.pieces == "merged" and not any(way.pairs for way in tried):
+                why = "of those that merge, none fits" if merging else "no two passes of a stage may be merged"
+                text = f"'pieces=merged' of '{self.name}' cannot be had: {why}"
+                fail("RT073", text, help="use pieces=auto, or more micro-batches or slices in the plan")
         stays = [before] if self.pieces == self.halves == "auto" else []
         best = _first_that_fits(_by_seconds([*stays, *tried]))
         if best is not before:
@@ -166,6 +188,10 @@ class OverlapTensorPass(Pass):
         if pairs != "none" and (not count or blocking_cycle(draft, rendezvous=True) is not None):
             return _Way(inf, draft, context, halves, count)
         return _Way(_seconds(draft, context), draft, context, halves, count)
+
+
+def _can_be_split(op: Op) -> bool:
+    return type(op) is Backward and op.block.kind in SPLIT_KINDS
 
 
 def _seconds(module: Module, context: PassContext) -> float:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
 
-from ratrain.passes.pass_base import Fact, Pass, PassContext
+from ratrain.passes.pass_base import Decision, Fact, Pass, PassContext
 from ratrain.passes.placement.placed_schedule import begin_placing
 from ratrain.passes.placement.work_groups import WorkGroups, split_into_groups
 from ratrain.ratrain_ir.module import Level, Module
@@ -38,6 +38,7 @@ class Place1F1BPass(Pass):
 
     name: ClassVar[str] = "place-1f1b"
     requires: ClassVar[frozenset[Fact]] = frozenset()
+    decides: ClassVar[frozenset[Decision]] = frozenset({Decision.ORDER})
 
     def run(self, module: Module, context: PassContext) -> None:
         """Reorder whole forward and backward groups of micro-batches; what belongs to the step's end stays there."""

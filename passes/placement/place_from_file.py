@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, ClassVar
 import attrs
 from attrs import field, frozen
 
-from ratrain.passes.pass_base import SWITCH, Fact, Pass, PassContext
+from ratrain.passes.pass_base import SWITCH, Decision, Fact, Pass, PassContext
 from ratrain.passes.placement.foreign_table import (
     check_against_plan,
     check_ascending,
@@ -60,6 +60,7 @@ class PlaceFromFilePass(Pass):
 
     name: ClassVar[str] = "place-from-file"
     requires: ClassVar[frozenset[Fact]] = frozenset()
+    decides: ClassVar[frozenset[Decision]] = frozenset({Decision.ORDER})
     path: str = field(metadata={"unit": "path"})
     """The table's file."""
     renumber: bool = field(default=False, metadata={"choices": SWITCH})

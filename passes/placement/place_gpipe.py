@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
 
-from ratrain.passes.pass_base import Fact, Pass, PassContext
+from ratrain.passes.pass_base import Decision, Fact, Pass, PassContext
 from ratrain.passes.placement.placed_schedule import begin_placing
 from ratrain.passes.placement.work_groups import split_into_groups
 from ratrain.ratrain_ir.module import Level
@@ -26,6 +26,7 @@ class PlaceGpipePass(Pass):
 
     name: ClassVar[str] = "place-gpipe"
     requires: ClassVar[frozenset[Fact]] = frozenset()
+    decides: ClassVar[frozenset[Decision]] = frozenset({Decision.ORDER})
 
     def run(self, module: Module, context: PassContext) -> None:
         """Join the groups of all micro-batches; the plan's schedule becomes `gpipe`."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import field, frozen
 
-from ratrain.passes.pass_base import Fact, Pass, PassContext
+from ratrain.passes.pass_base import Decision, Fact, Pass, PassContext
 from ratrain.passes.placement.place_orders import place_orders
 from ratrain.passes.placement.placed_schedule import begin_placing
 from ratrain.passes.placement.split_backward import split_backwards
@@ -36,6 +36,7 @@ class PlaceSchedulePass(Pass):
 
     name: ClassVar[str] = "place-schedule"
     requires: ClassVar[frozenset[Fact]] = frozenset()
+    decides: ClassVar[frozenset[Decision]] = frozenset({Decision.ORDER})
     kind: str | None = field(default=None, metadata={"choices": tuple(SCHEDULES), "default": "the plan's"})
     """Name of the schedule; None: the one of the plan, where it says none the usual one of its chunks and slices."""
 

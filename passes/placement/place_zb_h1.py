@@ -11,7 +11,7 @@ Input halves take the places that 1F1B has for backwards, so at most min(P - s, 
 `delay` micro-batches later, but at most s of them on stage s: at most P micro-batches wait for one half or the other, as many as the
 first stage of 1F1B holds. With a forward and two halves of T_F, T_B, T_W seconds, all alike, a step of M >= P micro-batches then loses
 (P - 1)(T_F + T_B - T_W) seconds, where 1F1B loses (P - 1)(T_F + T_B + T_W) (Qi et al., "Zero Bubble Pipeline Parallelism", 2023); with
-`delay=0` it loses (P - 1)(T_F + T_B).
+`delay=0` it loses (P - 1)(T_F + T_B). A larger `delay` than min(P, M) - 1 is refused.
 
 What a weight half reads lives until then. Where no `delay` is given a stage has the largest that fits with every activation kept,
 because recovering activations in every micro-batch costs more than a longer delay saves once. Where not even `delay=0` does, it is taken if it fits
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, ClassVar
 from attrs import field, frozen
 
 from ratrain.passes.memory.trial import Trials
-from ratrain.passes.pass_base import Fact, Pass, PassContext
+from ratrain.passes.pass_base import Decision, Fact, Idle, Pass, PassContext
 from ratrain.passes.placement.place_orders import place_orders
 from ratrain.passes.placement.placed_schedule import begin_placing
 from ratrain.passes.placement.split_backward import split_backwards
@@ -38,6 +38,10 @@ from ratrain.passes.recovery.rewriting import NOTHING, rewritten, same_for_all
 from ratrain.ratrain_ir.schedules.one_chunk import schedule_1f1b, schedule_zb_h1
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Plan
     from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.ratrain_ir.schedules.action import Action
 
@@ -48,8 +52,19 @@ class PlaceZbH1Pass(Pass):
 
     name: ClassVar[str] = "place-zb-h1"
     requires: ClassVar[frozenset[Fact]] = frozenset()
+    decides: ClassVar[frozenset[Decision]] = frozenset({Decision.ORDER})
     delay: int | None = field(default=None, metadata={"unit": "micro-batches", "default": "what fits"})
     """Most micro-batches by which the weight halves of a stage follow its input halves; None: as many as fit."""
+
+    def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
+        """A delay of more micro-batches than any stage's weight halves can follow by."""
+        del model
+        most = min(plan.pp, plan.micro_batches) - 1
+        if plan.pp == 1:
+            yield Idle("delay", "the backwards of the first stage stay whole, and it is the only one", "leave it out")
+        elif self.delay is not None and self.delay > most:
+            why = f"with pp = {plan.pp} and {plan.micro_batches} micro-batches, weight halves follow by at most {most}"
+            yield Idle("delay", f"{self.delay} is as {most}: {why}", f"write delay={most}, or leave it out")
 
     def run(self, module: Module, context: PassContext) -> None:
         """Split backwards and reorder whole groups of micro-batches; what belongs to the step's end stays there."""

@@ -19,14 +19,14 @@ after the passes that change how long gradients and views live.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from attrs import define, evolve, field, frozen
 
 from ratrain.passes.memory.allocate_ddr import step_seconds_placed
 from ratrain.passes.memory.trial import Trials
-from ratrain.passes.pass_base import Pass, PassContext
+from ratrain.passes.pass_base import Decision, Idle, Pass, PassContext
 from ratrain.passes.recovery.guests import UnitTimes, take_in
 from ratrain.passes.recovery.keep_gathered import Twice, gathers_to_keep, with_kept
 from ratrain.passes.recovery.lender_choice import choose_lenders
@@ -43,12 +43,17 @@ from ratrain.passes.recovery.rewriting import (
     same_for_all,
 )
 from ratrain.passes.recovery.storing import store_kept
+from ratrain.ratrain_ir.blocks import gathers_layers_within_step, shares_rows
 from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import Piece, Recompute, Tensor
 from ratrain.ratrain_ir.schedules.action import Work
 from ratrain.ratrain_ir.side_by_side import each_stage
 from ratrain.ratrain_ir.types import STORES, Home
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Plan
 
 POLICIES = ("full", "none", "attention", "mlp", "auto")
 NOWHERE = "nowhere"
@@ -57,6 +62,33 @@ _HOMES = {home.value: home for home in STORES}
 OFFLOAD_CHOICES = (NOWHERE, *_HOMES)
 STORE_CHOICES = (*OFFLOAD_CHOICES, PEER)
 GATHERED = ("auto", "again")
+
+
+def why_inline(plan: Plan) -> str:
+    """Why all recovery of a plan is inline, whatever is asked for; empty where some may stand on the forward side."""
+    if plan.pp == 1:
+        return "one stage (pp = 1) waits for no gradient, so recovery has no idle window to stand in"
+    if gathers_layers_within_step(plan):
+        return (
+            "the view that recovery reads is gathered for its backward alone (zero = 3), so it stands right before that"
+        )
+    if shares_rows(plan):
+        return "the rows that recovery reads are gathered for its backward alone (sequence_sharding), so it stands right before that"
+    return ""
+
+
+def idle_of_recovery(policy: str, placement: str, plan: Plan) -> Iterator[Idle]:
+    """The options that say where recovery stands, and what is gathered again, where they change nothing."""
+    if policy == "none":
+        yield Idle("placement", "with policy=none nothing is recovered", "leave it out, or use another policy")
+    elif placement == "forward-side" and (why := why_inline(plan)):
+        yield Idle("placement", why, "leave it out")
+    if policy != "auto":
+        why = f"what tensor peers gathered is kept by policy=auto alone; the policy is '{policy}'"
+        yield Idle("gathered", why, "leave it out, or use policy=auto")
+    elif not shares_rows(plan):
+        why = "tensor peers gather no input: that is with tp = 2 or more and sequence_sharding"
+        yield Idle("gathered", why, "leave it out, or use a plan with tensor peers")
 
 
 class Storing(Protocol):
@@ -119,6 +151,7 @@ class RecomputePass(Pass):
     """Drop saved activations after forward and recover them right before backward."""
 
     name: ClassVar[str] = "recompute"
+    decides: ClassVar[frozenset[Decision]] = frozenset({Decision.RECOVERY})
     policy: str = field(default="full", metadata={"choices": POLICIES})
     budget: int | None = field(default=None, metadata={"unit": "bytes"})
     """Bytes a stage may use, for `auto` and `forward-side`; None: what the machine has."""
@@ -131,10 +164,19 @@ class RecomputePass(Pass):
     gathered: str = field(default="auto", metadata={"choices": GATHERED})
     """Whether what tensor peers gathered for a forward is kept for its backward: where bytes are left, under policy=auto; or gathered again."""
 
+    def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
+        """What is for recovery where nothing is recovered, for windows where there are none, or for peers that gather nothing."""
+        del model
+        yield from idle_of_recovery(self.policy, self.placement, plan)
+        moves = self.placement == "forward-side" and self.policy != "none" and not why_inline(plan)
+        if self.policy != "auto" and not moves:
+            why = f"with policy={self.policy} and recovery inline nothing is chosen by its bytes"
+            yield Idle("budget", why, "leave it out, or use policy=auto")
+
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage under the policy.
 
-        Raises `DiagnosticError` RT071 where recovery is placed already.
+        Raises `DiagnosticError` RT071 where recovery is placed already, RT073 where something is to be stored and nothing is kept.
         """
         refuse_second_recovery(module)
         refuse_missing_memory(self.store, module, context)
@@ -145,6 +187,13 @@ class RecomputePass(Pass):
             fail("RT071", text, help="use policy=auto, which recovers what it does not store, or placement=inline")
         if self.store == NOWHERE or self.policy != "auto":
             mark_checkpoints(self.rewrite(module, context))
+            if self.store != NOWHERE and not context.statistics["evict ops" if self.store == PEER else "store ops"]:
+                text = f"'store={self.store}' of '{self.name}' changes nothing: with policy={self.policy} nothing is kept that could be stored"
+                fail(
+                    "RT073",
+                    text,
+                    help="leave it out, or use policy=none, which keeps all, or policy=auto, which chooses",
+                )
         else:
             take_the_shorter(module, context, evolve(self, store=NOWHERE), self, self.budget)
 

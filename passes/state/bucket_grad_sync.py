@@ -15,12 +15,12 @@ reduction of gradients, that of tied ones too, as where a program calls it and g
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from attrs import define, evolve, field, frozen
 
-from ratrain.passes.pass_base import SWITCH, Pass, PassContext
+from ratrain.passes.pass_base import SWITCH, Decision, Idle, Pass, PassContext
 from ratrain.ratrain_ir.blocks import Block
 from ratrain.ratrain_ir.module import Stage
 from ratrain.ratrain_ir.ops import (
@@ -36,6 +36,8 @@ from ratrain.ratrain_ir.ops import (
 from ratrain.ratrain_ir.types import StateKind
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Plan
     from ratrain.ratrain_ir.module import Module
 
 MIB = 1 << 20
@@ -49,10 +51,18 @@ class BucketGradSyncPass(Pass):
     """Join gradient reductions into buckets and place each after its last contribution."""
 
     name: ClassVar[str] = "bucket-grad-sync"
+    decides: ClassVar[frozenset[Decision]] = frozenset({Decision.REDUCTIONS})
     bytes: int | str = field(default=64 * MIB, metadata={"unit": "bytes", "words": ("auto",)})
     unit: str = field(default="block", metadata={"choices": ("block", "layer", "stage")})
     """A bucket ends with a block, only with a whole layer, or with the stage."""
     blocking: bool = field(default=False, metadata={"choices": SWITCH})
+
+    def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
+        """The bytes of a bucket that is all of a stage."""
+        del plan, model
+        if self.unit == "stage":
+            why = "with unit=stage a bucket is all that a stage reduces, of whatever size"
+            yield Idle("bytes", why, "leave it out, or unit=stage")
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage."""

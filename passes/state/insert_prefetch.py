@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, ClassVar, TypeGuard
 from attrs import evolve, field, frozen
 
 from ratrain.passes.memory.trial import Trials
-from ratrain.passes.pass_base import SWITCH, Pass, PassContext
+from ratrain.passes.pass_base import SWITCH, Decision, Idle, Pass, PassContext
 from ratrain.ratrain_ir.blocks import Block, any_gathered_within_step, block_chain
+from ratrain.ratrain_ir.diagnostics import fail
 from ratrain.ratrain_ir.ops import (
     AllGather,
     AllReduce,
@@ -38,6 +39,8 @@ from ratrain.ratrain_ir.ops import (
 from ratrain.ratrain_ir.types import StateKind
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Plan
     from ratrain.ratrain_ir.module import Module, Stage
 
 
@@ -46,14 +49,36 @@ class InsertPrefetchPass(Pass):
     """Order view gathers by the next step's forward."""
 
     name: ClassVar[str] = "insert-prefetch"
+    decides: ClassVar[frozenset[Decision]] = frozenset({Decision.GATHERS})
     depth_blocks: int = field(default=1, metadata={"unit": "blocks"})
     """How many block ops ahead of its use a view sharded within the step is gathered (ZeRO 3)."""
     depth_bytes: int | None = field(default=None, metadata={"unit": "bytes", "default": "no limit"})
     """Bytes that views sharded within the step may take before they are used; one view always may. None: no limit."""
     blocking: bool = field(default=False, metadata={"choices": SWITCH})
 
+    def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
+        """How far ahead views are gathered within the step, where none is; whether compute waits for gathers, where there are none."""
+        within_step = any_gathered_within_step(plan, block_chain(model))
+        if not within_step:
+            why = "no view is gathered within the step, as under zero = 3"
+            for option in ("depth_blocks", "depth_bytes"):
+                yield Idle(option, why, "leave it out, or use zero = 3")
+        elif self.depth_blocks == 0:
+            why = "with depth-blocks=0 each view is gathered right before its use, and none waits for it"
+            yield Idle("depth_bytes", why, "leave it out, or depth-blocks=0")
+        if not (plan.shards_state or within_step):
+            why = f"with zero = {plan.zero} and dp = {plan.dp} nothing is sharded, and nothing gathered"
+            yield Idle("blocking", why, "leave it out, or use zero = 1 or more with dp = 2 or more")
+
     def run(self, module: Module, context: PassContext) -> None:
-        """Rewrite every stage."""
+        """Rewrite every stage.
+
+        Raises `DiagnosticError` RT073 for a depth of more blocks than a stage computes in a step.
+        """
+        most = max(sum(op.engine is Engine.COMPUTE for op in stage.ops) for stage in module.stages)
+        if self.depth_blocks > most:
+            text = f"'depth-blocks={self.depth_blocks}' of '{self.name}' is more than the {most} compute ops that a stage has in a step"
+            fail("RT073", text, help=f"write at most {most}")
         context.statistics["gathers"] = sum(self.rewrite(stage, Trials(module, context)) for stage in module.stages)
 
     def rewrite(self, stage: Stage, trials: Trials) -> int:

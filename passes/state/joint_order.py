@@ -19,13 +19,13 @@ some blocks stay there (`offload-state`): as many as make the step shortest, wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import ClassVar, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from attrs import define, evolve, field, frozen
 
 from ratrain.passes.memory.trial import Trials, step_seconds_at_own_addresses
-from ratrain.passes.pass_base import Pass, PassContext
+from ratrain.passes.pass_base import Decision, Idle, Pass, PassContext
 from ratrain.passes.recovery.recompute import (
     GATHERED,
     NOWHERE,
@@ -33,9 +33,11 @@ from ratrain.passes.recovery.recompute import (
     POLICIES,
     STORE_CHOICES,
     RecomputePass,
+    idle_of_recovery,
     refuse_missing_memory,
     refuse_second_recovery,
     take_the_shorter,
+    why_inline,
 )
 from ratrain.passes.recovery.rewriting import mark_checkpoints
 from ratrain.passes.state.bucket_grad_sync import LIMITS, BucketGradSyncPass, GradSync
@@ -50,6 +52,10 @@ from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import Tensor
 from ratrain.ratrain_ir.side_by_side import each
 from ratrain.ratrain_ir.types import Home
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.frontend.plan import Plan
 
 T = TypeVar("T")
 _WORTH = 2e-3
@@ -95,6 +101,9 @@ class JointOrderPass(Pass):
     """Order reductions, updates and gathers, and choose what is recovered where, together."""
 
     name: ClassVar[str] = "joint-order"
+    decides: ClassVar[frozenset[Decision]] = frozenset(
+        {Decision.REDUCTIONS, Decision.UPDATES, Decision.GATHERS, Decision.RECOVERY}
+    )
     policy: str = field(default="auto", metadata={"choices": POLICIES})
     placement: str = field(default="forward-side", metadata={"choices": ("inline", "forward-side")})
     budget: int | None = field(default=None, metadata={"unit": "bytes"})
@@ -108,6 +117,25 @@ class JointOrderPass(Pass):
     """The memory in which masters and moments may stay (`offload-state`): of as many blocks as make the step shortest."""
     gathered: str = field(default="auto", metadata={"choices": GATHERED})
     """Whether what tensor peers gathered for a forward is kept for its backward where bytes are left (`recompute`), or gathered again."""
+
+    def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
+        """As of the passes that it decides between; what no order that is tried depends on."""
+        yield from idle_of_recovery(self.policy, self.placement, plan)
+        in_windows = self.placement == "forward-side" and self.policy != "none" and not why_inline(plan)
+        within_step = any_gathered_within_step(plan, block_chain(model))
+        chooses_depth = self.state == "ordered" and within_step
+        elsewhere = self.store != NOWHERE or self.offload != NOWHERE
+        if self.policy != "auto" and not (in_windows or chooses_depth or elsewhere):
+            why = f"with policy={self.policy} and recovery inline nothing is chosen by its bytes"
+            yield Idle("budget", why, "leave it out, or use policy=auto")
+        if self.reduction != "buckets":
+            why = f"with reduction={self.reduction} a bucket is all that a stage reduces, of whatever size"
+            yield Idle("bucket_bytes", why, f"leave it out, or reduction={self.reduction}")
+        elif self.bucket_bytes > LIMITS[-1]:
+            yield Idle("bucket_bytes", f"the largest buckets that are tried have {LIMITS[-1]} bytes", "leave it out")
+        if self.state == "blocking-bulk" and not (plan.shards_state or within_step):
+            why = f"with zero = {plan.zero} and dp = {plan.dp} nothing is sharded, and nothing gathered that compute could wait for"
+            yield Idle("state", why, "use state=bulk, or zero = 1 or more with dp = 2 or more")
 
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage.

@@ -48,8 +48,13 @@ class OffloadStatePass(Pass):
     def run(self, module: Module, context: PassContext) -> None:
         """Move the state of every stage.
 
-        Raises `DiagnosticError` RT053 where the machine has no such memory, or too little of it.
+        Raises `DiagnosticError` RT053 where the machine has no such memory, or too little of it; RT073 for a number of blocks that no stage
+        has, or of none.
         """
+        most = max(map(len, module.topology.stage_blocks))
+        if self.blocks is not None and not 0 < self.blocks <= most:
+            text = f"'blocks={self.blocks}' of '{self.name}' is not of 1 to {most}, as many blocks as a stage has"
+            fail("RT073", text, help="leave it out to move all of them; leave out the pass to move none")
         home = _HOMES[self.home]
         room = context.target.info(module).capacity_of(home)
         for stage in module.stages:

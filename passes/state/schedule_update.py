@@ -29,7 +29,7 @@ from attrs import define, field, frozen
 
 from ratrain.passes.memory.list_times import ListTimes
 from ratrain.passes.memory.trial import Trials
-from ratrain.passes.pass_base import Pass, PassContext
+from ratrain.passes.pass_base import Decision, Pass, PassContext
 from ratrain.ratrain_ir.blocks import Block
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops import Engine, Op, Tensor, Update
@@ -41,6 +41,7 @@ class ScheduleUpdatePass(Pass):
     """Put updates where their gradients are final."""
 
     name: ClassVar[str] = "schedule-update"
+    decides: ClassVar[frozenset[Decision]] = frozenset({Decision.UPDATES})
 
     def run(self, module: Module, context: PassContext) -> None:
         """Move the updates of every stage."""

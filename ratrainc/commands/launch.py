@@ -87,6 +87,9 @@ def command(ranks: int, mpirun: str | None, engine: Literal["mpi", "torch"], fil
     of memory), the others are ended, and a report says where it was. Exit codes are those of 'ratrainc run', 1 where ranks were lost.
     """
     from ratrain import api
+    from ratrain.ratrainc.commands.run import command as run_command
+    from ratrain.ratrainc.commands.said_twice import refuse_said_twice
 
+    refuse_said_twice(run_command, [file, *words], "run", None)
     with misuse_of_command():
         return api.launch(file, ranks, words, engine=engine, mpirun=mpirun)

@@ -14,6 +14,7 @@ from ratrain.ratrainc.commands.options import (
     output_directory,
     output_file,
     processes_option,
+    refuse_idle,
     verbose_option,
 )
 from ratrain.ratrainc.terminal import echo, echo_document
@@ -156,6 +157,8 @@ def command(
 ) -> None:
     """Run passes over a schedule and write the result."""
     from ratrain import api
+    from ratrain.passes.manager import names_that_run
+    from ratrain.passes.pipeline_text import parse_pipeline
     from ratrain.passes.registry import pass_class
     from ratrain.ratrain_ir.diagnostics import DiagnosticError
     from ratrain.ratrain_ir.printer import print_module, write_module
@@ -164,7 +167,17 @@ def command(
 
     if print_ir_after not in (None, "all"):
         pass_class(print_ir_after)
+    items = parse_pipeline(pipeline)
+    if not items:
+        follows = ("print_ir_after", "print_ir_after_change", "dump_dir", "verify_each", "time_passes", "stats")
+        refuse_idle("has no pass to follow: --passes names none", *follows)
+    if print_ir_after == "all":
+        refuse_idle("prints what --print-ir-after all prints already", "print_ir_after_change")
     module, chosen = checked_schedule(file, machine)
+    if print_ir_after not in (None, "all", *(names := names_that_run(module, items))):
+        refuse_idle(
+            f"{print_ir_after} prints nothing: name one of the passes that run, {', '.join(names)}", "print_ir_after"
+        )
     observer = _Observer(module, print_ir_after, print_ir_after_change, dump_dir)
     try:
         with spinner(file, "running passes over it") as progress:
@@ -190,15 +203,8 @@ def command(
         if stats or run.text == "lifetime":
             for key, value in run.statistics.items():
                 echo(f"  {run.text}: {key}: {value}", err=True)
-    if print_ir_after not in (None, "all") and all(print_ir_after != _name(run.text) for run in runs):
-        echo(f"'{print_ir_after}' did not run, so there is nothing to print after it", err=True)
     if output is None:
         echo_document(print_module(module))
     else:
         write_module(module, output)
         echo(f"wrote {output}", err=True)
-
-
-def _name(text: str) -> str:
-    """The name of a pass, without its options."""
-    return text.partition("{")[0]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from ratrain.passes.idle_options import refuse_idle_options
 from ratrain.passes.manager import AfterPass, PassManager, PassRun
 from ratrain.passes.pipeline_text import pass_text
 from ratrain.passes.placement.placed_by import placed_by, placement_in
@@ -138,10 +139,11 @@ def compiled(
     suggest: str | None = None,
     after_pass: AfterPass | None = None,
     progress: OnProgress | None = None,
+    said: bool = True,
 ) -> Compiled:
     """`compile`, and what was done for it. `asking` is the machine in the words of commands that advice names; None: no advice.
 
-    `suggest` is where advice writes a plan that fits.
+    `suggest` is where advice writes a plan that fits. Options of `passes` that change nothing are refused where somebody `said` them.
     """
     if strategy is not None and passes is not None:
         misuse("a strategy and passes of your own exclude each other")
@@ -154,6 +156,8 @@ def compiled(
     adapted = chosen.adapted(given_plan, config, machine) if passes is None else given_plan
     pipeline = hiding_exchanges(pipeline, adapted.tp) if passes is None else pipeline
     given = changes_text(given_plan, adapted) if adapted.shape != given_plan.shape else ""
+    if passes is not None and said:
+        refuse_idle_options(passes, adapted, config)
     levels = ""
     if choose_levels:
         from ratrain.ratrainc import level_choice
@@ -165,7 +169,7 @@ def compiled(
         adapted, levels = evolve(adapted, zero_blocks=choice.levels), choice.words
     module = lowered(config, adapted)
     try:
-        runs = run_passes(
+        runs = _run(
             module, pipeline, machine=machine, verify_each=verify_each, after_pass=after_pass, progress=progress
         )
     except DiagnosticError as error:
@@ -265,8 +269,21 @@ def run_passes(
 ) -> list[PassRun]:
     """Run a pipeline over a module in place, then verify it. `progress` hears which pass is at work.
 
-    Raises `DiagnosticError` where a pass refuses or the result is not sound.
+    Raises `DiagnosticError` where an option changes nothing, a pass refuses or the result is not sound.
     """
+    refuse_idle_options(passes, module.plan, module.model)
+    return _run(module, passes, machine=machine, verify_each=verify_each, after_pass=after_pass, progress=progress)
+
+
+def _run(
+    module: Module,
+    passes: str,
+    *,
+    machine: str | Machine | None,
+    verify_each: bool,
+    after_pass: AfterPass | None,
+    progress: OnProgress | None,
+) -> list[PassRun]:
     chosen = machine_for(module, machine)
     manager = PassManager(target_of(chosen), verify_each, after_pass, None if progress is None else telling(progress))
     with paused_gc():
@@ -345,7 +362,7 @@ def source_module(program: Program, file: str) -> Module:
     plan = evolve(program.plan, schedule=None) if is_placed else program.plan
     way_out = "give the .rtir that it was compiled from"
     try:
-        module = compile(program.model, plan, machine=made_for, passes=program.pipeline)
+        module = compiled(program.model, plan, made_for, passes=program.pipeline, said=False).module
         module.name = program.name
         again = emit(module, machine=made_for)
     except DiagnosticError as error:

@@ -67,7 +67,7 @@ class Fewest(Shown):
         model, machine = self.request.model.name, self.request.machine.name
         head = [f"The fewest clusters on which {model} was found to fit {machine}: {self.clusters}."]
         head += [f"{self._of_fewer}."] if self._of_fewer else []
-        write_text(path, plan_text(self.best, self.model, head, self.machine))
+        write_text(path, plan_text(self.best, self.request.model, self.model, head, self.machine))
 
 
 def fewest_clusters(request: Request, model: str, machine: MachineChoice, tick: Callable[[str], None]) -> Fewest:

@@ -85,7 +85,7 @@ class Front(Shown):
             limit = limit_text(self.against, point.limit)
             within = f"{limit} clusters" if self.against == "clusters" else f"{limit} of a rank"
             head = [f"Planned for {self.title}: the fastest found within {within}."]
-            write_text(name, plan_text(point.candidate, self.model, head, self.machine))
+            write_text(name, plan_text(point.candidate, self.request.model, self.model, head, self.machine))
         return names
 
     def draw(self, path: str) -> None:

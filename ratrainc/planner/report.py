@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from attrs import asdict, evolve
 
+from ratrain.passes.idle_options import without_idle_options
 from ratrain.passes.placement.placed_by import placed_by
 from ratrain.ratrain_ir.diagnostics import Note, fail
 from ratrain.ratrain_ir.frontend.plan_text import checked_plan_text, plan_to_toml
@@ -20,6 +21,7 @@ from ratrain.ratrainc.slices_note import slices_note
 from ratrain.targets.machine.link_groups import are_uniform
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.frontend.plan import Plan
     from ratrain.ratrainc.machine_choice import MachineChoice
     from ratrain.ratrainc.planner.answer import Answer, Candidate, Request
@@ -276,7 +278,7 @@ def plan_file(answer: Answer, candidate: Candidate, model: str, target: MachineC
         *_known(answer),
         *(_mapping_reasons(answer, candidate) if candidate.plan.mapping is not None else ()),
     ]
-    return plan_text(candidate, model, head, target)
+    return plan_text(candidate, request.model, model, head, target)
 
 
 def _known(answer: Answer) -> Iterator[str]:
@@ -304,23 +306,30 @@ def _mapping_reasons(answer: Answer, candidate: Candidate) -> Iterator[str]:
         yield "  No other mapping of this shape was simulated: it has none, or bounds ruled them out."
 
 
-def plan_text(candidate: Candidate, model: str, head: Sequence[str], target: MachineChoice | None = None) -> str:
+def plan_text(
+    candidate: Candidate, config: ModelConfig, model: str, head: Sequence[str], target: MachineChoice | None = None
+) -> str:
     """The TOML text of a candidate under lines of comment; for the default machine where none is given."""
-    return text_of_plan(candidate.plan, candidate.pipeline, model, head, target)
+    return text_of_plan(candidate.plan, candidate.pipeline, config, model, head, target)
 
 
 def text_of_plan(
-    plan: Plan, pipeline: str, model: str, head: Sequence[str], target: MachineChoice | None = None
+    plan: Plan,
+    pipeline: str,
+    config: ModelConfig,
+    model: str,
+    head: Sequence[str],
+    target: MachineChoice | None = None,
 ) -> str:
     """Return the TOML text of a plan for a pipeline, under lines of comment that end with how to compile it.
 
-    Raises `DiagnosticError` RT011 where that would not be read as the plan.
+    `config` is the model, and `model` what the command calls it. Raises `DiagnosticError` RT011 where that would not be read as the plan.
     """
     words = "" if target is None else target.text
     compiling = [
         "Compile it with:",
         f"  ratrainc compile --model {model} --plan THIS.toml{words} \\",
-        f'    --passes "{pipeline}"',
+        f'    --passes "{without_idle_options(pipeline, plan, config)}"',
     ]
     said = evolve(plan, schedule=placed_by(pipeline))
     text = "".join(f"{toml_comment(line)}\n" for line in [*head, *compiling]) + "\n" + plan_to_toml(said)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,23 @@ def data_files(paths: Sequence[str]) -> list[str]:
     Raises `DiagnosticError` RT002 and RT090: a folder without data, or with files of other kinds; a file that is named twice.
     """
     files = [file for path in paths for file in (_files_within(path) if is_directory(path) else [path])]
-    seen: dict[str, str] = {}
+    seen: set[Hashable] = set()
     for file in files:
-        first = seen.setdefault(os.path.realpath(file), file) if "\0" not in file else file
-        if first is not file:
-            fail(
-                "RT090",
-                f"'{file}' is named twice as training data",
-                help="name each file, and the folder it is in, once",
-            )
+        identity = file_identity(file)
+        if identity in seen:
+            text = f"'{file}' is named twice as data"
+            fail("RT090", text, help="name each file, and the folder it is in, once")
+        seen.add(identity)
     return files
+
+
+def file_identity(path: str) -> Hashable:
+    """Equal for paths that lead to one file, through whatever links; a path that leads to none is itself."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - as in `ratrain.ratrain_ir.files`
+    except (OSError, ValueError):  # whoever opens it says why
+        return path
+    return status.st_dev, status.st_ino
 
 
 def _files_within(folder: str) -> list[str]:

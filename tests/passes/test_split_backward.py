@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 BIASED = evolve(MODEL, family="qwen2", qkv_bias=True)
 ALIBI = evolve(MODEL, family="baichuan", heads=4, kv_heads=4, position="alibi", rope_theta=0.0, packed_qkv=True)
-SPLIT = "place-zb-h1,bucket-grad-sync{bytes=1KiB},allocate-ddr"
+SPLIT = "place-zb-h1,bucket-grad-sync,allocate-ddr"
 WHOLE = "place-1f1b,recompute{policy=full},allocate-ddr"
 
 

@@ -146,3 +146,92 @@ class TestTokenizer:
             tokenized(
                 builtin_text_tokens(), encoder_of(TokenizerChoice(str(tmp_path / "none.json"), "none")), vocab_size=300
             )
+
+
+class TestWhatIsHeldOutIsNotTrainedOn:
+    """However the two are named: the loss of held-out text would else be that of text the model has seen."""
+
+    @pytest.fixture
+    def folder(self, text: str, tmp_path: Path) -> Path:
+        folder = tmp_path / "folder"
+        (folder / "inner").mkdir(parents=True)
+        (folder / "inner" / "a.txt").write_text(TEXT, "utf-8")
+        (folder / "b.txt").write_text(TEXT[::-1], "utf-8")
+        (tmp_path / "link.txt").symlink_to(text)
+        (tmp_path / "hard.txt").hardlink_to(text)
+        (tmp_path / "copy.txt").write_text(TEXT, "utf-8")
+        return folder
+
+    @pytest.mark.usefixtures("folder")
+    @pytest.mark.parametrize(
+        ("data", "held"),
+        [
+            ("book.txt", "book.txt"),
+            ("book.txt", "./book.txt"),
+            ("book.txt", "link.txt"),
+            ("hard.txt", "book.txt"),
+            ("copy.txt", "book.txt"),
+            ("folder", "folder"),
+            ("folder", "folder/inner"),
+            ("folder/b.txt", "folder"),
+            ("folder", "copy.txt"),
+        ],
+    )
+    def test_one_file_is_not_both(
+        self, program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str, held: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(DiagnosticError, match="is held out, and trained on as") as caught:
+            open_data(program, DataChoice((data,)), Evaluation(every=1, paths=(held,)))
+        way_out = caught.value.diagnostics[0].help
+        assert way_out is not None
+        assert "--eval-fraction" in way_out
+
+    def test_other_data_are_held_out(self, program: Any, folder: Path, text: str) -> None:
+        _, held = open_data(program, DataChoice((text,)), Evaluation(every=1, paths=(str(folder / "b.txt"),)))
+        assert held is not None
+
+    def test_the_way_out_is_one(self, program: Any, text: str) -> None:
+        _, held = open_data(program, DataChoice((text,)), Evaluation(every=1, fraction=0.05))
+        assert held is not None
+
+
+@pytest.mark.parametrize("other", ["hard.txt", "link.txt", "book.txt"])
+def test_one_file_named_twice_is_refused(program: Any, text: str, other: str) -> None:
+    path = Path(text).with_name(other)
+    if other == "hard.txt":
+        path.hardlink_to(text)
+    elif other == "link.txt":
+        path.symlink_to(text)
+    same = text if other == "book.txt" else str(path)  # one object twice, for the last
+    with pytest.raises(DiagnosticError, match="is named twice"):
+        open_data(program, DataChoice((text, same)))
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        (DataChoice(dtype="uint16"), "the built-in text, which stands in for data, has none"),
+        (DataChoice(("book.txt",), dtype="uint16"), "'book.txt' is read as text"),
+        (DataChoice(("d.jsonl",), dtype="uint16"), "'d.jsonl' is read as text"),
+        (DataChoice(("d.jsonl",), prompt_key="p"), "prompt_key = 'p' changes nothing"),
+        (DataChoice(("d.jsonl",), completion_key="c"), "completion_key = 'c' changes nothing"),
+        (DataChoice(("d.jsonl",), text_key="t", train_on="completion"), "text_key = 't' changes nothing"),
+        (DataChoice(text_key="t"), "none of the data is JSONL"),
+    ],
+)
+def test_what_none_of_the_data_is_read_by_is_refused(program: Any, choice: DataChoice, words: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        open_data(program, choice)
+    (problem,) = caught.value.diagnostics
+    assert words in problem.message
+    assert problem.code == "RT090"
+    assert problem.help is not None
+
+
+def test_the_type_of_tokens_may_be_that_of_held_out_data_alone(program: Any, tmp_path: Path) -> None:
+    np.arange(2000, dtype="<u4").__mod__(300).tofile(tmp_path / "held.bin")
+    evaluation = Evaluation(every=1, paths=(str(tmp_path / "held.bin"),))
+    _, held = open_data(program, DataChoice(dtype="uint32"), evaluation)
+    assert held is not None
+    assert held.batches.stream.tokens[:].tolist() == [number % 300 for number in range(2000)]

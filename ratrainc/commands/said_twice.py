@@ -1,0 +1,69 @@
+"""Options that take one value and are said twice, with two values: refused for every command, where click would take the last one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+
+def refuse_said_twice(command: click.Command, words: Sequence[str], name: str, parent: click.Context | None) -> None:
+    """Raise `click.UsageError` where the words of a command say an option twice, and not the same.
+
+    Words that cannot be read are left to the command, which says so.
+    """
+    context = command.context_class(command, info_name=name, parent=parent, **command.context_settings)
+    with context.scope(cleanup=False):
+        options = {option.name: option for option in command.get_params(context) if _takes_one(option)}
+        collecting = click.Command(name, params=[_collecting(each) for each in command.get_params(context)])
+        try:
+            said, _, _ = collecting.make_parser(context).parse_args(list(words))
+        except click.UsageError:
+            return
+        for parameter, option in options.items():
+            values = _different(option, said.get(parameter, ()), context)
+            if len(values) > 1:
+                raise click.UsageError(_refusal(option, values), context)
+
+
+def _takes_one(parameter: click.Parameter) -> bool:
+    """Whether a parameter is an option that takes one value, or one of two."""
+    return isinstance(parameter, click.Option) and not parameter.multiple and not parameter.count
+
+
+def _collecting(parameter: click.Parameter) -> click.Parameter:
+    """A parameter that keeps every value that is said, in place of the last."""
+    if not _takes_one(parameter):
+        return parameter
+    every = copy.copy(parameter)
+    every.multiple = True
+    return every
+
+
+def _different(option: click.Parameter, values: Sequence[Any], context: click.Context) -> list[Any]:
+    """Values without those that are read as one before them: `1e-3` and `0.001` are one."""
+    different: list[Any] = []
+    for value in values:
+        if not any(value == other or _is_read_as(option, value, other, context) for other in different):
+            different.append(value)
+    return different
+
+
+def _is_read_as(option: click.Parameter, value: Any, other: Any, context: click.Context) -> bool:
+    if not isinstance(option.type, click.types.IntParamType | click.types.FloatParamType):
+        return False
+    try:
+        return bool(option.type_cast_value(context, value) == option.type_cast_value(context, other))
+    except click.UsageError:
+        return False
+
+
+def _refusal(option: click.Parameter, values: Sequence[Any]) -> str:
+    if isinstance(option, click.Option) and option.is_flag:
+        yes, no = (max(names, key=len) for names in (option.opts, option.secondary_opts))
+        return f"{yes} and {no} exclude each other: leave one of them out"
+    *others, last = [f"'{' '.join(value) if isinstance(value, tuple) else value}'" for value in values]
+    title = max(option.opts, key=len)
+    return f"{title} takes one value, and {', '.join(others)} and {last} are said: leave all but one out"
