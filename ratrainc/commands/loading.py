@@ -56,7 +56,7 @@ def checked_program(file: str, machine: str | None) -> tuple[Program, Machine]:
         program = sound_program(api.emit(module, machine=chosen))
     else:
         chosen = _given(machine)
-        program = sound_program(file)
+        program = sound_program(file, machine=chosen)
         state_machine(file, program.info, chosen)
     return program, chosen or api.machine_of(program)
 

@@ -16,7 +16,7 @@ from ratrain.ratrain_ir.receipts import prove
 from ratrain.ratrainc.functions.opening import check_carried_by, machine_for, program_in, schedule_in
 from ratrain.ratrainc.parts import Part, Shown
 from ratrain.targets.machine.machine import load_machine
-from ratrain.targets.machine.record import machine_digest
+from ratrain.targets.machine.record import compiled_for, machine_digest
 from ratrain.targets.program.program import Program
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ def verify(what: Module | Program | str, *, machine: str | Machine | None = None
     A module is proved for the machine it was sized for, or for the one given. Raises `DiagnosticError` with all that is wrong.
     """
     is_program = what.endswith(".rtx") if isinstance(what, str) else isinstance(what, Program)
-    if is_program and machine is not None:
-        misuse("a program holds what its machine's routines need: it is proved for no other machine")
     if isinstance(what, str) and not is_program:
         proved = proved_schedule(what, machine=machine)
         return Proof(f"level {proved.level.value}, {proved.stages} stages, {proved.ops} ops", proved.target)
@@ -57,7 +55,9 @@ def verify(what: Module | Program | str, *, machine: str | Machine | None = None
 
         check(what, machine=machine)
     else:
-        what = sound_program(what, anew=True)
+        if machine is not None:
+            _refuse_another(program_in(read_bytes(what, "program"), what) if isinstance(what, str) else what)
+        what = sound_program(what, machine=machine, anew=True)
         count = sum(stage.instructions for stage in what.stages)
         words = f"{len(what.stages)} stages, {count} instructions, {len(what.routines)} routines"
         return Proof(words, what.info)
@@ -147,22 +147,43 @@ def sound_program(given: Program | str, *, machine: str | Machine | None = None,
 
     Raises `DiagnosticError` with all that is wrong.
     """
-    if not isinstance(given, str):
-        _check_program(given)
-        return given
     if isinstance(machine, str):
         machine = load_machine(machine)
+    if not isinstance(given, str):
+        _check_program(given, _in_place_of_its_own(given, machine))
+        return given
     if given.endswith(".rtir"):
         from ratrain.ratrainc.functions.building import emit
 
         return sound_program(emit(sound_schedule(given, machine=machine, anew=anew), machine=machine))
     data = read_bytes(given, "program")
     program = program_in(data, given)
-    prove(lambda: _check_program(program), "program", data, anew=anew)
+    there = _in_place_of_its_own(program, machine)
+    content = (data,) if there is None else (data, machine_digest(there).encode())
+    prove(lambda: _check_program(program, there), "program", *content, anew=anew)
     return program
 
 
-def _check_program(program: Program) -> None:
+def _check_program(program: Program, machine: Machine | None) -> None:
     from ratrain.targets.program.program_verifier import check_program
 
-    check_program(program)
+    check_program(program, machine) if machine is not None else check_program(program)
+
+
+def _knows_its_own(program: Program) -> bool:
+    """Whether the machine that a program was compiled for is known here."""
+    try:
+        compiled_for(program.info)
+    except DiagnosticError:
+        return False
+    return True
+
+
+def _in_place_of_its_own(program: Program, machine: Machine | None) -> Machine | None:
+    """The machine given, where that of the program is not known here: a program is proved for no other than its own."""
+    return None if machine is None or _knows_its_own(program) else machine
+
+
+def _refuse_another(program: Program) -> None:
+    if _knows_its_own(program):
+        misuse("a program holds what its machine's routines need: it is proved for no other machine, so leave it out")

@@ -17,15 +17,16 @@ from ratrain.targets.target import MachineTarget, target_of
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, TargetInfo
     from ratrain.ratrain_ir.verifier.report import Reporter
+    from ratrain.targets.machine.machine import Machine
 
 
-def check_workspace_of_others(module: Module, report: Reporter) -> None:
+def check_workspace_of_others(module: Module, report: Reporter, machine: Machine | None = None) -> None:
     """RT025: every op of a program's module that calls no routine has the workspace that its machine wants for it.
 
-    Raises `DiagnosticError` RT065 where that machine is not known here: then nothing can be said of it.
+    `machine` stands for one that is not known here; without it, raises `DiagnosticError` RT065 then: nothing could be said of it.
     """
     assert module.target is not None
-    target = known_target(module.target)
+    target = known_target(module.target) if machine is None else target_of(machine)
     for stage in module.stages:
         for op, alike in zip(stage.ops, report.alike(stage), strict=True):
             if not isinstance(op, BlockOp | Release) and not alike.has_workspace:

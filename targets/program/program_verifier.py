@@ -43,6 +43,7 @@ from ratrain.targets.simulator.timed_run import UNLIMITED, simulate_works
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
+    from ratrain.targets.machine.machine import Machine
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.program.program import ProgramStage
 
@@ -53,8 +54,11 @@ _SHOWN = 200
 _CALLS_ROUTINE = frozenset(kind.keyword for kind in BLOCK_OPS)
 
 
-def check_program(program: Program) -> None:
-    """Raise `DiagnosticError` with everything that is wrong with a program, one kind of fault after the other."""
+def check_program(program: Program, machine: Machine | None = None) -> None:
+    """Raise `DiagnosticError` with everything that is wrong with a program, one kind of fault after the other.
+
+    `machine` stands for the one it was compiled for, where that is not known here.
+    """
     diagnostics = Diagnostics()
     with paused_gc():
         columns = program.columns()
@@ -70,7 +74,7 @@ def check_program(program: Program) -> None:
         diagnostics.check()
         verify(module, diagnostics)
         diagnostics.check()
-        check_workspace_of_others(module, Reporter(module, diagnostics))
+        check_workspace_of_others(module, Reporter(module, diagnostics), machine)
         diagnostics.check()
         _check_addresses(program, module, diagnostics)
         diagnostics.check()

@@ -142,7 +142,7 @@ def change_word(module: Module, random: Random) -> str | None:
     return put(place, group=other_of(random, list(Group), op.group))
 
 
-@operator(BYTES, "RT042")
+@operator(BYTES, "RT042", "RT034")  # RT034: compute would wait for state that streams
 def change_placement(module: Module, random: Random) -> str | None:
     """An update on the other engine: another schedule, the same training."""
     place = pick(module, random, is_kind(Update))

@@ -81,7 +81,7 @@ def move_state_elsewhere(program: Program, random: Random) -> str | None:
 def claim_another_pipeline(program: Program, random: Random) -> str | None:
     """The header names passes that cannot have made the program."""
     other = "gpipe" if program.plan.schedule == "1f1b" else "1f1b"
-    claims = ["nonsense", "recompute{policy=odd}", "recompute{speed=2}", "allocate-ddr,recompute", "legalise,,legalise"]
+    claims = ["nonsense", "recompute{policy=odd}", "recompute{speed=2}", "place-1f1b,legalize", "legalise,,legalise"]
     claims += [f"place-{other}", f"place-schedule{{kind={other}}}"] if program.plan.schedule else []
     program.pipeline = random.choice(claims)
     return program.pipeline
