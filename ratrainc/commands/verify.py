@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.options import Source, json_option, machine_option, processes_option, refuse_idle
+from ratrain.ratrainc.commands.options import (
+    Source,
+    json_option,
+    machine_option,
+    misuse_of_command,
+    processes_option,
+    refuse_idle,
+)
 from ratrain.ratrainc.terminal import echo
 
 _EPILOG = """\b
@@ -29,18 +36,16 @@ def command(file: str, machine: str | None, as_json: bool) -> int:
     every op has the workspace that the machine needs. A program: its container and routines, the schedule it executes by the same rules, progress, and that no two instructions race.
     """
     from ratrain import api
-    from ratrain.ratrain_ir.diagnostics import MISUSE, DiagnosticError
+    from ratrain.ratrain_ir.diagnostics import DiagnosticError
     from ratrain.ratrainc.commands.loading import state_machine
     from ratrain.ratrainc.console import print_json, show_diagnostics, status
     from ratrain.ratrainc.machine_choice import given_machine
 
     chosen = given_machine(machine) if machine else None
     try:
-        with status(f"verifying {file}"):
+        with status(f"verifying {file}"), misuse_of_command():
             proof = api.verify(file, machine=chosen)
     except DiagnosticError as error:
-        if error.diagnostics[0].code == MISUSE:
-            raise
         if as_json:
             print_json({"sound": False, "diagnostics": [d.to_json() for d in error.diagnostics]})
         show_diagnostics(error.diagnostics, as_json=False)

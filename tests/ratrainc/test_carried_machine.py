@@ -452,3 +452,26 @@ def test_another_capacity_makes_another_machine(tmp_path: Path, capsys: pytest.C
     carried = api.load_schedule(schedule).target
     assert carried is not None
     assert carried.name == "mt3000"
+
+
+@pytest.mark.parametrize("claim", ["place-1f1b,legalize,allocate-ddr", "recompute{policy=odd}", "place-gpipe"])
+def test_a_pipeline_that_cannot_have_made_a_schedule_is_refused(
+    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], claim: str
+) -> None:
+    text = Path(files["rtir"]).read_text(encoding="utf-8")
+    line = next(line for line in text.splitlines() if line.startswith("  pipeline "))
+    path = tmp_path / "claim.rtir"
+    path.write_text(text.replace(line, f'  pipeline "{claim}"'))
+    assert main(["verify", str(path)]) == 1
+    shown = capsys.readouterr().err
+    assert f'  pipeline "{claim}"' in shown
+    assert "cannot have made it" in shown
+    path.write_text(text.replace(f"{line}\n", ""))
+    assert main(["verify", str(path)]) == 0, "deleting the line is a way out"
+
+
+def test_the_machine_of_a_program_is_not_exchanged_where_it_is_known(
+    files: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", files["rtx"], "--machine", "mt3000"]) == 2
+    assert "leave it out" in capsys.readouterr().err
