@@ -113,6 +113,7 @@ NO_PATHS |= {
     "data_prompt_key",
     "data_text_key",
     "asked_eos",
+    "asked_given",
     "prompt_text",
     "prompt_tokens",
     "plans_zero_levels",

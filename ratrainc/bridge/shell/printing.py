@@ -11,7 +11,7 @@ from ratrain.ratrainc.bridge.shell.world import Answer, World
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.text import Place
-    from ratrain.ratrainc.bridge.shell.running import Runner
+    from ratrain.ratrainc.bridge.shell.follower import Follower
 
 _FORMAT = re.compile(r"%[-0]?\d*([sdq%])|\\(n|t|\\)")
 
@@ -19,7 +19,7 @@ _FORMAT = re.compile(r"%[-0]?\d*([sdq%])|\\(n|t|\\)")
 class Printing:
     """Runs commands that print, of one script; a world keeps what they do where something reads it."""
 
-    def __init__(self, runner: Runner, script: Script, place: Place) -> None:
+    def __init__(self, runner: Follower, script: Script, place: Place) -> None:
         self.runner = runner
         self.script = script
         self.place = place

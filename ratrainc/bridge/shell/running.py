@@ -151,11 +151,8 @@ class Runner:
         prefix: list[tuple[str, Value]] = []
         written: list[Node] = []
         expander = self.expander(script, world)
-        alone = _alone(node, script)
         for child in node.children:
-            if child in alone:
-                self.assigning.assign(child, self.expander(script, world))
-            elif child.type == "variable_assignment":
+            if child.type == "variable_assignment":
                 name = child.child_by_field_name("name")
                 value = child.child_by_field_name("value")
                 if name is not None:
@@ -510,16 +507,6 @@ class Runner:
             each.arguments = before.arguments
             each.ended = "" if each.ended in (*_LOOPS, "exit") else each.ended
         return _after_loop(worlds)
-
-
-def _alone(node: Node, script: Script) -> list[Node]:
-    """The assignments on lines of their own before a command, which the grammar takes for its own where a line has several."""
-    begun = [each for each in node.children if each.type == "variable_assignment"]
-    rest = [each for each in node.children if each.type != "variable_assignment"]
-    if not begun or not rest or begun[-1].end_byte > rest[0].start_byte:
-        return []
-    between = script.text[begun[-1].end_byte : rest[0].start_byte].replace("\\\n", "")
-    return begun if "\n" in between else []
 
 
 def _after_loop(worlds: list[World]) -> list[World]:

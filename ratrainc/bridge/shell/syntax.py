@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.diagnostics import fail
@@ -38,10 +39,10 @@ def parse(script: Script) -> Node:
     text = "".join(each if each < "\x80" else "_" for each in script.text)
     text = _ESCAPED.sub("..", _LAST_BACKSLASH.sub(" ", text))
     root = _parser().parse(text.encode("ascii")).root_node
-    while lost := _lost(root, text):
+    while repairs := {**_lost(root, text), **_joined(root, text)}:
         letters = list(text)
-        for at in lost:
-            letters[at] = "."
+        for at, letter in repairs.items():
+            letters[at] = letter
         text = "".join(letters)
         root = _parser().parse(text.encode("ascii")).root_node
     if root.has_error:
@@ -53,18 +54,29 @@ def parse(script: Script) -> Node:
     return root
 
 
-def _lost(root: Node, text: str) -> list[int]:
+def _lost(root: Node, text: str) -> dict[int, str]:
     """Where the grammar ends a word before a variable, as in `$A/$B.c`: it takes `$` for itself there (tree-sitter-bash 0.25).
 
-    Parsed again with another letter in its place, it is one word; who expands the word finds the variable in its text.
+    With another letter in its place it is one word; who expands the word finds the variable in its text.
     """
-    return [
-        child.start_byte
+    return {
+        child.start_byte: "."
         for node in walk(root)
         if node.type == "concatenation"
         for child in node.children
         if child.type == "$" and re.match(r"\w", text[child.end_byte : child.end_byte + 1])
-    ]
+    }
+
+
+def _joined(root: Node, text: str) -> dict[int, str]:
+    """Where the grammar takes several assignments on a line for those of the command on the next one: a `;` belongs between."""
+    found: dict[int, str] = {}
+    for node in walk(root):
+        for child, after in pairwise(node.children if node.type == "command" else ()):
+            between = text[child.end_byte : after.start_byte]
+            if child.type == "variable_assignment" and "\n" in between.replace("\\\n", "") and between[0] != ";":
+                found[child.end_byte] = ";"
+    return found
 
 
 def walk(node: Node) -> Iterator[Node]:
