@@ -32,6 +32,7 @@ N+=" $I"
 L+=(W W)
 export N=W
 N=W Q=W
+N=W Q=W # a;b
 if [ "$N" = x ]; then N=t; else N+=e; fi
 [[ $N == x* ]] && N=m
 for i in W k; do N+=$i; done

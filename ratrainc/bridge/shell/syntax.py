@@ -72,7 +72,8 @@ def _joined(root: Node, text: str) -> dict[int, str]:
     """Where the grammar takes several assignments on a line for those of the command on the next one: a `;` belongs between."""
     found: dict[int, str] = {}
     for node in walk(root):
-        for child, after in pairwise(node.children if node.type == "command" else ()):
+        children = [each for each in node.children if each.type != "comment"] if node.type == "command" else []
+        for child, after in pairwise(children):
             between = text[child.end_byte : after.start_byte]
             if child.type == "variable_assignment" and "\n" in between.replace("\\\n", "") and between[0] != ";":
                 found[child.end_byte] = ";"
