@@ -20,7 +20,7 @@ PIECES = (
     r"""
 x|a#b|-k|/p|.c|1|$N|"$N"|${N}|'$N'|"${N:-x y}"|${N:-u}|${U:-d e}|"${U:-d e}"|${N:+z}|${N%x*}|${N##*x}|${#N}|${N/x/q}
 $((3*I+4))|$(( $I / 2 ))|${L[@]}|"${L[@]}"|"${L[*]}"|${L[1]}|${#L[@]}|\$A|'a  b'|"\$A \\ \"q\""|_$A|$A-$B|$A/$B.c|${A}_${B}
---f=$B|,|:|$(echo $A)|`echo k`|"$(echo "$A" m)"|$(dirname /a/b/c)|$'t\tq'|%|+|@|${A^^}|${M[k]}|${A:1:2}|${L[@]:1}|${!P}|""|''|[z]|!|\ |]
+--f=$B|,|:|$(echo $A)|x`echo k`|"$(echo "$A" m)"|$(dirname /a/b/c)|$'t\tq'|%|+|@|${A^^}|${M[k]}|${A:1:2}|${L[@]:1}|${!P}|""|''|[z]|!|\ |]
 """.replace("\n", "|")
     .strip("|")
     .split("|")
@@ -49,6 +49,7 @@ N=$(echo W)
 set -- W w; N=$1
 I=$(( I % 7 == 0 ? 3 : I << 1 ))
 N=`expr $I + 2`
+N=`echo k` Q=`echo "a b"`
 if (( I < 10 )) || [ -z "$N" ]; then N=o; elif [[ -n $A && $I -gt 3 ]]; then N=l; fi
 for ((j=0;j<3;j++)); do N+=$j; done
 g() { echo "$A $1"; }; N=$(g k)
@@ -97,9 +98,10 @@ def of_bash(text: str, folder: Path) -> list[list[str]]:
 
 
 def words_of(text: str) -> list[list[str]] | None:
-    """The words that this reads; None where some are not known."""
-    launches = follow("x", text, {}).launches
-    if any(word.unknown is not None for launch in launches for word in launch.words):
+    """The words that this reads; None where some are not known, or a condition hangs on what is not."""
+    followed = follow("x", text, {})
+    launches = followed.launches
+    if len(followed.worlds) > 1 or any(word.unknown is not None for launch in launches for word in launch.words):
         return None
     return [[word.shown for word in launch.words][1:] for launch in launches]
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _ESCAPED = re.compile(r"\\[^\w'`\n]")
 """Escaped characters that stand for themselves wherever a backslash does anything; in single quotes they end nothing."""
+_BACKQUOTED = re.compile(r"`[^`\n]*`")
 _LAST_BACKSLASH = re.compile(r"\\(?=(?:\n\s*)?\Z)")
 
 
@@ -34,10 +35,12 @@ def parse(script: Script) -> Node:
     """Parse a script. Indices of nodes are those of characters of its text. Raises `DiagnosticError` RT063 where it is none.
 
     The grammar is given a text of the same length, in which what it takes for something else has a letter in its place: characters
-    outside ASCII, which are letters to a shell (and bytes are characters then), what a backslash escapes, and a backslash at the end of the file.
+    outside ASCII, which are letters to a shell (and bytes are characters then), what a backslash escapes, commands in
+    backquotes within a word, and a backslash at the end of the file.
     """
     text = "".join(each if each < "\x80" else "_" for each in script.text)
     text = _ESCAPED.sub("..", _LAST_BACKSLASH.sub(" ", text))
+    text = _BACKQUOTED.sub(_in_word, text)
     root = _parser().parse(text.encode("ascii")).root_node
     while repairs := {**_lost(root, text), **_joined(root, text)}:
         letters = list(text)
@@ -52,6 +55,12 @@ def parse(script: Script) -> Node:
         reason = f"{wrong.type} is missing" if wrong.is_missing else f"{shown(part)} does not fit"
         fail("RT063", f"the file is no shell text: {reason}", place.location, source=place.source)
     return root
+
+
+def _in_word(match: re.Match[str]) -> str:
+    """Letters for a command in backquotes that a word goes on with; the grammar ends the word there."""
+    before = match.string[match.start() - 1 : match.start()]
+    return "." * len(match[0]) if before and (before.isalnum() or before in "_/.-:}") else match[0]
 
 
 def _lost(root: Node, text: str) -> dict[int, str]:

@@ -47,8 +47,8 @@ _HEAD = re.compile(r"\$\{([!#]?)(\w+|[@*#?$!-])(?:\[([^][]*|\$\{?\w+\}?)\])?")
 _OPERATOR = re.compile(r":?[-=?+]|%%?|##?|//?[#%]?|\^\^?|,,?|@|:")
 _EXPANSIONS = {"simple_expansion", "expansion", "command_substitution", "arithmetic_expansion", "process_substitution"}
 _ANSI = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "e": "\033", "f": "\f"}
-_SPECIAL = re.compile(r"\$([A-Za-z_]\w*|\d)|\\(.)|(`)", re.DOTALL)
-"""A variable, an escaped character, or a command in backquotes within a word, which the grammar takes apart."""
+_SPECIAL = re.compile(r"\$([A-Za-z_]\w*|\d)|\\(.)|(`[^`\n]*`?)", re.DOTALL)
+"""A variable, an escaped character, or a command in backquotes within a word (see `parse`)."""
 _LIST = re.compile(r"(?<![$\\])\{[^{}\s]*,[^{}\s]*\}")
 _RANGE = re.compile(r"\{(-?\d{1,6})\.\.(-?\d{1,6})(?:\.\.(-?\d{1,6}))?\}")
 _MOST = 1 << 16
