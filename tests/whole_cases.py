@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 from hypothesis import strategies as st
 
+from ratrain.passes.idle_options import without_idle_options
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.families import FAMILIES, FAMILY
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
@@ -74,7 +75,7 @@ def whole_cases(draw: st.DrawFn) -> WholeCase:
     passes = draw(st.sampled_from(PIPELINES))
     away = any(home in passes for home in ("=host", "=file"))
     machine = "stores" if away else draw(st.sampled_from(sorted(MACHINES)))
-    return WholeCase(model, plan, passes, machine)
+    return WholeCase(model, plan, without_idle_options(passes, plan, model), machine)
 
 
 @st.composite

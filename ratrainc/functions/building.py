@@ -31,7 +31,7 @@ from ratrain.ratrainc.functions.soundness import check, info_on
 from ratrain.ratrainc.machine_choice import MachineChoice, resized
 from ratrain.ratrainc.progress import OnProgress, Progress, telling, unheard
 from ratrain.ratrainc.schedule_file import load_plan_for_table, placed_by_table
-from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, Strategy, hiding_exchanges
+from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, hiding_exchanges
 from ratrain.ratrainc.strategies import strategy as strategy_named
 from ratrain.targets.codegen.emitter import emit as emit_module
 from ratrain.targets.machine.machine import Machine, load_machine
@@ -157,7 +157,7 @@ def compiled(
     pipeline = hiding_exchanges(pipeline, adapted.tp) if passes is None else pipeline
     given = changes_text(given_plan, adapted) if adapted.shape != given_plan.shape else ""
     if passes is not None and said:
-        refuse_idle_options(passes, adapted, config)
+        _refuse_idle_options(passes, adapted, config)
     levels = ""
     if choose_levels:
         from ratrain.ratrainc import level_choice
@@ -186,6 +186,12 @@ def compiled(
         where = None if suggest is None else (suggest, str(model), asking)
         raise _advised(error, setting, named_or_own, (planner, whole), where, progress) from None
     return Compiled(module, machine, runs, given, levels)
+
+
+def _refuse_idle_options(passes: str, plan: Plan, model: ModelConfig) -> None:
+    """Raise `DiagnosticError` RT073 for options that change nothing; not in the passes of a strategy, which are for any plan."""
+    if passes not in {known for each in STRATEGIES for known in (each.passes, each.passes_for(plan))}:
+        refuse_idle_options(passes, plan, model)
 
 
 def _placed_by(schedule_file: str, passes: str, title: str | None) -> str:
@@ -271,7 +277,7 @@ def run_passes(
 
     Raises `DiagnosticError` where an option changes nothing, a pass refuses or the result is not sound.
     """
-    refuse_idle_options(passes, module.plan, module.model)
+    _refuse_idle_options(passes, module.plan, module.model)
     return _run(module, passes, machine=machine, verify_each=verify_each, after_pass=after_pass, progress=progress)
 
 

@@ -14,6 +14,7 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
+from ratrain.passes.idle_options import without_idle_options
 from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.runtime.state import training_state
@@ -95,7 +96,7 @@ def _outcome(row: dict[str, Any], how: str) -> tuple[list[float], dict[str, byte
     known = {item.name: item for item in WHOLE_STRATEGIES}
     if how in known:
         plan, how = known[how].adapted(plan, model, load_machine(None)), known[how].passes
-    run = start(api.emit(api.compile(model, plan, passes=how)), STEPS)
+    run = start(api.emit(api.compile(model, plan, passes=without_idle_options(how, plan, model))), STEPS)
     list(run.steps())
     state = training_state(run.engine, STEPS)
     arrays = {

@@ -8,6 +8,7 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
+from ratrain.passes.idle_options import without_idle_options
 from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.frontend.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.parser import parse_module
@@ -44,7 +45,8 @@ def program_of(given: dict[str, Any], passes: str, **keys: Any) -> Program:
     model = evolve(MODEL, tied_embeddings=words.pop("tied", False))
     plan = make_plan(model, **words)
     place = "place-schedule" if plan.slices else "place-zb-h1" if plan.schedule == "zb-h1" else "place-1f1b"
-    module = api.compile(model, plan, passes=passes.format(place=place))
+    pipeline = without_idle_options(passes.format(place=place), plan, model)
+    module = api.compile(model, plan, passes=pipeline)
     assert first_difference(module, parse_module(print_module(module), file="again.rtir")) is None
     return api.emit(module)
 
