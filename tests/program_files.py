@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.training import TrainingRun
 
 
-def prepare(program: Program, *arguments: Any, **named: Any) -> TrainingRun:
+def prepare(program: Program, *arguments: Any, verified: bool = True, **named: Any) -> TrainingRun:
     """Prepare a run of the program out of its file; the arguments are those of `ratrain.targets.runtime.preparation.prepare`."""
-    return preparation.prepare(through_its_file(program), *arguments, **named)
+    return preparation.prepare(through_its_file(program, verified=verified), *arguments, **named)
 
 
 def through_its_file(program: Program, *, verified: bool = True) -> Program:

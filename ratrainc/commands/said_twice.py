@@ -16,8 +16,9 @@ def refuse_said_twice(command: click.Command, words: Sequence[str], name: str, p
     """
     context = command.context_class(command, info_name=name, parent=parent, **command.context_settings)
     with context.scope(cleanup=False):
-        options = {option.name: option for option in command.get_params(context) if _takes_one(option)}
-        collecting = click.Command(name, params=[_collecting(each) for each in command.get_params(context)])
+        options = {option.name: option for option in command.params if _takes_one(option)}
+        # without an option for help: where somebody asks for that, no other word counts
+        collecting = click.Command(name, params=[_collecting(each) for each in command.params], add_help_option=False)
         try:
             said, _, _ = collecting.make_parser(context).parse_args(list(words))
         except click.UsageError:

@@ -116,10 +116,10 @@ def run_settings(steps: int, **words: Any) -> RunSettings:
     return RunSettings(steps, **words, **groups)
 
 
-def start(program: Program, steps: int, **settings: Any) -> TrainingRun:
-    """A run of a program, ready for its first step."""
+def start(program: Program, steps: int, *, verified: bool = True, **settings: Any) -> TrainingRun:
+    """A run of a program, ready for its first step; one that a test has broken on purpose is not `verified`."""
     chosen = run_settings(steps, **settings)
-    return prepare(program, stream_for(program), chosen, kernel_set(chosen.execution.kernels))
+    return prepare(program, stream_for(program), chosen, kernel_set(chosen.execution.kernels), verified=verified)
 
 
 def train(program: Program, steps: int, **settings: Any) -> TrainingRun:
