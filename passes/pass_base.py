@@ -159,7 +159,7 @@ class Idle:
 
 
 class Decision(Enum):
-    """What a pass of a pipeline decides, and no other pass of it may decide again."""
+    """Decision of a pass that no other pass of the pipeline may take again."""
 
     ORDER = "the order of the schedule"
     REDUCTIONS = "which gradients are reduced together"
@@ -178,7 +178,7 @@ class Pass:
     forbids: ClassVar[frozenset[Fact]] = frozenset({Fact.RELEASED, Fact.LEGALISED, Fact.ALLOCATED})
     """Facts that must not hold yet: a pass that moves ops comes before releases and addresses."""
     decides: ClassVar[frozenset[Decision]] = frozenset()
-    """What would overrule, or be overruled by, another pass of the pipeline that decides it too."""
+    """Decisions that this pass takes. Only one pass of a pipeline may take each: two would overrule one another."""
 
     def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
         """The options that change nothing under a plan, or beside the other options."""

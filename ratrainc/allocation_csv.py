@@ -39,7 +39,7 @@ _OTHER_NAMES = {
     "buffer_id": "'buffer_id' is id here",
     "buffer": "'buffer' is id here",
 }
-"""What other programs call columns."""
+"""Hints on columns of other programs, by their name there."""
 _MOST = 1 << 60
 """Times and the sum of the sizes stay below this, so that they can be added as 64-bit integers."""
 _DIGITS = len(str(_MOST)) + 1
@@ -271,5 +271,5 @@ def _number(text: str) -> int | None:
 
 
 def _expected(text: str) -> str:
-    """What stands in place of a number that is none, or too large a one."""
+    """Say what is expected in place of a bad number: one within bounds if it is an integer, else an integer."""
     return f"an integer between -{_MOST} and {_MOST}" if _INTEGER.fullmatch(text) else "an integer in digits"

@@ -47,7 +47,7 @@ PIPELINES = (
     "offload-state{home=file what=moments},insert-prefetch,bucket-grad-sync{bytes=16KiB},allocate-ddr",
     "overlap-tensor,recompute{policy=attention},allocate-ddr",
 )
-"""Those of strategies, and those that move what these leave alone. Without a placement the plan's schedule is placed."""
+"""Pipelines of strategies, and others that move what these leave alone. The plan's schedule is placed by default."""
 MACHINES: dict[str, Machine | str] = {
     "small staging": MACHINE,
     "stores": WITH_STORES,
@@ -58,7 +58,7 @@ MACHINES: dict[str, Machine | str] = {
 
 @frozen
 class WholeCase:
-    """What a counterexample needs to be repeated."""
+    """All that is needed to repeat a counterexample."""
 
     model: ModelConfig
     plan: Plan

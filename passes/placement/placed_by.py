@@ -23,7 +23,7 @@ def placement_in(pipeline: str) -> Pass | None:
 
 
 def is_placement(item: Pass) -> bool:
-    """Whether a pass puts a module into the order of a schedule."""
+    """Tell whether a pass puts a module into the order of a schedule."""
     return item.name.startswith(_PLACE)
 
 

@@ -165,7 +165,10 @@ class RecomputePass(Pass):
     """Whether what tensor peers gathered for a forward is kept for its backward: where bytes are left, under policy=auto; or gathered again."""
 
     def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
-        """What is for recovery where nothing is recovered, for windows where there are none, or for peers that gather nothing."""
+        """Yield `placement` and `gathered` where nothing is moved or kept by them, and `budget` where no bytes decide.
+
+        Bytes decide what `policy=auto` keeps, and what recovery with `placement=forward-side` may hold.
+        """
         del model
         yield from idle_of_recovery(self.policy, self.placement, plan)
         moves = self.placement == "forward-side" and self.policy != "none" and not why_inline(plan)

@@ -57,7 +57,10 @@ class InsertPrefetchPass(Pass):
     blocking: bool = field(default=False, metadata={"choices": SWITCH})
 
     def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
-        """How far ahead views are gathered within the step, where none is; whether compute waits for gathers, where there are none."""
+        """Yield the depths where no view is gathered within the step, and `blocking` where none is gathered at all.
+
+        With a depth of 0 blocks the depth in bytes is idle too.
+        """
         within_step = any_gathered_within_step(plan, block_chain(model))
         if not within_step:
             why = "no view is gathered within the step, as under zero = 3"

@@ -19,7 +19,7 @@ BETAS, ADAM_W, OF_TORCH, UNBIASED = (
     f"{PARAMS}{name}" for name in ("betas", "adam_w_mode", "torch_adam", "bias_correction")
 )
 OLD_HIGHEST = 0.001
-"""What WarmupLR takes for warmup_max_lr before 0.17.2."""
+"""Default of WarmupLR's warmup_max_lr before DeepSpeed 0.17.2."""
 
 OPTIONS = {
     WHOLE: ("--global-batch", "global_batch"),
@@ -68,7 +68,7 @@ SCHEDULER_PARAMS: dict[str, dict[str, object]] = {
 
 
 def scheduler_source(kind: str) -> str:
-    """Where the defaults of a scheduler stand."""
+    """Return the place in DeepSpeed's code that gives a scheduler's defaults."""
     return f"{_SCHEDULES}, {kind}.__init__"
 
 

@@ -109,7 +109,7 @@ class NotSaid:
 
 
 def value_of(text: Text) -> str | NotSaid:
-    """What a word says."""
+    """Return the value of a word, or `NotSaid` where it is not known."""
     unknown = text.unknown
     return text.shown if unknown is None else NotSaid(text.shown, unknown)
 

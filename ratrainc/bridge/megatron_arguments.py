@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _TRAINING = ("train-iters", "train-samples", "train-tokens")
 _SIZES = ("micro-batch-size", "global-batch-size", *_TRAINING)
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
-"""What argparse takes for a number, and not for an argument of its own."""
+"""Texts that argparse takes for a negative number, not for the name of an argument."""
 _OF_LAUNCHERS = ("nproc-per-node", "nnodes", WORLD)
 
 
@@ -106,7 +106,7 @@ def _unused(name: str, value: Text | None, report: Diagnostics, top: Place) -> N
 
 
 def _asked(name: str, settings: dict[str, Setting], asked: Asked) -> bool:
-    """Whether the command line says what the script does not, or nothing needs it."""
+    """Tell whether the command line says an argument that the script does not, or nothing needs it."""
     if name in _OF_LAUNCHERS:
         return asked.clusters is not None
     if name == "num-layers":

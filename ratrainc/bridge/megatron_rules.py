@@ -1,4 +1,7 @@
-"""What becomes of each of Megatron-LM's arguments in a plan; defaults are those of commit d98e8a64 (2026-08-22)."""
+"""Rules for Megatron-LM's arguments: which keys of a plan each one sets, or why it sets none.
+
+Defaults are from commit d98e8a64 (2026-08-22).
+"""
 
 from __future__ import annotations
 

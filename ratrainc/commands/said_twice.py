@@ -30,7 +30,7 @@ def refuse_said_twice(command: click.Command, words: Sequence[str], name: str, p
 
 
 def _takes_one(parameter: click.Parameter) -> bool:
-    """Whether a parameter is an option that takes one value, or one of two."""
+    """Tell whether a parameter is an option that takes one value, or a flag."""
     return isinstance(parameter, click.Option) and not parameter.multiple and not parameter.count
 
 

@@ -171,7 +171,7 @@ def _check_program(program: Program, machine: Machine | None) -> None:
 
 
 def _knows_its_own(program: Program) -> bool:
-    """Whether the machine that a program was compiled for is known here."""
+    """Tell whether the machine that a program was compiled for is known here."""
     try:
         compiled_for(program.info)
     except DiagnosticError:

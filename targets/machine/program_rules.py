@@ -1,7 +1,7 @@
-"""What a program must satisfy on the machine that it says it was compiled for: workspace, memories and on-chip schedules.
+"""Rules of a program on the machine that it was compiled for: workspace, memories and on-chip schedules.
 
 Routines prove the workspace of the ops that call them (`ratrain.targets.program.routine_verifier`). Collectives and updates that stream state
-call none: how much they need only the machine says.
+call none: only the machine says how much they need.
 """
 
 from __future__ import annotations

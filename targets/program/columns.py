@@ -201,7 +201,7 @@ class ProgramColumns:
         return int(self.stream_stops[stage * len(ENGINES)] - self.lengths[stage, 0]) + np.argsort(places)
 
     def keeps_waits(self, stage: int) -> bool:
-        """Whether each instruction stands in the list order that was given after all that it waits for in its step; so too where none was."""
+        """Tell whether the given list order puts each instruction after its waits within a step; True without one."""
         return self.order is None or self._given_places(stage) is not None
 
     def _given_places(self, stage: int) -> Int64s | None:
@@ -223,7 +223,10 @@ class ProgramColumns:
 
     @property
     def written_order(self) -> Int32s:
-        """What a file says of the list order of all stages; instructions that wait for ever stand last, whose order nobody asks for."""
+        """Return the engines of all stages' instructions in list order, as a file stores them, shape [instructions].
+
+        Instructions that wait for ever stand last in their stage; nobody asks for their order.
+        """
         engines = self.streams % len(ENGINES)
         found = [np.empty(0, np.int32)]
         for stage in range(self.stages):

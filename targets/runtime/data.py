@@ -403,7 +403,10 @@ class Batches:
         return found[self._permutation(epoch, self.sequences)] if self.order == "shuffled" else found
 
     def _has_labels_in_any_order(self) -> bool:
-        """Whether every step takes more sequences than there are without a label in the two passes that it may reach into."""
+        """Tell whether every step is sure to have a label, whatever the order of sequences.
+
+        It is where a step reaches into two passes at most, and takes more sequences than both have without a label.
+        """
         without = int(np.count_nonzero(self._labels(0) == 0))
         return 2 * without < self.plan.global_batch <= self.sequences
 

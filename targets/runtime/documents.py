@@ -97,7 +97,7 @@ class Documents:
         return found
 
     def counted(self, start: Positions, stop: Positions) -> Positions:
-        """How many of the tokens in each range [start, stop) count as labels."""
+        """Return the number of tokens in each range [start, stop) that count as labels."""
         found: Positions = self._counted_below(stop) - self._counted_below(start)
         return found
 

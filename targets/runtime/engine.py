@@ -120,7 +120,7 @@ class ProgramEngine(ABC):
         _check_homes(program, kernels)
         _load_kernels(program, kernels)
         self.compiles = compiled_anew() > 0
-        """Whether loops are not kept on disk yet: the first of them was compiled."""
+        """True where compiled loops are not on disk yet: the first of them had to be compiled."""
         self.constant_bytes = resident_bytes()
         """Resident bytes of this process before its arenas; None where the system does not say."""
         self.ranks: list[list[Rank]] = [[] for _ in program.stages]
@@ -128,11 +128,11 @@ class ProgramEngine(ABC):
         for place in places:
             self.ranks[place.stage].append(Rank(program, place.stage, place.replica, kernels.memory, place.peer))
         self.has_whole_state = True
-        """Whether weights, moments and counts are those after the last step that has ended, no update of another having begun."""
+        """True while weights, moments and counts are as the last finished step left them: no later update has begun."""
         self.evaluates = False
         """Whether there will be passes that evaluate."""
         self.expected_steps = 0
-        """How many steps there will be."""
+        """Number of steps that are to come."""
         self.first_step = 0
         """Steps done before this engine was made (a resumed run)."""
         self.step = 0
@@ -428,7 +428,7 @@ class ProgramEngine(ABC):
         self.expected_steps = count
 
     def first_use(self) -> dict[str, int]:
-        """What libraries and compiled loops take at most as they are first used."""
+        """Return the most bytes that libraries and compiled loops take at their first use, by what takes them."""
         engines = len(self.heads) if self.concurrency == "threads" else 0
         ranks = sum(map(len, self.ranks)) if engines else 1
         team = getattr(self.kernels, "team", None)

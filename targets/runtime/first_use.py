@@ -1,8 +1,9 @@
-"""What a process takes beside what it plans, as it first uses libraries and compiled loops: measured, not derived, so that a run's sum holds it.
+"""Memory that a process takes at the first use of libraries and compiled loops, beside what it plans.
 
-Measured on Linux, glibc, x86-64 with AVX-512, as growth of resident memory beyond arenas, scratch, declared constants and what was resident before
-the arenas were made: one and two threads, arenas of 2.5, 301 and 1110 MiB, f16 and bf16 (docs/runtime.md has the table). Each figure is
-above all that were seen. Devices have their own memory, of which nothing here is said.
+The figures are measured, not derived: a run adds them, so that its sum holds. They are the growth of resident memory
+beyond arenas, scratch, declared constants and what was resident before the arenas were made. Measured on Linux, glibc,
+x86-64 with AVX-512: one and two threads, arenas of 2.5, 301 and 1110 MiB, f16 and bf16 (docs/runtime.md has the table).
+Each figure is above all that were seen. The memory of devices is not among them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ its tensors are the arenas."""
 _BUFFER = 8
 """MiB that BLAS packs factors into, for each thread that multiplies: seen 4.8 of OpenBLAS, 5.4 of PyTorch's."""
 _FORM_OF_PRODUCT = 3 * _MIB // 2
-"""What oneDNN keeps of each form of product, compiled code and packed factors: seen 0.5 to 1.1 MiB, and 6 once."""
+"""Bytes that oneDNN keeps for each form of product: code and packed factors. Seen 0.5 to 1.1 MiB, and 6 once."""
 _STACK = 256 << 10
 """Bytes of a thread's stack that engines touch."""
 _PIECES = 2 * PIECE_ELEMENTS * 4

@@ -125,7 +125,10 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[Diagnostic]:
 
 
 def _plan_differences(saved: object, now: dict[str, Any]) -> tuple[str, list[Note]]:
-    """What has changed in the plan: the keys in words, and a note with both values of each; older checkpoints do not have them."""
+    """Return the changed keys of the plan in words, and a note with both values of each.
+
+    Older checkpoints hold no keys: the words then say so, and there are no notes.
+    """
     text, end = "the checkpoint was written with another plan", ": not bit for bit the same"
     if not isinstance(saved, dict):
         return f"{text}, whose keys it does not have{end}", []

@@ -58,7 +58,7 @@ class MemoryUse:
 
     @property
     def planned_bytes(self) -> int | None:
-        """What is resident at most: that, the constant, and what libraries take as they are first used."""
+        """Return the most bytes resident: certified, constant and first use of libraries; None without the constant."""
         if self.constant_bytes is None:
             return None
         return self.certified_bytes + self.constant_bytes + sum(self.first_use.values())

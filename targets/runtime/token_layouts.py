@@ -29,7 +29,7 @@ INDEX = ".idx"
 
 @frozen(eq=False)
 class Layout:
-    """Where the tokens of a file stand, and of what type they are."""
+    """Layout of a file of tokens: their place and their type."""
 
     what: str
     """what says so, in words"""
@@ -48,9 +48,10 @@ class Layout:
 
 
 def layout_of(raw: FileTokens) -> Layout | None:
-    """How a file of token numbers says that it is to be read; None of one of bare numbers.
+    """Return the layout that a file of token numbers declares; None for a file of bare numbers.
 
-    Raises `DiagnosticError` RT090 for what is not whole, of a type that tokens cannot have, or no file of token numbers at all.
+    Raises `DiagnosticError` RT090 for a file that is not whole, holds no token numbers, or has a type that tokens
+    cannot have.
     """
     head = raw[:_HEAD].tobytes()
     refuse_containers(raw.file.path, head)
@@ -96,7 +97,7 @@ _CONTROL = bytes(each for each in range(32) if each not in b"\t\n\r\f")
 
 
 def _is_text(head: bytes) -> bool:
-    """Whether bytes are UTF-8 text, but perhaps for the last character, which may be cut."""
+    """Tell whether bytes are UTF-8 text. The last character may be cut."""
     if len(head) < _LEAST_TEXT or any(each in head for each in _CONTROL) or b"\x7f" in head:
         return False
     try:

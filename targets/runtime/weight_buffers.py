@@ -32,7 +32,7 @@ _SCALES: Mapping[str, tuple[str, ...]] = dict.fromkeys(("gemma2", "gemma3_text")
 
 
 def follows_from(model: ModelConfig, name: str) -> bool:
-    """Whether a tensor of that name is a buffer that follows from a model's configuration."""
+    """Tell whether a tensor of that name is a buffer that follows from a model's configuration."""
     known = (_MASKS.get(model.family, ()), _TABLES[model.position], _SCALES.get(model.family, ()))
     for pattern in (pattern for patterns in known for pattern in patterns):
         found = re.fullmatch(rf"(\w+\.)?{pattern}", name)

@@ -191,7 +191,10 @@ class RandomWeights(WeightSource):
             yield values
 
     def _zeros(self, parameter: Parameter) -> tuple[int, int]:
-        """Which of a parameter's flat values are zero though the others are drawn: the padding token's row of the embedding."""
+        """Return the range [first, stop) of a parameter's flat values that are zero while the others are drawn.
+
+        It is the padding token's row of the embedding, and empty for other parameters, or without such a token.
+        """
         row, width = self.model.padding_row, parameter.shape[-1]
         if row is None or parameter is not next(iter(self.parameters.values())):  # the embedding is first
             return 0, 0

@@ -1,4 +1,4 @@
-"""What is written is read: programs go through their files, whatever the model, the plan, the passes and the machine.
+"""Tests that programs are read back from their files, whatever the model, the plan, the passes and the machine.
 
 A draw that the compiler refuses with a diagnostic shows nothing; one that it compiles must be read back by every reader, verify, be timed
 and train a step. Beside the draws stands one member of each kind, so that none is missing where the draws of the gate are few.
@@ -96,7 +96,7 @@ OWN: dict[str, dict[str, Any]] = {
     "granite": {"attention_scale": 0.5},
     "gpt2": {"learned_positions": 10, "rope_theta": 0.0},
 }
-"""What models of a family must say."""
+"""Fields that models of a family must set, by family."""
 
 
 def model_of(family: str, **changes: Any) -> ModelConfig:

@@ -50,7 +50,7 @@ def _users(program: Program, stage: int, tensor: int) -> list[Instruction]:
 
 @operator("RT025 RT034", always=True)
 def take_workspace_away(program: Program, random: Random) -> str | None:
-    """What calls no routine and needs a workspace has none."""
+    """Take the workspace from an instruction that needs one and calls no routine."""
     place = pick(program, random, lambda item: _workspace_of(item) is not None)
     if place is None:
         return None

@@ -131,7 +131,7 @@ def test_a_class_has_a_padding_token_where_the_key_is_absent_and_none_where_it_i
 
 
 def test_the_padding_token_survives_texts_programs_checkpoints_and_export(tmp_path: Path) -> None:
-    """Its row of an untied embedding stays as it was, but for the decay of weights, over steps, a resume and an export."""
+    """Check that only weight decay changes its row of an untied embedding, over steps, a resume and an export."""
     import transformers
     from safetensors.numpy import load_file
 

@@ -99,7 +99,7 @@ IN_THE_GATE = {"one replica", "zero 1", "zero 3", "peers"}
 
 
 def values(option: attrs.Attribute) -> list[object]:
-    """What an option is tried with: all of its choices, or numbers from the least to the largest that anybody would write."""
+    """Return the values to try for an option: all its choices, or numbers from the least to the largest in use."""
     if "choices" in option.metadata:
         return [
             choice == "true" if isinstance(option.default, bool) else choice for choice in option.metadata["choices"]
@@ -109,7 +109,10 @@ def values(option: attrs.Attribute) -> list[object]:
 
 
 BESIDE = {"depth_blocks": 0, "bytes": 1, "blocks": 1, "delay": 0}
-"""What numbers of other options are; with less of a budget or a capacity nothing fits, and no option changes anything."""
+"""Values of other options that are numbers.
+
+With less of a budget or a capacity nothing fits, and no option changes anything.
+"""
 ALWAYS: dict[tuple[str, str], dict[str, object]] = {("bucket-grad-sync", "unit"): {"bytes": 1}}
 """Beside which other options one is tried: all of a toy is in one bucket of 64 MiB, whatever it ends with."""
 SLOW = {"store", "offload"}
@@ -117,7 +120,10 @@ SLOW = {"store", "offload"}
 
 
 def beside(name: str, option: attrs.Attribute, *, alone: bool) -> Iterator[dict[str, object]]:
-    """What the other options are set to: each of them at a time, to each of its choices, or to one number; none of them, if `alone`."""
+    """Yield settings of the other options: one option at a time, set to each of its choices or to one number.
+
+    What is always set comes first, and by itself; with `alone` nothing follows it.
+    """
     always = ALWAYS.get((name, option.name), {})
     yield always
     for each in () if alone else attrs.fields(pass_class(name)):
@@ -161,7 +167,7 @@ def made(context: Context, text: str) -> tuple[str | None, ...]:
 
 
 def idle_in(context: Context, text: str) -> list[Diagnostic]:
-    """What is said and refused as changing nothing."""
+    """Return the diagnostics that refuse options as changing nothing."""
     try:
         refuse_idle_options(text, context.plan, context.model)
     except DiagnosticError as error:
@@ -170,7 +176,7 @@ def idle_in(context: Context, text: str) -> list[Diagnostic]:
 
 
 def is_refused(context: Context, text: str, option: str) -> bool:
-    """Whether an option that somebody said is refused as one that changes nothing."""
+    """Tell whether a written option is refused as one that changes nothing."""
     problems = idle_in(context, text)
     assert all(problem.code == "RT073" and problem.help for problem in problems)
     return any(f"'{option.replace('_', '-')}' of" in problem.message for problem in problems)
@@ -184,7 +190,7 @@ def tried_options() -> Iterator[tuple[str, attrs.Attribute]]:
 
 
 def in_the_gate(context: Context, name: str, option: attrs.Attribute, *, alone: bool) -> bool:
-    """Whether a case is quick, or one of the few slow ones that stand for the others."""
+    """Tell whether a case is quick, or one of the few slow ones that stand for the others."""
     if name == "joint-order":
         return alone and context.name == "zero 1" and option.name not in SLOW
     return alone and context.name in IN_THE_GATE
@@ -225,7 +231,7 @@ def test_an_option_changes_the_module_or_is_refused(
 
 
 def same(one: tuple[str | None, ...], other: tuple[str | None, ...]) -> bool:
-    """Whether schedules are the same, as far as both are made."""
+    """Tell whether schedules are the same, as far as both are made."""
     return all(a == b for a, b in zip(one, other, strict=True) if a is not None and b is not None)
 
 
@@ -298,7 +304,7 @@ def test_what_is_said_and_changes_nothing_is_refused_where_it_stands(pipeline: s
     ],
 )
 def test_a_strategy_is_told_for_a_plan_in_words_that_are_taken(context: Context, chosen: Strategy) -> None:
-    """What `plan -o` says to compile with: without what changes nothing for that plan, and the same schedule."""
+    """Check the passes that `plan -o` says to compile with: no idle option is left, and the schedule is the same."""
     told = without_idle_options(chosen.passes, context.plan, context.model)
     refuse_idle_options(told, context.plan, context.model)
     assert [each.name for each in parse_pipeline(told)] == [each.name for each in parse_pipeline(chosen.passes)]
@@ -345,7 +351,7 @@ def test_a_schedule_that_is_read_may_be_placed_anew() -> None:
 
 @pytest.mark.parametrize("policy", ["full", "attention", "none"])
 def test_storing_where_nothing_is_kept_is_refused(policy: str) -> None:
-    """Where peers have rows, recovery of all starts from what they gather again."""
+    """Check tensor peers with full recovery: it starts from what they gather again, so nothing is kept to store."""
     peers = next(each for each in CONTEXTS if each.name == "peers")
     text = f"recompute{{policy={policy} store=host}}"
     if policy != "full":

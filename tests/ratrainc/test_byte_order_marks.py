@@ -76,7 +76,10 @@ def said(words: list[str], place: Path, capsys: pytest.CaptureFixture[str]) -> t
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_mark_changes_nothing(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the command says is what it says without; numbers, among which are times, are left out, and of a run all but its data."""
+    """Check that a command says the same with a mark as without.
+
+    Numbers are left out, since times are among them. Of a run only the lines on its data are compared.
+    """
     before = said(READERS[name], place, capsys)
     assert before[0] == 0, before[1]
     path = place / name

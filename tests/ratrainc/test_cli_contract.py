@@ -304,7 +304,7 @@ def test_opt_shows_the_module_after_a_pass_or_after_all(cli: Cli) -> None:
     "pipeline", ["lifetime", "recompute", "insert-release", "legalise", "allocate-ddr", "recompute,allocate-ddr"]
 )
 def test_opt_prints_after_each_pass_that_runs_and_refuses_any_other(cli: Cli, file: str, pipeline: str) -> None:
-    """Whether a pass runs is known before any has: those that are inserted run too."""
+    """Check that each pass that runs can be named, inserted ones too. Any other is refused before one runs."""
     done = cli("opt", file, "--passes", pipeline, "--print-ir-after", "all", "-o", "/dev/null")
     if done.code:
         return  # an order of passes that is refused

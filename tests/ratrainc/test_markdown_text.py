@@ -1,4 +1,4 @@
-"""What a user writes is shown by a page in Markdown, and is no markup or HTML of it."""
+"""Tests of users' texts on a page in Markdown: they are shown as written, and are no markup or HTML of it."""
 
 from __future__ import annotations
 

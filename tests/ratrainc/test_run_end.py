@@ -1,4 +1,7 @@
-"""What ends a run leaves the steps before it saved, a step without labels is told before the first one, and a run that trains nothing says so."""
+"""Tests of how runs end: whatever ends one, the steps before it are saved.
+
+A step without labels is told before the first step. A run that trains nothing says so.
+"""
 
 from __future__ import annotations
 

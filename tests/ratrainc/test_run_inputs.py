@@ -97,7 +97,10 @@ SAME = {
     "inert": (MODEL, {"inert": {"max_position_embeddings": 77, "eos_token_id": 3}}),
 }
 UNSEEN = {"packed_qkv", "initializer_range", "rope_interleaved", "padding_token"}
-"""How weights are stored, which their names and shapes say, how others are drawn, what no family chooses, and what only trains otherwise."""
+"""Fields that need no comparison, each for a reason of its own.
+
+In order: names and shapes of weights tell it; it only draws new weights; no family chooses it; only training sees it.
+"""
 
 
 def test_every_field_of_a_model_is_among_them() -> None:

@@ -29,7 +29,7 @@ def single_options() -> Iterator[tuple[str, click.Option]]:
 SINGLE = [pytest.param(name, option, id=f"{name} {option.opts[-1]}") for name, option in single_options()]
 
 TWO_WAYS = [each for each in SINGLE if not each.values[1].is_flag or each.values[1].secondary_opts]
-"""Those that can be said in two ways; a flag without a second name cannot."""
+"""Options that can be said in two ways; a flag without a second name cannot."""
 
 
 def two_ways(option: click.Option) -> tuple[list[str], list[str]]:

@@ -69,7 +69,7 @@ def name_of(word: Text) -> str:
 
 
 def is_program(word: Text) -> bool:
-    """Whether a word names a program of Python, or what starts one."""
+    """Tell whether a word names a Python program, or a program that starts one."""
     name = name_of(word)
     return name in _STARTS or name.endswith(".py") or re.fullmatch(r"python[\d.]*", name) is not None
 

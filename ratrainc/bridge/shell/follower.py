@@ -1,4 +1,4 @@
-"""What commands of a script ask of the one that follows its statements."""
+"""Interface of the follower of a script's statements, as commands of the script use it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _OF_ARGUMENTS = re.compile(r"--?\w")
 
 @frozen
 class Followed:
-    """What became of a script."""
+    """Result of following a script."""
 
     launches: tuple[Launch, ...]
     """of all ways that it may go, those first that need nothing of the environment"""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def matches(text: str, pattern: str) -> bool:
-    """Whether a pattern matches all of a text."""
+    """Tell whether a pattern matches all of a text."""
     return re.fullmatch(_regex(pattern), text) is not None
 
 

@@ -262,7 +262,7 @@ class Runner:
         return [world]
 
     def output(self, node: Node, script: Script, world: World) -> Text:
-        """What a command substitution gives."""
+        """Return the output of a command substitution; an unknown text where it cannot be followed."""
         inner = world.copy()
         inner.output = []
         shown = source_of(node, script).strip()

@@ -64,9 +64,10 @@ def _in_word(match: re.Match[str]) -> str:
 
 
 def _lost(root: Node, text: str) -> dict[int, str]:
-    """Where the grammar ends a word before a variable, as in `$A/$B.c`: it takes `$` for itself there (tree-sitter-bash 0.25).
+    """Return a letter, by place, for each `$` that the grammar splits from its variable (tree-sitter-bash 0.25).
 
-    With another letter in its place it is one word; who expands the word finds the variable in its text.
+    The grammar ends a word there, as before `$B` in `$A/$B.c`. With the letter in place of `$` it reads one word; the
+    expander finds the variable in the script's own text.
     """
     return {
         child.start_byte: "."
@@ -78,7 +79,7 @@ def _lost(root: Node, text: str) -> dict[int, str]:
 
 
 def _joined(root: Node, text: str) -> dict[int, str]:
-    """Where the grammar takes several assignments on a line for those of the command on the next one: a `;` belongs between."""
+    """Return a `;`, by place, for each line of assignments that the grammar adds to the next line's command."""
     found: dict[int, str] = {}
     for node in walk(root):
         children = [each for each in node.children if each.type != "comment"] if node.type == "command" else []
@@ -99,5 +100,5 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def source_of(node: Node, script: Script) -> str:
-    """What the script has for a node."""
+    """Return the source text of a node."""
     return script.text[node.start_byte : node.end_byte]

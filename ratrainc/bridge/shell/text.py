@@ -57,7 +57,7 @@ class Piece:
         return Piece(self.text[start:end], self.place, self.start + start, self.start + end)
 
     def where(self) -> Place:
-        """Its place in a file."""
+        """Return the place of this piece in its file."""
         return self.place(self.start, self.end)
 
 

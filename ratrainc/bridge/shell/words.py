@@ -65,7 +65,7 @@ class Part:
 
 
 Output = Callable[["Node", Script, "World"], Text]
-"""What a command substitution writes."""
+"""Function that returns the output of a command substitution."""
 
 
 class Expander:
@@ -367,7 +367,7 @@ class Expander:
             self.world.assumed.setdefault(name, text.shown)
 
     def _state(self, name: str, index: str | None, *, colon: bool) -> bool | None:
-        """Whether a variable is set (with a colon: to something); None where that is not known."""
+        """Tell whether a variable is set (with a colon: and not empty); None where that is not known."""
         if name in ("@", "*"):
             return bool(self.world.arguments)
         if index not in ("@", "*"):
@@ -384,7 +384,7 @@ class Expander:
         return name in _ALWAYS or name in self.world.environment or bool(self.world.unread)
 
     def _held(self, name: str, index: str | None) -> Text | None:
-        """What a variable holds, one element of an array; None where it was never assigned."""
+        """Return the value of a variable, or of one element of an array; None where it was never assigned."""
         self.used(name)
         if name.isdigit() and name != "0":
             arguments = self.world.arguments

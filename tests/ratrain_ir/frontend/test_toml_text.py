@@ -114,7 +114,7 @@ PLAN_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "gather_quantised": st.none() | st.sampled_from(tuple(FORMATS)),
     "reduce_quantised": st.none() | st.just("int8-block"),
 }
-"""What each key of a plan may hold."""
+"""Values that each key of a plan may hold."""
 
 
 def test_all_keys_of_a_plan_are_tried() -> None:

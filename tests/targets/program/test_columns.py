@@ -50,7 +50,7 @@ def container(version: int, header: dict[str, Any], rest: bytes) -> bytes:
 
 
 def version_5(data: bytes) -> bytes:
-    """The same program as version 5 had it: with claims of peaks, which nobody believes, and without list order."""
+    """Return the same program as version 5 had it: with claims of peaks, which nobody believes, and no list order."""
     header, columns, names = parts(data)
     size = 4 * header["columns"].pop("order")
     for stage in header["stages"]:
@@ -59,7 +59,7 @@ def version_5(data: bytes) -> bytes:
 
 
 def version_4(data: bytes) -> bytes:
-    """The same program as version 4 had it: tensors in the header, each with its form."""
+    """Return the same program as version 4 had it: tensors in the header, each with its form."""
     header, columns, names = parts(version_5(data))
     size = 4 * header["columns"].pop("tensors")
     rows = np.frombuffer(columns[len(columns) - size :], "<i4").reshape(-1, 3).tolist()

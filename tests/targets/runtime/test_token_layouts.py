@@ -192,7 +192,7 @@ def test_other_arrays_are_written_again_as_advised(tmp_path: Path, array: Any) -
 
 
 class TestAdvice:
-    """What a refusal advises, done: the tokens are those that were meant."""
+    """Tests that do what a refusal advises, and then read the tokens that were meant."""
 
     def test_gzip_is_unpacked(self, tmp_path: Path) -> None:
         path = tmp_path / "t.bin"
