@@ -77,6 +77,7 @@ _TABLES = {
     "saved_bytes_per_layer",
     "collectives",
     "declared_bytes",
+    "first_use",
     "idle_by_cause",
     "settings",
     "facts",
