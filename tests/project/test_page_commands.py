@@ -150,6 +150,7 @@ def for_strategies() -> None:
 def for_coming_from() -> None:
     for name in ("pretrain.sh", "ds_config.json", "job.toml"):
         shutil.copy(ROOT / "tests" / "data" / "bridge" / name, name)
+    shutil.copy(ROOT / "tests" / "data" / "bridge" / "megatron" / "dense.sbatch", "train.sbatch")
     job = Path("job.toml").read_text()  # of 32 ranks; the page says 64
     twice = re.sub("(data_parallel_shard_degree) = 4", r"\1 = 8", job)
     Path("job.toml").write_text(twice.replace("global_batch_size = 64", "global_batch_size = 128"))
