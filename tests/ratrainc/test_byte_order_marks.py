@@ -21,7 +21,10 @@ from ratrain.targets.runtime.data import open_tokens
 from ratrain.targets.runtime.jsonl import Fields, open_jsonl
 
 MARK = "\ufeff".encode()
-SCRIPT = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8 --seq-length 64 --micro-batch-size 1 --lr 1e-3 --global-batch-size 8\n"
+SCRIPT = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8 --seq-length 64 --micro-batch-size 1 --lr 1e-3"
+    " --global-batch-size 8\n"
+)
 JOB = "[parallelism]\npipeline_parallel_degree = 1\n[training]\nlocal_batch_size = 1\nseq_len = 64\n"
 DEEPSPEED = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": True}}
 

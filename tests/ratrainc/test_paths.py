@@ -326,6 +326,8 @@ WELL |= {
     if isinstance(parameter.type, Result) and (name, parameter.name) not in FOLDERS
 }
 """A result is written to a pipe: it waits for a reader."""
+WELL |= {("compile", "suggest", "full")}
+"""Of a plan that fits nothing is suggested, so nothing is written."""
 NOT_OPENED = {("launch", "file")}
 """By the command itself."""
 
