@@ -76,7 +76,7 @@ def test_a_program_of_an_edited_schedule_is_not_explained_as_another(
     schedule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = api.load_schedule(schedule)
-    module.pipeline = "place-gpipe,allocate-ddr"
+    module.pipeline = "place-1f1b,recompute{policy=full},allocate-ddr"
     write_program(api.emit(module), str(tmp_path / "edited.rtx"))
     printed(capsys, "explain", str(tmp_path / "edited.rtx"), "--no-levers", "--json", code=1)
     assert main(["explain", str(tmp_path / "edited.rtx"), "--no-levers"]) == 1
