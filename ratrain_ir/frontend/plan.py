@@ -123,7 +123,7 @@ class Optimizer:
         default=1.0,
         metadata=key(
             "optimizer",
-            "the largest norm; refused where nothing is said of clip",
+            "the largest norm; refused where gradients are not clipped",
             number(lambda value: 0 < value <= 1e30, "a number above 0"),
         ),
     )

@@ -276,7 +276,11 @@ def check_said(reader: FieldReader, plan: Plan) -> None:
     if plan.view_group is not None and reader.good("zero", "zero_blocks", "dp", "shard_group", "view_group"):
         _check_view_group_said(reader, plan)
     _check_quantised_said(reader, plan)
-    if "max_norm" in reader.values and reader.good("max_norm") and "clip" not in reader.values:
+    optimizer = plan.optimizer
+    # a file that says all keys has the default beside clip = "none"
+    is_written_out = "clip" in reader.values and optimizer.max_norm == type(optimizer)().max_norm
+    idle = "max_norm" in reader.values and optimizer.clip == "none" and not is_written_out
+    if idle and reader.good("max_norm", "clip"):
         text = 'max_norm changes nothing without clip = "global"'
         reader.contradiction("RT064", "max_norm", text, help='write clip = "global", or remove max_norm')
 

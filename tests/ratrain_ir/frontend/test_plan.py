@@ -122,10 +122,10 @@ def test_every_key():
         warmup_steps = 2
         total_steps = 10
         min_lr = 0.1
-        clip = "none"
+        clip = "global"
         max_norm = 2
     """)
-    optimizer = Optimizer(1.0, (0.0, 0.5), 1e-6, 0.0, 2, 10, 0.1, "none", 2.0)
+    optimizer = Optimizer(1.0, (0.0, 0.5), 1e-6, 0.0, 2, 10, 0.1, "global", 2.0)
     assert plan == Plan(
         3, 2, (1, 5), 2, 3, 16, 8, 6, 2, "each-micro-batch", "f16", "f16", "f32", None, "1f1b", 7, optimizer
     )
@@ -263,6 +263,8 @@ REFUSED = [
     (BASE + "[optimizer]\nwarmup_steps = 1.5\n", "RT063", "'optimizer.warmup_steps' is 1.5", 10),
     (BASE + "[optimizer]\ntotal_steps = 0\n", "RT063", "'optimizer.total_steps' is 0", 10),
     (BASE + "[optimizer]\nmax_norm = 0\n", "RT063", "'optimizer.max_norm' is 0", 10),
+    (BASE + "[optimizer]\nmax_norm = 1.0\n", "RT064", "max_norm changes nothing", 10),
+    (BASE + '[optimizer]\nclip = "none"\nmax_norm = 2.0\n', "RT064", "max_norm changes nothing", 11),
     (BASE + '[optimizer]\nclip = "value"\n', "RT063", "'optimizer.clip' is \"value\"", 10),
     # RT064: contradictions, and what this version does not build
     (changed("pp = 4", "pp = 9"), "RT064", "9 stages need at least 9 layers, but test has 8", 2),
@@ -516,6 +518,7 @@ def plans(draw) -> Plan:
     warmup = draw(st.integers(0, 1000))
     total = draw(st.none() | st.integers(max(1, warmup), 10**6))
     below_one = st.floats(0, 1, exclude_max=True)
+    clip = draw(st.sampled_from(["none", "global"]))
     return Plan(
         pp=pp,
         dp=dp,
@@ -542,7 +545,8 @@ def plans(draw) -> Plan:
             warmup_steps=warmup,
             total_steps=total,
             min_lr=0.0 if total is None else draw(st.floats(0, lr)),
-            max_norm=draw(st.floats(1e-3, 1e3)),
+            clip=clip,
+            max_norm=1.0 if clip == "none" else draw(st.floats(1e-3, 1e3)),
         ),
     )
 
