@@ -87,7 +87,7 @@ def bytes_held(model: ModelConfig, keys: dict[str, Any]) -> list[int]:
     machine = with_constants(load_machine(None), {"collective_chunk": 64})
     module = api.compile(model, make_plan(model, **keys), machine=machine, passes=strategy("full-save").passes)
     program = api.emit(module, machine=machine)
-    check_program(program)
+    check_program(program, machine)
     return [stage.peak_live_bytes for stage in program.stages]
 
 

@@ -490,8 +490,8 @@ def test_a_key_that_nothing_reads_is_refused_wherever_it_stands(sound: bytes) ->
     for at in range(0, count, 7):
         changed = copy.deepcopy(head)
         objects_in(changed)[at]["peak_live_bytes"] = 1
-        with pytest.raises(DiagnosticError):
-            parse_program(container(changed, columns), "odd.rtx")
+        with pytest.raises(DiagnosticError):  # of a step's options the kernel says which there are
+            check_program(parse_program(container(changed, columns), "odd.rtx"))
 
 
 def test_a_key_that_is_there_twice_is_refused(sound: bytes) -> None:
