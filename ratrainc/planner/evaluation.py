@@ -138,7 +138,7 @@ def _evaluated(task: Task) -> Evaluation:
     figures: StepFigures = timed.figures
     if verified := not task.folded and figures.step_seconds < task.checked_below:
         with paused_gc():
-            _verify(timed.module, timed.program)
+            _verify(timed.module, timed.program, task.machine)
     timeline = timed.timeline
     if task.times is not None:
         timeline = task.times.run(timed.program)
@@ -163,12 +163,12 @@ def _schedule_bytes(module: Module) -> tuple[int, ...]:
     return tuple(lifetimes(stage).peak_bytes_of(kinds) for stage in module.stages)
 
 
-def _verify(module: Module, program: Program) -> None:
-    """Raise `DiagnosticError` unless schedule and program are sound."""
+def _verify(module: Module, program: Program, machine: Machine) -> None:
+    """Raise `DiagnosticError` unless schedule and program are sound on a machine, which may be one of a what-if."""
     diagnostics = Diagnostics()
     verify(module, diagnostics)
     diagnostics.check()
-    check_program(program)
+    check_program(program, machine)
 
 
 def _pace(timeline: Timeline, plan: Plan) -> float:
