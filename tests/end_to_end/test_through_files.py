@@ -7,6 +7,7 @@ and train a step. Beside the draws stands one member of each kind, so that none 
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -205,6 +206,8 @@ def test_published_configurations_through_every_reader(
     assert main(["compile", *said, "-o", "a.rtir"]) == 0
     assert main(["compile", *said, "-o", "a.rtx"]) == 0
     for command, words in READERS.items():
+        if command == "launch" and find_spec("mpi4py") is None:
+            continue  # it says so before it reads
         for file in ("a.rtx",) if command == "disasm" else ("a.rtx", "a.rtir"):
             assert main([command, *words, file]) == 0, (command, file, capsys.readouterr().err)
     assert main(["export", "a.rtir"]) == 0

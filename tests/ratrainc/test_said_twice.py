@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import click
 import pytest
@@ -42,8 +43,9 @@ def two_ways(option: click.Option) -> tuple[list[str], list[str]]:
 
 @pytest.mark.parametrize(("name", "option"), TWO_WAYS)
 def test_two_values_are_refused_before_anything_is_read(
-    name: str, option: click.Option, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, option: click.Option, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # a command that takes the words writes where they say
     first, second = two_ways(option)
     assert main([name, *first, *second]) == 2
     shown = capsys.readouterr()
