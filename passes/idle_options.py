@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from ratrain.passes.pass_base import Decision
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text, read_pipeline
-from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Location
+from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Location, fail
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ratrain.passes.pass_base import Pass
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
     from ratrain.ratrain_ir.frontend.plan import Plan
@@ -37,3 +40,14 @@ def without_idle_options(pipeline: str, plan: Plan, model: ModelConfig) -> str:
 def _without_idle(item: Pass, plan: Plan, model: ModelConfig) -> Pass:
     defaults = {each.name: each.default for each in attrs.fields(type(item))}
     return attrs.evolve(item, **{idle.option: defaults[idle.option] for idle in item.idle(plan, model)})
+
+
+def refuse_deciding_twice(items: Sequence[Pass]) -> None:
+    """Raise `DiagnosticError` RT071 where two passes of a pipeline decide one thing: what the first says, the second would overrule."""
+    for index, item in enumerate(items):
+        for later in items[index + 1 :]:
+            both = [each.value for each in Decision if each in item.decides & later.decides]
+            if both:
+                names = f"'{item.name}' and '{later.name}'" if item.name != later.name else f"two '{item.name}'"
+                text = f"{names} in one pipeline: both decide {', '.join(both)}, and what the first says would not hold"
+                fail("RT071", text, help="leave one of them out")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import define, field, frozen
 
-from ratrain.passes.pass_base import Decision, Fact, Pass, PassContext, facts_of
+from ratrain.passes.pass_base import Fact, Pass, PassContext, facts_of
 from ratrain.passes.pipeline_text import parse_pipeline, pass_text
 from ratrain.passes.placement.placed_by import is_placement
 from ratrain.passes.registry import PASSES, PROVIDERS, pass_class
@@ -51,7 +51,6 @@ class PassManager:
         Raises `DiagnosticError` where a pass refuses, an order is illegal, or a pass broke the module; `OutOfTime` where a time limit has passed.
         """
         items = parse_pipeline(passes) if isinstance(passes, str) else passes
-        _refuse_deciding_twice(items)
         for index, item in enumerate(items):
             self._run_with_needs(module, item, None, items[index + 1 :])
         return module
@@ -120,17 +119,6 @@ _DONE = {
     Fact.LEGALISED: "the module's workspace has been sized already, as its line 'target' says",
     Fact.ALLOCATED: "the tensors have addresses already",
 }
-
-
-def _refuse_deciding_twice(items: Sequence[Pass]) -> None:
-    """Raise `DiagnosticError` RT071 where two passes of a pipeline decide one thing: what the first says, the second would overrule."""
-    for index, item in enumerate(items):
-        for later in items[index + 1 :]:
-            both = [each.value for each in Decision if each in item.decides & later.decides]
-            if both:
-                names = f"'{item.name}' and '{later.name}'" if item.name != later.name else f"two '{item.name}'"
-                text = f"{names} in one pipeline: both decide {', '.join(both)}, and what the first says would not hold"
-                fail("RT071", text, help="leave one of them out")
 
 
 def _refuse_illegal_order(item: Pass, facts: frozenset[Fact]) -> None:

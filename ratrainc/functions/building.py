@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from ratrain.passes.idle_options import refuse_idle_options
+from ratrain.passes.idle_options import refuse_deciding_twice, refuse_idle_options
 from ratrain.passes.manager import AfterPass, PassManager, PassRun
-from ratrain.passes.pipeline_text import pass_text
+from ratrain.passes.pipeline_text import parse_pipeline, pass_text
 from ratrain.passes.placement.placed_by import placed_by, placement_in
 from ratrain.passes.placement.placed_schedule import refuse_contradiction
 from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics, Note, fail, misuse
@@ -192,6 +192,7 @@ def _refuse_idle_options(passes: str, plan: Plan, model: ModelConfig) -> None:
     """Raise `DiagnosticError` RT073 for options that change nothing; not in the passes of a strategy, which are for any plan."""
     if passes not in {known for each in STRATEGIES for known in (each.passes, each.passes_for(plan))}:
         refuse_idle_options(passes, plan, model)
+        refuse_deciding_twice(parse_pipeline(passes))
 
 
 def _placed_by(schedule_file: str, passes: str, title: str | None) -> str:

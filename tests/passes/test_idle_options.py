@@ -352,7 +352,7 @@ def test_what_a_later_pass_would_overrule_is_refused_before_any_runs(pipeline: s
     module = CONTEXTS[6].module
     before = print_module(module)
     with pytest.raises(DiagnosticError, match="RT071") as caught:
-        PassManager(TARGET).run(module, pipeline)
+        run_passes(module, pipeline)
     assert words in caught.value.diagnostics[0].message
     assert print_module(module) == before
 

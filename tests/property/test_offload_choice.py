@@ -57,8 +57,8 @@ def check_number(rate: float, room: float, store: str) -> None:
     chosen = seconds_of(plan, f"joint-order{{store={store} offload=host}}", machine)
     blocks = 2 * DEEP.layers + 2
     every = [
-        seconds_of(plan, f"place-1f1b,offload-state{{home=host blocks={count}}},joint-order{{store={store}}}", machine)
-        for count in range(blocks + 1)
+        seconds_of(plan, f"place-1f1b,{moved}joint-order{{store={store}}}", machine)
+        for moved in ("", *(f"offload-state{{home=host blocks={count}}}," for count in range(1, blocks + 1)))
     ]
     assert chosen <= 1.01 * min(every)
 
@@ -89,8 +89,8 @@ def test_what_is_chosen_trains_the_same_bits(store: str) -> None:
     same_state_of_blocks(found, expected)
 
 
-@given(st.integers(0, 8))
-@settings(max_examples=9)
+@given(st.integers(1, 5))
+@settings(max_examples=5)
 def test_so_many_blocks_of_a_stage_are_moved(count: int) -> None:
     plan = make_plan(DEEP)
     module = api.compile(DEEP, plan, passes=f"offload-state{{home=host blocks={count}}}", machine=WITH_STORES)

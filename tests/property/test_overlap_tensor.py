@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from attrs import evolve
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from ratrain import api
+from ratrain.passes.idle_options import without_idle_options
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import PassContext
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrainc.machine_choice import resized
 from ratrain.ratrainc.planner.evaluation import Task, evaluate
@@ -75,8 +77,14 @@ def program(keys: dict[str, Any], passes: str) -> Program:
     model = keys.pop("model")
     if "chunks" in keys:
         model = evolve(model, layers=4, layer_kinds="wfwf" if model.layer_kinds else "")
-    module = api.lowered(model, make_plan(model, **keys))
-    api.run_passes(module, passes, verify_each=True)
+    plan = make_plan(model, **keys)
+    module = api.lowered(model, plan)
+    try:
+        api.run_passes(module, without_idle_options(passes, plan, model), verify_each=True)
+    except DiagnosticError as error:
+        if error.diagnostics[0].code == "RT073":  # passes are to be merged that cannot be
+            reject()
+        raise
     return api.emit(module)
 
 
@@ -173,5 +181,12 @@ def test_a_way_that_fits_is_taken_where_there_is_one(schedule: str, micro_batche
         f",overlap-tensor{{pieces={pieces} halves={halves}}}"
         for pieces, halves in product(("apart", "merged"), ("whole", "split"))
     ]
-    for capacity in {recovered_peak(way) for way in ("", *ways)}:
+    peaks = set()
+    for way in ("", *ways):
+        try:
+            peaks.add(recovered_peak(way))
+        except DiagnosticError as error:
+            if error.diagnostics[0].code != "RT073":  # nothing can be merged there
+                raise
+    for capacity in peaks:
         assert recovered_peak(",overlap-tensor", capacity) <= capacity

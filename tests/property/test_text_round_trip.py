@@ -79,7 +79,7 @@ def every_op():
     for shown, zero, reduce, tp, store in ways:
         module = lower(shown, Plan(2, 2, (1,), 1, 2, 4, zero=zero, reduce=reduce, tp=tp))
         target = FakeTarget(stores=((Home.HOST, 1 << 40),))
-        PassManager(target).run(module, f"place-zb-h1,recompute{{store={store}}},allocate-ddr")
+        PassManager(target).run(module, f"place-zb-h1,recompute{{policy=attention store={store}}},allocate-ddr")
         for stage in module.stages:
             yield from stage.ops
 
