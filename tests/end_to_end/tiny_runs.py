@@ -14,8 +14,10 @@ from ratrain import api
 from ratrain.ratrain_ir.frontend.model_fields import check_model
 from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
 from ratrain.ratrain_ir.frontend.plan_text import check_plan
+from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrain_ir.types import Home
 from ratrain.ratrainc.strategies import STRATEGIES, strategy
+from ratrain.targets.program.instruction import CountWait
 from ratrain.targets.runtime.data import TokenStream
 from ratrain.targets.runtime.documents import Documents, bounds_of
 from ratrain.targets.runtime.kernels import kernel_set
@@ -27,7 +29,6 @@ from tests.program_files import prepare
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.ratrain_ir.ops import Engine
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.rank import Rank
@@ -184,6 +185,14 @@ def instructions(program: Program, keyword: str) -> Iterator[tuple[int, Engine, 
             for position, instruction in enumerate(stream):
                 if instruction.keyword == keyword:
                     yield stage, engine, position, instruction
+
+
+def hanging_program() -> Program:
+    """Stage 0 sends its first activation when it has received the gradient that comes of it."""
+    program = make_program()
+    (send, *_) = (found for stage, *_, found in instructions(program, "send") if stage == 0)
+    send.waits = (*send.waits, CountWait(Engine.RECV, 1, previous_step=False))
+    return program
 
 
 def swap_neighbours(items: list[Any], first_one: int) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.passes.placement.overlap_tensor import HALVES, PIECES, OverlapTensorPass
+from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.frontend.model_config import ModelConfig
 from ratrain.ratrain_ir.frontend.plan import DEFAULT_HEAD_CHUNK
 from ratrain.ratrain_ir.ops import Engine
@@ -124,7 +125,7 @@ def test_bounds_of_whole_matrices_are_never_above_what_is_found(case, compute):
     assume(shape.slices == 1)  # slices do not go with scores
     plan = evolve(setting_of(model, named, machine).template, **compute)
     setting = evolve(setting_of(model, named, machine), template=plan)
-    found = evaluate(Task(model, shape.plan(setting, cuts_of(layers, shape)), named.passes, machine))
+    found = found_for(Task(model, shape.plan(setting, cuts_of(layers, shape)), named.passes, machine))
     columns = Columns.of(Profiles(setting), [shape], schedule=named.schedule or "1f1b")
     bounds = plan_bounds(columns, np.array([layers], float))
     assert bounds.seconds[0] <= found.step_seconds * (1 + ROUNDING), f"{shape} {layers} {named.name}"
@@ -305,7 +306,16 @@ def with_budget(pipeline, budget):
 
 def evaluated(model, shape, layers, pipeline, named, machine):
     plan = shape.plan(setting_of(model, named, machine), cuts_of(layers, shape))
-    return evaluate(Task(model, plan, pipeline, machine))
+    return found_for(Task(model, plan, pipeline, machine))
+
+
+def found_for(task):
+    """Evaluate a plan; leave the case out where `overlap-tensor` is to do something that the order of the schedule does not allow (RT073)."""
+    try:
+        return evaluate(task)
+    except DiagnosticError as error:
+        assume([problem.code for problem in error.diagnostics] != ["RT073"])
+        raise
 
 
 def setting_of(model, named, machine):

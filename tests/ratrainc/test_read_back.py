@@ -69,7 +69,9 @@ LINES = st.text(st.characters(), max_size=12)
 @settings(max_examples=50)
 @given(cases(max_chunks=1, max_slices=1), LINES, LINES, st.sampled_from(("place-1f1b", "place-gpipe,allocate-ddr")))
 def test_a_plan_under_any_words_reads_back(case: Case, head: str, model: str, pipeline: str) -> None:
-    text = text_of_plan(case.plan, pipeline, model, [head])  # reads it back itself, and raises where it cannot
+    text = text_of_plan(
+        case.plan, pipeline, case.model, model, [head]
+    )  # reads it back itself, and raises where it cannot
     text.encode()
     assert "pp = " in text
 

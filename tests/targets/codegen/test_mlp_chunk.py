@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,7 +60,8 @@ def test_routines_of_chunks_are_sound_and_survive_their_container() -> None:
     assert problem_of(found) is None
     assert any("[14:20]" in reference for step in found.steps for reference in step.operands.values())
     schedules: dict[OnChipSchedule, int] = {}
-    assert routine_from_json(found.to_json(schedules), tuple(schedules)) == found
+    written = json.loads(json.dumps(found.to_json(schedules)))
+    assert routine_from_json(written, tuple(schedules)) == found
 
 
 def changed(found: Routine, position: int, name: str, reference: str) -> Routine:

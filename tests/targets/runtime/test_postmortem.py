@@ -27,7 +27,6 @@ from ratrain.ratrainc.commands.postmortem import command as postmortem_command
 from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs
 from ratrain.ratrainc.supervisor import Supervisor, examine, mpi_command
 from ratrain.ratrainc.training import run_training
-from ratrain.targets.program.instruction import CountWait
 from ratrain.targets.runtime import watchdog
 from ratrain.targets.runtime.liveness import Liveness, liveness
 from ratrain.targets.runtime.positions import (
@@ -41,7 +40,7 @@ from ratrain.targets.runtime.positions import (
 from ratrain.targets.runtime.postmortem import Fault, diagnose
 from ratrain.targets.runtime.settings import RunSettings, Saving
 from tests.end_to_end.chunk_runs import program_of
-from tests.end_to_end.tiny_runs import MODEL, instructions, make_program, start, train
+from tests.end_to_end.tiny_runs import MODEL, hanging_program, make_program, start
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -163,17 +162,9 @@ def test_a_rank_of_another_machine_is_judged_by_its_heartbeat() -> None:
     assert Fault.GONE not in {cause.fault for cause in diagnose(program, heard, now, lambda _: Liveness.UNKNOWN).causes}
 
 
-def hanging_program() -> Program:
-    """Stage 0 sends its first activation when it has received the gradient that comes of it."""
-    program = make_program()
-    (send, *_) = (found for stage, *_, found in instructions(program, "send") if stage == 0)
-    send.waits = (*send.waits, CountWait(Engine.RECV, 1, previous_step=False))
-    return program
-
-
 def test_a_circle_of_waits_is_the_programs_fault() -> None:
     with pytest.raises(DiagnosticError) as caught:
-        train(hanging_program(), 1)
+        list(start(hanging_program(), 1, verified=False).steps())
     (problem,) = caught.value.diagnostics
     assert "the program hangs" in problem.message
     assert "send 'send activation m0 @1' waits for" in problem.message

@@ -14,7 +14,16 @@ from ratrain.ratrain_ir.ops import Engine
 from ratrain.ratrainc.training import default_threads
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.runtime.threaded import ThreadedEngine
-from tests.end_to_end.tiny_runs import MODEL, instructions, losses, make_plan, make_program, same_bits, start, train
+from tests.end_to_end.tiny_runs import (
+    MODEL,
+    hanging_program,
+    losses,
+    make_plan,
+    make_program,
+    same_bits,
+    start,
+    train,
+)
 from tests.targets.runtime.test_engine import LAYOUTS, updates_on_the_host
 
 
@@ -101,10 +110,7 @@ def test_what_an_engine_raises_ends_the_step(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_hang_is_found_and_named() -> None:
-    program = make_program()
-    stage, engine, position, _ = next(instructions(program, "recv"))
-    del program.stages[stage].streams[engine][position]
-    run = start(program, 2, threads=2)
+    run = start(hanging_program(), 2, threads=2, verified=False)
     with pytest.raises(DiagnosticError, match=r"RT093.*the program hangs"):
         list(run.steps())
 

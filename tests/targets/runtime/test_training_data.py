@@ -214,9 +214,9 @@ def test_one_file_named_twice_is_refused(program: Any, text: str, other: str) ->
         (DataChoice(dtype="uint16"), "the built-in text, which stands in for data, has none"),
         (DataChoice(("book.txt",), dtype="uint16"), "'book.txt' is read as text"),
         (DataChoice(("d.jsonl",), dtype="uint16"), "'d.jsonl' is read as text"),
-        (DataChoice(("d.jsonl",), prompt_key="p"), "prompt_key = 'p' changes nothing"),
-        (DataChoice(("d.jsonl",), completion_key="c"), "completion_key = 'c' changes nothing"),
-        (DataChoice(("d.jsonl",), text_key="t", train_on="completion"), "text_key = 't' changes nothing"),
+        (DataChoice(("d.jsonl",), prompt_key="p"), 'prompt_key = "p" changes nothing'),
+        (DataChoice(("d.jsonl",), completion_key="c"), 'completion_key = "c" changes nothing'),
+        (DataChoice(("d.jsonl",), text_key="t", train_on="completion"), 'text_key = "t" changes nothing'),
         (DataChoice(text_key="t"), "none of the data is JSONL"),
     ],
 )
