@@ -13,6 +13,7 @@ import pytest
 from attrs import evolve, frozen
 
 from ratrain import api
+from ratrain.passes.idle_options import without_idle_options
 from ratrain.passes.placement.place_orders import place_orders
 from ratrain.passes.placement.place_schedule import split_where_halves_are_apart
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind
@@ -82,7 +83,7 @@ class Training:
         if orders:
             split_where_halves_are_apart(module, list(orders))
             place_orders(module, orders)
-        api.run_passes(module, passes, verify_each=True)
+        api.run_passes(module, without_idle_options(passes, module.plan, module.model), verify_each=True)
         return api.emit(module)
 
 
