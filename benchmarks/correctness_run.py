@@ -32,22 +32,22 @@ from attrs import evolve, frozen
 from threadpoolctl import threadpool_limits
 
 from ratrain import api
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
-from ratrain.ratrainc.job import Job, job_of
-from ratrain.ratrainc.run_choices import DataChoice, Ranks
-from ratrain.ratrainc.strategies import strategy
-from ratrain.ratrainc.training_data import open_data
-from ratrain.targets.runtime.checkpoint import save_checkpoint
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.plan import Optimizer, Plan
+from ratrain.ratrainc.choices.run_choices import DataChoice, Ranks
+from ratrain.ratrainc.choices.strategies import strategy
+from ratrain.ratrainc.running.job import Job, job_of
+from ratrain.ratrainc.running.training_data import open_data
+from ratrain.targets.runtime.checkpoint.checkpoint import save_checkpoint
+from ratrain.targets.runtime.checkpoint.manifest import blas_facts
+from ratrain.targets.runtime.checkpoint.state import training_state
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.manifest import blas_facts
-from ratrain.targets.runtime.preparation import prepare
 from ratrain.targets.runtime.settings import RunSettings, Start
-from ratrain.targets.runtime.state import training_state
+from ratrain.targets.runtime.training.preparation import prepare
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
-    from ratrain.targets.runtime.training import TrainingRun
+    from ratrain.targets.runtime.training.training import TrainingRun
 
 PAPER_TOKENS = 1.028e9
 PAPER_DEVIATION = 0.081  # percent

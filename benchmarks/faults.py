@@ -29,11 +29,11 @@ from typing import Any
 from attrs import asdict, define, field, frozen
 
 from ratrain import api
-from ratrain.ratrain_ir.ops import Engine
-from ratrain.ratrainc.supervisor import Supervisor, start_command
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrainc.running.supervisor import Supervisor, start_command
 from ratrain.targets.program.rtx import write_program
-from ratrain.targets.runtime.checkpoint_series import saved_steps
-from ratrain.targets.runtime.positions import RunFolder
+from ratrain.targets.runtime.checkpoint.checkpoint_series import saved_steps
+from ratrain.targets.runtime.watch.positions import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 RANKS, STEPS, SAVE_EVERY, HANG_TIMEOUT = 4, 8, 2, 4.0

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.messages import DIRECTIONS
-from ratrain.ratrain_ir.ops import Engine
-from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.config.types import StateKind
+from ratrain.ratrain_ir.ops.messages import DIRECTIONS
+from ratrain.ratrain_ir.ops.ops import Engine
 from ratrain.ratrainc.cli import main
 from ratrain.targets.runtime.ranks.engine import RankEngine
 from ratrain.targets.runtime.ranks.processes import RankProcesses
 
 if TYPE_CHECKING:
     from ratrain.targets.program.instruction import Instruction
-    from ratrain.targets.runtime.rank import Rank
+    from ratrain.targets.runtime.engine.rank import Rank
     from ratrain.targets.runtime.ranks.collectives import Phases
 
 

@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 from rich.console import Console
 from rich.table import Table
 
-from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.mt3000.tiles.schedule import Loop, TileSchedule, statements
 from ratrain.targets.mt3000.tiling.attention import PARTS, AttentionShape

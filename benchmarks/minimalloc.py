@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ratrain.passes.memory.allocation import AllocationProblem, Effort, allocate, check_allocation
-from ratrain.ratrainc.allocation_csv import read_problem
+from ratrain.ratrainc.memory.allocation_csv import read_problem
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "data" / "minimalloc"
 PUBLISHED = "[A-K].*.csv"

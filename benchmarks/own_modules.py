@@ -21,10 +21,10 @@ from pathlib import Path
 from attrs import frozen
 
 from ratrain import api
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.frontend.plan_text import parse_plan
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan_text import parse_plan
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
-from ratrain.ratrainc.strategies import strategy
+from ratrain.ratrainc.choices.strategies import strategy
 
 RATIO = re.compile(r"ratio ([0-9.]+), (.*), [0-9.]+ s$")
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ratrain import api
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
+from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, strategy
 
 if TYPE_CHECKING:
     from ratrain.passes.manager import PassRun

@@ -20,26 +20,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import evolve
 
-from ratrain.ratrain_ir.files import write_lines
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrainc.plan_choices import PlanChoice, SearchEffort
-from ratrain.ratrainc.planner.bounds import plan_bounds
-from ratrain.ratrainc.planner.columns import Columns
-from ratrain.ratrainc.planner.comparison import best_of_each, comparison_rows
-from ratrain.ratrainc.planner.evaluation import Evaluation, Task, evaluate, folded_micro_batches
-from ratrain.ratrainc.planner.families import USUAL
-from ratrain.ratrainc.planner.profile import Profiles
-from ratrain.ratrainc.planner.quick import quick_answer
-from ratrain.ratrainc.planner.report import plan_file, plan_text, shape_text
-from ratrain.ratrainc.planner.requests import planning_request
-from ratrain.ratrainc.planner.search import Search
-from ratrain.ratrainc.planner.smallest import smallest_clusters
-from ratrain.ratrainc.planner.space import Shape, divisions
-from ratrain.ratrainc.strategies import strategy
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.support.files import write_lines
+from ratrain.ratrainc.choices.plan_choices import PlanChoice, SearchEffort
+from ratrain.ratrainc.choices.strategies import strategy
+from ratrain.ratrainc.planner.answer.comparison import best_of_each, comparison_rows
+from ratrain.ratrainc.planner.answer.report import plan_file, plan_text, shape_text
+from ratrain.ratrainc.planner.bounds.bounds import plan_bounds
+from ratrain.ratrainc.planner.bounds.columns import Columns
+from ratrain.ratrainc.planner.bounds.profile import Profiles
+from ratrain.ratrainc.planner.search.evaluation import Evaluation, Task, evaluate, folded_micro_batches
+from ratrain.ratrainc.planner.search.quick import quick_answer
+from ratrain.ratrainc.planner.search.requests import planning_request
+from ratrain.ratrainc.planner.search.search import Search
+from ratrain.ratrainc.planner.search.smallest import smallest_clusters
+from ratrain.ratrainc.planner.space.families import USUAL
+from ratrain.ratrainc.planner.space.space import Shape, divisions
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.plan import Plan
-    from ratrain.ratrainc.planner.answer import Request
+    from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrainc.planner.search.answer import Request
 
 PAPER = {"llama-2-7b": 8, "baichuan2-13b": 16, "qwen2.5-32b": 64, "llama-2-70b": 96}
 """The models of the paper and the fewest clusters published for each."""

@@ -22,15 +22,15 @@ import numpy as np
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.frontend.plan_text import load_plan
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan_text import load_plan
 from ratrain.ratrainc.calibration.from_profile import machine_from_profiles
-from ratrain.ratrainc.supervisor import mpi_command
+from ratrain.ratrainc.running.supervisor import mpi_command
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.simulator.figures import shared_cores_step_seconds
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.targets.program.program import Program
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"

@@ -28,20 +28,20 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ratrain import api
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrain_ir.frontend.plan_text import load_plan
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.plan_text import load_plan
 from ratrain.ratrainc.calibration.from_profile import ProfiledMachine, machine_from_profiles
-from ratrain.ratrainc.run_choices import DataChoice
-from ratrain.ratrainc.run_profile import write_profile
-from ratrain.ratrainc.strategies import strategy
-from ratrain.ratrainc.training_data import open_data
+from ratrain.ratrainc.choices.run_choices import DataChoice
+from ratrain.ratrainc.choices.strategies import strategy
+from ratrain.ratrainc.running.run_profile import write_profile
+from ratrain.ratrainc.running.training_data import open_data
 from ratrain.targets.program.program import Program
+from ratrain.targets.runtime.engine.profile import Profile
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.preparation import prepare
-from ratrain.targets.runtime.profile import Profile
 from ratrain.targets.runtime.settings import RunSettings
-from ratrain.targets.runtime.training import TimedStep, TrainingRun
+from ratrain.targets.runtime.training.preparation import prepare
+from ratrain.targets.runtime.training.training import TimedStep, TrainingRun
 from ratrain.targets.simulator.figures import one_core_step_seconds
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"

@@ -19,12 +19,12 @@ from typing import Any
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrainc.examples import example_path
-from ratrain.ratrainc.run_choices import DataChoice
-from ratrain.ratrainc.training_data import open_data
+from ratrain.ratrainc.choices.run_choices import DataChoice
+from ratrain.ratrainc.running.examples import example_path
+from ratrain.ratrainc.running.training_data import open_data
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.preparation import prepare
 from ratrain.targets.runtime.settings import RunSettings
+from ratrain.targets.runtime.training.preparation import prepare
 
 EXACT = "exact"
 RUNS: dict[str, dict[str, Any]] = {

@@ -22,13 +22,13 @@ from stopwatch import machine, medians, pools
 from training_step import SEED, Task
 
 from ratrain import api
-from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.preparation import prepare
 from ratrain.targets.runtime.settings import Execution, RunSettings
+from ratrain.targets.runtime.training.preparation import prepare
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.training import TrainingRun
+    from ratrain.targets.runtime.training.training import TrainingRun
 
 LAYOUTS = {"1 rank": (1, 1), "2 replicas": (1, 2), "2 stages": (2, 1)}
 """Stages and replicas."""

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from ratrain import api
 from ratrain.passes.manager import PassManager
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.gc import paused_gc
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrainc.strategies import STRATEGIES, Strategy
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.gc import paused_gc
+from ratrain.ratrainc.choices.strategies import STRATEGIES, Strategy
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.mt3000.target import Mt3000Target
 

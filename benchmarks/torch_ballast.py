@@ -2,7 +2,7 @@
 
 python benchmarks/torch_ballast.py [cpu|cuda] [--steps 50] [--spare 1] [--vocab 4096] [--layers 4] [--seq-len 64]
 
-The program has 2 stages and 2 replicas, in bf16. What is said is the certificate of `ratrain.targets.runtime.certificate`: arenas, scratch and
+The program has 2 stages and 2 replicas, in bf16. What is said is the certificate of `ratrain.targets.runtime.engine.certificate`: arenas, scratch and
 constants by name. Before that is left, a small training has loaded what libraries load with their first calls.
 
 On a GPU a ballast takes all else but `--spare` MiB and, as CUDA gives out pages of 2 MiB, as much for each tensor; PyTorch's caching, which
@@ -36,7 +36,7 @@ def program_of(vocab: int, layers: int, seq_len: int) -> tuple[Any, Any]:
     from training_step import Task
 
     from ratrain import api
-    from ratrain.targets.runtime.data import Batches
+    from ratrain.targets.runtime.data.data import Batches
 
     task = Task.make(vocab, layers, seq_len).stored_in("bf16")
     plan = evolve(task.plan, pp=2, dp=2, cuts=(layers // 2,), micro_batch_size=1, micro_batches=3)
@@ -46,9 +46,9 @@ def program_of(vocab: int, layers: int, seq_len: int) -> tuple[Any, Any]:
 
 def train(program: Any, batches: Any, kernels: Any, steps: int) -> float:
     """The loss of the last step."""
-    from ratrain.targets.runtime.local import LocalEngine
-    from ratrain.targets.runtime.state import start_from_weights
-    from ratrain.targets.runtime.weights import random_weights
+    from ratrain.targets.runtime.checkpoint.state import start_from_weights
+    from ratrain.targets.runtime.engine.local import LocalEngine
+    from ratrain.targets.runtime.weights.weights import random_weights
 
     engine = LocalEngine(program, kernels, batches)
     start_from_weights(engine, random_weights(program.model, 0))
@@ -59,7 +59,7 @@ def leave(device: Any, said: int, tensors: int, spare: int) -> Any:
     """Leave only so much; what keeps the rest."""
     import torch
 
-    from ratrain.targets.runtime.process_memory import data_bytes
+    from ratrain.targets.runtime.arena.process_memory import data_bytes
 
     if device.type == "cpu":
         limit = data_bytes() + said + CONSTANT + spare
@@ -88,9 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     import torch
     from threadpoolctl import threadpool_limits
 
-    from ratrain.ratrain_ir.diagnostics import DiagnosticError
-    from ratrain.targets.pytorch.device_kernels import TorchDevice
-    from ratrain.targets.runtime.certificate import certificate
+    from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+    from ratrain.targets.pytorch.device.device_kernels import TorchDevice
+    from ratrain.targets.runtime.engine.certificate import certificate
 
     with threadpool_limits(1):
         train(*program_of(64, 2, 8), TorchDevice(chosen.device), 1)

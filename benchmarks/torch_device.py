@@ -66,11 +66,11 @@ def our_program(options: Options) -> tuple[Program, Task]:
 
 def ours(options: Options) -> tuple[Callable[[], float], dict[str, int]]:
     """Our step, and the bytes that it says it takes."""
+    from ratrain.targets.runtime.checkpoint.state import start_from_weights
+    from ratrain.targets.runtime.engine.local import LocalEngine
     from ratrain.targets.runtime.kernels import kernel_set
-    from ratrain.targets.runtime.local import LocalEngine
     from ratrain.targets.runtime.settings import HOST_DEVICE
-    from ratrain.targets.runtime.state import start_from_weights
-    from ratrain.targets.runtime.weights import random_weights
+    from ratrain.targets.runtime.weights.weights import random_weights
 
     program, task = our_program(options)
     kernels = kernel_set(options.kernels, options.threads, options.device)
@@ -93,7 +93,7 @@ def theirs(
     from torch_step import make_step
     from training_step import Task
 
-    from ratrain.targets.runtime.weights import named_parameters, random_weights
+    from ratrain.targets.runtime.weights.weights import named_parameters, random_weights
 
     torch.set_num_threads(options.threads)
     task = Task.make(options.vocab, options.layers, options.seq_len)
@@ -149,7 +149,7 @@ def _held(device: str) -> int:
     """Bytes that are held before anything is made: of the host interpreter and libraries, of a device nothing."""
     import torch
 
-    from ratrain.targets.runtime.process_memory import resident_bytes
+    from ratrain.targets.runtime.arena.process_memory import resident_bytes
 
     torch.mm(torch.ones(8, 8), torch.ones(8, 8))
     return (resident_bytes() or 0) if device == "cpu" else 0
@@ -159,7 +159,7 @@ def _peak(device: str) -> int:
     """Most bytes that were held."""
     import torch
 
-    from ratrain.targets.runtime.process_memory import peak_resident_bytes
+    from ratrain.targets.runtime.arena.process_memory import peak_resident_bytes
 
     return (peak_resident_bytes() or 0) if device == "cpu" else int(torch.cuda.max_memory_reserved(device))
 

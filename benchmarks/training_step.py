@@ -26,13 +26,13 @@ from step_profile import StepProfiler, products_alone
 from stopwatch import CLOCKS, machine, medians, pools
 
 from ratrain import api
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import DTYPE_KEYS, DTYPES, Optimizer, Plan
-from ratrain.targets.runtime.data import Batches, TokenStream
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.plan import DTYPE_KEYS, DTYPES, Optimizer, Plan
+from ratrain.targets.runtime.checkpoint.state import start_from_weights
+from ratrain.targets.runtime.data.data import Batches, TokenStream
+from ratrain.targets.runtime.engine.local import LocalEngine
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.local import LocalEngine
-from ratrain.targets.runtime.state import start_from_weights
-from ratrain.targets.runtime.weights import named_parameters, random_weights
+from ratrain.targets.runtime.weights.weights import named_parameters, random_weights
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels import KernelSet

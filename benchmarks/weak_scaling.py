@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, Location
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.frontend.plan_text import load_plan
-from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan_text import load_plan
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Location
 from ratrain.ratrainc.calibration.fitting import with_values
 from ratrain.ratrainc.calibration.report import Calibration, calibrate
 from ratrain.ratrainc.calibration.rows import Row
-from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, Strategy, strategy
+from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, Strategy, strategy
 from ratrain.targets.machine.machine import Machine, load_machine
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.plan import Plan
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 PUBLISHED = {256: 29_069.73, 512: 57_558.07, 768: 85_465.01, 1024: 112_790.55}

@@ -7,10 +7,10 @@ import re
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrain_ir.printer import print_module
-from ratrain.ratrainc.examples import example_path
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.text.printer import print_module
+from ratrain.ratrainc.running.examples import example_path
 
 _REMARKS = (
     (r"^rtir", "the version of the format"),

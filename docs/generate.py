@@ -20,11 +20,11 @@ import attrs
 
 from ratrain.passes.pass_base import default_text, values_text
 from ratrain.passes.registry import PASSES, pass_class
-from ratrain.ratrain_ir.diagnostics import CODES
-from ratrain.ratrain_ir.files import MIB, MOST_BYTES
-from ratrain.ratrain_ir.frontend.text import MAX_BYTES
-from ratrain.ratrainc.markdown_text import wrapped
-from ratrain.ratrainc.strategies import STRATEGIES
+from ratrain.ratrain_ir.support.diagnostics import CODES
+from ratrain.ratrain_ir.support.files import MIB, MOST_BYTES
+from ratrain.ratrain_ir.support.text import MAX_BYTES
+from ratrain.ratrainc.choices.strategies import STRATEGIES
+from ratrain.ratrainc.console.markdown_text import wrapped
 
 DOCS = Path(__file__).resolve().parent
 OPS_BEGIN, OPS_END = "<!-- ops: written by docs/generate.py from docs/op_forms.py -->\n", "<!-- end of ops -->\n"

@@ -13,8 +13,8 @@ from typing import Any
 
 from attrs import field, frozen
 
-from ratrain.ratrain_ir.frontend.hf_keys import keys_of
-from ratrain.ratrain_ir.frontend.plan import KEYS
+from ratrain.ratrain_ir.config.hf_keys import keys_of
+from ratrain.ratrain_ir.config.plan import KEYS
 
 DOCS = Path(__file__).resolve().parent
 

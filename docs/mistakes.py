@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 from attrs import evolve, frozen
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrainc.cli import main
-from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.program.rtx import write_program
+from ratrain.targets.verifier.program_verifier import check_program
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program

@@ -13,8 +13,8 @@ from typing import Any
 
 from ratrain.api import machine_for
 from ratrain.ratrain_ir.module import Module
-from ratrain.ratrainc.parts import text_of
-from ratrain.ratrainc.reports import module_parts
+from ratrain.ratrainc.console.parts import text_of
+from ratrain.ratrainc.report.reports import module_parts
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "examples" / "python-api.ipynb"
 COLUMNS = 96

@@ -19,11 +19,12 @@ from attrs import define, evolve, field, frozen
 
 from ratrain.passes.manager import PassManager
 from ratrain.passes.recovery.rewriting import CHOICES, LayerChoice, mark_checkpoints, rewrite, same_for_all
-from ratrain.ratrain_ir.blocks import Block, normed_gradient_slots, pending_slots, saved_slots
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.model.blocks import Block, normed_gradient_slots, pending_slots, saved_slots
+from ratrain.ratrain_ir.ops.ops import (
     FIELDS,
     OP_CLASSES,
     AllReduceScalar,
@@ -36,10 +37,9 @@ from ratrain.ratrain_ir.ops import (
     Tensor,
     Tensors,
 )
-from ratrain.ratrain_ir.printer import declaration_text, op_text
-from ratrain.ratrain_ir.signatures import bind, signatures
+from ratrain.ratrain_ir.ops.signatures import bind, signatures
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
-from ratrain.ratrain_ir.types import Home, StateKind
+from ratrain.ratrain_ir.text.printer import declaration_text, op_text
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
-SETTINGS, REQUEST = "ratrain.ratrainc.training:run_training", "ratrain.ratrainc.planner.requests:Request"
+SETTINGS, REQUEST = "ratrain.ratrainc.running.training:run_training", "ratrain.ratrainc.planner.search.requests:Request"
 
 
 @frozen
@@ -35,10 +35,10 @@ class Command:
     """whether it prints seconds of this machine"""
 
 
-_TRACKERS = "ratrain.ratrainc.training:check_trackers"
+_TRACKERS = "ratrain.ratrainc.running.training:check_trackers"
 _EMPTY = "placed.rtir --passes ''"
 _PAIRS = "x.rtx --steps 2 --log l.jsonl --data pairs.jsonl --train-on completion"
-_GENERATION = "ratrain.ratrainc.generation:generate"
+_GENERATION = "ratrain.ratrainc.running.generation:generate"
 _WATCH = "ratrain.ratrainc.watch.watching:watch"
 _JSON = Option("one JSON object on stdout", "--json")
 _SEARCH = "--model m.json --clusters 2 --global-batch 4 --seq-len 8"
@@ -113,7 +113,7 @@ OPTIONS = {
                 "verifies after every pass, to name the one that is at fault",
                 "--verify-each",
                 None,
-                "ratrain.ratrainc.functions.building:run_passes",
+                "ratrain.ratrainc.compiling.building:run_passes",
                 ("x.rtir",),
             ),
             "--jobs": _PROCESSES,
@@ -156,7 +156,7 @@ OPTIONS = {
                 "what the workspace of a schedule is held against",
                 "--machine slow.toml",
                 None,
-                "ratrain.ratrainc.functions.soundness:check",
+                "ratrain.ratrainc.compiling.soundness:check",
                 ("x.rtx", "placed.rtir"),
             ),
             "--jobs": _PROCESSES,
@@ -272,7 +272,7 @@ OPTIONS = {
                 "how long",
                 "--seconds 0",
                 "x.rtir",
-                "ratrain.ratrainc.byte_report:pricing_of",
+                "ratrain.ratrainc.report.byte_report:pricing_of",
                 ("x.rtir --time", "x.rtir --no-levers"),
             ),
             "--jobs": _PROCESSES,
@@ -779,7 +779,7 @@ OPTIONS = {
                 "what a .rtir is emitted for",
                 "--machine slow.toml",
                 "x.rtir --steps 1",
-                "ratrain.ratrainc.functions.proving:sound_program",
+                "ratrain.ratrainc.compiling.proving:sound_program",
             ),
             "--json": _JSON,
         },
@@ -801,13 +801,13 @@ OPTIONS = {
         {
             "-n": Option("processes", "-n 2", "--mpirun ./mpirun x.rtx"),
             "--mpirun": Option(
-                "the launcher", "--mpirun ./missing", "-n 4 x.rtx", "ratrain.ratrainc.supervisor:mpi_command"
+                "the launcher", "--mpirun ./missing", "-n 4 x.rtx", "ratrain.ratrainc.running.supervisor:mpi_command"
             ),
             "--engine": Option(
                 "mpirun and MPI, or torchrun and torch.distributed",
                 "--engine torch",
                 "-n 4 x.rtx",
-                "ratrain.ratrainc.launching:start_command",
+                "ratrain.ratrainc.running.launching:start_command",
             ),
         },
     ),
@@ -856,7 +856,10 @@ OPTIONS = {
         "",
         {
             "--dtype": Option(
-                "the types that loops are compiled for", "--dtype f32", None, "ratrain.ratrainc.precompiling:precompile"
+                "the types that loops are compiled for",
+                "--dtype f32",
+                None,
+                "ratrain.ratrainc.running.precompiling:precompile",
             ),
             "--json": _JSON,
         },
@@ -867,7 +870,7 @@ OPTIONS = {
         {
             "--capacity": Option("the bytes there are", "--capacity 10", "b.csv"),
             "-o": Option("the addresses that are written", "-o b2.csv"),
-            "--seconds": Option("time for the search", "--seconds 1", None, "ratrain.ratrainc.placing:allocate"),
+            "--seconds": Option("time for the search", "--seconds 1", None, "ratrain.ratrainc.memory.placing:allocate"),
             "--json": _JSON,
         },
         wall=True,

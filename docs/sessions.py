@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import ratrain
-from ratrain.ratrainc import heartbeat
 from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.console import heartbeat
 
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SHELL = re.compile(r"[|<>&;$*]")

@@ -8,14 +8,14 @@ import attrs
 
 from ratrain.passes.pass_base import Decision
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text, read_pipeline
-from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Location, fail
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Location, fail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ratrain.passes.pass_base import Pass
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
 
 
 def refuse_idle_options(pipeline: str, plan: Plan, model: ModelConfig) -> None:

@@ -10,14 +10,14 @@ from attrs import define, field, frozen
 
 from ratrain.passes.pass_base import Fact, Pass, PassContext, facts_of
 from ratrain.passes.pipeline_text import parse_pipeline, pass_text
-from ratrain.passes.placement.placed_by import is_placement
+from ratrain.passes.placed_by import is_placement
 from ratrain.passes.registry import PASSES, PROVIDERS, pass_class
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics, Note, fail
 from ratrain.ratrain_ir.module import Module
-from ratrain.ratrain_ir.plugins import is_own, place_of
 from ratrain.ratrain_ir.schedules.named import default_schedule
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics, Note, fail
+from ratrain.ratrain_ir.support.plugins import is_own, place_of
+from ratrain.ratrain_ir.support.time_limit import go_on
 from ratrain.ratrain_ir.target import Target
-from ratrain.ratrain_ir.time_limit import go_on
 
 
 @frozen

@@ -11,12 +11,12 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from attrs import NOTHING, Attribute, define, field, frozen
 
-from ratrain.ratrain_ir.diagnostics import Diagnostics
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrain_ir.likeness import likeness
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.module import Level, Module
-from ratrain.ratrain_ir.ops import BLOCK_OPS, Op, Release
+from ratrain.ratrain_ir.ops.likeness import likeness
+from ratrain.ratrain_ir.ops.ops import BLOCK_OPS, Op, Release
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.target import Target, WorkspaceRequest
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.passes.pipeline_text import parse_pipeline
-from ratrain.passes.placement.placed_by import is_placement, schedule_placed
-from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError
+from ratrain.passes.placed_by import is_placement, schedule_placed
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.plan import Plan
 
 
 def claim_problem(pipeline: str, plan: Plan) -> Diagnostic | None:

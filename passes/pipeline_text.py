@@ -11,8 +11,8 @@ from attrs import frozen
 
 from ratrain.passes.pass_base import PATH, Pass, option_text, path_of_text
 from ratrain.passes.registry import pass_class
-from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Location, nearest
-from ratrain.ratrain_ir.quantities import QuantityError, whole_bytes
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Location, nearest
+from ratrain.ratrain_ir.support.quantities import QuantityError, whole_bytes
 
 _MAX_COUNT_DIGITS = 7
 _PASS = re.compile(r"\s*([^\s,{}]+)\s*(\{([^{}]*)\})?\s*")

@@ -8,9 +8,9 @@ from typing import cast
 import attrs
 
 from ratrain.passes.pass_base import OPTION_UNITS, Fact, Pass
-from ratrain.ratrain_ir.diagnostics import fail, nearest
-from ratrain.ratrain_ir.plugins import WAY_OUT
-from ratrain.ratrain_ir.registry import Registry
+from ratrain.ratrain_ir.support.diagnostics import fail, nearest
+from ratrain.ratrain_ir.support.plugins import WAY_OUT
+from ratrain.ratrain_ir.support.registry import Registry
 
 PASSES = Registry(
     "pass",

@@ -15,7 +15,10 @@ from typing import Any
 
 from attrs import define
 
-from ratrain.ratrain_ir.blocks import (
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.plan import Plan, slice_plan
+from ratrain.ratrain_ir.config.types import Dtype, StateKind, TensorType, tensor_type
+from ratrain.ratrain_ir.model.blocks import (
     HEADS_SLOTS,
     INPUT_HALF_SLOTS,
     KEY_SLOTS,
@@ -54,10 +57,9 @@ from ratrain.ratrain_ir.blocks import (
     tokens_per_micro_batch,
     view_shard_elements,
 )
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
+from ratrain.ratrain_ir.model.peer_blocks import adds_branch_apart, source_block, stands_beside, sum_block
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.ops.ops import (
     AddBranch,
     AddBranchBackward,
     AllGather,
@@ -89,9 +91,7 @@ from ratrain.ratrain_ir.ops import (
     piece_fields,
     piece_name,
 )
-from ratrain.ratrain_ir.peer_blocks import adds_branch_apart, source_block, stands_beside, sum_block
 from ratrain.ratrain_ir.topology import Topology, topology_of
-from ratrain.ratrain_ir.types import Dtype, StateKind, TensorType, tensor_type
 
 
 def lower(model: ModelConfig, plan: Plan) -> Module:

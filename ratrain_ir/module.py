@@ -8,13 +8,13 @@ from enum import Enum
 
 from attrs import define, evolve, field, fields, frozen
 
-from ratrain.ratrain_ir.diagnostics import Location
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrain_ir.notebook import ShownInNotebook
-from ratrain.ratrain_ir.ops import Op, Tensor
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.types import Home, aligned
+from ratrain.ratrain_ir.ops.ops import Op, Tensor
+from ratrain.ratrain_ir.support.diagnostics import Location
+from ratrain.ratrain_ir.support.notebook import ShownInNotebook
 from ratrain.ratrain_ir.topology import Topology, topology_of
-from ratrain.ratrain_ir.types import Home, aligned
 
 
 class Level(Enum):

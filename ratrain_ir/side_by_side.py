@@ -24,7 +24,7 @@ from warnings import catch_warnings, simplefilter
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.time_limit import is_limited
+from ratrain.ratrain_ir.support.time_limit import is_limited
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Stage

@@ -8,7 +8,7 @@ from attrs import frozen
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage, TargetInfo
-    from ratrain.ratrain_ir.ops import Engine, Op
+    from ratrain.ratrain_ir.ops.ops import Engine, Op
 
 
 @frozen
@@ -75,7 +75,7 @@ class Target(Protocol):
         ...
 
     def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
-        """Seconds the op takes on its engine when it runs alone: equal for ops of equal likeness (`ratrain.ratrain_ir.likeness`)."""
+        """Seconds the op takes on its engine when it runs alone: equal for ops of equal likeness (`ratrain.ratrain_ir.ops.likeness`)."""
         ...
 
     def step_seconds(self, module: Module) -> float:

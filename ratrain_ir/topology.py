@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from attrs import field, frozen
 
-from ratrain.ratrain_ir.blocks import Block, block, parts_view, shard_count, shard_elements, view_shard_elements
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrain_ir.ops import Group, GuestWay, Payload
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.model.blocks import Block, block, parts_view, shard_count, shard_elements, view_shard_elements
+from ratrain.ratrain_ir.ops.ops import Group, GuestWay, Payload
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.schedules.shape import PipelineShape

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import io
-import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from errno import EDQUOT, EFBIG, EIO, ENOSPC
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from ratrain.ratrainc.console.failures import show_failure
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -54,6 +54,9 @@ _COMMANDS = {
     "completion": "Print what lets bash, zsh or fish complete the words of ratrainc.",
 }
 
+_LISTS = frozenset({"examples", "machines", "model", "passes", "strategies"})
+"""Commands that only say what there is; their files are in a folder of their own."""
+
 EXAMPLES = """\b
 Examples:
   ratrainc quickstart
@@ -62,11 +65,6 @@ Examples:
   ratrainc verify 7b.rtir
   ratrainc compile 7b.rtir -o 7b.rtx && ratrainc simulate 7b.rtx
 """
-
-_FULL = (ENOSPC, EDQUOT, EIO, EFBIG)
-EXIT_DIAGNOSED, EXIT_USAGE, EXIT_INTERNAL, EXIT_INTERRUPTED = 1, 2, 70, 130
-EXIT_SAVED, EXIT_TERMINATED, EXIT_HUNG_UP = 75, 143, 129
-"""After SIGTERM or SIGHUP with the state saved (`EX_TEMPFAIL` of sysexits.h: try again later), and after each without."""
 
 
 class _ReaderGoneError(Exception):
@@ -100,13 +98,14 @@ class _Commands(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = import_module(f"ratrain.ratrainc.commands.{cmd_name.replace('-', '_')}").command
+        room = "ratrain.ratrainc.commands.lists" if cmd_name in _LISTS else "ratrain.ratrainc.commands"
+        command: click.Command = import_module(f"{room}.{cmd_name.replace('-', '_')}").command
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        from ratrain.ratrain_ir.diagnostics import nearest
+        from ratrain.ratrain_ir.support.diagnostics import nearest
 
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in _COMMANDS:
@@ -114,7 +113,7 @@ class _Commands(click.Group):
             ctx.fail(f"there is no command '{name}'" + (f"; {hint}" if hint else ""))
         found, command, words = super().resolve_command(ctx, args)
         if found is not None and command is not None and not ctx.resilient_parsing:
-            from ratrain.ratrainc.commands.said_twice import refuse_said_twice
+            from ratrain.ratrainc.commands.words.said_twice import refuse_said_twice
 
             refuse_said_twice(command, words, found, ctx)
         return found, command, words
@@ -157,7 +156,7 @@ def commands(plugin_names: tuple[str, ...]) -> None:
     memory every tensor lives at and what travels when. The same program is verified, timed and executed.
     """
     if plugin_names:
-        from ratrain.ratrain_ir.plugins import load_plugin
+        from ratrain.ratrain_ir.support.plugins import load_plugin
 
         for name in plugin_names:
             load_plugin(name)
@@ -197,12 +196,12 @@ def _plugins_first(words: list[str]) -> list[str]:
 
 def _exit_code_of(words: list[str]) -> int:
     try:
-        from ratrain.ratrainc.terminal import warnings_in_words
+        from ratrain.ratrainc.console.terminal import warnings_in_words
 
         with warnings_in_words():
             result = commands.main(args=words, prog_name="ratrainc", standalone_mode=False)
     except (_ReaderGoneError, BrokenPipeError):
-        from ratrain.ratrainc.terminal import leave_lost_readers
+        from ratrain.ratrainc.console.terminal import leave_lost_readers
 
         leave_lost_readers()
         return 0
@@ -211,54 +210,9 @@ def _exit_code_of(words: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _print_usage_error(error: click.ClickException) -> None:
-    """Wrong words as a diagnostic on stdout; they have no code of their own, as nothing was read yet."""
-    from ratrain.ratrain_ir.diagnostics import Diagnostic
-    from ratrain.ratrainc.console import print_json
-
-    context = error.ctx if isinstance(error, click.UsageError) else None
-    way_out = f"'{context.command_path} --help' says what is taken" if context is not None else None
-    print_json({"diagnostics": [Diagnostic("usage", error.format_message(), help=way_out).to_json()]})
-
-
 def _write_whole() -> None:
     """Put a buffer behind stdout where there is none (PYTHONUNBUFFERED): a write that the system cuts short would lose its rest unsaid."""
     stream, raw = sys.stdout, getattr(sys.stdout, "buffer", None)
     if stream is sys.__stdout__ and isinstance(raw, io.RawIOBase):  # one that somebody put there is theirs
         whole = io.BufferedWriter(raw)
         sys.stdout = io.TextIOWrapper(whole, sys.stdout.encoding, sys.stdout.errors, line_buffering=True)
-
-
-def show_failure(error: BaseException, *, as_json: bool) -> int:
-    """Say on stderr why a command failed, and as one object on stdout where a script asked for it; its exit code."""
-    from ratrain.ratrain_ir.diagnostics import DiagnosticError
-    from ratrain.ratrainc.terminal import echo, leave_lost_readers
-
-    if isinstance(error, click.ClickException):
-        if as_json:
-            _print_usage_error(error)
-        shown = io.StringIO()
-        error.show(shown)
-        echo(shown.getvalue(), err=True, nl=False)
-        return EXIT_USAGE
-    if isinstance(error, DiagnosticError):
-        from ratrain.ratrainc.console import show_diagnostics
-
-        show_diagnostics(error.diagnostics, as_json=as_json)
-        return EXIT_DIAGNOSED
-    if isinstance(error, KeyboardInterrupt | click.Abort):
-        said = str(error.__cause__ or error)  # click raises an Abort from a KeyboardInterrupt
-        echo(said or "interrupted; no file was replaced by half of one", err=True)
-        return EXIT_INTERRUPTED
-    if isinstance(error, OSError) and error.errno in _FULL:
-        echo(f"error: the output cannot be written: {error.strerror}", err=True)
-        leave_lost_readers()
-        return EXIT_DIAGNOSED
-    if isinstance(error, MemoryError):
-        echo("error: this machine does not have the memory for that", err=True)
-        return EXIT_DIAGNOSED
-    if os.environ.get("RATRAIN_TRACEBACK"):
-        raise error
-    text = f"internal error: {type(error).__name__}: {error}\nThis is a fault of ratrainc; RATRAIN_TRACEBACK=1 shows where."
-    echo(text, err=True)
-    return EXIT_INTERNAL

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.blocks import gathered_bits
-from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.config.types import StateKind, aligned
+from ratrain.ratrain_ir.model.blocks import gathered_bits
+from ratrain.ratrain_ir.ops.ops import (
     AllGather,
     AllReduce,
     BlockOp,
@@ -20,20 +20,20 @@ from ratrain.ratrain_ir.ops import (
     ReduceScatter,
     Update,
 )
-from ratrain.ratrain_ir.state_homes import LEAST_STAGING, STREAMS_OF_UPDATE, streamed_state
+from ratrain.ratrain_ir.ops.state_homes import LEAST_STAGING, STREAMS_OF_UPDATE, streamed_state
+from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.target import WorkspaceRequest
-from ratrain.ratrain_ir.types import StateKind, aligned
 from ratrain.targets.codegen.emitter import emit
 from ratrain.targets.codegen.routines import routine_of
 from ratrain.targets.machine.capacity import capacity_of
 from ratrain.targets.machine.machine import Machine
 from ratrain.targets.machine.record import machine_info
+from ratrain.targets.machine.registry import TARGETS
 from ratrain.targets.machine.shared_gradients import most_shared
 from ratrain.targets.machine.store_cost import Elsewhere
 from ratrain.targets.machine.timing import TimedOp, message_seconds, op_work, timed_op
 from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.lifting import group_name
-from ratrain.targets.registry import TARGETS
 from ratrain.targets.simulator.figures import simulated
 
 if TYPE_CHECKING:

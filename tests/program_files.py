@@ -5,18 +5,18 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.targets.program.program_verifier import check_program
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.program.rtx import parse_program, program_bytes
-from ratrain.targets.runtime import preparation
+from ratrain.targets.runtime.training import preparation
+from ratrain.targets.verifier.program_verifier import check_program
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
-    from ratrain.targets.runtime.training import TrainingRun
+    from ratrain.targets.runtime.training.training import TrainingRun
 
 
 def prepare(program: Program, *arguments: Any, verified: bool = True, **named: Any) -> TrainingRun:
-    """Prepare a run of the program out of its file; the arguments are those of `ratrain.targets.runtime.preparation.prepare`."""
+    """Prepare a run of the program out of its file; the arguments are those of `ratrain.targets.runtime.training.preparation.prepare`."""
     return preparation.prepare(through_its_file(program, verified=verified), *arguments, **named)
 
 

@@ -13,11 +13,10 @@ from attrs import evolve, frozen
 from hypothesis import strategies as st
 
 from ratrain.passes.idle_options import without_idle_options
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.families import FAMILIES, FAMILY
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.model_fields import check_model
-from ratrain.ratrain_ir.frontend.plan import (
+from ratrain.ratrain_ir.config.families import FAMILIES, FAMILY
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.model_fields import check_model
+from ratrain.ratrain_ir.config.plan import (
     ATTENTION_MASKS,
     ATTENTIONS,
     DEFAULT_HEAD_CHUNK,
@@ -26,11 +25,12 @@ from ratrain.ratrain_ir.frontend.plan import (
     Optimizer,
     Plan,
 )
-from ratrain.ratrain_ir.frontend.plan_text import check_plan
-from ratrain.ratrain_ir.quantised import FORMATS
+from ratrain.ratrain_ir.config.plan_text import check_plan
+from ratrain.ratrain_ir.config.quantised import FORMATS
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.strategies import family_choices
-from ratrain.ratrainc.strategies import STRATEGIES
+from ratrain.ratrainc.choices.strategies import STRATEGIES
 from tests.mutation.subjects import MACHINE, WITH_STORES
 
 if TYPE_CHECKING:

@@ -22,12 +22,12 @@ from ratrain.passes.memory.trial import Trials, allocation_problem
 from ratrain.passes.pass_base import Fact, Pass, PassContext
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.analysis.progress import blocking_cycle
+from ratrain.ratrain_ir.config.types import STORES, Home, StateKind
 from ratrain.ratrain_ir.copying import copy_module
-from ratrain.ratrain_ir.diagnostics import Note, fail
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops import Forward, Op
+from ratrain.ratrain_ir.ops.ops import Forward, Op
 from ratrain.ratrain_ir.side_by_side import each_stage
-from ratrain.ratrain_ir.types import STORES, Home, StateKind
+from ratrain.ratrain_ir.support.diagnostics import Note, fail
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.lifetime import Lifetimes

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from attrs import frozen
 
 from ratrain.passes.pass_base import Pass, PassContext
-from ratrain.ratrain_ir.ops import Op, Release, Tensor
+from ratrain.ratrain_ir.ops.ops import Op, Release, Tensor
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, ClassVar
 from attrs import frozen
 
 from ratrain.passes.pass_base import Fact, Pass, PassContext
-from ratrain.ratrain_ir.ops import Op, Tensor, Tensors, Update
-from ratrain.ratrain_ir.state_homes import engine_of_update
-from ratrain.ratrain_ir.types import Dtype, StateKind, tensor_type
+from ratrain.ratrain_ir.config.types import Dtype, StateKind, tensor_type
+from ratrain.ratrain_ir.ops.ops import Op, Tensor, Tensors, Update
+from ratrain.ratrain_ir.ops.state_homes import engine_of_update
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage

@@ -15,8 +15,8 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.analysis.op_rows import GrownArray, OpRows, pays
-from ratrain.ratrain_ir.native_loops import native
-from ratrain.ratrain_ir.ops import Engine, Op, Release, is_blocking
+from ratrain.ratrain_ir.ops.ops import Engine, Op, Release, is_blocking
+from ratrain.ratrain_ir.support.native_loops import native
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Stage

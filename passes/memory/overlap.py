@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ratrain.passes.memory.list_times import OpSeconds, TimedRows
 from ratrain.ratrain_ir.analysis.lifetime import Lifetimes, lifetimes_and_completions
 from ratrain.ratrain_ir.analysis.op_rows import pays
-from ratrain.ratrain_ir.types import Home, StateKind
+from ratrain.ratrain_ir.config.types import Home, StateKind
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Stage

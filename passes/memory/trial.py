@@ -16,12 +16,12 @@ from ratrain.passes.memory.list_times import ListTimes, TimedRows
 from ratrain.passes.memory.overlap import Occupancy, occupancy
 from ratrain.passes.pass_base import PassContext
 from ratrain.ratrain_ir.analysis.op_rows import pays
+from ratrain.ratrain_ir.config.types import Dtype, Home, StateKind, aligned, tensor_type
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops import Engine, Op, Recv, Release, Send, Tensor, Update
-from ratrain.ratrain_ir.state_homes import engine_of_update
-from ratrain.ratrain_ir.time_limit import go_on
-from ratrain.ratrain_ir.types import Dtype, Home, StateKind, aligned, tensor_type
+from ratrain.ratrain_ir.ops.ops import Engine, Op, Recv, Release, Send, Tensor, Update
+from ratrain.ratrain_ir.ops.state_homes import engine_of_update
+from ratrain.ratrain_ir.support.time_limit import go_on
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.lifetime import Lifetimes

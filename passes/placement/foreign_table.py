@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, NoReturn
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.actions import COMPUTES, ActionTable, PlacedAction, read_torch_csv
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, Note, fail
-from ratrain.ratrain_ir.frontend.text import shown
+from ratrain.ratrain_ir.analysis.actions import COMPUTES, ActionTable, PlacedAction, read_torch_csv
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind, Order
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Note, fail
+from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.plan import Plan
 
 _GRADIENT_SIDE = frozenset(
     {

@@ -43,17 +43,17 @@ from ratrain.passes.state.insert_prefetch import InsertPrefetchPass
 from ratrain.passes.state.prefetch_depth import DEPTHS
 from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
 from ratrain.ratrain_ir.analysis.progress import blocking_cycle
-from ratrain.ratrain_ir.blocks import SPLIT_KINDS, any_gathered_within_step, block_chain
-from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.model.blocks import SPLIT_KINDS, any_gathered_within_step, block_chain
 from ratrain.ratrain_ir.module import Module
-from ratrain.ratrain_ir.ops import Backward, Op, Recompute
+from ratrain.ratrain_ir.ops.ops import Backward, Op, Recompute
 from ratrain.ratrain_ir.schedules.action import Work
+from ratrain.ratrain_ir.support.diagnostics import fail
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.module import Stage
 
 PIECES = ("auto", "apart", "merged")

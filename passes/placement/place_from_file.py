@@ -12,7 +12,7 @@ What the table asks for is done as it stands there or refused, with the cell:
 | `I` and `W` | the backward of each attention and mlp block is split (`backward_input`, `backward_weight`) in these passes, and in no others |
 | `(F;B)OVERLAP_F_B` | the two one after the other, as the cell has them |
 | `SEND_F`, `RECV_F`, `SEND_B`, `RECV_B` | the message stands there |
-| no message anywhere | messages are placed where they pass in a run in which every forward, and every half of a backward, takes one unit of time (`passes/placement/unit_run.py`) |
+| no message anywhere | messages are placed where they pass in a run in which every forward, and every half of a backward, takes one unit of time (`ratrain_ir/analysis/unit_run.py`) |
 | `UNSHARD` to `RESHARD`, `zero = 3` | one gather of each block at the UNSHARD serves all that the chunk does until the RESHARD, and the view is released after the last of it; a chunk without them gathers for each use |
 | `UNSHARD` to `RESHARD`, otherwise | views are whole throughout the step: once a chunk the pair says no more than that; a second UNSHARD is refused |
 | `REDUCE_GRAD`, `reduce = "last"` | the reductions of the chunk's gradients over the replicas stand there; without it, at the step's end |

@@ -1,7 +1,7 @@
 """Puts a module into given orders: any schedule, as long as its orders do not wait for each other in a circle.
 
 Messages stand where they pass in a run in which every forward, and every half of a backward, takes one unit of time
-(`passes/placement/unit_run.py`). That run is one order of the whole program with which the lists of all stages agree, message by message;
+(`ratrain_ir/analysis/unit_run.py`). That run is one order of the whole program with which the lists of all stages agree, message by message;
 so whatever waits for something earlier in its list (for its bytes, say) cannot hang, even if a send ends only with its receive.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ratrain.passes.placement.stage_placement import StagePlacement
-from ratrain.passes.placement.unit_run import Computation, unit_run
+from ratrain.ratrain_ir.analysis.unit_run import Computation, unit_run
 from ratrain.ratrain_ir.module import Level
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ The schedule is that of the plan, unless `kind` names one; chunks, their layout 
 halves of a backward apart, the backwards of attention and mlp blocks are split into `backward_input` and `backward_weight`.
 
 Each stage's list has the order that the generator gives; messages stand where they pass in a run in which every forward, and every half of
-a backward, takes one unit of time (`passes/placement/unit_run.py`). That run is one order of the whole program with which the lists of all
+a backward, takes one unit of time (`ratrain_ir/analysis/unit_run.py`). That run is one order of the whole program with which the lists of all
 stages agree, message by message; so whatever waits for something earlier in its list (for its bytes, say) cannot hang, even if a send ends
 only with its receive. 1F1B, GPipe and ZB-H1 have passes of their own.
 """
@@ -27,7 +27,7 @@ from ratrain.ratrain_ir.schedules.named import SCHEDULES, default_schedule
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
-    from ratrain.ratrain_ir.ops import Backward
+    from ratrain.ratrain_ir.ops.ops import Backward
 
 
 @frozen

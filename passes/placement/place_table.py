@@ -9,17 +9,17 @@ from attrs import define, evolve, field
 
 from ratrain.passes.placement.foreign_table import action_of, orders_of_table, refuse_action
 from ratrain.passes.placement.stage_placement import StagePlacement
-from ratrain.passes.placement.unit_run import Computation, Message, unit_run
-from ratrain.ratrain_ir.actions import COMPUTES, RECVS, SENDS, ActionTable, PlacedAction
+from ratrain.ratrain_ir.analysis.actions import COMPUTES, RECVS, SENDS, ActionTable, PlacedAction
 from ratrain.ratrain_ir.analysis.schedule_progress import peer_stage
-from ratrain.ratrain_ir.blocks import any_gathered_within_step, reduces_each_micro_batch
-from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.analysis.unit_run import Computation, Message, unit_run
+from ratrain.ratrain_ir.model.blocks import any_gathered_within_step, reduces_each_micro_batch
 from ratrain.ratrain_ir.module import Level
-from ratrain.ratrain_ir.ops import AllGather, Op, Payload, Recv, Send, Tensor, reduces_over_replicas
+from ratrain.ratrain_ir.ops.ops import AllGather, Op, Payload, Recv, Send, Tensor, reduces_over_replicas
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind
+from ratrain.ratrain_ir.support.diagnostics import fail
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.blocks import Block
+    from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.ratrain_ir.module import Module
     from ratrain.ratrain_ir.topology import Topology
 

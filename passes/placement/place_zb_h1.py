@@ -40,8 +40,8 @@ from ratrain.ratrain_ir.schedules.one_chunk import schedule_1f1b, schedule_zb_h1
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.ratrain_ir.schedules.action import Action
 

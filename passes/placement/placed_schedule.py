@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.frontend.text import Place
 from ratrain.ratrain_ir.module import Level
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.text import Place
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.module import Module
 
 

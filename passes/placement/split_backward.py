@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.blocks import (
+from ratrain.ratrain_ir.config.plan import slice_plan
+from ratrain.ratrain_ir.config.types import StateKind
+from ratrain.ratrain_ir.model.blocks import (
     INPUT_HALF_SLOTS,
     SPLIT_KINDS,
     WEIGHT_HALF_SLOTS,
@@ -15,14 +17,20 @@ from ratrain.ratrain_ir.blocks import (
     pending_slots,
     saved_slots,
 )
-from ratrain.ratrain_ir.frontend.plan import slice_plan
-from ratrain.ratrain_ir.ops import Backward, BackwardInput, BackwardWeight, Tensor, piece_fields, piece_name, piece_of
-from ratrain.ratrain_ir.signatures import bind
-from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.ops.ops import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Tensor,
+    piece_fields,
+    piece_name,
+    piece_of,
+)
+from ratrain.ratrain_ir.ops.signatures import bind
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.ops import Op
+    from ratrain.ratrain_ir.ops.ops import Op
 
 
 def split_backwards(module: Module, stage: Stage, wanted: Callable[[Backward], bool] = lambda _: True) -> int:

@@ -8,11 +8,11 @@ from attrs import define, field
 
 from ratrain.passes.placement.work_groups import WorkGroups, split_into_groups
 from ratrain.ratrain_ir.module import Stage
-from ratrain.ratrain_ir.ops import Op, Payload, Recv, Send
+from ratrain.ratrain_ir.ops.ops import Op, Payload, Recv, Send
 from ratrain.ratrain_ir.topology import Topology
 
 if TYPE_CHECKING:
-    from ratrain.passes.placement.unit_run import Message
+    from ratrain.ratrain_ir.analysis.unit_run import Message
     from ratrain.ratrain_ir.schedules.action import Action
 
 _Key = tuple[Payload, int | None, int, int]

@@ -8,7 +8,7 @@ from attrs import define, field
 
 from ratrain.ratrain_ir.analysis.exchanges import exchanging_block
 from ratrain.ratrain_ir.analysis.progress import hop_of
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.ops.ops import (
     AddBranch,
     AddBranchBackward,
     AllGather,

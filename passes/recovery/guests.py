@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
 
-from ratrain.passes.placement.unit_run import computations
 from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
+from ratrain.ratrain_ir.analysis.unit_run import computations
+from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.module import Module
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.ops.ops import (
     Accept,
     Engine,
     Evict,
@@ -37,7 +38,6 @@ from ratrain.ratrain_ir.ops import (
     piece_of,
 )
 from ratrain.ratrain_ir.schedules.action import Action
-from ratrain.ratrain_ir.types import StateKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

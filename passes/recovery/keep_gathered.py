@@ -22,9 +22,9 @@ import attrs
 from attrs import define, field, frozen
 
 from ratrain.passes.recovery.changes_within_budget import ChangesWithinBudget
-from ratrain.ratrain_ir.blocks import shares_rows
-from ratrain.ratrain_ir.ops import GatherRows, Op, Payload, Phase, Tensor, piece_of
-from ratrain.ratrain_ir.types import aligned
+from ratrain.ratrain_ir.config.types import aligned
+from ratrain.ratrain_ir.model.blocks import shares_rows
+from ratrain.ratrain_ir.ops.ops import GatherRows, Op, Payload, Phase, Tensor, piece_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -5,14 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.passes.recovery.rewriting import LEAN_SLOTS, LayerChoice
-from ratrain.ratrain_ir.blocks import activation_type, block, branch_slots, exchanged_type, kept_in_forward, saved_slots
-from ratrain.ratrain_ir.peer_blocks import stands_beside
-from ratrain.ratrain_ir.tensor_peers import adds_branches_apart
-from ratrain.ratrain_ir.types import aligned
+from ratrain.ratrain_ir.config.tensor_peers import adds_branches_apart
+from ratrain.ratrain_ir.config.types import aligned
+from ratrain.ratrain_ir.model.blocks import (
+    activation_type,
+    block,
+    branch_slots,
+    exchanged_type,
+    kept_in_forward,
+    saved_slots,
+)
+from ratrain.ratrain_ir.model.peer_blocks import stands_beside
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
 
 
 def recovers_whole_layer(plan: Plan, choice: LayerChoice) -> bool:

@@ -26,9 +26,9 @@ from ratrain.passes.recovery.lender_search import LenderSearch
 from ratrain.passes.recovery.prospects import WORTH, Beside, Outcome, Prospects, step_seconds
 from ratrain.passes.recovery.recompute_choice import Chosen, typical_slice
 from ratrain.passes.recovery.rewriting import LayerChoice, Lender
-from ratrain.ratrain_ir.frontend.plan import slice_plan
+from ratrain.ratrain_ir.config.plan import slice_plan
 from ratrain.ratrain_ir.module import Module, Stage
-from ratrain.ratrain_ir.ops import Evict
+from ratrain.ratrain_ir.ops.ops import Evict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -18,8 +18,8 @@ from ratrain.passes.recovery.guests import UnitTimes
 from ratrain.passes.recovery.prospects import WORTH, Beside, Outcome, Prospects, step_seconds
 from ratrain.passes.recovery.recompute_choice import FEW, Chosen, Front
 from ratrain.passes.recovery.rewriting import LayerChoice, Lender
+from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.module import Module, Stage
-from ratrain.ratrain_ir.types import Home
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

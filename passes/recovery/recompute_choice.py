@@ -40,15 +40,15 @@ from ratrain.passes.recovery.rewriting import (
 from ratrain.passes.recovery.storing import store_kept
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.blocks import Block, Slot, block, kept_in_forward, saved_slots
-from ratrain.ratrain_ir.frontend.plan import slice_plan
-from ratrain.ratrain_ir.ops import Engine, Fetch, Forward, Piece, Project, Store, Tensor
-from ratrain.ratrain_ir.types import Home, StateKind, aligned
+from ratrain.ratrain_ir.config.plan import slice_plan
+from ratrain.ratrain_ir.config.types import Home, StateKind, aligned
+from ratrain.ratrain_ir.model.blocks import Block, Slot, block, kept_in_forward, saved_slots
+from ratrain.ratrain_ir.ops.ops import Engine, Fetch, Forward, Piece, Project, Store, Tensor
 
 if TYPE_CHECKING:
     from ratrain.passes.memory.overlap import Occupancy
     from ratrain.passes.memory.trial import Trials
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.module import Module, Stage
 
 _MAX_TRIALS = 40

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from ratrain.passes.placement.unit_run import gradient_waits
 from ratrain.passes.recovery.changes_within_budget import ChangesWithinBudget
 from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
-from ratrain.ratrain_ir.blocks import gathers_layers_within_step, shares_rows
-from ratrain.ratrain_ir.ops import Fetch, InputGradientOp, Op, Recompute, TakeBack, Tensor
-from ratrain.ratrain_ir.types import aligned
+from ratrain.ratrain_ir.analysis.unit_run import gradient_waits
+from ratrain.ratrain_ir.config.types import aligned
+from ratrain.ratrain_ir.model.blocks import gathers_layers_within_step, shares_rows
+from ratrain.ratrain_ir.ops.ops import Fetch, InputGradientOp, Op, Recompute, TakeBack, Tensor
 
 if TYPE_CHECKING:
     from ratrain.passes.memory.trial import Trials

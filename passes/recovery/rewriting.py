@@ -12,10 +12,11 @@ from typing import Any
 import attrs
 from attrs import define, field, frozen
 
-from ratrain.ratrain_ir import blocks
-from ratrain.ratrain_ir.blocks import SQUARES, Block
+from ratrain.ratrain_ir.config.types import Home, StateKind
+from ratrain.ratrain_ir.model import blocks
+from ratrain.ratrain_ir.model.blocks import SQUARES, Block
 from ratrain.ratrain_ir.module import Stage
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.ops.ops import (
     AllGather,
     BackwardHeads,
     Forward,
@@ -31,8 +32,7 @@ from ratrain.ratrain_ir.ops import (
     piece_name,
     piece_of,
 )
-from ratrain.ratrain_ir.signatures import attends
-from ratrain.ratrain_ir.types import Home, StateKind
+from ratrain.ratrain_ir.ops.signatures import attends
 
 LEAN_SLOTS = {
     "attention": ("q_in", "k_in", "q", "k", "v", "o", "lse", "branch"),

@@ -22,7 +22,8 @@ import attrs
 from attrs import frozen
 
 from ratrain.passes.recovery.rewriting import Elsewhere, Lender, made_before
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.config.types import Home, StateKind
+from ratrain.ratrain_ir.ops.ops import (
     PEER_OPS,
     AddBranch,
     AddBranchBackward,
@@ -45,7 +46,6 @@ from ratrain.ratrain_ir.ops import (
     piece_fields,
     piece_of,
 )
-from ratrain.ratrain_ir.types import Home, StateKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, ClassVar
 from attrs import define, evolve, field, frozen
 
 from ratrain.passes.pass_base import SWITCH, Decision, Idle, Pass, PassContext
-from ratrain.ratrain_ir.blocks import Block
+from ratrain.ratrain_ir.config.types import StateKind
+from ratrain.ratrain_ir.model.blocks import Block
 from ratrain.ratrain_ir.module import Stage
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.ops.ops import (
     AllReduce,
     InputGradientOp,
     Op,
@@ -33,11 +34,10 @@ from ratrain.ratrain_ir.ops import (
     WeightGradientOp,
     reduces_over_replicas,
 )
-from ratrain.ratrain_ir.types import StateKind
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.module import Module
 
 MIB = 1 << 20

@@ -20,9 +20,9 @@ from attrs import evolve, field, frozen
 
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import SWITCH, Decision, Idle, Pass, PassContext
-from ratrain.ratrain_ir.blocks import Block, any_gathered_within_step, block_chain
-from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.config.types import StateKind
+from ratrain.ratrain_ir.model.blocks import Block, any_gathered_within_step, block_chain
+from ratrain.ratrain_ir.ops.ops import (
     AllGather,
     AllReduce,
     AllReduceScalar,
@@ -36,11 +36,11 @@ from ratrain.ratrain_ir.ops import (
     Update,
     is_blocking,
 )
-from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.support.diagnostics import fail
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.module import Module, Stage
 
 

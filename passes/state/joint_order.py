@@ -46,16 +46,16 @@ from ratrain.passes.state.offload_choice import offload_as_much_as_pays
 from ratrain.passes.state.prefetch_depth import DEPTHS, prefetch_depth
 from ratrain.passes.state.schedule_update import ScheduleUpdatePass
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
-from ratrain.ratrain_ir.blocks import any_gathered_within_step, block_chain, zero_level
-from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.config.types import Home
+from ratrain.ratrain_ir.model.blocks import any_gathered_within_step, block_chain, zero_level
 from ratrain.ratrain_ir.module import Module, Stage
-from ratrain.ratrain_ir.ops import Tensor
+from ratrain.ratrain_ir.ops.ops import Tensor
 from ratrain.ratrain_ir.side_by_side import each
-from ratrain.ratrain_ir.types import Home
+from ratrain.ratrain_ir.support.diagnostics import fail
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
 
 T = TypeVar("T")
 _WORTH = 2e-3

@@ -19,10 +19,10 @@ from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.state.offload_state import state_of, state_of_last
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.config.types import Home, aligned
 from ratrain.ratrain_ir.copying import copy_module
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail
 from ratrain.ratrain_ir.module import Module
-from ratrain.ratrain_ir.types import Home, aligned
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Stage

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, ClassVar
 from attrs import field, frozen
 
 from ratrain.passes.pass_base import Fact, Pass, PassContext
-from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.types import STORES, Home, aligned
+from ratrain.ratrain_ir.config.types import STORES, Home, aligned
+from ratrain.ratrain_ir.support.diagnostics import fail
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ratrain.ratrain_ir.blocks import Block
+    from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.ops import Tensor
+    from ratrain.ratrain_ir.ops.ops import Tensor
 
 _HOMES = {home.value: home for home in STORES}
 

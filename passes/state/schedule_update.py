@@ -30,10 +30,10 @@ from attrs import define, field, frozen
 from ratrain.passes.memory.list_times import ListTimes
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import Decision, Pass, PassContext
-from ratrain.ratrain_ir.blocks import Block
+from ratrain.ratrain_ir.model.blocks import Block
 from ratrain.ratrain_ir.module import Module, Stage
-from ratrain.ratrain_ir.ops import Engine, Op, Tensor, Update
-from ratrain.ratrain_ir.state_homes import engine_of_update
+from ratrain.ratrain_ir.ops.ops import Engine, Op, Tensor, Update
+from ratrain.ratrain_ir.ops.state_homes import engine_of_update
 
 
 @frozen

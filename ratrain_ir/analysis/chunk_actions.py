@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.blocks import SPLIT_KINDS
-from ratrain.ratrain_ir.ops import BackwardWeight, Forward, InputGradientOp, Op, piece_of
+from ratrain.ratrain_ir.model.blocks import SPLIT_KINDS
+from ratrain.ratrain_ir.ops.ops import BackwardWeight, Forward, InputGradientOp, Op, piece_of
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind, most_in_flight
 from ratrain.ratrain_ir.schedules.named import most_held
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain.ratrain_ir.analysis.dependence_sweep import NONE, SweptOps, reduced_waits
-from ratrain.ratrain_ir.numbering import Numbers
-from ratrain.ratrain_ir.ops import ENGINES, Engine, Evict, Release, TakeBack, Tensor, is_blocking, piece_of
-from ratrain.ratrain_ir.types import Home, aligned
+from ratrain.ratrain_ir.config.types import Home, aligned
+from ratrain.ratrain_ir.ops.numbering import Numbers
+from ratrain.ratrain_ir.ops.ops import ENGINES, Engine, Evict, Release, TakeBack, Tensor, is_blocking, piece_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,8 +11,8 @@ from typing import Any
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.loops import Allowance
-from ratrain.ratrain_ir.native_loops import native
+from ratrain.ratrain_ir.support.loops import Allowance
+from ratrain.ratrain_ir.support.native_loops import native
 
 NONE = -1
 _ACCESSES = 100_000

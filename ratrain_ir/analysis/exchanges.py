@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.blocks import Block, previous_block
-from ratrain.ratrain_ir.ops import CombineLoss, GatherRows, Payload, PeerOp, Phase, ReduceSums
+from ratrain.ratrain_ir.model.blocks import Block, previous_block
+from ratrain.ratrain_ir.ops.ops import CombineLoss, GatherRows, Payload, PeerOp, Phase, ReduceSums
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 
 def exchanging_block(op: PeerOp, model: ModelConfig) -> tuple[Block, bool]:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, TypeVar
 from attrs import frozen
 
 from ratrain.ratrain_ir.analysis.progress import channels, meeting_stages
-from ratrain.ratrain_ir.messages import meets
-from ratrain.ratrain_ir.ops import Engine, Evict, Release, TakeBack, Tensor, is_blocking, piece_of
+from ratrain.ratrain_ir.ops.messages import meets
+from ratrain.ratrain_ir.ops.ops import Engine, Evict, Release, TakeBack, Tensor, is_blocking, piece_of
 
 if TYPE_CHECKING:
     import networkx as nx
 
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.ops import Op
+    from ratrain.ratrain_ir.ops.ops import Op
 
 STEPS = 2
 """Consecutive steps that are unrolled, so that what crosses the step's end has edges too."""

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.analysis.lifetime_sweep import swept_lives
 from ratrain.ratrain_ir.analysis.op_rows import OpRows, pays
+from ratrain.ratrain_ir.config.types import Home, StateKind, aligned
 from ratrain.ratrain_ir.module import Stage
-from ratrain.ratrain_ir.ops import Tensor
-from ratrain.ratrain_ir.types import Home, StateKind, aligned
+from ratrain.ratrain_ir.ops.ops import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ratrain.ratrain_ir.native_loops import native
+from ratrain.ratrain_ir.support.native_loops import native
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.module import Module, Stage
-from ratrain.ratrain_ir.ops import Op, Release, Tensor
+from ratrain.ratrain_ir.ops.ops import Op, Release, Tensor
 
 
 @frozen

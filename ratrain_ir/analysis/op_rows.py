@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from attrs import define, field
 
-from ratrain.ratrain_ir.loops import Allowance
-from ratrain.ratrain_ir.ops import Op, Release, Tensor
-from ratrain.ratrain_ir.types import aligned
+from ratrain.ratrain_ir.config.types import aligned
+from ratrain.ratrain_ir.ops.ops import Op, Release, Tensor
+from ratrain.ratrain_ir.support.loops import Allowance
 
 _OPS = 15_000
 """Half a second of plain Python: less than it takes to compile the loop where it is not kept."""

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.analysis.dependence import StageNumbers, stage_numbers
 from ratrain.ratrain_ir.analysis.progress_sweep import stuck_events
-from ratrain.ratrain_ir.messages import DIRECTIONS, Direction, meets, payload_of
-from ratrain.ratrain_ir.ops import ENGINES, AllReduce, AllReduceScalar, Group, MessageOp, Op, Recv, Send
+from ratrain.ratrain_ir.ops.messages import DIRECTIONS, Direction, meets, payload_of
+from ratrain.ratrain_ir.ops.ops import ENGINES, AllReduce, AllReduceScalar, Group, MessageOp, Op, Recv, Send
 from ratrain.ratrain_ir.side_by_side import each_stage
 from ratrain.ratrain_ir.topology import Hop
 

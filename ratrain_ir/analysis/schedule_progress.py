@@ -13,7 +13,7 @@ from collections import defaultdict
 
 from attrs import define, field, frozen
 
-from ratrain.ratrain_ir.actions import BACKWARDS, MESSAGES, RECVS, SENDS, ActionTable, Part, PlacedAction
+from ratrain.ratrain_ir.analysis.actions import BACKWARDS, MESSAGES, RECVS, SENDS, ActionTable, Part, PlacedAction
 from ratrain.ratrain_ir.schedules.action import ActionKind
 
 Key = tuple[ActionKind, int, Part]

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from attrs import define, field, frozen
 
-from ratrain.ratrain_ir.actions import COMPUTES, ActionTable, PlacedAction
+from ratrain.ratrain_ir.analysis.actions import COMPUTES, ActionTable, PlacedAction
 from ratrain.ratrain_ir.analysis.schedule_progress import ActionIndex
 from ratrain.ratrain_ir.schedules.action import ActionKind, most_in_flight
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.module import TargetInfo
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.ops.ops import (
     AllGather,
     AllReduce,
     BlockOp,
@@ -19,11 +20,10 @@ from ratrain.ratrain_ir.ops import (
     Update,
 )
 from ratrain.ratrain_ir.target import Capacity, WorkspaceRequest
-from ratrain.ratrain_ir.types import Home
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.ops import Op
+    from ratrain.ratrain_ir.ops.ops import Op
 
 _WORKSPACE_ROWS = 3
 """Rows of an op's largest operand that its workspace holds, where it has one: any number that is not a round one."""

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.frontend.families import FAMILY
+from ratrain.ratrain_ir.config.families import FAMILY
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 
 def in_family(model: ModelConfig, family: str, **changes: Any) -> ModelConfig:

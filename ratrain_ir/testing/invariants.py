@@ -12,11 +12,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.blocks import block
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.config.types import StateKind, aligned
 from ratrain.ratrain_ir.equality import first_difference
+from ratrain.ratrain_ir.model.blocks import block
 from ratrain.ratrain_ir.module import Level
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.ops.ops import (
     AllGather,
     AllReduce,
     Forward,
@@ -34,18 +34,18 @@ from ratrain.ratrain_ir.ops import (
     piece_name,
     piece_of,
 )
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import print_module
 from ratrain.ratrain_ir.schedules.action import ActionKind
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.slice_invariants import pieces, slices_see_each_other
 from ratrain.ratrain_ir.testing.strategies import Case, cases, targets
-from ratrain.ratrain_ir.types import StateKind, aligned
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrain_ir.verifier import check
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.blocks import Block
+    from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.ratrain_ir.schedules.action import Order
 

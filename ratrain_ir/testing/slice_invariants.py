@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.ops import Forward, InputGradientOp, Piece, Recompute, Slice, Tensor, piece_of
-from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.config.types import StateKind
+from ratrain.ratrain_ir.ops.ops import Forward, InputGradientOp, Piece, Recompute, Slice, Tensor, piece_of
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.blocks import Block
+    from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.ratrain_ir.module import Module, Stage
 
 _KEYS, _SUMS = ("k", "v"), ("dk_sum", "dv_sum")

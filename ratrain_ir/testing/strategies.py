@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.frontend.families import FAMILIES, FAMILY
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.model_fields import check_model
-from ratrain.ratrain_ir.frontend.plan import ATTENTION_MASKS, DTYPES, Plan
-from ratrain.ratrain_ir.frontend.plan_text import check_plan
+from ratrain.ratrain_ir.config.families import FAMILIES, FAMILY
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.model_fields import check_model
+from ratrain.ratrain_ir.config.plan import ATTENTION_MASKS, DTYPES, Plan
+from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.ops.ops import Engine
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.diagnostics import Diagnostics
 from ratrain.ratrain_ir.side_by_side import each_stage, processes_for
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.verifier.communication import check_communication
 from ratrain.ratrain_ir.verifier.memory import check_memory
 from ratrain.ratrain_ir.verifier.report import FoundError, Reporter, refuser

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from ratrain.ratrain_ir.ops import FIELDS, Op, Release, Tensor
-from ratrain.ratrain_ir.signatures import operand_roles
-from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.config.types import StateKind
+from ratrain.ratrain_ir.ops.ops import FIELDS, Op, Release, Tensor
+from ratrain.ratrain_ir.ops.signatures import operand_roles
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage

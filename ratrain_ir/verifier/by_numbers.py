@@ -1,4 +1,4 @@
-"""The rules for a text whose stages are numbers (`ratrain.ratrain_ir.text_numbers`): whether they find nothing.
+"""The rules for a text whose stages are numbers (`ratrain.ratrain_ir.text.text_numbers`): whether they find nothing.
 
 Each stage is proved by itself, on an op of each kind and in sweeps; of it is left what the rules across stages ask. These only accept too: where
 anything is found, or left to the rules on objects, nobody knows what; `verify` does, of the module that the parser makes. Allocated schedules without
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.analysis.dependence import ENGINE_INDEX, StageNumbers
 from ratrain.ratrain_ir.analysis.dependence_sweep import SweptOps
 from ratrain.ratrain_ir.analysis.progress import StageEvents, cycle_of, hop_of, meeting_stages, stage_edges
-from ratrain.ratrain_ir.loops import at_any_size
-from ratrain.ratrain_ir.messages import DIRECTIONS, Direction
+from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.ops.messages import DIRECTIONS, Direction
+from ratrain.ratrain_ir.ops.ops import (
     GUEST_OPS,
     BackwardWeight,
     BlockPieceOp,
@@ -34,8 +34,8 @@ from ratrain.ratrain_ir.ops import (
     is_blocking,
 )
 from ratrain.ratrain_ir.side_by_side import each
+from ratrain.ratrain_ir.support.loops import at_any_size
 from ratrain.ratrain_ir.topology import Hop
-from ratrain.ratrain_ir.types import ALIGNMENT_BYTES
 from ratrain.ratrain_ir.verifier.alike import Alike
 from ratrain.ratrain_ir.verifier.communication import check_stage_claim, collective_name
 from ratrain.ratrain_ir.verifier.lives_sweep import compiled_sweep as compiled_lives
@@ -47,7 +47,7 @@ from ratrain.ratrain_ir.verifier.workspace import check_op_workspace
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.target import Target
-    from ratrain.ratrain_ir.text_numbers import NumberedText, StageNumbersOfText
+    from ratrain.ratrain_ir.text.text_numbers import NumberedText, StageNumbersOfText
 
 Int64s = NDArray[np.int64]
 NONE = -1

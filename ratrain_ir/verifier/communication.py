@@ -9,10 +9,9 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
 from ratrain.ratrain_ir.analysis.progress import Event, blocking_cycle, channels, meeting_stages
-from ratrain.ratrain_ir.blocks import Block
-from ratrain.ratrain_ir.diagnostics import Location, Note
+from ratrain.ratrain_ir.model.blocks import Block
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.ops.ops import (
     AllReduce,
     AllReduceScalar,
     Forward,
@@ -26,6 +25,7 @@ from ratrain.ratrain_ir.ops import (
 )
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, most_held
+from ratrain.ratrain_ir.support.diagnostics import Location, Note
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.verifier.report import Reporter

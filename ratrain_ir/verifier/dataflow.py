@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 from attrs import define
 
 from ratrain.ratrain_ir.analysis.progress import hop_of
-from ratrain.ratrain_ir.blocks import (
+from ratrain.ratrain_ir.config.plan import Plan, slice_plan
+from ratrain.ratrain_ir.config.tensor_peers import norms_over_peers
+from ratrain.ratrain_ir.config.types import StateKind
+from ratrain.ratrain_ir.model.blocks import (
     PRODUCTS,
     SQUARES,
     WEIGHT_HALF_SLOTS,
@@ -33,9 +36,9 @@ from ratrain.ratrain_ir.blocks import (
     saved_slots,
     shares_rows,
 )
-from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
+from ratrain.ratrain_ir.model.peer_blocks import adds_branch_apart, source_block, sum_block
 from ratrain.ratrain_ir.module import Level
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.ops.ops import (
     Accept,
     AddBranch,
     AddBranchBackward,
@@ -77,16 +80,13 @@ from ratrain.ratrain_ir.ops import (
     piece_of,
     piece_text,
 )
-from ratrain.ratrain_ir.peer_blocks import adds_branch_apart, source_block, sum_block
-from ratrain.ratrain_ir.per_op import PerOp
-from ratrain.ratrain_ir.signatures import attends
-from ratrain.ratrain_ir.tensor_peers import norms_over_peers
-from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.ops.per_op import PerOp
+from ratrain.ratrain_ir.ops.signatures import attends
 from ratrain.ratrain_ir.verifier.report import MAX_REPORTS
 from ratrain.ratrain_ir.verifier.slices import Value, seen_keys, sum_steps
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.verifier.alike import Alike
 
 

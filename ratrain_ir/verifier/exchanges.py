@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ratrain.ratrain_ir.analysis.exchanges import exchanging_block
-from ratrain.ratrain_ir.blocks import block_chain, shares_rows
-from ratrain.ratrain_ir.ops import CombineLoss, GatherRows, Op, Payload, PeerOp, ReduceSums
-from ratrain.ratrain_ir.peer_blocks import source_block, stands_beside
-from ratrain.ratrain_ir.tensor_peers import norms_over_peers
+from ratrain.ratrain_ir.config.tensor_peers import norms_over_peers
+from ratrain.ratrain_ir.model.blocks import block_chain, shares_rows
+from ratrain.ratrain_ir.model.peer_blocks import source_block, stands_beside
+from ratrain.ratrain_ir.ops.ops import CombineLoss, GatherRows, Op, Payload, PeerOp, ReduceSums
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.blocks import Block
+    from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.ratrain_ir.verifier.report import Reporter
 

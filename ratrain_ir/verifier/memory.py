@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.analysis.dependence import end_byte, first_byte
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.diagnostics import Note
+from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES, Home, aligned
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.printer import declaration_text
-from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Home, aligned
+from ratrain.ratrain_ir.support.diagnostics import Note
+from ratrain.ratrain_ir.text.printer import declaration_text
 from ratrain.ratrain_ir.verifier.memory_sweep import conflicts
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.ops import Op, Tensor
+    from ratrain.ratrain_ir.ops.ops import Op, Tensor
     from ratrain.ratrain_ir.verifier.report import Reporter
 
 

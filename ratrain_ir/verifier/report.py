@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from attrs import define, field
 
 from ratrain.ratrain_ir.analysis.dependence import StageNumbers, stage_numbers
-from ratrain.ratrain_ir.diagnostics import Diagnostics, Location, Note
 from ratrain.ratrain_ir.module import Module, Stage
-from ratrain.ratrain_ir.printer import declaration_text, op_text
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Location, Note
+from ratrain.ratrain_ir.text.printer import declaration_text, op_text
 from ratrain.ratrain_ir.verifier.alike import Alike, alike_ops
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.ops import Op, Tensor
+    from ratrain.ratrain_ir.ops.ops import Op, Tensor
 
 MAX_REPORTS = 200
 """More errors than this help nobody."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.actions import COMPUTES, Part, PlacedAction, part_text
+from ratrain.ratrain_ir.analysis.actions import COMPUTES, Part, PlacedAction, part_text
 from ratrain.ratrain_ir.schedules.action import ActionKind
 from ratrain.ratrain_ir.verifier.schedule_numbers import parts_text, ranges_text
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from attrs import define, field
 
-from ratrain.ratrain_ir.actions import COMPUTES, ActionTable, PlacedAction
+from ratrain.ratrain_ir.analysis.actions import COMPUTES, ActionTable, PlacedAction
 from ratrain.ratrain_ir.analysis.schedule_progress import ActionIndex
-from ratrain.ratrain_ir.diagnostics import Diagnostics, Note
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Note
 from ratrain.ratrain_ir.verifier.report import MAX_REPORTS
 from ratrain.ratrain_ir.verifier.schedule_numbers import numbers_text
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.actions import Part
+    from ratrain.ratrain_ir.analysis.actions import Part
 
 _MAX_RANGES = 6
 """Longer lists of numbers are cut."""

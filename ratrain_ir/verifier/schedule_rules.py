@@ -21,10 +21,10 @@ from __future__ import annotations
 
 from attrs import define
 
-from ratrain.ratrain_ir.actions import BACKWARDS, MESSAGES, SENDS, ActionTable, PlacedAction, part_text
+from ratrain.ratrain_ir.analysis.actions import BACKWARDS, MESSAGES, SENDS, ActionTable, PlacedAction, part_text
 from ratrain.ratrain_ir.analysis.schedule_progress import Blocked, peer_stage, waiting_circle
-from ratrain.ratrain_ir.diagnostics import Diagnostics, Note
 from ratrain.ratrain_ir.schedules.action import ActionKind
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Note
 from ratrain.ratrain_ir.verifier.schedule_completeness import check_complete
 from ratrain.ratrain_ir.verifier.schedule_findings import ScheduleFindings, where
 from ratrain.ratrain_ir.verifier.schedule_sharding import check_gathered, check_reduced

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.actions import COMPUTES, PlacedAction
+from ratrain.ratrain_ir.analysis.actions import COMPUTES, PlacedAction
 from ratrain.ratrain_ir.schedules.action import ActionKind
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.blocks import KEY_SLOTS, Block, last_viewer, seen_slices, sum_slots
-from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
-from ratrain.ratrain_ir.ops import Piece, Slice
-from ratrain.ratrain_ir.signatures import of_slice
+from ratrain.ratrain_ir.config.plan import Plan, slice_plan
+from ratrain.ratrain_ir.model.blocks import KEY_SLOTS, Block, last_viewer, seen_slices, sum_slots
+from ratrain.ratrain_ir.ops.ops import Piece, Slice
+from ratrain.ratrain_ir.ops.signatures import of_slice
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 Value = tuple[object, ...]
 """What a tensor holds in the symbolic run."""

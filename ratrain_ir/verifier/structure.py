@@ -8,7 +8,8 @@ from typing import Any
 from attrs import define, field
 
 from ratrain.ratrain_ir.analysis.progress import hop_of
-from ratrain.ratrain_ir.blocks import (
+from ratrain.ratrain_ir.config.types import Home, StateKind
+from ratrain.ratrain_ir.model.blocks import (
     Block,
     gathers_at_step_end,
     gathers_within_step,
@@ -19,7 +20,7 @@ from ratrain.ratrain_ir.blocks import (
     zero_level,
 )
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.ops.ops import (
     BLOCK_OPS,
     COLLECTIVE_OPS,
     GUEST_OPS,
@@ -51,9 +52,8 @@ from ratrain.ratrain_ir.ops import (
     Tensors,
     Update,
 )
-from ratrain.ratrain_ir.signatures import SignatureError, bind
-from ratrain.ratrain_ir.state_homes import LEAST_STAGING, streamed_state
-from ratrain.ratrain_ir.types import Home, StateKind
+from ratrain.ratrain_ir.ops.signatures import SignatureError, bind
+from ratrain.ratrain_ir.ops.state_homes import LEAST_STAGING, streamed_state
 from ratrain.ratrain_ir.verifier.exchanges import check_exchange
 from ratrain.ratrain_ir.verifier.report import Reporter
 

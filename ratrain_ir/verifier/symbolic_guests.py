@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from attrs import define, field, frozen
 
-from ratrain.ratrain_ir.blocks import Block
-from ratrain.ratrain_ir.ops import Accept, Evict, GiveBack, Op, Piece, TakeBack, Tensor, piece_of
-from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.config.types import StateKind
+from ratrain.ratrain_ir.model.blocks import Block
+from ratrain.ratrain_ir.ops.ops import Accept, Evict, GiveBack, Op, Piece, TakeBack, Tensor, piece_of
 from ratrain.ratrain_ir.verifier.slices import Value
 from ratrain.ratrain_ir.verifier.symbolic_values import SymbolicValues, word_of, words_of
 

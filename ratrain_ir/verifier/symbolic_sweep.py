@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from ratrain.ratrain_ir.native_loops import native
+from ratrain.ratrain_ir.support.native_loops import native
 
 NONE = -1
 ONCE, EXPECT, SET, MADE_FORWARD, RECOVER, AMONG = range(6)

@@ -17,10 +17,10 @@ import numpy as np
 from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.blocks import reduces_each_micro_batch
-from ratrain.ratrain_ir.loops import Allowance
+from ratrain.ratrain_ir.model.blocks import reduces_each_micro_batch
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops import Op, Release
+from ratrain.ratrain_ir.ops.ops import Op, Release
+from ratrain.ratrain_ir.support.loops import Allowance
 from ratrain.ratrain_ir.verifier.alike import Alike
 from ratrain.ratrain_ir.verifier.dataflow import SymbolicRun
 from ratrain.ratrain_ir.verifier.report import FoundError, Reporter, refuser
@@ -37,7 +37,7 @@ from ratrain.ratrain_ir.verifier.symbolic_sweep import (
 )
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.ops import Tensor, Tensors
+    from ratrain.ratrain_ir.ops.ops import Tensor, Tensors
 
 _OPS = 40_000
 """Three tenths of a second of plain Python: less than it takes to compile the loop where it is not kept."""

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from attrs import define
 
-from ratrain.ratrain_ir.blocks import parts_view
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.model.blocks import parts_view
+from ratrain.ratrain_ir.ops.ops import (
     AllGather,
     AllReduce,
     AllReduceScalar,
@@ -22,7 +22,7 @@ from ratrain.ratrain_ir.ops import (
 from ratrain.ratrain_ir.verifier.symbolic_guests import SymbolicGuests
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.blocks import (
+    from ratrain.ratrain_ir.model.blocks import (
         Block,
     )
     from ratrain.ratrain_ir.verifier.slices import Value

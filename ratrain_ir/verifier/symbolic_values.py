@@ -6,12 +6,12 @@ from enum import Enum
 
 from attrs import define, field
 
-from ratrain.ratrain_ir.blocks import (
+from ratrain.ratrain_ir.config.plan import Plan, slice_plan
+from ratrain.ratrain_ir.model.blocks import (
     Block,
 )
-from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
 from ratrain.ratrain_ir.module import Module, Stage
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.ops.ops import (
     AllGather,
     BlockOp,
     GatherRows,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.files import checked
-from ratrain.ratrain_ir.frontend.plan_text import plan_words
-from ratrain.ratrain_ir.frontend.toml_text import toml_comment
+from ratrain.ratrain_ir.config.plan_text import plan_words
+from ratrain.ratrain_ir.support.files import checked
+from ratrain.ratrain_ir.support.toml_text import toml_comment
 from ratrain.ratrainc.bridge.importing import imported
 from ratrain.ratrainc.bridge.launchers import WORLD
 from ratrain.ratrainc.bridge.megatron import MEGATRON
@@ -21,7 +21,7 @@ from ratrain.ratrainc.bridge.torchtitan_rules import SCHEDULES, TYPES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.plan import Plan
 
 _TABLE = "'ratrainc export X.rtir --format torch-csv' writes the order as a table"
 _WHY = {

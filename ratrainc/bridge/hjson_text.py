@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrainc.bridge.settings import Setting
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.text import Place, Source
+    from ratrain.ratrain_ir.support.text import Place, Source
 
 
 @frozen

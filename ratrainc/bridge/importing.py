@@ -6,12 +6,12 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from ratrain.ratrain_ir.frontend.fields import FieldReader, Report
-from ratrain.ratrain_ir.frontend.plan import KEYS, Plan
-from ratrain.ratrain_ir.frontend.plan_checks import check_said, check_together
-from ratrain.ratrain_ir.frontend.plan_text import checked_plan_text, plan_to_toml
-from ratrain.ratrain_ir.frontend.text import Place, Source, read_text, shown
-from ratrain.ratrain_ir.frontend.toml_text import toml_comment
+from ratrain.ratrain_ir.config.fields import FieldReader, Report
+from ratrain.ratrain_ir.config.plan import KEYS, Plan
+from ratrain.ratrain_ir.config.plan_checks import check_said, check_together
+from ratrain.ratrain_ir.config.plan_text import checked_plan_text, plan_to_toml
+from ratrain.ratrain_ir.support.text import Place, Source, read_text, shown
+from ratrain.ratrain_ir.support.toml_text import toml_comment
 from ratrain.ratrainc.bridge.deepspeed import DEEPSPEED
 from ratrain.ratrainc.bridge.megatron import MEGATRON
 from ratrain.ratrainc.bridge.settings import Asked, Default, Framework, Left, SettingsReader

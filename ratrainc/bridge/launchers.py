@@ -15,7 +15,7 @@ from ratrain.ratrainc.bridge.shell.text import Text, Unknown, literal
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ratrain.ratrain_ir.diagnostics import Diagnostics
+    from ratrain.ratrain_ir.support.diagnostics import Diagnostics
     from ratrain.ratrainc.bridge.shell.world import Launch
 
 WORLD = "WORLD_SIZE"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.diagnostics import Diagnostics, fail, nearest
-from ratrain.ratrain_ir.frontend.text import Place, Source, shown
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics, fail, nearest
+from ratrain.ratrain_ir.support.text import Place, Source, shown
 from ratrain.ratrainc.bridge.launchers import LAUNCHER, RANKS, WORLD, NotSaid, started, value_of
 from ratrain.ratrainc.bridge.megatron_flags import BARE, COUNTS, KNOWN, MANY
 from ratrain.ratrainc.bridge.settings import Asked, Setting

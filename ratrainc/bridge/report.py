@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ratrain.ratrain_ir.frontend.text import shown
+from ratrain.ratrain_ir.support.text import shown
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.bridge.importing import Imported

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from attrs import define, field, frozen
 
-from ratrain.ratrain_ir.diagnostics import Diagnostics, nearest
-from ratrain.ratrain_ir.frontend.text import Place, shown
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics, nearest
+from ratrain.ratrain_ir.support.text import Place, shown
 
 T = TypeVar("T")
 EXPECTED: dict[type, str] = {

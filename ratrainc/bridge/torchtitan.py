@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ratrain.ratrain_ir.frontend.text import Source, toml_places
-from ratrain.ratrain_ir.frontend.toml_text import toml_data
 from ratrain.ratrain_ir.schedules.named import SCHEDULES as PLACED
+from ratrain.ratrain_ir.support.text import Source, toml_places
+from ratrain.ratrain_ir.support.toml_text import toml_data
 from ratrain.ratrainc.bridge.settings import (
     Framework,
     Setting,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ratrain.ratrainc.parts import Shown
+from ratrain.ratrainc.console.parts import Shown
 from ratrain.targets.machine.writer import write_machine
 
 if TYPE_CHECKING:

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import evolve
 
-from ratrain.ratrain_ir.types import Dtype
-from ratrain.ratrainc.machine_facts import memory_limit
+from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrainc.facts.machine_facts import memory_limit
 from ratrain.targets.machine.link_groups import SHORT_KEYS
 from ratrain.targets.machine.machine import Constant
-from ratrain.targets.runtime.process_memory import resident_bytes
+from ratrain.targets.runtime.arena.process_memory import resident_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.runtime.arena.stopwatch import Stopwatch
     from ratrain.targets.runtime.kernels import KernelSet
-    from ratrain.targets.runtime.stopwatch import Stopwatch
 
 _OF_LINKS = (
     *SHORT_KEYS,

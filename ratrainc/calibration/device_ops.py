@@ -13,14 +13,14 @@ import numpy as np
 from attrs import frozen
 
 from ratrain.ratrainc.calibration.profiled_ops import read_profile
-from ratrain.ratrainc.run_profile import write_profile
+from ratrain.ratrainc.running.run_profile import write_profile
 from ratrain.targets.machine.op_table import MeasuredOp
 from ratrain.targets.program.program import Program
-from ratrain.targets.runtime.data import Batches, TokenStream
-from ratrain.targets.runtime.local import LocalEngine
-from ratrain.targets.runtime.profile import Profile
-from ratrain.targets.runtime.state import start_from_weights
-from ratrain.targets.runtime.weights import random_weights
+from ratrain.targets.runtime.checkpoint.state import start_from_weights
+from ratrain.targets.runtime.data.data import Batches, TokenStream
+from ratrain.targets.runtime.engine.local import LocalEngine
+from ratrain.targets.runtime.engine.profile import Profile
+from ratrain.targets.runtime.weights.weights import random_weights
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels import KernelSet

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.frontend.plan import DTYPE_KEYS, Plan
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan import DTYPE_KEYS, Plan
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.targets.machine.machine import Machine
     from ratrain.targets.program.program import Program
 
@@ -83,6 +83,6 @@ def usual_programs(machine: Machine, dtype: str, *, on_host: bool) -> list[Progr
 
 def compiled(model: ModelConfig, plan: Plan, machine: Machine) -> Program:
     """The program of a plan on a machine. Raises `DiagnosticError` where it does not fit, or either is wrong."""
-    from ratrain.ratrainc.functions import building
+    from ratrain.ratrainc.compiling import building
 
     return building.emit(building.compile(model, plan, machine=machine))

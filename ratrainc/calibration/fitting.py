@@ -15,12 +15,12 @@ import numpy as np
 from attrs import evolve, frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrainc.extras import check_installed
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrainc.console.extras import check_installed
 from ratrain.targets.machine.machine import Machine, largest_value
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.diagnostics import Location
+    from ratrain.ratrain_ir.support.diagnostics import Location
 
 Seconds: TypeAlias = NDArray[np.float64]
 Predict: TypeAlias = Callable[[Machine], Seconds]

@@ -12,31 +12,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import evolve, field, frozen
 
-from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.frontend.plan_text import load_plan
-from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan_text import load_plan
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrainc.calibration.calibrated import Calibrated
 from ratrain.ratrainc.calibration.device_constants import capacity_constants, copy_constants, link_part
 from ratrain.ratrainc.calibration.device_ops import RunProgram, other_ops, run_programs
 from ratrain.ratrainc.calibration.device_programs import USUAL_DTYPE, compiled, usual_programs
 from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, errors, fitted_rates
-from ratrain.ratrainc.console import seconds_text
-from ratrain.ratrainc.machine_facts import free_memory
-from ratrain.ratrainc.parts import Part, TextTable
+from ratrain.ratrainc.console.console import seconds_text
+from ratrain.ratrainc.console.parts import Part, TextTable
+from ratrain.ratrainc.facts.machine_facts import free_memory
 from ratrain.targets.machine.cost import kernel_flops, roofline_work
 from ratrain.targets.machine.machine import Constant, Machine, load_machine
 from ratrain.targets.machine.measured_kernels import kernel_key
 from ratrain.targets.machine.op_table import MeasuredOp, OpTable
 from ratrain.targets.program.routine import Routine, Step
+from ratrain.targets.runtime.engine.routine_times import RoutineTimer, timer_bytes
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.routine_times import RoutineTimer, timer_bytes
 from ratrain.targets.runtime.settings import HOST_DEVICE, default_kernels
 from ratrain.targets.simulator.figures import one_core_step_seconds, simulated
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.kernels import KernelSet
 

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.diagnostics import Location, fail
-from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.support.diagnostics import Location, fail
 from ratrain.ratrainc.calibration.calibrated import Calibrated
 from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, errors, fitted_rates
 from ratrain.ratrainc.calibration.profiled_ops import LONGEST, MALFORMED, ProfiledOps, joined, read_profile
-from ratrain.ratrainc.console import seconds_text
+from ratrain.ratrainc.console.console import seconds_text
 from ratrain.targets.machine.cost import routine_work
 from ratrain.targets.machine.machine import Constant, Machine, largest_value, unit_of
 from ratrain.targets.machine.op_table import MeasuredOp, OpTable, line_through
 from ratrain.targets.simulator.figures import shared_cores_step_seconds
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.parts import Part
+    from ratrain.ratrainc.console.parts import Part
     from ratrain.targets.program.routine import Routine
 
 _AGAIN = "profile the run again: 'ratrainc run FILE.rtx --profile FILE.json'"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.machine.cost import kernel_work
 from ratrain.targets.program.routine import Formal, Routine, Shape, Step
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.frontend.rank_mapping import Tile
+from ratrain.ratrain_ir.config.rank_mapping import Tile
 from ratrain.ratrain_ir.topology import Mesh
 from ratrain.ratrainc.calibration.gpt_block import ACTIVATION_BYTES, BlockShape, blocks_of
 from ratrain.targets.machine.collective_cost import all_reduces, cheapest

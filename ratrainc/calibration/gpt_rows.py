@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from ratrain.ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Location, fail, nearest
 from ratrain.ratrainc.calibration.gpt_iteration import GptRun, GptTimes
 from ratrain.ratrainc.calibration.tables import TableLine, read_table
 

@@ -17,15 +17,15 @@ from typing import Any
 
 from attrs import define, evolve, frozen
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, Location, fail
-from ratrain.ratrain_ir.files import read_text
-from ratrain.ratrainc.run_profile import FORMAT
-from ratrain.ratrainc.trace import MICROSECONDS
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Location, fail
+from ratrain.ratrain_ir.support.files import read_text
+from ratrain.ratrainc.report.trace import MICROSECONDS
+from ratrain.ratrainc.running.run_profile import FORMAT
 from ratrain.targets.program.json_values import text, whole
 from ratrain.targets.program.program import Program
 from ratrain.targets.program.routine import Routine, routine_from_json
 from ratrain.targets.program.rtx import parse_program
-from ratrain.targets.runtime.profile import CONCURRENCIES, Concurrency
+from ratrain.targets.runtime.engine.profile import CONCURRENCIES, Concurrency
 
 _WARM_UP = 2
 """Steps that are left out where more follow: kernels are compiled and memory is touched for the first time."""

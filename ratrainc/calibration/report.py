@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from ratrain.ratrain_ir.diagnostics import Location, fail, nearest
+from ratrain.ratrain_ir.support.diagnostics import Location, fail, nearest
 from ratrain.ratrainc.calibration.calibrated import Calibrated
 from ratrain.ratrainc.calibration.fitting import OUTLIER, Errors, Seconds, check_solver, errors, fitted
 from ratrain.ratrainc.calibration.gpt_layers import MeasuredLayer, measured_layers
 from ratrain.ratrainc.calibration.gpt_rows import is_gpt_header, predicted_gpt, read_gpt_rows
 from ratrain.ratrainc.calibration.rows import Row, compiled, held_out, predicted, read_rows
 from ratrain.ratrainc.calibration.tables import read_table
-from ratrain.ratrainc.parts import Part, TextTable
-from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, Strategy
-from ratrain.ratrainc.strategies import strategy as strategy_named
+from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, Strategy
+from ratrain.ratrainc.choices.strategies import strategy as strategy_named
+from ratrain.ratrainc.console.parts import Part, TextTable
 from ratrain.targets.machine.machine import Machine, is_whole
 
 _ROUNDS = 3

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.model_fields import check_model
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrain_ir.frontend.plan_text import check_plan, load_plan
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.model_fields import check_model
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.plan_text import check_plan, load_plan
+from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrainc.calibration.tables import Cells, check_header, read_lines, read_table
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.calibration.fitting import Seconds
-    from ratrain.ratrainc.strategies import Strategy
+    from ratrain.ratrainc.choices.strategies import Strategy
     from ratrain.targets.machine.machine import Machine
     from ratrain.targets.program.program import Program
 
@@ -92,7 +92,7 @@ def compiled(rows: Sequence[Row], machine: Machine, strategy: Strategy) -> list[
 
     Raises `DiagnosticError` where a row's plan does not fit the machine, or cannot be that of the strategy.
     """
-    from ratrain.ratrainc.functions import building
+    from ratrain.ratrainc.compiling import building
 
     programs = []
     for row in rows:
@@ -104,7 +104,7 @@ def compiled(rows: Sequence[Row], machine: Machine, strategy: Strategy) -> list[
 
 def predicted(programs: Sequence[Program], machine: Machine) -> Seconds:
     """Simulated seconds of a steady step of each program."""
-    from ratrain.ratrainc.functions.timing import simulate
+    from ratrain.ratrainc.report.timing import simulate
 
     return np.array([simulate(program, machine=machine).step_seconds for program in programs])
 

@@ -13,8 +13,8 @@ from typing import NoReturn, TypeVar
 
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics, Location, fail, nearest
-from ratrain.ratrain_ir.files import read_text
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics, Location, fail, nearest
+from ratrain.ratrain_ir.support.files import read_text
 
 R = TypeVar("R")
 

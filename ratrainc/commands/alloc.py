@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.options import FiniteRange, Result, Source, byte_count, json_option, output_file
-from ratrain.ratrainc.terminal import echo
+from ratrain.ratrainc.commands.words.options import FiniteRange, Result, Source, byte_count, json_option, output_file
+from ratrain.ratrainc.console.terminal import echo
 
 _EPILOG = """\b
 Examples:
@@ -49,8 +49,8 @@ def command(file: str, capacity: int, output: str | None, seconds: float | None,
     largest number of bytes that live at once; no placement can need less.
     """
     from ratrain import api
-    from ratrain.ratrainc.console import print_json, show_diagnostics, spinner
-    from ratrain.ratrainc.parts import show
+    from ratrain.ratrainc.console.console import print_json, show_diagnostics, spinner
+    from ratrain.ratrainc.console.parts import show
 
     try:
         with spinner(file, "reading it") as progress:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrain.ratrainc.commands import completing
-from ratrain.ratrainc.commands.options import (
+from ratrain.ratrainc.commands.words import completing
+from ratrain.ratrainc.commands.words.options import (
     KernelSetName,
     Result,
     Source,
@@ -20,7 +20,7 @@ from ratrain.ratrainc.commands.options import (
     refuse_idle,
     seconds_option,
 )
-from ratrain.ratrainc.terminal import echo
+from ratrain.ratrainc.console.terminal import echo
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.calibration.calibrated import Calibrated
@@ -172,8 +172,8 @@ def command(
         raise click.UsageError("--fit names no constant")
     assert rows is not None
     from ratrain import api
-    from ratrain.ratrainc.console import status
-    from ratrain.ratrainc.machine_choice import given_machine
+    from ratrain.ratrainc.choices.machine_choice import given_machine
+    from ratrain.ratrainc.console.console import status
 
     with status(f"fitting {', '.join(names)}"):
         found = api.calibrate_rows(rows, names, machine=given_machine(machine), hold_out=every, strategy=strategy_name)
@@ -182,8 +182,8 @@ def command(
 
 def _show(found: Calibrated, output: str | None, *, as_json: bool) -> None:
     """Write the machine where it was asked for, and say what it is."""
-    from ratrain.ratrainc.console import print_json
-    from ratrain.ratrainc.parts import show
+    from ratrain.ratrainc.console.console import print_json
+    from ratrain.ratrainc.console.parts import show
 
     if output is not None:
         found.save(output)
@@ -197,7 +197,7 @@ def _show(found: Calibrated, output: str | None, *, as_json: bool) -> None:
 
 def _of_profiles(paths: tuple[str, ...], name: str) -> Calibrated:
     from ratrain import api
-    from ratrain.ratrainc.console import status
+    from ratrain.ratrainc.console.console import status
 
     with status("fitting rates"):
         return api.calibrate_profile(paths, name)
@@ -205,7 +205,7 @@ def _of_profiles(paths: tuple[str, ...], name: str) -> Calibrated:
 
 def _of_device(choice: DeviceChoice, name: str) -> Calibrated:
     from ratrain import api
-    from ratrain.ratrainc.console import bar
+    from ratrain.ratrainc.console.console import bar
 
     with bar(None, f"timing {choice.device}") as progress:
         return api.calibrate_device(choice, name, progress=progress)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands import completing
-from ratrain.ratrainc.commands.options import (
+from ratrain.ratrainc.choices.machine_choice import MachineChoice
+from ratrain.ratrainc.choices.plan_choices import SearchEffort
+from ratrain.ratrainc.commands.words import completing
+from ratrain.ratrainc.commands.words.options import (
     Source,
     in_groups,
     jobs_option,
@@ -15,9 +17,7 @@ from ratrain.ratrainc.commands.options import (
     seconds_option,
     target_options,
 )
-from ratrain.ratrainc.machine_choice import MachineChoice
-from ratrain.ratrainc.plan_choices import SearchEffort
-from ratrain.ratrainc.terminal import echo
+from ratrain.ratrainc.console.terminal import echo
 
 _EPILOG = """\b
 Examples:
@@ -79,8 +79,8 @@ def command(
         refuse_idle("goes with --plan auto: a plan file says it", "seq_len")
         refuse_idle("is for a search: it goes with --plan auto", "effort_seconds", "effort_jobs")
     from ratrain import api
-    from ratrain.ratrainc.console import bar, print_json
-    from ratrain.ratrainc.parts import show
+    from ratrain.ratrainc.console.console import bar, print_json
+    from ratrain.ratrainc.console.parts import show
 
     chosen = [name.strip() for name in names.split(",")] if names else None
     with bar(None, "planning" if automatic else "comparing") as progress:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands import completing
-from ratrain.ratrainc.commands.options import (
+from ratrain.ratrainc.choices.machine_choice import MachineChoice
+from ratrain.ratrainc.commands.words import completing
+from ratrain.ratrainc.commands.words.options import (
     Result,
     Source,
     in_groups,
@@ -19,8 +20,7 @@ from ratrain.ratrainc.commands.options import (
     target_options,
     verbose_option,
 )
-from ratrain.ratrainc.machine_choice import MachineChoice
-from ratrain.ratrainc.terminal import echo
+from ratrain.ratrainc.console.terminal import echo
 
 _EPILOG = """\b
 Examples:
@@ -110,12 +110,12 @@ def command(
     if not advice:
         refuse_idle("writes what advice finds: it does not go with --no-advice", "suggest")
     from ratrain import api
-    from ratrain.ratrainc.commands.loading import checked_schedule
-    from ratrain.ratrainc.console import print_json, spinner, status
-    from ratrain.ratrainc.functions.building import compiled
-    from ratrain.ratrainc.module_figures import module_figures
-    from ratrain.ratrainc.parts import show
-    from ratrain.ratrainc.reports import module_parts, show_inserted
+    from ratrain.ratrainc.commands.words.loading import checked_schedule
+    from ratrain.ratrainc.compiling.building import compiled
+    from ratrain.ratrainc.console.console import print_json, spinner, status
+    from ratrain.ratrainc.console.parts import show
+    from ratrain.ratrainc.facts.module_figures import module_figures
+    from ratrain.ratrainc.report.reports import module_parts, show_inserted
 
     if schedule is not None:
         with spinner(f"compiling {schedule}", "reading and verifying it") as progress:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.terminal import echo
+from ratrain.ratrainc.console.terminal import echo
 
 _EPILOG = """\b
 Where it goes, for every new shell:
@@ -20,10 +20,8 @@ def command(shell: str) -> None:
     """Print what lets a shell complete commands, options, presets, machines, strategies and passes."""
     from click.shell_completion import get_completion_class
 
-    from ratrain.ratrainc.cli import commands
-
     made = get_completion_class(shell)
     assert made is not None
-    completion = made(commands, {}, "ratrainc", "_RATRAINC_COMPLETE")
+    completion = made(click.get_current_context().find_root().command, {}, "ratrainc", "_RATRAINC_COMPLETE")
     # `source` of bash would look for a bash here and now; the script is the same for all
     echo(completion.source_template % completion.source_vars(), wrap=False)

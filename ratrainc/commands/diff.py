@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.options import Source, json_option
+from ratrain.ratrainc.commands.words.options import Source, json_option
 
 _EPILOG = """\b
 Examples:
@@ -21,8 +21,8 @@ Examples:
 def command(before: str, after: str, as_json: bool) -> None:
     """Show what differs between two schedules, in schedule terms: ops added, dropped, moved; tensors; peaks."""
     from ratrain import api
-    from ratrain.ratrainc.console import print_json, status
-    from ratrain.ratrainc.parts import show
+    from ratrain.ratrainc.console.console import print_json, status
+    from ratrain.ratrainc.console.parts import show
 
     with status(f"comparing {before} and {after}"):
         found = api.diff(before, after)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.options import Source, misuse_of_command, refuse_idle
-from ratrain.ratrainc.terminal import echo
+from ratrain.ratrainc.commands.words.options import Source, misuse_of_command, refuse_idle
+from ratrain.ratrainc.console.terminal import echo
 
 _EPILOG = """\b
 Examples:

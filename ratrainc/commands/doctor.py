@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.options import Source, json_option, machine_option, model_option, plan_option
+from ratrain.ratrainc.commands.words.options import Source, json_option, machine_option, model_option, plan_option
 
 _EPILOG = """\b
 Examples:
@@ -34,8 +34,8 @@ def command(file: str | None, model: str | None, plan: str | None, machine: str 
             "--machine goes with a file or with --model and --plan: nothing is compiled without them"
         )
     from ratrain import api
-    from ratrain.ratrainc.console import print_json, status
-    from ratrain.ratrainc.parts import show
+    from ratrain.ratrainc.console.console import print_json, status
+    from ratrain.ratrainc.console.parts import show
 
     program = None
     with status("compiling"):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrain.ratrainc.commands.options import (
+from ratrain.ratrainc.commands.words.options import (
     Source,
     json_option,
     machine_option,
@@ -15,11 +15,11 @@ from ratrain.ratrainc.commands.options import (
     refuse_idle,
     seconds_option,
 )
-from ratrain.ratrainc.terminal import echo
+from ratrain.ratrainc.console.terminal import echo
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.byte_report import ByteReport
-    from ratrain.ratrainc.time_report import TimeReport
+    from ratrain.ratrainc.report.byte_report import ByteReport
+    from ratrain.ratrainc.report.time_report import TimeReport
 
 _EPILOG = """\b
 Examples:
@@ -73,9 +73,9 @@ def command(
     if cold and not of_time:
         raise click.UsageError("--cold goes with --time")
     from ratrain import api
-    from ratrain.ratrainc.commands.loading import checked_program, explained_schedule
-    from ratrain.ratrainc.console import print_json, spinner, status
-    from ratrain.ratrainc.parts import show
+    from ratrain.ratrainc.commands.words.loading import checked_program, explained_schedule
+    from ratrain.ratrainc.console.console import print_json, spinner, status
+    from ratrain.ratrainc.console.parts import show
 
     found: TimeReport | ByteReport
     with misuse_of_command():

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrain.ratrainc.commands.options import Result, Source, output_file, refuse_idle
-from ratrain.ratrainc.terminal import echo, echo_document
+from ratrain.ratrainc.commands.words.options import Result, Source, output_file, refuse_idle
+from ratrain.ratrainc.console.terminal import echo, echo_document
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.functions.checking import ExportFormat
@@ -57,8 +57,8 @@ def command(file: str, table_format: ExportFormat, output: str | None, lowered: 
     if table_format != "torch-csv":
         refuse_idle(f"is for a table: --format {table_format} writes settings", "lowered")
     from ratrain import api
-    from ratrain.ratrain_ir.files import write_text
-    from ratrain.ratrainc.console import status
+    from ratrain.ratrain_ir.support.files import write_text
+    from ratrain.ratrainc.console.console import status
 
     with status(f"reading and verifying {file}"):
         exported = api.export(file, table_format, lowered=lowered)

@@ -6,8 +6,8 @@ from typing import Literal
 
 import click
 
-from ratrain.ratrain_ir.frontend.hf_export import TORCH_DTYPES
-from ratrain.ratrainc.commands.options import (
+from ratrain.ratrain_ir.config.hf_export import TORCH_DTYPES
+from ratrain.ratrainc.commands.words.options import (
     Result,
     Source,
     byte_count,
@@ -60,7 +60,7 @@ def command(
     The names and packing are those of the model's family. Optimizer state stays behind; --resume takes the checkpoint itself.
     """
     from ratrain import api
-    from ratrain.ratrainc.console import print_json, say, status
+    from ratrain.ratrainc.console.console import print_json, say, status
 
     with misuse_of_command(), status(f"writing the weights of {checkpoint}"):
         export = api.export_weights(checkpoint, output, max_shard_bytes=max_shard_size, dtype=dtype)

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.options import FiniteRange, Source, choice_option, in_groups, json_option, refuse_idle
-from ratrain.ratrainc.run_choices import Generation, Prompt
+from ratrain.ratrainc.choices.run_choices import Generation, Prompt
+from ratrain.ratrainc.commands.words.options import (
+    FiniteRange,
+    Source,
+    choice_option,
+    in_groups,
+    json_option,
+    refuse_idle,
+)
 from ratrain.targets.runtime.settings import Sampling
 
 _EPILOG = """\b
@@ -114,8 +121,8 @@ def command(path: str, prompt: Prompt, asked: Generation, threads: int | None, a
             "asked_sampling_seed",
         )
     from ratrain import api
-    from ratrain.ratrainc.console import print_json, status
-    from ratrain.ratrainc.terminal import echo
+    from ratrain.ratrainc.console.console import print_json, status
+    from ratrain.ratrainc.console.terminal import echo
 
     with status("generating"):
         made = api.generate(path, prompt, asked=asked, threads=threads)

@@ -7,7 +7,7 @@ from typing import Literal
 import click
 
 from ratrain.ratrainc.bridge.settings import Asked
-from ratrain.ratrainc.commands.options import (
+from ratrain.ratrainc.commands.words.options import (
     FiniteRange,
     Result,
     Source,
@@ -16,7 +16,7 @@ from ratrain.ratrainc.commands.options import (
     misuse_of_command,
     output_file,
 )
-from ratrain.ratrainc.terminal import echo, echo_document
+from ratrain.ratrainc.console.terminal import echo, echo_document
 
 _EPILOG = """\b
 Examples:
@@ -150,10 +150,10 @@ def command(
     from attrs import asdict
 
     from ratrain import api
-    from ratrain.ratrain_ir.files import write_text
-    from ratrain.ratrain_ir.frontend.text import shown
+    from ratrain.ratrain_ir.support.files import write_text
+    from ratrain.ratrain_ir.support.text import shown
     from ratrain.ratrainc.bridge.report import imported_json
-    from ratrain.ratrainc.console import print_json
+    from ratrain.ratrainc.console.console import print_json
 
     with misuse_of_command():
         made = api.import_plan(framework, file, **asdict(asked))

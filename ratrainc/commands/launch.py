@@ -7,7 +7,7 @@ from typing import Literal, NoReturn
 
 import click
 
-from ratrain.ratrainc.commands.options import Source, choice_option, misuse_of_command
+from ratrain.ratrainc.commands.words.options import Source, choice_option, misuse_of_command
 
 _EPILOG = """\b
 Examples:
@@ -88,7 +88,7 @@ def command(ranks: int, mpirun: str | None, engine: Literal["mpi", "torch"], fil
     """
     from ratrain import api
     from ratrain.ratrainc.commands.run import command as run_command
-    from ratrain.ratrainc.commands.said_twice import refuse_said_twice
+    from ratrain.ratrainc.commands.words.said_twice import refuse_said_twice
 
     refuse_said_twice(run_command, [file, *words], "run", None)
     with misuse_of_command():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrain.ratrainc.commands.options import FiniteRange, Source, json_option, refuse_idle
+from ratrain.ratrainc.commands.words.options import FiniteRange, Source, json_option, refuse_idle
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.schedule_worth import PassTimes
@@ -75,8 +75,8 @@ def command(
     """
     del table_format  # there is one
     from ratrain import api
-    from ratrain.ratrainc.console import print_json, show_diagnostics, status
-    from ratrain.ratrainc.parts import show
+    from ratrain.ratrainc.console.console import print_json, show_diagnostics, status
+    from ratrain.ratrainc.console.parts import show
 
     times = _pass_times(forward, backward, weight)
     try:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrain.ratrainc.commands import completing
-from ratrain.ratrainc.commands.options import (
+from ratrain.ratrainc.commands.words import completing
+from ratrain.ratrainc.commands.words.options import (
     Result,
     Source,
     machine_option,
@@ -17,7 +17,7 @@ from ratrain.ratrainc.commands.options import (
     refuse_idle,
     verbose_option,
 )
-from ratrain.ratrainc.terminal import echo, echo_document
+from ratrain.ratrainc.console.terminal import echo, echo_document
 
 if TYPE_CHECKING:
     from ratrain.passes.manager import PassRun
@@ -36,7 +36,7 @@ Examples:
 def _list_passes(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
     if wanted:
         from ratrain import api
-        from ratrain.ratrainc.parts import show
+        from ratrain.ratrainc.console.parts import show
 
         show(api.passes().parts())
         context.exit()
@@ -46,7 +46,7 @@ class _Observer:
     """Prints and writes the module between passes."""
 
     def __init__(self, module: Module, after: str | None, after_change: bool, folder: str | None) -> None:
-        from ratrain.ratrain_ir.files import made_directory
+        from ratrain.ratrain_ir.support.files import made_directory
 
         self.wanted = after
         self.after_change = after_change
@@ -66,27 +66,27 @@ class _Observer:
             echo(f"// after {run.text}", err=True)
             echo(_text(module), err=True, nl=False, wrap=False)
         if self.folder is not None:
-            from ratrain.ratrain_ir.printer import write_module
+            from ratrain.ratrain_ir.text.printer import write_module
 
             write_module(module, str(self.folder / f"{self.count:03d}-{name}.rtir"))
 
 
 def _text(module: Module) -> str:
-    from ratrain.ratrain_ir.printer import print_module
+    from ratrain.ratrain_ir.text.printer import print_module
 
     return print_module(module)
 
 
 def _schedule_text(module: Module) -> str:
     """The text without the list of passes, which grows even where nothing else changes."""
-    from ratrain.ratrain_ir.printer import module_texts
+    from ratrain.ratrain_ir.text.printer import module_texts
 
     return "\n".join(line for line in module_texts(module) if not line.startswith("  pipeline "))
 
 
 def _write_reproducer(file: str, pipeline: str) -> str:
     """The input with the command that failed as its first line, in one runnable file."""
-    from ratrain.ratrain_ir.files import read_text, write_text
+    from ratrain.ratrain_ir.support.files import read_text, write_text
 
     path, words = (
         f"{file}.reproducer.rtir",
@@ -160,10 +160,10 @@ def command(
     from ratrain.passes.manager import names_that_run
     from ratrain.passes.pipeline_text import parse_pipeline
     from ratrain.passes.registry import pass_class
-    from ratrain.ratrain_ir.diagnostics import DiagnosticError
-    from ratrain.ratrain_ir.printer import print_module, write_module
-    from ratrain.ratrainc.commands.loading import checked_schedule
-    from ratrain.ratrainc.console import spinner
+    from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+    from ratrain.ratrain_ir.text.printer import print_module, write_module
+    from ratrain.ratrainc.commands.words.loading import checked_schedule
+    from ratrain.ratrainc.console.console import spinner
 
     if print_ir_after not in (None, "all"):
         pass_class(print_ir_after)

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrain.ratrain_ir.frontend.plan import ATTENTION_MASKS, ATTENTIONS, LOGITS
-from ratrain.ratrainc.commands.options import (
+from ratrain.ratrain_ir.config.plan import ATTENTION_MASKS, ATTENTIONS, LOGITS
+from ratrain.ratrainc.choices.machine_choice import MachineChoice
+from ratrain.ratrainc.choices.plan_choices import FrontChoice, Goal, PlanChoice, Questions, SearchEffort, StepSize
+from ratrain.ratrainc.commands.words.options import (
     Result,
     TokenCount,
     exhaustive_option,
@@ -23,14 +25,12 @@ from ratrain.ratrainc.commands.options import (
     seconds_option,
     target_options,
 )
-from ratrain.ratrainc.machine_choice import MachineChoice
-from ratrain.ratrainc.plan_choices import FrontChoice, Goal, PlanChoice, Questions, SearchEffort, StepSize
-from ratrain.ratrainc.terminal import echo
+from ratrain.ratrainc.console.terminal import echo
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.planner.fewest import Fewest
-    from ratrain.ratrainc.planner.fronts import Front
-    from ratrain.ratrainc.planner.planned import LinksReport, Planned, WhatIf
+    from ratrain.ratrainc.planner.answer.fewest import Fewest
+    from ratrain.ratrainc.planner.answer.fronts import Front
+    from ratrain.ratrainc.planner.answer.planned import LinksReport, Planned, WhatIf
 
 _EPILOG = """\b
 Examples:
@@ -226,12 +226,12 @@ def command(
             "-o writes one plan: give one --what-if with it, or none for the plan of the machine as it is"
         )
     from ratrain import api
-    from ratrain.ratrain_ir.files import check_writable
-    from ratrain.ratrainc.console import bar
-    from ratrain.ratrainc.pictures import picture_kind
-    from ratrain.ratrainc.planner.machines import parse_changes
-    from ratrain.ratrainc.planner.planned import machine_beside
-    from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
+    from ratrain.ratrain_ir.support.files import check_writable
+    from ratrain.ratrainc.choices.machines import parse_changes
+    from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, strategy
+    from ratrain.ratrainc.console.console import bar
+    from ratrain.ratrainc.console.pictures import picture_kind
+    from ratrain.ratrainc.planner.answer.planned import machine_beside
 
     refuse_idle_levels(strategy(plans.strategy or DEFAULT_STRATEGY))
     if front.plot is not None:
@@ -295,8 +295,8 @@ def _show(
     as_json: bool,
 ) -> None:
     """Write what was asked for, and say what was found."""
-    from ratrain.ratrainc.console import print_json
-    from ratrain.ratrainc.parts import show
+    from ratrain.ratrainc.console.console import print_json
+    from ratrain.ratrainc.console.parts import show
 
     changed_file = None
     kept: list[str] = []
@@ -335,8 +335,8 @@ _OF_GOAL = ("goal_objective", "goal_keep", "goal_explain")
 
 
 def _show_smallest(fewest: Fewest, output: str | None, *, as_json: bool) -> None:
-    from ratrain.ratrainc.console import print_json
-    from ratrain.ratrainc.parts import show
+    from ratrain.ratrainc.console.console import print_json
+    from ratrain.ratrainc.console.parts import show
 
     if output is not None:
         fewest.save(output)
@@ -364,8 +364,8 @@ def _check_goal(goal: Goal, front: FrontChoice) -> None:
 
 def _show_front(found: Front, output: str | None, plot: str | None, *, as_json: bool) -> None:
     """Write a front's plans and its picture, and show it."""
-    from ratrain.ratrainc.console import print_json
-    from ratrain.ratrainc.parts import show
+    from ratrain.ratrainc.console.console import print_json
+    from ratrain.ratrainc.console.parts import show
 
     names = [] if output is None else found.save(output)
     if plot is not None:

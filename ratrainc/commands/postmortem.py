@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.options import Source, json_option
-from ratrain.ratrainc.terminal import echo
+from ratrain.ratrainc.commands.words.options import Source, json_option
+from ratrain.ratrainc.console.terminal import echo
 
 _EPILOG = """\b
 Examples:
@@ -23,7 +23,7 @@ def command(directory: str, as_json: bool) -> int:
     Also of a run that goes on. Exit code 1 where it was lost or cannot go on.
     """
     from ratrain import api
-    from ratrain.ratrainc.console import print_json
+    from ratrain.ratrainc.console.console import print_json
 
     found = api.postmortem(directory)
     if as_json:

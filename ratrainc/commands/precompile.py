@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.options import json_option
+from ratrain.ratrainc.commands.words.options import json_option
 
 _EPILOG = """\b
 Examples:
@@ -33,8 +33,8 @@ def command(dtypes: tuple[str, ...], as_json: bool) -> None:
     compiled when it is first needed. It is for an installation, an image of a container, or a folder that many ranks share.
     """
     from ratrain import api
-    from ratrain.ratrainc.console import print_json, spinner
-    from ratrain.ratrainc.parts import show
+    from ratrain.ratrainc.console.console import print_json, spinner
+    from ratrain.ratrainc.console.parts import show
 
     with spinner("compiling loops", "starting") as progress:
         found = api.precompile(dtypes, progress=progress)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ratrain.ratrainc.commands.options import Result, output_directory, steps_option
+from ratrain.ratrainc.commands.words.options import Result, output_directory, steps_option
 
 _EPILOG = """\b
 Examples:
@@ -33,8 +33,8 @@ def command(steps: int, keep: str | None) -> int:
     import tempfile
 
     if keep is not None:
-        from ratrain.ratrain_ir.files import made_directory
-        from ratrain.ratrainc.extras import is_installed
+        from ratrain.ratrain_ir.support.files import made_directory
+        from ratrain.ratrainc.console.extras import is_installed
 
         return _quickstart(steps, made_directory(keep), is_drawn=is_installed("matplotlib"))
     with tempfile.TemporaryDirectory(prefix="ratrain-") as folder:
@@ -42,11 +42,11 @@ def command(steps: int, keep: str | None) -> int:
 
 
 def _quickstart(steps: int, folder: Path, *, is_drawn: bool) -> int:
-    from ratrain.ratrain_ir.types import Dtype
-    from ratrain.ratrainc.console import say
-    from ratrain.ratrainc.examples import example_path
-    from ratrain.ratrainc.functions.building import resolved
-    from ratrain.targets.runtime.kernels.ahead import attention_beside
+    from ratrain.ratrain_ir.config.types import Dtype
+    from ratrain.ratrainc.compiling.building import resolved
+    from ratrain.ratrainc.console.console import say
+    from ratrain.ratrainc.running.examples import example_path
+    from ratrain.targets.runtime.kernels.fast.ahead import attention_beside
 
     say("1. compile: examples/tiny.json under examples/tiny.toml")
     _, plan = resolved(str(example_path("tiny.json")), str(example_path("tiny.toml")))
@@ -56,16 +56,16 @@ def _quickstart(steps: int, folder: Path, *, is_drawn: bool) -> int:
 
 def _from_plan_to_losses(steps: int, folder: Path, *, is_drawn: bool) -> int:
     from ratrain import api
-    from ratrain.ratrain_ir.printer import write_module
-    from ratrain.ratrainc.console import say
-    from ratrain.ratrainc.examples import example_path
-    from ratrain.ratrainc.parts import show
-    from ratrain.ratrainc.reports import module_parts
-    from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs
-    from ratrain.ratrainc.run_result import show_run
-    from ratrain.ratrainc.training import default_threads, run_training
-    from ratrain.targets.program.program_verifier import check_program
+    from ratrain.ratrain_ir.text.printer import write_module
+    from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs
+    from ratrain.ratrainc.console.console import say
+    from ratrain.ratrainc.console.parts import show
+    from ratrain.ratrainc.report.reports import module_parts
+    from ratrain.ratrainc.running.examples import example_path
+    from ratrain.ratrainc.running.run_result import show_run
+    from ratrain.ratrainc.running.training import default_threads, run_training
     from ratrain.targets.runtime.settings import Evaluation, Execution, RunSettings
+    from ratrain.targets.verifier.program_verifier import check_program
 
     module = api.compile(str(example_path("tiny.json")), str(example_path("tiny.toml")), verify_each=True)
     write_module(module, str(folder / "tiny.rtir"))

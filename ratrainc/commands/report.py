@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrain.ratrainc.commands.given_times import loaded_times, refuse_machine_of_given_times, times_option
-from ratrain.ratrainc.commands.options import (
+from ratrain.ratrainc.commands.words.given_times import loaded_times, refuse_machine_of_given_times, times_option
+from ratrain.ratrainc.commands.words.options import (
     Result,
     Source,
     json_option,
@@ -19,7 +19,7 @@ from ratrain.ratrainc.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.simulation import Simulation, StepSimulation
+    from ratrain.ratrainc.report.simulation import Simulation, StepSimulation
     from ratrain.targets.simulator.given_times import GivenTimes
 
 _EPILOG = """\b
@@ -71,8 +71,8 @@ def command(
     from cold. All times are simulated.
     """
     from ratrain import api
-    from ratrain.ratrainc.commands.loading import checked_program
-    from ratrain.ratrainc.console import print_json, say, size_text, status
+    from ratrain.ratrainc.commands.words.loading import checked_program
+    from ratrain.ratrainc.console.console import print_json, say, size_text, status
 
     if against is not None:
         if output.endswith(".svg"):
@@ -105,8 +105,8 @@ def _compare(
 ) -> None:
     """Write the page of two programs, and say what differs."""
     from ratrain import api
-    from ratrain.ratrainc.commands.loading import checked_program
-    from ratrain.ratrainc.console import print_json, say, size_text, status
+    from ratrain.ratrainc.commands.words.loading import checked_program
+    from ratrain.ratrainc.console.console import print_json, say, size_text, status
     from ratrain.ratrainc.report.comparison import in_words
     from ratrain.ratrainc.report.differences import names_of
 

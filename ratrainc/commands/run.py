@@ -11,7 +11,8 @@ import click
 from attrs import evolve
 from click.core import ParameterSource
 
-from ratrain.ratrainc.commands.options import (
+from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs, Ranks, of_a_process
+from ratrain.ratrainc.commands.words.options import (
     FiniteRange,
     KernelSetName,
     Result,
@@ -27,7 +28,6 @@ from ratrain.ratrainc.commands.options import (
     refuse_idle,
     steps_option,
 )
-from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs, Ranks, of_a_process
 from ratrain.targets.runtime.settings import (
     HOST_DEVICE,
     Evaluation,
@@ -41,7 +41,7 @@ from ratrain.targets.runtime.settings import (
 )
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.run_result import RunResult
+    from ratrain.ratrainc.running.run_result import RunResult
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -395,19 +395,19 @@ def command(
     Ctrl-C ends the run after the step it is in, and saves if --save was given; a second Ctrl-C stops at once. SIGTERM and SIGHUP (unless
     ignored, as under nohup) do the same, with exit code 75 where the state was saved; SIGUSR1 has it say where its ranks are and what they wait for.
     """
-    from ratrain.ratrainc.run_checks import for_program, refuse_contradictions
+    from ratrain.ratrainc.running.run_checks import for_program, refuse_contradictions
 
     settings = _for_its_device(settings)
     with misuse_of_command():
         refuse_contradictions(settings, ranks, threads, outputs)
     _refuse_idle_options(settings, data, ranks)
-    from ratrain.ratrainc.console import status
-    from ratrain.ratrainc.functions.proving import sound_program
-    from ratrain.ratrainc.heartbeat import speaking
-    from ratrain.ratrainc.job import job_of
-    from ratrain.ratrainc.pictures import picture_kind
-    from ratrain.ratrainc.signals import saying_where
-    from ratrain.ratrainc.training import check_outputs, run_training
+    from ratrain.ratrainc.compiling.proving import sound_program
+    from ratrain.ratrainc.console.console import status
+    from ratrain.ratrainc.console.heartbeat import speaking
+    from ratrain.ratrainc.console.pictures import picture_kind
+    from ratrain.ratrainc.console.signals import saying_where
+    from ratrain.ratrainc.running.job import job_of
+    from ratrain.ratrainc.running.training import check_outputs, run_training
 
     if outputs.plot is not None:
         picture_kind(outputs.plot)
@@ -457,9 +457,9 @@ def _refuse_idle_options(settings: RunSettings, data: DataChoice, ranks: Ranks) 
 
 def _report(result: RunResult, *, as_json: bool) -> None:
     """Say what the run did, whose exit code counts: there may be nobody left to hear it, after a signal above all."""
-    from ratrain.ratrainc.console import print_json
-    from ratrain.ratrainc.run_result import show_run
-    from ratrain.ratrainc.terminal import leave_lost_readers
+    from ratrain.ratrainc.console.console import print_json
+    from ratrain.ratrainc.console.terminal import leave_lost_readers
+    from ratrain.ratrainc.running.run_result import show_run
 
     try:
         if as_json:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.options import (
+from ratrain.ratrainc.choices.machine_choice import MachineChoice
+from ratrain.ratrainc.choices.plan_choices import PlanChoice, SearchEffort
+from ratrain.ratrainc.commands.words.options import (
     Result,
     Source,
     exhaustive_option,
@@ -19,9 +21,7 @@ from ratrain.ratrainc.commands.options import (
     seconds_option,
     target_options,
 )
-from ratrain.ratrainc.machine_choice import MachineChoice
-from ratrain.ratrainc.plan_choices import PlanChoice, SearchEffort
-from ratrain.ratrainc.terminal import echo
+from ratrain.ratrainc.console.terminal import echo
 
 _EPILOG = """\b
 Examples:
@@ -90,10 +90,10 @@ def command(
 ) -> None:
     """Show how throughput grows with the number of clusters when each has as much to do. All times are simulated."""
     from ratrain import api
-    from ratrain.ratrainc.console import bar, print_json
-    from ratrain.ratrainc.parts import show
-    from ratrain.ratrainc.pictures import picture_kind
-    from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
+    from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, strategy
+    from ratrain.ratrainc.console.console import bar, print_json
+    from ratrain.ratrainc.console.parts import show
+    from ratrain.ratrainc.console.pictures import picture_kind
 
     if plan is not None:
         refuse_idle("does not go with --plan: the plan says it", "seq_len")

@@ -6,8 +6,8 @@ import click
 
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS
-from ratrain.ratrainc.commands.options import Result, misuse_of_command, output_file
-from ratrain.ratrainc.terminal import echo
+from ratrain.ratrainc.commands.words.options import Result, misuse_of_command, output_file
+from ratrain.ratrainc.console.terminal import echo
 
 _EPILOG = """\b
 Examples:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrain.ratrainc.commands.given_times import loaded_times, refuse_machine_of_given_times, times_option
-from ratrain.ratrainc.commands.options import (
+from ratrain.ratrainc.commands.words.given_times import loaded_times, refuse_machine_of_given_times, times_option
+from ratrain.ratrainc.commands.words.options import (
     Result,
     Source,
     json_option,
@@ -19,7 +19,7 @@ from ratrain.ratrainc.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.functions.timing import CoresStep
+    from ratrain.ratrainc.report.timing import CoresStep
     from ratrain.targets.simulator.given_times import GivenTimes
 
 _EPILOG = """\b
@@ -86,10 +86,10 @@ def command(
     `ratrainc explain FILE --time` says where the time goes.
     """
     from ratrain import api
-    from ratrain.ratrainc.commands.loading import checked_program
-    from ratrain.ratrainc.console import print_json, status
-    from ratrain.ratrainc.parts import show
-    from ratrain.ratrainc.simulation import StepSimulation
+    from ratrain.ratrainc.commands.words.loading import checked_program
+    from ratrain.ratrainc.console.console import print_json, status
+    from ratrain.ratrainc.console.parts import show
+    from ratrain.ratrainc.report.simulation import StepSimulation
 
     if sum((one_core, cores is not None, trace is not None)) > 1:
         raise click.UsageError("--one-core and --cores give a step time alone: they exclude each other and --trace")

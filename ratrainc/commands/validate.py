@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.options import (
+from ratrain.ratrainc.commands.words.options import (
     Result,
     Source,
     jobs_option,
@@ -12,7 +12,7 @@ from ratrain.ratrainc.commands.options import (
     output_file,
     refuse_idle,
 )
-from ratrain.ratrainc.terminal import echo, echo_document
+from ratrain.ratrainc.console.terminal import echo, echo_document
 
 _EPILOG = """\b
 Examples:
@@ -75,10 +75,10 @@ def command(
     if not markdown:
         refuse_idle("goes with --markdown: it names the page", "output")
     from ratrain import api
-    from ratrain.ratrain_ir.files import write_text
-    from ratrain.ratrainc.console import bar, print_json
-    from ratrain.ratrainc.machine_choice import given_machine
-    from ratrain.ratrainc.parts import show
+    from ratrain.ratrain_ir.support.files import write_text
+    from ratrain.ratrainc.choices.machine_choice import given_machine
+    from ratrain.ratrainc.console.console import bar, print_json
+    from ratrain.ratrainc.console.parts import show
     from ratrain.ratrainc.validation.markdown import page
     from ratrain.ratrainc.validation.tables import validation_parts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.options import (
+from ratrain.ratrainc.commands.words.options import (
     Source,
     json_option,
     machine_option,
@@ -12,7 +12,7 @@ from ratrain.ratrainc.commands.options import (
     processes_option,
     refuse_idle,
 )
-from ratrain.ratrainc.terminal import echo
+from ratrain.ratrainc.console.terminal import echo
 
 _EPILOG = """\b
 Examples:
@@ -36,10 +36,10 @@ def command(file: str, machine: str | None, as_json: bool) -> int:
     every op has the workspace that the machine needs. A program: its container and routines, the schedule it executes by the same rules, progress, and that no two instructions race.
     """
     from ratrain import api
-    from ratrain.ratrain_ir.diagnostics import DiagnosticError
-    from ratrain.ratrainc.commands.loading import state_machine
-    from ratrain.ratrainc.console import print_json, show_diagnostics, status
-    from ratrain.ratrainc.machine_choice import given_machine
+    from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+    from ratrain.ratrainc.choices.machine_choice import given_machine
+    from ratrain.ratrainc.commands.words.loading import state_machine
+    from ratrain.ratrainc.console.console import print_json, show_diagnostics, status
 
     chosen = given_machine(machine) if machine else None
     try:

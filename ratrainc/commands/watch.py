@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.options import FiniteRange, Result, Source, json_option, output_file, refuse_idle
+from ratrain.ratrainc.commands.words.options import FiniteRange, Result, Source, json_option, output_file, refuse_idle
 
 _EPILOG = """\b
 Examples:
@@ -42,8 +42,8 @@ def command(runs: tuple[str, ...], output: str | None, once: bool, every: float,
     While a run on this machine writes to a log the page is written again as the log grows; Ctrl-C ends that, and the page stays.
     """
     from ratrain import api
-    from ratrain.ratrainc.console import print_json
-    from ratrain.ratrainc.parts import show
+    from ratrain.ratrainc.console.console import print_json
+    from ratrain.ratrainc.console.parts import show
 
     if once:
         refuse_idle("is for a page that is written again and again: leave --once out", "every")

@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from ratrain.ratrain_ir.actions import actions_of_module, compute_only, torch_csv_lines, with_gathered_parameters
-from ratrain.ratrain_ir.diagnostics import misuse
-from ratrain.ratrain_ir.ops import ENGINES
+from ratrain.ratrain_ir.analysis.actions import (
+    actions_of_module,
+    compute_only,
+    torch_csv_lines,
+    with_gathered_parameters,
+)
+from ratrain.ratrain_ir.ops.ops import ENGINES
+from ratrain.ratrain_ir.support.diagnostics import misuse
 from ratrain.ratrain_ir.verifier import check as check_module
 from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
 from ratrain.ratrainc.bridge.exporting import Exported, export_plan
-from ratrain.ratrainc.difference import Difference, difference
-from ratrain.ratrainc.disassembly import routine_lines, stream_lines, tile_lines
-from ratrain.ratrainc.functions.building import load
-from ratrain.ratrainc.functions.opening import load_schedule
-from ratrain.ratrainc.functions.proving import sound_program
-from ratrain.ratrainc.functions.timing import check_stage
-from ratrain.ratrainc.schedule_table import ScheduleTable, schedule_table
-from ratrain.ratrainc.table_report import TableReport, table_report
+from ratrain.ratrainc.compiling.building import load
+from ratrain.ratrainc.compiling.opening import load_schedule
+from ratrain.ratrainc.compiling.proving import sound_program
+from ratrain.ratrainc.report.difference import Difference, difference
+from ratrain.ratrainc.report.disassembly import routine_lines, stream_lines, tile_lines
+from ratrain.ratrainc.report.schedule_table import ScheduleTable, schedule_table
+from ratrain.ratrainc.report.table_report import TableReport, table_report
+from ratrain.ratrainc.report.timing import check_stage
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.schedule_worth import PassTimes

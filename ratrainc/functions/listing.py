@@ -10,16 +10,16 @@ from attrs import frozen
 
 from ratrain.passes.pass_base import default_text, values_text
 from ratrain.passes.registry import PASSES, pass_class
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrainc.examples import copy_examples, example_names, example_path, example_summary
-from ratrain.ratrainc.model_facts import ModelFacts
-from ratrain.ratrainc.model_facts import model_facts as facts_of
-from ratrain.ratrainc.parts import Part, Shown
-from ratrain.ratrainc.strategies import STRATEGIES, Strategy
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrainc.choices.strategies import STRATEGIES, Strategy
+from ratrain.ratrainc.console.parts import Part, Shown
+from ratrain.ratrainc.facts.model_facts import ModelFacts
+from ratrain.ratrainc.facts.model_facts import model_facts as facts_of
+from ratrain.ratrainc.running.examples import copy_examples, example_names, example_path, example_summary
 from ratrain.targets.machine.machine import Machine, load_machine, machine_names
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 __all__ = ["copy_examples", "example_path", "examples", "machine", "machines", "model_facts", "passes", "strategies"]
 

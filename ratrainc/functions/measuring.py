@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
-from ratrain.ratrainc.functions.building import chosen_machine
-from ratrain.ratrainc.progress import OnProgress, Progress, counting, unheard
-from ratrain.ratrainc.strategies import strategy as strategy_named
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
+from ratrain.ratrainc.choices.strategies import strategy as strategy_named
+from ratrain.ratrainc.compiling.building import chosen_machine
+from ratrain.ratrainc.console.progress import OnProgress, Progress, counting, unheard
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.calibration.from_device import DeviceChoice, DeviceMachine
@@ -46,7 +46,7 @@ def calibrate_profile(profile: str | Sequence[str], name: str = "this-machine") 
     from threadpoolctl import threadpool_limits
 
     from ratrain.ratrainc.calibration.from_profile import machine_from_profiles
-    from ratrain.targets.runtime.utilisation import measured_peak_flops
+    from ratrain.targets.runtime.training.utilisation import measured_peak_flops
 
     with threadpool_limits(limits=1):
         peak = measured_peak_flops()

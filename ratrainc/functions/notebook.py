@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.notebook import DRAWN_BY
+from ratrain.ratrain_ir.support.notebook import DRAWN_BY
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
-    from ratrain.ratrainc.parts import Part
+    from ratrain.ratrainc.console.parts import Part
     from ratrain.ratrainc.validation.outcome import Validation
     from ratrain.targets.program.program import Program
 
 
 def _module(module: Module) -> str:
-    from ratrain.ratrainc.functions.opening import machine_for
-    from ratrain.ratrainc.parts import html_of
-    from ratrain.ratrainc.reports import module_parts
+    from ratrain.ratrainc.compiling.opening import machine_for
+    from ratrain.ratrainc.console.parts import html_of
+    from ratrain.ratrainc.report.reports import module_parts
 
     return html_of(module_parts(module, machine_for(module, None)))
 
 
 def _program(program: Program) -> str:
-    from ratrain.ratrainc.parts import html_of
+    from ratrain.ratrainc.console.parts import html_of
 
     return html_of(program_parts(program))
 
 
 def program_parts(program: Program) -> Iterator[Part]:
     """A table of the stages' streams, and the machine."""
-    from ratrain.ratrainc.console import capacity_text, size_text
-    from ratrain.ratrainc.functions.opening import machine_of
-    from ratrain.ratrainc.parts import TextTable
+    from ratrain.ratrainc.compiling.opening import machine_of
+    from ratrain.ratrainc.console.console import capacity_text, size_text
+    from ratrain.ratrainc.console.parts import TextTable
 
     rows = [
         [f"@{index}", *(str(len(stream)) for stream in stage.streams.values()), size_text(stage.arena_bytes)]
@@ -47,7 +47,7 @@ def program_parts(program: Program) -> Iterator[Part]:
 
 
 def _validation(validation: Validation) -> str:
-    from ratrain.ratrainc.parts import html_of
+    from ratrain.ratrainc.console.parts import html_of
     from ratrain.ratrainc.validation.tables import validation_parts
 
     return html_of(validation_parts(validation))

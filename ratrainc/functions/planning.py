@@ -7,30 +7,30 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ratrain.ratrain_ir.diagnostics import misuse
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrain_ir.frontend.plan_text import load_plan, place_in_plan
-from ratrain.ratrain_ir.frontend.text import Place
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.plan_text import load_plan, place_in_plan
+from ratrain.ratrain_ir.support.diagnostics import misuse
+from ratrain.ratrain_ir.support.text import Place
 from ratrain.ratrainc.bridge import importing
 from ratrain.ratrainc.bridge.settings import Asked
-from ratrain.ratrainc.functions.building import resolved
-from ratrain.ratrainc.machine_choice import MachineChoice
-from ratrain.ratrainc.plan_choices import Goal, PlanChoice, SearchEffort
-from ratrain.ratrainc.planner import comparing, planned
-from ratrain.ratrainc.planner.fewest import Fewest, fewest_clusters
-from ratrain.ratrainc.planner.fronts import Front, front_of
-from ratrain.ratrainc.planner.report import no_plan
-from ratrain.ratrainc.planner.requests import planning_request
-from ratrain.ratrainc.planner.scaling import Scaling, fixed_points, planned_points
-from ratrain.ratrainc.progress import OnProgress, counting
+from ratrain.ratrainc.choices.machine_choice import MachineChoice
+from ratrain.ratrainc.choices.plan_choices import Goal, PlanChoice, SearchEffort
+from ratrain.ratrainc.compiling.building import resolved
+from ratrain.ratrainc.console.progress import OnProgress, counting
+from ratrain.ratrainc.planner.answer import comparing, planned
+from ratrain.ratrainc.planner.answer.fewest import Fewest, fewest_clusters
+from ratrain.ratrainc.planner.answer.fronts import Front, front_of
+from ratrain.ratrainc.planner.answer.report import no_plan
+from ratrain.ratrainc.planner.answer.scaling import Scaling, fixed_points, planned_points
+from ratrain.ratrainc.planner.search.requests import planning_request
 from ratrain.targets.machine.machine import Machine, load_machine
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrainc.bridge.importing import Imported
-    from ratrain.ratrainc.planner.comparing import Comparison
-    from ratrain.ratrainc.planner.planned import LinksReport, Planned, WhatIf
+    from ratrain.ratrainc.planner.answer.comparing import Comparison
+    from ratrain.ratrainc.planner.answer.planned import LinksReport, Planned, WhatIf
 
 MachineLike = str | Machine | MachineChoice | None
 """A machine by its name or its file, as it is, or one of these with another capacity; None: the default one."""

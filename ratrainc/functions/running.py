@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.diagnostics import misuse
-from ratrain.ratrain_ir.files import is_directory
-from ratrain.ratrain_ir.types import Dtype
-from ratrain.ratrainc.functions.proving import sound_program
-from ratrain.ratrainc.machine_facts import Fact
-from ratrain.ratrainc.parts import Part, Shown
-from ratrain.ratrainc.progress import OnProgress, Progress, unheard
-from ratrain.ratrainc.run_choices import DataChoice, Display, Generation, Outputs, Prompt, Ranks
+from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrain_ir.support.diagnostics import misuse
+from ratrain.ratrain_ir.support.files import is_directory
+from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Generation, Outputs, Prompt, Ranks
+from ratrain.ratrainc.compiling.proving import sound_program
+from ratrain.ratrainc.console.parts import Part, Shown
+from ratrain.ratrainc.console.progress import OnProgress, Progress, unheard
+from ratrain.ratrainc.facts.machine_facts import Fact
 from ratrain.targets.runtime.settings import RunSettings, available_threads
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.generation import Generated
-    from ratrain.ratrainc.precompiling import Precompiled
-    from ratrain.ratrainc.run_result import RunResult
-    from ratrain.ratrainc.weight_export import Export
+    from ratrain.ratrainc.running.generation import Generated
+    from ratrain.ratrainc.running.precompiling import Precompiled
+    from ratrain.ratrainc.running.run_result import RunResult
+    from ratrain.ratrainc.running.weight_export import Export
     from ratrain.targets.machine.machine import Machine
     from ratrain.targets.program.program import Program
-    from ratrain.targets.runtime.training import TimedStep
+    from ratrain.targets.runtime.training.training import TimedStep
 
 
 def run(
@@ -45,8 +45,8 @@ def run(
     that ships inside Python. `each_step` hears of every step when it is done. Ctrl-C ends the run after the step it is in. Raises
     `DiagnosticError` where something cannot be used or does not go together.
     """
-    from ratrain.ratrainc.run_checks import for_program, refuse_contradictions
-    from ratrain.ratrainc.training import check_outputs, run_training
+    from ratrain.ratrainc.running.run_checks import for_program, refuse_contradictions
+    from ratrain.ratrainc.running.training import check_outputs, run_training
 
     told = RunSettings(settings) if isinstance(settings, int) else settings
     chosen = DataChoice((data,)) if isinstance(data, str) else data or DataChoice()
@@ -78,7 +78,7 @@ def launch(
 
     `words` are options of `ratrainc run`. Raises `DiagnosticError` where the processes cannot be started.
     """
-    from ratrain.ratrainc.launching import launch as start
+    from ratrain.ratrainc.running.launching import launch as start
 
     if engine == "torch" and mpirun is not None:
         misuse("--mpirun is for --engine mpi: with --engine torch torchrun starts the ranks")
@@ -98,7 +98,7 @@ def generate(
     `asked` says all of how the text is made, `tokens` only how many are added at most. Raises `DiagnosticError` RT094 where the prompt does
     not fit the model, and where the model cannot be read.
     """
-    from ratrain.ratrainc.generation import generate as made
+    from ratrain.ratrainc.running.generation import generate as made
 
     if isinstance(prompt, str):
         prompt = Prompt(text=prompt)
@@ -113,8 +113,8 @@ def export_weights(
 
     Raises `DiagnosticError` where the checkpoint is not sound, or the directory holds something else.
     """
-    from ratrain.ratrainc.weight_export import MOST_SHARD_BYTES
-    from ratrain.ratrainc.weight_export import export_weights as write
+    from ratrain.ratrainc.running.weight_export import MOST_SHARD_BYTES
+    from ratrain.ratrainc.running.weight_export import export_weights as write
 
     if max_shard_bytes == 0:
         misuse("--max-shard-size 0 leaves no room for a tensor")
@@ -134,7 +134,7 @@ class WatchedRuns(Shown):
 
     def parts(self) -> Iterator[Part]:
         """A sentence."""
-        from ratrain.ratrainc.console import size_text
+        from ratrain.ratrainc.console.console import size_text
 
         steps, several = sum(run["steps"] for run in self.runs), "s" * (len(self.runs) > 1)
         yield f"wrote {Path(self.path)}, {size_text(self.size)}: {steps:,} steps of {len(self.runs)} run{several}"
@@ -181,9 +181,9 @@ def postmortem(directory: str) -> Postmortem:
 
     Raises `DiagnosticError` where no ranks have said there where they are.
     """
-    from ratrain.ratrainc.supervisor import describe
-    from ratrain.targets.runtime.checkpoint_series import RUN_FOLDER
-    from ratrain.targets.runtime.positions import RunFolder
+    from ratrain.ratrainc.running.supervisor import describe
+    from ratrain.targets.runtime.checkpoint.checkpoint_series import RUN_FOLDER
+    from ratrain.targets.runtime.watch.positions import RunFolder
 
     inside = Path(directory) / RUN_FOLDER
     report, well = describe(RunFolder(str(inside if is_directory(inside) else directory)))
@@ -214,7 +214,7 @@ class Offer(Shown):
 
 def precompile(dtypes: Sequence[str] = ("f16",), *, progress: OnProgress | None = None) -> Precompiled:
     """Compile the loops that first compilations and first runs would compile, for weights, activations and gradients of some types: f16, bf16, f32."""
-    from ratrain.ratrainc.precompiling import precompile as compile_ahead
+    from ratrain.ratrainc.running.precompiling import precompile as compile_ahead
 
     return compile_ahead([Dtype(each) for each in dict.fromkeys(dtypes)], progress or unheard)
 
@@ -224,7 +224,7 @@ def doctor(program: Program | str | None = None, *, machine: str | Machine | Non
 
     Raises `DiagnosticError` where the program, or its file, is not sound.
     """
-    from ratrain.ratrainc.machine_facts import machine_facts, program_fact
+    from ratrain.ratrainc.facts.machine_facts import machine_facts, program_fact
 
     known = (
         None if program is None else sound_program(program, machine=machine)

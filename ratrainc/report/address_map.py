@@ -7,15 +7,15 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.config.types import StateKind, aligned
 from ratrain.ratrain_ir.module import Level
-from ratrain.ratrain_ir.types import StateKind, aligned
-from ratrain.ratrainc.console import size_text
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrainc.console.console import size_text
 from ratrain.ratrainc.report.svg import Picture
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.ops import Tensor
+    from ratrain.ratrain_ir.ops.ops import Tensor
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 1100, 420, 70, 30, 58
 """Pixels: of the picture, of the memory in it, left of the memory, above and below it."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.files import replacing
-from ratrain.ratrainc.console import seconds_text, size_text
+from ratrain.ratrain_ir.support.files import replacing
+from ratrain.ratrainc.console.console import seconds_text, size_text
 from ratrain.ratrainc.report import tables
 from ratrain.ratrainc.report.page import (
     FINDER,

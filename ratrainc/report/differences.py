@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from attrs import asdict, define, frozen
 
 from ratrain.ratrain_ir.analysis.module_diff import StageDiff, diff_modules
-from ratrain.ratrain_ir.diagnostics import Diagnostics
-from ratrain.ratrain_ir.frontend.plan_text import plan_words
-from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.config.plan_text import plan_words
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.targets.machine.machine import Machine
 from ratrain.targets.program.lifting import lift
 from ratrain.targets.simulator.bubbles import Bubbles

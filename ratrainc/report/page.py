@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from ratrain.ratrain_ir.files import replacing
-from ratrain.ratrain_ir.ops import ENGINES
-from ratrain.ratrain_ir.types import Home
+from ratrain.ratrain_ir.config.types import Home
+from ratrain.ratrain_ir.ops.ops import ENGINES
+from ratrain.ratrain_ir.support.files import replacing
 from ratrain.ratrainc.report import tables
 from ratrain.ratrainc.report.columns import CAUSES, KINDS, StepView, op_elements, tensor_elements
-from ratrain.ratrainc.reports import in_slices
+from ratrain.ratrainc.report.reports import in_slices
 from ratrain.targets.program.columns import KEYWORD
 from ratrain.targets.simulator.bubbles import Bubbles
 from ratrain.targets.simulator.live_curve import live_intervals

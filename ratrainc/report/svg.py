@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
-from ratrain.ratrain_ir.files import replacing
+from ratrain.ratrain_ir.support.files import replacing
 
 
 @frozen

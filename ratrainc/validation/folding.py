@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ratrain.passes.pass_base import Pass
-    from ratrain.ratrain_ir.frontend.plan import Plan
-    from ratrain.ratrainc.planner.evaluation import Task
+    from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrainc.planner.search.evaluation import Task
     from ratrain.ratrainc.validation.rows import Row
 
 _BYTES = ("peak_bytes", "fits")

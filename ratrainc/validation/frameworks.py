@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain.passes.pipeline_text import parse_pipeline
-from ratrain.passes.placement.placed_by import placed_by
+from ratrain.passes.placed_by import placed_by
 from ratrain.passes.recovery.recompute import RecomputePass
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.schedules.named import default_schedule, most_held
 from ratrain.ratrain_ir.topology import mesh_of
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.planner.evaluation import Task
+    from ratrain.ratrainc.planner.search.evaluation import Task
 
 _SCHEDULE = "1f1b"
 _F16, _F32 = 2, 4

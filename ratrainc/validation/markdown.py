@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ratrain.ratrainc.markdown_text import escaped, prose, wrapped
+from ratrain.ratrainc.console.markdown_text import escaped, prose, wrapped
 from ratrain.ratrainc.validation.rows import label_of
 from ratrain.ratrainc.validation.tables import (
     class_tables,
@@ -17,7 +17,7 @@ from ratrain.ratrainc.validation.tables import (
 )
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.parts import TextTable
+    from ratrain.ratrainc.console.parts import TextTable
     from ratrain.ratrainc.validation.outcome import Validation
     from ratrain.ratrainc.validation.rows import ValidationTable
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from attrs import evolve, field, frozen
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
-from ratrain.ratrain_ir.notebook import ShownInNotebook
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
+from ratrain.ratrain_ir.support.notebook import ShownInNotebook
 from ratrain.ratrainc.calibration.fitting import Errors
-from ratrain.ratrainc.planner.evaluation import Evaluation, Task
-from ratrain.ratrainc.planner.workers import evaluate_all
+from ratrain.ratrainc.planner.search.evaluation import Evaluation, Task
+from ratrain.ratrainc.planner.search.workers import evaluate_all
 from ratrain.ratrainc.validation.folding import task_of
 from ratrain.ratrainc.validation.frameworks import framework_bytes
 from ratrain.ratrainc.validation.rows import COMPARED_IN_GROUPS, MEASURES_OF, SPLITS, Row, ValidationTable

@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from attrs import define, evolve, field, frozen
 
 from ratrain.passes.pipeline_text import parse_pipeline, size_in_bytes
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
-from ratrain.ratrain_ir.frontend.model_fields import check_model
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.frontend.plan import KEYS, Plan
-from ratrain.ratrain_ir.frontend.plan_text import Overlay, load_plan, parse_plan
-from ratrain.ratrain_ir.frontend.text import Place
+from ratrain.ratrain_ir.config.model_fields import check_model
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan import KEYS, Plan
+from ratrain.ratrain_ir.config.plan_text import Overlay, load_plan, parse_plan
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
+from ratrain.ratrain_ir.support.text import Place
 from ratrain.ratrain_ir.topology import topology_of
 from ratrain.ratrainc.calibration.tables import Cells, TableLine, check_header, read_commented_table, read_lines
-from ratrain.ratrainc.machine_choice import resized
-from ratrain.ratrainc.planner.evaluation import Task
-from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, strategy
-from ratrain.ratrainc.times_text import textbook_times
+from ratrain.ratrainc.choices.machine_choice import resized
+from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, strategy
+from ratrain.ratrainc.choices.times_text import textbook_times
+from ratrain.ratrainc.planner.search.evaluation import Task
 from ratrain.ratrainc.validation.frameworks import FRAMEWORKS, Framework, refusal
 from ratrain.targets.machine.capacity import capacity_of
 from ratrain.targets.machine.machine import Machine, largest_value, load_machine
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.target import Capacity
     from ratrain.targets.simulator.given_times import GivenTimes
 

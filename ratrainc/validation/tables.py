@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain.ratrainc.console import seconds_text
-from ratrain.ratrainc.parts import Part, TextTable
+from ratrain.ratrainc.console.console import seconds_text
+from ratrain.ratrainc.console.parts import Part, TextTable
 from ratrain.ratrainc.validation.rows import COMPARED_IN_GROUPS, SPLITS
 
 if TYPE_CHECKING:

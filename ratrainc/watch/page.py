@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.files import replacing
-from ratrain.ratrainc.console import size_text
+from ratrain.ratrain_ir.support.files import replacing
+from ratrain.ratrainc.console.console import size_text
 from ratrain.ratrainc.report.page import SCRIPT, page_file, scripts
 from ratrain.ratrainc.report.tables import table
 

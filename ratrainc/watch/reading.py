@@ -11,9 +11,9 @@ from typing import Any
 
 from attrs import define, field
 
-from ratrain.ratrain_ir.diagnostics import Location, fail
-from ratrain.ratrain_ir.files import opened_regular, path_errors, without_mark
-from ratrain.targets.runtime.locks import is_held_by_another, lock_beside
+from ratrain.ratrain_ir.support.diagnostics import Location, fail
+from ratrain.ratrain_ir.support.files import opened_regular, path_errors, without_mark
+from ratrain.targets.runtime.arena.locks import is_held_by_another, lock_beside
 
 NUMBERS = (
     *("loss", "eval_loss", "tokens", "tokens_per_second", "gradient_norm", "loss_scale", "learning_rate", "mfu"),

@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.files import check_writable, is_directory, is_regular, opened_regular, path_errors
-from ratrain.ratrainc.cli import EXIT_INTERRUPTED
-from ratrain.ratrainc.console import status
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.files import check_writable, is_directory, is_regular, opened_regular, path_errors
+from ratrain.ratrainc.console.console import status
+from ratrain.ratrainc.console.failures import EXIT_INTERRUPTED
 from ratrain.ratrainc.watch.page import MARK, write_watch_page
 from ratrain.ratrainc.watch.reading import GrowingLog
 

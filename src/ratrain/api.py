@@ -15,12 +15,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError
 from ratrain.ratrainc.functions import notebook as _notebook
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.side_by_side import processes
-    from ratrain.ratrainc.functions.building import (
+    from ratrain.ratrainc.compiling.building import (
         compile,  # noqa: A004 - the name the documentation promises
         emit,
         load,
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
         run_passes,
         save,
     )
+    from ratrain.ratrainc.compiling.opening import load_schedule, machine_for, machine_of
+    from ratrain.ratrainc.compiling.proving import verify
+    from ratrain.ratrainc.compiling.soundness import check
+    from ratrain.ratrainc.console.progress import OnProgress, Progress
     from ratrain.ratrainc.functions.checking import (
         diff,
         disassemble,
@@ -51,7 +55,6 @@ if TYPE_CHECKING:
     )
     from ratrain.ratrainc.functions.measuring import calibrate_device, calibrate_profile, calibrate_rows, validate
     from ratrain.ratrainc.functions.memory import address_map, alloc, explain
-    from ratrain.ratrainc.functions.opening import load_schedule, machine_for, machine_of
     from ratrain.ratrainc.functions.planning import (
         compare,
         compare_best,
@@ -63,7 +66,6 @@ if TYPE_CHECKING:
         smallest,
         what_if,
     )
-    from ratrain.ratrainc.functions.proving import verify
     from ratrain.ratrainc.functions.running import (
         doctor,
         export_weights,
@@ -74,8 +76,9 @@ if TYPE_CHECKING:
         run,
         watch,
     )
-    from ratrain.ratrainc.functions.soundness import check
-    from ratrain.ratrainc.functions.timing import (
+    from ratrain.ratrainc.memory.placing import RefusedPlacingError
+    from ratrain.ratrainc.report.table_report import UnsoundTableError
+    from ratrain.ratrainc.report.timing import (
         explain_time,
         report,
         report_against,
@@ -84,26 +87,23 @@ if TYPE_CHECKING:
         simulate_on_cores,
         write_trace,
     )
-    from ratrain.ratrainc.placing import RefusedPlacingError
-    from ratrain.ratrainc.progress import OnProgress, Progress
-    from ratrain.ratrainc.table_report import UnsoundTableError
 
 _ROOMS = {
     "ratrain.ratrain_ir.side_by_side": "processes",
-    "ratrain.ratrainc.functions.building": "compile emit load lowered make_for resolved run_passes save",
+    "ratrain.ratrainc.compiling.building": "compile emit load lowered make_for resolved run_passes save",
     "ratrain.ratrainc.functions.checking": "diff disassemble disassemble_routines disassemble_tiles export lint schedule",
     "ratrain.ratrainc.functions.listing": "copy_examples example_path examples machine machines model_facts passes strategies",
     "ratrain.ratrainc.functions.measuring": "calibrate_device calibrate_profile calibrate_rows validate",
     "ratrain.ratrainc.functions.memory": "address_map alloc explain",
-    "ratrain.ratrainc.functions.opening": "load_schedule machine_for machine_of",
+    "ratrain.ratrainc.compiling.opening": "load_schedule machine_for machine_of",
     "ratrain.ratrainc.functions.planning": "compare compare_best import_plan pareto plan robust_links scale smallest what_if",
-    "ratrain.ratrainc.functions.proving": "verify",
+    "ratrain.ratrainc.compiling.proving": "verify",
     "ratrain.ratrainc.functions.running": "doctor export_weights generate launch postmortem precompile run watch",
-    "ratrain.ratrainc.functions.soundness": "check",
-    "ratrain.ratrainc.functions.timing": "explain_time report report_against simulate simulate_given simulate_on_cores write_trace",
-    "ratrain.ratrainc.placing": "RefusedPlacingError",
-    "ratrain.ratrainc.progress": "OnProgress Progress",
-    "ratrain.ratrainc.table_report": "UnsoundTableError",
+    "ratrain.ratrainc.compiling.soundness": "check",
+    "ratrain.ratrainc.report.timing": "explain_time report report_against simulate simulate_given simulate_on_cores write_trace",
+    "ratrain.ratrainc.memory.placing": "RefusedPlacingError",
+    "ratrain.ratrainc.console.progress": "OnProgress Progress",
+    "ratrain.ratrainc.report.table_report": "UnsoundTableError",
 }
 """Where what it has stands, as above: a module is imported when something of it is asked for, so that a command loads what it needs."""
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, field, frozen
 
 from ratrain.passes.memory.allocation import AllocationProblem, allocate
-from ratrain.ratrain_ir.blocks import (
+from ratrain.ratrain_ir.config.model_config import LayerKind, ModelConfig
+from ratrain.ratrain_ir.config.plan import Plan, slice_plan
+from ratrain.ratrain_ir.config.tensor_peers import norms_over_peers, peer_model
+from ratrain.ratrain_ir.config.types import Dtype, aligned, tensor_type
+from ratrain.ratrain_ir.model.blocks import (
     KEY_SLOTS,
     PRODUCTS,
     Block,
@@ -27,12 +31,8 @@ from ratrain.ratrain_ir.blocks import (
     takes_pair,
     tokens_per_micro_batch,
 )
-from ratrain.ratrain_ir.frontend.model_config import LayerKind, ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Plan, slice_plan
-from ratrain.ratrain_ir.peer_blocks import adds_branch_apart
-from ratrain.ratrain_ir.signatures import of_slice
-from ratrain.ratrain_ir.tensor_peers import norms_over_peers, peer_model
-from ratrain.ratrain_ir.types import Dtype, aligned, tensor_type
+from ratrain.ratrain_ir.model.peer_blocks import adds_branch_apart
+from ratrain.ratrain_ir.ops.signatures import of_slice
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.routine import Formal, Intermediate, ParameterView, Routine, Shape, Step, parse_reference
 

@@ -2,7 +2,7 @@
 
 Routines follow from the op, the model and the plan (`ratrain.targets.codegen.routines`). A program carries them so that it runs without
 being compiled, and its header carries the model and the plan so that people, exports and checkpoints know what it trains; here the
-two are held against each other. Where intermediates lie in the workspace is free: `ratrain.targets.program.routine_verifier` proves of any place
+two are held against each other. Where intermediates lie in the workspace is free: `ratrain.targets.verifier.routine_verifier` proves of any place
 that nothing is overwritten before it was read.
 """
 
@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.frontend.plan import slice_plan
-from ratrain.ratrain_ir.signatures import is_of_other_slice
-from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.config.plan import slice_plan
+from ratrain.ratrain_ir.config.types import StateKind
+from ratrain.ratrain_ir.ops.signatures import is_of_other_slice
 from ratrain.targets.codegen.builder import mlp_chunk_rows, mlp_chunk_starts
 from ratrain.targets.codegen.routines import OF_BRANCHES, RoutineForm, derived_routine, representative
 from ratrain.targets.program.instruction import Access
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.blocks import Block
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.program.program import ProgramStage
     from ratrain.targets.program.routine import Routine, Step

@@ -14,13 +14,13 @@ from attrs import define, evolve, field
 from ratrain.ratrain_ir.analysis.dependence import stage_numbers
 from ratrain.ratrain_ir.analysis.dependence_sweep import NONE
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.diagnostics import Diagnostics, fail
+from ratrain.ratrain_ir.config.types import Home, StateKind, TensorType
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.numbering import Numbers
-from ratrain.ratrain_ir.ops import FIELDS, BlockOp, Op, Release, Tensor
-from ratrain.ratrain_ir.signatures import operand_roles
+from ratrain.ratrain_ir.ops.numbering import Numbers
+from ratrain.ratrain_ir.ops.ops import FIELDS, BlockOp, Op, Release, Tensor
+from ratrain.ratrain_ir.ops.signatures import operand_roles
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics, fail
 from ratrain.ratrain_ir.target import Target
-from ratrain.ratrain_ir.types import Home, StateKind, TensorType
 from ratrain.ratrain_ir.verifier.report import Reporter
 from ratrain.ratrain_ir.verifier.workspace import check_op_workspace
 from ratrain.targets.codegen.emitted_columns import EmittedStage, Form, Streams, emitted_columns

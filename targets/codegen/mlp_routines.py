@@ -17,7 +17,7 @@ from ratrain.targets.codegen.norms import (
 )
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.targets.codegen.builder import Builder, Chunk
 
 _KERNELS = {

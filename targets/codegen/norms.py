@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.blocks import PRODUCTS, SQUARES, exchanged_type, norm_sums
-from ratrain.ratrain_ir.tensor_peers import copies_of_keys
+from ratrain.ratrain_ir.config.tensor_peers import copies_of_keys
+from ratrain.ratrain_ir.model.blocks import PRODUCTS, SQUARES, exchanged_type, norm_sums
 from ratrain.targets.codegen.builder import INPUT, WEIGHT
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.targets.codegen.builder import Builder
 
 

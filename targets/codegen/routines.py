@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.blocks import Block, block, saved_slots, scores_type, tokens_per_micro_batch
-from ratrain.ratrain_ir.frontend.plan import SlicePlan, slice_plan
-from ratrain.ratrain_ir.ops import BlockOp, Recompute
-from ratrain.ratrain_ir.signatures import Binding, bind, is_of_other_slice
-from ratrain.ratrain_ir.types import Dtype, StateKind
+from ratrain.ratrain_ir.config.plan import SlicePlan, slice_plan
+from ratrain.ratrain_ir.config.types import Dtype, StateKind
+from ratrain.ratrain_ir.model.blocks import Block, block, saved_slots, scores_type, tokens_per_micro_batch
+from ratrain.ratrain_ir.ops.ops import BlockOp, Recompute
+from ratrain.ratrain_ir.ops.signatures import Binding, bind, is_of_other_slice
 from ratrain.targets.codegen.builder import INPUT, WEIGHT, Builder
 from ratrain.targets.codegen.mlp_routines import mlp_backward, mlp_forward
 from ratrain.targets.codegen.norms import (
@@ -43,8 +43,8 @@ from ratrain.targets.codegen.norms import (
 from ratrain.targets.codegen.slice_routines import sliced_backward, sliced_forward
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.targets.program.routine import Routine
 
 

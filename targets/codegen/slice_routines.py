@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.blocks import KEY_SLOTS, SUM_SLOTS, last_viewer, seen_slices
-from ratrain.ratrain_ir.frontend.plan import SlicePlan, slice_plan
-from ratrain.ratrain_ir.signatures import of_slice
-from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.config.plan import SlicePlan, slice_plan
+from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrain_ir.model.blocks import KEY_SLOTS, SUM_SLOTS, last_viewer, seen_slices
+from ratrain.ratrain_ir.ops.signatures import of_slice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.diagnostics import Note, fail
+from ratrain.ratrain_ir.support.diagnostics import Note, fail
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.target import Capacity

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.model_flops import visible_block_pairs, visible_pairs
+from ratrain.ratrain_ir.config.model_flops import visible_block_pairs, visible_pairs
 from ratrain.targets.machine.machine import KERNEL_COSTS, Machine
 from ratrain.targets.machine.resource_work import Flow, ResourceWork
 from ratrain.targets.program.kernels import KERNELS

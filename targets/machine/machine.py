@@ -10,15 +10,15 @@ from typing import Any, TypeGuard
 
 from attrs import field, frozen
 
-from ratrain.ratrain_ir.diagnostics import Diagnostics, Location, fail, nearest
-from ratrain.ratrain_ir.files import is_there, read_text
-from ratrain.ratrain_ir.frontend.toml_text import parse_toml
-from ratrain.ratrain_ir.ops import Engine
-from ratrain.ratrain_ir.plugins import WAY_OUT
-from ratrain.ratrain_ir.quantities import SCALES, QuantityError, parse_quantity, quantity_text
-from ratrain.ratrain_ir.registry import Registry
+from ratrain.ratrain_ir.config.types import STORES, Home
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Location, fail, nearest
+from ratrain.ratrain_ir.support.files import is_there, read_text
+from ratrain.ratrain_ir.support.plugins import WAY_OUT
+from ratrain.ratrain_ir.support.quantities import SCALES, QuantityError, parse_quantity, quantity_text
+from ratrain.ratrain_ir.support.registry import Registry
+from ratrain.ratrain_ir.support.toml_text import parse_toml
 from ratrain.ratrain_ir.target import Capacity
-from ratrain.ratrain_ir.types import STORES, Home
 from ratrain.targets.machine.link_groups import (
     CHIP_KEYS,
     GROUP_UNITS,
@@ -29,7 +29,7 @@ from ratrain.targets.machine.link_groups import (
     size_error,
 )
 from ratrain.targets.machine.op_table import MeasuredOp, OpTable, is_op_key
-from ratrain.targets.registry import DEFAULT_TARGET, TARGETS, machine_files
+from ratrain.targets.machine.registry import DEFAULT_TARGET, TARGETS, machine_files
 
 CERTAINTIES = ("stated", "derived", "assumed", "unverified", "measured", "fitted")
 _UNITS = {
@@ -173,7 +173,7 @@ class Machine:
     ops, as they were measured, and roofline for those that were not"""
     table: OpTable = field(factory=OpTable)
     target: str = DEFAULT_TARGET
-    """the name of what makes its programs: see `ratrain.targets.registry`"""
+    """the name of what makes its programs: see `ratrain.targets.machine.registry`"""
     group_names: tuple[str, ...] = ()
     """of [[link_group]] entries, from the inside out; their constants are named after them, like node.bandwidth"""
     collectives: tuple[str, ...] = COLLECTIVES

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.frontend.rank_mapping import Tile
-from ratrain.ratrain_ir.ops import Group
+from ratrain.ratrain_ir.config.rank_mapping import Tile
+from ratrain.ratrain_ir.ops.ops import Group
+from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.topology import Mesh, mesh_of
 from ratrain.targets.machine.link_groups import Link, LinkGroup
 from ratrain.targets.machine.resource_work import LinkLevel
@@ -22,8 +22,8 @@ from ratrain.targets.machine.resource_work import LinkLevel
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ratrain.ratrain_ir.frontend.plan import Plan
-    from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
+    from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrain_ir.config.rank_mapping import RankMapping
     from ratrain.targets.machine.machine import Machine
 
 

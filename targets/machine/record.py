@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, Location, fail
 from ratrain.ratrain_ir.module import TargetInfo
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Location, fail
 from ratrain.targets.machine.capacity import capacity_of
 from ratrain.targets.machine.machine import COLLECTIVES, Machine, load_machine, machine_names, parse_machine
 from ratrain.targets.machine.placement import placement_of
+from ratrain.targets.machine.registry import DEFAULT_TARGET
 from ratrain.targets.machine.writer import machine_lines
 from ratrain.targets.program.on_chip import on_chip_form
-from ratrain.targets.registry import DEFAULT_TARGET
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.topology import Topology

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from attrs import field, frozen
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.types import Home
+    from ratrain.ratrain_ir.config.types import Home
 
 
 class StorePath(NamedTuple):

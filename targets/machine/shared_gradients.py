@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.blocks import block, flat_elements, parameters, shard_count
-from ratrain.ratrain_ir.tensor_peers import peer_model, share_of
+from ratrain.ratrain_ir.config.tensor_peers import peer_model, share_of
+from ratrain.ratrain_ir.model.blocks import block, flat_elements, parameters, shard_count
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.blocks import Block
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrain_ir.model.blocks import Block
 
 
 @frozen

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.types import Home
+from ratrain.ratrain_ir.config.types import Home
 from ratrain.targets.machine.cost import copy_seconds
 from ratrain.targets.machine.resource_work import Flow, ResourceWork, StorePath
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ratrain.ratrain_ir.types import TensorType
+    from ratrain.ratrain_ir.config.types import TensorType
     from ratrain.targets.machine.machine import Machine
 
 

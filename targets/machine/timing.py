@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir import ops
-from ratrain.ratrain_ir.blocks import shares_rows
-from ratrain.ratrain_ir.ops import Engine, Group
-from ratrain.ratrain_ir.per_op import PerOp
-from ratrain.ratrain_ir.quantised import FORMATS, packed_nbytes
+from ratrain.ratrain_ir.config.quantised import FORMATS, packed_nbytes
+from ratrain.ratrain_ir.config.types import Dtype, StateKind, TensorType
+from ratrain.ratrain_ir.model.blocks import shares_rows
+from ratrain.ratrain_ir.ops import ops
+from ratrain.ratrain_ir.ops.ops import Engine, Group
+from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.topology import mesh_of
-from ratrain.ratrain_ir.types import Dtype, StateKind, TensorType
 from ratrain.targets.machine.collective_cost import (
     Algorithm,
     all_gathers,
@@ -35,7 +35,7 @@ from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.routine import Routine, Step, parse_reference
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.targets.machine.link_groups import Link
     from ratrain.targets.machine.machine import Machine
     from ratrain.targets.machine.shared_gradients import SharedElements

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.files import checked, write_text
-from ratrain.ratrain_ir.frontend.toml_text import parse_toml, toml_key, toml_value
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.files import checked, write_text
+from ratrain.ratrain_ir.support.toml_text import parse_toml, toml_key, toml_value
 from ratrain.targets.machine.link_groups import GROUP_UNITS
 from ratrain.targets.machine.machine import COLLECTIVES, parse_machine
-from ratrain.targets.registry import DEFAULT_TARGET
+from ratrain.targets.machine.registry import DEFAULT_TARGET
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Constant, Machine

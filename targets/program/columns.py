@@ -14,9 +14,9 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.numbering import Numbers
-from ratrain.ratrain_ir.ops import ENGINES, FIELDS, Engine
-from ratrain.ratrain_ir.types import Home, StateKind, TensorType, aligned
+from ratrain.ratrain_ir.config.types import Home, StateKind, TensorType, aligned
+from ratrain.ratrain_ir.ops.numbering import Numbers
+from ratrain.ratrain_ir.ops.ops import ENGINES, FIELDS, Engine
 from ratrain.targets.program.instruction import Access, CountWait, Instruction, ProgramTensor, bound_operands
 from ratrain.targets.program.ready_sweep import ready_places
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.types import STORAGE_DTYPES, Dtype
+from ratrain.ratrain_ir.config.types import STORAGE_DTYPES, Dtype
 from ratrain.targets.program.kernels import ANY_SHAPE, KERNELS, Kernel, Types
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs import field, frozen
 
-from ratrain.ratrain_ir.rope_scaling import parse_scaling
-from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.config.rope_scaling import parse_scaling
+from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
 
 if TYPE_CHECKING:
@@ -608,7 +608,7 @@ _DECLARED = (
     ),
     Kernel(
         "quantise",
-        "packed = a in blocks of 256 elements (`ratrain.ratrain_ir.quantised`): scale = largest magnitude / 127, or / 7 with 4 `bits`; code = "
+        "packed = a in blocks of 256 elements (`ratrain.ratrain_ir.config.quantised`): scale = largest magnitude / 127, or / 7 with 4 `bits`; code = "
         "a / scale, to nearest even. A block has the scale 0 where that would be less than 2^-126, NaN where an element is not finite; its "
         "codes are 0 then.",
         "a:*[n] packed:u8[m]=",

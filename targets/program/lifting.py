@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from ratrain.passes.memory.insert_release import insert_releases
-from ratrain.ratrain_ir.blocks import Block, named_block
+from ratrain.ratrain_ir.config.types import StateKind
+from ratrain.ratrain_ir.model.blocks import Block, named_block
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.ops.ops import (
     ENGINES,
     FIELDS,
     OP_CLASSES,
@@ -45,12 +46,11 @@ from ratrain.ratrain_ir.ops import (
     Update,
     is_blocking,
 )
-from ratrain.ratrain_ir.signatures import Binding, bind
-from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.ops.signatures import Binding, bind
 from ratrain.targets.program.instruction import Access, Instruction, Operand
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.diagnostics import Diagnostics
+    from ratrain.ratrain_ir.support.diagnostics import Diagnostics
     from ratrain.targets.program.program import Program, ProgramStage
 
 

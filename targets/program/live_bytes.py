@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.types import Home, aligned
+from ratrain.ratrain_ir.config.types import Home, aligned
 from ratrain.targets.program.instruction import Access
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.ops import Engine
+    from ratrain.ratrain_ir.ops.ops import Engine
     from ratrain.targets.program.program import ProgramStage
 
 _BEGINS = (Access.WRITE, Access.SCRATCH)

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from ratrain.ratrain_ir.diagnostics import fail, nearest
-from ratrain.ratrain_ir.registry import Registry
+from ratrain.ratrain_ir.support.diagnostics import fail, nearest
+from ratrain.ratrain_ir.support.registry import Registry
 
 if TYPE_CHECKING:
     from ratrain.targets.program.kernels import Types

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
-from ratrain.ratrain_ir.complete_table import CompleteTable
+from ratrain.ratrain_ir.support.complete_table import CompleteTable
 from ratrain.targets.program.kernels import KERNELS, Kernel
 
 T = TypeVar("T")

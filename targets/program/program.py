@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.module import TargetInfo
-from ratrain.ratrain_ir.notebook import ShownInNotebook
-from ratrain.ratrain_ir.ops import ENGINES, Engine, Evict, GiveBack
+from ratrain.ratrain_ir.ops.ops import ENGINES, Engine, Evict, GiveBack
+from ratrain.ratrain_ir.support.notebook import ShownInNotebook
 from ratrain.ratrain_ir.topology import Topology, topology_of
-from ratrain.ratrain_ir.types import Home
 from ratrain.targets.program.columns import ENGINE_NUMBERS, ProgramColumns, StageObjects, columns_of, ready_order
 from ratrain.targets.program.instruction import Access, Instruction, ProgramTensor
 from ratrain.targets.program.routine import Routine

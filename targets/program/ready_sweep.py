@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ratrain.ratrain_ir.loops import Allowance
-from ratrain.ratrain_ir.native_loops import native
+from ratrain.ratrain_ir.support.loops import Allowance
+from ratrain.ratrain_ir.support.native_loops import native
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 import attrs
 from attrs import field, frozen
 
-from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.program.json_values import listed, option, refuse_unknown, whole, word
 
 Shape = tuple[int, ...]

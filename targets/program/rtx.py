@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail
-from ratrain.ratrain_ir.files import checked, read_bytes, replacing
-from ratrain.ratrain_ir.frontend.model_fields import model_from_fields
-from ratrain.ratrain_ir.frontend.plan_text import plan_from_fields
-from ratrain.ratrain_ir.ops import ENGINES, OP_CLASSES
-from ratrain.ratrain_ir.types import STORES, Dtype, Home, StateKind, TensorType, tensor_type
+from ratrain.ratrain_ir.config.model_fields import model_from_fields
+from ratrain.ratrain_ir.config.plan_text import plan_from_fields
+from ratrain.ratrain_ir.config.types import STORES, Dtype, Home, StateKind, TensorType, tensor_type
+from ratrain.ratrain_ir.ops.ops import ENGINES, OP_CLASSES
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
+from ratrain.ratrain_ir.support.files import checked, read_bytes, replacing
 from ratrain.targets.program.columns import (
     ACCESS,
     ACCESSES,
@@ -69,7 +69,7 @@ from ratrain.targets.program.tensor_names import are_names, longest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.plan import Plan
 
 MAGIC = b"RATRAINX"
 VERSION = 6

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.support.diagnostics import fail
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

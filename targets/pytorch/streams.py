@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 
-from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.topology import Hop, Rank
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.streams import Graph, Issue
+    from ratrain.targets.runtime.arena.streams import Graph, Issue
 
 _Key: TypeAlias = tuple[Rank, Engine]
 _MILLISECONDS = 1e3

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from attrs import define, frozen
 
-from ratrain.ratrain_ir import ops
-from ratrain.ratrain_ir.ops import ENGINES, Engine
-from ratrain.ratrain_ir.per_op import PerOp
+from ratrain.ratrain_ir.ops import ops
+from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.targets.program.columns import KEYWORD
 from ratrain.targets.program.instruction import Instruction
 from ratrain.targets.simulator import idle_walk

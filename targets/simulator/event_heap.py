@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.loops import part
+from ratrain.ratrain_ir.support.loops import part
 from ratrain.targets.simulator.run_state import HEAP
 
 if TYPE_CHECKING:

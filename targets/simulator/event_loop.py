@@ -6,8 +6,8 @@ rates are shared anew before time goes on. Small runs go as plain Python, by `in
 
 from __future__ import annotations
 
-from ratrain.ratrain_ir.loops import part
-from ratrain.ratrain_ir.native_loops import native
+from ratrain.ratrain_ir.support.loops import part
+from ratrain.ratrain_ir.support.native_loops import native
 from ratrain.targets.simulator.event_heap import put, take_first
 from ratrain.targets.simulator.flat_program import (
     ALONE,

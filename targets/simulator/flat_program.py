@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.messages import DIRECTIONS, Direction, engines_of, meets
-from ratrain.ratrain_ir.ops import ENGINES, Group
+from ratrain.ratrain_ir.ops.messages import DIRECTIONS, Direction, engines_of, meets
+from ratrain.ratrain_ir.ops.ops import ENGINES, Group
 from ratrain.targets.program.columns import (
     CHUNK,
     COUNT,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ratrain.ratrain_ir.loops import part
+from ratrain.ratrain_ir.support.loops import part
 from ratrain.targets.simulator.event_heap import put
 from ratrain.targets.simulator.run_state import CHANGED
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrain_ir import ops
-from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.ops import Engine
-from ratrain.ratrain_ir.per_op import PerOp
+from ratrain.ratrain_ir.ops import ops
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.per_op import PerOp
+from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.simulator.timed_run import simulate
 
 if TYPE_CHECKING:

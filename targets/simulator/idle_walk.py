@@ -6,8 +6,8 @@ interval, it says at each moment what was running that the engine waited for.
 
 from __future__ import annotations
 
-from ratrain.ratrain_ir.loops import part
-from ratrain.ratrain_ir.native_loops import native
+from ratrain.ratrain_ir.support.loops import part
+from ratrain.ratrain_ir.support.native_loops import native
 from ratrain.targets.simulator.flat_program import RECV, SEND, STREAMS, TOGETHER, FlatProgram, Float64s, Int64s
 
 FILL, DRAIN, STAGE, LINK, BYTE_REUSE, PEERS, MEMORY, GRAD_SYNC, UPDATE, PREFETCH, BARRIER, INPUT, QUEUE, COMPUTE = (

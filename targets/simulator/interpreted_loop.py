@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ratrain.ratrain_ir.loops import Allowance
+from ratrain.ratrain_ir.support.loops import Allowance
 from ratrain.targets.simulator import event_loop
 from ratrain.targets.simulator.flat_program import FlatProgram, Float64s, Records
 from ratrain.targets.simulator.run_state import RunState

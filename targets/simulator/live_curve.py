@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ratrain.ratrain_ir.types import Home
+from ratrain.ratrain_ir.config.types import Home
 from ratrain.targets.program.columns import ACCESS, ACCESSES, OPERANDS, TENSOR
 from ratrain.targets.program.instruction import Access
 

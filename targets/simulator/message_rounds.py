@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ratrain.ratrain_ir.loops import part
-from ratrain.ratrain_ir.native_loops import native
+from ratrain.ratrain_ir.support.loops import part
+from ratrain.ratrain_ir.support.native_loops import native
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.collective_cost import Algorithm

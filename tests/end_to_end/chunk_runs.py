@@ -10,16 +10,16 @@ import numpy as np
 from ratrain import api
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
-from ratrain.ratrainc.strategies import strategy
-from ratrain.targets.runtime.state import training_state
+from ratrain.ratrainc.choices.strategies import strategy
+from ratrain.targets.runtime.checkpoint.state import training_state
 from tests.end_to_end.tiny_runs import losses, make_plan, start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.targets.program.program import Program
-    from ratrain.targets.runtime.training import TrainingRun
+    from ratrain.targets.runtime.training.training import TrainingRun
 
 PASSES = strategy("ratrain").passes
 Outcome = tuple[list[float], dict[str, bytes]]

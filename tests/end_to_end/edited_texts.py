@@ -12,14 +12,14 @@ import attrs
 from attrs import frozen
 
 from ratrain.passes.manager import PassManager
-from ratrain.ratrain_ir.diagnostics import Diagnostic, Diagnostics
-from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
+from ratrain.ratrain_ir.config.plan import Optimizer, Plan
+from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, Diagnostics
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.families import in_family
-from ratrain.ratrain_ir.types import Home
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrain_ir.verifier import verify
 from tests.end_to_end.toys import TOY as MODEL
 

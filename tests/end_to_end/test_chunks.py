@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
-from ratrain.ratrainc.strategies import strategy
+from ratrain.ratrainc.choices.strategies import strategy
 from tests.end_to_end.chunk_runs import Outcome, outcome, program_of, shapes
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER
 from tests.end_to_end.toys import GPT2, NEOX

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.choices.run_choices import DataChoice
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.run_choices import DataChoice
-from ratrain.ratrainc.training_data import open_data
-from ratrain.targets.runtime.documents import Documents, bounds_of
-from ratrain.targets.runtime.evaluation import held_out
-from ratrain.targets.runtime.forward import Forward
+from ratrain.ratrainc.running.training_data import open_data
+from ratrain.targets.runtime.data.documents import Documents, bounds_of
+from ratrain.targets.runtime.engine.evaluation import held_out
+from ratrain.targets.runtime.engine.forward import Forward
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.weights import random_weights
+from ratrain.targets.runtime.weights.weights import random_weights
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, make_stream, run_settings, same_bits
 from tests.program_files import prepare
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.data import TokenStream
+    from ratrain.targets.runtime.data.data import TokenStream
 
 F32 = {"view_dtype": "f32"}
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -15,15 +15,15 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.passes.idle_options import without_idle_options
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.machine.machine import load_machine
-from ratrain.targets.runtime.state import training_state
+from ratrain.targets.runtime.checkpoint.state import training_state
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, WHOLE_STRATEGIES, losses, make_plan, start
 from tests.end_to_end.toys import GEMMA3, GPT2, GRANITE, NEOX, OLMO2
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
 
 STEPS = 4
 MODELS = {"llama": MODEL, "gpt2": GPT2, "gemma3": GEMMA3, "olmo2": OLMO2, "granite": GRANITE, "neox": NEOX}

@@ -10,30 +10,30 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.ops import Engine
-from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.choices.run_choices import Generation, Prompt
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.generation import generate
-from ratrain.ratrainc.run_choices import Generation, Prompt
-from ratrain.ratrainc.weight_export import export_weights
-from ratrain.targets.runtime import forward as forward_module
-from ratrain.targets.runtime.checkpoint_series import latest_weights
-from ratrain.targets.runtime.data import Batches, TokenStream
-from ratrain.targets.runtime.forward import Forward
+from ratrain.ratrainc.running.generation import generate
+from ratrain.ratrainc.running.weight_export import export_weights
+from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_weights
+from ratrain.targets.runtime.data.data import Batches, TokenStream
+from ratrain.targets.runtime.engine import forward as forward_module
+from ratrain.targets.runtime.engine.forward import Forward
+from ratrain.targets.runtime.engine.rank import resolve
+from ratrain.targets.runtime.engine.sampling import Chooser
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.rank import resolve
-from ratrain.targets.runtime.sampling import Chooser
 from ratrain.targets.runtime.settings import Sampling
-from ratrain.targets.runtime.weight_source import WeightSource
+from ratrain.targets.runtime.weights.weight_source import WeightSource
 from tests.end_to_end.tiny_runs import MODEL, make_program, start, train
 from tests.end_to_end.toys import GPT2, NEOX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.targets.runtime.tensor_file import Float32
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.targets.runtime.arena.tensor_file import Float32
 
 MODELS = {
     "llama": MODEL,

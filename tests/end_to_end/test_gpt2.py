@@ -13,18 +13,18 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.blocks import block_chain
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.frontend.plan_text import plan_to_toml
-from ratrain.ratrain_ir.model_flops import model_flops_per_token
+from ratrain.ratrain_ir.config.hf_export import hugging_face_config
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.model_flops import model_flops_per_token
+from ratrain.ratrain_ir.config.plan_text import plan_to_toml
+from ratrain.ratrain_ir.model.blocks import block_chain
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.planner.requests import planning_request
-from ratrain.targets.runtime.data import Batches
-from ratrain.targets.runtime.state import training_state
-from ratrain.targets.runtime.weight_files import write_weights
-from ratrain.targets.runtime.weights import named_parameters, named_parameters_of
+from ratrain.ratrainc.planner.search.requests import planning_request
+from ratrain.targets.runtime.checkpoint.state import training_state
+from ratrain.targets.runtime.data.data import Batches
+from ratrain.targets.runtime.weights.weight_files import write_weights
+from ratrain.targets.runtime.weights.weights import named_parameters, named_parameters_of
 from tests.end_to_end.tiny_runs import (
     OPTIMIZER,
     losses,
@@ -38,7 +38,7 @@ from tests.end_to_end.tiny_runs import (
 from tests.end_to_end.toys import GPT2
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 UNTIED = evolve(GPT2, tied_embeddings=False)
 Wide = npt.NDArray[np.float64]

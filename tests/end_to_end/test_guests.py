@@ -8,16 +8,16 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
+from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.equality import first_difference
-from ratrain.ratrain_ir.ops import Accept, Engine, Evict, GiveBack, TakeBack
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import print_module
-from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.ops.ops import Accept, Engine, Evict, GiveBack, TakeBack
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrain_ir.verifier import verify
-from ratrain.targets.program.program_verifier import check_program
-from ratrain.targets.program.races import stage_races
 from ratrain.targets.program.rtx import parse_program, program_bytes
+from ratrain.targets.verifier.program_verifier import check_program
+from ratrain.targets.verifier.races import stage_races
 from tests.end_to_end.tiny_runs import instructions, losses, make_plan, same_bits, train
 from tests.end_to_end.toys import UNEVEN
 from tests.mutation.subjects import MACHINE, MODEL, SMALL

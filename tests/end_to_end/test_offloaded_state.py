@@ -8,12 +8,12 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.config.types import STORES, Home, StateKind
 from ratrain.ratrain_ir.equality import first_difference
-from ratrain.ratrain_ir.ops import Engine, Update
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import print_module
-from ratrain.ratrain_ir.types import STORES, Home, StateKind
+from ratrain.ratrain_ir.ops.ops import Engine, Update
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrain_ir.verifier import check
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from ratrain.targets.runtime.kernels import kernel_set

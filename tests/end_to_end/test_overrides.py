@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.plan import Optimizer
-from ratrain.targets.runtime.checkpoint import manifest_digest
+from ratrain.ratrain_ir.config.plan import Optimizer
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.targets.runtime.checkpoint.checkpoint import manifest_digest
 from tests.end_to_end.tiny_runs import OPTIMIZER, losses, make_program, same_bits, train
 
 KEYS: list[dict[str, Any]] = [

@@ -12,13 +12,13 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.families import in_family
-from ratrain.ratrainc.run_choices import DataChoice
-from ratrain.ratrainc.training_data import open_data
-from ratrain.targets.runtime.data import TokenStream
-from ratrain.targets.runtime.documents import Documents
-from ratrain.targets.runtime.evaluation import held_out
+from ratrain.ratrainc.choices.run_choices import DataChoice
+from ratrain.ratrainc.running.training_data import open_data
+from ratrain.targets.runtime.data.data import TokenStream
+from ratrain.targets.runtime.data.documents import Documents
+from ratrain.targets.runtime.engine.evaluation import held_out
 from ratrain.targets.runtime.kernels import kernel_set
 from tests.end_to_end.tiny_runs import (
     MODEL,
@@ -36,9 +36,9 @@ from tests.end_to_end.toys import GEMMA3, GPT2
 from tests.program_files import prepare
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.targets.program.program import Program
-    from ratrain.targets.runtime.training import TrainingRun
+    from ratrain.targets.runtime.training.training import TrainingRun
 
 F32_LOSS = 1e-6  # of the loss
 F32_GRADIENT = 2e-6  # of the tensor's largest absolute value; sums of a few hundred terms in another order

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from ratrain.ratrain_ir.frontend.zero_levels import ZeroLevels
-from ratrain.ratrain_ir.quantised import BLOCK_ELEMENTS, FORMATS, LARGEST_CODE
+from ratrain.ratrain_ir.config.quantised import BLOCK_ELEMENTS, FORMATS, LARGEST_CODE
+from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from tests.end_to_end.test_sharding import PASSES, program_of, trained
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, reports_of, same_state_of_blocks, train
 from tests.targets.runtime.rank_jobs import STEPS, as_read, local_reports
@@ -17,7 +17,7 @@ from tests.targets.runtime.thread_ranks import trained_by_threads
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ratrain.targets.runtime.training import TrainingRun
+    from ratrain.targets.runtime.training.training import TrainingRun
 
 BOTH = {"gather_quantised": "int8-block", "reduce_quantised": "int8-block"}
 PACKED: dict[str, dict[str, Any]] = {

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ratrain.ratrain_ir.blocks import block_chain, parameters
-from ratrain.ratrain_ir.frontend.model_files import parse_config
+from ratrain.ratrain_ir.config.model_files import parse_config
+from ratrain.ratrain_ir.model.blocks import block_chain, parameters
 from tests.parity.harness import STEPS, Layout, Trainer, show, tiny_config, worst_relative
 
 CONFIG = tiny_config(num_key_value_heads=2)

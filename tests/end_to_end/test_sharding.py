@@ -9,18 +9,18 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.passes.idle_options import without_idle_options
+from ratrain.ratrain_ir.config.types import StateKind
+from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.equality import first_difference
-from ratrain.ratrain_ir.frontend.zero_levels import ZeroLevels
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import print_module
-from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, losses, make_plan, same_state_of_blocks, train
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ratrain.targets.program.program import Program
-    from ratrain.targets.runtime.training import TrainingRun
+    from ratrain.targets.runtime.training.training import TrainingRun
 
 LEVELS = ("embed 3", "attention.* 3, head 0", "mlp.* 0, mlp.1 3", "attention.0-1 2, mlp.0 3, embed 0, head 3")
 PLANS: dict[str, dict[str, Any]] = {

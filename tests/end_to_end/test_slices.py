@@ -17,9 +17,9 @@ from ratrain.passes.idle_options import without_idle_options
 from ratrain.passes.placement.place_orders import place_orders
 from ratrain.passes.placement.place_schedule import split_where_halves_are_apart
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind
-from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.program.rtx import parse_program, program_bytes
-from ratrain.targets.runtime.evaluation import held_out
+from ratrain.targets.runtime.engine.evaluation import held_out
+from ratrain.targets.verifier.program_verifier import check_program
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, losses, make_plan, make_stream, same_bits, start, train
 from tests.end_to_end.toys import GPT2, NEOX
 

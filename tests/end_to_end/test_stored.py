@@ -8,14 +8,14 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.config.types import STORES, Home
 from ratrain.ratrain_ir.equality import first_difference
-from ratrain.ratrain_ir.ops import Engine, Fetch, Forward, Store
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import print_module
-from ratrain.ratrain_ir.types import STORES, Home
-from ratrain.targets.program.races import stage_races
+from ratrain.ratrain_ir.ops.ops import Engine, Fetch, Forward, Store
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.targets.program.rtx import parse_program, program_bytes
+from ratrain.targets.verifier.races import stage_races
 from tests.end_to_end.tiny_runs import MODEL, instructions, losses, make_plan, same_bits, train
 from tests.mutation.subjects import GEMMA2, WITH_STORES
 

@@ -15,7 +15,7 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.testing.families import in_family
-from ratrain.targets.runtime.state import training_state
+from ratrain.targets.runtime.checkpoint.state import training_state
 from tests.end_to_end.test_equivalence import covering_rows
 from tests.end_to_end.tiny_runs import (
     MODEL,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ratrain.targets.program.program import Program
-    from ratrain.targets.runtime.training import TrainingRun
+    from ratrain.targets.runtime.training.training import TrainingRun
 
 STEPS = 3
 LAYERS4 = evolve(MODEL, layers=4, ffn_size=37)

@@ -16,18 +16,18 @@ from attrs import evolve
 from hypothesis import given, settings
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.config.families import FAMILIES, FAMILY
+from ratrain.ratrain_ir.config.plan import DTYPES
+from ratrain.ratrain_ir.config.types import STORES
 from ratrain.ratrain_ir.equality import first_difference
-from ratrain.ratrain_ir.frontend.families import FAMILIES, FAMILY
-from ratrain.ratrain_ir.frontend.plan import DTYPES
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import print_module
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.ratrain_ir.testing.strategies import SCALINGS
-from ratrain.ratrain_ir.types import STORES
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrainc.cli import commands, main
-from ratrain.ratrainc.commands.options import Source
+from ratrain.ratrainc.commands.words.options import Source
 from tests.end_to_end.tiny_runs import MODEL, make_plan, train
 from tests.mutation.subjects import WITH_STORES
 from tests.program_files import through_its_file
@@ -37,8 +37,8 @@ from tests.whole_cases import MACHINES, WholeCase, whole_cases
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.targets.machine.machine import Machine
 
 

@@ -11,20 +11,20 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.passes.placement.foreign_table import orders_of_table, read_foreign_table, shape_of_table
-from ratrain.ratrain_ir.actions import COMPUTES, MESSAGES, actions_of_module, read_torch_csv
+from ratrain.ratrain_ir.analysis.actions import COMPUTES, MESSAGES, actions_of_module, read_torch_csv
 from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
-from ratrain.ratrain_ir.frontend.balance import balance_cuts
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.config.balance import balance_cuts
 from ratrain.ratrain_ir.schedules.action import most_in_flight
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
-from ratrain.targets.program.program_verifier import check_program
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
+from ratrain.targets.verifier.program_verifier import check_program
 from tests.end_to_end.tiny_runs import losses, make_plan, state, train
 from tests.end_to_end.toys import TOY
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
-    from ratrain.targets.runtime.training import TrainingRun
+    from ratrain.targets.runtime.training.training import TrainingRun
 
 FOLDER = Path(__file__).parents[1] / "data/torch_schedules"
 TABLES = sorted(FOLDER.glob("*.csv"))

@@ -11,28 +11,28 @@ from attrs import asdict, evolve
 from attrs import fields as fields_of
 
 from ratrain import api
-from ratrain.ratrain_ir.frontend.model_fields import check_model
-from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
-from ratrain.ratrain_ir.frontend.plan_text import check_plan
-from ratrain.ratrain_ir.ops import Engine
-from ratrain.ratrain_ir.types import Home
-from ratrain.ratrainc.strategies import STRATEGIES, strategy
+from ratrain.ratrain_ir.config.model_fields import check_model
+from ratrain.ratrain_ir.config.plan import Optimizer, Plan
+from ratrain.ratrain_ir.config.plan_text import check_plan
+from ratrain.ratrain_ir.config.types import Home
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrainc.choices.strategies import STRATEGIES, strategy
 from ratrain.targets.program.instruction import CountWait
-from ratrain.targets.runtime.data import TokenStream
-from ratrain.targets.runtime.documents import Documents, bounds_of
+from ratrain.targets.runtime.checkpoint.state import training_state
+from ratrain.targets.runtime.checkpoint.training_state import STATE_KINDS
+from ratrain.targets.runtime.data.data import TokenStream
+from ratrain.targets.runtime.data.documents import Documents, bounds_of
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.settings import Evaluation, Execution, OptimizerKeys, RunSettings, Saving, Start, Watch
-from ratrain.targets.runtime.state import training_state
-from ratrain.targets.runtime.training_state import STATE_KINDS
 from tests.end_to_end.toys import UNEVEN as MODEL
 from tests.program_files import prepare
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.program.program import Program
-    from ratrain.targets.runtime.rank import Rank
-    from ratrain.targets.runtime.training import TrainingRun
+    from ratrain.targets.runtime.engine.rank import Rank
+    from ratrain.targets.runtime.training.training import TrainingRun
 
 
 OPTIMIZER = Optimizer(lr=5e-3, warmup_steps=3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.testing.families import in_family
 
 TOY = ModelConfig(

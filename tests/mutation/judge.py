@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 from attrs import evolve, frozen
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.module import Level, Module
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import print_module
-from ratrain.ratrainc.functions.opening import program_in
-from ratrain.targets.program.program_verifier import check_program
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
+from ratrain.ratrainc.compiling.opening import program_in
 from ratrain.targets.program.rtx import parse_program, program_bytes
+from ratrain.targets.verifier.program_verifier import check_program
 from tests.end_to_end.tiny_runs import elements, losses, start
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
-    from ratrain.targets.runtime.training import TrainingRun
+    from ratrain.targets.runtime.training.training import TrainingRun
     from tests.mutation.subjects import Subject
 
 STEPS = 2

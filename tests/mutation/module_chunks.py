@@ -8,7 +8,7 @@ from attrs import evolve
 
 from ratrain.passes.placement.work_groups import split_into_groups
 from ratrain.ratrain_ir.copying import copy_op
-from ratrain.ratrain_ir.ops import Backward, BackwardInput, Forward, Op, Recv, Send
+from ratrain.ratrain_ir.ops.ops import Backward, BackwardInput, Forward, Op, Recv, Send
 from tests.mutation.module_parts import (
     BYTES,
     LIFE,

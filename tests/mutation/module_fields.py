@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.copying import copy_op
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.ops.ops import (
     AllGather,
     AllReduce,
     AllReduceScalar,
@@ -26,7 +27,6 @@ from ratrain.ratrain_ir.ops import (
     Tensor,
     Update,
 )
-from ratrain.ratrain_ir.types import StateKind
 from tests.mutation.module_parts import (
     BYTES,
     GROUPS,
@@ -46,7 +46,7 @@ from tests.mutation.module_parts import (
 if TYPE_CHECKING:
     from random import Random
 
-    from ratrain.ratrain_ir.blocks import Block
+    from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.ratrain_ir.module import Module
 
 _BY_MICRO_BATCH = (LoadInput, Forward, Recompute, Backward, Send, Recv, ReduceScatter, AllGather)

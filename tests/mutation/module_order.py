@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.blocks import Block, block
+from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.copying import copy_op
+from ratrain.ratrain_ir.model.blocks import Block, block
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.ops.ops import (
     AllGather,
     AllReduce,
     AllReduceScalar,
@@ -26,7 +27,6 @@ from ratrain.ratrain_ir.ops import (
     Send,
     Update,
 )
-from ratrain.ratrain_ir.types import StateKind
 from tests.mutation.module_parts import (
     BYTES,
     LIFE,

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from ratrain.ratrain_ir.module import Module, Stage
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.ops.ops import (
     Op,
     Release,
 )
-from ratrain.ratrain_ir.printer import op_text
+from ratrain.ratrain_ir.text.printer import op_text
 from tests.mutation.operators import Registry
 
 if TYPE_CHECKING:

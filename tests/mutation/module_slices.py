@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.blocks import KEY_SLOTS, SUM_SLOTS
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.model.blocks import KEY_SLOTS, SUM_SLOTS
+from ratrain.ratrain_ir.ops.ops import (
     BLOCK_OPS,
     Backward,
     BackwardInput,

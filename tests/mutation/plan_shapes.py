@@ -13,8 +13,8 @@ from ratrain.ratrain_ir.schedules.shape import LAYOUTS
 if TYPE_CHECKING:
     from random import Random
 
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
 
 SCHEDULE_CODES = "RT025 RT026 RT027 RT028 RT020 RT030 RT031 RT033 RT034 RT032 RT040 RT041 RT042 RT044"
 """Blocks, messages and their order are then those of another plan."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, Dtype, Home, StateKind, aligned, tensor_type
+from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES, Dtype, Home, StateKind, aligned, tensor_type
 from tests.mutation.program_parts import (
     BYTES,
     NO_OP,

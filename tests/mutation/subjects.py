@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 
 from ratrain import api
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.types import STORES
 from ratrain.ratrain_ir.copying import copy_module
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.ops.ops import Engine
 from ratrain.ratrain_ir.testing.families import in_family
-from ratrain.ratrain_ir.types import STORES
-from ratrain.ratrainc.strategies import strategy
+from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.targets.machine.machine import Machine, load_machine, parse_machine
 from ratrain.targets.program.program import Program, ProgramStage
 from tests.end_to_end.tiny_runs import OPTIMIZER, make_plan

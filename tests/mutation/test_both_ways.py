@@ -13,22 +13,22 @@ from hypothesis import given, settings
 
 from ratrain import api
 from ratrain.passes.manager import PassManager
+from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.copying import copy_module
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
-from ratrain.ratrain_ir.loops import Allowance, at_any_size
 from ratrain.ratrain_ir.module import Level
-from ratrain.ratrain_ir.ops import GUEST_OPS, MEMORY_OPS
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.ops.ops import GUEST_OPS, MEMORY_OPS
 from ratrain.ratrain_ir.side_by_side import processes
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
+from ratrain.ratrain_ir.support.loops import Allowance, at_any_size
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases, for_plan, pipelines
-from ratrain.ratrain_ir.types import Home
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrain_ir.verifier import symbolic_traces, verify
 from ratrain.ratrain_ir.verifier.dataflow import SymbolicRun
 from ratrain.ratrain_ir.verifier.report import Reporter
 from ratrain.ratrain_ir.verifier.structure import check_structure
-from ratrain.ratrainc.functions import proving
+from ratrain.ratrainc.compiling import proving
 from tests.mutation.subjects import SUBJECTS
 from tests.mutation.table import OPERATORS
 

@@ -8,10 +8,10 @@ import pytest
 from attrs import evolve
 
 from ratrain.ratrain_ir.copying import copy_module
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
-from ratrain.ratrain_ir.ops import AllReduce, AllReduceScalar, Group, Op, Quantity, ReduceScatter, Release
+from ratrain.ratrain_ir.ops.ops import AllReduce, AllReduceScalar, Group, Op, Quantity, ReduceScatter, Release
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.verifier import verify
-from ratrain.targets.program.program_verifier import check_program
+from ratrain.targets.verifier.program_verifier import check_program
 from tests.end_to_end.tiny_runs import instructions
 from tests.mutation.judge import Verdict, judge_module
 from tests.mutation.subjects import SUBJECTS, copy_program

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ratrain.ratrain_ir.copying import copy_module
-from ratrain.ratrain_ir.diagnostics import CODES
+from ratrain.ratrain_ir.support.diagnostics import CODES
 from tests.end_to_end.tiny_runs import elements, instructions, start
 from tests.mutation import judge
 from tests.mutation.judge import Verdict, finished_run, judge_module, judge_program, original_behaviour

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from ratrain.ratrain_ir.frontend.families import FAMILY, Family
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrainc.markdown_text import wrapped
+from ratrain.ratrain_ir.config.families import FAMILY, Family
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrainc.console.markdown_text import wrapped
 from tests.end_to_end.tiny_runs import start
 from tests.parity.test_families import MODELS, gradients, program_of, reference, saved
 

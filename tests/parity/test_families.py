@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from ratrain.ratrain_ir.blocks import block_chain
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrainc.weight_export import export_weights
-from ratrain.targets.runtime.data import Batches
-from ratrain.targets.runtime.state import training_state
-from ratrain.targets.runtime.weights import named_parameters_of, stored_layout
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.model.blocks import block_chain
+from ratrain.ratrainc.running.weight_export import export_weights
+from ratrain.targets.runtime.checkpoint.state import training_state
+from ratrain.targets.runtime.data.data import Batches
+from ratrain.targets.runtime.weights.weights import named_parameters_of, stored_layout
 from tests.end_to_end.tiny_runs import make_program, make_stream, start, state, train
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.targets.program.program import Program
-    from ratrain.targets.runtime.training import TrainingRun
+    from ratrain.targets.runtime.training.training import TrainingRun
 
 pytestmark = [
     pytest.mark.parity,

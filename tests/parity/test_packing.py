@@ -10,14 +10,14 @@ import pytest
 from attrs import evolve
 from safetensors.numpy import load_file
 
-from ratrain.ratrainc.weight_export import export_weights
-from ratrain.targets.runtime.data import Batches
+from ratrain.ratrainc.running.weight_export import export_weights
+from ratrain.targets.runtime.data.data import Batches
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, losses, make_program, stream_for, train
 from tests.end_to_end.toys import GPT2
 from tests.parity.harness import show
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.targets.program.program import Program
 
 pytestmark = [

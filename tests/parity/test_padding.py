@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from ratrain import api
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import print_module
-from ratrain.ratrainc.weight_export import export_weights
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
+from ratrain.ratrainc.running.weight_export import export_weights
 from ratrain.targets.program.rtx import read_program, write_program
 from tests.end_to_end.tiny_runs import make_plan, start, train
 from tests.parity.test_families import (

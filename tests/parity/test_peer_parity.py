@@ -14,9 +14,9 @@ import pytest
 from attrs import evolve
 from safetensors.numpy import save_file
 
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.targets.runtime.state import training_state
-from ratrain.targets.runtime.weights import named_parameters_of
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.targets.runtime.checkpoint.state import training_state
+from ratrain.targets.runtime.weights.weights import named_parameters_of
 from tests.end_to_end.tiny_runs import OPTIMIZER, losses, make_program, make_stream, start
 from tests.parity.harness import show, tiny_config, worst_relative
 

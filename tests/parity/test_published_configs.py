@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.model_files import load_model
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from tests.end_to_end.tiny_runs import start
 from tests.parity.test_families import LLAMA3, LOSS, YARN, drawn, program_of, reference
 from tests.published import CONFIGS, LONGROPE, NAMES, tiny

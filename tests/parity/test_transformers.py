@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrainc.weight_export import export_weights
-from ratrain.targets.runtime.data import Batches
-from ratrain.targets.runtime.weights import named_parameters, random_weights, read_weights
+from ratrain.ratrain_ir.config.hf_export import hugging_face_config
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrainc.running.weight_export import export_weights
+from ratrain.targets.runtime.data.data import Batches
+from ratrain.targets.runtime.weights.weights import named_parameters, random_weights, read_weights
 from tests.end_to_end.tiny_runs import MODEL, make_program, make_stream, start, train
 from tests.end_to_end.toys import GPT2
 from tests.parity.harness import show
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 pytestmark = [
     pytest.mark.parity,

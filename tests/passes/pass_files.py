@@ -40,19 +40,19 @@ from attrs import evolve, field, frozen
 
 from ratrain.passes.manager import PassManager, PassRun
 from ratrain.passes.registry import PASSES
-from ratrain.ratrain_ir.actions import actions_of_module
+from ratrain.ratrain_ir.analysis.actions import actions_of_module
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.config.balance import balance_cuts
+from ratrain.ratrain_ir.config.model_fields import model_from_fields
+from ratrain.ratrain_ir.config.plan_text import plan_from_fields
+from ratrain.ratrain_ir.config.types import STORES, aligned
 from ratrain.ratrain_ir.copying import copy_module
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
-from ratrain.ratrain_ir.frontend.balance import balance_cuts
-from ratrain.ratrain_ir.frontend.model_fields import model_from_fields
-from ratrain.ratrain_ir.frontend.plan_text import plan_from_fields
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops import Engine
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import names_text, saved_groups
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
-from ratrain.ratrain_ir.types import STORES, aligned
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import names_text, saved_groups
 from ratrain.ratrain_ir.verifier import verify
 from tests.end_to_end.toys import TOY
 from tests.passes.differences import header_changes, named_ops, stage_changes
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.ops import Tensor
+    from ratrain.ratrain_ir.ops.ops import Tensor
 
 INPUT, EXPECT = "// INPUT:", "// EXPECT:"
 PARTS = ("diff", "header", "order", "ops", "arena", "addresses", "statistics")

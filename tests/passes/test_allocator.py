@@ -34,11 +34,11 @@ from ratrain.passes.memory.allocation.problem import instance_of
 from ratrain.passes.memory.allocation.slots import _stacks, stacks_of_slots
 from ratrain.passes.memory.allocation.small import greedy, neighbours
 from ratrain.passes.memory.allocation.stacks import two_stacks
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.frontend.plan_text import parse_plan
-from ratrain.ratrainc.allocation_csv import _diagnosed, _sound, read_problem
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan_text import parse_plan
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.memory.allocation_csv import _diagnosed, _sound, read_problem
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "minimalloc"
 GAPPED = "b0,0,3,4\nb1,7,9,5\nb2,4,6,3\nb3,3,4,5\nb4,5,7,2\nb5,2,5,3\nb6,3,4,1\nb7,4,7,3\nb8,6,8,5\n"

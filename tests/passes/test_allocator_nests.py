@@ -21,9 +21,9 @@ from ratrain.passes.memory.allocation.portfolio import large_portfolio
 from ratrain.passes.memory.allocation.problem import instance_of
 from ratrain.passes.memory.allocation.slots import stacks_of_slots
 from ratrain.passes.memory.allocation.stacks import two_stacks
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.frontend.plan_text import parse_plan
-from ratrain.ratrainc.strategies import strategy
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan_text import parse_plan
+from ratrain.ratrainc.choices.strategies import strategy
 
 ATTENTION, MLP = [64] * 6, [64, 64, 172, 172, 172]
 VIEWS = [513, 1030]

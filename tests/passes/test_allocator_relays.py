@@ -20,8 +20,8 @@ from ratrain.passes.memory.allocation.problem import Instance, instance_of
 from ratrain.passes.memory.allocation.relay_slots import relays_in_slots
 from ratrain.passes.memory.allocation.relays import Relay, RelayFinder, full_sections
 from ratrain.passes.memory.allocation.sweep import latest_slots
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.frontend.plan_text import parse_plan
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan_text import parse_plan
 
 MLP, ATTENTION, WEIGHTS = [43, 43, 16], [16] * 4, [43, 43] + [16] * 7
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from ratrain.passes.placement.unit_run import gradient_waits
+from ratrain.ratrain_ir.analysis.unit_run import gradient_waits
 from ratrain.ratrain_ir.schedules.action import ActionKind
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.one_chunk import schedule_1f1b

@@ -22,22 +22,22 @@ from ratrain.passes.pass_base import option_text
 from ratrain.passes.pipeline_text import parse_pipeline
 from ratrain.passes.registry import PASSES, pass_class
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.config.balance import balance_cuts
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.copying import copy_module
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.balance import balance_cuts
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
-from ratrain.ratrain_ir.types import Home
-from ratrain.ratrainc.functions.building import run_passes
-from ratrain.ratrainc.strategies import STRATEGIES, Strategy
+from ratrain.ratrain_ir.text.printer import print_module
+from ratrain.ratrainc.choices.strategies import STRATEGIES, Strategy
+from ratrain.ratrainc.compiling.building import run_passes
 from tests.end_to_end.toys import TOY
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.diagnostics import Diagnostic
     from ratrain.ratrain_ir.module import Module
+    from ratrain.ratrain_ir.support.diagnostics import Diagnostic
 
 MODEL = evolve(TOY, layers=4)
 """Two layers a stage: with one, all that recovery could wait for is there already."""

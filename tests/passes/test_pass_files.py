@@ -16,7 +16,7 @@ from ratrain.passes.memory.insert_release import InsertReleasePass
 from ratrain.passes.pass_base import option_text
 from ratrain.passes.pipeline_text import parse_pipeline
 from ratrain.passes.registry import PASSES, pass_class
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from tests.passes.pass_files import BadFileError, PassFile, read_pass_file, result_of
 
 if TYPE_CHECKING:

@@ -15,14 +15,14 @@ from ratrain.passes.pipeline_text import parse_pipeline, pass_text, pipeline_tex
 from ratrain.passes.recovery.recompute import RecomputePass
 from ratrain.passes.registry import PASSES, PROVIDERS, pass_class
 from ratrain.passes.state.bucket_grad_sync import BucketGradSyncPass
-from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError
-from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops import Engine, Release, Update
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.ops.ops import Engine, Release, Update
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
-from ratrain.ratrain_ir.types import Home
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
 from tests.end_to_end.toys import TOY as MODEL
 
 if TYPE_CHECKING:

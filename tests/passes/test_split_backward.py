@@ -11,25 +11,25 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.passes.manager import PassManager
-from ratrain.ratrain_ir.blocks import SPLIT_KINDS, pending_slots, saved_slots
-from ratrain.ratrain_ir.diagnostics import Diagnostics
+from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops import Backward, BackwardInput, BackwardWeight, Forward
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.model.blocks import SPLIT_KINDS, pending_slots, saved_slots
+from ratrain.ratrain_ir.ops.ops import Backward, BackwardInput, BackwardWeight, Forward
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
-from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrain_ir.verifier import verify
 from ratrain.targets.codegen.routines import routine_of
-from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.program.rtx import parse_program, program_bytes
+from ratrain.targets.verifier.program_verifier import check_program
 from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, same_bits, train
 from tests.end_to_end.toys import GPT2, NEOX
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.targets.program.routine import Routine
-    from ratrain.targets.runtime.training import TrainingRun
+    from ratrain.targets.runtime.training.training import TrainingRun
 
 BIASED = evolve(MODEL, family="qwen2", qkv_bias=True)
 ALIBI = evolve(MODEL, family="baichuan", heads=4, kv_heads=4, position="alibi", rope_theta=0.0, packed_qkv=True)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ratrain.ratrain_ir.diagnostics import CODES
-from ratrain.ratrain_ir.parser import parse_module
+from ratrain.ratrain_ir.support.diagnostics import CODES
+from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.verifier import check
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ import pytest
 from attrs import fields
 
 from ratrain.passes.registry import PASSES
-from ratrain.ratrain_ir.blocks import BLOCK_KINDS, SPLIT_KINDS
-from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.types import StateKind
+from ratrain.ratrain_ir.model.blocks import BLOCK_KINDS, SPLIT_KINDS
 from ratrain.ratrain_ir.module import Level
-from ratrain.ratrain_ir.ops import OP_CLASSES, Group
-from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.ops.ops import OP_CLASSES, Group
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "glossary.md").read_text()
 ENTRIES = {

@@ -11,8 +11,8 @@ from pathlib import Path
 import numba
 import pytest
 
-from ratrain.ratrain_ir import loops
-from ratrain.ratrainc.examples import example_path
+from ratrain.ratrain_ir.support import loops
+from ratrain.ratrainc.running.examples import example_path
 
 ROOT = Path(__file__).parents[2]
 MODEL, PLAN = str(example_path("tiny.json")), str(example_path("tiny.toml"))
@@ -110,7 +110,7 @@ def test_processes_that_start_together_compile_a_loop_once(tmp_path: Path) -> No
     """One compiles it, and what it calls; the other waits, and reads both."""
     (tmp_path / "sums.py").write_text("""
 import sys
-from ratrain.ratrain_ir.loops import compiled
+from ratrain.ratrain_ir.support.loops import compiled
 
 @compiled
 def square(n):
@@ -149,7 +149,7 @@ def test_a_constant_of_another_file_is_not_kept_with_its_old_value(tmp_path: Pat
     (tmp_path / "sums.py").write_text("""
 import terms
 from terms import FIRST
-from ratrain.ratrain_ir.loops import compiled
+from ratrain.ratrain_ir.support.loops import compiled
 
 term = terms.term
 
@@ -162,7 +162,7 @@ print(total(3))
     printed = []
     for first, factor in ((1, 1), (1, 1), (5, 1), (5, 2)):
         (tmp_path / "terms.py").write_text(f"""
-from ratrain.ratrain_ir.loops import compiled
+from ratrain.ratrain_ir.support.loops import compiled
 
 FIRST = {first}
 
@@ -185,7 +185,7 @@ def test_one_helper_keeps_compiled_functions() -> None:
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.keyword) and node.arg == "cache"
     ]
-    assert found == ["ratrain_ir/loops.py"]
+    assert found == ["ratrain_ir/support/loops.py"]
 
 
 @pytest.mark.parametrize("disabled", ["0", "1"])

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.blocks import BLOCK_KINDS, SPLIT_KINDS
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.model.blocks import BLOCK_KINDS, SPLIT_KINDS
+from ratrain.ratrain_ir.ops.ops import (
     BLOCK_OPS,
     FIELDS,
     OP_CLASSES,
@@ -31,13 +31,13 @@ from ratrain.ratrain_ir.ops import (
     Release,
     Update,
 )
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import print_module
-from ratrain.ratrain_ir.signatures import Candidates, SignatureError, signatures
+from ratrain.ratrain_ir.ops.signatures import Candidates, SignatureError, signatures
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 OP_FORMS = runpy.run_path(str(DOCS / "op_forms.py"))

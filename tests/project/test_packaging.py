@@ -120,7 +120,7 @@ def test_the_wheel_holds_exactly_the_files_of_the_package(wheel: Path) -> None:
 
 @pytest.mark.parametrize(
     "pattern",
-    ["grammar/*.lark", "ratrain_ir/frontend/presets/*.json", "targets/*/machines/*.toml", "py.typed"],
+    ["grammar/*.lark", "ratrain_ir/config/presets/*.json", "targets/*/machines/*.toml", "py.typed"],
 )
 def test_package_data_is_in_the_wheel(wheel: Path, pattern: str) -> None:
     expected = {name for name in files_of_the_package() if fnmatch(name, f"ratrain/{pattern}")}

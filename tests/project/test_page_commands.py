@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.examples import copy_examples
+from ratrain.ratrainc.running.examples import copy_examples
 from tests.project.test_site import DOCS, PAGES, ROOT, lines_of_commands
 
 MADE_WHEN_WRITTEN = {"commands.md", "json.md", "mistakes.md", "start-here.md"}

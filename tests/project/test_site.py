@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
 from ratrain.ratrainc.cli import commands
 
 ROOT = Path(__file__).resolve().parents[2]

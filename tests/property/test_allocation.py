@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from ratrain.passes.manager import PassManager
 from ratrain.passes.memory.allocation import Allocation, AllocationProblem, allocate
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import allocation_problems, cases
-from ratrain.ratrain_ir.types import ALIGNMENT_BYTES
 
 PROBLEMS = allocation_problems().map(lambda fields: AllocationProblem(**fields))
 

@@ -22,13 +22,13 @@ from ratrain.ratrain_ir.analysis.graph import (
     op_at,
 )
 from ratrain.ratrain_ir.analysis.progress import blocking_cycle
-from ratrain.ratrain_ir.diagnostics import Diagnostics
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrain_ir.loops import Allowance
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops import ENGINES, Engine, Forward, Op, Recv, Release, Send, is_blocking
+from ratrain.ratrain_ir.ops.ops import ENGINES, Engine, Forward, Op, Recv, Release, Send, is_blocking
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics
+from ratrain.ratrain_ir.support.loops import Allowance
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases, for_plan, pipelines, targets
 from ratrain.ratrain_ir.verifier.memory import check_memory

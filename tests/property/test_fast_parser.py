@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from lark.exceptions import UnexpectedInput
 
 from ratrain.passes.manager import PassManager
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.module import SourceText
-from ratrain.ratrain_ir.ops import OP_CLASSES
-from ratrain.ratrain_ir.parser import grammar_module, quick_module
-from ratrain.ratrain_ir.printer import print_module
-from ratrain.ratrain_ir.quick_syntax import UnusualTextError, quick_records
-from ratrain.ratrain_ir.syntax import parse_records
+from ratrain.ratrain_ir.ops.ops import OP_CLASSES
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases, pipelines
-from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.text.parser import grammar_module, quick_module
+from ratrain.ratrain_ir.text.printer import print_module
+from ratrain.ratrain_ir.text.quick_syntax import UnusualTextError, quick_records
+from ratrain.ratrain_ir.text.syntax import parse_records
 
 if TYPE_CHECKING:
     import random

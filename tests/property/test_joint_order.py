@@ -15,17 +15,17 @@ from ratrain.passes.state.bucket_grad_sync import LIMITS, BucketGradSyncPass
 from ratrain.passes.state.prefetch_depth import DEPTHS
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops import Engine, Forward, ReduceScatter, Update
-from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.ops.ops import Engine, Forward, ReduceScatter, Update
+from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.mt3000.target import Mt3000Target
 from tests.end_to_end.tiny_runs import MODEL, make_plan
 
 if TYPE_CHECKING:
     from ratrain.passes.state.bucket_grad_sync import GradSync
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.module import Module
-    from ratrain.ratrain_ir.ops import Tensors
+    from ratrain.ratrain_ir.ops.ops import Tensors
 
 MANY = evolve(MODEL, layers=60)
 LAYERS = evolve(MODEL, layers=4)

@@ -10,14 +10,14 @@ import pytest
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops import GatherRows, Phase
+from ratrain.ratrain_ir.ops.ops import GatherRows, Phase
 from ratrain.targets.codegen.emitter import emit
 from tests.end_to_end.tiny_runs import losses, make_plan, same_bits, train
 from tests.end_to_end.toys import GEMMA3, NEOX, OLMO2
 from tests.property.test_recompute_budget import LAYERS, TARGET
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.module import Module
 
 KEYS = {"pp": 1, "dp": 1, "tp": 2, "micro_batches": 3, "seq_len": 48}

@@ -18,7 +18,7 @@ from ratrain.passes.recovery.guests import UnitTimes, take_in
 from ratrain.passes.recovery.lender_choice import choose_lenders
 from ratrain.passes.recovery.recompute_choice import Chosen, Shape, as_chosen, kept_in_ddr
 from ratrain.passes.recovery.rewriting import Lender, Rewriting
-from ratrain.ratrain_ir.diagnostics import Diagnostics
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.target import target_of
 from tests.end_to_end.tiny_runs import MODEL, make_plan

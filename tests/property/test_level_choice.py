@@ -10,16 +10,16 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.blocks import block_chain
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.zero_levels import ZeroLevels
-from ratrain.ratrainc.level_choice import choose_levels
-from ratrain.ratrainc.timed_plan import RefusedPlan, TimedPlan, time_plan
+from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
+from ratrain.ratrain_ir.model.blocks import block_chain
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.choices.level_choice import choose_levels
+from ratrain.ratrainc.choices.timed_plan import RefusedPlan, TimedPlan, time_plan
 from tests.end_to_end.tiny_runs import MODEL, make_plan
 from tests.mutation.subjects import MACHINE
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.targets.machine.machine import Machine
 
 SHALLOW = evolve(MODEL, layers=2)

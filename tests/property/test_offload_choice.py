@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.types import Home, StateKind
+from ratrain.ratrain_ir.config.types import Home, StateKind
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.simulator.figures import simulated
 from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, same_state_of_blocks, train
 from tests.mutation.subjects import WITH_STORES
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.targets.machine.machine import Machine
 
 DEEP = evolve(MODEL, layers=3)

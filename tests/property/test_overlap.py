@@ -17,12 +17,12 @@ from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import PassContext
 from ratrain.ratrain_ir.analysis import op_rows
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.loops import Allowance
+from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops import Engine, Release, Update
+from ratrain.ratrain_ir.ops.ops import Engine, Release, Update
+from ratrain.ratrain_ir.support.loops import Allowance
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import Case, cases, for_plan
-from ratrain.ratrain_ir.types import StateKind
 from tests.passes.test_pipeline import MODEL, PLAN
 
 if TYPE_CHECKING:

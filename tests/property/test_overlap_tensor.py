@@ -16,11 +16,11 @@ from ratrain.passes.idle_options import without_idle_options
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import PassContext
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.ops import Engine
-from ratrain.ratrainc.machine_choice import resized
-from ratrain.ratrainc.planner.evaluation import Task, evaluate
-from ratrain.ratrainc.planner.machines import with_constants
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.choices.machine_choice import resized
+from ratrain.ratrainc.choices.machines import with_constants
+from ratrain.ratrainc.planner.search.evaluation import Task, evaluate
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.simulator.timed_run import simulate

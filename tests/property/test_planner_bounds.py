@@ -12,25 +12,25 @@ from hypothesis import strategies as st
 
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
 from ratrain.passes.placement.overlap_tensor import HALVES, PIECES, OverlapTensorPass
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import DEFAULT_HEAD_CHUNK
-from ratrain.ratrain_ir.ops import Engine
-from ratrain.ratrain_ir.tensor_peers import problems
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK
+from ratrain.ratrain_ir.config.tensor_peers import problems
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.families import in_family
-from ratrain.ratrainc.planner.bounds import plan_bounds, shape_bounds
-from ratrain.ratrainc.planner.columns import Columns
-from ratrain.ratrainc.planner.cuts import best_cuts, cuts_of, partitions
-from ratrain.ratrainc.planner.evaluation import Task, evaluate
-from ratrain.ratrainc.planner.machines import with_constants
-from ratrain.ratrainc.planner.profile import Profiles
-from ratrain.ratrainc.planner.setting import Setting
-from ratrain.ratrainc.planner.shape_bytes import shape_bounds_with_bytes
-from ratrain.ratrainc.planner.space import STATE_MODES, Shape, divisions, template
-from ratrain.ratrainc.planner.tilings import tilings
-from ratrain.ratrainc.planner.variants import may_keep_gathered, pipeline_for, recompute_policy
-from ratrain.ratrainc.strategies import STRATEGIES, strategy
-from ratrain.ratrainc.timed_plan import time_plan
+from ratrain.ratrainc.choices.machines import with_constants
+from ratrain.ratrainc.choices.strategies import STRATEGIES, strategy
+from ratrain.ratrainc.choices.timed_plan import time_plan
+from ratrain.ratrainc.planner.bounds.bounds import plan_bounds, shape_bounds
+from ratrain.ratrainc.planner.bounds.columns import Columns
+from ratrain.ratrainc.planner.bounds.cuts import best_cuts, cuts_of, partitions
+from ratrain.ratrainc.planner.bounds.profile import Profiles
+from ratrain.ratrainc.planner.bounds.shape_bytes import shape_bounds_with_bytes
+from ratrain.ratrainc.planner.search.evaluation import Task, evaluate
+from ratrain.ratrainc.planner.space.setting import Setting
+from ratrain.ratrainc.planner.space.space import STATE_MODES, Shape, divisions, template
+from ratrain.ratrainc.planner.space.tilings import tilings
+from ratrain.ratrainc.planner.space.variants import may_keep_gathered, pipeline_for, recompute_policy
 from ratrain.targets.machine.machine import load_machine
 from tests.targets.machine.test_links import group
 from tests.targets.machine.test_links import machine as grouped_machine

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.printer import print_module
 from ratrain.ratrain_ir.side_by_side import processes
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.strategies import Case, cases, for_plan, pipelines, targets
+from ratrain.ratrain_ir.text.printer import print_module
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.testing.fake_target import FakeTarget

@@ -14,14 +14,14 @@ from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.recovery.recompute_choice import Shape, as_chosen, choose, kept_in_ddr
 from ratrain.passes.recovery.rewriting import EVERYTHING, Rewriting
-from ratrain.ratrain_ir.diagnostics import Diagnostics
-from ratrain.ratrain_ir.types import Home
+from ratrain.ratrain_ir.config.types import Home
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.targets.target import target_of
 from tests.end_to_end.tiny_runs import MODEL, make_plan
 from tests.mutation.subjects import WITH_STORES
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 DEEP = evolve(MODEL, layers=5)
 

@@ -10,13 +10,13 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.blocks import Block, block_chain, flat_elements, parameters
-from ratrain.ratrain_ir.frontend.families import FAMILY
-from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping, Tile
-from ratrain.ratrain_ir.tensor_peers import peer_model, peer_part, problems, share_of
+from ratrain.ratrain_ir.config.families import FAMILY
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.rank_mapping import RankMapping, Tile
+from ratrain.ratrain_ir.config.tensor_peers import peer_model, peer_part, problems, share_of
+from ratrain.ratrain_ir.model.blocks import Block, block_chain, flat_elements, parameters
 from ratrain.ratrain_ir.testing.families import in_family
-from ratrain.targets.runtime.peer_state import FlatReader, peer_pieces, whole_pieces
+from ratrain.targets.runtime.checkpoint.peer_state import FlatReader, peer_pieces, whole_pieces
 from tests.end_to_end.toys import UNEVEN
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 Shared = tuple["ModelConfig", Plan]
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from lark.exceptions import UnexpectedInput
 
 from ratrain.passes.manager import PassManager
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.ops import FIELDS, Release
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import print_module
-from ratrain.ratrain_ir.quick_syntax import UnusualTextError
+from ratrain.ratrain_ir.ops.ops import FIELDS, Release
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases, for_plan
-from ratrain.ratrain_ir.text_numbers import numbered_text
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
+from ratrain.ratrain_ir.text.quick_syntax import UnusualTextError
+from ratrain.ratrain_ir.text.text_numbers import numbered_text
 from tests.property.test_fast_parser import EDITS, spoil
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.text_numbers import StageNumbersOfText
+    from ratrain.ratrain_ir.text.text_numbers import StageNumbersOfText
 
 SMALL = {"max_layers": 2, "max_stages": 2, "max_micro_batches": 2, "max_slices": 1}
 
@@ -115,8 +115,8 @@ HEAD, END = "  stage @0 {\n", "  }\n}\n"
 
 def with_body(*lines: str) -> str:
     """The text of a module with one stage that has these lines."""
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.lowering import lower
 
     model = ModelConfig("toy", "llama", 8, 4, 2, 1, 1, 4, 4, 1e-5)

@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.types import Dtype, Home, StateKind, tensor_type
 from ratrain.ratrain_ir.equality import first_difference
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Plan
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Level, Module, TargetInfo
-from ratrain.ratrain_ir.ops import FIELDS, OP_CLASSES, field_texts, read_fields
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import module_texts, print_module
+from ratrain.ratrain_ir.ops.ops import FIELDS, OP_CLASSES, field_texts, read_fields
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.invariants import text_round_trip_is_exact
 from ratrain.ratrain_ir.testing.strategies import cases, for_plan, pipelines, targets
-from ratrain.ratrain_ir.types import Dtype, Home, StateKind, tensor_type
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import module_texts, print_module
 
 PASSES = (
     ("place-zb-h1", {}),

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.analysis import progress_sweep
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.blocks import block
-from ratrain.ratrain_ir.diagnostics import Diagnostics
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrain_ir.loops import Allowance
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.types import Dtype, Home, StateKind, aligned, tensor_type
 from ratrain.ratrain_ir.lowering import lower
+from ratrain.ratrain_ir.model.blocks import block
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics
+from ratrain.ratrain_ir.support.loops import Allowance
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases
-from ratrain.ratrain_ir.types import Dtype, Home, StateKind, aligned, tensor_type
 from ratrain.ratrain_ir.verifier import memory_sweep, verify
 from ratrain.ratrain_ir.verifier.alike import Alike
 from ratrain.ratrain_ir.verifier.memory import check_no_shared_byte

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
-from ratrain.passes.placement.unit_run import Computation, unit_run
 from ratrain.ratrain_ir.analysis.graph import finish_times, module_graph, op_at
-from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
-from ratrain.ratrain_ir.frontend.plan_text import check_plan
+from ratrain.ratrain_ir.analysis.unit_run import Computation, unit_run
+from ratrain.ratrain_ir.config.plan import Optimizer, Plan
+from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops import Backward, BackwardInput, BackwardWeight, Forward, Recv, Send
+from ratrain.ratrain_ir.ops.ops import Backward, BackwardInput, BackwardWeight, Forward, Recv, Send
 from ratrain.ratrain_ir.schedules import named
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind
 from ratrain.ratrain_ir.schedules.one_chunk import schedule_1f1b, schedule_zb_h1

@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from ratrain.ratrain_ir.actions import parse_torch_csv
-from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Diagnostics
+from ratrain.ratrain_ir.analysis.actions import parse_torch_csv
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.verifier.schedule_rules import verify_schedule
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,21 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
-from ratrain.ratrain_ir.diagnostics import Diagnostics
-from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops import Backward, BackwardInput, BlockOp, Forward, LoadInput, Op, Part, Recompute, Tensor
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.ops.ops import Backward, BackwardInput, BlockOp, Forward, LoadInput, Op, Part, Recompute, Tensor
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
-from ratrain.ratrain_ir.types import StateKind
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrain_ir.verifier import verify
 from tests.end_to_end.toys import GPT2, TOY
 
 if TYPE_CHECKING:
     import random
 
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.module import Module
 
 PLAN = Plan(2, 2, (1,), 1, 2, 4, attention_mask="document")

@@ -14,9 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from ratrain.ratrain_ir import files
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.files import MIB, MOST_BYTES, made_directory, read_bytes, read_text, replacing, write_lines
+from ratrain.ratrain_ir.support import files
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.files import (
+    MIB,
+    MOST_BYTES,
+    made_directory,
+    read_bytes,
+    read_text,
+    replacing,
+    write_lines,
+)
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -65,7 +73,7 @@ def test_systems_without_nameless_files_write_the_same(
 @pytest.mark.skipif(not files._HAS_FILES_WITHOUT_NAMES, reason="files have names from the start here")
 def test_of_a_killed_write_nothing_is_left(tmp_path: Path) -> None:
     program = (
-        "import os, signal, sys; from ratrain.ratrain_ir.files import replacing\n"
+        "import os, signal, sys; from ratrain.ratrain_ir.support.files import replacing\n"
         "with replacing(sys.argv[1]) as stream:\n"
         "    stream.write(b'half'); stream.flush(); os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -7,8 +7,8 @@ import pickle
 
 import pytest
 
-from ratrain.ratrain_ir.blocks import block, parse_block
-from ratrain.ratrain_ir.types import Dtype, tensor_type
+from ratrain.ratrain_ir.config.types import Dtype, tensor_type
+from ratrain.ratrain_ir.model.blocks import block, parse_block
 
 
 @pytest.mark.parametrize("text", ["embed", "attention.3", "head"])

@@ -8,11 +8,12 @@ import pytest
 from attrs import define, evolve, field, fields
 
 from ratrain.passes.pass_base import PassContext
-from ratrain.ratrain_ir.blocks import block
-from ratrain.ratrain_ir.likeness import likeness, timed_fields
+from ratrain.ratrain_ir.config.types import Dtype, StateKind, tensor_type
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.op_fields import NOTHING, TIME
-from ratrain.ratrain_ir.ops import (
+from ratrain.ratrain_ir.model.blocks import block
+from ratrain.ratrain_ir.ops.likeness import likeness, timed_fields
+from ratrain.ratrain_ir.ops.op_fields import NOTHING, TIME
+from ratrain.ratrain_ir.ops.ops import (
     MESSAGE_OPS,
     OP_CLASSES,
     AllGather,
@@ -27,7 +28,6 @@ from ratrain.ratrain_ir.ops import (
     Update,
 )
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
-from ratrain.ratrain_ir.types import Dtype, StateKind, tensor_type
 from tests.end_to_end.tiny_runs import MODEL, make_plan
 
 if TYPE_CHECKING:

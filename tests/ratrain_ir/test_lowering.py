@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import attrs
 
-from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.text.printer import print_module
 from tests.end_to_end.toys import TOY
 from tests.passes.differences import header_changes, stage_changes
 

@@ -7,7 +7,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.model_flops import model_flops_per_token, visible_block_pairs, visible_pairs
+from ratrain.ratrain_ir.config.model_flops import model_flops_per_token, visible_block_pairs, visible_pairs
 from tests.end_to_end.toys import UNEVEN
 
 

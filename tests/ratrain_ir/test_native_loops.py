@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir import native_loops
-from ratrain.ratrain_ir.loops import part
-from ratrain.ratrain_ir.native_loops import NotAloneWarning, native
+from ratrain.ratrain_ir.support import native_loops
+from ratrain.ratrain_ir.support.loops import part
+from ratrain.ratrain_ir.support.native_loops import NotAloneWarning, native
 
 PAIR = np.dtype([("count", np.int64), ("weight", np.float64)])
 
@@ -143,8 +143,8 @@ import sys
 import numpy as np
 import terms
 from terms import FIRST
-from ratrain.ratrain_ir.loops import compiled_anew
-from ratrain.ratrain_ir.native_loops import native
+from ratrain.ratrain_ir.support.loops import compiled_anew
+from ratrain.ratrain_ir.support.native_loops import native
 
 term = terms.term
 
@@ -166,7 +166,7 @@ if __name__ == "__main__":
 def terms(first: int, factor: int) -> str:
     """What the loop takes from another file."""
     return f"""
-from ratrain.ratrain_ir.loops import part
+from ratrain.ratrain_ir.support.loops import part
 
 FIRST = {first}
 

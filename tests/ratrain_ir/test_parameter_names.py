@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.blocks import block, parameters
-from ratrain.ratrain_ir.frontend.families import FAMILY
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.model_fields import check_model
+from ratrain.ratrain_ir.config.families import FAMILY
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.model_fields import check_model
+from ratrain.ratrain_ir.model.blocks import block, parameters
 
 LLAMA = ModelConfig("tiny", "llama", 96, 32, 2, 4, 2, 8, 40, 1e-5)
 SCALED = {"attention_scale": 0.25, "embedding_scale": 32**0.5}

@@ -9,13 +9,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
-from ratrain.ratrain_ir import parser, quick_syntax
-from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError
-from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.parser import parse_module, read_module
-from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
+from ratrain.ratrain_ir.text import parser, quick_syntax
+from ratrain.ratrain_ir.text.parser import parse_module, read_module
+from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrain_ir.verifier import check
 from tests.end_to_end.toys import TOY as MODEL
 

@@ -8,19 +8,19 @@ from typing import final
 import pytest
 from attrs import define
 
-from ratrain.ratrain_ir.ops import COLLECTIVE_OPS, LONE_OPS, MESSAGE_OPS, OP_CLASSES, Engine, Forward, Op, Release
-from ratrain.ratrain_ir.per_op import TABLES, PerOp
+from ratrain.ratrain_ir.ops.ops import COLLECTIVE_OPS, LONE_OPS, MESSAGE_OPS, OP_CLASSES, Engine, Forward, Op, Release
+from ratrain.ratrain_ir.ops.per_op import TABLES, PerOp
 
 OWNERS = {
-    "direction as a message": "ratrain.ratrain_ir.messages",
-    "signature": "ratrain.ratrain_ir.signatures",
+    "direction as a message": "ratrain.ratrain_ir.ops.messages",
+    "signature": "ratrain.ratrain_ir.ops.signatures",
     "meaning in the symbolic run": "ratrain.ratrain_ir.verifier.dataflow",
     "work on the machine": "ratrain.targets.machine.timing",
     "cause of waiting": "ratrain.targets.simulator.bubbles",
     "unit of a given time": "ratrain.targets.simulator.given_times",
-    "execution by one rank alone": "ratrain.targets.runtime.engine",
-    "execution in one process": "ratrain.targets.runtime.local",
-    "part in evaluation": "ratrain.targets.runtime.evaluation",
+    "execution by one rank alone": "ratrain.targets.runtime.engine.engine",
+    "execution in one process": "ratrain.targets.runtime.engine.local",
+    "part in evaluation": "ratrain.targets.runtime.engine.evaluation",
     "execution by ranks": "ratrain.targets.runtime.ranks.engine",
     "phases of collectives": "ratrain.targets.runtime.ranks.collectives",
     "phases of exchanges of tensor peers": "ratrain.targets.runtime.ranks.peer_collectives",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.quantities import (
+from ratrain.ratrain_ir.support.quantities import (
     EXAMPLES,
     SCALES,
     QuantityError,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir import receipts
-from ratrain.ratrain_ir.receipts import VARIABLE, digest_of_files, prove, receipt_name
+from ratrain.ratrain_ir.support import receipts
+from ratrain.ratrain_ir.support.receipts import VARIABLE, digest_of_files, prove, receipt_name
 
 
 class _Proof:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.rope_scaling import PARAMETERS, make_scaling, parse_scaling
-from ratrain.ratrain_ir.rotary import rope_frequencies
+from ratrain.ratrain_ir.config.rope_scaling import PARAMETERS, make_scaling, parse_scaling
+from ratrain.ratrain_ir.model.rotary import rope_frequencies
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_positions": 8192.0}
 YARN = {

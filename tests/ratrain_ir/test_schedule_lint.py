@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.actions import actions_of_orders, parse_torch_csv, read_torch_csv, torch_csv_lines
+from ratrain.ratrain_ir.analysis.actions import actions_of_orders, parse_torch_csv, read_torch_csv, torch_csv_lines
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
 from tests.ratrain_ir.schedule_tables import CROSSED, ROOT, diagnose
 from tests.ratrain_ir.schedules.unit_time import orders_of, shape_of
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.diagnostics import Diagnostic
+    from ratrain.ratrain_ir.support.diagnostics import Diagnostic
 
 SOUND = sorted((ROOT / "tests/data/schedules").glob("*.csv"))
 

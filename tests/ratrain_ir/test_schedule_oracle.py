@@ -8,10 +8,10 @@ from attrs import evolve
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.actions import ActionTable, actions_of_orders, parse_torch_csv, torch_csv_lines
-from ratrain.ratrain_ir.diagnostics import Diagnostics
+from ratrain.ratrain_ir.analysis.actions import ActionTable, actions_of_orders, parse_torch_csv, torch_csv_lines
 from ratrain.ratrain_ir.schedules.action import ActionKind
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.verifier.schedule_rules import verify_schedule
 from ratrain.ratrainc.cli import main
 from tests.ratrain_ir.schedule_tables import Rows, diagnose, runs

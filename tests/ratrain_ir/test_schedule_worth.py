@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.actions import actions_of_orders, compute_only, parse_torch_csv, read_torch_csv
+from ratrain.ratrain_ir.analysis.actions import actions_of_orders, compute_only, parse_torch_csv, read_torch_csv
 from ratrain.ratrain_ir.analysis.schedule_worth import (
     UNIT_TIMES,
     PassTimes,

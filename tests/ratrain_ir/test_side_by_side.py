@@ -14,11 +14,11 @@ from textwrap import dedent
 import pytest
 
 from ratrain.ratrain_ir import side_by_side
-from ratrain.ratrain_ir.blocks import block
-from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Location, Note
+from ratrain.ratrain_ir.config.types import Dtype, tensor_type
+from ratrain.ratrain_ir.model.blocks import block
 from ratrain.ratrain_ir.side_by_side import beside, each, processes
-from ratrain.ratrain_ir.time_limit import time_limit
-from ratrain.ratrain_ir.types import Dtype, tensor_type
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Location, Note
+from ratrain.ratrain_ir.support.time_limit import time_limit
 
 TIMEOUT = 60
 

@@ -11,10 +11,10 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.blocks import block_chain, flat_elements
-from ratrain.ratrain_ir.ops import Group, Payload
+from ratrain.ratrain_ir.model.blocks import block_chain, flat_elements
+from ratrain.ratrain_ir.ops.ops import Group, Payload
 from ratrain.ratrain_ir.topology import Mesh, Rank, Topology, grid, topology_of
-from ratrain.targets.runtime.weights import block_elements
+from ratrain.targets.runtime.weights.weights import block_elements
 from tests.end_to_end.tiny_runs import MODEL, make_plan
 
 
@@ -180,8 +180,8 @@ ASKS = {
 """What nobody but the topology works out, and what that looks like."""
 EXCUSED = {
     "ratrain_ir/topology.py",
-    "ratrain_ir/frontend/balance.py",  # chooses the cuts that make the stages
-    "ratrain_ir/frontend/plan_checks.py",  # counts the cuts that are given
+    "ratrain_ir/config/balance.py",  # chooses the cuts that make the stages
+    "ratrain_ir/config/plan_checks.py",  # counts the cuts that are given
     "ratrain_ir/testing/strategies.py",  # draws them
     "ratrain_ir/testing/invariants.py",  # works it out again, as a second opinion
     "passes/placement/place_1f1b.py",  # how far warm-up runs ahead: the schedule's own

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ratrain.ratrain_ir.diagnostics import CODES, Diagnostics
 from ratrain.ratrain_ir.lowering import lower
+from ratrain.ratrain_ir.support.diagnostics import CODES, Diagnostics
 from ratrain.ratrain_ir.verifier import verify
 from tests.end_to_end.edited_texts import MODEL, PLAN, change, drop, problems, repeat, sound, stage_of
 from tests.ratrain_ir.memory_rules import MEMORIES

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ratrain.ratrainc import console
+from ratrain.ratrainc.console import console
 
 if TYPE_CHECKING:
     import pytest

@@ -11,21 +11,21 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrain_ir.frontend.plan_text import check_plan, plan_from_fields
-from ratrain.ratrainc import advice as advice_module
-from ratrain.ratrainc.advice import advice
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.plan_text import check_plan, plan_from_fields
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.choices.levers import Setting, try_setting
+from ratrain.ratrainc.choices.machines import with_constants
+from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.levers import Setting, try_setting
-from ratrain.ratrainc.planner.answer import Answer, Request
-from ratrain.ratrainc.planner.evaluation import evaluate
-from ratrain.ratrainc.planner.losers import losers
-from ratrain.ratrainc.planner.machines import with_constants
-from ratrain.ratrainc.planner.quick import quick_answer
-from ratrain.ratrainc.planner.report import certificate, no_plan
-from ratrain.ratrainc.planner.search import Search
-from ratrain.ratrainc.strategies import strategy
+from ratrain.ratrainc.memory import advice as advice_module
+from ratrain.ratrainc.memory.advice import advice
+from ratrain.ratrainc.planner.answer.report import certificate, no_plan
+from ratrain.ratrainc.planner.search.answer import Answer, Request
+from ratrain.ratrainc.planner.search.evaluation import evaluate
+from ratrain.ratrainc.planner.search.losers import losers
+from ratrain.ratrainc.planner.search.quick import quick_answer
+from ratrain.ratrainc.planner.search.search import Search
 from ratrain.targets.machine.machine import load_machine
 from tests.ratrainc.test_planner import MODEL, SLOW, every_candidate
 

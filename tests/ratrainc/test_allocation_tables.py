@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError
 from ratrain.ratrain_ir.testing.strategies import allocation_problems
-from ratrain.ratrainc.allocation_csv import parse_problem
 from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.memory.allocation_csv import parse_problem
 
 PLAIN = "id,lower,upper,size\na,0,3,4\nb,0,6,8\n"
 
@@ -167,7 +167,7 @@ def test_a_solution_that_would_not_be_read_is_not_written(
 ) -> None:
     path, out = tmp_path / "p.csv", tmp_path / "q.csv"
     path.write_text(PLAIN)
-    module = sys.modules["ratrain.ratrainc.allocation_csv"]
+    module = sys.modules["ratrain.ratrainc.memory.allocation_csv"]
     original = module._lines
     monkeypatch.setattr(module, "_lines", lambda table, offsets: original(table, [each + 1 for each in offsets]))
     assert main(["alloc", str(path), "--capacity", "64", "-o", str(out)]) == 1

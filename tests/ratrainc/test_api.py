@@ -14,7 +14,7 @@ import pytest
 
 from ratrain import api
 from ratrain.ratrainc.cli import commands, main
-from ratrain.ratrainc.parts import TextTable, html_of, text_of
+from ratrain.ratrainc.console.parts import TextTable, html_of, text_of
 
 if typing.TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module

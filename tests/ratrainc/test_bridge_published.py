@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.text import Source
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.text import Source
 from ratrain.ratrainc.bridge.deepspeed_rules import FORBIDDEN, OPTIONS
 from ratrain.ratrainc.bridge.hjson_text import hjson_settings
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, Imported, imported

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ratrain.ratrain_ir.diagnostics import CODES
+from ratrain.ratrain_ir.support.diagnostics import CODES
 from ratrain.ratrainc.cli import main
 
 CONFIG: dict[str, Any] = {
@@ -409,7 +409,7 @@ def test_wrong_weights(bench: Bench, change: str) -> None:
 
 def manifest_digest(manifest: dict[str, Any]) -> str:
     """The digest a checkpoint's manifest carries of itself."""
-    from ratrain.targets.runtime import checkpoint
+    from ratrain.targets.runtime.checkpoint import checkpoint
 
     return checkpoint.manifest_digest(manifest)
 

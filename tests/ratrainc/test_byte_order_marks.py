@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from ratrain.ratrain_ir import files
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support import files
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.examples import example_path
+from ratrain.ratrainc.running.examples import example_path
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.machine.writer import write_machine
-from ratrain.targets.runtime.companions import byte_tokenizer_files, files_of_tokenizer
-from ratrain.targets.runtime.data import open_tokens
-from ratrain.targets.runtime.jsonl import Fields, open_jsonl
+from ratrain.targets.runtime.data.data import open_tokens
+from ratrain.targets.runtime.data.jsonl import Fields, open_jsonl
+from ratrain.targets.runtime.weights.companions import byte_tokenizer_files, files_of_tokenizer
 
 MARK = "\ufeff".encode()
 SCRIPT = (

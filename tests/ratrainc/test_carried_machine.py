@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.module import Module, TargetInfo
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrainc.cli import commands, main
-from ratrain.ratrainc.examples import example_path
+from ratrain.ratrainc.running.examples import example_path
 from ratrain.targets.machine.machine import Constant, Machine, is_whole, load_machine, machine_names, parse_machine
 from ratrain.targets.machine.op_table import MeasuredOp, OpTable
 from ratrain.targets.machine.record import compiled_for, machine_digest, machine_info

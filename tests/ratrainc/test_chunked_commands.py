@@ -9,9 +9,9 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.frontend.plan_text import check_plan
+from ratrain.ratrain_ir.config.plan_text import check_plan
+from ratrain.ratrainc.choices.levers import Setting, levers_of
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.levers import Setting, levers_of
 from ratrain.targets.machine.machine import load_machine
 
 CONFIG = {

@@ -15,12 +15,12 @@ from pathlib import Path
 import click
 import pytest
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrainc import supervisor
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.cli import commands, main
-from ratrain.ratrainc.examples import example_path
-from ratrain.targets.runtime.liveness import Liveness
-from ratrain.targets.runtime.positions import RunFolder
+from ratrain.ratrainc.running import supervisor
+from ratrain.ratrainc.running.examples import example_path
+from ratrain.targets.runtime.watch.liveness import Liveness
+from ratrain.targets.runtime.watch.positions import RunFolder
 
 MODEL, PLAN = str(example_path("tiny.json")), str(example_path("tiny.toml"))
 SEARCH = ("--model", MODEL, "--clusters", "4")
@@ -157,7 +157,7 @@ def test_a_series_that_cannot_be_written_is_refused_before_the_work(
 @pytest.fixture
 def _mpi4py_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as `launch` looks: what the tests start in place of ranks does without."""
-    monkeypatch.setattr("ratrain.ratrainc.extras.is_installed", lambda _package: True)
+    monkeypatch.setattr("ratrain.ratrainc.console.extras.is_installed", lambda _package: True)
 
 
 @pytest.mark.usefixtures("_mpi4py_is_there")

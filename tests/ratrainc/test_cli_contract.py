@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from attrs import frozen
 
-from ratrain.ratrain_ir.diagnostics import CODES
+from ratrain.ratrain_ir.support.diagnostics import CODES
 from ratrain.ratrainc.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]

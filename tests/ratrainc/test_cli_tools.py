@@ -13,17 +13,18 @@ from attrs import evolve
 from ratrain import api
 from ratrain.ratrain_ir.analysis.module_diff import diff_modules
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.parser import read_module
-from ratrain.ratrainc import levers, machine_facts
+from ratrain.ratrain_ir.text.parser import read_module
+from ratrain.ratrainc.choices import levers
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.examples import example_path
-from ratrain.ratrainc.parts import text_of
-from ratrain.ratrainc.planner.comparing import Comparison
+from ratrain.ratrainc.console.parts import text_of
+from ratrain.ratrainc.facts import machine_facts
+from ratrain.ratrainc.planner.answer.comparing import Comparison
+from ratrain.ratrainc.running.examples import example_path
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.program.rtx import write_program
-from ratrain.targets.runtime.certificate import scratch_bytes
+from ratrain.targets.runtime.arena.processor import cpu_flags
+from ratrain.targets.runtime.engine.certificate import scratch_bytes
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.processor import cpu_flags
 from tests.end_to_end.tiny_runs import make_plan
 from tests.end_to_end.toys import UNEVEN
 

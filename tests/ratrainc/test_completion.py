@@ -12,9 +12,9 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from ratrain.passes.registry import PASSES
-from ratrain.ratrain_ir.frontend.model_files import preset_names
+from ratrain.ratrain_ir.config.model_files import preset_names
+from ratrain.ratrainc.choices.strategies import STRATEGIES
 from ratrain.ratrainc.cli import _COMMANDS, commands, main
-from ratrain.ratrainc.strategies import STRATEGIES
 from ratrain.targets.machine.machine import machine_names
 
 NAMES = [strategy.name for strategy in STRATEGIES]

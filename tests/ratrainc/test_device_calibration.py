@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.calibration import device_constants, from_device
 from ratrain.ratrainc.calibration.device_programs import UsualSize, compiled
 from ratrain.ratrainc.calibration.from_device import DeviceChoice, machine_of_device
@@ -22,11 +22,11 @@ from ratrain.targets.machine.cost import roofline_work, routine_work
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.machine.measured_kernels import kernel_key
 from ratrain.targets.machine.op_table import MeasuredOp, OpTable
+from ratrain.targets.runtime.arena.memory import HostMemory
+from ratrain.targets.runtime.arena.stopwatch import DeviceFacts
+from ratrain.targets.runtime.engine.routine_times import RoutineTimer, timer_bytes
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.kernels.reference import Reference
-from ratrain.targets.runtime.memory import HostMemory
-from ratrain.targets.runtime.routine_times import RoutineTimer, timer_bytes
-from ratrain.targets.runtime.stopwatch import DeviceFacts
+from ratrain.targets.runtime.kernels.reference.reference import Reference
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine

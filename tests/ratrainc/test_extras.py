@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ratrain.ratrainc import extras
 from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.console import extras
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL, PLAN = str(ROOT / "examples" / "tiny.json"), str(ROOT / "examples" / "tiny.toml")

@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.diagnostics import Diagnostic, fail
-from ratrain.ratrainc import console, run_display, run_log, training
-from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs
-from ratrain.ratrainc.training import run_training
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, fail
+from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs
+from ratrain.ratrainc.console import console
+from ratrain.ratrainc.running import run_display, run_log, training
+from ratrain.ratrainc.running.training import run_training
 from ratrain.targets.program.rtx import write_program
-from ratrain.targets.runtime.checkpoint import load_checkpoint
+from ratrain.targets.runtime.checkpoint.checkpoint import load_checkpoint
 from ratrain.targets.runtime.settings import RunSettings, Saving
 from tests.end_to_end.tiny_runs import MODEL, make_program
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.run_result import RunResult
+    from ratrain.ratrainc.running.run_result import RunResult
 
 SMALL = evolve(MODEL, vocab_size=256)
 PROGRAM = make_program(SMALL, pp=1, dp=1, micro_batches=1)
@@ -157,7 +158,7 @@ def test_a_plot_that_was_there_stays_until_the_new_one_is_drawn(
 
     monkeypatch.setattr(training, "prepare", prepare)
     monkeypatch.setattr(
-        "ratrain.targets.runtime.local.LocalEngine.run_step", lambda engine, step: fail("RT093", "diverged")
+        "ratrain.targets.runtime.engine.local.LocalEngine.run_step", lambda engine, step: fail("RT093", "diverged")
     )
     with pytest.raises(Exception, match="diverged"):
         run_training(PROGRAM, DataChoice(), RunSettings(steps=1), Outputs(plot=str(plot)), Display(quiet=True))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.commands.file_kinds import refuse_wrong_kind
+from ratrain.ratrainc.commands.words.file_kinds import refuse_wrong_kind
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from ratrain.ratrainc.choices.times_text import textbook_times
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.examples import example_path
-from ratrain.ratrainc.times_text import textbook_times
+from ratrain.ratrainc.running.examples import example_path
 
 SIZES = {"num_hidden_layers": 4, "hidden_size": 16, "intermediate_size": 24, "vocab_size": 256}
 CONFIG = json.loads(example_path("tiny.json").read_text()) | SIZES

@@ -12,7 +12,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.calibration.fitting import OUTLIER, errors, fitted, with_values
 from ratrain.ratrainc.calibration.gpt_block import VOCAB, BlockShape, Work, blocks_of
 from ratrain.ratrainc.calibration.gpt_iteration import GptRun, GptTimes, placement_of_run

@@ -13,15 +13,15 @@ import attrs
 import pytest
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.families import FAMILIES, FAMILY
-from ratrain.ratrain_ir.frontend.hf_keys import keys_of
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.model_files import parse_config
-from ratrain.ratrain_ir.frontend.plan import KEYS as KEYS_OF_PLANS
-from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrain_ir.frontend.plan_text import parse_plan, plan_from_fields
-from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.config.families import FAMILIES, FAMILY
+from ratrain.ratrain_ir.config.hf_keys import keys_of
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.model_files import parse_config
+from ratrain.ratrain_ir.config.plan import KEYS as KEYS_OF_PLANS
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.plan_text import parse_plan, plan_from_fields
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.targets.machine.link_groups import GROUP_UNITS
 from ratrain.targets.machine.machine import (
     _ALL_UNITS,

@@ -11,12 +11,12 @@ from attrs import evolve
 from ratrain import api
 from ratrain.passes.memory.trial import at_own_addresses
 from ratrain.ratrain_ir.side_by_side import processes
-from ratrain.ratrainc import byte_report
+from ratrain.ratrainc.choices.levers import Outcome, Setting, changes
+from ratrain.ratrainc.choices.timed_plan import TimedPlan, time_plan
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.lever_prices import Prices, Pricing, pricing_of
-from ratrain.ratrainc.levers import Outcome, Setting, changes
-from ratrain.ratrainc.parts import text_of
-from ratrain.ratrainc.timed_plan import TimedPlan, time_plan
+from ratrain.ratrainc.console.parts import text_of
+from ratrain.ratrainc.memory.lever_prices import Prices, Pricing, pricing_of
+from ratrain.ratrainc.report import byte_report
 from ratrain.targets.codegen.emitter import without_reuse
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.simulator.figures import simulated
@@ -111,7 +111,7 @@ def test_the_schedule_itself_is_not_compiled_again(tmp_path: Path, monkeypatch: 
     def never(*_: object) -> None:
         raise AssertionError("it is there already")
 
-    monkeypatch.setattr("ratrain.ratrainc.timed_plan.lower", never)
+    monkeypatch.setattr("ratrain.ratrainc.choices.timed_plan.lower", never)
     levers = api.explain(path, seconds=0).to_json()["levers"]
     assert [lever["step_seconds"] for lever in levers] == [wanted]
 

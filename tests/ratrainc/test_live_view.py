@@ -11,14 +11,15 @@ import pytest
 from attrs import evolve
 from rich.console import Console
 
-from ratrain.ratrain_ir.ops import ENGINES, Engine
-from ratrain.ratrainc import console, live_view
+from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
 from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.console import console
+from ratrain.ratrainc.running import live_view
 from ratrain.targets.program.live_bytes import live_bytes
 from ratrain.targets.program.rtx import write_program
-from ratrain.targets.runtime.memory_monitor import MemoryMonitor
-from ratrain.targets.runtime.progress import LocalProgress, StageWatch
-from ratrain.targets.runtime.rank import Rank
+from ratrain.targets.runtime.engine.memory_monitor import MemoryMonitor
+from ratrain.targets.runtime.engine.progress import LocalProgress, StageWatch
+from ratrain.targets.runtime.engine.rank import Rank
 from tests.end_to_end.tiny_runs import make_program, start
 
 if TYPE_CHECKING:

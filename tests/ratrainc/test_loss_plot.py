@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrainc import extras, pictures
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.loss_plot import Curves, chart_lines, write_losses
+from ratrain.ratrainc.console import extras, pictures
+from ratrain.ratrainc.running.loss_plot import Curves, chart_lines, write_losses
 
 SVG = "{http://www.w3.org/2000/svg}"
 LOSSES = st.lists(st.floats(0, 1e6) | st.just(math.nan), max_size=200)
@@ -84,7 +84,7 @@ def test_any_title_can_be_written(title, ending, tmp_path):
 @pytest.mark.sampled(2)
 def test_the_same_losses_give_the_same_bytes(ending, tmp_path):
     program = (
-        "import sys; from ratrain.ratrainc.loss_plot import Curves, write_losses;"
+        "import sys; from ratrain.ratrainc.running.loss_plot import Curves, write_losses;"
         "write_losses(sys.argv[1], Curves.of([(0, 3.0, None), (1, 2.0, 2.5)]), 'a title')"
     )
     paths = [tmp_path / f"{number}{ending}" for number in range(2)]

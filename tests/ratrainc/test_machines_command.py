@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.examples import example_path
+from ratrain.ratrainc.running.examples import example_path
 from ratrain.targets.machine.machine import load_machine, machine_names
 
 GIVEN = ["--model", str(example_path("tiny.json")), "--plan", str(example_path("tiny.toml"))]

@@ -8,7 +8,7 @@ import re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ratrain.ratrainc.markdown_text import escaped, prose
+from ratrain.ratrainc.console.markdown_text import escaped, prose
 
 ODD = st.text(st.sampled_from("`<>&|*_[]\\ab \n!#") | st.characters(), max_size=40)
 

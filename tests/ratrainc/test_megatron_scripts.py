@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, Imported, import_plan, imported
 from ratrain.ratrainc.bridge.megatron_flags import BARE, COUNTS, KNOWN, MANY
 from ratrain.ratrainc.bridge.megatron_rules import RULES

@@ -10,24 +10,24 @@ import pytest
 from attrs import evolve
 
 from ratrain.passes.pipeline_text import parse_pipeline
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.choices.machines import parse_changes, with_constants
+from ratrain.ratrainc.choices.plan_choices import PlanChoice
+from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.plan_choices import PlanChoice
-from ratrain.ratrainc.planner.families import USUAL, families, with_memories
-from ratrain.ratrainc.planner.family_spaces import family_spaces
-from ratrain.ratrainc.planner.machines import parse_changes, with_constants
-from ratrain.ratrainc.planner.objective import OBJECTIVES
-from ratrain.ratrainc.planner.profile import Profiles
-from ratrain.ratrainc.planner.quick import quick_answer
-from ratrain.ratrainc.planner.requests import planning_request
-from ratrain.ratrainc.planner.search import Search
-from ratrain.ratrainc.planner.smallest import smallest_clusters
-from ratrain.ratrainc.strategies import strategy
+from ratrain.ratrainc.planner.bounds.profile import Profiles
+from ratrain.ratrainc.planner.search.family_spaces import family_spaces
+from ratrain.ratrainc.planner.search.quick import quick_answer
+from ratrain.ratrainc.planner.search.requests import planning_request
+from ratrain.ratrainc.planner.search.search import Search
+from ratrain.ratrainc.planner.search.smallest import smallest_clusters
+from ratrain.ratrainc.planner.space.families import USUAL, families, with_memories
+from ratrain.ratrainc.planner.space.objective import OBJECTIVES
 from ratrain.targets.machine.machine import load_machine
 from tests.ratrainc.test_planner import MODEL, SLOW, TINY, costs_of_every_plan, small_request
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.planner.answer import Request
+    from ratrain.ratrainc.planner.search.answer import Request
 
 HOST = {"host_capacity": 1e9, "host_store": 1e9, "host_fetch": 1e9}
 

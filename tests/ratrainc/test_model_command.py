@@ -10,19 +10,19 @@ import pytest
 from attrs import evolve
 
 from ratrain.passes.recovery.rewriting import CHOICES, rewritten, same_for_all
-from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
-from ratrain.ratrain_ir.frontend.model_files import load_model, preset_names
-from ratrain.ratrain_ir.frontend.plan_text import plan_to_toml
+from ratrain.ratrain_ir.config.hf_export import hugging_face_config
+from ratrain.ratrain_ir.config.model_files import load_model, preset_names
+from ratrain.ratrain_ir.config.plan_text import plan_to_toml
+from ratrain.ratrain_ir.config.types import aligned
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops import BlockOp, Forward
-from ratrain.ratrain_ir.types import aligned
+from ratrain.ratrain_ir.ops.ops import BlockOp, Forward
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.model_facts import model_facts, summary
+from ratrain.ratrainc.facts.model_facts import model_facts, summary
 from tests.end_to_end.tiny_runs import MODEL, make_plan
 from tests.end_to_end.toys import GPT2, NEOX
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 BAICHUAN = evolve(MODEL, family="baichuan", kv_heads=4, packed_qkv=True)
 PUBLISHED = {"llama-2-7b": 6_738_415_616, "gpt2": 124_439_808, "qwen2.5-0.5b": 494_032_768}

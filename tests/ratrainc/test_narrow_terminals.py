@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from ratrain.ratrain_ir.diagnostics import Diagnostic, Location
-from ratrain.ratrainc import console, heartbeat
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, Location
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.console import drawn, progress, say, show_diagnostic, status, table
-from ratrain.ratrainc.examples import example_path
-from ratrain.ratrainc.terminal import echo
-from ratrain.ratrainc.wrapping import records, wrapped
+from ratrain.ratrainc.console import console, heartbeat, progress
+from ratrain.ratrainc.console.console import drawn, say, show_diagnostic, status, table
+from ratrain.ratrainc.console.terminal import echo
+from ratrain.ratrainc.console.wrapping import records, wrapped
+from ratrain.ratrainc.running.examples import example_path
 from tests.ratrainc.screens import terminal
 
 MODEL, PLAN = str(example_path("tiny.json")), str(example_path("tiny.toml"))
@@ -214,7 +214,7 @@ def test_a_compile_says_which_pass_is_at_work_and_which_are_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr("ratrain.ratrainc.console.status", lambda title: Told(title, told))
+    monkeypatch.setattr("ratrain.ratrainc.console.console.status", lambda title: Told(title, told))
     passes = "place-1f1b,recompute{policy=full},allocate-ddr"
     assert main(["compile", "--model", MODEL, "--plan", PLAN, "--passes", passes, "-o", str(tmp_path / "a.rtir")]) == 0
     name = f"compiling {MODEL}: "

@@ -19,11 +19,11 @@ import click
 import pytest
 from attrs import frozen
 
-from ratrain.ratrain_ir.files import MOST_BYTES
-from ratrain.ratrainc import training
+from ratrain.ratrain_ir.support.files import MOST_BYTES
 from ratrain.ratrainc.cli import commands, main
-from ratrain.ratrainc.commands.options import FilePath, Result
-from ratrain.targets.runtime import utilisation
+from ratrain.ratrainc.commands.words.options import FilePath, Result
+from ratrain.ratrainc.running import training
+from ratrain.targets.runtime.training import utilisation
 
 CONFIG = {
     "model_type": "llama",

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from ratrain.passes.pipeline_text import parse_pipeline
-from ratrain.passes.placement.placed_by import placed_by
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.frontend.plan_text import load_plan
-from ratrain.ratrainc.planner.bounds import plan_bounds
-from ratrain.ratrainc.planner.columns import Columns
-from ratrain.ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
-from ratrain.ratrainc.planner.profile import Profiles
-from ratrain.ratrainc.planner.setting import Setting
-from ratrain.ratrainc.planner.space import Shape
-from ratrain.ratrainc.planner.variants import may_keep_gathered, recompute_policy
-from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
+from ratrain.passes.placed_by import placed_by
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan_text import load_plan
+from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, strategy
+from ratrain.ratrainc.planner.bounds.bounds import plan_bounds
+from ratrain.ratrainc.planner.bounds.columns import Columns
+from ratrain.ratrainc.planner.bounds.profile import Profiles
+from ratrain.ratrainc.planner.search.evaluation import Task, evaluate, folded_micro_batches
+from ratrain.ratrainc.planner.space.setting import Setting
+from ratrain.ratrainc.planner.space.space import Shape
+from ratrain.ratrainc.planner.space.variants import may_keep_gathered, recompute_policy
 from ratrain.targets.machine.machine import load_machine
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -9,23 +9,23 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.blocks import block_chain
-from ratrain.ratrain_ir.frontend.plan_text import parse_plan
-from ratrain.ratrain_ir.frontend.zero_levels import ZeroLevels
-from ratrain.ratrainc.planner.cuts import cuts_of
-from ratrain.ratrainc.planner.evaluation import Task, evaluate
-from ratrain.ratrainc.planner.families import families
-from ratrain.ratrainc.planner.family_spaces import family_spaces
-from ratrain.ratrainc.planner.levels import all_gathered, bounds_of_any_levels
-from ratrain.ratrainc.planner.machines import with_constants
-from ratrain.ratrainc.planner.profile import Profiles
-from ratrain.ratrainc.planner.report import candidate_json, plan_file
-from ratrain.ratrainc.planner.search import Search
-from ratrain.ratrainc.planner.space import Shape
+from ratrain.ratrain_ir.config.plan_text import parse_plan
+from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
+from ratrain.ratrain_ir.model.blocks import block_chain
+from ratrain.ratrainc.choices.machines import with_constants
+from ratrain.ratrainc.planner.answer.report import candidate_json, plan_file
+from ratrain.ratrainc.planner.bounds.cuts import cuts_of
+from ratrain.ratrainc.planner.bounds.profile import Profiles
+from ratrain.ratrainc.planner.search.evaluation import Task, evaluate
+from ratrain.ratrainc.planner.search.family_spaces import family_spaces
+from ratrain.ratrainc.planner.search.levels import all_gathered, bounds_of_any_levels
+from ratrain.ratrainc.planner.search.search import Search
+from ratrain.ratrainc.planner.space.families import families
+from ratrain.ratrainc.planner.space.space import Shape
 from tests.ratrainc.test_planner import MODEL, small_request
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.planner.answer import Request
+    from ratrain.ratrainc.planner.search.answer import Request
 
 
 def wide_request(clusters: int, capacity: float, layers: int, *names: str) -> Request:

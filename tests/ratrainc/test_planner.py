@@ -14,35 +14,35 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain.passes.placement.placed_by import placed_by
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.frontend.plan_text import check_plan, parse_plan
+from ratrain.passes.placed_by import placed_by
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan_text import check_plan, parse_plan
 from ratrain.ratrain_ir.schedules.action import ActionKind, most_in_flight
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, most_held
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.choices.machines import parse_changes, with_constants
+from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.planner import quick
-from ratrain.ratrainc.planner.answer import Request
-from ratrain.ratrainc.planner.bounds import plan_bounds
-from ratrain.ratrainc.planner.columns import Columns
-from ratrain.ratrainc.planner.crossings import crossings
-from ratrain.ratrainc.planner.cuts import best_cuts, cuts_of, partitions
-from ratrain.ratrainc.planner.evaluation import Task, evaluate, folded_micro_batches
-from ratrain.ratrainc.planner.families import USUAL, families
-from ratrain.ratrainc.planner.family_spaces import family_spaces
-from ratrain.ratrainc.planner.machines import parse_changes, with_constants
-from ratrain.ratrainc.planner.objective import OBJECTIVES
-from ratrain.ratrainc.planner.placements import stage_placements
-from ratrain.ratrainc.planner.profile import Profiles
-from ratrain.ratrainc.planner.quick import quick_answer
-from ratrain.ratrainc.planner.report import best_plans, plan_file
-from ratrain.ratrainc.planner.search import Search
-from ratrain.ratrainc.planner.space import Shape, divisions, shapes
-from ratrain.ratrainc.planner.variants import pipeline_for, variants
-from ratrain.ratrainc.planner.workers import Runner
-from ratrain.ratrainc.slices_note import slices_note
-from ratrain.ratrainc.strategies import strategy
+from ratrain.ratrainc.facts.slices_note import slices_note
+from ratrain.ratrainc.planner.answer.crossings import crossings
+from ratrain.ratrainc.planner.answer.report import best_plans, plan_file
+from ratrain.ratrainc.planner.bounds.bounds import plan_bounds
+from ratrain.ratrainc.planner.bounds.columns import Columns
+from ratrain.ratrainc.planner.bounds.cuts import best_cuts, cuts_of, partitions
+from ratrain.ratrainc.planner.bounds.placements import stage_placements
+from ratrain.ratrainc.planner.bounds.profile import Profiles
+from ratrain.ratrainc.planner.search import quick
+from ratrain.ratrainc.planner.search.answer import Request
+from ratrain.ratrainc.planner.search.evaluation import Task, evaluate, folded_micro_batches
+from ratrain.ratrainc.planner.search.family_spaces import family_spaces
+from ratrain.ratrainc.planner.search.quick import quick_answer
+from ratrain.ratrainc.planner.search.search import Search
+from ratrain.ratrainc.planner.search.workers import Runner
+from ratrain.ratrainc.planner.space.families import USUAL, families
+from ratrain.ratrainc.planner.space.objective import OBJECTIVES
+from ratrain.ratrainc.planner.space.space import Shape, divisions, shapes
+from ratrain.ratrainc.planner.space.variants import pipeline_for, variants
 from ratrain.targets.machine.machine import load_machine
 from tests.end_to_end.tiny_runs import MODEL as RUN
 from tests.end_to_end.tiny_runs import make_plan
@@ -232,7 +232,7 @@ def test_plans_bounded_together_are_bounded_as_alone(monkeypatch):
         for size, m in ((2, 1), (1, 2), (1, 3), (4, 4), (1, 7))
     ]
     cuts = np.array(list(partitions(9, 3))[: len(chosen)], float)
-    monkeypatch.setattr("ratrain.ratrainc.planner.bounds._BLOCK", 12)
+    monkeypatch.setattr("ratrain.ratrainc.planner.bounds.bounds._BLOCK", 12)
     together = plan_bounds(Columns.of(profiles, chosen), cuts)
     assert np.isfinite(together.seconds).any()
     for at, shape in enumerate(chosen):

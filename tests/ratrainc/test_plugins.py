@@ -32,7 +32,7 @@ class Rename(Pass):
 TARGET = """
 from attrs import frozen
 from ratrain.ratrain_ir.target import WorkspaceRequest
-from ratrain.targets.registry import TARGETS
+from ratrain.targets.machine.registry import TARGETS
 from ratrain.targets.target import MachineTarget
 
 @frozen

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COUNTING = """
 import sys
 from ratrain.ratrainc.cli import main
-from ratrain.ratrain_ir.loops import compiled_anew
+from ratrain.ratrain_ir.support.loops import compiled_anew
 
 code = main(sys.argv[1:])
 print(compiled_anew(), file=sys.stderr)
@@ -69,7 +69,7 @@ def test_what_is_compiled_beside_a_first_quickstart_is_what_it_needs(tmp_path: P
     folder = {"NUMBA_CACHE_DIR": str(tmp_path / "loops")}
     script = """
 import sys
-from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.runtime.kernels import ahead
 ahead.attend(Dtype.F16)
 """

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from ratrain import api
-from ratrain.ratrain_ir import receipts
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.loops import Allowance
-from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.support import receipts
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.loops import Allowance
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.functions import proving, soundness
-from ratrain.targets.program import program_verifier
+from ratrain.ratrainc.compiling import proving, soundness
+from ratrain.targets.verifier import program_verifier
 from tests.end_to_end.tiny_runs import MODEL, make_plan, swap_neighbours
 
 PASSES = "place-1f1b,bucket-grad-sync,insert-prefetch,allocate-ddr"

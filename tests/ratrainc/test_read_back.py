@@ -14,18 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain import api
-from ratrain.ratrain_ir import files
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail
-from ratrain.ratrain_ir.frontend import toml_text
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.frontend.plan_text import load_plan
-from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan_text import load_plan
+from ratrain.ratrain_ir.support import files, toml_text
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
 from ratrain.ratrain_ir.testing.strategies import Case, cases
-from ratrain.ratrainc import schedule_table
+from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrainc.bridge import exporting
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.examples import example_path
-from ratrain.ratrainc.planner.report import text_of_plan
+from ratrain.ratrainc.planner.answer.report import text_of_plan
+from ratrain.ratrainc.report import schedule_table
+from ratrain.ratrainc.running.examples import example_path
 from ratrain.targets.machine.machine import load_machine, machine_names, parse_machine
 from ratrain.targets.machine.writer import machine_text, write_machine
 from ratrain.targets.program import rtx
@@ -134,17 +133,17 @@ BROKEN: dict[str, tuple[list[str], str, list[tuple[Any, str, Any]]]] = {
     "import-plan": (
         ["import-plan", "--from", "megatron", "{folder}/pretrain.sh", "-o", "{out}.toml"],
         "cuts = ()",
-        [(sys.modules["ratrain.ratrain_ir.frontend.plan_keys"], "toml_value", wrong_word)],
+        [(sys.modules["ratrain.ratrain_ir.config.plan_keys"], "toml_value", wrong_word)],
     ),
     "compile": (
         ["compile", *TINY, "-o", "{out}.rtir"],
         "model",
-        [(sys.modules["ratrain.ratrain_ir.printer"], "_value", lambda value: f"<{value}>")],
+        [(sys.modules["ratrain.ratrain_ir.text.printer"], "_value", lambda value: f"<{value}>")],
     ),
     "opt": (
         ["opt", "{folder}/tiny.rtir", "--passes", "lifetime", "-o", "{out}.rtir"],
         "model",
-        [(sys.modules["ratrain.ratrain_ir.printer"], "_value", lambda value: f"<{value}>")],
+        [(sys.modules["ratrain.ratrain_ir.text.printer"], "_value", lambda value: f"<{value}>")],
     ),
     "compile a program": (
         ["compile", *TINY, "-o", "{out}.rtx"],

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ratrain import api
-from ratrain.ratrain_ir.ops import Engine, Forward, Recompute, Store
-from ratrain.ratrain_ir.types import aligned
-from ratrain.ratrainc.parts import show
-from ratrain.ratrainc.recovery_prices import recovery_facts, recovery_table, stores_anything
+from ratrain.ratrain_ir.config.types import aligned
+from ratrain.ratrain_ir.ops.ops import Engine, Forward, Recompute, Store
+from ratrain.ratrainc.console.parts import show
+from ratrain.ratrainc.memory.recovery_prices import recovery_facts, recovery_table, stores_anything
 from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.target import target_of
 from tests.end_to_end.tiny_runs import make_plan

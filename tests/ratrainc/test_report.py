@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
-from ratrain.ratrain_ir.frontend.plan_text import parse_plan, plan_to_toml, plan_words
-from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping
-from ratrain.ratrain_ir.ops import ENGINES
+from ratrain.ratrain_ir.config.plan import Optimizer, Plan
+from ratrain.ratrain_ir.config.plan_text import parse_plan, plan_to_toml, plan_words
+from ratrain.ratrain_ir.config.rank_mapping import RankMapping
+from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES, STORES, Home, aligned
+from ratrain.ratrain_ir.ops.ops import ENGINES
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.strategies import plans
-from ratrain.ratrain_ir.types import ALIGNMENT_BYTES, STORES, Home, aligned
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.report import tables
 from ratrain.ratrainc.report.columns import StepView

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ratrain import api
-from ratrain.ratrain_ir.ops import ENGINES
-from ratrain.ratrainc.examples import example_path
+from ratrain.ratrain_ir.ops.ops import ENGINES
 from ratrain.ratrainc.report.page import write_report
+from ratrain.ratrainc.running.examples import example_path
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.simulator.bubbles import Cause
 from ratrain.targets.simulator.flat_program import STREAMS

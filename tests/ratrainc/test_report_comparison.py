@@ -12,11 +12,11 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.analysis.module_diff import diff_modules
+from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.report.comparison import in_words, write_comparison
 from ratrain.ratrainc.report.differences import Differences, Side, differences_of, names_of
 from ratrain.ratrainc.report.page import write_report
-from ratrain.ratrainc.strategies import strategy
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.simulator.bubbles import Cause

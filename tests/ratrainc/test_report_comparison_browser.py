@@ -8,10 +8,10 @@ from urllib.parse import parse_qs
 import pytest
 
 from ratrain import api
-from ratrain.ratrainc.examples import example_path
+from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.report.comparison import write_comparison
 from ratrain.ratrainc.report.differences import Side, differences_of
-from ratrain.ratrainc.strategies import strategy
+from ratrain.ratrainc.running.examples import example_path
 from ratrain.targets.machine.machine import load_machine
 from tests.end_to_end.tiny_runs import MODEL, make_plan
 from tests.ratrainc.browser import NEEDS_BROWSER, Tab, tab

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from ratrain.ratrainc.choices.machines import with_constants
+from ratrain.ratrainc.choices.plan_choices import SearchEffort
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.parts import show
-from ratrain.ratrainc.plan_choices import SearchEffort
-from ratrain.ratrainc.planner.machines import with_constants
-from ratrain.ratrainc.planner.requests import planning_request
-from ratrain.ratrainc.planner.robust_links import robust_links, robust_links_parts
-from ratrain.ratrainc.planner.search import Search
+from ratrain.ratrainc.console.parts import show
+from ratrain.ratrainc.planner.answer.robust_links import robust_links, robust_links_parts
+from ratrain.ratrainc.planner.search.requests import planning_request
+from ratrain.ratrainc.planner.search.search import Search
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.machine.writer import write_machine
 from tests.ratrainc.test_planner import MODEL, SLOW

@@ -14,25 +14,25 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
+from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs
-from ratrain.ratrainc.training import run_training
+from ratrain.ratrainc.running.training import run_training
 from ratrain.targets.program.rtx import write_program
-from ratrain.targets.runtime import checkpoint_series
-from ratrain.targets.runtime.checkpoint_series import load_latest
-from ratrain.targets.runtime.data import Batches, TokenStream
-from ratrain.targets.runtime.documents import Documents
-from ratrain.targets.runtime.evaluation import HeldOut
-from ratrain.targets.runtime.host_scalars import HostScalars
-from ratrain.targets.runtime.processes import Processes
+from ratrain.targets.runtime.checkpoint import checkpoint_series
+from ratrain.targets.runtime.checkpoint.checkpoint_series import load_latest
+from ratrain.targets.runtime.data.data import Batches, TokenStream
+from ratrain.targets.runtime.data.documents import Documents
+from ratrain.targets.runtime.engine.evaluation import HeldOut
+from ratrain.targets.runtime.engine.processes import Processes
+from ratrain.targets.runtime.kernels.host_scalars import HostScalars
 from ratrain.targets.runtime.settings import Evaluation, RunSettings, Saving, Start
 from tests.end_to_end.tiny_runs import MODEL, make_plan, make_program
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ratrain.ratrainc.run_result import RunResult
+    from ratrain.ratrainc.running.run_result import RunResult
     from ratrain.targets.program.program import Program
 
 SMALL = evolve(MODEL, vocab_size=256)
@@ -134,7 +134,7 @@ def test_a_save_that_failed_is_not_tried_again(tmp_path: Path, monkeypatch: pyte
         fail("RT002", "the disk is full")
 
     place = tmp_path / "place"
-    monkeypatch.setattr("ratrain.targets.runtime.checkpoint_series.seal_shards", refuse)
+    monkeypatch.setattr("ratrain.targets.runtime.checkpoint.checkpoint_series.seal_shards", refuse)
     with pytest.raises(DiagnosticError, match="the disk is full"):
         run(STEPS, saving=Saving(str(place), 3))
     assert len(tried) == 1
@@ -289,7 +289,7 @@ def test_a_fixed_scale_that_always_overflows_is_an_error(
 def test_a_dynamic_scale_that_still_falls_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ratrain.targets.runtime.scalars.INITIAL_SCALE", 2.0**30)
+    monkeypatch.setattr("ratrain.targets.runtime.arena.scalars.INITIAL_SCALE", 2.0**30)
     assert run(2, program=make_program(SMALL, **F16)).exit_code == 0
     said = " ".join(capfd.readouterr().err.split())
     assert "warning[RT093]: nothing was trained: the gradients of 2 steps overflowed" in said

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain.ratrainc import run_result
-from ratrain.ratrainc.console import progress, unseen_progress
-from ratrain.ratrainc.run_result import RunResult, show_run
-from ratrain.targets.runtime.process_memory import MemoryUse
+from ratrain.ratrainc.console.console import progress, unseen_progress
+from ratrain.ratrainc.running import run_result
+from ratrain.ratrainc.running.run_result import RunResult, show_run
+from ratrain.targets.runtime.arena.process_memory import MemoryUse
 from tests.end_to_end.tiny_runs import make_program, train
 
 if TYPE_CHECKING:

@@ -15,26 +15,26 @@ import numpy as np
 import pytest
 from attrs import evolve, fields
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, Severity
-from ratrain.ratrain_ir.frontend.families import FAMILY
-from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.config.families import FAMILY
+from ratrain.ratrain_ir.config.hf_export import hugging_face_config
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Severity
+from ratrain.ratrainc.choices.run_choices import BYTES, DataChoice
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.run_choices import BYTES, DataChoice
-from ratrain.ratrainc.training_data import companion_files, open_data
-from ratrain.ratrainc.weight_export import export_weights
+from ratrain.ratrainc.running.training_data import companion_files, open_data
+from ratrain.ratrainc.running.weight_export import export_weights
 from ratrain.targets.program.rtx import write_program
-from ratrain.targets.runtime.checkpoint import MANIFEST_FILE, manifest_digest
-from ratrain.targets.runtime.checkpoint_series import saved_steps
+from ratrain.targets.runtime.arena.scalars import INITIAL_SCALE
+from ratrain.targets.runtime.checkpoint.checkpoint import MANIFEST_FILE, manifest_digest
+from ratrain.targets.runtime.checkpoint.checkpoint_series import saved_steps
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.scalars import INITIAL_SCALE
 from ratrain.targets.runtime.settings import Evaluation, Start
 from tests.end_to_end.tiny_runs import MODEL, make_program, run_settings, start, train
 from tests.end_to_end.toys import GPT2, NEOX
 from tests.program_files import prepare
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.training import TrainingRun
+    from ratrain.targets.runtime.training.training import TrainingRun
 
 # Weights and the model that computes with them
 
@@ -190,7 +190,7 @@ TEXT = "some words to learn, and to learn again " * 60
 
 
 class FakeTokenizer:
-    """What `ratrain.targets.runtime.tokenizer` asks of the package: a token is a word's length and the file's number."""
+    """What `ratrain.targets.runtime.data.tokenizer` asks of the package: a token is a word's length and the file's number."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError
-from ratrain.ratrainc.run_log import run_log
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError
+from ratrain.ratrainc.running.run_log import run_log
 from tests.end_to_end.tiny_runs import make_program, start
 
 

@@ -16,19 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.frontend.plan_text import load_plan
-from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan_text import load_plan
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.calibration.from_profile import machine_from_profiles
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.run_profile import FORMAT, write_profile
-from ratrain.ratrainc.trace import MICROSECONDS
+from ratrain.ratrainc.report.trace import MICROSECONDS
+from ratrain.ratrainc.running.run_profile import FORMAT, write_profile
 from ratrain.targets.machine.machine import load_machine, parse_machine
 from ratrain.targets.machine.op_table import SHAPES_MARK, MeasuredOp, OpTable
 from ratrain.targets.machine.timing import op_work, routine_key
 from ratrain.targets.program.rtx import program_bytes, write_program
-from ratrain.targets.runtime.profile import Profile, StepSpan
+from ratrain.targets.runtime.engine.profile import Profile, StepSpan
 from ratrain.targets.simulator.figures import one_core_step_seconds, shared_cores_step_seconds, timed_instruction
 from tests.end_to_end.tiny_runs import make_program
 from tests.targets.runtime.mpi_tools import needs_mpi, run_ranks

@@ -11,18 +11,18 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.frontend.plan import BUILT_SCHEDULES
-from ratrain.ratrain_ir.frontend.plan_text import parse_plan, plan_to_toml
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan import BUILT_SCHEDULES
+from ratrain.ratrain_ir.config.plan_text import parse_plan, plan_to_toml
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrain_ir.verifier import check
+from ratrain.ratrainc.choices.levers import Setting, levers_of
+from ratrain.ratrainc.choices.strategies import STRATEGIES, strategy
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.levers import Setting, levers_of
-from ratrain.ratrainc.strategies import STRATEGIES, strategy
 from ratrain.targets.machine.cost import weight_bound_rows
 from ratrain.targets.machine.machine import load_machine
 from tests.end_to_end.tiny_runs import WITHOUT_PEERS, make_plan

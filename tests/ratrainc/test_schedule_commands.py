@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from ratrain import api
 from ratrain.passes.manager import PassManager
-from ratrain.ratrain_ir.actions import (
+from ratrain.ratrain_ir.analysis.actions import (
     actions_of_module,
     actions_of_orders,
     compute_only,
     torch_csv_lines,
     with_gathered_parameters,
 )
-from ratrain.ratrain_ir.ops import Backward, Forward, Op, Payload, Send
+from ratrain.ratrain_ir.ops.ops import Backward, Forward, Op, Payload, Send
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrain_ir.verifier import check
 from ratrain.ratrainc.cli import main
 

@@ -15,20 +15,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from attrs import evolve
 
-from ratrain.ratrainc import training
-from ratrain.ratrainc.cli import main, show_failure
-from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs
-from ratrain.ratrainc.signals import StopAsked, ending_signals
-from ratrain.ratrainc.training import run_training
+from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.console.failures import show_failure
+from ratrain.ratrainc.console.signals import StopAsked, ending_signals
+from ratrain.ratrainc.running import training
+from ratrain.ratrainc.running.training import run_training
 from ratrain.targets.program.rtx import write_program
-from ratrain.targets.runtime import checkpoint_places
-from ratrain.targets.runtime.checkpoint_series import saved_steps
-from ratrain.targets.runtime.local import LocalEngine
-from ratrain.targets.runtime.training import TrainingRun
+from ratrain.targets.runtime.checkpoint import checkpoint_places
+from ratrain.targets.runtime.checkpoint.checkpoint_series import saved_steps
+from ratrain.targets.runtime.engine.local import LocalEngine
+from ratrain.targets.runtime.training.training import TrainingRun
 from tests.end_to_end.tiny_runs import MODEL, make_program, run_settings
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.engine import StepReport
+    from ratrain.targets.runtime.engine.engine import StepReport
 
 
 @pytest.mark.parametrize(
@@ -291,8 +292,8 @@ def test_a_second_ctrl_c_says_what_is_saved_and_what_is_lost(
     if during_save:
         if place == "single":
             run_training(program, DataChoice(), run_settings(5, **keys, seed=9), Outputs(), Display(quiet=True))
-        monkeypatch.setattr("ratrain.targets.runtime.checkpoint.write_manifest", interrupted)
-        monkeypatch.setattr("ratrain.targets.runtime.checkpoint_shards.write_manifest", interrupted)
+        monkeypatch.setattr("ratrain.targets.runtime.checkpoint.checkpoint.write_manifest", interrupted)
+        monkeypatch.setattr("ratrain.targets.runtime.checkpoint.checkpoint_shards.write_manifest", interrupted)
         if place == "nothing":
             monkeypatch.setattr(TrainingRun, "save", interrupted)
     else:

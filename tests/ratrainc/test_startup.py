@@ -75,11 +75,11 @@ def test_what_is_read_and_simulated_needs_no_compiler(tmp_path: Path) -> None:
     (tmp_path / "simulates.py").write_text(
         "import sys\n"
         "from ratrain import api\n"
-        "from ratrain.ratrainc.functions.opening import program_in\n"
+        "from ratrain.ratrainc.compiling.opening import program_in\n"
         "from pathlib import Path\n"
         "program = program_in(Path('x.rtx').read_bytes(), 'x.rtx')\n"
         "api.simulate(program).to_json()\n"
-        "unwanted = ('ratrain.passes.placement', 'ratrain.ratrainc.planner', 'ratrain.ratrain_ir.parser')\n"
+        "unwanted = ('ratrain.passes.placement', 'ratrain.ratrainc.planner', 'ratrain.ratrain_ir.text.parser')\n"
         "assert not [module for module in sys.modules if module.startswith(unwanted)]\n"
     )
     heavy_imports(tmp_path, "-m", "simulates")

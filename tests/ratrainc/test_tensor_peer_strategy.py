@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.strategies import strategy
 from ratrain.targets.machine.machine import load_machine
 from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, make_program, same_bits, train
 

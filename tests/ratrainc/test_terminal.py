@@ -15,10 +15,10 @@ import pytest
 from rich.live import Live
 from rich.panel import Panel
 
-from ratrain.ratrain_ir.diagnostics import Diagnostic, Location, printable
-from ratrain.ratrainc import console
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, Location, printable
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.terminal import echo_document
+from ratrain.ratrainc.console import console
+from ratrain.ratrainc.console.terminal import echo_document
 from tests.ratrainc.test_paths import CONFIG, PLAN
 
 POISON = "\x1b]0;owned\x07\x1b[31m\x9b2J\x7f\r\u202e\u2066\u200f\u2028\x85"
@@ -56,7 +56,7 @@ def test_one_place_writes() -> None:
         if writers & set(calls(path))
     }
     assert found == {
-        "ratrainc/terminal.py": ["click.echo", "sys.stdout.write"],
+        "ratrainc/console/terminal.py": ["click.echo", "sys.stdout.write"],
     }
 
 

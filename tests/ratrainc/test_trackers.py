@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrainc import extras
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs, TrackerChoice
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs, TrackerChoice
-from ratrain.ratrainc.trackers import check_trackers, figures_of
-from ratrain.ratrainc.training import run_training
+from ratrain.ratrainc.console import extras
+from ratrain.ratrainc.running.trackers import check_trackers, figures_of
+from ratrain.ratrainc.running.training import run_training
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.settings import Evaluation, RunSettings, Saving, Start
 from tests.end_to_end.tiny_runs import MODEL, make_program
@@ -224,7 +224,7 @@ def test_what_ends_a_run_is_told_to_the_tracker(tmp_path: Path, wandb: Wandb, mo
     def broken(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ratrain.ratrainc.training.run_steps", broken)
+    monkeypatch.setattr("ratrain.ratrainc.running.training.run_steps", broken)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, TrackerChoice("wandb"))
     assert wandb.ended == [1]

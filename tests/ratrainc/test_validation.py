@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Location
-from ratrain.ratrain_ir.frontend.plan import KEYS
+from ratrain.ratrain_ir.config.plan import KEYS
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Location
+from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.examples import example_path
-from ratrain.ratrainc.planner import workers
-from ratrain.ratrainc.strategies import strategy
+from ratrain.ratrainc.planner.search import workers
+from ratrain.ratrainc.running.examples import example_path
 from ratrain.ratrainc.validation.outcome import Validation, validate
 from ratrain.ratrainc.validation.rows import OWN_COLUMNS, read_validation_table
 from ratrain.targets.machine.machine import load_machine

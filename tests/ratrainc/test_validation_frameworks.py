@@ -10,8 +10,8 @@ from statistics import median
 
 import pytest
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrainc.examples import example_path
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.running.examples import example_path
 from ratrain.ratrainc.validation.frameworks import ALLOCATOR_LOSS, FRAMEWORKS, framework_bytes
 from ratrain.ratrainc.validation.outcome import Outcome, validate
 from ratrain.ratrainc.validation.rows import Row, read_validation_table

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.watch import watching
 from ratrain.ratrainc.watch.page import lacking, slow_ranks
 from ratrain.ratrainc.watch.reading import GrowingLog
-from ratrain.targets.runtime.locks import lock_beside
+from ratrain.targets.runtime.arena.locks import lock_beside
 from tests.ratrainc.report_page import Page
 
 

@@ -13,29 +13,29 @@ from attrs import evolve
 from safetensors.numpy import load_file, save_file
 
 from ratrain import api
-from ratrain.ratrain_ir.blocks import block_chain
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, fail
-from ratrain.ratrain_ir.frontend.hf_export import hugging_face_config
-from ratrain.ratrain_ir.frontend.hf_keys import keys_of
-from ratrain.ratrain_ir.frontend.model_fields import model_from_fields
-from ratrain.ratrain_ir.frontend.model_files import load_model, parse_config, preset_names
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import print_module
-from ratrain.ratrainc import weight_export
+from ratrain.ratrain_ir.config.hf_export import hugging_face_config
+from ratrain.ratrain_ir.config.hf_keys import keys_of
+from ratrain.ratrain_ir.config.model_fields import model_from_fields
+from ratrain.ratrain_ir.config.model_files import load_model, parse_config, preset_names
+from ratrain.ratrain_ir.model.blocks import block_chain
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
+from ratrain.ratrainc.choices.run_choices import DataChoice
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.run_choices import DataChoice
-from ratrain.ratrainc.training_data import companion_files, open_data
-from ratrain.ratrainc.weight_export import export_weights
+from ratrain.ratrainc.running import weight_export
+from ratrain.ratrainc.running.training_data import companion_files, open_data
+from ratrain.ratrainc.running.weight_export import export_weights
 from ratrain.targets.program.rtx import read_program, write_program
-from ratrain.targets.runtime import weight_files
-from ratrain.targets.runtime.dtypes import BFLOAT16
+from ratrain.targets.runtime.arena.dtypes import BFLOAT16
 from ratrain.targets.runtime.settings import Start
-from ratrain.targets.runtime.weights import named_parameters, read_weights
+from ratrain.targets.runtime.weights import weight_files
+from ratrain.targets.runtime.weights.weights import named_parameters, read_weights
 from tests.end_to_end.tiny_runs import MODEL, make_plan, make_program, start, train
 from tests.end_to_end.toys import GPT2, NEOX
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 BAICHUAN = evolve(
     MODEL, family="baichuan", kv_heads=4, packed_qkv=True, position="alibi", rope_theta=0.0, normalised_head=True
@@ -144,7 +144,7 @@ def test_nothing_is_made_up(name: str) -> None:
         model, given = MODEL, {}
     else:
         model = load_model(name)
-        given = json.loads((resources.files("ratrain.ratrain_ir.frontend") / "presets" / f"{name}.json").read_text())
+        given = json.loads((resources.files("ratrain.ratrain_ir.config") / "presets" / f"{name}.json").read_text())
     written = hugging_face_config(model)
     known = keys_of(model.family)
     computed = {*known.read, "hidden_act", "activation_function", "torch_dtype"}

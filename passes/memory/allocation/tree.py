@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ratrain.passes.memory.allocation.compiled import kernel
-from ratrain.ratrain_ir.loops import part
+from ratrain.ratrain_ir.support.loops import part
 
 if TYPE_CHECKING:
     from ratrain.passes.memory.allocation.problem import Int64s

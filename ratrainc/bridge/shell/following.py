@@ -8,8 +8,8 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.frontend.text import MAX_BYTES, Source
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.text import MAX_BYTES, Source
 from ratrain.ratrainc.bridge.shell.assigning import Assigning
 from ratrain.ratrainc.bridge.shell.running import Runner
 from ratrain.ratrainc.bridge.shell.scheduler import of_slurm

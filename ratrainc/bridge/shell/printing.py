@@ -10,7 +10,7 @@ from ratrain.ratrainc.bridge.shell.text import Script, Text, Unknown, joined, li
 from ratrain.ratrainc.bridge.shell.world import Answer, World
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.text import Place
+    from ratrain.ratrain_ir.support.text import Place
     from ratrain.ratrainc.bridge.shell.follower import Follower
 
 _FORMAT = re.compile(r"%[-0]?\d*([sdq%])|\\(n|t|\\)")

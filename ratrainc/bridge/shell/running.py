@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, evolve
 
-from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrainc.bridge.shell.assigning import Assigning
 from ratrain.ratrainc.bridge.shell.commands import Commands
 from ratrain.ratrainc.bridge.shell.conditions import Conditions

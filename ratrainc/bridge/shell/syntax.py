@@ -7,8 +7,8 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.frontend.text import shown
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

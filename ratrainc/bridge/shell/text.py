@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from attrs import field, frozen
 
-from ratrain.ratrain_ir.frontend.text import Place
+from ratrain.ratrain_ir.support.text import Place
 
 
 @frozen

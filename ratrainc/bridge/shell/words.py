@@ -16,7 +16,7 @@ from ratrain.ratrainc.bridge.shell.text import Piece, Script, Text, Unknown, joi
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-    from ratrain.ratrain_ir.frontend.text import Place
+    from ratrain.ratrain_ir.support.text import Place
     from ratrain.ratrainc.bridge.shell.world import Value, World
 
 _ALWAYS = frozenset(

@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from ratrain.ratrain_ir.frontend.text import Place
+from ratrain.ratrain_ir.support.text import Place
 from ratrain.ratrainc.bridge.shell.text import Script, Text, Unknown
 
 Value = Text | list[Text] | dict[str, Text]

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from ratrain.ratrain_ir.diagnostics import fail
+from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.mt3000.kernels.tiled_compute import Place
 from ratrain.targets.mt3000.kernels.tiled_memory import PlaceOf, TiledMemory, memory_plan
 from ratrain.targets.mt3000.tiles.calls import PARTS, UNTILED_BLOCKS, UNTILED_SCORES, tiles_of
 from ratrain.targets.mt3000.tiles.schedule import Memory, Ranges, TileSchedule
-from ratrain.targets.runtime.kernels.fast import Fast
-from ratrain.targets.runtime.kernels.reference_common import quiet
-from ratrain.targets.runtime.kernels.scratch import plan_bytes
+from ratrain.targets.runtime.arena.scratch import plan_bytes
+from ratrain.targets.runtime.kernels.fast.fast import Fast
+from ratrain.targets.runtime.kernels.reference.reference_common import quiet
 from ratrain.targets.runtime.kernels.shared import check_starts
 
 if TYPE_CHECKING:
     from ratrain.targets.program.attention_spec import AttentionSpec
     from ratrain.targets.program.routine import OnChipSchedule
+    from ratrain.targets.runtime.arena.scratch import Scratch
     from ratrain.targets.runtime.kernels.interface import F32, I32, Array
-    from ratrain.targets.runtime.kernels.scratch import Scratch
 
 
 def _no_place(ranges: Ranges, keys_first: bool) -> Place:

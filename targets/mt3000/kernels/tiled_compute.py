@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from ratrain.targets.runtime.kernels.reference_common import f32, put
+from ratrain.targets.runtime.kernels.reference.reference_common import f32, put
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.interface import F32, I32, Array

@@ -23,10 +23,10 @@ from ratrain.targets.mt3000.tiles.schedule import (
     axis_range,
     elements,
 )
-from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
+from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
+from ratrain.targets.runtime.arena.scratch import Buffer as ScratchBuffer
+from ratrain.targets.runtime.arena.scratch import Plan
 from ratrain.targets.runtime.kernels.interface import Array
-from ratrain.targets.runtime.kernels.scratch import Buffer as ScratchBuffer
-from ratrain.targets.runtime.kernels.scratch import Plan
 
 PlaceOf = Callable[[Ranges, bool], tiled_compute.Place]
 """The place of a micro-kernel from its ranges, and from whether scores have keys first."""

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.program.json_values import text, whole, word
 
 Axes: TypeAlias = tuple[tuple[str, ...], ...]

@@ -19,7 +19,7 @@ from itertools import chain, pairwise
 
 from attrs import define, field
 
-from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.mt3000.tiles.hazards import check_hazards
 from ratrain.targets.mt3000.tiles.meaning import check_meaning
 from ratrain.targets.mt3000.tiles.micro_kernels import MICRO_KERNELS

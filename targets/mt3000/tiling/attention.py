@@ -19,8 +19,8 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.model_flops import visible_pairs
-from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.config.model_flops import visible_pairs
+from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.mt3000.tiles.calls import attention_operands
 from ratrain.targets.mt3000.tiles.schedule import (
     Axes,

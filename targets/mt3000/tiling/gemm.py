@@ -12,7 +12,7 @@ from math import prod
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.mt3000.tiles.schedule import (
     Axes,
     Barrier,

@@ -9,7 +9,7 @@ from attrs import define, field
 from ratrain.targets.mt3000.tiles.schedule import Axes, Buffer, Memories, Memory
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.types import Dtype
+    from ratrain.ratrain_ir.config.types import Dtype
 
 
 @define

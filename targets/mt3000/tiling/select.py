@@ -17,7 +17,7 @@ from ratrain.targets.mt3000.tiling.gemm import GemmShape
 from ratrain.targets.mt3000.tiling.search import attention_tiles, gemm_tiles, timed
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.types import Dtype
+    from ratrain.ratrain_ir.config.types import Dtype
     from ratrain.targets.machine.machine import Machine
     from ratrain.targets.mt3000.tiles.schedule import TileSchedule
     from ratrain.targets.mt3000.tiling.core import Cluster

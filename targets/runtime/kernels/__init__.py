@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from ratrain.ratrain_ir.diagnostics import fail, nearest
-from ratrain.ratrain_ir.registry import Registry
+from ratrain.ratrain_ir.support.diagnostics import fail, nearest
+from ratrain.ratrain_ir.support.registry import Registry
+from ratrain.targets.runtime.arena.scratch import Scratch
 from ratrain.targets.runtime.kernels.interface import KernelSet, OnChipKernels
-from ratrain.targets.runtime.kernels.scratch import Scratch
 
 __all__ = ["KERNEL_SETS", "KernelSet", "OnChipKernels", "Scratch", "kernel_set"]
 
@@ -16,12 +16,12 @@ KERNEL_SETS = Registry(
     "kernel set",
     "ratrain.kernel_sets",
     {
-        "fast": "ratrain.targets.runtime.kernels.fast:Fast",
-        "reference": "ratrain.targets.runtime.kernels.reference:Reference",
+        "fast": "ratrain.targets.runtime.kernels.fast.fast:Fast",
+        "reference": "ratrain.targets.runtime.kernels.reference.reference:Reference",
         "tiled": "ratrain.targets.mt3000.kernels.tiled:Tiled",
-        "torch": "ratrain.targets.pytorch.host_kernels:TorchOnHost",
-        "torch-device": "ratrain.targets.pytorch.device_kernels:TorchDevice",
-        "torch-triton": "ratrain.targets.pytorch.triton_kernels:TorchTriton",
+        "torch": "ratrain.targets.pytorch.host.host_kernels:TorchOnHost",
+        "torch-device": "ratrain.targets.pytorch.device.device_kernels:TorchDevice",
+        "torch-triton": "ratrain.targets.pytorch.triton.triton_kernels:TorchTriton",
     },
 )
 """Every kernel set there is: a class, imported when asked for, so that numba is imported for those alone that need it. One of another

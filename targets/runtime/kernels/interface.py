@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from ratrain.targets.program.routine import OnChipSchedule
-    from ratrain.targets.runtime.kernels.scratch import Scratch
-    from ratrain.targets.runtime.memory import Memory
-    from ratrain.targets.runtime.scalars import Place, Scalars
+    from ratrain.targets.runtime.arena.memory import Memory
+    from ratrain.targets.runtime.arena.scalars import Place, Scalars
+    from ratrain.targets.runtime.arena.scratch import Scratch
 
 Array: TypeAlias = NDArray[Any]
 """float16, bfloat16 or float32."""

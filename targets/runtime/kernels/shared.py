@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ratrain.ratrain_ir.rotary import rope_frequencies
+from ratrain.ratrain_ir.model.rotary import rope_frequencies
 from ratrain.targets.program.kernels import IGNORED_LABEL, KERNELS, OTHER_PEERS
-from ratrain.targets.runtime.host_scalars import HostScalars
-from ratrain.targets.runtime.kernels.scratch import Plan, plan_bytes
+from ratrain.targets.runtime.arena.memory import HOST, Memory
+from ratrain.targets.runtime.arena.scratch import Plan, plan_bytes
+from ratrain.targets.runtime.kernels.host_scalars import HostScalars
 from ratrain.targets.runtime.kernels.team import Team
-from ratrain.targets.runtime.memory import HOST, Memory
 
 if TYPE_CHECKING:
     from ratrain.targets.program.kernels import Kernel
     from ratrain.targets.program.per_kernel import PerKernel
+    from ratrain.targets.runtime.arena.scalars import Place, Scalars
     from ratrain.targets.runtime.kernels.interface import F32, I32, I64
-    from ratrain.targets.runtime.scalars import Place, Scalars
 
 NORM_EPS = 1e-12
 """Least norm a row is divided by: the default of `torch.nn.functional.normalize`, which Baichuan 2's head uses."""

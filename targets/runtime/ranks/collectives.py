@@ -17,25 +17,25 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir import ops
-from ratrain.ratrain_ir.blocks import named_block
-from ratrain.ratrain_ir.ops import Engine, Group, Quantity
-from ratrain.ratrain_ir.per_op import PerOp
-from ratrain.ratrain_ir.quantised import packed_bytes
-from ratrain.targets.runtime import collectives, peer_collectives
-from ratrain.targets.runtime.host_scalars import any_raised, norm_of_stages
-from ratrain.targets.runtime.quantised import gradient_bits, view_bits
+from ratrain.ratrain_ir.config.quantised import packed_bytes
+from ratrain.ratrain_ir.model.blocks import named_block
+from ratrain.ratrain_ir.ops import ops
+from ratrain.ratrain_ir.ops.ops import Engine, Group, Quantity
+from ratrain.ratrain_ir.ops.per_op import PerOp
+from ratrain.targets.runtime.engine import collectives, peer_collectives
+from ratrain.targets.runtime.engine.quantised import gradient_bits, view_bits
+from ratrain.targets.runtime.engine.streamed_state import cast_master
+from ratrain.targets.runtime.kernels.host_scalars import any_raised, norm_of_stages
 from ratrain.targets.runtime.ranks.communicator import Request
-from ratrain.targets.runtime.streamed_state import cast_master
 
 if TYPE_CHECKING:
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.program.program import Program, ProgramStage
+    from ratrain.targets.runtime.arena.scalars import Scalars, Views
+    from ratrain.targets.runtime.engine.rank import Rank
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
-    from ratrain.targets.runtime.rank import Rank
     from ratrain.targets.runtime.ranks.communicators import Communicators
     from ratrain.targets.runtime.ranks.layout import Reduction
-    from ratrain.targets.runtime.scalars import Scalars, Views
 
 Phases: TypeAlias = Generator[Sequence[Request], None, None]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from attrs import frozen
 
-from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.ops import Group
+from ratrain.ratrain_ir.ops.ops import Group
+from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.topology import Rank
 from ratrain.targets.runtime.ranks.communicator import Communicator
 from ratrain.targets.runtime.ranks.waiting import finish

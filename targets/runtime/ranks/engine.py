@@ -16,14 +16,14 @@ import numpy as np
 from attrs import define
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir import ops
-from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.per_op import PerOp
-from ratrain.ratrain_ir.types import Dtype, StateKind
+from ratrain.ratrain_ir.config.types import Dtype, StateKind
+from ratrain.ratrain_ir.ops import ops
+from ratrain.ratrain_ir.ops.per_op import PerOp
+from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.program.instruction import Instruction
-from ratrain.targets.runtime.engine import Head, ProgramEngine, StepTotals
-from ratrain.targets.runtime.process_memory import Residence
-from ratrain.targets.runtime.rank import shape_only
+from ratrain.targets.runtime.arena.process_memory import Residence
+from ratrain.targets.runtime.engine.engine import Head, ProgramEngine, StepTotals
+from ratrain.targets.runtime.engine.rank import shape_only
 from ratrain.targets.runtime.ranks.collectives import GroupCollectives, Phases
 from ratrain.targets.runtime.ranks.communicator import Request
 from ratrain.targets.runtime.ranks.peer_collectives import PeerCollectives
@@ -31,9 +31,9 @@ from ratrain.targets.runtime.ranks.stragglers import Stragglers
 from ratrain.targets.runtime.ranks.waiting import VISITED, all_done, finish, wait_until
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.ops import Engine
+    from ratrain.ratrain_ir.ops.ops import Engine
     from ratrain.targets.program.program import Program
-    from ratrain.targets.runtime.data import Batches
+    from ratrain.targets.runtime.data.data import Batches
     from ratrain.targets.runtime.kernels import KernelSet
     from ratrain.targets.runtime.ranks.communicator import Buffer
     from ratrain.targets.runtime.ranks.communicators import Communicators

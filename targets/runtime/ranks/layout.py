@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.diagnostics import fail
-from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping, Tile
+from ratrain.ratrain_ir.config.rank_mapping import RankMapping, Tile
+from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.topology import Mesh, Rank, mesh_of
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.plan import Plan
+    from ratrain.ratrain_ir.config.plan import Plan
 
 RankOrder: TypeAlias = Literal["pp-first", "dp-first", "mapping"]
 """What consecutive processes are: the stages of one replica, the replicas of one stage, or the ranks of one tile of the plan's mapping.

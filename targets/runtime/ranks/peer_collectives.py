@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir import ops
-from ratrain.ratrain_ir.ops import Engine
-from ratrain.ratrain_ir.per_op import PerOp
-from ratrain.targets.runtime import peer_collectives
-from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
-from ratrain.targets.runtime.kernels.scratch import Buffer, plan_bytes
+from ratrain.ratrain_ir.ops import ops
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.per_op import PerOp
+from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
+from ratrain.targets.runtime.arena.scratch import Buffer, plan_bytes
+from ratrain.targets.runtime.engine import peer_collectives
 
 if TYPE_CHECKING:
     from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.runtime.arena.scalars import Scalars
+    from ratrain.targets.runtime.engine.rank import Rank
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
-    from ratrain.targets.runtime.rank import Rank
     from ratrain.targets.runtime.ranks.collectives import Phases
     from ratrain.targets.runtime.ranks.communicator import Communicator
-    from ratrain.targets.runtime.scalars import Scalars
 
 
 class PeerCollectives:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 import numpy as np
 
 from ratrain.ratrain_ir.side_by_side import usable_cores
-from ratrain.targets.runtime.processes import Processes
-from ratrain.targets.runtime.profile import Profile
+from ratrain.targets.runtime.engine.processes import Processes
+from ratrain.targets.runtime.engine.profile import Profile
 from ratrain.targets.runtime.ranks.clocks import ClockOffset, measured_offset, this_machine
 from ratrain.targets.runtime.ranks.communicators import Communicators, exchanged
 from ratrain.targets.runtime.ranks.engine import RankEngine
@@ -17,7 +17,7 @@ from ratrain.targets.runtime.ranks.waiting import finish
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
-    from ratrain.targets.runtime.data import Batches
+    from ratrain.targets.runtime.data.data import Batches
     from ratrain.targets.runtime.kernels import KernelSet
     from ratrain.targets.runtime.ranks.communicator import Transport
     from ratrain.targets.runtime.ranks.layout import Layout, Reduction

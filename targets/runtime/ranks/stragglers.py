@@ -9,7 +9,7 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.diagnostics import Diagnostic, Severity
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, Severity
 from ratrain.ratrain_ir.topology import Mesh, Rank
 
 _FACTOR = 3.0

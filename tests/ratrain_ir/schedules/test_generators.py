@@ -9,7 +9,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.actions import actions_of_orders, read_torch_csv
+from ratrain.ratrain_ir.analysis.actions import actions_of_orders, read_torch_csv
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, most_held
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
 from tests.ratrain_ir.schedule_tables import ROOT

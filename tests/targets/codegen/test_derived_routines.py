@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from attrs import evolve, fields
 
-from ratrain.ratrain_ir.blocks import parse_block
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
-from ratrain.ratrain_ir.frontend.zero_levels import ZeroLevels
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.plan import Optimizer, Plan
+from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
+from ratrain.ratrain_ir.model.blocks import parse_block
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.codegen.derivation import derivation_problem, form_of
 from ratrain.targets.program.kernels import KERNELS
-from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.program.rtx import parse_program, program_bytes
+from ratrain.targets.verifier.program_verifier import check_program
 from tests.end_to_end.tiny_runs import MODEL, make_program
 from tests.end_to_end.toys import GPT2, NEOX
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.blocks import block, parameters
+from ratrain.ratrain_ir.model.blocks import block, parameters
 from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.routine import Routine, Step, routine_from_json
-from ratrain.targets.program.routine_verifier import routine_problem
+from ratrain.targets.verifier.routine_verifier import routine_problem
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, train
 
 if TYPE_CHECKING:

@@ -9,26 +9,26 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.blocks import block, saved_slots, scores_type
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.plan_text import check_plan, parse_plan, plan_to_toml
-from ratrain.ratrainc.levers import Setting, levers_of
-from ratrain.ratrainc.plan_choices import PlanChoice
-from ratrain.ratrainc.planner.machines import with_constants
-from ratrain.ratrainc.planner.quick import quick_answer
-from ratrain.ratrainc.planner.requests import planning_request
-from ratrain.ratrainc.strategies import strategy
+from ratrain.ratrain_ir.config.plan_text import check_plan, parse_plan, plan_to_toml
+from ratrain.ratrain_ir.model.blocks import block, saved_slots, scores_type
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.choices.levers import Setting, levers_of
+from ratrain.ratrainc.choices.machines import with_constants
+from ratrain.ratrainc.choices.plan_choices import PlanChoice
+from ratrain.ratrainc.choices.strategies import strategy
+from ratrain.ratrainc.planner.search.quick import quick_answer
+from ratrain.ratrainc.planner.search.requests import planning_request
 from ratrain.targets.codegen.routines import RoutineForm, derived_routine
 from ratrain.targets.machine.cost import routine_work
 from ratrain.targets.machine.machine import load_machine
-from ratrain.targets.program.program_verifier import check_program
+from ratrain.targets.verifier.program_verifier import check_program
 from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, make_program, same_bits, state, train
 from tests.end_to_end.toys import UNEVEN
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.targets.program.program import Program
 
 STRATEGIES = ("ratrain", "full-save", "zb-h1", "zero3")

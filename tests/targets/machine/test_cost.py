@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import fields
 
-from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.machine.cost import copy_seconds, kernel_work
 from ratrain.targets.machine.machine import Machine, parse_machine
 from ratrain.targets.machine.resource_work import ResourceWork

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrain_ir.frontend.plan_text import check_plan, parse_plan, plan_to_toml
-from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping, Tile
-from ratrain.ratrain_ir.ops import Engine
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.plan_text import check_plan, parse_plan, plan_to_toml
+from ratrain.ratrain_ir.config.rank_mapping import RankMapping, Tile
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrain_ir.topology import grid
-from ratrain.ratrainc.strategies import strategy
+from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.targets.machine.collective_cost import all_gathers, all_reduces, reduce_scatters
 from ratrain.targets.machine.link_groups import Link, LinkGroup, are_uniform
 from ratrain.targets.machine.machine import Machine, load_machine, parse_machine

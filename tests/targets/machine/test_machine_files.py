@@ -8,14 +8,14 @@ import pytest
 from attrs import evolve
 from click.testing import CliRunner
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.commands.disasm import command
 from ratrain.targets.machine.machine import NO_SOURCE, TILE_UNITS, load_machine, machine_names, parse_machine
 from ratrain.targets.machine.record import machine_digest
+from ratrain.targets.machine.registry import machine_files
 from ratrain.targets.machine.writer import machine_lines
 from ratrain.targets.mt3000.tiling.core import cluster_of
 from ratrain.targets.program.rtx import write_program
-from ratrain.targets.registry import machine_files
 from tests.end_to_end.tiny_runs import make_program
 
 MACHINES = Path(__file__).resolve().parents[3] / "targets" / "mt3000" / "machines"

@@ -13,15 +13,15 @@ from attrs import evolve
 from ratrain import api
 from ratrain.passes.idle_options import without_idle_options
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.target import Capacity
 from ratrain.ratrain_ir.topology import Mesh, grid, topology_of
-from ratrain.ratrain_ir.types import ALIGNMENT_BYTES
+from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.planner.answer import Request
-from ratrain.ratrainc.planner.quick import quick_answer
-from ratrain.ratrainc.planner.report import no_plan
-from ratrain.ratrainc.strategies import strategy
+from ratrain.ratrainc.planner.answer.report import no_plan
+from ratrain.ratrainc.planner.search.answer import Request
+from ratrain.ratrainc.planner.search.quick import quick_answer
 from ratrain.targets.machine.capacity import capacity_of, mesh_capacity
 from ratrain.targets.machine.machine import Constant, Machine, load_machine, parse_machine
 from ratrain.targets.machine.record import check_carried

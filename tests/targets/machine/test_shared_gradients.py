@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain import api
-from ratrain.ratrain_ir.blocks import block_chain, shard_elements
-from ratrain.ratrain_ir.ops import AllReduce, Engine, Group
+from ratrain.ratrain_ir.model.blocks import block_chain, shard_elements
+from ratrain.ratrain_ir.ops.ops import AllReduce, Engine, Group
 from ratrain.ratrain_ir.topology import topology_of
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.machine.shared_gradients import SharedElements, most_shared
 from ratrain.targets.machine.timing import collective_way, op_work, sums_shared
-from ratrain.targets.runtime import peer_collectives
-from ratrain.targets.runtime.peer_collectives import shared_ranges
+from ratrain.targets.runtime.engine import peer_collectives
+from ratrain.targets.runtime.engine.peer_collectives import shared_ranges
 from ratrain.targets.runtime.ranks.collectives import _ALL_REDUCES
 from ratrain.targets.simulator.figures import timed_instruction
 from ratrain.targets.target import target_of
@@ -30,7 +30,7 @@ from tests.property.test_tensor_peers import shared_models
 from tests.targets.runtime.thread_ranks import ThreadCommunicator, trained_by_threads
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.topology import Rank
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.program.program import Program

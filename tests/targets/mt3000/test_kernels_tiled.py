@@ -10,24 +10,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.mt3000.kernels.tiled import Tiled
 from ratrain.targets.mt3000.tiling.attention import PARTS, AttentionShape
 from ratrain.targets.mt3000.tiling.gemm import GemmShape
 from ratrain.targets.mt3000.tiling.search import attention_tiles, gemm_tiles
 from ratrain.targets.program.attention_spec import AttentionSpec
-from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.program.rtx import parse_program, program_bytes
-from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
+from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.kernels import Scratch, kernel_set
+from ratrain.targets.verifier.program_verifier import check_program
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, train
 from tests.end_to_end.toys import GPT2, NEOX
 from tests.targets.mt3000.tile_shapes import MT3000, SMALL, attention_shapes, gemm_shapes
 from tests.targets.runtime.kernels.kernels_oracle import Attention, f64, packed_starts
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.targets.mt3000.tiling.core import Cluster
     from ratrain.targets.program.routine import Routine
 

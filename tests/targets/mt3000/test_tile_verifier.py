@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.mt3000.kernels.tiled_compute import Place
 from ratrain.targets.mt3000.kernels.tiled_memory import TiledMemory, memory_plan
 from ratrain.targets.mt3000.tiles.schedule import (
@@ -29,7 +29,7 @@ from ratrain.targets.mt3000.tiles.verifier import schedule_problem
 from ratrain.targets.mt3000.tiling.attention import PARTS, AttentionShape
 from ratrain.targets.mt3000.tiling.gemm import GemmShape
 from ratrain.targets.mt3000.tiling.search import attention_tiles, gemm_tiles
-from ratrain.targets.runtime.dtypes import NUMPY_DTYPES
+from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
 from tests.targets.mt3000.tile_shapes import SMALL
 
 HALF = Dtype.F16

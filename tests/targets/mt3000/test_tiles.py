@@ -12,7 +12,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.mt3000.tiles.core_program import Run, Transfer, core_events
 from ratrain.targets.mt3000.tiles.schedule import Memory, TileSchedule, elements, tiles_from_json
 from ratrain.targets.mt3000.tiles.verifier import schedule_problem

@@ -12,20 +12,20 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.plan_text import parse_plan
-from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping, Tile
+from ratrain.ratrain_ir.config.plan_text import parse_plan
+from ratrain.ratrain_ir.config.rank_mapping import RankMapping, Tile
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.choices.machines import parse_changes, with_constants
+from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.planner.answer import Request
-from ratrain.ratrainc.planner.crossings import crossings
-from ratrain.ratrainc.planner.cuts import cuts_of, partitions
-from ratrain.ratrainc.planner.evaluation import Task, evaluate
-from ratrain.ratrainc.planner.machines import parse_changes, with_constants
-from ratrain.ratrainc.planner.report import plan_file
-from ratrain.ratrainc.planner.search import Search
-from ratrain.ratrainc.planner.space import Shape, shapes
-from ratrain.ratrainc.planner.tilings import tilings
-from ratrain.ratrainc.strategies import strategy
+from ratrain.ratrainc.planner.answer.crossings import crossings
+from ratrain.ratrainc.planner.answer.report import plan_file
+from ratrain.ratrainc.planner.bounds.cuts import cuts_of, partitions
+from ratrain.ratrainc.planner.search.answer import Request
+from ratrain.ratrainc.planner.search.evaluation import Task, evaluate
+from ratrain.ratrainc.planner.search.search import Search
+from ratrain.ratrainc.planner.space.space import Shape, shapes
+from ratrain.ratrainc.planner.space.tilings import tilings
 from ratrain.targets.machine.link_groups import Link, LinkGroup
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.machine.placement import overfull

@@ -15,10 +15,10 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.ops import ENGINES, Engine
-from ratrain.targets.program.program_verifier import check_program
+from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.program.rtx import VERSION, parse_program, program_bytes
+from ratrain.targets.verifier.program_verifier import check_program
 from tests.end_to_end.tiny_runs import MODEL, make_program, swap_neighbours, train
 
 if TYPE_CHECKING:

@@ -8,15 +8,15 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.equality import first_difference
-from ratrain.ratrain_ir.ops import Engine, is_blocking
-from ratrain.ratrain_ir.parser import parse_module
-from ratrain.ratrain_ir.printer import print_module
+from ratrain.ratrain_ir.ops.ops import Engine, is_blocking
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
+from ratrain.ratrain_ir.text.parser import parse_module
+from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.targets.program.instruction import CountWait
 from ratrain.targets.program.lifting import lift
-from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.program.rtx import parse_program, program_bytes
+from ratrain.targets.verifier.program_verifier import check_program
 from tests.end_to_end.tiny_runs import make_program
 from tests.mutation.subjects import SUBJECTS, copy_program
 

@@ -13,14 +13,14 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import CODES, DiagnosticError
-from ratrain.ratrain_ir.frontend.plan import Optimizer
-from ratrain.ratrain_ir.ops import Engine
-from ratrain.ratrain_ir.types import Dtype, StateKind, tensor_type
+from ratrain.ratrain_ir.config.plan import Optimizer
+from ratrain.ratrain_ir.config.types import Dtype, StateKind, tensor_type
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.support.diagnostics import CODES, DiagnosticError
 from ratrain.targets.program.instruction import Access, CountWait, Instruction
 from ratrain.targets.program.program import Program, ProgramStage
-from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.program.rtx import VERSION, parse_program, program_bytes
+from ratrain.targets.verifier.program_verifier import check_program
 from tests.end_to_end.tiny_runs import MODEL, make_plan, make_program, swap_neighbours
 
 if TYPE_CHECKING:

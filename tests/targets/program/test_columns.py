@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.loops import at_any_size
-from ratrain.ratrain_ir.ops import ENGINES, Engine
-from ratrain.ratrain_ir.types import Home
-from ratrain.ratrainc.functions.opening import machine_of
+from ratrain.ratrain_ir.config.types import Home
+from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.loops import at_any_size
+from ratrain.ratrainc.compiling.opening import machine_of
 from ratrain.targets.machine.timing import op_work
 from ratrain.targets.program.columns import classes, classes_of_runs
 from ratrain.targets.program.rtx import VERSION, parse_program, program_bytes

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.types import Dtype
+from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
 from ratrain.targets.program.kernel_calls import step_problem
 from ratrain.targets.program.kernels import KERNELS, Types

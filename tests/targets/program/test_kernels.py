@@ -14,19 +14,22 @@ from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.program.kernels import KERNELS, Kernel
 from ratrain.targets.program.per_kernel import TABLES, PerKernel
 from ratrain.targets.runtime.kernels import KERNEL_SETS, KernelSet, kernel_set
-from ratrain.targets.runtime.kernels.reference import Reference
+from ratrain.targets.runtime.kernels.reference.reference import Reference
 from ratrain.targets.runtime.kernels.shared import set_problems
 from tests.end_to_end.tiny_runs import make_program
 
 OWNERS = {
     "arithmetic": "ratrain.targets.machine.cost",
-    "scratch in 'fast'": "ratrain.targets.runtime.kernels.fast",
-    "scratch in 'reference'": "ratrain.targets.runtime.kernels.reference",
+    "scratch in 'fast'": "ratrain.targets.runtime.kernels.fast.fast",
+    "scratch in 'reference'": "ratrain.targets.runtime.kernels.reference.reference",
     "parts on the chip": "ratrain.targets.mt3000.tiles.calls",
 }
 """What each layer knows of a kernel, and where."""
-OF_TORCH = {"torch": "ratrain.targets.pytorch.host_kernels", "torch-device": "ratrain.targets.pytorch.device_kernels"}
-OF_TRITON = {"torch-triton": "ratrain.targets.pytorch.triton_kernels"}
+OF_TORCH = {
+    "torch": "ratrain.targets.pytorch.host.host_kernels",
+    "torch-device": "ratrain.targets.pytorch.device.device_kernels",
+}
+OF_TRITON = {"torch-triton": "ratrain.targets.pytorch.triton.triton_kernels"}
 SETS = [name for name in KERNEL_SETS.names() if name not in (*OF_TORCH, *OF_TRITON)]
 if find_spec("torch") is not None:
     OF_TORCH |= OF_TRITON if find_spec("triton") is not None else {}

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.registry import Registry
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.registry import Registry
 from ratrain.ratrainc.cli import main
 from ratrain.targets.machine import cost
 from ratrain.targets.machine import machine as machine_files
@@ -22,11 +22,11 @@ from ratrain.targets.mt3000.tile_form import TileForm
 from ratrain.targets.mt3000.tiles.calls import tiles_of
 from ratrain.targets.program import on_chip
 from ratrain.targets.program.on_chip import OnChipForm, on_chip_form
-from ratrain.targets.program.program_verifier import check_program
 from ratrain.targets.program.rtx import parse_program, program_bytes, write_program
 from ratrain.targets.runtime import kernels
 from ratrain.targets.runtime.kernels import OnChipKernels, kernel_set
-from ratrain.targets.runtime.kernels.reference import Reference
+from ratrain.targets.runtime.kernels.reference.reference import Reference
+from ratrain.targets.verifier.program_verifier import check_program
 from tests.end_to_end.tiny_runs import losses, make_program, train
 from tests.end_to_end.toys import UNEVEN
 

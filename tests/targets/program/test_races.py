@@ -12,15 +12,15 @@ import networkx as nx
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, Diagnostics
-from ratrain.ratrain_ir.loops import Allowance
-from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
+from ratrain.ratrain_ir.support.loops import Allowance
 from ratrain.ratrainc.cli import main
-from ratrain.targets.program import race_sweep
 from ratrain.targets.program.instruction import Access, Instruction
-from ratrain.targets.program.program_verifier import check_program
-from ratrain.targets.program.races import check_races, stage_races
 from ratrain.targets.program.rtx import write_program
+from ratrain.targets.verifier import race_sweep
+from ratrain.targets.verifier.program_verifier import check_program
+from ratrain.targets.verifier.races import check_races, stage_races
 from tests.end_to_end.tiny_runs import losses, make_program, same_bits, start, train
 from tests.mutation.subjects import SUBJECTS, copy_program
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ratrain.targets.program.kernels import KERNELS
-from ratrain.targets.pytorch.tensor_scratch import TensorScratch
+from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch
 from tests.targets.pytorch.tensor_calls import as_tensors
 from tests.targets.runtime.kernels.test_kernels_matrix import big_calls
 from tests.targets.runtime.kernels.test_kernels_team import capped, cases

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from attrs import define, field
 
-from ratrain.targets.pytorch.device_kernels import TorchDevice
-from ratrain.targets.pytorch.device_memory import DeviceMemory
+from ratrain.targets.pytorch.device.device_kernels import TorchDevice
+from ratrain.targets.pytorch.device.device_memory import DeviceMemory
 from ratrain.targets.pytorch.streams import StreamOrder
 from tests.end_to_end.tiny_runs import start
 
@@ -184,8 +184,8 @@ class ShuffledRun:
 
 def start_engine(program: Program, kernels: Any) -> Any:
     """An engine of a program, whose arenas hold nothing yet."""
-    from ratrain.targets.runtime.data import Batches
-    from ratrain.targets.runtime.local import LocalEngine
+    from ratrain.targets.runtime.data.data import Batches
+    from ratrain.targets.runtime.engine.local import LocalEngine
     from tests.end_to_end.tiny_runs import run_settings, stream_for
 
     batches = Batches(stream_for(program), program.plan, run_settings(1).order, program.plan.seed)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ratrain.targets.pytorch.tensor_scratch import TensorScratch
-from ratrain.targets.pytorch.tensors import tensor_of
+from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch
+from ratrain.targets.pytorch.device.tensors import tensor_of
 
 
 def as_tensors(value: Any) -> Any:

@@ -13,16 +13,16 @@ from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, make_program, make_stre
 pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError  # noqa: E402
-from ratrain.targets.runtime.evaluation import held_out  # noqa: E402
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError  # noqa: E402
+from ratrain.targets.runtime.arena.scalars import GROWTH_INTERVAL  # noqa: E402
+from ratrain.targets.runtime.engine.evaluation import held_out  # noqa: E402
+from ratrain.targets.runtime.engine.repeated import WARM_UP_STEPS  # noqa: E402
 from ratrain.targets.runtime.kernels import kernel_set  # noqa: E402
-from ratrain.targets.runtime.repeated import WARM_UP_STEPS  # noqa: E402
-from ratrain.targets.runtime.scalars import GROWTH_INTERVAL  # noqa: E402
 from tests.program_files import prepare  # noqa: E402
 from tests.targets.pytorch.recording import CaptureError, RecordingDevice, no_host_reads, order  # noqa: E402
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.data import TokenStream
+    from ratrain.targets.runtime.data.data import TokenStream
 
 STEPS = WARM_UP_STEPS + 9
 OVERFLOWS, GROWS = WARM_UP_STEPS + 3, WARM_UP_STEPS + 7
@@ -159,7 +159,7 @@ def test_no_step_is_read_by_the_host_before_it_has_ended(kind: str, monkeypatch:
 
 
 def test_a_rate_that_is_recorded_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ratrain.targets.pytorch.device_kernels import TorchDevice
+    from ratrain.targets.pytorch.device.device_kernels import TorchDevice
 
     update = TorchDevice.adamw_on_device
 
@@ -178,7 +178,7 @@ def test_a_rate_that_is_recorded_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_number_of_labels_that_is_recorded_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ratrain.targets.pytorch.device_memory import DeviceMemory
+    from ratrain.targets.pytorch.device.device_memory import DeviceMemory
 
     (plain, _), (run, _) = (begun("documents", captured=captured) for captured in (False, True))
     wanted = [plain.engine.run_step(step) for step in range(WARM_UP_STEPS + 3)]
@@ -187,8 +187,8 @@ def test_a_number_of_labels_that_is_recorded_is_found(monkeypatch: pytest.Monkey
 
 
 def test_a_number_that_is_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ratrain.targets.pytorch.device_scalars import DeviceScalars
-    from ratrain.targets.runtime.scalars import LossScale
+    from ratrain.targets.pytorch.device.device_scalars import DeviceScalars
+    from ratrain.targets.runtime.arena.scalars import LossScale
 
     monkeypatch.setattr(
         DeviceScalars,

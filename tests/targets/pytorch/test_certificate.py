@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.plan_text import check_plan
+from ratrain.ratrain_ir.config.plan_text import check_plan
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.strategies import Case, cases
-from ratrain.targets.runtime.certificate import Certificate, certificate
-from ratrain.targets.runtime.evaluation import HeldOut
-from ratrain.targets.runtime.messages_ahead import messages_ahead
+from ratrain.targets.runtime.engine.certificate import Certificate, certificate
+from ratrain.targets.runtime.engine.evaluation import HeldOut
+from ratrain.targets.runtime.engine.messages_ahead import messages_ahead
 from tests.end_to_end.tiny_runs import MODEL, make_plan, make_program, run_settings, stream_for
 from tests.mutation.subjects import WITH_STORES
 from tests.program_files import prepare
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
 
-from ratrain.targets.pytorch.device_kernels import TorchDevice  # noqa: E402
-from ratrain.targets.pytorch.device_memory import _NUMBERS  # noqa: E402
+from ratrain.targets.pytorch.device.device_kernels import TorchDevice  # noqa: E402
+from ratrain.targets.pytorch.device.device_memory import _NUMBERS  # noqa: E402
 from tests.targets.pytorch.allocations import Allocations, allocations  # noqa: E402
 
 STEPS = 2

@@ -15,8 +15,8 @@ from tests.targets.runtime.kernels.kernels_oracle import same_bits
 pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
 
-from ratrain.targets.pytorch.device_kernels import TorchDevice  # noqa: E402
-from ratrain.targets.pytorch.tensor_scratch import TensorScratch  # noqa: E402
+from ratrain.targets.pytorch.device.device_kernels import TorchDevice  # noqa: E402
+from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch  # noqa: E402
 from tests.targets.pytorch.tensor_calls import as_tensors  # noqa: E402
 
 TYPES = st.sampled_from((np.float16, ml_dtypes.bfloat16, np.float32))

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.program.attention_spec import AttentionSpec, alibi_slopes
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.runtime.kernels import kernel_set
@@ -22,9 +22,9 @@ from torch.autograd.profiler import profile  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
-from ratrain.targets.pytorch import device_common, device_products, device_tiles  # noqa: E402
-from ratrain.targets.pytorch.device_kernels import TorchDevice  # noqa: E402
-from ratrain.targets.pytorch.tensor_scratch import TensorScratch  # noqa: E402
+from ratrain.targets.pytorch.device import device_common, device_products, device_tiles  # noqa: E402
+from ratrain.targets.pytorch.device.device_kernels import TorchDevice  # noqa: E402
+from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch  # noqa: E402
 from tests.targets.pytorch.kernel_calls import VARIANTS, kernel_calls, run  # noqa: E402
 from tests.targets.pytorch.tensor_calls import as_tensors  # noqa: E402
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain.ratrainc.run_display import say_start
+from ratrain.ratrainc.running.run_display import say_start
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, losses, make_program, start, train
 from tests.end_to_end.toys import GEMMA3, GPT2, GRANITE, NEOX, OLMO2
 
@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from ratrain.ratrain_ir.ops import Engine  # noqa: E402
+from ratrain.ratrain_ir.ops.ops import Engine  # noqa: E402
 
 NEAR = {"f32": 2e-6}
 """Of the losses, relative: sums in another order. Other types, families and schedules are those of `test_grid`."""

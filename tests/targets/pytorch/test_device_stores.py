@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.types import STORES
+from ratrain.ratrain_ir.config.types import STORES
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from tests.end_to_end.tiny_runs import MODEL, instructions, losses, make_plan, same_state_of_blocks, train
 from tests.mutation.subjects import WITH_STORES
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
 
-from ratrain.targets.pytorch.device_kernels import TorchDevice  # noqa: E402
-from ratrain.targets.pytorch.device_memory import DeviceMemory  # noqa: E402
-from ratrain.targets.runtime.engine import _check_homes  # noqa: E402
+from ratrain.targets.pytorch.device.device_kernels import TorchDevice  # noqa: E402
+from ratrain.targets.pytorch.device.device_memory import DeviceMemory  # noqa: E402
+from ratrain.targets.runtime.engine.engine import _check_homes  # noqa: E402
 from tests.targets.pytorch.shuffled import ShuffledRun  # noqa: E402
 
 PLANS: dict[str, dict[str, Any]] = {

@@ -7,8 +7,8 @@ from attrs import evolve
 
 from ratrain.ratrainc.calibration.device_programs import UsualSize, compiled
 from ratrain.targets.machine.machine import load_machine
+from ratrain.targets.runtime.engine.routine_times import RoutineTimer
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.routine_times import RoutineTimer
 
 pytestmark = pytest.mark.parity
 pytest.importorskip("torch")

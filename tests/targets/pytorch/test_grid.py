@@ -13,7 +13,7 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.frontend.families import FAMILIES
+from ratrain.ratrain_ir.config.families import FAMILIES
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.testing.families import in_family
 from tests.end_to_end.chunk_runs import plan_keys, shapes

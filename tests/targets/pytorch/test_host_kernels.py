@@ -12,7 +12,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.targets.runtime import processor
+from ratrain.targets.runtime.arena import processor
 from ratrain.targets.runtime.kernels import Scratch, kernel_set
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, same_bits, train
 from tests.end_to_end.toys import GEMMA3, GPT2, GRANITE, OLMO2

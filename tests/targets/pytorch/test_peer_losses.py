@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain.targets.program.kernels import IGNORED_LABEL, OTHER_PEERS
-from ratrain.targets.runtime.host_scalars import HostScalars
+from ratrain.targets.runtime.arena.scratch import Scratch
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.kernels.scratch import Scratch
+from ratrain.targets.runtime.kernels.host_scalars import HostScalars
 
 pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
 
-from ratrain.targets.pytorch.device_kernels import TorchDevice  # noqa: E402
-from ratrain.targets.pytorch.tensor_scratch import TensorScratch  # noqa: E402
+from ratrain.targets.pytorch.device.device_kernels import TorchDevice  # noqa: E402
+from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch  # noqa: E402
 from tests.targets.pytorch.allocations import allocations  # noqa: E402
 
 NEITHER = (float("-inf"), float("inf"), float("nan"))

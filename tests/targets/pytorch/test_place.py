@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrainc import extras
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.console import extras
 from ratrain.targets.pytorch.place import TorchrunPlace
 
 SET = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.targets.pytorch import requests
-from ratrain.targets.pytorch.requests import DONE, Calls, reason_of
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.targets.pytorch.ranks import requests
+from ratrain.targets.pytorch.ranks.requests import DONE, Calls, reason_of
 
 READ_ERROR = (
     "[/build/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:16793: Connection reset by peer. "

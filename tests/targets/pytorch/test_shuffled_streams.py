@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from ratrain.targets.program.races import stage_races
+from ratrain.targets.verifier.races import stage_races
 from tests.end_to_end.tiny_runs import OPTIMIZER, make_program
 from tests.end_to_end.toys import TOY
 from tests.targets.program.test_races import wait_places, without_waits

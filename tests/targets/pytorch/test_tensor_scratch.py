@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.targets.runtime.kernels.scratch import ALIGNMENT, Buffer, plan_bytes
+from ratrain.targets.runtime.arena.scratch import ALIGNMENT, Buffer, plan_bytes
 
 pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
 
-from ratrain.targets.pytorch.tensor_scratch import TORCH_DTYPES, TensorScratch  # noqa: E402
+from ratrain.targets.pytorch.device.tensor_scratch import TORCH_DTYPES, TensorScratch  # noqa: E402
 
 BUFFERS = st.builds(
     Buffer, st.lists(st.integers(0, 5), min_size=1, max_size=3).map(tuple), st.sampled_from([*TORCH_DTYPES])

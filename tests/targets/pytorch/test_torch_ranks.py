@@ -13,7 +13,7 @@ import pytest
 from attrs import evolve
 
 from ratrain.targets.program.rtx import write_program
-from ratrain.targets.runtime.checkpoint_series import saved_steps
+from ratrain.targets.runtime.checkpoint.checkpoint_series import saved_steps
 from tests.end_to_end.tiny_runs import MODEL, make_program, start, state, train
 from tests.targets.runtime.mpi_tools import ROOT, needs_mpi
 from tests.targets.runtime.rank_jobs import PEER_PLANS, PLANS, STEPS, chunked_programs, local_reports, trained_by_ranks
@@ -315,9 +315,9 @@ def test_a_process_without_a_gpu_says_what_is_missing() -> None:
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    from ratrain.ratrain_ir.diagnostics import DiagnosticError
+    from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
     from ratrain.targets.pytorch.place import TorchrunPlace
-    from ratrain.targets.pytorch.transport import TorchTransport
+    from ratrain.targets.pytorch.ranks.transport import TorchTransport
 
     place = TorchrunPlace(0, 1, "localhost", 1, "0", launcher_has_store=True)
     with pytest.raises(DiagnosticError, match=r"RT093.*--device cuda: PyTorch .* (without CUDA|no GPU)"):

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.runtime import settings as run_settings
 from ratrain.targets.runtime.kernels import KERNEL_SETS, kernel_set
@@ -32,9 +32,9 @@ pytestmark = [pytest.mark.parity, pytest.mark.full]
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
 
-from ratrain.targets.pytorch import triton_kernels  # noqa: E402
-from ratrain.targets.pytorch.tensor_scratch import TensorScratch  # noqa: E402
-from ratrain.targets.pytorch.triton_norms import _Shape  # noqa: E402
+from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch  # noqa: E402
+from ratrain.targets.pytorch.triton import triton_kernels  # noqa: E402
+from ratrain.targets.pytorch.triton.triton_norms import _Shape  # noqa: E402
 from tests.targets.pytorch.kernel_calls import VARIANTS, kernel_calls, run  # noqa: E402
 from tests.targets.pytorch.tensor_calls import as_tensors  # noqa: E402
 from tests.targets.pytorch.test_device_adamw import numbers, state  # noqa: E402

@@ -17,8 +17,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ratrain.targets.pytorch import triton_common, triton_kernels
-from ratrain.targets.pytorch.tensor_scratch import TensorScratch
+from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch
+from ratrain.targets.pytorch.triton import triton_common, triton_kernels
 from tests.targets.pytorch.kernel_calls import VARIANTS, kernel_calls
 from tests.targets.pytorch.tensor_calls import as_tensors
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.frontend.plan import Optimizer
-from ratrain.ratrain_ir.frontend.zero_levels import ZeroLevels
+from ratrain.ratrain_ir.config.plan import Optimizer
+from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.targets.program.rtx import write_program
 from tests.end_to_end.chunk_runs import program_of

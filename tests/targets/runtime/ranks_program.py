@@ -33,7 +33,7 @@ def transport_of(engine: str) -> Transport:
 
         return MpiTransport()
     from ratrain.targets.pytorch.place import TorchrunPlace
-    from ratrain.targets.pytorch.transport import TorchTransport
+    from ratrain.targets.pytorch.ranks.transport import TorchTransport
 
     tagged = False if engine == "torch-untagged" else None
     return TorchTransport(TorchrunPlace.of_environment(os.environ), tagged=tagged)

@@ -9,10 +9,10 @@ import pytest
 from attrs import evolve
 from safetensors.numpy import save_file
 
-from ratrain.ratrain_ir.blocks import block_chain, parameters
-from ratrain.ratrain_ir.types import Dtype
-from ratrain.targets.runtime.dtypes import BFLOAT16, NUMPY_DTYPES
-from ratrain.targets.runtime.weights import named_parameters, random_weights
+from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrain_ir.model.blocks import block_chain, parameters
+from ratrain.targets.runtime.arena.dtypes import BFLOAT16, NUMPY_DTYPES
+from ratrain.targets.runtime.weights.weights import named_parameters, random_weights
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, same_bits, start, train
 from tests.end_to_end.toys import GPT2
 

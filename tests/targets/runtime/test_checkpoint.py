@@ -20,27 +20,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from ratrain.ratrain_ir.blocks import Block, block, block_chain, flat_elements, parameters
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.model.blocks import Block, block, block_chain, flat_elements, parameters
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.families import in_family
-from ratrain.targets.runtime import checkpoint, checkpoint_places
-from ratrain.targets.runtime.checkpoint import (
+from ratrain.targets.runtime.arena.tensor_file import cut
+from ratrain.targets.runtime.checkpoint import checkpoint, checkpoint_places
+from ratrain.targets.runtime.checkpoint.checkpoint import (
     check_checkpoint_place,
     clear_leftovers,
     hold_checkpoint_place,
     load_checkpoint,
     save_checkpoint,
 )
-from ratrain.targets.runtime.checkpoint_series import latest_weights, load_latest
-from ratrain.targets.runtime.processes import Processes
-from ratrain.targets.runtime.tensor_file import cut
-from ratrain.targets.runtime.training_state import BlockState, BlockStates, TrainingState
-from ratrain.targets.runtime.weights import block_elements, named_parameters_of
+from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_weights, load_latest
+from ratrain.targets.runtime.checkpoint.training_state import BlockState, BlockStates, TrainingState
+from ratrain.targets.runtime.engine.processes import Processes
+from ratrain.targets.runtime.weights.weights import block_elements, named_parameters_of
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.weight_source import FlatPieces
+    from ratrain.targets.runtime.weights.weight_source import FlatPieces
 
 LLAMA = ModelConfig("tiny", "llama", 96, 32, 2, 4, 2, 8, 40, 1e-5)
 QWEN2 = evolve(LLAMA, family="qwen2", qkv_bias=True, tied_embeddings=True)

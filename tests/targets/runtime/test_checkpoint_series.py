@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.blocks import block_chain
-from ratrain.ratrain_ir.diagnostics import DiagnosticError, Severity
-from ratrain.targets.runtime import checkpoint, checkpoint_places, checkpoint_series
-from ratrain.targets.runtime.checkpoint import MANIFEST_FILE
-from ratrain.targets.runtime.checkpoint_series import latest_weights, load_latest, saved_steps
-from ratrain.targets.runtime.checkpoint_shards import load_shards
-from ratrain.targets.runtime.processes import Processes
-from ratrain.targets.runtime.state import training_state
-from ratrain.targets.runtime.tensor_file import StoredTensor
-from ratrain.targets.runtime.weights import named_parameters
+from ratrain.ratrain_ir.model.blocks import block_chain
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Severity
+from ratrain.targets.runtime.arena.tensor_file import StoredTensor
+from ratrain.targets.runtime.checkpoint import checkpoint, checkpoint_places, checkpoint_series
+from ratrain.targets.runtime.checkpoint.checkpoint import MANIFEST_FILE
+from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_weights, load_latest, saved_steps
+from ratrain.targets.runtime.checkpoint.checkpoint_shards import load_shards
+from ratrain.targets.runtime.checkpoint.state import training_state
+from ratrain.targets.runtime.engine.processes import Processes
+from ratrain.targets.runtime.weights.weights import named_parameters
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, same_bits, start, train
 
 LAYOUTS: dict[str, dict[str, Any]] = {

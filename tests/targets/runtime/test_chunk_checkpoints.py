@@ -10,13 +10,13 @@ import pytest
 from attrs import evolve
 
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
-from ratrain.ratrainc.weight_export import export_weights
+from ratrain.ratrainc.running.weight_export import export_weights
 from tests.end_to_end.chunk_runs import outcome, outcome_of, program_of
 from tests.end_to_end.tiny_runs import MODEL, train
 from tests.end_to_end.toys import GPT2
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 LLAMA = evolve(MODEL, layers=4)
 SHAPES = {

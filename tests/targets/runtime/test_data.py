@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrain_ir.ops import Part
-from ratrain.targets.runtime import data
-from ratrain.targets.runtime.data import Batches, TokenStream, builtin_text_tokens, open_tokens
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.ops.ops import Part
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.targets.runtime.data import data
+from ratrain.targets.runtime.data.data import Batches, TokenStream, builtin_text_tokens, open_tokens
 
 
 def refusal(action, *arguments, **options) -> list:

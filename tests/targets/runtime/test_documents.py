@@ -12,13 +12,13 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.ops import Part, Slice
-from ratrain.ratrainc.run_choices import DataChoice
-from ratrain.ratrainc.training_data import open_data
-from ratrain.targets.runtime import data as data_module
-from ratrain.targets.runtime.data import Batches, TokenStream
-from ratrain.targets.runtime.documents import Documents, bounds_of, pieced
+from ratrain.ratrain_ir.ops.ops import Part, Slice
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.choices.run_choices import DataChoice
+from ratrain.ratrainc.running.training_data import open_data
+from ratrain.targets.runtime.data import data as data_module
+from ratrain.targets.runtime.data.data import Batches, TokenStream
+from ratrain.targets.runtime.data.documents import Documents, bounds_of, pieced
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.settings import Evaluation
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, run_settings, same_bits

@@ -10,12 +10,12 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.machine.machine import load_machine
-from ratrain.targets.runtime import local
-from ratrain.targets.runtime.memory import HostMemory
-from ratrain.targets.runtime.scalars import LossScale
+from ratrain.targets.runtime.arena.memory import HostMemory
+from ratrain.targets.runtime.arena.scalars import LossScale
+from ratrain.targets.runtime.engine import local
 from tests.end_to_end.tiny_runs import (
     MODEL,
     instructions,
@@ -30,9 +30,9 @@ from tests.end_to_end.tiny_runs import (
 from tests.end_to_end.toys import GPT2
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.targets.program.program import Program
-    from ratrain.targets.runtime.training import TrainingRun
+    from ratrain.targets.runtime.training.training import TrainingRun
 
 TIED = evolve(MODEL, tied_embeddings=True)
 F32: dict[str, Any] = {"view_dtype": "f32"}

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrainc.strategies import DEFAULT_STRATEGY, strategy
-from ratrain.targets.runtime.data import Batches, TokenStream
-from ratrain.targets.runtime.evaluation import held_out, split_stream
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, strategy
+from ratrain.targets.runtime.data.data import Batches, TokenStream
+from ratrain.targets.runtime.engine.evaluation import held_out, split_stream
 from tests.end_to_end.tiny_runs import (
     MODEL,
     OPTIMIZER,

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.blocks import block_chain
-from ratrain.targets.runtime.state import training_state
-from ratrain.targets.runtime.weights import named_parameters_of
+from ratrain.ratrain_ir.model.blocks import block_chain
+from ratrain.targets.runtime.checkpoint.state import training_state
+from ratrain.targets.runtime.weights.weights import named_parameters_of
 from tests.end_to_end.tiny_runs import MODEL, OPTIMIZER, make_program, same_bits, train
 from tests.end_to_end.toys import GPT2
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 KEYS: dict[str, dict[str, Any]] = {
     "ZeRO 0": {"zero": 0},

@@ -19,11 +19,11 @@ import os, random, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from attrs import evolve
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.runtime import checkpoint_places
-from ratrain.targets.runtime.checkpoint import clear_leftovers, hold_checkpoint_place, save_checkpoint
-from ratrain.targets.runtime.checkpoint_series import load_latest
-from ratrain.targets.runtime.processes import Processes
+from ratrain.targets.runtime.checkpoint.checkpoint import clear_leftovers, hold_checkpoint_place, save_checkpoint
+from ratrain.targets.runtime.checkpoint.checkpoint_series import load_latest
+from ratrain.targets.runtime.engine.processes import Processes
 from tests.targets.runtime.test_checkpoint import LLAMA, RUN, make_state
 
 folder, exchanging, old = Path(sys.argv[2]), sys.argv[3] == "exchange", sys.argv[4] == "old"

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, Severity
-from ratrain.ratrainc.run_log import run_log
-from ratrain.ratrainc.supervisor import Supervisor
-from ratrain.targets.runtime import locks
-from ratrain.targets.runtime.checkpoint_series import saved_steps
-from ratrain.targets.runtime.locks import hold
-from ratrain.targets.runtime.positions import RunFolder
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Severity
+from ratrain.ratrainc.running.run_log import run_log
+from ratrain.ratrainc.running.supervisor import Supervisor
+from ratrain.targets.runtime.arena import locks
+from ratrain.targets.runtime.arena.locks import hold
+from ratrain.targets.runtime.checkpoint.checkpoint_series import saved_steps
+from ratrain.targets.runtime.watch.positions import RunFolder
 from tests.end_to_end.tiny_runs import make_program, start, train
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,9 +28,9 @@ PROGRAM = make_program(pp=1, dp=1, micro_batches=1)
 HOLDER = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from ratrain.ratrainc.run_log import run_log
-from ratrain.targets.runtime.checkpoint import hold_checkpoint_place
-from ratrain.targets.runtime.positions import RunFolder
+from ratrain.ratrainc.running.run_log import run_log
+from ratrain.targets.runtime.checkpoint.checkpoint import hold_checkpoint_place
+from ratrain.targets.runtime.watch.positions import RunFolder
 kind, place = sys.argv[2:]
 held = {"save": hold_checkpoint_place, "log": lambda p: run_log(p, 0), "run": lambda p: RunFolder(p).hold()}[kind](place)
 with held:

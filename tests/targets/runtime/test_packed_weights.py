@@ -10,14 +10,14 @@ import pytest
 from attrs import evolve
 from safetensors.numpy import load_file, save_file
 
-from ratrain.ratrain_ir.frontend.families import FAMILY
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.model_fields import check_model
-from ratrain.targets.runtime.weight_files import write_weights
-from ratrain.targets.runtime.weights import named_parameters, random_weights, read_weights, stored_layout
+from ratrain.ratrain_ir.config.families import FAMILY
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.model_fields import check_model
+from ratrain.targets.runtime.weights.weight_files import write_weights
+from ratrain.targets.runtime.weights.weights import named_parameters, random_weights, read_weights, stored_layout
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.tensor_file import Float32
+    from ratrain.targets.runtime.arena.tensor_file import Float32
 
 LLAMA = ModelConfig("tiny", "llama", 96, 32, 2, 4, 2, 6, 40, 1e-5)
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, FFN = 4, 2, 6, 32, 40

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.blocks import block_chain
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.types import StateKind
-from ratrain.ratrainc.run_profile import write_profile
-from ratrain.targets.runtime import checkpoint
-from ratrain.targets.runtime.checkpoint import MANIFEST_FILE
-from ratrain.targets.runtime.checkpoint_series import latest_weights, saved_steps
-from ratrain.targets.runtime.local import LocalEngine
-from ratrain.targets.runtime.state import training_state
-from ratrain.targets.runtime.threaded import ThreadedEngine
-from ratrain.targets.runtime.training_state import STATE_KINDS
-from ratrain.targets.runtime.weights import named_parameters
+from ratrain.ratrain_ir.config.types import StateKind
+from ratrain.ratrain_ir.model.blocks import block_chain
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.running.run_profile import write_profile
+from ratrain.targets.runtime.checkpoint import checkpoint
+from ratrain.targets.runtime.checkpoint.checkpoint import MANIFEST_FILE
+from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_weights, saved_steps
+from ratrain.targets.runtime.checkpoint.state import training_state
+from ratrain.targets.runtime.checkpoint.training_state import STATE_KINDS
+from ratrain.targets.runtime.engine.local import LocalEngine
+from ratrain.targets.runtime.engine.threaded import ThreadedEngine
+from ratrain.targets.runtime.weights.weights import named_parameters
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, reports_of, same_bits, start, train
 from tests.end_to_end.toys import GEMMA3, GPT2, NEOX, OLMO2
 from tests.targets.runtime.mpi_tools import needs_mpi
@@ -31,8 +31,8 @@ from tests.targets.runtime.torch_tools import needs_torch
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
-    from ratrain.targets.runtime.training import TrainingRun
-    from ratrain.targets.runtime.weight_source import WeightSource
+    from ratrain.targets.runtime.training.training import TrainingRun
+    from ratrain.targets.runtime.weights.weight_source import WeightSource
 
 F32: dict[str, Any] = {"view_dtype": "f32"}
 PROGRAMS: dict[str, dict[str, Any]] = {

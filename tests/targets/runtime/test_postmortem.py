@@ -18,18 +18,19 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError, fail
-from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, fail
 from ratrain.ratrain_ir.topology import Rank
+from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs
 from ratrain.ratrainc.commands.launch import command as launch_command
 from ratrain.ratrainc.commands.postmortem import command as postmortem_command
-from ratrain.ratrainc.run_choices import DataChoice, Display, Outputs
-from ratrain.ratrainc.supervisor import Supervisor, examine, mpi_command
-from ratrain.ratrainc.training import run_training
-from ratrain.targets.runtime import watchdog
-from ratrain.targets.runtime.liveness import Liveness, liveness
-from ratrain.targets.runtime.positions import (
+from ratrain.ratrainc.running.supervisor import Supervisor, examine, mpi_command
+from ratrain.ratrainc.running.training import run_training
+from ratrain.targets.runtime.settings import RunSettings, Saving
+from ratrain.targets.runtime.watch import watchdog
+from ratrain.targets.runtime.watch.liveness import Liveness, liveness
+from ratrain.targets.runtime.watch.positions import (
     EnginePosition,
     RankPhase,
     RankPosition,
@@ -37,8 +38,7 @@ from ratrain.targets.runtime.positions import (
     position_path,
     read_positions,
 )
-from ratrain.targets.runtime.postmortem import Fault, diagnose
-from ratrain.targets.runtime.settings import RunSettings, Saving
+from ratrain.targets.runtime.watch.postmortem import Fault, diagnose
 from tests.end_to_end.chunk_runs import program_of
 from tests.end_to_end.tiny_runs import MODEL, hanging_program, make_program, start
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ratrain.targets.program.program import Program
-    from ratrain.targets.runtime.local import LocalEngine
+    from ratrain.targets.runtime.engine.local import LocalEngine
 
 PROGRAMS = {
     "2x2": make_program(),
@@ -377,10 +377,10 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.ops.ops import Engine
 from ratrain.targets.program.rtx import write_program
-from ratrain.targets.runtime.positions import RankPhase
-from ratrain.targets.runtime.rank import Rank
+from ratrain.targets.runtime.watch.positions import RankPhase
+from ratrain.targets.runtime.engine.rank import Rank
 from tests.end_to_end.tiny_runs import make_program
 folder = Path(sys.argv[2])
 program = make_program(pp=1, dp=1)
@@ -422,7 +422,7 @@ def test_ranks_that_end_with_one_that_failed_are_not_lost(tmp_path: Path, monkey
     """Unless one had been lost before: then those that saw it have failed for that."""
     folder = RunFolder(str(tmp_path / "run"))
     folder.clear()
-    monkeypatch.setattr("ratrain.targets.runtime.watchdog.liveness", lambda position: Liveness.GONE)
+    monkeypatch.setattr("ratrain.targets.runtime.watch.watchdog.liveness", lambda position: Liveness.GONE)
     first, *others = stuck_since(time.time())
     failed = evolve(first, phase=RankPhase.FAILED)
     assert watchdog.lost_ranks([first, *others], (), folder) == [first, *others]
@@ -441,14 +441,14 @@ def test_a_run_that_said_why_it_failed_was_not_killed(
     def no_space(folder: RunFolder, text: str) -> None:
         fail("RT002", "No space left on device")
 
-    monkeypatch.setattr("ratrain.targets.runtime.local.LocalEngine.run_step", fail_to_step)
+    monkeypatch.setattr("ratrain.targets.runtime.engine.local.LocalEngine.run_step", fail_to_step)
     if disk_is_full:
         monkeypatch.setattr(RunFolder, "keep_report", no_space)
     program = make_program(evolve(MODEL, vocab_size=256))
     chosen = RunSettings(steps=2, saving=Saving(str(tmp_path / "run1"), every=1))
     with pytest.raises(DiagnosticError, match="the reason"):
         run_training(program, DataChoice(), chosen, Outputs(), Display(quiet=True))
-    monkeypatch.setattr("ratrain.ratrainc.supervisor.liveness", lambda position: Liveness.GONE)
+    monkeypatch.setattr("ratrain.ratrainc.running.supervisor.liveness", lambda position: Liveness.GONE)
     afterwards = CliRunner().invoke(postmortem_command, [str(tmp_path / "run1")], standalone_mode=False)
     assert afterwards.return_value == 1
     assert "killed" not in afterwards.output
@@ -500,7 +500,7 @@ def test_what_all_ranks_lack_is_said_before_any_is_started(tmp_path: Path, monke
     launcher = tmp_path / "mpirun"
     launcher.write_text("#!/bin/sh\necho HYDRA\n")
     launcher.chmod(0o755)
-    monkeypatch.setattr("ratrain.ratrainc.extras.is_installed", lambda package: package != "mpi4py")
+    monkeypatch.setattr("ratrain.ratrainc.console.extras.is_installed", lambda package: package != "mpi4py")
     with pytest.raises(DiagnosticError, match=r"RT002.*--engine mpi needs mpi4py"):
         mpi_command(2, str(launcher))
 
@@ -521,7 +521,7 @@ def test_positions_are_beside_checkpoints_where_these_are_several(
         return 0
 
     monkeypatch.setattr(Supervisor, "run", run)
-    monkeypatch.setattr("ratrain.ratrainc.supervisor.mpi_command", lambda ranks, launcher: (["mpirun"], {}))
+    monkeypatch.setattr("ratrain.ratrainc.running.supervisor.mpi_command", lambda ranks, launcher: (["mpirun"], {}))
     save = str(tmp_path / "run1")
     CliRunner().invoke(
         launch_command, ["-n", ranks, "a.rtx", "--save", save, *words], standalone_mode=False, catch_exceptions=False

@@ -12,15 +12,15 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.plan import Plan
-from ratrain.ratrainc.weight_export import export_weights
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.running.weight_export import export_weights
 from ratrain.targets.program.rtx import write_program
-from ratrain.targets.runtime import preparation, training
+from ratrain.targets.runtime.training import preparation, training
 from tests.end_to_end.tiny_runs import MODEL, train
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 MIB = 1 << 20
 CONSTANTS = {"fast": 232, "reference": 96, "torch": 420, "torch-device": 300}

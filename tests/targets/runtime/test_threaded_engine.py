@@ -9,11 +9,11 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.ops import Engine
-from ratrain.ratrainc.training import default_threads
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.running.training import default_threads
 from ratrain.targets.machine.machine import load_machine
-from ratrain.targets.runtime.threaded import ThreadedEngine
+from ratrain.targets.runtime.engine.threaded import ThreadedEngine
 from tests.end_to_end.tiny_runs import (
     MODEL,
     hanging_program,
@@ -138,7 +138,7 @@ def test_an_evaluation_between_steps_gives_the_same_loss() -> None:
 
 def test_small_blocks_run_on_one_thread_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """One step of the same model: in blocks of few operations, or of as many as a long sequence has."""
-    monkeypatch.setattr("ratrain.ratrainc.training.available_threads", lambda: 7)
+    monkeypatch.setattr("ratrain.ratrainc.running.training.available_threads", lambda: 7)
     model = evolve(MODEL, hidden_size=256, heads=4, kv_heads=4, head_dim=64, ffn_size=704)
     threads = {}
     for seq_len in (16, 1024):

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrainc.run_choices import DataChoice
-from ratrain.ratrainc.training_data import open_data
-from ratrain.targets.runtime import data
-from ratrain.targets.runtime.data import open_tokens
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.choices.run_choices import DataChoice
+from ratrain.ratrainc.running.training_data import open_data
+from ratrain.targets.runtime.data import data
+from ratrain.targets.runtime.data.data import open_tokens
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.settings import Evaluation, Execution, RunSettings
 from tests.end_to_end.tiny_runs import MODEL, make_program
 from tests.program_files import prepare
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.training import TrainingRun
+    from ratrain.targets.runtime.training.training import TrainingRun
 
 WIDE = 1 << 17
 """A vocabulary whose tokens take 32 bits."""

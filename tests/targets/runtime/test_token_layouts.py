@@ -22,10 +22,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.diagnostics import Diagnostic, DiagnosticError
-from ratrain.targets.runtime.corpus import data_files
-from ratrain.targets.runtime.data import TokenStream, open_tokens
-from ratrain.targets.runtime.jsonl import Fields, open_jsonl
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError
+from ratrain.targets.runtime.data.corpus import data_files
+from ratrain.targets.runtime.data.data import TokenStream, open_tokens
+from ratrain.targets.runtime.data.jsonl import Fields, open_jsonl
 
 GPT2, LLAMA3 = 50257, 128256
 TOKENS = {

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrainc.run_choices import DataChoice
-from ratrain.ratrainc.training_data import open_data
-from ratrain.targets.runtime import tokenizer as tokenizer_module
-from ratrain.targets.runtime.data import builtin_text_tokens
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.choices.run_choices import DataChoice
+from ratrain.ratrainc.running.training_data import open_data
+from ratrain.targets.runtime.data import tokenizer as tokenizer_module
+from ratrain.targets.runtime.data.data import builtin_text_tokens
+from ratrain.targets.runtime.data.tokenizer import TokenizerChoice, encoder_of, tokenized
 from ratrain.targets.runtime.settings import Evaluation
-from ratrain.targets.runtime.tokenizer import TokenizerChoice, encoder_of, tokenized
 from tests.end_to_end.tiny_runs import MODEL, make_program
 
 TEXT = "".join(f"line {number}: the quick brown fox, naïve and 狐; jumps\n\n" for number in range(400))

@@ -9,12 +9,12 @@ import pytest
 from attrs import evolve
 from safetensors.numpy import save_file
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.families import in_family
-from ratrain.targets.runtime import tensor_file
-from ratrain.targets.runtime.weight_buffers import follows_from
-from ratrain.targets.runtime.weights import named_parameters, random_weights, read_weights, stored_layout
+from ratrain.targets.runtime.arena import tensor_file
+from ratrain.targets.runtime.weights.weight_buffers import follows_from
+from ratrain.targets.runtime.weights.weights import named_parameters, random_weights, read_weights, stored_layout
 
 LLAMA = ModelConfig("tiny", "llama", 96, 32, 2, 4, 4, 8, 40, 1e-5)
 BAICHUAN = evolve(LLAMA, family="baichuan", packed_qkv=True, position="alibi", rope_theta=0.0)

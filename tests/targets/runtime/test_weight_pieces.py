@@ -11,23 +11,23 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.blocks import block, block_chain
-from ratrain.ratrain_ir.frontend.families import FAMILY
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+from ratrain.ratrain_ir.config.families import FAMILY
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.model.blocks import block, block_chain
 from ratrain.ratrain_ir.testing.families import in_family
-from ratrain.targets.runtime import tensor_file
-from ratrain.targets.runtime.checkpoint_series import latest_weights, load_latest
-from ratrain.targets.runtime.processes import Processes
-from ratrain.targets.runtime.state import training_state
-from ratrain.targets.runtime.weight_files import write_weights
-from ratrain.targets.runtime.weight_source import flat_pieces
-from ratrain.targets.runtime.weights import block_elements, named_parameters, random_weights, read_weights
+from ratrain.targets.runtime.arena import tensor_file
+from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_weights, load_latest
+from ratrain.targets.runtime.checkpoint.state import training_state
+from ratrain.targets.runtime.engine.processes import Processes
+from ratrain.targets.runtime.weights.weight_files import write_weights
+from ratrain.targets.runtime.weights.weight_source import flat_pieces
+from ratrain.targets.runtime.weights.weights import block_elements, named_parameters, random_weights, read_weights
 from tests.end_to_end.tiny_runs import MODEL, make_program, train
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ratrain.targets.runtime.weight_source import WeightSource
+    from ratrain.targets.runtime.weights.weight_source import WeightSource
 
 LLAMA = ModelConfig("tiny", "llama", 96, 32, 2, 4, 2, 8, 40, 1e-5)
 BAICHUAN = evolve(LLAMA, family="baichuan", kv_heads=4, packed_qkv=True, position="alibi", rope_theta=0.0)

@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save, save_file
 
-from ratrain.ratrain_ir.blocks import block, block_chain, flat_elements, parameters
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.model_config import ModelConfig
-from ratrain.ratrain_ir.frontend.model_fields import check_model
-from ratrain.ratrain_ir.frontend.plan import Plan
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.model_fields import check_model
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.model.blocks import block, block_chain, flat_elements, parameters
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.families import in_family
-from ratrain.targets.runtime.tensor_file import open_tensors
-from ratrain.targets.runtime.weight_files import write_weights
-from ratrain.targets.runtime.weight_source import flat_pieces
-from ratrain.targets.runtime.weights import (
+from ratrain.targets.runtime.arena.tensor_file import open_tensors
+from ratrain.targets.runtime.weights.weight_files import write_weights
+from ratrain.targets.runtime.weights.weight_source import flat_pieces
+from ratrain.targets.runtime.weights.weights import (
     block_elements,
     named_parameters,
     named_parameters_of,

@@ -21,7 +21,7 @@ from tests.program_files import prepare
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
-    from ratrain.targets.runtime.training import TrainingRun
+    from ratrain.targets.runtime.training.training import TrainingRun
 
 Parts = list[NDArray[Any]]
 

@@ -9,8 +9,8 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.ops import OP_CLASSES, Engine
+from ratrain.ratrain_ir.ops.ops import OP_CLASSES, Engine
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.simulator.figures import StepFigures, step_figures
 from ratrain.targets.simulator.given_times import KINDS, GivenTimes
 from tests.end_to_end.tiny_runs import MODEL, make_plan

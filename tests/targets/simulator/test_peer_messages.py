@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.frontend.rank_mapping import RankMapping, Tile
+from ratrain.ratrain_ir.config.rank_mapping import RankMapping, Tile
 from ratrain.ratrain_ir.topology import Mesh
 from ratrain.targets.machine.collective_cost import Algorithm, all_gathers, all_reduces, reduce_scatters
 from ratrain.targets.machine.exchanges import Ints, Pattern

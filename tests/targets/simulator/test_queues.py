@@ -10,14 +10,14 @@ import attrs
 import pytest
 
 from ratrain import api
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
-from ratrain.ratrain_ir.frontend.model_files import load_model
-from ratrain.ratrain_ir.frontend.plan import Optimizer, Plan
-from ratrain.ratrain_ir.frontend.plan_text import load_plan
-from ratrain.ratrain_ir.ops import Engine
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan import Optimizer, Plan
+from ratrain.ratrain_ir.config.plan_text import load_plan
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.choices.machines import with_constants
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.examples import example_path
-from ratrain.ratrainc.planner.machines import with_constants
+from ratrain.ratrainc.running.examples import example_path
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.machine.writer import machine_lines
 from ratrain.targets.program.rtx import write_program
@@ -26,9 +26,9 @@ from ratrain.targets.simulator.figures import simulated
 from tests.end_to_end.tiny_runs import WITHOUT_PEERS
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.frontend.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.module import Module
-    from ratrain.ratrainc.strategies import Strategy
+    from ratrain.ratrainc.choices.strategies import Strategy
     from ratrain.targets.simulator.timeline import Timeline
 
 TINY = load_model(str(example_path("tiny.json")))

@@ -12,8 +12,8 @@ from attrs import evolve, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.loops import Allowance
-from ratrain.ratrain_ir.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.support.loops import Allowance
 from ratrain.ratrain_ir.testing.strategies import Case, cases
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.machine.resource_work import Bandwidths, Flow, LinkLevel, ResourceWork
@@ -247,7 +247,7 @@ def test_the_host_has_its_own_share_of_the_bandwidth() -> None:
     program = make_program()
     host = evolve(machine, update_engine=Engine.HOST)
     from ratrain import api
-    from ratrain.ratrainc.strategies import strategy
+    from ratrain.ratrainc.choices.strategies import strategy
     from tests.end_to_end.tiny_runs import make_plan
 
     plan = make_plan(MODEL)

@@ -13,7 +13,7 @@ from attrs import evolve, field, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.mt3000.kernels.tiled import Tiled
 from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
 from tests.targets.runtime.kernels.kernels_oracle import (

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from ratrain.targets.program.attention_spec import AttentionSpec
 from ratrain.targets.runtime.kernels import Scratch, kernel_set, openblas
-from ratrain.targets.runtime.kernels.blas import multiply, multiply_transposed, share_product
-from ratrain.targets.runtime.kernels.fast_numba import exact, power_of_two
+from ratrain.targets.runtime.kernels.fast.blas import multiply, multiply_transposed, share_product
+from ratrain.targets.runtime.kernels.fast.fast_numba import exact, power_of_two
 from ratrain.targets.runtime.kernels.team import Team
 
 EPS = float(np.finfo(np.float32).eps)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ratrain.targets.runtime.dtypes import BFLOAT16
-from ratrain.targets.runtime.kernels import fast_flat, fast_numba
+from ratrain.targets.runtime.arena.dtypes import BFLOAT16
+from ratrain.targets.runtime.kernels.fast import fast_flat, fast_numba
 from tests.targets.runtime.kernels.kernels_oracle import (
     DTYPES,
     EPS,

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ratrain.ratrain_ir.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.mt3000.kernels.tiled import Tiled
 from ratrain.targets.program.attention_spec import AttentionSpec
 from ratrain.targets.program.kernels import KERNELS
-from ratrain.targets.runtime.kernels import fast_numba
+from ratrain.targets.runtime.kernels.fast import fast_numba
 from tests.targets.runtime.kernels.kernels_oracle import (
     DTYPES,
     EPS,

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ratrain.targets.runtime.kernels import fast_head
+from ratrain.targets.runtime.kernels.fast import fast_head
 from ratrain.targets.runtime.kernels.shared import number_within
 from tests.targets.runtime.kernels.kernels_oracle import (
     DTYPES,

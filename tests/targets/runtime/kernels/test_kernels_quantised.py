@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ratrain.ratrain_ir.quantised import (
+from ratrain.ratrain_ir.config.quantised import (
     BLOCK_ELEMENTS,
     FORMATS,
     LARGEST_CODE,
@@ -19,7 +19,7 @@ from ratrain.ratrain_ir.quantised import (
     packed_bytes,
     packed_nbytes,
 )
-from ratrain.targets.runtime.kernels.reference_quantised import packed_parts
+from ratrain.targets.runtime.kernels.reference.reference_quantised import packed_parts
 from tests.targets.runtime.kernels.kernels_oracle import DTYPES, SETS, call, same_bits
 
 BITS = tuple(FORMATS.values())

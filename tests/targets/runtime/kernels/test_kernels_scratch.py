@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain.targets.program.attention_spec import AttentionSpec
+from ratrain.targets.runtime.arena.scratch import ALIGNMENT, Buffer, plan_bytes
 from ratrain.targets.runtime.kernels import Scratch, kernel_set
-from ratrain.targets.runtime.kernels.scratch import ALIGNMENT, Buffer, plan_bytes
 from ratrain.targets.runtime.kernels.shared import decay_segments, rope_table, token_keys
 from tests.targets.runtime.kernels.kernels_oracle import HOST_SETS, SETS, same_bits
 

@@ -1,0 +1,1 @@
+"""Models and plans as users write them: keys, checks, presets, files of other people."""

@@ -1,0 +1,144 @@
+"""The model families: what each implies of a model, and what a model of it may choose.
+
+What a family neither implies nor lets choose is as in LLaMA (the defaults of `ModelConfig`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from attrs import field, frozen
+
+from ratrain.ratrain_ir.config.rope_scaling import PARAMETERS
+
+
+def _frozen(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(names)
+
+
+@frozen
+class Family:
+    """A family of models, as `transformers` or their own code defines it."""
+
+    architectures: tuple[str, ...]
+    """classes of language models in `config.json`"""
+    implied: Mapping[str, object] = field(factory=dict)
+    """fields of a `ModelConfig` that are not as in LLaMA"""
+    free: frozenset[str] = field(factory=frozenset, converter=_frozen)
+    """fields that a model of the family chooses"""
+    layer_letters: str = "fw"
+    """letters that `layer_kinds` may have"""
+    scalings: tuple[str, ...] = tuple(PARAMETERS)
+    """kinds of `rope_scaling` that its class knows"""
+    equal_widths: bool = False
+    """whether queries, keys and values are each as wide as the model, as one matrix holds all three"""
+
+
+_PADS = "padding_token"
+_BIASED_ATTENTION = ("qkv_bias", "o_bias")
+_LAYERS = ("sliding_window", "layer_kinds")
+_SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention_scale")
+_GEMMA = {
+    "norm_placement": "both",
+    "norm_unit_offset": True,
+    "activation": "gelu-tanh",
+}
+_GEMMA_FREE = (_PADS, "activation", "attention_scale", "embedding_scale", "logit_softcap", "rope_scaling")
+
+FAMILY: Mapping[str, Family] = {
+    "llama": Family(
+        ("LlamaForCausalLM", "LLaMAForCausalLM"),
+        free=(*_BIASED_ATTENTION, "mlp_bias", _PADS, "activation", "rope_scaling"),
+    ),
+    "mistral": Family(("MistralForCausalLM",), free=("sliding_window", _PADS, "activation", "rope_scaling")),
+    "qwen2": Family(("Qwen2ForCausalLM",), {"qkv_bias": True}, (*_LAYERS, _PADS, "activation", "rope_scaling")),
+    "qwen3": Family(
+        ("Qwen3ForCausalLM",),
+        {"qk_norm": "head"},
+        (*_BIASED_ATTENTION, *_LAYERS, _PADS, "activation", "rope_scaling"),
+    ),
+    "baichuan": Family(
+        ("BaichuanForCausalLM", "BaiChuanForCausalLM"),
+        {"packed_qkv": True},
+        ("position", "normalised_head", _PADS),
+        scalings=(),
+        equal_widths=True,
+    ),
+    "gemma2": Family(("Gemma2ForCausalLM",), _GEMMA, (*_BIASED_ATTENTION, *_LAYERS, *_GEMMA_FREE, "attention_softcap")),
+    "gemma3_text": Family(
+        ("Gemma3ForCausalLM",),
+        {**_GEMMA, "qk_norm": "head"},
+        (*_BIASED_ATTENTION, *_LAYERS, *_GEMMA_FREE, "local_rope_theta"),
+    ),
+    "phi3": Family(
+        ("Phi3ForCausalLM",), {"packed_qkv": True}, ("sliding_window", _PADS, "activation", "rotary_dim"), scalings=()
+    ),
+    "olmo2": Family(
+        ("Olmo2ForCausalLM",),
+        {"norm_placement": "post", "qk_norm": "whole"},
+        (*_BIASED_ATTENTION, _PADS, "activation", "rope_scaling"),
+    ),
+    "granite": Family(
+        ("GraniteForCausalLM",), free=(*_BIASED_ATTENTION, "mlp_bias", *_SCALES, _PADS, "activation", "rope_scaling")
+    ),
+    "internlm2": Family(
+        ("InternLM2ForCausalLM",),
+        {"packed_qkv": True},
+        (*_BIASED_ATTENTION, _PADS, "activation", "rope_scaling"),
+        scalings=("linear", "dynamic"),
+    ),
+    "smollm3": Family(
+        ("SmolLM3ForCausalLM",),
+        free=(*_BIASED_ATTENTION, "mlp_bias", "layer_kinds", _PADS, "activation", "rope_scaling"),
+        layer_letters="fn",
+    ),
+    "gpt2": Family(
+        ("GPT2LMHeadModel",),
+        {
+            "norm": "layer",
+            "position": "learned",
+            "qkv_bias": True,
+            "o_bias": True,
+            "mlp_bias": True,
+            "activation": "gelu-tanh",
+            "gated_mlp": False,
+            "packed_qkv": True,
+        },
+        ("activation", "learned_positions"),
+        equal_widths=True,
+    ),
+    "gpt_neox": Family(
+        ("GPTNeoXForCausalLM",),
+        {
+            "norm": "layer",
+            "parallel_residual": True,
+            "qkv_bias": True,
+            "o_bias": True,
+            "mlp_bias": True,
+            "activation": "gelu",
+            "gated_mlp": False,
+            "packed_qkv": True,
+        },
+        ("parallel_residual", *_BIASED_ATTENTION, "activation", "rotary_dim", "rope_scaling"),
+        equal_widths=True,
+    ),
+}
+"""The families that are supported, by their Hugging Face `model_type`."""
+
+FAMILIES = tuple(FAMILY)
+
+ARCHITECTURES = {name: family for family, known in FAMILY.items() for name in known.architectures}
+"""The family of each class of language models."""
+
+
+def where(name: str) -> str:
+    """In which families a field is not as in LLaMA, or may be."""
+    some = [family for family, known in FAMILY.items() if name in known.free]
+    always = [family for family, known in FAMILY.items() if name in known.implied and name not in known.free]
+    words = [f"always in {_listed(always)}"] if always else []
+    words += [f"by choice in {_listed(some)}"] if some else []
+    return ", ".join(words) + ", else never" if words else "in no family"
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,198 @@
+"""Reading typed values out of a flat `field -> value` mapping: every problem reported, at its key, all at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from attrs import define, field
+
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics, nearest
+from ratrain.ratrain_ir.support.text import Places, nowhere, shown
+
+Value = int | float | str | bool | None | tuple[int, ...] | tuple[float, ...]
+"""What a field of the IR text's header can be."""
+
+
+@define
+class Report:
+    """The problems of one input, each at the place of its key."""
+
+    places: Places = nowhere
+    diagnostics: Diagnostics = field(factory=Diagnostics)
+
+    def error(self, code: str, key: str, message: str, *, help: str | None = None) -> None:  # noqa: A002
+        """Report an error at the place of `key` and go on."""
+        place = self.places(key)
+        self.diagnostics.error(code, message, place.location, help=help, source=place.source, key=key)
+
+    def check(self) -> None:
+        """Raise `DiagnosticError` with every error so far, if there is one."""
+        self.diagnostics.check()
+
+
+@define
+class FieldReader:
+    """Typed access to a mapping of fields.
+
+    A value that is missing, of the wrong type or out of range is reported under `code`, its field is remembered in
+    `bad`, and a stand-in is returned, so that reading goes on; nothing may be built before `report.check()`.
+    `labels` gives the key a user knows the field by where that differs from the field's name.
+    """
+
+    values: Mapping[str, object]
+    report: Report
+    code: str
+    labels: Mapping[str, str] = field(factory=dict)
+    bad: set[str] = field(factory=set)
+
+    def label(self, name: str) -> str:
+        """The key a user knows a field by."""
+        return self.labels.get(name, name)
+
+    def good(self, *names: str) -> bool:
+        """Whether all these fields could be read, so that they may be compared."""
+        return self.bad.isdisjoint(names)
+
+    def contradiction(self, code: str, name: str, message: str, *, help: str | None = None) -> None:  # noqa: A002
+        """Report fields that are readable but do not go together, at the place of one of them."""
+        self.report.error(code, self.label(name), message, help=help)
+
+    def integer(self, name: str, low: int, high: int, *, default: int | None = None) -> int:
+        """A whole number of [low, high]; without a default the field is required."""
+        expected = f"a whole number from {low} to {high}"
+        if name not in self.values and default is not None:
+            return default
+        if not self._present(name, expected):
+            return low
+        value = self.values[name]
+        if type(value) is int and low <= value <= high:  # `type`: True is an int to isinstance
+            return value
+        self._wrong(name, expected)
+        return low
+
+    def integer_or_none(self, name: str, low: int, high: int) -> int | None:
+        """A whole number of [low, high], or None where it is absent or null."""
+        return None if self.values.get(name) is None else self.integer(name, low, high)
+
+    def number(
+        self, name: str, accept: Callable[[float], bool], expected: str, *, default: float | None = None
+    ) -> float:
+        """A finite number that `accept` holds for; `expected` says in words what that is."""
+        if name not in self.values and default is not None:
+            return default
+        if not self._present(name, expected):
+            return 1.0
+        value = as_float(self.values[name])
+        if value is not None and accept(value):
+            return value
+        self._wrong(name, expected)
+        return 1.0
+
+    def numbers(
+        self, name: str, count: int, accept: Callable[[float], bool], expected: str, *, default: tuple[float, ...]
+    ) -> tuple[float, ...]:
+        """A list of `count` finite numbers that `accept` holds for."""
+        value = self.values.get(name, default)
+        if isinstance(value, (list, tuple)) and len(value) == count:
+            read = [as_float(item) for item in value]
+            kept = tuple(item for item in read if item is not None and accept(item))
+            if len(kept) == count:
+                return kept
+        self._wrong(name, expected)
+        return default
+
+    def integers(self, name: str, expected: str) -> tuple[int, ...]:
+        """A list of whole numbers, of any length and size."""
+        if not self._present(name, expected):
+            return ()
+        value = self.values[name]
+        if isinstance(value, (list, tuple)) and all(type(item) is int for item in value):
+            return tuple(value)
+        self._wrong(name, expected)
+        return ()
+
+    def word(
+        self, name: str, choices: Sequence[str], others: Mapping[str, str] | None = None, *, default: str | None = None
+    ) -> str:
+        """One of a few names; one that `others` has is refused with what it is called here."""
+        expected = " or ".join(f'"{choice}"' for choice in choices)
+        if name not in self.values and default is not None:
+            return default
+        if not self._present(name, expected):
+            return choices[0]
+        value = self.values[name]
+        if isinstance(value, str) and value in choices:
+            return value
+        self._wrong(name, expected, nearest(value, choices, others) if isinstance(value, str) else None)
+        return choices[0]
+
+    def text(self, name: str, accept: Callable[[str], bool], expected: str) -> str:
+        """A string that `accept` holds for."""
+        if not self._present(name, expected):
+            return ""
+        value = self.values[name]
+        if isinstance(value, str) and accept(value):
+            return value
+        self._wrong(name, expected)
+        return ""
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """True or false."""
+        value = self.values.get(name, default)
+        if isinstance(value, bool):
+            return value
+        self._wrong(name, "true or false")
+        return default
+
+    def refuse_unknown(self, known: Iterable[str]) -> None:
+        """Report the fields nobody reads, each with the nearest known one."""
+        names = list(known)
+        for name in self.values:
+            if name not in names:
+                self.report.error(
+                    self.code,
+                    name,
+                    f"{shown(name)} is not a known field",
+                    help=nearest(name, names) or f"known are {', '.join(names)}",
+                )
+
+    def _present(self, name: str, expected: str) -> bool:
+        if name in self.values:
+            return True
+        self.bad.add(name)
+        self.report.error(self.code, self.label(name), f"'{self.label(name)}' is missing: {expected} is expected")
+        return False
+
+    def _wrong(self, name: str, expected: str, help: str | None = None) -> None:  # noqa: A002
+        value = self.values[name]
+        self.bad.add(name)
+        self.report.error(
+            self.code,
+            self.label(name),
+            f"'{self.label(name)}' is {shown(value)}: {expected} is expected",
+            help=help or _type_hint(value, expected),
+        )
+
+
+def as_float(value: object) -> float | None:
+    """A finite number as a float; None for anything else (a truth value is not a number)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _type_hint(value: object, expected: str) -> str | None:
+    """How to write a value whose meaning is clear but whose type is wrong."""
+    if "whole number" in expected:
+        if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+            return f"write {int(value)}, without a fraction or an exponent"
+        if isinstance(value, str) and value.strip().isdecimal() and len(value) < 20:
+            return f"write {int(value)}, without quotes"
+        if isinstance(value, bool):
+            return "a truth value is not a number"
+    return None

@@ -1,0 +1,259 @@
+"""The model: its sizes, and what its blocks are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from attrs import asdict, evolve, field, fields, frozen
+
+from ratrain.ratrain_ir.config.families import FAMILY
+from ratrain.ratrain_ir.config.hf_keys import INITIALIZER_RANGE, ROPE_THETA
+from ratrain.ratrain_ir.config.inert_values import as_field
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.fields import Value
+
+CONFIG_PREFIX = "config."
+"""Before an inert key of the `config.json`, among the fields of a text's header."""
+_NO_MATHEMATICS = frozenset({"name", "family", "packed_qkv", "initializer_range", "padding_token", "inert"})
+"""Fields that do not change what a model computes with given weights: its name, how they are stored, drawn or trained."""
+
+SIZES = (
+    *("name", "family", "vocab_size", "hidden_size", "layers", "heads"),
+    *("kv_heads", "head_dim", "ffn_size", "norm_eps"),
+)
+"""Fields that every model has to say."""
+_ALWAYS = (
+    *SIZES,
+    *("position", "rope_theta", "sliding_window", "qkv_bias", "tied_embeddings"),
+    *("normalised_head", "packed_qkv", "initializer_range"),
+)
+"""Fields that a text's header has in any case; others where they are not as usual in the family."""
+
+
+@frozen(cache_hash=True)
+class LayerKind:
+    """In what a layer differs from others of its model: what its queries see, and how they are rotated."""
+
+    window: int | None
+    """Tokens that a token sees, itself included; None: all before it."""
+    rope_theta: float
+    """Base of the rotary embedding; 0.0 where nothing is rotated."""
+    rope_scaling: str
+    """Text of a `RopeScaling`; empty: none."""
+
+
+@frozen(cache_hash=True)
+class ModelConfig:
+    """A dense decoder-only language model: its sizes, and what its blocks are made of.
+
+    Without further words it is of the LLaMA kind: pre-norm RMSNorm, gated SiLU MLP, causal attention, no biases. `head_dim * heads`
+    need not be `hidden_size`.
+    """
+
+    name: str
+    family: str
+    """The `model_type` of its `config.json` (`FAMILIES`): decides the names of exported weights."""
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    """Heads of keys and values; each serves `heads // kv_heads` query heads."""
+    head_dim: int
+    ffn_size: int
+    norm_eps: float
+    position: str = "rope"
+    """`rope`, `alibi` or `learned`."""
+    rope_theta: float = ROPE_THETA
+    """Base of the rotary embedding; 0.0 where nothing is rotated."""
+    sliding_window: int | None = None
+    """Tokens that a token sees, itself included, in every layer or those that `layer_kinds` says; None: all before it."""
+    qkv_bias: bool = False
+    """Whether the projections to queries, keys and values have biases."""
+    tied_embeddings: bool = False
+    """Embedding and head share one matrix."""
+    normalised_head: bool = False
+    """The head's rows are scaled to unit length before use."""
+    packed_qkv: bool = False
+    """Query, key and value are stored as one matrix outside this program; the mathematics is the same."""
+    learned_positions: int | None = None
+    """Rows of the table of learned positions, the longest sequence there can be; None without such a table."""
+    initializer_range: float = INITIALIZER_RANGE
+    """Standard deviation of the matrices that a run starts from where it is given no weights."""
+    inert: Mapping[str, object] = field(factory=dict, eq=False)
+    """Keys of the `config.json` it came from that change nothing here (lengths, token numbers, ...): exported as they came in."""
+    norm: str = "rms"
+    """`rms` (RMSNorm) or `layer` (layer norm with biases)."""
+    norm_placement: str = "pre"
+    """`pre`: what a block computes is computed of its normed input; `post`: what it adds to the stream is normed; `both`."""
+    norm_unit_offset: bool = False
+    """Norms scale by 1 + weight."""
+    parallel_residual: bool = False
+    """Attention and MLP stand side by side: both are computed of the layer's input."""
+    qk_norm: str = "none"
+    """Norm of queries and keys before they are rotated: `none`, of each `head` with the same weights, or of the `whole` projection."""
+    o_bias: bool = False
+    """Whether the output projection of attention has a bias."""
+    mlp_bias: bool = False
+    """Whether the linear layers of the MLP have biases."""
+    activation: str = "silu"
+    """`silu`, `gelu` (exact), `gelu-tanh` or `relu2`."""
+    gated_mlp: bool = True
+    """Whether the MLP is activation(gate) * up, or activation(up)."""
+    rotary_dim: int | None = None
+    """Elements of a head that are rotated, its first ones; None: all."""
+    rope_interleaved: bool = False
+    """Rotated pairs are neighbours, not elements half the rotated width apart."""
+    rope_scaling: str = ""
+    """Text of a `ratrain_ir.rope_scaling.RopeScaling`; empty: none."""
+    local_rope_theta: float | None = None
+    """Base of the rotary embedding of the layers with a window, which is not scaled; None: as in the others."""
+    layer_kinds: str = ""
+    """A letter for each layer where not all are alike: `f` full attention, `w` with the window, `n` full and nothing rotated."""
+    attention_scale: float | None = None
+    """What scores are multiplied by; None: 1 / sqrt(head_dim)."""
+    attention_softcap: float | None = None
+    """Scores s become softcap * tanh(s / softcap); None: they stay."""
+    logit_softcap: float | None = None
+    """The same of logits."""
+    embedding_scale: float = 1.0
+    """What embedded tokens are multiplied by."""
+    residual_scale: float = 1.0
+    """What blocks add to the stream is multiplied by this."""
+    logit_scale: float = 1.0
+    """What logits are multiplied by."""
+    padding_token: int | None = None
+    """Token whose row of the embedding gets no gradient where tokens are looked up; a negative one counts from the vocabulary's end."""
+
+    @property
+    def padding_row(self) -> int | None:
+        """Row of the embedding that gets no gradient where tokens are looked up."""
+        return None if self.padding_token is None else self.padding_token % self.vocab_size
+
+    @property
+    def q_size(self) -> int:
+        """Width of the queries of one token: heads * head_dim."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of the keys (and of the values) of one token: kv_heads * head_dim."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def has_layer_norm(self) -> bool:
+        """Whether norms subtract a mean and have biases."""
+        return self.norm == "layer"
+
+    @property
+    def has_pre_norm(self) -> bool:
+        """Whether blocks norm their input."""
+        return self.norm_placement in ("pre", "both")
+
+    @property
+    def has_post_norm(self) -> bool:
+        """Whether blocks norm what they add to the stream."""
+        return self.norm_placement in ("post", "both")
+
+    @property
+    def mlp_matrices(self) -> tuple[str, ...]:
+        """The linear layers of an MLP."""
+        return ("gate", "up", "down") if self.gated_mlp else ("up", "down")
+
+    def layer_kind(self, layer: int) -> LayerKind:
+        """In what a layer may differ from others."""
+        letter = self.layer_kinds[layer] if self.layer_kinds else "f" if self.sliding_window is None else "w"
+        window = self.sliding_window if letter == "w" else None
+        if letter == "n" or self.position != "rope":
+            return LayerKind(window, 0.0, "")
+        if letter == "w" and self.local_rope_theta is not None:
+            return LayerKind(window, self.local_rope_theta, "")
+        return LayerKind(window, self.rope_theta, self.rope_scaling)
+
+    def first_alike(self, layer: int) -> int:
+        """The first layer of the kind of a layer, which stands for all of them."""
+        return self.layer_kinds.index(self.layer_kinds[layer]) if self.layer_kinds else 0
+
+    def with_one_layer(self) -> ModelConfig:
+        """The model with a single layer, of the kind that has least to do: what its layers need at least."""
+        kind = "w" if self.sliding_window is not None else "n" if "n" in self.layer_kinds else "f"
+        return evolve(self, layers=1, layer_kinds=kind if kind == "n" else "")
+
+    @property
+    def widest_window(self) -> int | None:
+        """Tokens that a token sees in the layer that shows most; None: all before it."""
+        return None if set(self.layer_kinds) & set("fn") else self.sliding_window
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters of the embedding block: a row for each token, and for each learned position."""
+        return (self.vocab_size + (self.learned_positions or 0)) * self.hidden_size
+
+    @property
+    def norm_parameters(self) -> int:
+        """Parameters of one norm over the hidden size: weights, and in a layer norm biases."""
+        return self.hidden_size * (2 if self.has_layer_norm else 1)
+
+    @property
+    def matrix_elements_per_layer(self) -> int:
+        """Elements of the matrices of one layer: query, key, value, output, and the MLP's."""
+        return self.hidden_size * (2 * self.q_size + 2 * self.kv_size + len(self.mlp_matrices) * self.ffn_size)
+
+    @property
+    def _block_norm_parameters(self) -> int:
+        return (self.has_pre_norm + self.has_post_norm) * self.norm_parameters
+
+    @property
+    def attention_parameters(self) -> int:
+        """Parameters of one attention block: norms, query, key, value and output (with biases where there are any)."""
+        projected = self.q_size + 2 * self.kv_size
+        biases = (projected if self.qkv_bias else 0) + (self.hidden_size if self.o_bias else 0)
+        normed = {"none": 0, "head": 2 * self.head_dim, "whole": self.q_size + self.kv_size}[self.qk_norm]
+        return self._block_norm_parameters + self.hidden_size * (projected + self.q_size) + biases + normed
+
+    @property
+    def mlp_parameters(self) -> int:
+        """Parameters of one MLP block: norms and matrices (with biases where there are any)."""
+        matrices = len(self.mlp_matrices)
+        biases = (matrices - 1) * self.ffn_size + self.hidden_size if self.mlp_bias else 0
+        return self._block_norm_parameters + matrices * self.hidden_size * self.ffn_size + biases
+
+    @property
+    def parameters_per_layer(self) -> int:
+        """Parameters of one layer: an attention and an MLP block."""
+        return self.attention_parameters + self.mlp_parameters
+
+    @property
+    def head_parameters(self) -> int:
+        """Parameters the head block computes with: final norm and output matrix, even where that one is tied."""
+        return self.norm_parameters + self.vocab_size * self.hidden_size
+
+    @property
+    def parameters(self) -> int:
+        """Trainable parameters of the model; a tied matrix counts once."""
+        total = self.embedding_parameters + self.layers * self.parameters_per_layer + self.head_parameters
+        return total - (self.vocab_size * self.hidden_size if self.tied_embeddings else 0)
+
+    def to_fields(self) -> dict[str, Value]:
+        """The configuration as flat `field = value`, as the IR text's header holds it."""
+        values: dict[str, Value] = asdict(self, recurse=False)
+        del values["inert"]
+        for name in values.keys() - set(_ALWAYS):
+            if values[name] == usual_value(self.family, name):
+                del values[name]
+        return values | {f"{CONFIG_PREFIX}{key}": as_field(value) for key, value in self.inert.items()}
+
+    def differences(self, other: ModelConfig) -> Iterator[tuple[str, object, object]]:
+        """The fields that make two models compute another thing with the same weights: name, value here, value there."""
+        for name in (attribute.name for attribute in fields(ModelConfig) if attribute.name not in _NO_MATHEMATICS):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                yield name, mine, theirs
+
+
+def usual_value(family: str, name: str) -> object:
+    """What a field is where nothing is said of it."""
+    implied = FAMILY[family].implied if family in FAMILY else {}
+    return implied.get(name, getattr(fields(ModelConfig), name).default)

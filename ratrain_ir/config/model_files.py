@@ -1,0 +1,152 @@
+"""Models from files: presets, `config.json` files, and directories that hold one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from attrs import evolve
+
+from ratrain.ratrain_ir.config.fields import FieldReader, Report
+from ratrain.ratrain_ir.config.hf_config import inert_keys, translate
+from ratrain.ratrain_ir.config.model_fields import read_model
+from ratrain.ratrain_ir.support.diagnostics import Note, fail, nearest
+from ratrain.ratrain_ir.support.files import is_directory, is_there
+from ratrain.ratrain_ir.support.text import Place, Places, Source, json_places, read_text, shown
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+
+_WHAT = "a Hugging Face style config.json"
+
+
+def preset_names() -> list[str]:
+    """The models known by name, sorted."""
+    return sorted(entry.name.removesuffix(".json") for entry in _presets().iterdir() if entry.name.endswith(".json"))
+
+
+def load_model(name_or_path: str) -> ModelConfig:
+    """A model by preset name, or from a `config.json` or a directory that holds one.
+
+    A preset's name wins over a file of that name (`./name` is the file). Raises RT004 (no such preset), RT002 (file
+    cannot be read), RT060, RT061, RT062 (file is not a supported model).
+    """
+    if name_or_path in preset_names():
+        entry = _presets() / f"{name_or_path}.json"
+        return parse_config_text(entry.read_text("utf-8"), name=name_or_path, file=str(entry))
+    exists = is_there if _looks_like_a_path(name_or_path) else os.path.exists  # any text may be meant as a name
+    if not exists(name_or_path):
+        _no_such_model(name_or_path)
+    path = Path(name_or_path)
+    if is_directory(path):
+        path /= "config.json"
+        if not is_there(path):
+            fail("RT002", f"the directory {shown(name_or_path)} holds no config.json", help=f"name {_WHAT}")
+    name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return parse_config_text(read_text(path, "RT060", _WHAT), name=name, file=str(path))
+
+
+def parse_config(data: Mapping[str, object], *, name: str, file: str, places: Places | None = None) -> ModelConfig:
+    """A model from the content of a `config.json`; `places` finds a key in its text.
+
+    Raises RT060, RT061 and RT062, all of the file at once.
+    """
+    report = Report(places or (lambda _key: Source(file, "").top()))
+    translated = translate(data, report)
+    if translated is None:
+        report.check()
+        raise AssertionError("a family is refused with a diagnostic")
+    reader = FieldReader({**translated.fields, "name": _clean_name(name)}, report, "RT060", translated.keys)
+    config = read_model(reader)
+    expected = data.get("parameters_expected")
+    if expected is not None and not report.diagnostics.errors and expected != config.parameters:
+        report.error(
+            "RT062",
+            "parameters_expected",
+            f"'parameters_expected' is {shown(expected)}, but this model has {config.parameters} parameters",
+        )
+    report.check()
+    return evolve(config, inert=inert_keys(data, config.family))
+
+
+def _presets() -> resources.abc.Traversable:
+    return resources.files("ratrain.ratrain_ir.config") / "presets"
+
+
+def _no_such_model(name: str) -> NoReturn:
+    """Refuse a name that is neither a preset nor a file; a Hub id is matched by its last part."""
+    presets = preset_names()
+    last = name.rstrip("/").rpartition("/")[2]
+    way_out = nearest(last.lower(), presets)
+    known = f"presets are {', '.join(presets)}; a path to {_WHAT} works too"
+    help_text = f"{way_out} {known}" if way_out else known
+    if _looks_like_a_path(name):
+        fail("RT002", f"there is no file {shown(name)}", help=help_text)
+    fail("RT004", f"no model is called {shown(name)}", help=help_text)
+
+
+def _looks_like_a_path(name: str) -> bool:
+    return "/" in name or os.sep in name or name.endswith(".json")
+
+
+def _clean_name(name: str) -> str:
+    """A name the IR's text can hold: letters, digits, dots, dashes and underscores."""
+    cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:100]
+    return cleaned or "model"
+
+
+def parse_config_text(text: str, *, name: str, file: str) -> ModelConfig:
+    """`parse_config` of a JSON text, with the places of its keys."""
+    source = Source(file, text)
+    repeats: list[str] = []
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        for key, value in items:
+            if key in fields:
+                repeats.append(key)
+            fields[key] = value
+        return fields
+
+    try:
+        data = json.loads(text, object_pairs_hook=pairs, parse_constant=_no_constant)
+        if not isinstance(data, dict):
+            kind = "a list" if isinstance(data, list) else shown(data)
+            place = source.at(1, 1)
+            fail("RT060", f"a JSON object is expected, not {kind}", place.location, source=place.source)
+        places, repeated = json_places(source)
+    except json.JSONDecodeError as error:
+        place = source.at(error.lineno, error.colno)
+        fail("RT060", f"the file is not valid JSON: {error.msg}", place.location, source=place.source)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error).split(";")[0]
+        fail("RT060", f"the file is not usable JSON: {reason}", source.top().location)
+    _refuse_repeats(source, repeats, repeated)
+    return parse_config(data, name=name, file=file, places=places)
+
+
+def _no_constant(word: str) -> NoReturn:
+    msg = f"{word} is not a JSON number"
+    raise ValueError(msg)
+
+
+def _refuse_repeats(source: Source, names: list[str], repeated: list[tuple[str, Place, Place]]) -> None:
+    """Refuse keys that appear twice: at the top, where both places are known, or inside a value."""
+    report = Report()
+    for key, first, later in repeated:
+        notes = [Note("it appears here first", first.location)]
+        message = f"the key {shown(key)} appears twice"
+        report.diagnostics.error("RT060", message, later.location, notes=notes, source=later.source, help="keep one")
+    at_top = [key for key, _, _ in repeated]
+    for key in names:
+        if key in at_top:
+            at_top.remove(key)
+        else:
+            message = f"the key {shown(key)} appears twice inside a value"
+            report.diagnostics.error("RT060", message, source.top().location, help="keep one")
+    report.check()

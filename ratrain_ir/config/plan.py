@@ -1,0 +1,602 @@
+"""The parallel plan: how a model is cut and replicated, what a step trains on, how state is kept, and the optimizer.
+
+A field is declared once, here: its type and default, its section in a plan's file, what it changes (`docs/keys.md` lists that), which values
+it may have and how they are shown. `plan_text.py` reads and prints plans by that, `plan_checks.py` says what must go together.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, field, fields, frozen
+
+from ratrain.ratrain_ir.config.plan_keys import (
+    flag,
+    integer,
+    integer_or_none,
+    integers,
+    key,
+    number,
+    number_or_none,
+    numbers,
+    part,
+    table_of,
+    word,
+    word_or_none,
+)
+from ratrain.ratrain_ir.config.quantised import FORMATS
+from ratrain.ratrain_ir.config.rank_mapping import RankMapping
+from ratrain.ratrain_ir.config.types import STORAGE_DTYPES
+from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
+from ratrain.ratrain_ir.support.text import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ratrain.ratrain_ir.config.fields import FieldReader, Value
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+
+__all__ = ["BUILT_SCHEDULES", "Optimizer", "Plan"]
+
+DTYPES = tuple(dtype.value for dtype in STORAGE_DTYPES)
+_OTHER_DTYPE_NAMES = {"half": "f16", "float16": "f16", "bfloat16": "bf16", "brain": "bf16"} | dict.fromkeys(
+    ("float", "single", "float32"), "f32"
+)
+DTYPE_KEYS = ("view_dtype", "grad_dtype", "grad_shard_dtype")
+"""The keys that say what parameters and gradients are stored in."""
+REDUCTIONS = ("last", "each-micro-batch")
+CLIPS = ("none", "global")
+ATTENTION_MASKS = ("causal", "document")
+ATTENTIONS = ("fused", "scores-kept", "scores-recomputed")
+LOGITS = ("chunked", "whole")
+
+# What the compiler builds today; the rest of the language is known, and refused by name.
+BUILT_SCHEDULES = tuple(SCHEDULES)
+
+# Bounds far above any run, so that a slip of the keyboard is told from a size.
+_MAX_PARALLEL = 1 << 16
+_MAX_CHUNKS = 1 << 8
+_MAX_MICRO_BATCH = 1 << 16
+_MAX_MICRO_BATCHES = 1 << 20
+_MAX_SEQ_LEN = 1 << 20
+_MAX_STEPS = 1 << 40
+_MAX_SEED = (1 << 63) - 1
+_MAX_LOSS_SCALE = 2.0**32  # f32 holds any number up to it, and the inverse
+_MAX_RATE = 1000
+DEFAULT_HEAD_CHUNK = 256
+
+_RATE = number(lambda value: 0 <= value <= _MAX_RATE, f"a number from 0 to {_MAX_RATE}")
+_LOSS_SCALE = number_or_none(
+    lambda value: 1 / _MAX_LOSS_SCALE <= value <= _MAX_LOSS_SCALE,
+    f'a number from 2**-32 to {_MAX_LOSS_SCALE:.0f} (1.0: no scaling), or "dynamic"',
+)
+
+
+@frozen
+class Optimizer:
+    """AdamW with decoupled weight decay, and the learning rate over the steps."""
+
+    lr: float = field(default=3e-4, metadata=key("optimizer", "the learning rate", _RATE))
+    betas: tuple[float, float] = field(
+        default=(0.9, 0.95),
+        metadata=key(
+            "optimizer",
+            "the memory of Adam's moments",
+            numbers(2, lambda value: 0 <= value < 1, "a list of two numbers, each at least 0 and below 1"),
+        ),
+    )
+    eps: float = field(
+        default=1e-8,
+        # the smallest normal f32 is 1.2e-38: a smaller eps would be zero where it is used
+        metadata=key(
+            "optimizer",
+            "the least divisor of an update",
+            number(lambda value: 1e-30 <= value <= 1, "a number from 1e-30 to 1"),
+        ),
+    )
+    weight_decay: float = field(default=0.1, metadata=key("optimizer", "how fast weights shrink", _RATE))
+    warmup_steps: int = field(
+        default=0, metadata=key("optimizer", "steps until the learning rate is reached", integer(0, _MAX_STEPS))
+    )
+    total_steps: int | None = field(
+        default=None,
+        metadata=key(
+            "optimizer",
+            "the step at which the learning rate has come down to `min_lr`",
+            integer_or_none(1, _MAX_STEPS),
+        ),
+    )
+    """Step at which the learning rate has come down to `min_lr`; None: it stays at `lr`."""
+    min_lr: float = field(
+        default=0.0, metadata=key("optimizer", "the learning rate after `total_steps`; refused without", _RATE)
+    )
+    clip: str = field(
+        default="none",
+        metadata=key("optimizer", "whether the norm of the whole gradient is held under `max_norm`", word(CLIPS)),
+    )
+    """`none`, or `global`: the norm of the whole gradient is held under `max_norm`."""
+    max_norm: float = field(
+        default=1.0,
+        metadata=key(
+            "optimizer",
+            "the largest norm; refused where gradients are not clipped",
+            number(lambda value: 0 < value <= 1e30, "a number above 0"),
+        ),
+    )
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0: linear warm-up, then a cosine down to `min_lr`, or constant."""
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / self.warmup_steps
+        if self.total_steps is None:
+            return self.lr
+        if step >= self.total_steps:
+            return self.min_lr
+        done = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
+        return self.min_lr + (self.lr - self.min_lr) * 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+def _read_schedule(reader: FieldReader, name: str, default: Any) -> str | None:
+    """The name of the schedule, if one is said; names this version does not build are refused like those that do not exist."""
+    said = reader.values.get(name, default)
+    if said is None:
+        return None
+    if isinstance(said, str) and said not in BUILT_SCHEDULES:
+        reader.contradiction(
+            "RT064",
+            name,
+            f"this version does not build the schedule {shown(said)}",
+            help=f"use {' or '.join(shown(built) for built in BUILT_SCHEDULES)}",
+        )
+        return said
+    return reader.word(name, BUILT_SCHEDULES)
+
+
+def _read_slices(reader: FieldReader, name: str, default: Any) -> tuple[int, ...]:
+    """The lengths of the slices; a text that leaves them out, or has an empty list, cuts nothing."""
+    if reader.values.get(name, default) in ([], ()):
+        return ()
+    return reader.integers(name, 'a number of slices, "even-work" and their number, or a list of lengths in tokens,')
+
+
+def _usual(before: Mapping[str, Any], name: str) -> Any:
+    """The chunks, or the layout, that a plan's schedule has where the plan does not say."""
+    schedule = SCHEDULES.get(before["schedule"])
+    return _ONE_CHUNK[name] if schedule is None else getattr(schedule, name)
+
+
+_ONE_CHUNK = {"chunks": 1, "layout": "loop"}
+"""What a plan of no schedule has where it does not say."""
+
+
+def _read_mapping(reader: FieldReader, name: str, default: Any) -> RankMapping | None:
+    if reader.values.get(name, default) is None:
+        return None
+    expected = "tiles of stages x replicas from the inside out, like 'chip 1x4, node 2x8',"
+    return RankMapping.parse(reader.text(name, lambda text: RankMapping.parse(text) is not None, expected))
+
+
+def _read_levels(reader: FieldReader, name: str, default: Any) -> ZeroLevels | None:
+    if reader.values.get(name, default) is None:
+        return None
+    expected = "blocks and their ZeRO levels, like 'embed 3, mlp.* 2, attention.0-3 1',"
+    return ZeroLevels.parse(reader.text(name, lambda text: ZeroLevels.parse(text) is not None, expected))
+
+
+@frozen(cache_hash=True)
+class Plan:
+    """A resolved plan: nothing in it is left to be chosen."""
+
+    pp: int = field(metadata=key("parallel", "pipeline stages", integer(1, _MAX_PARALLEL)))
+    """Pipeline stages."""
+    dp: int = field(
+        metadata=key(
+            "parallel",
+            "replicas of the pipeline: shards, reductions, the global batch",
+            integer(1, _MAX_PARALLEL),
+        )
+    )
+    """Data-parallel replicas of the pipeline."""
+    cuts: tuple[int, ...] = field(
+        metadata=key("parallel", "the layers where later chunks (stages) start", integers("a list of layer indices"))
+    )
+    """Layer index where each chunk but the first starts, ascending; a stage is one chunk, or `chunks`. A file may leave them to be chosen."""
+    micro_batch_size: int = field(
+        metadata=key("batch", "sequences of a micro-batch", integer(1, _MAX_MICRO_BATCH)),
+    )
+    """Sequences of one micro-batch of one replica."""
+    micro_batches: int = field(
+        metadata=key("batch", "micro-batches of a replica in a step", integer(1, _MAX_MICRO_BATCHES))
+    )
+    """Micro-batches of one replica in one step."""
+    seq_len: int = field(metadata=key("batch", "tokens of a sequence", integer(1, _MAX_SEQ_LEN)))
+    head_chunk: int = field(
+        default=DEFAULT_HEAD_CHUNK,
+        metadata=key(
+            "batch",
+            "rows of logits at a time: bytes, and the rounding of the head's weight gradient",
+            integer(1, _MAX_SEQ_LEN),
+            not_in_file=lambda plan: plan.holds_logits or plan.most_rows < plan.head_chunk == DEFAULT_HEAD_CHUNK,
+        ),
+    )
+    """Rows of logits the head holds at a time, at most. Its weight gradient is rounded once a chunk: part of the numbers."""
+    mlp_chunk: int | None = field(
+        default=None,
+        metadata=key(
+            "batch",
+            "rows of an mlp at a time: bytes, and the rounding of its weight gradients",
+            integer_or_none(1, _MAX_SEQ_LEN * _MAX_MICRO_BATCH),
+        ),
+    )
+    """Rows an mlp block computes at a time; None: all of a micro-batch. Its weight gradients are rounded once a chunk."""
+    zero: int = field(
+        default=1,
+        metadata=key(
+            "state",
+            'what replicas share out: 1 optimizer state, 2 gradients too (with reduce = "each-micro-batch"; with "last" it is as 1), '
+            "3 parameter views too",
+            integer(0, 3),
+            default=lambda before: min(1, before["dp"] - 1),
+        ),
+    )
+    """ZeRO level: 0 nothing sharded, 1 master weights and moments, 2 also gradients, 3 also parameter views."""
+    reduce: str = field(
+        default="last", metadata=key("state", "when gradients meet those of other replicas", word(REDUCTIONS))
+    )
+    """When gradients meet those of the other replicas: after the `last` micro-batch, or after `each-micro-batch`."""
+    view_dtype: str = field(
+        default="f16",
+        metadata=key("state", "the type of the parameters that blocks compute with", word(DTYPES, _OTHER_DTYPE_NAMES)),
+    )
+    """Type of the parameters that blocks compute with."""
+    grad_dtype: str = field(
+        default="f16",
+        metadata=key(
+            "state",
+            "the type of a block's gradient",
+            word(DTYPES, _OTHER_DTYPE_NAMES),
+            default=lambda before: before["view_dtype"],
+        ),
+    )
+    """Type of a block's full gradient."""
+    grad_shard_dtype: str = field(
+        default="f16",
+        metadata=key(
+            "state",
+            "the type in which reduced gradients are added up",
+            word(DTYPES, _OTHER_DTYPE_NAMES),
+            default=lambda before: before["grad_dtype"],
+        ),
+    )
+    """Type in which reduced gradients are accumulated; that of whole gradients where nothing is sharded."""
+    loss_scale: float | None = field(
+        default=None,
+        metadata=key(
+            "state",
+            "the factor of the loss: fixed, or adapted to overflow; 1.0 unless views or gradients are f16, as bf16 has the exponents of f32",
+            _LOSS_SCALE,
+            default=lambda before: None if before["view_dtype"] == "f16" else 1.0,
+            none_word="dynamic",
+        ),
+    )
+    """Fixed factor of the loss; None: adapted to overflow."""
+    schedule: str | None = field(
+        default=None,
+        metadata=key(
+            "parallel",
+            "the order of each stage's work, where the strategy is not named after one",
+            _read_schedule,
+        ),
+    )
+    """Order of each stage's work. None: nothing is said; a placement then chooses, and of a placed module it is one of its own."""
+    seed: int = field(
+        default=0,
+        metadata=key(
+            "batch",
+            "initial weights and the order of the data, where `run` is given no --seed",
+            integer(0, _MAX_SEED),
+        ),
+    )
+    """Seed of initial weights and of the order of the training data."""
+    optimizer: Optimizer = field(default=Optimizer(), metadata=part(Optimizer))
+    mapping: RankMapping | None = field(
+        default=None,
+        metadata=key(
+            "parallel",
+            "which ranks share a chip, a node, ... of the machine; refused where its groups have other names",
+            _read_mapping,
+            text=str,
+            in_header_if_default=False,
+        ),
+    )
+    """What shares a chip, a node, ... of the machine; changes times, not numbers. None: replicas of a stage are neighbours."""
+    attention: str = field(
+        default="fused",
+        metadata=key(
+            "compute",
+            "whether attention holds its score matrix: fused, tile by tile; or whole, kept for the backward or made again in it",
+            word(ATTENTIONS),
+            in_header_if_default=False,
+        ),
+    )
+    """`fused`: scores are never whole. Else the matrix [heads * tokens, seq_len] is: `scores-kept` saves its probabilities for the
+    backward, `scores-recomputed` holds them while an op works on them (Korthikanti et al., "Reducing Activation Recomputation in
+    Large Transformer Models", 2022)."""
+    attention_mask: str = field(
+        default="causal",
+        metadata=key(
+            "compute",
+            "what a token sees: all tokens before it in its sequence, or those of its own document only, whose positions count from its start",
+            word(ATTENTION_MASKS),
+            in_header_if_default=False,
+        ),
+    )
+    """`causal`: a token sees its sequence up to itself. `document`: only from the start of its own document on, and positions count from
+    there, so that documents packed into one sequence train as if each stood alone. Where they start is data: an input beside the tokens."""
+    logits: str = field(
+        default="chunked",
+        metadata=key(
+            "compute",
+            "whether the head computes its logits by `head_chunk` rows, twice, or holds those of all rows from forward to backward",
+            word(LOGITS),
+            in_header_if_default=False,
+        ),
+    )
+    """`chunked`: `head_chunk` rows at a time, computed again in the backward. `whole`: f32 of all rows, saved for the backward."""
+    chunks: int = field(
+        default=1,
+        metadata=key(
+            "parallel",
+            "chunks of the model that a stage holds (virtual stages)",
+            integer(1, _MAX_CHUNKS),
+            default=lambda before: _usual(before, "chunks"),
+            in_header_if_default=False,
+            not_in_file=lambda plan: plan.chunks == 1,
+        ),
+    )
+    """Chunks of consecutive layers that a stage holds; a file that leaves it out means what its schedule usually has."""
+    layout: str = field(
+        default="loop",
+        metadata=key(
+            "parallel",
+            "how chunks lie on the stages: `loop` puts chunk c on stage c mod pp, `vee` goes 0..pp-1 and back",
+            word(LAYOUTS),
+            default=lambda before: _usual(before, "layout"),
+            in_header_if_default=False,
+            not_in_file=lambda plan: plan.chunks == 1,
+        ),
+    )
+    """How chunks, in forward order, lie on the stages: one of `LAYOUTS`."""
+
+    slices: tuple[int, ...] = field(
+        default=(),
+        metadata=key(
+            "batch",
+            "tokens of each slice that a sequence is cut into, one after the other; a file may say how many, evenly or `even-work`",
+            _read_slices,
+            in_header_if_default=False,
+            not_in_file=lambda plan: not plan.slices,
+        ),
+    )
+    """Tokens of each slice of a sequence; empty: micro-batches pass whole."""
+    tp: int = field(
+        default=1,
+        metadata=key(
+            "parallel",
+            "tensor peers, which share out every block of a stage: heads, rows of the MLP, words of the vocabulary",
+            integer(1, _MAX_PARALLEL),
+            in_header_if_default=False,
+            not_in_file=lambda plan: plan.tp == 1,
+        ),
+    )
+    """Tensor peers: ranks that share out every block of a stage of a replica."""
+    sequence_sharding: bool = field(
+        default=True,
+        metadata=key(
+            "parallel",
+            "whether tensor peers share out the rows of activations between blocks too, or each has all of them; refused with tp = 1",
+            flag,
+            in_header_if_default=False,
+            not_in_file=lambda plan: plan.sequence_sharding,
+        ),
+    )
+    """Whether activations between blocks are sharded by rows over tensor peers (Korthikanti et al., 2022), or whole on each."""
+    zero_blocks: ZeroLevels | None = field(
+        default=None,
+        metadata=key(
+            "state",
+            "blocks whose ZeRO level is another: of the embedding, the head, all layers of a kind, or some of them",
+            _read_levels,
+            text=str,
+            in_header_if_default=False,
+        ),
+    )
+    """ZeRO levels of blocks that have another than `zero`; None: all have that."""
+    shard_group: int | None = field(
+        default=None,
+        metadata=key(
+            "state",
+            "replicas, neighbours, that have all shards between them; the other such groups have the same ones",
+            integer_or_none(2, _MAX_PARALLEL),
+            in_header_if_default=False,
+        ),
+    )
+    """Replicas that share out sharded state; the others have copies, kept alike by what is reduced. None: all do (Zhang et al., "MiCS", 2022)."""
+    view_group: int | None = field(
+        default=None,
+        metadata=key(
+            "state",
+            "replicas, neighbours, that have views between them where these are gathered for each use; shards stay as they are",
+            integer_or_none(2, _MAX_PARALLEL),
+            in_header_if_default=False,
+        ),
+    )
+    """Replicas that share out parameter views of level 3, in `view_dtype`, beside all shards of state (Wang et al., "ZeRO++", 2023, hpZ).
+
+    None: views are gathered of masters, from all that share these out.
+    """
+
+    gather_quantised: str | None = field(
+        default=None,
+        metadata=key(
+            "numerics",
+            "how sharded parameters are rounded to be gathered: in blocks of 256 elements, to 8 or 4 bits each; left out, they are not",
+            word_or_none(tuple(FORMATS)),
+            in_header_if_default=False,
+        ),
+    )
+    """How the views of sharded blocks are packed where they are gathered; every replica computes with what was packed. None: exact."""
+    reduce_quantised: str | None = field(
+        default=None,
+        metadata=key(
+            "numerics",
+            "how gradients of sharded blocks are rounded to be reduced: once on each replica, in blocks of 256 elements, to 8 bits each; "
+            "left out, they are not",
+            word_or_none(("int8-block",)),
+            in_header_if_default=False,
+        ),
+    )
+    """How each replica packs its part of every sum into a shard. None: exact."""
+
+    @property
+    def whole(self) -> Plan:
+        """The plan of whole micro-batches: this one, unless it is that of a slice."""
+        return self
+
+    @property
+    def first_position(self) -> int:
+        """Where in its sequence the first row of what passes through the blocks stands."""
+        return 0
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows that a block has at a time: those of a micro-batch, or of the longest slice of one."""
+        return self.micro_batch_size * max(self.slices or (self.seq_len,))
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of one step, over all replicas."""
+        return self.micro_batches * self.micro_batch_size * self.dp
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one step, over all replicas."""
+        return self.global_batch * self.seq_len
+
+    @property
+    def clusters(self) -> int:
+        """Ranks that the plan occupies."""
+        return self.pp * self.dp * self.tp
+
+    @property
+    def keeps_documents_apart(self) -> bool:
+        """Whether attention stays inside documents, whose starts are an input then."""
+        return self.attention_mask == "document"
+
+    @property
+    def holds_logits(self) -> bool:
+        """Whether the head holds the logits of all rows until its backward."""
+        return self.logits == "whole"
+
+    @property
+    def has_dynamic_scale(self) -> bool:
+        """Whether the loss scale follows overflows."""
+        return self.loss_scale is None
+
+    @property
+    def shards_state(self) -> bool:
+        """Whether replicas share out the optimizer state of any block."""
+        return self.dp > 1 and max(self.levels) > 0
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """The ZeRO levels that are said: of the plan, then of single blocks."""
+        return (self.zero, *(entry.level for entry in self.zero_blocks or ()))
+
+    @property
+    def summary(self) -> str:
+        """Its sizes, chunks, slices and ZeRO levels in a few words."""
+        chunks = "" if self.chunks == 1 else f" V{self.chunks}"
+        slices = f" k{len(self.slices)}" if self.slices else ""
+        each = " each" if self.reduce == "each-micro-batch" else ""
+        peers = "" if self.tp == 1 else f" T{self.tp}"
+        group = "" if self.shard_group is None else f" of {self.shard_group}"
+        group += "" if self.view_group is None else f" views of {self.view_group}"
+        levels = f"Z{self.zero}{group}" + ("" if self.zero_blocks is None else f" ({self.zero_blocks})")
+        packed = "".join(
+            f" {what} {name}"
+            for what, name in (("gather", self.gather_quantised), ("reduce", self.reduce_quantised))
+            if name is not None
+        )
+        return f"P{self.pp} D{self.dp}{peers} b{self.micro_batch_size} M{self.micro_batches}{chunks}{slices} {levels}{each}{packed}"
+
+    @property
+    def shape(self) -> PipelineShape:
+        """The numbers that a schedule depends on."""
+        return PipelineShape(self.pp, self.micro_batches, self.chunks, self.layout, max(1, len(self.slices)))
+
+    def chunk_layers(self, chunk: int, model: ModelConfig) -> range:
+        """The layers of a chunk, counted from 0."""
+        ends = (0, *self.cuts, model.layers)
+        return range(ends[chunk], ends[chunk + 1])
+
+    def reshaped(self, **changes: Any) -> Plan:
+        """The plan with another shape (`dp`, `zero`, ...); where nothing is sharded any more, shards have no type of their own.
+
+        Nor are they packed then, nor does a group of replicas stay that is no part of theirs, or has nothing to share out.
+        """
+        plan = evolve(self, **changes)
+        if plan.shard_group is not None and (plan.dp % plan.shard_group or plan.dp == plan.shard_group):
+            plan = evolve(plan, shard_group=None)
+        shards, views = plan.shard_group or plan.dp, plan.view_group
+        if views is not None and (shards % views or shards == views or 3 not in plan.levels):
+            plan = evolve(plan, view_group=None)
+        if plan.shards_state:
+            return plan
+        return evolve(plan, grad_shard_dtype=plan.grad_dtype, gather_quantised=None, reduce_quantised=None)
+
+    def to_fields(self) -> dict[str, Value]:
+        """The plan as flat `field = value`, the optimizer's among them, as the IR text's header holds it."""
+        return table_of(type(self)).header(self)
+
+
+@frozen(cache_hash=True)
+class SlicePlan(Plan):
+    """A plan as it is for one slice of every sequence: `seq_len` is that of the slice, and there are no slices."""
+
+    parent: Plan = field(kw_only=True)
+    """of whole sequences"""
+    index: int = field(kw_only=True)
+    """which slice"""
+
+    @property
+    def whole(self) -> Plan:
+        """The plan of whole micro-batches."""
+        return self.parent
+
+    @property
+    def first_position(self) -> int:
+        """Where in its sequence the slice begins."""
+        return sum(self.parent.slices[: self.index])
+
+
+@cache
+def slice_plan(plan: Plan, index: int | None) -> Plan:
+    """The plan as it is for one slice; itself where micro-batches pass whole (None).
+
+    Raises IndexError for a slice that the plan does not have, or for none where it has some.
+    """
+    if index is None and not plan.slices:
+        return plan
+    if index is None or not 0 <= index < len(plan.slices):
+        raise IndexError(f"the plan has {len(plan.slices)} slices")
+    values = {each.name: getattr(plan, each.name) for each in fields(Plan)}
+    return SlicePlan(**{**values, "seq_len": plan.slices[index], "slices": ()}, parent=plan, index=index)
+
+
+KEYS = table_of(Plan)
+"""The keys of a plan."""

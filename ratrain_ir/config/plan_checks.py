@@ -1,0 +1,354 @@
+"""What must go together in a plan, and with its model: RT064 for each contradiction, beside what is wrong with single fields."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, DTYPE_KEYS
+from ratrain.ratrain_ir.config.rope_scaling import parse_scaling
+from ratrain.ratrain_ir.config.tensor_peers import problems
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.support.text import shown
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.fields import FieldReader
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Optimizer, Plan
+    from ratrain.ratrain_ir.config.zero_levels import BlockLevel, ZeroLevels
+
+
+def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *, auto_cuts: bool) -> None:
+    """Report every contradiction among the fields of a plan that a reader has read, and with the model, where one is given.
+
+    With `auto_cuts`, the plan's cuts are still to be chosen.
+    """
+    _check_loss_scale(reader, plan)
+    _check_learning_rate(reader, plan.optimizer)
+    if model is not None and reader.good("pp") and plan.pp > model.layers:
+        reader.bad.add("pp")
+        reader.contradiction(
+            "RT064",
+            "pp",
+            f"{plan.pp} stages need at least {plan.pp} layers, but {model.name} has {model.layers}",
+            help=f"use pp = {model.layers} or fewer, and more replicas (dp) for the other clusters",
+        )
+    _check_chunks(reader, plan, model)
+    _check_slices(reader, plan)
+    if model is not None:
+        _check_positions(reader, plan, model)
+        _check_softcap(reader, plan, model)
+    _check_tensor_peers(reader, plan, model)
+    if (
+        plan.mapping is not None
+        and reader.good("pp", "dp", "tp")
+        and (wrong := plan.mapping.error(plan.pp, plan.dp, plan.tp))
+    ):
+        reader.contradiction(
+            "RT064", "mapping", wrong, help="tiles are written stages x replicas [x tensor peers], from the inside out"
+        )
+    if not auto_cuts:
+        _check_cuts(reader, plan, model)
+    _check_state(reader, plan, model)
+    if plan.head_chunk != DEFAULT_HEAD_CHUNK:
+        _check_whole_logits(reader, plan)
+
+
+def _check_chunks(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:
+    """Chunks, their layout and the schedule go together, and every chunk has a layer."""
+    if not reader.good("pp", "chunks", "layout", "micro_batches"):
+        return
+    count = plan.pp * plan.chunks
+    if plan.chunks > 1 and plan.pp == 1:
+        text = f"chunks = {plan.chunks} changes nothing on one stage, which holds all layers in any case"
+        reader.contradiction("RT064", "chunks", text, help="leave chunks out, or use pp = 2 or more")
+    elif model is not None and plan.chunks > 1 and count > model.layers:
+        reader.bad.add("pp")
+        text = f"{plan.pp} stages of {plan.chunks} chunks need at least {count} layers, but {model.name} has {model.layers}"
+        reader.contradiction("RT064", "chunks", text, help="use fewer chunks, or fewer stages")
+    if plan.layout != "loop" and plan.chunks == 1:
+        text = f'layout = "{plan.layout}" changes nothing with one chunk a stage'
+        reader.contradiction("RT064", "layout", text, help="leave layout out, or use chunks = 2 or more")
+    if plan.schedule in SCHEDULES:
+        schedule = SCHEDULES[plan.schedule]
+        if (problem := schedule.problem(plan.shape)) is not None:
+            text = f"{schedule.title} cannot be placed: {problem}"
+            reader.contradiction("RT064", "schedule", text, help="another schedule, or other chunks, layout or slices")
+
+
+def _check_slices(reader: FieldReader, plan: Plan) -> None:
+    """Slices make up the sequence, and attention is one that can go on from slice to slice."""
+    if not reader.good("slices", "seq_len") or not plan.slices:
+        return
+    if len(plan.slices) == 1:
+        text = f"one slice of {plan.slices[0]} tokens changes nothing"
+        reader.contradiction("RT064", "slices", text, help="leave slices out, or give two or more")
+    if min(plan.slices) < 1 or sum(plan.slices) != plan.seq_len:
+        text = f"the slices {shown(list(plan.slices))} do not make up a sequence of {plan.seq_len} tokens"
+        reader.contradiction(
+            "RT064", "slices", text, help="give their number, or lengths of at least 1 that add up to seq_len"
+        )
+    if reader.good("attention") and plan.attention != "fused":
+        text = f'attention = "{plan.attention}" holds the scores of whole sequences, which slices do not have'
+        reader.contradiction("RT064", "attention", text, help='use attention = "fused", or leave slices out')
+
+
+def _check_positions(reader: FieldReader, plan: Plan, model: ModelConfig) -> None:
+    """Every token of a sequence has a learned position, or one that dynamic NTK scaling leaves as it is."""
+    positions, what, key = model.learned_positions, f"learned positions of {model.name}", "n_positions"
+    scaling = parse_scaling(model.rope_scaling)
+    if scaling is not None and scaling.kind == "dynamic":
+        positions, key = int(scaling["original_positions"]), "max_position_embeddings"
+        what = f"positions of {model.name}, beyond which dynamic NTK scaling changes its frequencies"
+    if positions is not None and reader.good("seq_len") and plan.seq_len > positions:
+        reader.contradiction(
+            "RT064",
+            "seq_len",
+            f"sequences of {plan.seq_len} tokens are longer than the {positions} {what}",
+            help=f"use seq_len = {positions} or less, or a model with more positions ({key})",
+        )
+
+
+def _check_tensor_peers(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:
+    """Tensor peers share out what the model has."""
+    if not reader.good("tp", "sequence_sharding", "micro_batch_size", "seq_len", "slices"):
+        return
+    if plan.tp == 1 and not plan.sequence_sharding:
+        text = "sequence_sharding = false changes nothing with one tensor peer (tp = 1)"
+        reader.contradiction("RT064", "sequence_sharding", text, help="leave it out, or use tp = 2 or more")
+    if model is not None:
+        for text, way_out in problems(model, plan):
+            reader.contradiction("RT064", "tp", text, help=way_out)
+
+
+def _check_softcap(reader: FieldReader, plan: Plan, model: ModelConfig) -> None:
+    """The kernels that hold score matrices do not cap scores."""
+    if model.attention_softcap is not None and reader.good("attention") and plan.attention != "fused":
+        reader.contradiction(
+            "RT064",
+            "attention",
+            f'attention = "{plan.attention}" does not cap scores, as {model.name} does at {model.attention_softcap:g}',
+            help='use attention = "fused"',
+        )
+
+
+def _check_loss_scale(reader: FieldReader, plan: Plan) -> None:
+    """Without f16 there is nothing to scale: bf16 has the exponents of f32, and only f16 gradients beside it gain by a scale."""
+    scale = plan.loss_scale
+    scaled = plan.view_dtype != "f32" and "f16" in [getattr(plan, key) for key in DTYPE_KEYS]
+    if not scaled and reader.good("loss_scale", *DTYPE_KEYS) and scale != 1.0:
+        reader.contradiction(
+            "RT064",
+            "loss_scale",
+            f"the loss scale is {'dynamic' if scale is None else scale}, but {plan.view_dtype} parameter views are not scaled",
+            help='remove loss_scale (or write 1.0), or use view_dtype = "f16"',
+        )
+
+
+def _check_learning_rate(reader: FieldReader, optimizer: Optimizer) -> None:
+    total = optimizer.total_steps
+    if reader.good("lr", "min_lr") and optimizer.min_lr > optimizer.lr:
+        reader.contradiction(
+            "RT064",
+            "min_lr",
+            f"min_lr {optimizer.min_lr} is above lr {optimizer.lr}: the learning rate would rise at the end",
+            help="lower min_lr, or raise lr",
+        )
+    if reader.good("min_lr", "total_steps") and optimizer.min_lr > 0 and total is None:
+        reader.contradiction(
+            "RT064",
+            "min_lr",
+            f"min_lr {optimizer.min_lr} is never reached: without total_steps the learning rate stays at lr",
+            help="give total_steps, or remove min_lr",
+        )
+    if reader.good("warmup_steps", "total_steps") and total is not None and optimizer.warmup_steps > total:
+        reader.contradiction(
+            "RT064",
+            "warmup_steps",
+            f"{optimizer.warmup_steps} warm-up steps do not fit into {total} steps in total",
+            help="lower warmup_steps, or raise total_steps",
+        )
+
+
+def _check_cuts(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:
+    """There is a cut before each chunk but the first, ascending, and each leaves every chunk at least one layer."""
+    if not reader.good("pp", "chunks", "cuts"):
+        return
+    what, needed = ("stage", plan.pp) if plan.chunks == 1 else ("chunk", plan.pp * plan.chunks)
+    auto = 'or leave the choice to cuts = "auto"'
+    if len(plan.cuts) != needed - 1:
+        reader.contradiction(
+            "RT064",
+            "cuts",
+            f"{len(plan.cuts)} cuts are given, but {needed} {what}s have {needed - 1}",
+            help=f"name the layer where each {what} but the first starts, {auto}",
+        )
+    if any(later <= earlier for earlier, later in zip(plan.cuts, plan.cuts[1:], strict=False)):
+        reader.contradiction(
+            "RT064",
+            "cuts",
+            f"the cuts {shown(list(plan.cuts))} do not ascend: a {what} would have no layer",
+            help=f"write them in ascending order, {auto}",
+        )
+    for cut in plan.cuts:
+        if cut < 1 or (model is not None and cut >= model.layers):
+            bounds = "at 1 or later" if model is None else f"at 1 to {model.layers - 1}"
+            reader.contradiction(
+                "RT064",
+                "cuts",
+                f"a {what} cannot start at layer {shown(cut)}: later {what}s start {bounds}",
+                help=f"layers count from 0 and the first {what} starts at 0, {auto}",
+            )
+
+
+def _check_state(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:
+    if reader.good("zero_blocks", "zero") and plan.zero_blocks is not None:
+        _check_levels(reader, plan.zero_blocks, plan, model)
+    if (
+        reader.good("zero", "zero_blocks", "reduce", "dp")
+        and plan.reduce == "each-micro-batch"
+        and max(plan.levels) < 2
+    ):
+        reader.contradiction(
+            "RT064",
+            "reduce",
+            f'reduce = "each-micro-batch" needs sharded gradients, but zero = {max(plan.levels)} keeps them whole',
+            help='use zero = 2, or reduce = "last"',
+        )
+    if reader.good("shard_group", "dp") and plan.shard_group is not None and plan.dp % plan.shard_group:
+        text = f"groups of {plan.shard_group} replicas do not make up dp = {plan.dp}"
+        reader.contradiction("RT064", "shard_group", text, help="write a number that divides dp")
+    shards = plan.shard_group or plan.dp
+    if reader.good("view_group", "shard_group", "dp") and plan.view_group is not None and shards % plan.view_group:
+        text = f"groups of {plan.view_group} replicas do not make up the {shards} that have all shards"
+        wanted = "shard_group" if plan.shard_group else "dp"
+        reader.contradiction("RT064", "view_group", text, help=f"write a number that divides {wanted}")
+    if reader.good("zero", "zero_blocks", "dp", "grad_dtype", "grad_shard_dtype") and not plan.shards_state:
+        _check_unsharded(reader, plan)
+
+
+def _check_levels(reader: FieldReader, levels: ZeroLevels, plan: Plan, model: ModelConfig | None) -> None:
+    """No block has two levels, all named ones are there, and shards of a table that both ends have are of the same rows."""
+    if twice := levels.named_twice:
+        reader.contradiction("RT064", "zero_blocks", f"{twice} has two levels", help="name each block once")
+    if model is None:
+        return
+    last = levels.last_layer
+    if last is not None and last.last is not None and last.last >= model.layers:
+        text = f"'{last}' names layer {last.last}, but {model.name} has {model.layers} layers"
+        reader.contradiction(
+            "RT064", "zero_blocks", text, help=f"layers count from 0: the last one is {model.layers - 1}"
+        )
+    ends = [levels.level(kind, None, plan.zero) for kind in ("embed", "head")]
+    if model.tied_embeddings and len(set(ends)) > 1:
+        text = f"embed and head of {model.name} share their table, but have the levels {ends[0]} and {ends[1]}"
+        reader.contradiction("RT064", "zero_blocks", text, help=f"write 'embed {ends[0]}, head {ends[0]}'")
+
+
+def _check_unsharded(reader: FieldReader, plan: Plan) -> None:
+    """Without shards a gradient is reduced where it is, in its own type: another one for shards would change nothing."""
+    if plan.grad_shard_dtype == plan.grad_dtype:
+        return
+    why = f"zero = {plan.zero}" if plan.dp > 1 else f"dp = {plan.dp}"
+    reader.contradiction(
+        "RT064",
+        "grad_shard_dtype",
+        f"gradients are reduced in {plan.grad_dtype}, their grad_dtype: with {why} there are no shards to be {plan.grad_shard_dtype}",
+        help=f'remove grad_shard_dtype, use grad_dtype = "{plan.grad_shard_dtype}", or shard (zero = 1 or more, dp = 2 or more)',
+    )
+
+
+def check_said(reader: FieldReader, plan: Plan) -> None:
+    """Keys that were written, though as the plan stands they change nothing."""
+    rows = plan.most_rows
+    sized = reader.good("micro_batch_size", "seq_len", "slices")
+    if plan.holds_logits:
+        if "head_chunk" in reader.values and plan.head_chunk == DEFAULT_HEAD_CHUNK:
+            _check_whole_logits(reader, plan)
+    elif sized and reader.good("head_chunk") and plan.head_chunk > rows and "head_chunk" in reader.values:
+        _report_chunk(reader, plan, "head_chunk", plan.head_chunk)
+    if sized and reader.good("mlp_chunk") and plan.mlp_chunk is not None and plan.mlp_chunk > rows:
+        _report_chunk(reader, plan, "mlp_chunk", plan.mlp_chunk)
+    if plan.zero_blocks is not None and reader.good("zero", "zero_blocks", "dp", "reduce"):
+        for entry in plan.zero_blocks:
+            _check_level_said(reader, plan.zero_blocks, entry, plan)
+    if plan.shard_group is not None and reader.good("zero", "zero_blocks", "dp", "shard_group"):
+        _check_shard_group_said(reader, plan)
+    if plan.view_group is not None and reader.good("zero", "zero_blocks", "dp", "shard_group", "view_group"):
+        _check_view_group_said(reader, plan)
+    _check_quantised_said(reader, plan)
+    optimizer = plan.optimizer
+    # a file that says all keys has the default beside clip = "none"
+    is_written_out = "clip" in reader.values and optimizer.max_norm == type(optimizer)().max_norm
+    idle = "max_norm" in reader.values and optimizer.clip == "none" and not is_written_out
+    if idle and reader.good("max_norm", "clip"):
+        text = 'max_norm changes nothing without clip = "global"'
+        reader.contradiction("RT064", "max_norm", text, help='write clip = "global", or remove max_norm')
+
+
+def _check_level_said(reader: FieldReader, levels: ZeroLevels, entry: BlockLevel, plan: Plan) -> None:
+    """A level does something that the one which its blocks have without it does not."""
+    usual = levels.usual(entry, plan.zero)
+    if _what_is_shared(plan, entry.level) != _what_is_shared(plan, usual):
+        return
+    text = f"'{entry}' changes nothing: {entry.blocks} has level {usual} without it"
+    if entry.level != usual:
+        why = "with one replica" if plan.dp == 1 else 'with reduce = "last"'
+        text += f", and {why} level {entry.level} is as level {usual}"
+    reader.contradiction("RT064", "zero_blocks", text, help="leave it out")
+
+
+def _check_shard_group_said(reader: FieldReader, plan: Plan) -> None:
+    """A shard group is a part of the replicas, which share something out."""
+    if plan.shard_group == plan.dp:
+        text = f"shard_group = {plan.shard_group} changes nothing with dp = {plan.dp}: all replicas share out state"
+    elif not plan.shards_state:
+        text = f"shard_group = {plan.shard_group} changes nothing: with zero = {plan.zero} and dp = {plan.dp} nothing is sharded"
+    else:
+        return
+    reader.contradiction("RT064", "shard_group", text, help="leave it out")
+
+
+def _check_view_group_said(reader: FieldReader, plan: Plan) -> None:
+    """A group that has views between it is a part of those that have the shards, and some views are gathered for each use."""
+    if 3 not in plan.levels:
+        text = f"view_group = {plan.view_group} changes nothing: with zero = {max(plan.levels)} every replica has whole views"
+        reader.contradiction("RT064", "view_group", text, help="leave it out, or use zero = 3")
+    elif plan.view_group == (plan.shard_group or plan.dp):
+        text = f"view_group = {plan.view_group} changes nothing: so many replicas have all shards, and gather views of these"
+        reader.contradiction("RT064", "view_group", text, help="leave it out, or write a smaller group")
+
+
+def _check_quantised_said(reader: FieldReader, plan: Plan) -> None:
+    """What is packed to be gathered or reduced is sharded."""
+    if not reader.good("zero", "zero_blocks", "dp") or plan.shards_state:
+        return
+    for name in ("gather_quantised", "reduce_quantised"):
+        if reader.good(name) and getattr(plan, name) is not None:
+            text = f"{name} changes nothing: with zero = {plan.zero} and dp = {plan.dp} nothing is sharded, and only shards are packed"
+            reader.contradiction("RT064", name, text, help="leave it out, or use zero = 1 or more with dp = 2 or more")
+
+
+def _what_is_shared(plan: Plan, level: int) -> int:
+    """The lowest level that is as another: without replicas nothing is sharded, and gradients only after each micro-batch."""
+    if level == 3:
+        return level
+    if plan.dp == 1:
+        return 0
+    return 1 if level == 2 and plan.reduce == "last" else level
+
+
+def _check_whole_logits(reader: FieldReader, plan: Plan) -> None:
+    """A head that holds the logits of all rows has no chunks; called for a plan that says of how many rows."""
+    if plan.holds_logits and reader.good("logits", "head_chunk"):
+        text = f'head_chunk {plan.head_chunk} changes nothing with logits = "whole": the head has the logits of all rows at once'
+        reader.contradiction("RT064", "head_chunk", text, help='leave it out, or write logits = "chunked"')
+
+
+def _report_chunk(reader: FieldReader, plan: Plan, key: str, chunk: int) -> None:
+    whose = (
+        "the longest slice (micro_batch_size * its tokens)"
+        if plan.slices
+        else "a micro-batch (micro_batch_size * seq_len)"
+    )
+    text = f"{key} {chunk} is more than the {plan.most_rows} rows of {whose}: it would change nothing"
+    reader.contradiction("RT064", key, text, help=f"leave it out, or write fewer than {plan.most_rows}")

@@ -1,0 +1,1 @@
+"""Parameters, blocks and saved tensors of a model, whole and on one tensor-parallel rank."""

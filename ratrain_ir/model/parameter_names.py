@@ -1,0 +1,105 @@
+"""What families call the parameters of blocks: names in the layout of `transformers`.
+
+A matrix that a family stores packed with others has here the name it would have alone, in the place of the packed one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+
+
+def _linear(weight: str, name: str) -> dict[str, str]:
+    return {f"{weight}_proj": f"{name}.weight", f"{weight}_bias": f"{name}.bias"}
+
+
+def _norm(weight: str, name: str) -> dict[str, str]:
+    return {weight: f"{name}.weight", f"{weight}_bias": f"{name}.bias"}
+
+
+_LLAMA_ATTENTION = {
+    **{key: name for part in "qkvo" for key, name in _linear(part, f"self_attn.{part}_proj").items()},
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+    **_norm("norm", "input_layernorm"),
+    **_norm("post_norm", "post_attention_layernorm"),
+}
+_LLAMA_MLP = {
+    **{key: name for part in ("gate", "up", "down") for key, name in _linear(part, f"mlp.{part}_proj").items()},
+    **_norm("post_norm", "post_feedforward_layernorm"),
+}
+_LLAMA_ENDS = {
+    "embed": {"table": "model.embed_tokens.weight"},
+    "head": {"table": "lm_head.weight", **_norm("norm", "model.norm")},
+}
+
+_GPT2 = {
+    "embed": {"table": "transformer.wte.weight", "positions": "transformer.wpe.weight"},
+    "attention": {
+        **_norm("norm", "ln_1"),
+        **{key: name for part in "qkv" for key, name in _linear(part, f"attn.{part}_proj").items()},
+        **_linear("o", "attn.c_proj"),
+    },
+    "mlp": {**_norm("norm", "ln_2"), **_linear("up", "mlp.c_fc"), **_linear("down", "mlp.c_proj")},
+    "head": {"table": "lm_head.weight", **_norm("norm", "transformer.ln_f")},
+}
+_GPT_NEOX = {
+    "embed": {"table": "gpt_neox.embed_in.weight"},
+    "attention": {
+        **_norm("norm", "input_layernorm"),
+        **{key: name for part in "qkv" for key, name in _linear(part, f"attention.{part}_proj").items()},
+        **_linear("o", "attention.dense"),
+    },
+    "mlp": {
+        **_norm("norm", "post_attention_layernorm"),
+        **_linear("up", "mlp.dense_h_to_4h"),
+        **_linear("down", "mlp.dense_4h_to_h"),
+    },
+    "head": {"table": "embed_out.weight", **_norm("norm", "gpt_neox.final_layer_norm")},
+}
+_INTERNLM2 = {
+    "embed": {"table": "model.tok_embeddings.weight"},
+    "attention": {
+        **_norm("norm", "attention_norm"),
+        **{key: name for part in "qkv" for key, name in _linear(part, f"attention.w{part}").items()},
+        **_linear("o", "attention.wo"),
+    },
+    "mlp": {
+        **_norm("norm", "ffn_norm"),
+        **_linear("gate", "feed_forward.w1"),
+        **_linear("up", "feed_forward.w3"),
+        **_linear("down", "feed_forward.w2"),
+    },
+    "head": {"table": "output.weight", **_norm("norm", "model.norm")},
+}
+
+
+def parameter_name(model: ModelConfig, kind: str, layer: int | None, weight: str) -> str:
+    """The name of a parameter, by the kind of its block, its layer and its short name."""
+    names = _names(model)
+    if kind == "head" and weight == "table" and model.tied_embeddings:
+        return names["embed"]["table"]
+    name = names[kind][weight]
+    return name if layer is None else f"{_LAYERS.get(model.family, 'model.layers')}.{layer}.{name}"
+
+
+def _names(model: ModelConfig) -> Mapping[str, Mapping[str, str]]:
+    if model.family in _OWN:
+        return _OWN[model.family]
+    before_mlp = "pre_feedforward_layernorm" if model.has_post_norm else "post_attention_layernorm"
+    return {**_LLAMA_ENDS, "attention": _LLAMA_ATTENTION, "mlp": {**_LLAMA_MLP, **_norm("norm", before_mlp)}}
+
+
+_OWN: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "gpt2": _GPT2,
+    "gpt_neox": _GPT_NEOX,
+    "internlm2": _INTERNLM2,
+}
+"""Those of families that do not call them as LLaMA does."""
+
+_LAYERS = {"gpt2": "transformer.h", "gpt_neox": "gpt_neox.layers"}
+"""What stands before the number of a layer, where that is not as in LLaMA."""

@@ -1,0 +1,1 @@
+"""The operations of a schedule: fields, operands, messages, likeness."""

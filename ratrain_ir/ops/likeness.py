@@ -1,0 +1,52 @@
+"""Which ops take equal time: what a target's seconds of an op may be remembered by.
+
+Ops and tensors declare it in their fields (`ratrain.ratrain_ir.ops.ops.TIME`). A field that says nothing counts with all it holds: one that
+is added later may lead to like ops being timed twice, and never to ops that differ sharing their seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from operator import attrgetter
+from typing import Any
+
+import attrs
+
+from ratrain.ratrain_ir.ops.op_fields import NOTHING, TIME
+from ratrain.ratrain_ir.ops.ops import Op, Tensor
+
+_OPERANDS = ("reads", "writes", "updates")
+
+
+def likeness(op: Op, stage: int) -> object:
+    """Equal for ops of one module that take equal time on their own; `stage` is the index of the stage that has the op."""
+    kind = type(op)
+    own_fields = _OP_FIELDS.get(kind)
+    if own_fields is None:
+        own_fields = _OP_FIELDS[kind] = timed_fields(kind, apart=_OPERANDS)
+    return (
+        kind,
+        None if kind.alike_on_all_stages else stage,
+        own_fields(op),
+        tuple(map(_tensor_fields, op.reads)),
+        tuple(map(_tensor_fields, op.writes)),
+        tuple(map(_tensor_fields, op.updates)),
+    )
+
+
+def timed_fields(kind: type[Any], *others: str, apart: Collection[str] = ()) -> Callable[[Any], object]:
+    """Reads off an object what of its fields the time of an op depends on, and other attributes; the fields `apart` are left to the caller."""
+    paths = list(others)
+    for field in attrs.fields(kind):
+        part = field.metadata.get(TIME)
+        if field.name not in apart and part != NOTHING:
+            paths.append(field.name if part is None else f"{field.name}.{part}")
+    return attrgetter(*paths) if paths else _nothing
+
+
+def _nothing(_: object) -> None:
+    return None
+
+
+_OP_FIELDS: dict[type[Op], Callable[[Op], object]] = {}
+_tensor_fields = timed_fields(Tensor, "role")

@@ -1,0 +1,1 @@
+"""Files, diagnostics, plugins, compiled loops: what every room uses and nothing of schedules."""

@@ -1,0 +1,174 @@
+"""Reading a user's text file, and finding the place of a key in it, for diagnostics."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from attrs import field, frozen
+
+from ratrain.ratrain_ir.support.diagnostics import Location, fail
+from ratrain.ratrain_ir.support.files import opened, without_mark
+
+MAX_BYTES = 1 << 20
+"""A configuration or a plan is a few kilobytes; anything beyond this is another kind of file."""
+
+
+@frozen
+class Place:
+    """Where a diagnostic points, and the source line it shows there."""
+
+    location: Location | None = None
+    source: str | None = None
+
+
+Places = Callable[[str], Place]
+"""From a key (`hidden_size`, `parallel.pp`) to its place, as well as it is known."""
+
+
+def nowhere(_key: str) -> Place:
+    """The `Places` of values that come from no text."""
+    return Place()
+
+
+@frozen
+class Source:
+    """A text and the name of its file; counts lines and columns from 1, lines ending at line feeds."""
+
+    file: str
+    text: str
+    lines: list[str] = field(init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "lines", [_printable(line) for line in self.text.split("\n")])
+
+    def at(self, line: int, column: int, length: int = 1) -> Place:
+        """The place at a line and column; one past the end of the text is its last line."""
+        line = min(line, len(self.lines))
+        return Place(Location(self.file, line, column, max(1, length)), self.lines[line - 1])
+
+    def span(self, start: int, end: int) -> Place:
+        """The place of `text[start:end]`, cut at the end of its first line."""
+        line = self.text.count("\n", 0, start) + 1
+        column = start - (self.text.rfind("\n", 0, start) + 1) + 1
+        stop = self.text.find("\n", start)
+        return self.at(line, column, (end if stop < 0 else min(end, stop)) - start)
+
+    def top(self) -> Place:
+        """The file as a whole, for what is missing from it."""
+        return Place(Location(self.file, 1))
+
+
+def _printable(line: str) -> str:
+    """The line with control characters replaced one for one, so that columns stay and a terminal is safe."""
+    return "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in line.removesuffix("\r"))
+
+
+def read_text(path: str | Path, code: str, what: str) -> str:
+    """The UTF-8 text of a file (a byte-order mark is dropped); `what` says what the file ought to be.
+
+    Raises RT002 where the file cannot be opened or read, and `code` where it is too large, empty or not UTF-8.
+    """
+    file = str(path)
+    try:
+        with opened(path) as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+        fail("RT002", f"{shown(file)} cannot be read: {reason}", help=f"name a readable file that is {what}")
+    if len(data) > MAX_BYTES:
+        fail(code, f"the file is larger than {MAX_BYTES} bytes: it is not {what}", Location(file, 1))
+    try:
+        data = without_mark(data)
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        begin = data.rfind(b"\n", 0, error.start) + 1
+        column = len(data[begin : error.start].decode("utf-8", "replace")) + 1
+        source = data[begin:].split(b"\n", 1)[0].decode("utf-8", "replace")
+        fail(
+            code,
+            f"byte 0x{data[error.start]:02x} is not UTF-8 text: the file is not {what}",
+            Location(file, line, column),
+            source=_printable(source),
+            help="save the file as UTF-8",
+        )
+    if not text.strip():
+        fail(code, f"the file is empty: {what} is expected", Location(file, 1))
+    return text
+
+
+def json_places(source: Source) -> tuple[Places, list[tuple[str, Place, Place]]]:
+    """The places of the keys of a JSON object, and its repeated keys with their first and later place.
+
+    The text must already have been read as a JSON object.
+    """
+    decoder = json.JSONDecoder()
+    text = source.text
+    places: dict[str, Place] = {}
+    repeated: list[tuple[str, Place, Place]] = []
+    at = _after_space(text, text.index("{") + 1)
+    while text[at] != "}":
+        key, end = decoder.raw_decode(text, at)
+        colon = _after_space(text, end)
+        _, end = decoder.raw_decode(text, _after_space(text, colon + 1))
+        place = source.span(at, end)
+        if key in places:
+            repeated.append((key, places[key], place))
+        places.setdefault(key, place)
+        at = _after_space(text, end)
+        if text[at] == ",":
+            at = _after_space(text, at + 1)
+    return lambda key: places.get(key, source.top()), repeated
+
+
+_JSON_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+def _after_space(text: str, at: int) -> int:
+    match = _JSON_SPACE.match(text, at)
+    return match.end() if match else at
+
+
+_HEADER = re.compile(r"\s*\[\s*([\w\"'.-]+)\s*\]")
+_KEY = re.compile(r"\s*([\w\"'.-]+)\s*=")
+_INLINE_KEY = re.compile(r"[{,]\s*([\w\"'-]+)\s*=[^,}]*")
+
+
+def toml_places(source: Source) -> Places:
+    """The places of the keys of a TOML text as `section.key`: a key's line, else its section's header, else the file.
+
+    It looks line by line and does not follow multi-line strings, which a plan has no use for.
+    """
+    places: dict[str, Place] = {}
+    section = ""
+    for number, line in enumerate(source.lines, 1):
+        body = line.split("#", 1)[0].rstrip()
+        if header := _HEADER.match(body):
+            section = _unquoted(header[1])
+            places.setdefault(section, source.at(number, header.start(1), len(body) - header.start(1) + 1))
+        elif key := _KEY.match(body):
+            path = f"{section}.{_unquoted(key[1])}".lstrip(".")
+            start = key.start(1)
+            places.setdefault(path, source.at(number, start + 1, len(body) - start))
+            for inner in _INLINE_KEY.finditer(body, key.end()):
+                place = source.at(number, inner.start(1) + 1, len(inner[0].rstrip()) - (inner.start(1) - inner.start()))
+                places.setdefault(f"{path}.{_unquoted(inner[1])}", place)
+    return lambda path: places.get(path) or places.get(path.rpartition(".")[0]) or source.top()
+
+
+def _unquoted(key: str) -> str:
+    return key.replace('"', "").replace("'", "")
+
+
+def shown(value: object) -> str:
+    """A user's value as a message shows it: on one line, of bounded length, printable."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of {value.bit_length()} bits"
+    try:
+        text = json.dumps(value) if isinstance(value, (bool, str, type(None))) else repr(value)
+    except (ValueError, RecursionError):  # an integer of more digits than Python prints, or endless nesting
+        return "a value too large to print"
+    return text if len(text) <= 80 else f"{text[:76]} ..."

@@ -1,0 +1,1 @@
+"""The `.rtir` text: parser, printer, and the fast reader of large files."""

@@ -1,0 +1,260 @@
+"""The stages of a `.rtir` as numbers: what a loop reads of the text, without an object for each op and each tensor.
+
+Only ops and tensors of which others are like are made: one op of each kind, the tensors that it takes. Lines of one shape say the same of other
+names, so that one line of each is read as `ratrain.ratrain_ir.text.parser` reads it. What is in another layout than usual, or wrong, raises `UnusualTextError`: the
+whole text is for the parser to read, and to refuse.
+"""
+
+from __future__ import annotations
+
+import itertools
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from attrs import define, field, frozen
+from numpy.typing import NDArray
+
+from ratrain.ratrain_ir.config.types import Home
+from ratrain.ratrain_ir.module import Module, SourceText, Stage
+from ratrain.ratrain_ir.ops.ops import Op, Release, Tensor
+from ratrain.ratrain_ir.text.parser import Call, Statements
+from ratrain.ratrain_ir.text.quick_syntax import UnusualTextError, quick_statement
+from ratrain.ratrain_ir.text.syntax import DeclarationRecord
+from ratrain.ratrain_ir.text.text_sweep import (
+    ENDED,
+    FORMS,
+    IN_NAME,
+    KINDS,
+    MORE_ROOM,
+    NONE,
+    OPERANDS,
+    OPS,
+    READ,
+    SHAPES,
+    TENSORS,
+    UNUSUAL,
+    compiled_sweep,
+)
+
+Int64s = NDArray[np.int64]
+_STAGE, _END = b"\n  stage @", b"\n  }\n"
+_LARGEST = 1 << 50
+"""No tensor begins behind it."""
+
+
+@frozen(eq=False)
+class StageNumbersOfText:
+    """What the text of a stage says."""
+
+    kinds: Int64s
+    """of each op those that are alike, by number"""
+    micro_batches: Int64s
+    """of each op; `NONE` where it has none"""
+    bounds: Int64s
+    """of each op four ends, in `operands`: of what it reads, of what it updates, of what it writes, of what it works in; nothing of a release"""
+    operands: Int64s
+    ended_bounds: Int64s
+    """of each op the end, in `ended`, of what it releases"""
+    ended: Int64s
+    examples: Sequence[Op]
+    """an op of each kind"""
+    carried: NDArray[np.bool_]
+    """by tensor, in the order of declarations"""
+    nbytes: Int64s
+    """by tensor"""
+    offsets: Int64s
+    """by tensor; `NONE` of one that has no address"""
+
+
+@frozen(eq=False)
+class NumberedText:
+    """A text whose stages are still to be read."""
+
+    module: Module
+    """without what its stages hold"""
+    _text: NDArray[np.uint8]
+    _statements: Statements
+    _bodies: Sequence[tuple[int, int]]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the text."""
+        return len(self._text)
+
+    def stage(self, index: int) -> StageNumbersOfText:
+        """A stage. Raises `UnusualTextError`."""
+        return _StageText(self._text, *self._bodies[index], self._statements).read()
+
+
+def numbered_text(data: bytes, file: str) -> NumberedText:
+    """The text of a file, all read but for its stages.
+
+    Raises `UnusualTextError`, `DiagnosticError` or Lark's `UnexpectedInput` where the parser is to read it.
+    """
+    first = data.find(_STAGE)
+    if first < 0:
+        raise UnusualTextError
+    at, pieces, bodies = first + 1, [data[: first + 1]], []
+    while data.startswith(_STAGE[1:], at):
+        begin = data.find(b"\n", at)
+        stop = data.find(_END, begin)
+        if stop < 0:
+            raise UnusualTextError
+        pieces += [data[at : begin + 1], _END[1:]]
+        bodies.append((begin + 1, stop + 1))
+        at = stop + len(_END)
+    pieces.append(data[at:])
+    try:
+        frame = b"".join(pieces).decode()
+    except UnicodeDecodeError:
+        raise UnusualTextError from None
+    statements = Statements(SourceText(file, tuple(frame.split("\n"))))
+    if len(statements.module.stages) != len(bodies):
+        raise UnusualTextError
+    return NumberedText(statements.module, np.frombuffer(data, np.uint8), statements, bodies)
+
+
+@define(eq=False)
+class _StageText:
+    text: NDArray[np.uint8]
+    begin: int
+    stop: int
+    statements: Statements
+    stage: Stage = field(factory=lambda: Stage(0))
+    declared: dict[int, Tensor] = field(factory=dict)
+    """By shape of a declaration the tensor of the first one."""
+    calls: dict[int, Call] = field(factory=dict)
+    """By shape of an op."""
+    tensors: dict[int, Tensor] = field(factory=dict)
+    """Those that ops of `examples` take."""
+
+    def read(self) -> StageNumbersOfText:
+        lines = int(np.count_nonzero(self.text[self.begin : self.stop] == ord("\n")))
+        room = 4 * lines + 1024
+        while True:
+            arrays = _arrays(lines, room)
+            outcome = compiled_sweep()(self.text, self.begin, self.stop, _CLASSES, *arrays.values())
+            if outcome != MORE_ROOM:
+                break
+            room *= 2
+        if outcome != READ:
+            raise UnusualTextError
+        return self.numbers(arrays)
+
+    def numbers(self, arrays: dict[str, Any]) -> StageNumbersOfText:
+        count = arrays["counts"]
+        for shape in range(count[SHAPES]):
+            self.learn(shape, arrays["shape_lines"][shape], arrays["shape_sections"][shape].tolist())
+        ops, tensors = count[OPS], count[TENSORS]
+        shapes = arrays["tensor_shapes"][:tensors]
+        carried, nbytes = np.zeros(count[SHAPES], np.bool_), np.zeros(count[SHAPES], np.int64)
+        for shape, tensor in self.declared.items():
+            carried[shape], nbytes[shape] = tensor.carried, tensor.type.nbytes
+        offsets = arrays["tensor_offsets"][:tensors]
+        if tensors and offsets.max() > _LARGEST:
+            raise UnusualTextError
+        micro_batches = arrays["micro_batches"][:ops]
+        if ops and micro_batches.max() >= self.statements.module.plan.micro_batches:
+            raise UnusualTextError
+        return StageNumbersOfText(
+            arrays["op_kinds"][:ops],
+            micro_batches,
+            arrays["bounds"][: 4 * ops],
+            arrays["operands"][: count[OPERANDS]],
+            arrays["ended_bounds"][:ops],
+            arrays["ended"][: count[ENDED]],
+            [self.example(kind, arrays) for kind in range(count[KINDS])],
+            carried[shapes],
+            nbytes[shapes],
+            offsets,
+        )
+
+    def line(self, begin: int, stop: int) -> str:
+        return bytes(self.text[begin:stop]).decode("ascii")
+
+    def learn(self, shape: int, place: Int64s, sections: list[int]) -> None:
+        """What lines of a shape say, by the first of them; the loop must have seen in it what the parser reads."""
+        record = quick_statement(self.line(*place.tolist()), shape + 1)
+        if isinstance(record, DeclarationRecord):
+            tensor = self.statements.tensor(Stage(0), record)
+            if tensor is None or tensor.home is not Home.DDR or sections != [0, 0, 0, 1, 0, record.offset is not None]:
+                raise UnusualTextError
+            self.declared[shape] = tensor
+            return
+        called = self.statements.call(record)
+        names = [len(each) for each in (record.writes, record.updates, record.reads, record.scratch)]
+        if called is None or sections != [*names, called[1] is not None, 0]:
+            raise UnusualTextError
+        self.calls[shape] = called[0]
+
+    def example(self, kind: int, arrays: dict[str, Any]) -> Op:
+        """The first op of a kind."""
+        op = int(arrays["kind_ops"][kind])
+        make, fields = self.calls[int(arrays["kind_numbers"][arrays["kind_starts"][kind]])]
+        bounds = [int(arrays["bounds"][4 * op - 1]) if op else 0, *arrays["bounds"][4 * op : 4 * op + 4].tolist()]
+        reads, updates, writes, scratch = (
+            tuple(self.tensor(number, arrays) for number in arrays["operands"][start:stop].tolist())
+            for start, stop in itertools.pairwise(bounds)
+        )
+        operands: dict[str, Any] = {"reads": reads, "writes": writes, "updates": updates, "scratch": scratch}
+        micro_batch = int(arrays["micro_batches"][op])
+        if micro_batch != NONE:
+            operands["micro_batch"] = micro_batch
+        made = make(**operands, **fields)
+        if (type(made) is Release) != (arrays["is_release"][kind] == 1):
+            raise UnusualTextError
+        return made
+
+    def tensor(self, number: int, arrays: dict[str, Any]) -> Tensor:
+        tensor = self.tensors.get(number)
+        if tensor is None:
+            like = self.declared[int(arrays["tensor_shapes"][number])]
+            name = self.line(int(arrays["tensor_starts"][number]), int(arrays["tensor_ends"][number]))
+            offset = int(arrays["tensor_offsets"][number])
+            tensor = Tensor(name, like.kind, like.type, like.carried, None if offset == NONE else offset)
+            self.tensors[number] = tensor
+        return tensor
+
+
+def _classes() -> NDArray[np.uint8]:
+    classes = np.full(256, UNUSUAL, np.uint8)
+    usual = [byte for byte in range(ord(" "), ord("~") + 1) if byte not in b"/{}"]
+    classes[usual] = READ
+    classes[list(b"_-.*" + string.ascii_letters.encode() + string.digits.encode())] = IN_NAME
+    return classes
+
+
+_CLASSES = _classes()
+"""Of bytes."""
+
+
+def _arrays(lines: int, room: int) -> dict[str, Any]:
+    """Those that the loop fills, in the order in which it takes them."""
+
+    def numbers(*sizes: int) -> Int64s:
+        return np.empty(sizes, np.int64)
+
+    return {
+        "counts": numbers(FORMS + 8),
+        "shape_bytes": np.empty(16 * room, np.uint8),
+        **{name: numbers(lines) for name in ("shape_starts", "shape_stops")},
+        "shape_lines": numbers(lines, 2),
+        "shape_sections": numbers(lines, 6),
+        **{f"tensor_{name}": numbers(lines) for name in ("shapes", "starts", "ends", "forms", "offsets")},
+        **{
+            name: numbers(lines)
+            for name in ("next_in_group", "group_firsts", "group_lasts", "group_starts", "group_ends")
+        },
+        **{name: numbers(lines) for name in ("slot_starts", "slot_ends", "form_shapes", "form_slots")},
+        **{name: numbers(lines) for name in ("op_kinds", "micro_batches")},
+        "bounds": numbers(4 * lines),
+        "operands": numbers(room),
+        "ended_bounds": numbers(lines),
+        "ended": numbers(room),
+        "kind_numbers": numbers(room),
+        **{name: numbers(lines) for name in ("kind_starts", "kind_stops", "kind_ops", "is_release")},
+        "found": numbers(3 * room),
+        "table": np.full((1 << (2 * lines).bit_length(), 5), NONE, np.int64),
+    }

@@ -1,0 +1,253 @@
+"""Strategies: named pass pipelines. Under one plan all of them compute the same training, bit for bit.
+
+A strategy that is named after a schedule places it. Where a plan of one chunk a stage and whole micro-batches cannot have that schedule,
+the strategy runs on a plan of its own: with the chunks, the layout or the slices that the schedule usually has. Chunks change no bit;
+slices round differently.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import evolve, frozen
+
+from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
+from ratrain.passes.placed_by import placed_by
+from ratrain.passes.placement.overlap_tensor import OverlapTensorPass
+from ratrain.passes.placement.placed_schedule import refuse_contradiction
+from ratrain.passes.state.joint_order import JointOrderPass
+from ratrain.ratrain_ir.config.balance import balance_cuts
+from ratrain.ratrain_ir.config.plan_text import check_plan
+from ratrain.ratrain_ir.config.slicing import even_work_lengths
+from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail, nearest
+from ratrain.ratrain_ir.support.text import Place
+from ratrain.targets.machine.cost import weight_bound_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.targets.machine.machine import Machine
+
+_MOST_SLICES = 8
+"""of a micro-batch, where a strategy chooses: with 8 the bubble is an eighth of that of 1F1B, and more would win little"""
+
+
+@frozen
+class Strategy:
+    """A name for a pipeline, and what it stands for."""
+
+    name: str
+    passes: str
+    """the pipeline; without a placement, which is then the one of the plan's schedule"""
+    summary: str
+    zero: int | None = None
+    """the ZeRO level it sets in the plan"""
+    note: str = ""
+    """what to say where it is run on a given plan"""
+    needs_peers: bool = False
+    """whether it is about tensor peers, so that a plan without any is refused"""
+
+    def passes_for(self, plan: Plan) -> str:
+        """The pipeline for a plan: where there are tensor peers, `overlap-tensor` stands before a `joint-order`."""
+        return hiding_exchanges(self.passes, plan.tp)
+
+    @property
+    def schedule(self) -> str | None:
+        """The schedule it is named after; None where it takes the plan's."""
+        return placed_by(self.passes)
+
+    def check_schedule(self, plan: Plan, place: Callable[[], Place] = Place) -> None:
+        """Raise `DiagnosticError` RT064 where the plan says, at `place`, another schedule than the strategy places."""
+        if self.schedule is not None:
+            refuse_contradiction(plan, self.schedule, f"the strategy '{self.name}'", place)
+
+    def check_peers(self, plan: Plan) -> None:
+        """Raise `DiagnosticError` RT064 where the strategy is about tensor peers and the plan has none."""
+        if self.needs_peers and plan.tp == 1:
+            text = f"the strategy '{self.name}' is about tensor peers, and the plan has none: tp = 1"
+            fail("RT064", text, help="say tp in [parallel]: 2 or 4 tensor peers share a chip of the MT-3000")
+
+    def adapted(self, plan: Plan, model: ModelConfig, machine: Machine) -> Plan:
+        """The plan under this strategy: with its ZeRO level, and with chunks or slices where its schedule needs them and the plan has none.
+
+        Raises `DiagnosticError` RT064 where the plan has others than the schedule can have, or none can be made of it, or where the
+        strategy is about tensor peers and the plan has none, or where both say of blocks how they are sharded.
+        """
+        self.check_peers(plan)
+        if self.zero is not None and plan.zero_blocks is not None:
+            text = f"the strategy '{self.name}' sets the ZeRO level of all blocks to {self.zero}, and the plan that of '{plan.zero_blocks}'"
+            fail("RT064", text, help="leave zero_blocks out of the plan, or use another strategy")
+        leveled = plan if self.zero is None else evolve(plan, zero=self.zero)
+        if self.schedule is None or SCHEDULES[self.schedule].problem(plan.shape) is None:
+            return leveled
+        shaped = _shaped(leveled, self.schedule, model, machine)
+        problem = SCHEDULES[self.schedule].problem(shaped.shape)
+        if problem is not None:
+            fail("RT064", f"the strategy '{self.name}' cannot have this plan: {problem}", help=_OTHER_SHAPE)
+        try:
+            check_plan(shaped, model)
+        except DiagnosticError as error:
+            text = f"the strategy '{self.name}' cannot have this plan: {error.diagnostics[0].message}"
+            fail("RT064", text, help=error.diagnostics[0].help or _OTHER_SHAPE)
+        return shaped
+
+
+def hiding_exchanges(pipeline: str, peers: int) -> str:
+    """A pipeline with `overlap-tensor` before `joint-order`, where a plan has several tensor peers and it does not have it."""
+    passes = parse_pipeline(pipeline)
+    at = next((at for at, p in enumerate(passes) if isinstance(p, JointOrderPass)), None)
+    if peers == 1 or at is None or any(isinstance(p, OverlapTensorPass) for p in passes):
+        return pipeline
+    return pipeline_text([*passes[:at], OverlapTensorPass(), *passes[at:]])
+
+
+_OTHER_SHAPE = "leave chunks, layout and slices out of the plan, or use a strategy that is not named after a schedule"
+
+
+def _shaped(plan: Plan, schedule: str, model: ModelConfig, machine: Machine) -> Plan:
+    """A plan with the chunks that its schedule usually has, balanced, or else in slices, as far as it says nothing of these.
+
+    Where there are too few layers, the plan's own cuts stay, for the check of the plan to refuse.
+    """
+    usual = SCHEDULES[schedule]
+    if plan.slices or (plan.chunks > 1 and usual.chunks > 1):
+        return plan
+    if usual.chunks == 1:
+        return _in_slices(plan, model, machine)
+    count = plan.pp * usual.chunks
+    cuts = balance_cuts(model, count, plan.seq_len) if count <= model.layers else plan.cuts
+    return evolve(plan, chunks=usual.chunks, layout=usual.layout, cuts=cuts)
+
+
+def _in_slices(plan: Plan, model: ModelConfig, machine: Machine) -> Plan:
+    """A plan with slices of even work: 2 to 8, as many as have, together in the sequences of a micro-batch, the rows that make up for their weights.
+
+    The slices of a micro-batch add to one gradient of a block, which so is whole from the first of them to the last: reduced after each
+    micro-batch it would need its shards beside it, so under ZeRO 2 it is reduced once.
+    """
+    rows = weight_bound_rows(machine, Dtype(plan.view_dtype).itemsize)
+    count = min(max(2, int(plan.micro_batch_size * plan.seq_len / rows)), _MOST_SLICES)
+    lengths = even_work_lengths(model, plan.seq_len, count) if count <= plan.seq_len else (plan.seq_len,)
+    return evolve(plan, slices=lengths, reduce="last" if plan.zero == 2 else plan.reduce)
+
+
+_BULK = "bucket-grad-sync{unit=stage}"
+_BLOCKING_BULK = "bucket-grad-sync{unit=stage blocking=true},insert-prefetch{depth-blocks=0 blocking=true}"
+# A strategy that is named after a schedule places it; the others take the plan's.
+_BASELINE = f"place-1f1b,{_BLOCKING_BULK},recompute{{policy=full}},allocate-ddr"
+
+STRATEGIES = (
+    Strategy(
+        "ratrain",
+        "joint-order,allocate-ddr",
+        "gradients reduced in buckets, and shards updated, as soon as they are final; views gathered in the next forward's order; "
+        "only what does not fit is recomputed, in the pipeline's idle windows where there are any; all of it decided together",
+    ),
+    Strategy(
+        "ratrain-no-fsr",
+        "joint-order{policy=full placement=inline},allocate-ddr",
+        "ratrain without forward-side recovery: everything is recovered inline, right before each backward",
+    ),
+    Strategy(
+        "ratrain-inline",
+        "joint-order{placement=inline},allocate-ddr",
+        "ratrain that keeps what fits too, and recovers the rest inline, right before each backward",
+    ),
+    Strategy(
+        "ratrain-no-update-prefetch",
+        "joint-order{state=blocking-bulk},allocate-ddr",
+        "ratrain with all updates before all gathers, for which compute waits, as in the baseline",
+    ),
+    Strategy(
+        "ratrain-no-layerwise",
+        "joint-order{reduction=blocking-bulk},allocate-ddr",
+        "ratrain with each stage's gradients reduced at once, while compute waits, as in the baseline",
+    ),
+    Strategy(
+        "zb-h1",
+        "place-zb-h1,joint-order,allocate-ddr",
+        "ratrain in ZB-H1 order: backwards are split, and their weight halves fill the pipeline's idle time",
+    ),
+    Strategy(
+        "interleaved",
+        "place-schedule{kind=interleaved},joint-order,allocate-ddr",
+        "ratrain in interleaved 1F1B order: two chunks of the model a stage, unless the plan says more, make the bubble half as long, "
+        "for twice the messages and more activations",
+    ),
+    Strategy(
+        "zb-v",
+        "place-schedule{kind=zb-v},joint-order,allocate-ddr",
+        "ratrain in ZB-V order: two chunks a stage in a vee, and backwards split, leave hardly a bubble with the activations of 1F1B",
+    ),
+    Strategy(
+        "v-half",
+        "place-schedule{kind=v-half},joint-order,allocate-ddr",
+        "ratrain in V-Half order: two chunks a stage in a vee, and backwards split, with half the activations of 1F1B",
+    ),
+    Strategy(
+        "seq1f1b",
+        "place-schedule{kind=seq1f1b},joint-order,allocate-ddr",
+        "ratrain in Seq1F1B order: micro-batches in slices along the sequence make bubble and activations smaller, with the same bytes in messages",
+    ),
+    Strategy(
+        "baseline-1f1b",
+        _BASELINE,
+        "full recomputation inside backward; reduction in bulk after the whole backward, then updates, then gathers; compute waits "
+        "for every reduction and gather",
+    ),
+    Strategy(
+        "baseline-1f1b-overlapped",
+        f"place-1f1b,{_BULK},recompute{{policy=full}},allocate-ddr",
+        "baseline-1f1b in which compute waits only for what it reads",
+    ),
+    Strategy(
+        "tuned-1f1b",
+        _BASELINE,
+        "baseline-1f1b on the best plan for it, which 'ratrainc plan' and 'ratrainc compare --plan auto' find",
+        note="on a given plan tuned-1f1b is baseline-1f1b: its passes are the same, only the plan is its own",
+    ),
+    Strategy(
+        "full-save",
+        f"{_BLOCKING_BULK},recompute{{policy=none}},allocate-ddr",
+        "baseline-1f1b that keeps every activation instead of recomputing it",
+    ),
+    Strategy(
+        "tp-heavy",
+        f"place-1f1b,{_BLOCKING_BULK},recompute{{policy=auto gathered=again}},allocate-ddr",
+        "baseline-1f1b for plans with tensor peers: what they exchange stands where it is needed, beside no compute; the bytes that peers "
+        "save keep activations, and only what does not fit is recomputed, inline",
+        needs_peers=True,
+    ),
+    Strategy(
+        "zero3",
+        "bucket-grad-sync{bytes=1GB},insert-prefetch,recompute{policy=auto},allocate-ddr",
+        "views sharded too, each gathered one block ahead of every use, and gradients reduced in buckets, both beside compute; only what "
+        "does not fit is recomputed, inline (ZeRO 3)",
+        zero=3,
+    ),
+    Strategy(
+        "zero3-blocking",
+        "bucket-grad-sync{bytes=1GB blocking=true},insert-prefetch{depth-blocks=0 blocking=true},recompute{policy=full},allocate-ddr",
+        "zero3 without overlap and with full recomputation: views are gathered right before every use, and compute waits for gathers "
+        "and reductions",
+        zero=3,
+    ),
+)
+
+DEFAULT_STRATEGY = "ratrain"
+
+
+def strategy(name: str) -> Strategy:
+    """The strategy of a name.
+
+    Raises `DiagnosticError` RT004 for an unknown one.
+    """
+    known = {item.name: item for item in STRATEGIES}
+    if name not in known:
+        text = f"'{name}' is not a strategy; the strategies are {', '.join(known)}"
+        fail("RT004", text, help=nearest(name, known))
+    return known[name]

@@ -1,0 +1,71 @@
+"""`ratrainc model`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ratrain.ratrainc.commands.words.options import Source, json_option
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+
+_EPILOG = """\b
+Examples:
+  ratrainc model llama-2-7b
+  ratrainc model Qwen2.5-0.5B/config.json --seq-len 8192
+  ratrainc model run1-hf --json
+"""
+
+_UNSUPPORTED = "RT061"
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("model", type=Source("model"), metavar="M")
+@click.option(
+    "--seq-len",
+    type=click.IntRange(1, 1 << 20),
+    metavar="S",
+    help="Tokens of a sequence. Default: 2048, or as many as the model has positions for.",
+)
+@json_option
+def command(model: str, seq_len: int | None, as_json: bool) -> int:
+    """Say what a configuration is: a preset's, that of a Hugging Face config.json, or of the directory it is in.
+
+    Parameters by block, arithmetic and bytes of a token, what a layer keeps for its backward, what is unusual about it; of a model that
+    is not supported, which of its keys are the reason (exit code 1).
+    """
+    from ratrain import api
+    from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+    from ratrain.ratrainc.console.console import print_json
+    from ratrain.ratrainc.console.parts import show
+
+    try:
+        facts = api.model_facts(model, seq_len)
+    except DiagnosticError as error:
+        if all(problem.code != _UNSUPPORTED for problem in error.diagnostics):
+            raise
+        return _refused(model, error, as_json=as_json)
+    if as_json:
+        print_json(facts.to_json())
+    else:
+        show(facts.parts())
+    return 0
+
+
+def _refused(model: str, error: DiagnosticError, *, as_json: bool) -> int:
+    """Say which keys are not supported, and all that is wrong besides."""
+    from ratrain.ratrainc.console.console import print_json, say, show_diagnostics
+
+    unsupported = [problem for problem in error.diagnostics if problem.code == _UNSUPPORTED]
+    if as_json:
+        reasons = [{"key": each.key, "message": each.message, "help": each.help} for each in unsupported]
+        print_json(
+            {"model": model, "unsupported": reasons, "diagnostics": [each.to_json() for each in error.diagnostics]}
+        )
+    else:
+        keys = dict.fromkeys(each.key for each in unsupported if each.key is not None)
+        say(f"{model} is not supported, for: {', '.join(keys)}")
+    show_diagnostics(error.diagnostics, as_json=False)
+    return 1

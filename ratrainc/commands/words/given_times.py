@@ -1,0 +1,56 @@
+"""The option `--times`: what ops take, in place of a machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ratrain.ratrainc.commands.words.options import Source, refuse_idle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ratrain.targets.simulator.given_times import GivenTimes
+
+
+class _Times(click.ParamType[Any]):
+    """Four times, or the path of a file of them."""
+
+    name = "times"
+
+    def __init__(self) -> None:
+        self.file = Source("times")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | GivenTimes:
+        """The path of a file, or the times; a usage error where it is neither."""
+        text = str(value)
+        if text.endswith(".toml"):
+            return self.file.convert(value, param, ctx)
+        from ratrain.ratrainc.choices.times_text import textbook_times
+
+        try:
+            return textbook_times(text)
+        except ValueError as error:
+            self.fail(f"{error}; or name a .toml file", param, ctx)
+
+
+def times_option(help_text: str) -> Callable[[Any], Any]:
+    """The option, which a command receives as the path of a file, or the times, or None."""
+    return click.option("--times", type=_Times(), metavar="T_F,T_B,T_W,T_comm|FILE.toml", help=help_text)
+
+
+def loaded_times(times: str | GivenTimes | None) -> GivenTimes | None:
+    """The times of a file where they are in one."""
+    if not isinstance(times, str):
+        return times
+    from ratrain.ratrainc.choices.times_text import load_times
+
+    return load_times(times)
+
+
+def refuse_machine_of_given_times(file: str) -> None:
+    """Refuse options that say how a machine times a file, which given times do instead."""
+    refuse_idle("is for the times of a machine: --times gives them", "sharing")
+    if not file.endswith(".rtir"):  # what of it is not placed yet is placed for a machine
+        refuse_idle("would time the program, which --times does", "machine")

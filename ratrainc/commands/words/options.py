@@ -1,0 +1,468 @@
+"""Options that several commands share, written once."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from ratrain.ratrainc.commands.words import completing
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from ratrain.ratrainc.choices.strategies import Strategy
+
+F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,4})?")
+_MOST_JOBS = 256
+_MOST_STEPS = 10**9
+"""Beyond it, the time that is left could not be told as a date."""
+
+
+class FiniteRange(click.FloatRange):
+    """A `FloatRange` without nan, which no comparison finds outside of it, and without infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; a usage error where it is none in the range."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+class KernelSetName(click.Choice[str]):
+    """A kernel set: one of the project's own, which help shows, or one that a plugin brings."""
+
+    def __init__(self) -> None:
+        super().__init__(("fast", "reference", "tiled", "torch", "torch-device", "torch-triton"))
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name; a usage error where no set has it."""
+        if value not in self.choices:
+            from ratrain.targets.runtime.kernels import KERNEL_SETS
+
+            if KERNEL_SETS.place(value) is not None:
+                return value
+        return super().convert(value, param, ctx)
+
+
+def device_name(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """The callback of `--device`: a name that devices have. Whether there is one is seen when it is used."""
+    if value is not None and _DEVICE.fullmatch(value) is None:
+        raise click.BadParameter(f"'{value}' is no device: cpu, cuda or cuda:N", context, parameter)
+    return value
+
+
+def output_file(_context: click.Context, _parameter: click.Parameter, path: str | None) -> str | None:
+    """The callback of an option that names a file to write: a place where none can be written is refused before the work."""
+    if path is not None:
+        from ratrain.ratrain_ir.support.files import check_writable
+
+        check_writable(path)
+    return path
+
+
+def output_directory(_context: click.Context, _parameter: click.Parameter, path: str | None) -> str | None:
+    """The callback of an option that names a directory to write: one that cannot be written is refused before the work."""
+    if path is not None:
+        from ratrain.ratrain_ir.support.files import check_directory_writable
+
+        check_directory_writable(path)
+    return path
+
+
+class TrackerName(click.types.StringParamType):
+    """`tensorboard`, `tensorboard:DIR`, `wandb` or `wandb:PROJECT`: a `TrackerChoice`."""
+
+    name = "tracker"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The choice; a usage error where it is none, or its folder is that of another result."""
+        from ratrain.ratrainc.choices.run_choices import TrackerChoice
+
+        kind, colon, place = str(value).partition(":")
+        if colon and not place:
+            self.fail(
+                f"'{value}' ends where its {'folder' if kind == 'tensorboard' else 'project'} should stand", param, ctx
+            )
+        if kind not in ("tensorboard", "wandb"):
+            self.fail(f"'{kind}' is none of tensorboard[:DIR] and wandb[:PROJECT]", param, ctx)
+        if kind == "tensorboard" and place:
+            place = Result("folder").convert(place, param, ctx)
+        return TrackerChoice(kind, place or None)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The trackers that there are."""
+        del ctx, param
+        return completing.words(("tensorboard", "wandb"), incomplete)
+
+
+class FilePath(click.types.StringParamType):
+    """The path of a file or directory of some kind: what a command reads (`Source`) or writes (`Result`).
+
+    That no result takes the place of what the same command reads, nor of another result, is seen here, for every command. A result
+    may replace a source of its own kind and ending, which has been read by then: `opt X.rtir -o X.rtir`.
+    """
+
+    name = "path"
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Files, and names that stand for some."""
+        from ratrain.ratrainc.commands.words.completing import file_or_name
+
+        del ctx, param
+        return file_or_name(self.kind, incomplete)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The path as it was given; a usage error where it is empty, or two would be one file."""
+        path = str(value)
+        if not path:
+            self.fail("the path is empty", param, ctx)
+        if param is None or ctx is None:
+            return path
+        given: list[tuple[FilePath, str, str]] = ctx.meta.setdefault(__name__, [])
+        for other, place, title in given:
+            if _would_replace(self, path, other, place) and _is_one_file(path, place):
+                self.fail(f"'{path}' is the same file as that of {title}, and one would replace the other", param, ctx)
+        given.append((self, path, param.get_error_hint(ctx)))
+        return path
+
+
+class Source(FilePath):
+    """What a command reads; a file whose ending says that it is something else is refused, with the command that takes it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The path as it was given. Raises `DiagnosticError` RT002 where its ending is that of another kind."""
+        from ratrain.ratrainc.commands.words.file_kinds import refuse_wrong_kind
+
+        path = super().convert(value, param, ctx)
+        refuse_wrong_kind(self.kind, path)
+        return path
+
+
+class Result(FilePath):
+    """What a command writes; where that is a file, with the endings that such a file has.
+
+    No file that is there is replaced by one of another kind, as its ending tells: `opt X.rtir -o PLAN.toml`. An ending that nothing here
+    has says nothing, and devices and pipes take anything.
+    """
+
+    def __init__(self, kind: str, *endings: str) -> None:
+        super().__init__(kind)
+        self.endings = endings
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The path as it was given; a usage error where a file of another kind would be lost."""
+        path = super().convert(value, param, ctx)
+        status = _status(path)
+        if not self.endings or status is None or not stat.S_ISREG(status.st_mode):
+            return path
+        ending = os.path.splitext(os.path.realpath(path))[1].lower()  # noqa: PTH122
+        if ending in _ENDINGS and ending not in self.endings:
+            mine = " or ".join(self.endings)
+            self.fail(f"'{path}' is there, a {ending} file: it is not replaced by a {self.kind} ({mine})", param, ctx)
+        return path
+
+
+_ENDINGS = {".md", ".rtir", ".rtx", ".toml", ".json", ".jsonl", ".csv", ".html", ".svg", ".png", ".safetensors", ".bin"}
+"""Endings that tell what a file is."""
+
+
+def _would_replace(one: FilePath, path: str, other: FilePath, place: str) -> bool:
+    """Whether it would be wrong for two paths of a command to be one file."""
+    if isinstance(one, Source) and isinstance(other, Source):
+        return False
+    if isinstance(one, Result) and isinstance(other, Result):
+        return True
+    return one.kind != other.kind or os.path.splitext(path)[1] != os.path.splitext(place)[1]  # noqa: PTH122
+
+
+def _is_one_file(path: str, other: str) -> bool:
+    """Whether two paths lead to one file, through whatever links, or would make one. Devices and directories are never replaced."""
+    status, other_status = _status(path), _status(other)
+    if status is None or other_status is None:
+        return status is other_status and "\0" not in path + other and os.path.realpath(path) == os.path.realpath(other)
+    return stat.S_ISREG(status.st_mode) and os.path.samestat(status, other_status)
+
+
+def _status(path: str) -> os.stat_result | None:
+    with suppress(OSError, ValueError):  # whoever opens it says why
+        return os.stat(path)  # noqa: PTH116 - as in `ratrain.ratrain_ir.support.files`
+    return None
+
+
+def refuse_idle(why: str, *names: str) -> None:
+    """Raise `click.UsageError` where one of these parameters was given, as nothing reads it in the way the command is called.
+
+    `why` goes on from the option's name.
+    """
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        if parameter.name in names and context.get_parameter_source(parameter.name) is not ParameterSource.DEFAULT:
+            raise click.UsageError(f"{' / '.join([*parameter.opts, *parameter.secondary_opts])} {why}")
+
+
+@contextmanager
+def misuse_of_command() -> Iterator[None]:
+    """Have what a function refuses of its arguments be refused of the command's words."""
+    from ratrain.ratrain_ir.support.diagnostics import MISUSE, DiagnosticError
+
+    try:
+        yield
+    except DiagnosticError as error:
+        if error.diagnostics[0].code != MISUSE:
+            raise
+        raise click.UsageError(error.diagnostics[0].message) from None
+
+
+def in_groups(**groups: type[Any]) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Give a command a group of its options as one object: a parameter `GROUP_FIELD` becomes the field FIELD of `GROUP`.
+
+    Groups are built in the order they are named, so that one can be a field of another. It stands under the options.
+    """
+
+    def decorated(function: Callable[..., R]) -> Callable[..., R]:
+        @wraps(function)
+        def call(**parameters: Any) -> R:
+            for group, cls in groups.items():
+                prefix = f"{group}_"
+                names = [name for name in parameters if name.startswith(prefix)]
+                parameters[group] = cls(**{name.removeprefix(prefix): parameters.pop(name) for name in names})
+            return function(**parameters)
+
+        return call
+
+    return decorated
+
+
+def machine_option(function: F) -> F:
+    """`--machine`."""
+    text = (
+        "A machine file (TOML), or the name of a built-in machine ('ratrainc machines' lists them). "
+        "Default: what the input was compiled for, else mt3000."
+    )
+    return click.option("--machine", type=Source("machine"), metavar="FILE", help=text)(function)
+
+
+def byte_count(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """The callback of an option that counts bytes: a number, or one with a unit like 20GiB or 20GB."""
+    from ratrain.ratrain_ir.support.quantities import QuantityError, whole_bytes
+
+    try:
+        return None if value is None else whole_bytes(value)
+    except QuantityError as error:
+        words = f"expected bytes like 1048576, 20GB or 20GiB, got '{value}': {error.help}"
+        raise click.BadParameter(words, context, parameter) from None
+
+
+class TokenCount(FiniteRange):
+    """A number of tokens, at least one: also `300B` or `15T`."""
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; a usage error where it is none."""
+        from ratrain.ratrain_ir.support.quantities import QuantityError, parse_count
+
+        try:
+            return super().convert(parse_count(str(value)), param, ctx)
+        except QuantityError as error:
+            self.fail(f"{error}: {error.help}", param, ctx)
+
+
+def target_options(function: F) -> F:
+    """`--machine` and `--capacity`, the group `target`: a `MachineChoice`."""
+    text = "A machine file (TOML), or the name of a built-in machine ('ratrainc machines' lists them). Default: mt3000."
+    capacity = (
+        "DDR of a cluster, like 20GiB, in place of what the machine has (of the mt3000: 20GB, which are 20 * 10^9). "
+        "What the machine's overheads take is taken of it."
+    )
+    function = click.option("--capacity", "target_capacity", callback=byte_count, metavar="BYTES", help=capacity)(
+        function
+    )
+    return click.option("--machine", "target_machine", type=Source("machine"), metavar="FILE", help=text)(function)
+
+
+def json_option(function: F) -> F:
+    """`--json`."""
+    text = "Print one JSON object on stdout and nothing else there."
+    return click.option("--json", "as_json", is_flag=True, help=text)(function)
+
+
+def verbose_option(function: F) -> F:
+    """`-v`."""
+    text = "Say which passes were inserted, and what for."
+    return click.option("-v", "--verbose", is_flag=True, help=text)(function)
+
+
+def model_option(*, required: bool) -> Callable[[F], F]:
+    """`--model`."""
+    text = "A preset (llama-2-7b, baichuan2-13b, qwen2.5-32b, llama-2-70b, ...) or a Hugging Face config.json."
+    return click.option("--model", type=Source("model"), required=required, metavar="M", help=text)
+
+
+def steps_option(default: int, text: str, parameter: str = "steps") -> Callable[[F], F]:
+    """`--steps`: the length of a run."""
+    return click.option(
+        "--steps", parameter, type=click.IntRange(1, _MOST_STEPS), default=default, show_default=True, help=text
+    )
+
+
+def seconds_option(default: float | None, text: str, parameter: str = "seconds") -> Callable[[F], F]:
+    """`--seconds`: the time for a search."""
+    shown = default is not None
+    return click.option("--seconds", parameter, type=FiniteRange(min=0), default=default, show_default=shown, help=text)
+
+
+def jobs_option(text: str = "Processes.", parameter: str = "jobs") -> Callable[[F], F]:
+    """`--jobs`: processes of a search."""
+    return click.option(
+        "--jobs",
+        parameter,
+        type=click.IntRange(1, _MOST_JOBS),
+        default=one_a_core,
+        show_default="one a core",
+        help=text,
+    )
+
+
+def one_a_core() -> int:
+    """As many processes as this one may use cores."""
+    from ratrain.ratrain_ir.side_by_side import usable_cores
+
+    return min(_MOST_JOBS, len(usable_cores()))
+
+
+def processes_option(result: str = "The result is the same with any number.") -> Callable[[F], F]:
+    """`--jobs`: processes that a command may take for what is independent; it is told to them, and not to the command."""
+
+    def allow(context: click.Context, _parameter: click.Parameter, count: int) -> None:
+        from ratrain.ratrain_ir.side_by_side import processes
+
+        context.with_resource(processes(count))
+
+    return click.option(
+        "--jobs",
+        type=click.IntRange(1, _MOST_JOBS),
+        default=one_a_core,
+        show_default="one a core",
+        expose_value=False,
+        callback=allow,
+        help=f"Processes side by side for what is independent in a large schedule, its stages above all. {result}",
+    )
+
+
+def _levels(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
+    words = text.split(",")
+    if not {*words} <= {"0", "1", "2", "3"}:
+        raise click.BadParameter(f"'{text}' is not a list of ZeRO levels like 0,1,2")
+    return tuple(int(word) for word in words)
+
+
+def _peers(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    words = text.split(",")
+    if not all(word.isascii() and word.isdigit() and 0 < int(word) <= 1 << 16 for word in words):
+        raise click.BadParameter(f"'{text}' is not a list of numbers of tensor peers like 1,2,4")
+    return tuple(sorted({int(word) for word in words}))
+
+
+def schedule_names(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+    """The names of a list of schedules, some with a memory, or of all of them."""
+    if text is None:
+        return None
+    from ratrain.ratrain_ir.schedules.named import SCHEDULES
+    from ratrain.ratrainc.planner.space.families import problem_of
+
+    names = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    if names == ("all",):
+        return tuple(SCHEDULES)
+    if problems := [problem for name in names if (problem := problem_of(name)) is not None]:
+        text = f"{problems[0]}; the schedules are {', '.join(SCHEDULES)}, or all; the memories host, file and peer"
+        raise click.BadParameter(text)
+    return names
+
+
+def plan_choice_options(function: F) -> F:
+    """`--strategy`, `--zero`, `--tp` and `--like`, the group `plans`: a `PlanChoice`."""
+    like = click.option(
+        "--like",
+        "plans_like",
+        type=Source("plan"),
+        metavar="P.toml",
+        help="Take dtypes, chunks, the optimizer and several tensor peers from this plan.",
+    )
+    zero = click.option(
+        "--zero",
+        "plans_zero_levels",
+        default="0,1,2,3",
+        show_default=True,
+        callback=_levels,
+        metavar="0,1,...",
+        help="ZeRO levels to choose from.",
+    )
+    peers = click.option(
+        "--tp",
+        "plans_peers",
+        callback=_peers,
+        metavar="1,2,...",
+        help="Numbers of tensor peers to choose from. Default: as --like says, else all that share out the model.",
+    )
+    name = click.option(
+        "--strategy",
+        "plans_strategy",
+        metavar="S",
+        shell_complete=completing.strategy,
+        help="Plan for this strategy alone. Default: ratrain.",
+    )
+    return name(zero(peers(like(function))))
+
+
+def refuse_idle_levels(strategy: Strategy) -> None:
+    """Raise `click.UsageError` where `--zero` was given, and the strategy sets the level."""
+    if strategy.zero is not None:
+        refuse_idle(f"does not go with the strategy '{strategy.name}', which sets the level", "plans_zero_levels")
+
+
+def exhaustive_option(function: F) -> F:
+    """`--exhaustive`."""
+    text = "Go on until the bounds prove that nothing is left to gain."
+    return click.option("--exhaustive", "effort_exhaustive", is_flag=True, help=text)(function)
+
+
+def choice_option(name: str, parameter: str, *choices: str, text: str) -> Callable[[F], F]:
+    """An option that is one of a few words, the first where it is left out."""
+    return click.option(name, parameter, type=click.Choice(choices), default=choices[0], show_default=True, help=text)
+
+
+def rendezvous_option(function: F) -> F:
+    """`--rendezvous`."""
+    text = "Sends wait for their receives instead of being buffered."
+    return click.option("--rendezvous", is_flag=True, help=text)(function)
+
+
+def sharing_option(function: F) -> F:
+    """`--sharing/--no-sharing`."""
+    text = "Overlapping ops share DDR and link."
+    return click.option("--sharing/--no-sharing", default=True, show_default=True, help=text)(function)
+
+
+def plan_option(*, required: bool) -> Callable[[F], F]:
+    """`--plan`."""
+    text = "The parallel plan, in TOML."
+    return click.option("--plan", type=Source("plan"), required=required, metavar="P.toml", help=text)

@@ -1,0 +1,1 @@
+"""From model and plan to a proved program."""

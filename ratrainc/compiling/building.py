@@ -1,0 +1,381 @@
+"""From a model and a plan to a module and a program, and both as files."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import evolve, frozen
+
+from ratrain.passes.idle_options import refuse_deciding_twice, refuse_idle_options
+from ratrain.passes.manager import AfterPass, PassManager, PassRun
+from ratrain.passes.pipeline_text import parse_pipeline, pass_text
+from ratrain.passes.placed_by import placed_by, placement_in
+from ratrain.passes.placement.placed_schedule import refuse_contradiction
+from ratrain.ratrain_ir.config.model_fields import check_model
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.plan_text import changes_text, check_plan, load_plan, place_in_plan
+from ratrain.ratrain_ir.lowering import lower
+from ratrain.ratrain_ir.module import Level, Module
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics, Note, fail, misuse
+from ratrain.ratrain_ir.support.files import read_bytes
+from ratrain.ratrain_ir.support.gc import paused_gc
+from ratrain.ratrain_ir.support.text import Place
+from ratrain.ratrain_ir.text.printer import write_module
+from ratrain.ratrain_ir.verifier.memory import check_capacity
+from ratrain.ratrain_ir.verifier.report import Reporter
+from ratrain.ratrainc.choices.machine_choice import MachineChoice, resized
+from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, hiding_exchanges
+from ratrain.ratrainc.choices.strategies import strategy as strategy_named
+from ratrain.ratrainc.compiling.opening import load_schedule, machine_for, machine_of, program_in
+from ratrain.ratrainc.compiling.schedule_file import load_plan_for_table, placed_by_table
+from ratrain.ratrainc.compiling.soundness import check, info_on
+from ratrain.ratrainc.console.progress import OnProgress, Progress, telling, unheard
+from ratrain.targets.codegen.emitter import emit as emit_module
+from ratrain.targets.machine.machine import Machine, load_machine
+from ratrain.targets.program.rtx import program_bytes, write_program
+from ratrain.targets.target import target_of
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrainc.choices.levers import Setting
+    from ratrain.targets.program.program import Program
+
+
+def resolved(model: str | ModelConfig, plan: str | Path | Plan) -> tuple[ModelConfig, Plan]:
+    """The checked model (preset name, config.json or `ModelConfig`) and plan (TOML file or `Plan`).
+
+    Raises `DiagnosticError` for whatever is wrong with either.
+    """
+    config = load_model(model) if isinstance(model, str) else model
+    check_model(config)
+    resolved_plan = load_plan(plan, config) if isinstance(plan, str | Path) else plan
+    check_plan(resolved_plan, config)
+    return config, resolved_plan
+
+
+def lowered(model: str | ModelConfig, plan: str | Path | Plan) -> Module:
+    """The dataflow module of a model and a plan, given as in `resolved`.
+
+    Raises `DiagnosticError` for whatever is wrong with either.
+    """
+    config, resolved_plan = resolved(model, plan)
+    with paused_gc():
+        return lower(config, resolved_plan)
+
+
+def chosen_machine(machine: str | Machine | None, capacity: int | None = None) -> Machine:
+    """A machine by its name, by its file or as it is, the default one where none is given; with so many bytes of DDR where they are.
+
+    Raises `DiagnosticError` where there is none of that name, or the file is no machine.
+    """
+    loaded = machine if isinstance(machine, Machine) else load_machine(machine)
+    return loaded if capacity is None else resized(loaded, capacity)
+
+
+@frozen
+class Compiled:
+    """A module that was compiled of a model and a plan, and what was done for it."""
+
+    module: Module
+    machine: Machine
+    runs: list[PassRun]
+    given: str
+    """chunks and slices that the strategy gave the plan; empty where it gave none"""
+    levels: str
+    """which blocks keep their views whole, where that was chosen; else empty"""
+
+
+def compile(  # noqa: A001 - the name the documentation promises
+    model: str | ModelConfig,
+    plan: str | Path | Plan,
+    *,
+    machine: str | Machine | None = None,
+    capacity: int | None = None,
+    strategy: str | None = None,
+    passes: str | None = None,
+    schedule_file: str | None = None,
+    choose_levels: bool = False,
+    verify_each: bool = False,
+    advice: bool = False,
+    after_pass: AfterPass | None = None,
+    progress: OnProgress | None = None,
+) -> Module:
+    """Lower a model and a plan, run a pipeline (a strategy's, or `passes`), verify the result.
+
+    `capacity` are bytes of DDR in place of the machine's; `schedule_file` is a table (CSV) whose order is placed; with
+    `choose_levels` it is chosen, by simulated steps, which blocks keep their views whole under ZeRO 3; with `advice` a refusal for bytes says which changes would fit, which are tried for that. `progress` hears which pass is at work. Raises `DiagnosticError`
+    where the inputs are wrong or the plan does not fit the machine.
+    """
+    chosen = MachineChoice(machine if isinstance(machine, str) else None, capacity)
+    return compiled(
+        model,
+        plan,
+        chosen_machine(machine, capacity),
+        strategy=strategy,
+        passes=passes,
+        schedule_file=schedule_file,
+        choose_levels=choose_levels,
+        verify_each=verify_each,
+        asking=chosen if advice else None,
+        after_pass=after_pass,
+        progress=progress,
+    ).module
+
+
+def compiled(
+    model: str | ModelConfig,
+    plan: str | Path | Plan,
+    machine: Machine,
+    *,
+    strategy: str | None = None,
+    passes: str | None = None,
+    schedule_file: str | None = None,
+    choose_levels: bool = False,
+    verify_each: bool = False,
+    asking: MachineChoice | None = None,
+    suggest: str | None = None,
+    after_pass: AfterPass | None = None,
+    progress: OnProgress | None = None,
+    said: bool = True,
+) -> Compiled:
+    """`compile`, and what was done for it. `asking` is the machine in the words of commands that advice names; None: no advice.
+
+    `suggest` is where advice writes a plan that fits. Options of `passes` that change nothing are refused where somebody `said` them.
+    """
+    if strategy is not None and passes is not None:
+        misuse("a strategy and passes of your own exclude each other")
+    chosen = strategy_named(strategy or DEFAULT_STRATEGY)
+    pipeline = chosen.passes if passes is None else passes
+    if schedule_file is not None:
+        pipeline = _placed_by(schedule_file, pipeline, strategy if passes is None else "--passes")
+    config, given_plan = _resolved_for_table(model, plan, schedule_file)
+    _check_schedule(given_plan, plan, chosen, passes)
+    adapted = chosen.adapted(given_plan, config, machine) if passes is None else given_plan
+    pipeline = hiding_exchanges(pipeline, adapted.tp) if passes is None else pipeline
+    given = changes_text(given_plan, adapted) if adapted.shape != given_plan.shape else ""
+    if passes is not None and said:
+        _refuse_idle_options(passes, adapted, config)
+    levels = ""
+    if choose_levels:
+        from ratrain.ratrainc.choices import level_choice
+
+        def hear(words: str) -> None:
+            (progress or unheard)(Progress(0, None, f"choosing levels: {words}"))
+
+        choice = level_choice.choose_levels(config, adapted, pipeline, machine, hear)
+        adapted, levels = evolve(adapted, zero_blocks=choice.levels), choice.words
+    module = lowered(config, adapted)
+    try:
+        runs = _run(
+            module, pipeline, machine=machine, verify_each=verify_each, after_pass=after_pass, progress=progress
+        )
+    except DiagnosticError as error:
+        if asking is None:
+            raise
+        from ratrain.ratrainc.choices.levers import Setting
+
+        planner = whole = None
+        if isinstance(model, str) and isinstance(plan, str):
+            planner = _planner_command(model, plan, adapted, chosen.name, asking) if passes is None else None
+            whole = _planner_command(model, plan, adapted, None, asking)
+        named_or_own = chosen if passes is None else Strategy("--passes", passes, "as given")
+        setting = Setting(config, adapted, pipeline, machine)
+        where = None if suggest is None else (suggest, str(model), asking)
+        raise _advised(error, setting, named_or_own, (planner, whole), where, progress) from None
+    return Compiled(module, machine, runs, given, levels)
+
+
+def _refuse_idle_options(passes: str, plan: Plan, model: ModelConfig) -> None:
+    """Raise `DiagnosticError` RT073 for options that change nothing; not in the passes of a strategy, which are for any plan."""
+    if passes not in {known for each in STRATEGIES for known in (each.passes, each.passes_for(plan))}:
+        refuse_idle_options(passes, plan, model)
+        refuse_deciding_twice(parse_pipeline(passes))
+
+
+def _placed_by(schedule_file: str, passes: str, title: str | None) -> str:
+    """The pipeline with the order of a table in place of the plan's."""
+    try:
+        return placed_by_table(passes, schedule_file)
+    except ValueError as placing:
+        named = title if title == "--passes" else f"the strategy '{title}'"
+        misuse(
+            f"{named} places the schedule by '{placing}', --schedule-file by '{schedule_file}': leave one of them out"
+        )
+
+
+def _resolved_for_table(
+    model: str | ModelConfig, plan: str | Path | Plan, schedule_file: str | None
+) -> tuple[ModelConfig, Plan]:
+    """The checked model and plan; of the shape of a table where one is given."""
+    if schedule_file is None or isinstance(plan, Plan):
+        return resolved(model, plan)
+    config = load_model(model) if isinstance(model, str) else model
+    check_model(config)
+    return config, load_plan_for_table(str(plan), config, schedule_file)
+
+
+def _check_schedule(plan: Plan, path: str | Path | Plan, chosen: Strategy, passes: str | None) -> None:
+    """The plan's schedule and the one that strategy or passes name are the same."""
+
+    def place() -> Place:
+        return Place() if isinstance(path, Plan) else place_in_plan(path, "schedule")
+
+    if passes is None:
+        chosen.check_schedule(plan, place)
+    elif (first := placement_in(passes)) is not None and (schedule := placed_by(passes)) is not None:
+        refuse_contradiction(plan, schedule, f"'{pass_text(first)}' in --passes", place)
+
+
+def _advised(
+    error: DiagnosticError,
+    setting: Setting,
+    strategy: Strategy,
+    commands: tuple[str | None, str | None],
+    suggest: tuple[str, str, MachineChoice] | None,
+    progress: OnProgress | None,
+) -> DiagnosticError:
+    """A refusal, where it is for bytes with what would fit; that is written too, where a file for it is named."""
+    from ratrain.ratrainc.choices.timed_plan import DOES_NOT_FIT
+    from ratrain.ratrainc.memory.advice import advice
+
+    *others, last = error.diagnostics
+    if not {problem.code for problem in error.diagnostics} & DOES_NOT_FIT:
+        return error
+    (progress or unheard)(Progress(0, None, "it does not fit: trying changes that do"))
+    found = advice(setting, strategy, *commands)
+    notes = list(found.notes)
+    if suggest is not None:
+        path, model, machine = suggest
+        if found.suggestion is None:
+            notes.append(Note(f"nothing is written to {path}: no plan was found that fits"))
+        else:
+            found.suggestion.save(path, model, machine)
+            notes.append(Note(f"wrote {path}, a plan that fits: {found.suggestion.how}"))
+    return DiagnosticError([*others, evolve(last, notes=(*last.notes, *notes))])
+
+
+def _planner_command(model: str, plan: str, resolved: Plan, strategy: str | None, machine: MachineChoice) -> str:
+    """The command that asks the planner for a plan in place of one, for the same clusters and step."""
+    words = ["ratrainc", "plan", "--model", model, "--clusters", str(resolved.clusters)]
+    words += ["--global-batch", str(resolved.global_batch), "--seq-len", str(resolved.seq_len), "--like", plan]
+    words += ["--strategy", strategy] if strategy is not None else []
+    return shlex.join([*words, *machine.words, "-o", "P.toml"])
+
+
+def run_passes(
+    module: Module,
+    passes: str,
+    *,
+    machine: str | Machine | None = None,
+    verify_each: bool = False,
+    after_pass: AfterPass | None = None,
+    progress: OnProgress | None = None,
+) -> list[PassRun]:
+    """Run a pipeline over a module in place, then verify it. `progress` hears which pass is at work.
+
+    Raises `DiagnosticError` where an option changes nothing, a pass refuses or the result is not sound.
+    """
+    _refuse_idle_options(passes, module.plan, module.model)
+    return _run(module, passes, machine=machine, verify_each=verify_each, after_pass=after_pass, progress=progress)
+
+
+def _run(
+    module: Module,
+    passes: str,
+    *,
+    machine: str | Machine | None,
+    verify_each: bool,
+    after_pass: AfterPass | None,
+    progress: OnProgress | None,
+) -> list[PassRun]:
+    chosen = machine_for(module, machine)
+    manager = PassManager(target_of(chosen), verify_each, after_pass, None if progress is None else telling(progress))
+    with paused_gc():
+        make_for(module, chosen)
+        manager.run(module, passes)
+        check(module, machine=chosen)
+    return manager.runs
+
+
+def emit(module: Module, *, machine: str | Machine | None = None) -> Program:
+    """The program of a module, for the machine it was made for unless another is given; one that is not allocated yet is allocated first.
+
+    Raises `DiagnosticError` where it is not sound or does not fit.
+    """
+    chosen = machine_for(module, machine)
+    if module.level is not Level.ALLOCATED:
+        run_passes(module, "allocate-ddr", machine=chosen)
+    with paused_gc():
+        make_for(module, chosen)
+        return emit_module(module, target_of(chosen))
+
+
+def make_for(module: Module, machine: Machine) -> None:
+    """Let a module that has a target be for this machine from now on; whether its workspace is large enough there, `emit` finds out.
+
+    Raises `DiagnosticError` RT052 where an arena does not fit there.
+    """
+    own = module.target
+    if own is None or (info := info_on(module, own, machine)) is own:
+        return
+    module.target = info
+    if module.level is Level.ALLOCATED:
+        diagnostics = Diagnostics()
+        for stage in module.stages:
+            check_capacity(module, stage, Reporter(module, diagnostics))
+        diagnostics.check()
+
+
+def load(path: str, *, machine: str | Machine | None = None) -> Program:
+    """A program from a `.rtx`, or from a `.rtir`, which is verified and emitted first, for `machine` where one is given.
+
+    Raises `DiagnosticError` where the file, or that of the machine, is not sound.
+    """
+    if isinstance(machine, str):
+        machine = load_machine(machine)
+    if path.endswith(".rtir"):
+        module = load_schedule(path)
+        check(module, machine=machine)
+        return emit(module, machine=machine)
+    return program_in(read_bytes(path, "program"), path)
+
+
+def save(what: Module | Program, path: str, *, machine: str | Machine | None = None) -> None:
+    """Write a module as a schedule (.rtir) or, allocated and emitted, as a program (.rtx); a program as .rtx.
+
+    Raises `DiagnosticError` RT002 where the file cannot be written.
+    """
+    is_program = path.endswith(".rtx")
+    if not is_program and not (path.endswith(".rtir") and isinstance(what, Module)):
+        misuse(f"the output '{path}' must end in .rtx (program), or of a module in .rtir (schedule)")
+    if isinstance(what, Module) and not is_program:
+        with paused_gc():
+            write_module(what, path)
+    else:
+        write_program(emit(what, machine=machine) if isinstance(what, Module) else what, path)
+
+
+def source_module(program: Program, file: str) -> Module:
+    """The module of a program: what its model, its plan and its passes give, where that is this very program.
+
+    Raises `DiagnosticError` RT002 where it is not.
+    """
+    made_for = machine_of(program)
+    # of a placed module the plan tells the order that its pipeline made, and a placement of its own name makes it again
+    is_placed = bool(program.pipeline) and placed_by(program.pipeline) is not None
+    plan = evolve(program.plan, schedule=None) if is_placed else program.plan
+    way_out = "give the .rtir that it was compiled from"
+    try:
+        module = compiled(program.model, plan, made_for, passes=program.pipeline, said=False).module
+        module.name = program.name
+        again = emit(module, machine=made_for)
+    except DiagnosticError as error:
+        why = error.diagnostics[0].message
+        fail("RT002", f"what '{file}' was made from cannot be made again: {why}", help=way_out)
+    if program_bytes(again) != program_bytes(program):
+        why = "its model, plan and passes give another program: its schedule was edited, or compiled by another version"
+        fail("RT002", f"what '{file}' was made from cannot be made again: {why}", help=way_out)
+    return module

@@ -1,0 +1,257 @@
+"""What people see: tables and progress on a terminal, one JSON object for scripts, diagnostics on stderr."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from functools import cache, partial
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
+from rich.spinner import Spinner
+from rich.table import Column, Table
+from rich.text import Text
+
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, Severity, printable
+from ratrain.ratrainc.console.heartbeat import said_while_working
+from ratrain.ratrainc.console.terminal import above_what_moves, columns_of, echo, moving
+from ratrain.ratrainc.console.wrapping import records, wrapped
+
+if TYPE_CHECKING:
+    from rich.segment import Segment
+
+    from ratrain.ratrainc.console.progress import OnProgress
+
+_SHOWN = 20
+_WIDEST = 1 << 16
+"""Columns of tables that go to a file or a pipe, which are as wide as they need to be."""
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+class PlainConsole(Console):
+    """A console that takes texts as they are, without markup, and writes them printable; only its own layout steers the terminal."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """The segments of what is to be shown."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+    def on_broken_pipe(self) -> None:
+        """Called while a `BrokenPipeError` is handled, and raises it: that its reader is gone need not end what a command does."""
+        raise  # noqa: PLE0704 - inside the console's handler
+
+
+@cache
+def errors() -> Console:
+    """The console for progress and diagnostics."""
+    return PlainConsole(stderr=True, soft_wrap=True)
+
+
+@cache
+def output() -> Console:
+    """The console for results."""
+    console = PlainConsole()
+    return console if console.is_terminal else PlainConsole(width=_WIDEST)
+
+
+def show_diagnostic(diagnostic: Diagnostic) -> None:
+    """A diagnostic in words on stderr; only the line that it points at is not wrapped."""
+    width = columns_of(err=True)
+    echo(diagnostic.render(lambda text: wrapped(printable(text), width)), err=True, wrap=False)
+
+
+def print_json(data: dict[str, Any]) -> None:
+    """One JSON object on stdout."""
+    text = json.dumps(data, allow_nan=False).replace("\x7f", "\\u007f")
+    echo(text, wrap=False)  # the one control character that stays in ASCII
+
+
+def show_diagnostics(diagnostics: Sequence[Diagnostic], *, as_json: bool) -> None:
+    """Diagnostics in words on stderr, with a count; as data on stdout too where a script asked for it."""
+    if as_json:
+        print_json({"diagnostics": [d.to_json() for d in diagnostics]})
+    for diagnostic in diagnostics[:_SHOWN]:
+        show_diagnostic(diagnostic)
+    if len(diagnostics) > _SHOWN:
+        echo(f"... and {len(diagnostics) - _SHOWN} more", err=True)
+    count = sum(d.severity is Severity.ERROR for d in diagnostics)
+    if count > 1:
+        echo(f"{count} errors", err=True)
+
+
+class _Drawn:
+    """Something on stderr's terminal. Each time that it is drawn again it is anew: `rich` would take the lines above for its own."""
+
+    def __init__(self, shown: Callable[[], RenderableType], per_second: float) -> None:
+        self.live = partial(
+            Live,
+            get_renderable=shown,
+            console=errors(),
+            refresh_per_second=per_second,
+            transient=True,
+            redirect_stdout=False,
+        )
+        self.now = self.live()
+
+    def start(self) -> None:
+        self.now = self.live()
+        self.now.start(refresh=True)
+
+    def stop(self) -> None:
+        self.now.stop()
+
+
+def drawn(shown: Callable[[], RenderableType], *, per_second: float = 10) -> AbstractContextManager[None]:
+    """Have something on stderr, which is a terminal, for as long as the block runs, below all that is written."""
+    return moving(_Drawn(shown, per_second))
+
+
+@contextmanager
+def progress(total: int | None, title: str) -> Iterator[tuple[Progress, Any]]:
+    """A progress bar on stderr; where that is no terminal, a line of words every few seconds."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),  # bar and words give way, not figures
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        _StatusColumn("{task.fields[status]}", markup=False, table_column=Column()),
+    )
+    bar = Progress(*columns, console=errors(), disable=True, speed_estimate_period=inf)
+    task = bar.add_task(title, total=total, status="")
+    with (
+        drawn(bar.get_renderable) if errors().is_terminal else said_while_working(lambda: _progress_line(bar.tasks[0]))
+    ):
+        yield bar, task
+
+
+class _StatusColumn(TextColumn):
+    """Words that give way with the bar, on one line."""
+
+    def render(self, task: Task) -> Text:
+        text = super().render(task)
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
+
+
+def _progress_line(task: Task) -> str:
+    """What a bar would show, in words."""
+    of = "" if task.total is None else f" of {task.total:.0f}"
+    left = "" if task.time_remaining is None else f", {timedelta(seconds=round(task.time_remaining))} left"
+    said = f": {task.fields['status']}" if task.fields["status"] else ""
+    return f"{task.description}, {task.completed:.0f}{of} done{left}{said}"
+
+
+@contextmanager
+def bar(total: float | None, title: str) -> Iterator[OnProgress]:
+    """A bar of what work says of itself; its total may be said by the work."""
+    with progress(None if total is None else round(total), title) as (shown, task):
+        yield lambda now: shown.update(task, completed=now.done, total=now.total, status=now.text)
+
+
+@contextmanager
+def spinner(title: str, first: str) -> Iterator[OnProgress]:
+    """A spinner that shows what is at work, and `first` before that says it."""
+    with status(f"{title}: {first}") as tell:
+        yield lambda now: tell(f"{title}: {now.text}")
+
+
+def unseen_progress(total: int, clock: Callable[[], float] | None = None) -> Progress:
+    """A progress that is not shown, with one task: its `time_remaining` are the seconds to the end, None before two advances.
+
+    They are judged by what followed the first advance, before which kernels are loaded or compiled. `clock` gives seconds.
+    """
+    unseen = Progress(console=errors(), disable=True, speed_estimate_period=inf, get_time=clock)
+    unseen.add_task("", total=total)
+    return unseen
+
+
+@contextmanager
+def status(title: str) -> Iterator[Callable[[str], None]]:
+    """A spinner on stderr for work of unknown length, or a line every few seconds where that is no terminal.
+
+    What it yields is told what is being done at the moment.
+    """
+    shown = [title]
+    if errors().is_terminal:
+        spinner = Spinner("dots", Text(title))
+        with drawn(lambda: spinner):
+            yield lambda text: spinner.update(text=Text(text))
+    else:
+        with said_while_working(lambda: shown[0]):
+            yield lambda text: shown.__setitem__(0, text)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, most: int = 64) -> None:
+    """A table on stdout: first column to the left, others to the right; a very long one is cut in the middle.
+
+    Where it is wider than the terminal it goes without lines, and where that is still too wide each row is told in lines of its own.
+    """
+    shown = shortened(columns, rows, most)
+    width, count = columns_of(), len(columns)
+    needed = sum(max(map(cell_len, cells)) for cells in zip(columns, *shown, strict=True))
+    _print(wrapped(printable(title), width), style="bold")
+    if width is None or needed + 3 * count + 1 <= width:
+        _print(_drawn(columns, shown, Table(header_style="bold")))
+    elif needed + 2 * (count - 1) <= width:
+        _print(_drawn(columns, shown, Table(header_style="bold", box=None, padding=(0, 2, 0, 0), pad_edge=False)))
+    else:
+        for line in records(columns, shown, width):
+            _print(line)
+
+
+def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, most: int) -> Table:
+    """A table of texts with lines around its cells, as `table` shows it where there is room."""
+    return _drawn(columns, shortened(columns, rows, most), Table(header_style="bold"))
+
+
+def shortened(columns: Sequence[str], rows: Sequence[Sequence[str]], most: int) -> list[list[str]]:
+    """The rows, printable; of more than `most` the first and the last, with dots between."""
+    shown = [[printable(cell) for cell in row] for row in rows]
+    return shown if len(shown) <= most else [*shown[: most // 2], ["..."] * len(columns), *shown[-most // 2 :]]
+
+
+def _drawn(columns: Sequence[str], rows: Sequence[Sequence[str]], made: Table) -> Table:
+    for index, column in enumerate(columns):
+        made.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+    for row in rows:
+        made.add_row(*map(Text, row))
+    return made
+
+
+def _print(shown: RenderableType, **options: Any) -> None:
+    with above_what_moves():
+        output().print(shown, soft_wrap=True, **options)
+
+
+def say(text: str) -> None:
+    """A line of a result on stdout, wrapped at words on a terminal."""
+    _print(wrapped(text, columns_of()))
+
+
+def size_text(count: int) -> str:
+    """Bytes for people: GiB where it is large, MiB below."""
+    return f"{count / GIB:.2f} GiB" if count >= GIB // 4 else f"{count / MIB:.2f} MiB"
+
+
+def capacity_text(count: int) -> str:
+    """Bytes to compare with what others publish, in all units in use: exact, decimal and binary."""
+    decimal = f"{count / 10**9:.2f} GB" if count >= 10**8 else f"{count / 10**6:.2f} MB"
+    return f"{count} bytes ({decimal}, {size_text(count)})"
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds for people."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"

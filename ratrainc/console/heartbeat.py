@@ -1,0 +1,46 @@
+"""Signs of life where there is no terminal: a line on stderr every so often, for as long as something works."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from threading import Event, Thread
+
+from ratrain.ratrainc.console.terminal import echo
+
+EVERY_SECONDS = 10.0
+_SILENT = [False]
+"""Whether another process speaks for this one."""
+
+
+@contextmanager
+def speaking(speaks: bool) -> Iterator[None]:
+    """Let this process be silent in the block where another one speaks for it."""
+    before, _SILENT[0] = _SILENT[0], not speaks
+    try:
+        yield
+    finally:
+        _SILENT[0] = before
+
+
+@contextmanager
+def said_while_working(line: Callable[[], str]) -> Iterator[None]:
+    """Say what `line` tells, and for how long it has been going on, every `EVERY_SECONDS` of the block."""
+    done, start = Event(), time.monotonic()
+
+    def beat() -> None:
+        while not done.wait(EVERY_SECONDS):
+            if _SILENT[0]:
+                continue
+            with suppress(OSError, ValueError):  # nobody hears it: the work goes on
+                echo(f"{line()} ({timedelta(seconds=round(time.monotonic() - start))} so far)", err=True)
+
+    thread = Thread(target=beat, daemon=True, name="heartbeat")
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

@@ -1,0 +1,131 @@
+"""What is written to a terminal: all text of commands goes through here, and nothing in it can steer a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import current_process
+from threading import RLock
+from typing import Any, Protocol
+
+import click
+
+from ratrain.ratrain_ir.support.diagnostics import printable
+from ratrain.ratrain_ir.support.loops import UncachedWarning
+from ratrain.ratrainc.console.wrapping import wrapped
+
+
+def echo(text: str = "", *, err: bool = False, nl: bool = True, wrap: bool = True) -> None:
+    """Write a text to stdout or stderr, made printable: names and contents of files may hold anything.
+
+    On a terminal long lines are wrapped at words, unless `wrap` says that they are one word to whoever reads them.
+    """
+    shown = printable(text)
+    with above_what_moves():
+        click.echo(wrapped(shown, columns_of(err=err)) if wrap else shown, err=err, nl=nl)
+
+
+def echo_document(text: str) -> None:
+    """Write a file's content to stdout: printable on a terminal, and as it is for whoever reads it from a pipe or file."""
+    with above_what_moves():
+        sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+        sys.stdout.flush()
+
+
+def columns_of(*, err: bool = False) -> int | None:
+    """How wide lines of stdout or stderr may be: what COLUMNS says, else the terminal's width; None in a file or pipe, which have none."""
+    said = os.environ.get("COLUMNS", "")
+    if said.isascii() and said.isdigit() and 0 < int(said) < _WIDEST:
+        return int(said)
+    stream = sys.stderr if err else sys.stdout
+    with suppress(OSError, ValueError, AttributeError):  # a stream that is closed, or is none of the system's
+        if stream.isatty():
+            return os.get_terminal_size(stream.fileno()).columns or None
+    return None
+
+
+class Moving(Protocol):
+    """What is drawn on a terminal again and again, and can be taken away: a bar, a spinner, a dashboard."""
+
+    def start(self) -> None:
+        """Draw it."""
+
+    def stop(self) -> None:
+        """Take it away."""
+
+
+@contextmanager
+def moving(shown: Moving) -> Iterator[None]:
+    """Draw something for as long as the block runs. Whatever is written meanwhile is written above it."""
+    with _MOVES:
+        _MOVING.append(shown)
+        shown.start()
+    try:
+        yield
+    finally:
+        with _MOVES:
+            _MOVING.remove(shown)
+            shown.stop()
+
+
+@contextmanager
+def above_what_moves() -> Iterator[None]:
+    """Take away what is drawn while the block writes: its place is that of the lines, and it is drawn again below them."""
+    with _MOVES:
+        if not _MOVING:
+            yield
+            return
+        shown = _MOVING[-1]
+        shown.stop()
+        try:
+            yield
+        finally:
+            shown.start()
+
+
+_MOVES = RLock()
+_MOVING: list[Moving] = []
+_WIDEST = 100_000
+
+
+def leave_lost_readers() -> None:
+    """Send what is left for a reader who is gone to nowhere, so that the end of the process does not fail for it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with suppress(OSError, ValueError):  # ValueError: a stream without a file
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        except ValueError:  # it is closed
+            pass
+
+
+@contextmanager
+def warnings_in_words() -> Iterator[None]:
+    """Say what our own warnings say in one line, without a place in our code."""
+    with warnings.catch_warnings():
+        _show_in_words()
+        yield
+
+
+def warnings_of_worker() -> None:
+    """The same for all the life of a process that others like it work beside: the first of them speaks for all."""
+    if current_process().name.rpartition("-")[2] == "1":
+        _show_in_words()
+    else:
+        warnings.simplefilter("ignore", UncachedWarning)
+
+
+def _show_in_words() -> None:
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, UncachedWarning):
+            echo(f"warning: {message}", err=True)
+        else:
+            usual(message, category, *place, **more)
+
+    warnings.showwarning = show

@@ -1,0 +1,236 @@
+"""What this machine offers a run: the facts behind `ratrainc doctor`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import asdict, frozen
+
+from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrain_ir.side_by_side import usable_cores
+from ratrain.ratrainc.console.console import size_text
+from ratrain.ratrainc.console.extras import is_installed
+from ratrain.targets.runtime.arena.processor import bf16_instructions, cpu_flags
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.program import Program
+
+_PINS = (
+    "OPENBLAS_CORETYPE",
+    "OPENBLAS_L2_SIZE",
+    "OPENBLAS_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "MKL_CBWR",
+    "BLIS_ARCH_TYPE",
+    "BLIS_NUM_THREADS",
+    "NPY_DISABLE_CPU_FEATURES",
+    "NUMBA_CPU_NAME",
+    "NUMBA_DISABLE_JIT",
+)
+"""Variables that decide which BLAS kernels multiply, on how many threads, or how the kernels here are compiled."""
+_CORE_TYPES = frozenset({"OPENBLAS_CORETYPE", "MKL_CBWR", "BLIS_ARCH_TYPE"})
+
+
+@frozen
+class Fact:
+    """One thing that was looked at."""
+
+    found: str
+    remark: str = ""
+    stops_a_run: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The fact as plain data."""
+        return asdict(self)
+
+
+def machine_facts() -> dict[str, Fact]:
+    """Python, BLAS, threads, bf16, the kernels' cache, MPI, torch.distributed, memory."""
+    return {
+        "python": Fact(f"{platform.python_version()}, {platform.system()} {platform.machine()}"),
+        "blas": _blas(),
+        "threads": _threads(),
+        "matrix products": _matrix_products(),
+        "bf16": bf16_fact(cpu_flags()),
+        "kernel cache": _kernel_cache(),
+        "mpi": _mpi(),
+        "torch.distributed": _torch(),
+        "free memory": Fact(size_text(free_memory())),
+    }
+
+
+def program_fact(program: Program) -> Fact:
+    """Whether all ranks of a program fit the free memory, as the local engine runs them, and if not, how many do."""
+    from ratrain.targets.runtime.engine.certificate import scratch_bytes
+    from ratrain.targets.runtime.kernels import kernel_set
+
+    scratch = scratch_bytes(program, kernel_set("fast"))
+    arenas = program.arena_bytes_of_all_ranks
+    largest = max(stage.arena_bytes for stage in program.stages)
+    free = free_memory()
+    words = (
+        f"{program.plan.clusters} ranks in one process: arenas {size_text(arenas)}, kernel scratch {size_text(scratch)}"
+    )
+    if arenas + scratch <= free:
+        return Fact(words, f"largest rank: {size_text(largest)}")
+    fitting = free // (largest + scratch)
+    remark = f"more than is free; the largest rank needs {size_text(largest)}: {fitting} of its size fit here"
+    return Fact(words, remark, stops_a_run=True)
+
+
+def free_memory() -> int:
+    """Bytes that a new process can take: what the system can give, and no more than a control group lets it."""
+    limits = [_available()]
+    for limit, used in _GROUP_FILES:
+        try:
+            limits.append(int(limit.read_text()) - int(used.read_text()))
+        except (OSError, ValueError):  # no control groups of this kind, or no limit ("max")
+            continue
+    return max(0, min(limits))
+
+
+def memory_limit() -> int:
+    """Bytes that processes of this machine can take together: its memory, or what a control group allows of it."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for limit, _ in _GROUP_FILES:
+        with suppress(OSError, ValueError):  # no control groups of this kind, or no limit ("max")
+            limits.append(int(limit.read_text()))
+    return min(limits)
+
+
+_GROUP_FILES = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
+)
+
+
+def _available() -> int:
+    """What Linux says is available, caches that it would give up among it; else the free pages."""
+    try:
+        for line in Path("/proc/meminfo").read_text("ascii").splitlines():
+            name, _, value = line.partition(":")
+            if name == "MemAvailable":
+                return int(value.split()[0]) << 10
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def _blas() -> Fact:
+    import numpy as np
+
+    from ratrain.targets.runtime.checkpoint.manifest import blas_facts
+
+    facts = blas_facts()
+    words = f"{facts['blas']}, core type {facts['blas_core_type']}, numpy {np.__version__}"
+    pinned = [f"{name}={os.environ[name]}" for name in _PINS if name in os.environ]
+    if _CORE_TYPES & os.environ.keys():
+        remark = f"the environment pins the core type ({', '.join(pinned)}): repeatable, maybe not the fastest"
+    elif pinned:
+        remark = f"the environment sets {', '.join(pinned)}; the core type is this processor's own"
+    else:
+        remark = "the environment pins nothing: bits may differ on another processor"
+    return Fact(words, remark)
+
+
+def _threads() -> Fact:
+    from threadpoolctl import threadpool_info
+
+    pools = ", ".join(f"{pool['internal_api']} {pool['num_threads']}" for pool in threadpool_info())
+    usable = f"{len(usable_cores())} of {os.cpu_count()} processors usable"
+    return Fact(f"{usable}; pools: {pools or 'none'}", "a run sets BLAS to one thread")
+
+
+def _matrix_products() -> Fact:
+    from threadpoolctl import threadpool_limits
+
+    from ratrain.targets.runtime.training.utilisation import measured_peak_flops
+
+    with threadpool_limits(limits=1):
+        peak = measured_peak_flops()
+    return Fact(f"{peak / 1e9:.0f} GFLOP/s in f32 on one core", "measured now; what utilisation is counted against")
+
+
+def bf16_fact(flags: Collection[str]) -> Fact:
+    """Whether a processor with these flags multiplies bf16, and what a plan in it gains all the same."""
+    native = bf16_instructions(flags)
+    found = f"this processor multiplies it ({', '.join(native)})" if native else "this processor does not multiply it"
+    by_pytorch = "'run --kernels torch' uses that" + (
+        "" if is_installed("torch") else " (pip install 'ratrain[torch]')"
+    )
+    used = f"{by_pytorch}; the other kernels" if native else "the kernels here"
+    return Fact(
+        found,
+        f"{used} multiply in f32, where bf16 saves memory, not time: activations, views and gradients take half of what they take in f32 "
+        f"({_parameter_bytes(Dtype.BF16)} bytes a parameter, not {_parameter_bytes(Dtype.F32)}, where nothing is sharded), as much as in f16, which needs a loss scale",
+    )
+
+
+def _parameter_bytes(dtype: Dtype) -> int:
+    """Of a parameter: view and gradient in a type, master weight and both moments in f32."""
+    return 2 * dtype.itemsize + 3 * Dtype.F32.itemsize
+
+
+def _kernel_cache() -> Fact:
+    """Where numba keeps compiled kernels, tried by writing there."""
+    import numba
+
+    version = f"numba {numba.__version__}"
+    from ratrain.ratrain_ir.support.loops import WAY_OUT
+    from ratrain.targets.runtime.kernels.fast import fast_rows
+
+    compiled = [value.stats for value in vars(fast_rows).values() if hasattr(value, "stats")]
+    folder = next((stats.cache_path for stats in compiled if stats.cache_path is not None), None)
+    if not compiled:
+        return Fact(f"{version} compiles nothing", "kernels run as plain Python, very slowly: unset NUMBA_DISABLE_JIT")
+    if folder is None:
+        return Fact(f"{version}, no place to keep kernels", f"they are compiled in every process; {WAY_OUT}")
+    try:  # a file, as a disk can be full where numba has found a folder
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as stream:
+            stream.write(b"x")
+    except OSError as error:
+        return Fact(f"{version}, '{folder}': {error.strerror}", f"kernels cannot be kept there; {WAY_OUT}")
+    return Fact(f"{version}, '{folder}' is writable")
+
+
+_OPTIONAL = "not needed by the local engine, which runs all ranks in one process"
+
+
+def _mpi() -> Fact:
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    launcher = shutil.which("mpirun", path=places) or shutil.which("mpiexec", path=places)
+    launched = f"launcher {launcher}" if launcher else "no launcher (mpirun, mpiexec) beside Python or on the path"
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False  # only to ask for the library's version
+        from mpi4py import MPI
+    except (ImportError, RuntimeError, OSError) as error:
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == "mpi4py"
+        found = "mpi4py is not installed" if is_missing else str(error)
+        return Fact(f"{found}; {launched}", f"{_OPTIONAL}; pip install 'ratrain[mpi]'")
+    library = " ".join(MPI.Get_library_version().strip("\0\n ").splitlines()[0].split())
+    return Fact(f"mpi4py {mpi4py.__version__}, {library}; {launched}", _OPTIONAL)
+
+
+def _torch() -> Fact:
+    from ratrain.ratrainc.console.extras import is_installed
+
+    if not is_installed("torch"):
+        return Fact("PyTorch is not installed", f"{_OPTIONAL}; pip install 'ratrain[torch]'")
+    from ratrain.targets.pytorch.availability import distributed_words
+
+    return Fact(distributed_words(), f"{_OPTIONAL}; --engine torch uses gloo, and NCCL between GPUs")

@@ -1,0 +1,1 @@
+"""Advice about memory: changes that free bytes, and what each costs."""

@@ -1,0 +1,185 @@
+"""What fits instead of a plan that does not: changes of it, each tried, else the planner's plan for the same clusters and the same step.
+
+The planner looks among plans for the same passes, then among those of all schedules. That nothing fits is said only where its bounds on
+bytes rule out every one of these.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from attrs import field, frozen
+
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.plan_text import changes_text
+from ratrain.ratrain_ir.schedules.named import default_schedule
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Note
+from ratrain.ratrain_ir.support.files import write_text
+from ratrain.ratrainc.choices.levers import Outcome, Setting, outcomes, try_setting
+from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY
+from ratrain.ratrainc.choices.strategies import strategy as strategy_named
+from ratrain.ratrainc.console.console import seconds_text, size_text
+from ratrain.ratrainc.planner.answer.report import nearest_text, text_of_plan
+from ratrain.ratrainc.planner.search.answer import Request
+from ratrain.ratrainc.planner.search.evaluation import Task, evaluate, folded_micro_batches
+from ratrain.ratrainc.planner.search.quick import quick_answer
+from ratrain.ratrainc.planner.search.requests import without_schedule
+from ratrain.ratrainc.planner.space.families import USUAL, Family, families, with_memories
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.choices.machine_choice import MachineChoice
+    from ratrain.ratrainc.choices.strategies import Strategy
+    from ratrain.ratrainc.planner.search.answer import Answer, Candidate
+    from ratrain.ratrainc.planner.search.evaluation import Evaluation
+
+SECONDS = 45.0
+"""After so many nothing new is tried."""
+_PLANNER_SECONDS = 15.0
+"""of these are left to the planner, where no change fits"""
+_SHOWN = 5
+
+
+@frozen
+class Suggestion:
+    """A plan that was compiled and placed, and the passes that did."""
+
+    model: ModelConfig
+    plan: Plan
+    pipeline: str
+    how: str
+    """what it comes to, in words"""
+
+    def save(self, path: str, model: str, machine: MachineChoice) -> None:
+        """Write the plan's file, with how to compile it. Raises `DiagnosticError` RT002 where that cannot be written."""
+        head = [f"In place of a plan that does not fit: {self.how}."]
+        write_text(path, text_of_plan(self.plan, self.pipeline, self.model, model, head, machine))
+
+
+@frozen
+class Advice:
+    """What is known of other plans."""
+
+    notes: list[Note] = field(factory=list)
+    suggestion: Suggestion | None = None
+
+
+def advice(setting: Setting, strategy: Strategy, command: str | None, whole_command: str | None = None) -> Advice:
+    """What fits in place of a setting that does not.
+
+    `command` asks the planner for a plan, where that can be asked for the setting's passes; `whole_command` asks it for one of any schedule.
+    """
+    begin = time.monotonic()
+    now = try_setting(setting, "as it is")
+    if now is None:
+        return Advice()
+    heaviest = max(range(len(now.peak_bytes)), key=now.peak_bytes.__getitem__)
+    fitting = _fitting_changes(setting, heaviest)
+    if fitting:
+        notes = [Note(f"tried, and fits: {o.name}: {_figures(o.step_seconds, o.peak_bytes)}") for o in fitting]
+        first = fitting[0]
+        how = f"{first.name}: {_figures(first.step_seconds, first.peak_bytes)}"
+        return Advice(notes, Suggestion(setting.model, first.setting.plan, first.setting.pipeline, how))
+    return _planned(setting, strategy, command, whole_command, begin + SECONDS)
+
+
+def _fitting_changes(setting: Setting, heaviest: int) -> list[Outcome]:
+    fitting: list[Outcome] = []
+    for outcome in outcomes(setting, heaviest, SECONDS - _PLANNER_SECONDS):
+        if outcome.fits:
+            fitting.append(outcome)
+        if len(fitting) >= _SHOWN or (fitting and " and " in outcome.name):
+            break
+    return sorted(fitting, key=lambda o: o.step_seconds or 0.0)
+
+
+def _planned(
+    setting: Setting, strategy: Strategy, command: str | None, whole_command: str | None, deadline: float
+) -> Advice:
+    """The planner's plan for the same passes, else for any schedule of the default strategy."""
+    notes = [Note("no single change and no pair of changes that was tried fits")]
+    plan = setting.plan
+    schedule = plan.schedule or default_schedule(plan.shape)
+    own = families(strategy, (schedule,)) if strategy.schedule is None and schedule != "1f1b" else ()
+    usual = strategy_named(DEFAULT_STRATEGY)
+    asked = [(strategy, own, command), (usual, families(usual, with_memories(USUAL, setting.machine)), whole_command)]
+    empty = []
+    for chosen, searched, asking in asked:
+        try:
+            answer = quick_answer(_request(setting, chosen, searched))
+        except DiagnosticError:  # the machine has not so many clusters, or there is no such shape
+            continue
+        empty.append(answer.proven_empty)
+        words = "" if chosen is strategy else f" with other passes than these, '{chosen.name}'"
+        ask = f"; ask for it with: {asking}" if asking else ""
+        placed = None if answer.proven_empty else _first_placed(answer, deadline)
+        if placed is not None:
+            candidate, evaluation = placed
+            how = "estimated from fewer micro-batches" if evaluation.estimated else "simulated"
+            figures = _figures(evaluation.step_seconds, evaluation.peak_bytes, how)
+            changes = changes_text(plan, candidate.plan)
+            passes = "" if asking is command else f", passes {candidate.pipeline}"
+            notes.append(Note(f"the planner's plan for {_same(plan)} fits{words}: {changes}{passes}: {figures}{ask}"))
+            return Advice(notes, Suggestion(setting.model, candidate.plan, candidate.pipeline, figures))
+        if answer.best is not None:
+            best = answer.best
+            figures = (
+                f"step {seconds_text(best.seconds)} (estimate), highest peak at least {size_text(best.peak_bytes)}"
+            )
+            maybe = f"may fit, though it was not placed here: {changes_text(plan, best.plan)}: {figures}"
+            notes.append(Note(f"the planner's plan for {_same(plan)}{words} {maybe}{ask}"))
+        elif not answer.proven_empty:
+            text = f"whether another plan of {_same(plan)} fits{words} is not known: bounds do not rule out all of them{ask}"
+            notes.append(Note(text))
+        elif all(empty) and len(empty) == len(asked) and command:
+            notes.append(Note(_proof(answer)))  # of any passes that are given they prove nothing
+    return Advice(notes)
+
+
+def _request(setting: Setting, strategy: Strategy, searched: tuple[Family, ...]) -> Request:
+    """What is asked of the planner: the same clusters and step, with dtypes and optimizer of the plan."""
+    plan = setting.plan
+    return Request(
+        setting.model,
+        setting.machine,
+        plan.clusters,
+        plan.global_batch,
+        plan.seq_len,
+        strategy,
+        peers=(plan.tp,) if plan.tp > 1 and not searched else None,
+        plan_template=without_schedule(plan),
+        families=searched,
+        wide=bool(searched),
+    )
+
+
+def _first_placed(answer: Answer, deadline: float) -> tuple[Candidate, Evaluation] | None:
+    """The first of the candidates that is compiled and placed, and what it comes to."""
+    request = answer.request
+    for number, candidate in enumerate(answer.candidates):
+        if number and time.monotonic() > deadline:
+            return None
+        folded = folded_micro_batches(candidate.plan) < candidate.plan.micro_batches
+        evaluation = evaluate(Task(request.model, candidate.plan, candidate.pipeline, request.machine, folded))
+        if evaluation.step_seconds is not None:
+            return candidate, evaluation
+    return None
+
+
+def _proof(answer: Answer) -> str:
+    request = answer.request
+    nearest = nearest_text(answer)
+    return (
+        f"no plan of at most {request.clusters} clusters fits {request.global_batch} sequences of {request.seq_len} tokens with these "
+        f"dtypes, with these passes or under any schedule of '{request.strategy.name}': bounds on bytes rule out all of them{f' ({nearest})' if nearest else ''}; the model needs more "
+        f"clusters, or shorter sequences"
+    )
+
+
+def _same(plan: Plan) -> str:
+    return f"the same {plan.clusters} clusters and {plan.global_batch} sequences of {plan.seq_len} tokens"
+
+
+def _figures(seconds: float | None, peaks: tuple[int, ...], how: str = "simulated") -> str:
+    return f"step {seconds_text(seconds or 0.0)} ({how}), highest peak {size_text(max(peaks))}"

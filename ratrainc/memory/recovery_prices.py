@@ -1,0 +1,220 @@
+"""What becomes of what each block's forward saves, kept, recovered or stored, what that costs, and what the other ways would.
+
+Seconds are of the target: simulated where something is stored, of the op alone elsewhere. A transfer is hidden as far as compute did not
+wait for it.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+
+from ratrain.passes.recovery.rewriting import NOTHING, rewrite, same_for_all
+from ratrain.ratrain_ir.config.types import StateKind, aligned
+from ratrain.ratrain_ir.lowering import lower
+from ratrain.ratrain_ir.model.blocks import Block
+from ratrain.ratrain_ir.ops.ops import Engine, Evict, Fetch, Forward, Recompute, Slice, Store, TakeBack, piece_of
+from ratrain.ratrainc.console.console import seconds_text, size_text
+from ratrain.ratrainc.console.parts import TextTable
+from ratrain.targets.machine.store_cost import transfer_work
+from ratrain.targets.simulator.bubbles import Bubbles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.ops.ops import Piece, Tensor
+    from ratrain.targets.simulator.timeline import Timeline
+    from ratrain.targets.target import MachineTarget
+
+_Key = tuple[Block, int | None]
+"""A block, and the slice where micro-batches are cut."""
+
+
+@frozen
+class _Full:
+    """Of a block and a piece: all that its forward saves, and what it takes to make it again."""
+
+    nbytes: int
+    seconds: float
+
+
+@frozen
+class _Use:
+    """What became of what one forward saves."""
+
+    choice: str
+    nbytes: int
+    """that wait for the backward: what it saves, in DDR; or what is stored of it, with the input that recovery starts from"""
+    seconds: float
+    """of recovery, and of transfers there and back"""
+    exposed: float
+    """of transfers, what compute waited"""
+
+
+def recovery_facts(
+    module: Module, stage: Stage, target: MachineTarget, timeline: Timeline | None
+) -> list[dict[str, Any]]:
+    """Rows of blocks and of the micro-batches that are alike, in forward order. `timeline`: of a step, where the stage stores anything."""
+    full = _of_full_recovery(module, stage.index, target)
+    rows: dict[tuple[Block, str, int], list[tuple[Piece, _Use]]] = {}
+    for forward, use in _uses(module, stage, target, timeline):
+        rows.setdefault((forward.block, use.choice, use.nbytes), []).append((piece_of(forward), use))
+    order = {block: place for place, block in enumerate(module.topology.stage_blocks[stage.index])}
+    facts = []
+    for (block, choice, nbytes), found in sorted(rows.items(), key=lambda item: order[item[0][0]]):
+        whole = full[block, found[0][0].number if isinstance(found[0][0], Slice) else None]
+        storing = {
+            home.value: sum(
+                transfer_work(whole.nbytes, home, target.machine, fetches=way).seconds for way in (False, True)
+            )
+            for home, _ in target.machine.stores
+        }
+        facts.append(
+            {
+                "block": str(block),
+                "pieces": [str(piece) if isinstance(piece, Slice) else f"m{piece}" for piece, _ in found],
+                "choice": choice,
+                "bytes": nbytes,
+                "seconds": sum(use.seconds for _, use in found) / len(found),
+                "exposed_seconds": sum(use.exposed for _, use in found) / len(found),
+                "recovering_seconds": whole.seconds,
+                "storing_seconds": storing,
+            }
+        )
+    return facts
+
+
+def _of_full_recovery(module: Module, index: int, target: MachineTarget) -> dict[_Key, _Full]:
+    """Of each block of a stage that can be recovered, and each slice: what recovery of the whole layer makes of it."""
+    one = lower(module.model, evolve(module.plan, micro_batches=1))
+    stage = one.stages[index]
+    forwards = [op for op in stage.ops if type(op) is Forward]
+    saved = {_key(op): _bytes(t for t in op.writes if t.kind is StateKind.SAVED) for op in forwards}
+    rewrite(stage, same_for_all(NOTHING))
+    return {
+        _key(op): _Full(saved[_key(op)], target.op_seconds(one, stage, op)) for op in stage.ops if type(op) is Recompute
+    }
+
+
+def _key(op: Forward | Recompute) -> _Key:
+    return op.block, op.slice
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(aligned(tensor.type.nbytes) for tensor in tensors)
+
+
+def _uses(
+    module: Module, stage: Stage, target: MachineTarget, timeline: Timeline | None
+) -> Iterable[tuple[Forward, _Use]]:
+    recovered: dict[tuple[Block, Piece], float] = {}
+    stored: dict[tuple[Block, Piece], Store | Evict] = {}
+    for op in stage.ops:
+        if type(op) is Recompute:
+            where = op.block, piece_of(op)
+            recovered[where] = recovered.get(where, 0.0) + target.op_seconds(module, stage, op)
+        elif isinstance(op, Store | Evict):
+            stored[op.block, piece_of(op)] = op
+    moved = {} if timeline is None else _transfers(timeline, stage.index)
+    last = _last_reads(stage)
+    for position, op in enumerate(stage.ops):
+        if type(op) is not Forward or op.block.layer is None:
+            continue
+        where = op.block, piece_of(op)
+        store = stored.get(where)
+        if store is None:
+            nbytes = _bytes(t for t in op.writes if t.kind is StateKind.SAVED and last.get(t, -1) > position)
+        else:
+            nbytes = _bytes(store.reads)
+        words = [] if store is None else [_stored_words(store)]
+        words += ["recovered"] * (where in recovered)
+        seconds, exposed = moved.get((str(op.block), piece_of(op)), (0.0, 0.0))
+        use = _Use(", ".join(words) or "kept", nbytes, recovered.get(where, 0.0) + seconds, exposed)
+        yield op, use
+
+
+def _stored_words(op: Store | Evict) -> str:
+    return f"stored at @{op.peer}" if isinstance(op, Evict) else f"stored in {op.writes[0].home.value}"
+
+
+def _last_reads(stage: Stage) -> dict[Tensor, int]:
+    last: dict[Tensor, int] = {}
+    for position, op in enumerate(stage.ops):
+        if op.engine is not Engine.NONE:
+            last |= dict.fromkeys(op.reads, position)
+    return last
+
+
+def _transfers(timeline: Timeline, stage: int) -> dict[tuple[str, Piece], tuple[float, float]]:
+    """By block and piece, the seconds of what is stored and fetched in a steady step, and those of them that compute waited for."""
+    waited = Bubbles(timeline).waited_for_ops(stage, Engine.COMPUTE)
+    first_event = (timeline.steps - 1) * timeline.ops
+    found: dict[tuple[str, Piece], tuple[float, float]] = {}
+    for engine in (Engine.STORE, Engine.FETCH):
+        for number in range(*timeline.ops_of(stage, engine)):
+            item = timeline.instructions[number]
+            assert item.micro_batch is not None
+            piece = item.micro_batch if item.slice is None else Slice(item.micro_batch, item.slice)
+            took = float(timeline.ends[first_event + number] - timeline.starts[first_event + number])
+            seconds, exposed = found.get((item.blocks[0], piece), (0.0, 0.0))
+            found[item.blocks[0], piece] = seconds + took, exposed + waited.get(number, 0.0)
+    return found
+
+
+def stores_anything(stage: Stage) -> bool:
+    """Whether a stage stores anything, so that it takes a simulated step to say what that costs."""
+    return any(isinstance(op, Store | Fetch | Evict | TakeBack) for op in stage.ops)
+
+
+def recovery_table(facts: list[dict[str, Any]]) -> TextTable:
+    """The table of `recovery_facts`; layers one behind the other of which the same is to be said are one row."""
+    rows = []
+    for _, alike in groupby(_by_kind(facts), key=_shown):
+        found = list(alike)
+        blocks = [each["block"] for each in found]
+        name = blocks[0] if len(blocks) == 1 else f"{blocks[0]}-{blocks[-1].partition('.')[2]}"
+        size = size_text(found[0]["bytes"]) if found[0]["bytes"] else "-"
+        rows.append([name, _pieces_text(found[0]["pieces"]), found[0]["choice"], size, *_cost_texts(found)])
+    return TextTable(
+        "what forwards save, by block (seconds of one, simulated)",
+        ("block", "of", "is", "bytes", "costs", "instead"),
+        rows,
+    )
+
+
+def _by_kind(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Attention blocks first, then mlps, each choice together, so that layers that are alike follow each other."""
+    return sorted(facts, key=lambda each: (each["block"].partition(".")[0], each["choice"], each["pieces"]))
+
+
+def _shown(fact: dict[str, Any]) -> tuple[Any, ...]:
+    return fact["block"].partition(".")[0], fact["choice"], tuple(fact["pieces"]), fact["bytes"], _cost_texts([fact])[1]
+
+
+def _cost_texts(found: list[dict[str, Any]]) -> tuple[str, str]:
+    """What a choice costs, on average of rows, and what the others would."""
+    first = found[0]
+    stored = first["choice"].startswith("stored")
+    costs, others = "-", []
+    if first["choice"] != "kept":
+        seconds, exposed = (sum(each[key] for each in found) / len(found) for key in ("seconds", "exposed_seconds"))
+        costs = seconds_text(seconds)
+        if stored:
+            hidden = "hidden" if exposed <= _LITTLE * seconds else f"{seconds_text(exposed)} exposed"
+            costs += f" {hidden}"
+    if "recovered" not in first["choice"]:
+        others.append(f"recovering {seconds_text(first['recovering_seconds'])}")
+    if not stored:
+        others += [f"{home} {seconds_text(seconds)}" for home, seconds in first["storing_seconds"].items()]
+    return costs, ", ".join(others) or "-"
+
+
+_LITTLE = 1e-3
+"""Of a transfer's seconds: less of them is not called exposed."""
+
+
+def _pieces_text(pieces: list[str]) -> str:
+    return pieces[0] if len(pieces) == 1 else f"{pieces[0]} .. {pieces[-1]} ({len(pieces)})"

@@ -1,0 +1,92 @@
+"""Which groups of clusters the traffic of a plan crosses: the messages between stages, the collectives of a layer, what tensor peers exchange."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+
+from ratrain.ratrain_ir.config.rank_mapping import RankMapping
+from ratrain.ratrain_ir.lowering import lower
+from ratrain.ratrain_ir.ops.ops import AllGather, AllReduce, GatherRows, Group, Op, Payload, ReduceRows, ReduceScatter
+from ratrain.ratrainc.console.console import size_text
+from ratrain.targets.machine.placement import placement_of
+from ratrain.targets.machine.timing import collective_way
+from ratrain.targets.target import target_of
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.targets.machine.machine import Machine
+
+_SHOWN_BOUNDARIES = 4
+
+
+@frozen
+class Crossing:
+    """Traffic that goes the same way."""
+
+    what: str
+    group: str
+    """the outermost group it stays within"""
+    way: str
+    """for a collective, how it is done, and bytes that a cluster sends over its link of each group"""
+
+    def to_json(self) -> dict[str, Any]:
+        """The crossing as plain data."""
+        return {"what": self.what, "group": self.group, "way": self.way}
+
+    def __str__(self) -> str:
+        return f"{self.what} within a {self.group}" + (f", {self.way}" if self.way else "")
+
+
+def crossings(plan: Plan, model: ModelConfig, machine: Machine) -> list[Crossing]:
+    """What crosses which group: messages by group, from the innermost, then the collectives of one mlp."""
+    return [*_messages(plan, machine), *_collectives(plan, model, machine)]
+
+
+def _messages(plan: Plan, machine: Machine) -> list[Crossing]:
+    placement = placement_of(plan, machine)
+    edges = [hop for hop in placement.mesh.hops if hop.channel.payload is Payload.ACTIVATION]
+    levels = sorted((placement.level_between(hop.source, hop.target), hop.source, hop.target) for hop in edges)
+    messages = []
+    for level, members in groupby(levels, key=lambda item: item[0]):
+        names = [f"@{source}-@{target}" for _, source, target in members]
+        shown = ", ".join(names[:_SHOWN_BOUNDARIES])
+        more = f" and {len(names) - _SHOWN_BOUNDARIES} more" if len(names) > _SHOWN_BOUNDARIES else ""
+        messages.append(Crossing(f"messages {shown}{more}", machine.link_groups[level].name, ""))
+    return messages
+
+
+def _collectives(plan: Plan, model: ModelConfig, machine: Machine) -> list[Crossing]:
+    tiles = tuple(evolve(tile, stages=1) for tile in plan.mapping.tiles) if plan.mapping is not None else None
+    mapping = RankMapping(tiles) if tiles is not None else None
+    single = evolve(
+        plan, pp=1, cuts=(), chunks=1, layout="loop", slices=(), schedule=None, micro_batches=1, mapping=mapping
+    )
+    module = lower(model.with_one_layer(), single)
+    target = target_of(machine)
+    by_kind: dict[tuple[str, str], Crossing] = {}
+    for op in module.stages[0].ops:
+        if not _is_of_mlp(op):
+            continue
+        timed = target.timed(module, module.stages[0], op)
+        way = collective_way(timed, single, machine)
+        if way is None or (op.keyword, timed.group) in by_kind:
+            continue
+        used = [level for level in range(len(machine.link_groups)) if way.bytes_at(level)]
+        sent = ", ".join(f"{machine.link_groups[level].name} {size_text(int(way.bytes_at(level)))}" for level in used)
+        among = " among tensor peers" if timed.group == Group.TENSOR.value else ""
+        what = f"{op.keyword} of an mlp{among}, {size_text(timed.payload_bytes)}"
+        by_kind[op.keyword, timed.group] = Crossing(
+            what, machine.link_groups[used[-1]].name, f"{way.name}: {sent} a cluster"
+        )
+    return list(by_kind.values())
+
+
+def _is_of_mlp(op: Op) -> bool:
+    """Whether a collective, or an exchange of tensor peers, is for an mlp alone."""
+    if isinstance(op, GatherRows | ReduceRows):
+        return op.block.kind == "mlp"
+    return isinstance(op, ReduceScatter | AllReduce | AllGather) and {unit.kind for unit in op.blocks} == {"mlp"}

@@ -1,0 +1,154 @@
+"""Weak scaling: the best plan, or a given one with more replicas, at several numbers of clusters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrainc.console.console import seconds_text
+from ratrain.ratrainc.console.parts import Part, Shown, TextTable
+from ratrain.ratrainc.console.pictures import new_figure, write_figure
+from ratrain.ratrainc.planner.search.evaluation import Task, evaluate
+from ratrain.ratrainc.planner.search.search import Search
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.planner.search.answer import Request
+
+
+@frozen
+class Point:
+    """One number of clusters. Without `step_seconds` nothing was found that fits."""
+
+    clusters: int
+    global_batch: int
+    step_seconds: float | None
+    tokens_per_second: float | None
+    efficiency: float | None
+    """throughput a cluster, over that of the first point"""
+    bound_seconds: float | None
+    plan: Plan | None
+
+
+def planned_points(request: Request, counts: Sequence[int], sequences: int, tick: Callable[[str], None]) -> list[Point]:
+    """The best plan at each number of clusters, with so many sequences a cluster."""
+    timed = []
+    for clusters in counts:
+        answer = Search(evolve(request, clusters=clusters, global_batch=clusters * sequences), tick).run()
+        best = answer.best
+        seconds = best.seconds if best else None
+        timed.append((clusters, clusters * sequences, seconds, answer.bound_seconds, best.plan if best else None))
+    return _points(timed, request.seq_len)
+
+
+def fixed_points(
+    request: Request, plan: Plan, counts: Sequence[int], sequences: int, tick: Callable[[str], None]
+) -> list[Point]:
+    """A plan's stages and micro-batches with as many replicas as each number of clusters has room for.
+
+    Raises `DiagnosticError` RT064 where a number of clusters is not a multiple of the stages, or sequences do not divide evenly.
+    """
+    timed = []
+    for clusters in counts:
+        dp, rest = divmod(clusters, plan.pp)
+        size = plan.micro_batch_size
+        micro_batches, left = divmod(plan.pp * sequences, size)
+        if rest or left or not micro_batches:
+            fail(
+                "RT064",
+                f"{clusters} clusters with {sequences} sequences each do not divide evenly over {plan.pp} stages with micro-batches of {size}",
+                help=f"use a multiple of {plan.pp} clusters, and sequences that make whole micro-batches",
+            )
+        alone = (
+            {} if dp > 1 else {"zero": 0, "reduce": "last"}
+        )  # one replica has nothing to shard, and nobody to reduce with
+        shaped = plan.reshaped(dp=dp, micro_batches=micro_batches, **alone)
+        evaluation = evaluate(Task(request.model, shaped, request.strategy.passes_for(shaped), request.machine))
+        tick(f"{clusters} clusters")
+        timed.append((clusters, shaped.global_batch, evaluation.step_seconds, None, shaped))
+    return _points(timed, plan.seq_len)
+
+
+def _points(timed: Sequence[tuple[int, int, float | None, float | None, Plan | None]], seq_len: int) -> list[Point]:
+    points: list[Point] = []
+    first: float | None = None
+    for clusters, batch, seconds, bound, plan in timed:
+        if seconds is None:
+            points.append(Point(clusters, batch, None, None, None, bound, None))
+            continue
+        rate = batch * seq_len / seconds
+        first = first or rate / clusters
+        points.append(Point(clusters, batch, seconds, rate, rate / clusters / first, bound, plan))
+    return points
+
+
+@frozen(repr=False)
+class Scaling(Shown):
+    """How throughput grows with the number of clusters when each has as much to do."""
+
+    points: tuple[Point, ...]
+    model: str
+    machine: str
+    strategy: str
+
+    def plot(self, path: str) -> None:
+        """Draw the curve. Raises `DiagnosticError` RT002 as `write_figure` does, and where matplotlib is not installed."""
+        draw(self.points, path, f"{self.model} on {self.machine}, {self.strategy} (simulated)")
+
+    def parts(self) -> Iterator[Part]:
+        """A table with a row a number of clusters."""
+        title = f"{self.model}: weak scaling (simulated; efficiency over the first row)"
+        columns = ("clusters", "plan", "step", "tokens/s", "efficiency")
+        yield TextTable(title, columns, [_row(point) for point in self.points])
+
+    def to_json(self) -> dict[str, Any]:
+        """The points as `--json` prints them."""
+        return {"model": self.model, "strategy": self.strategy, "points": [point_json(each) for each in self.points]}
+
+
+def _row(point: Point) -> list[str]:
+    plan = point.plan
+    if plan is None or point.step_seconds is None:
+        return [str(point.clusters), "none was found" if plan is None else "does not fit", "-", "-", "-"]
+    rate, share = f"{point.tokens_per_second:,.0f}", f"{100 * (point.efficiency or 0.0):.1f} %"
+    return [str(point.clusters), plan.summary, seconds_text(point.step_seconds), rate, share]
+
+
+def point_json(point: Point) -> dict[str, Any]:
+    """A point as `--json` prints it."""
+    plan = point.plan
+    bound = point.bound_seconds if point.bound_seconds is not None and math.isfinite(point.bound_seconds) else None
+    data: dict[str, Any] = {
+        "clusters": point.clusters,
+        "global_batch": point.global_batch,
+        "tokens_per_second": point.tokens_per_second,
+        "step_seconds": point.step_seconds,
+        "efficiency": point.efficiency,
+        "bound_step_seconds": bound,
+    }
+    if plan is not None:
+        names = ("pp", "dp", "tp", "micro_batch_size", "micro_batches", "zero", "reduce", "chunks", "layout")
+        lists = {"cuts": list(plan.cuts), "slices": list(plan.slices)}
+        data["plan"] = {name: getattr(plan, name) for name in names} | lists
+    return data
+
+
+def draw(points: Sequence[Point], path: str, title: str) -> None:
+    """Write a plot of throughput over clusters, with perfect scaling beside it, as PNG or SVG by the file's ending.
+
+    Raises `DiagnosticError` RT002 as `write_figure` does.
+    """
+    figure, axes = new_figure(6, 4, title)
+    good = [(p.clusters, p.tokens_per_second) for p in points if p.tokens_per_second is not None]
+    clusters = [count for count, _ in good]
+    axes.plot(clusters, [rate for _, rate in good], "o-", label="simulated")
+    if good:
+        base = good[0][1] / good[0][0]
+        axes.plot(clusters, [base * n for n in clusters], "--", color="grey", label="perfect scaling")
+    axes.set(xlabel="clusters", ylabel="tokens/s", ylim=(0, None))
+    axes.legend()
+    write_figure(figure, path)

@@ -1,0 +1,1 @@
+"""Lower bounds of time and bytes for many plans at once."""

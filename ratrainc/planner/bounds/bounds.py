@@ -1,0 +1,351 @@
+"""Lower bounds on step time and peak bytes, in closed form, for whole arrays of plans: never above what the compiler and the simulator find.
+
+For a stage s of P with f and b seconds of forward and backward a micro-batch, M micro-batches, k = min(P - s, M) in flight, c seconds of
+a message, and D the seconds from the end of a forward on s to the arrival of its gradient (all later stages there and back):
+
+- *work*: the compute engine also does the recovery R and the updates: M (f + b) + R + updates.
+- *waits*: the first backward waits D for the first forward, and before it there are only k forwards; the last backward waits D for the last forward, and
+  between them there are only k - 1 backwards and the recovery r of those k micro-batches. So, where M > k,
+  window >= M (f + b) + R + max(0, D - (k - 1) f) + max(0, D - (k - 1) b - r). Recovery before the first backward is not part of R: what it
+  recovers takes the bytes of what could have been kept.
+- *round trips*: forward m + k comes after backward m, so every k-th micro-batch makes a chain: ceil(M / k)(f + D + b).
+- *state*: the first block of a stage is used in the next step only after its reduction, update and gather, which follow the window.
+- *stages before s* are passed on the way down before the window, and up after it.
+- *collectives*: their engine works one after another, and so does that of tensor peers' exchanges.
+
+With tensor peers a micro-batch's way through a stage takes f' forward and b' back: its compute, of backwards that may be in halves the input
+halves alone, and what is exchanged for it, which nothing hides from the micro-batch itself. D is of such ways, and a round trip takes
+f' + D + max(b, b'), the last one b'. Passes of different micro-batches may be merged where one follows the other in the order, but never a
+backward with the forward behind it. So before the first backward there are still only k forwards, and the last forward of a stage where k = 1
+stands alone: its f' - f are waited for each time. Weight halves of two micro-batches may follow when the last gradient has left, so the window
+may be shorter by these (of one layer where k = 1); and when a backward begins, only k - 1 micro-batches are sure to be in flight where k > 1.
+
+R follows from bytes. When a backward begins, all k micro-batches in flight hold what they keep, beside the state, the gradients and what this
+backward itself needs. What is left of the capacity, shared evenly by all layers in flight, gives least recovery on the convex hull of all choices
+(a convex function of the bytes: sharing evenly is the optimum of the relaxation in which choices may be mixed).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from attrs import frozen
+
+from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES
+from ratrain.ratrainc.planner.bounds.columns import (
+    EMBED,
+    HEAD,
+    LAYER,
+    Columns,
+    Numbers,
+    evenest,
+    least_bytes,
+    least_recovery,
+    left_behind,
+    stage_numbers,
+    surely_held,
+    unit_sum,
+)
+from ratrain.ratrainc.planner.bounds.other_memory import crossing_bytes, with_other_memory
+from ratrain.ratrainc.planner.bounds.placed_bounds import PlacedMemory, placed_shape_seconds, placed_time
+
+
+@frozen(eq=False)
+class StageBounds:
+    """Lower bounds of stages: the step seconds each implies (infinite where it cannot fit), and its peak bytes."""
+
+    seconds: Numbers
+    peak_bytes: Numbers
+
+
+def stage_bounds(c: Columns, before: Numbers, layers: Numbers) -> StageBounds:
+    """Bounds of stages that have `layers` layers, at least one, after `before` layers of earlier stages.
+
+    The first axis of `layers` has all stages of a plan in order, the last one the shapes. Arguments broadcast.
+    """
+    memory = _memory(c, layers)
+    seconds, peak = _with_other_memory(c, layers, _seconds(c, memory, before), memory.peak_bytes())
+    return StageBounds(np.where(peak <= c.capacity, seconds, np.inf), peak)
+
+
+def least_stage_seconds(c: Columns, before: Numbers, layers: Numbers) -> Numbers:
+    """The step seconds that stages imply whatever lies before them, at least `before` layers; infinite where they cannot fit.
+
+    They are those of `stage_bounds` without round trips and waits, which are shorter where more lies before a stage. Arguments as there.
+    """
+    memory = _memory(c, layers)
+    if isinstance(memory, PlacedMemory):
+        longest = _seconds(c, memory, before)
+    else:
+        work = unit_sum(c.micro_batches * (c.forward + c.backward), layers)
+        work += memory.recovery()
+        longest = _way_up(c, before, stage_numbers(layers)) + (work - left_behind(c, layers)) + c.tail[EMBED]
+        np.maximum(longest, work + unit_sum(c.update, layers), out=longest)
+        np.maximum(longest, unit_sum(c.link + c.micro_batches * c.link_each, layers), out=longest)
+        if c.has_peers:
+            np.maximum(longest, unit_sum(c.micro_batches * c.exchange, layers), out=longest)
+    longest, peak = _with_other_memory(c, layers, longest, memory.peak_bytes())
+    return np.where(peak <= c.capacity, longest, np.inf)
+
+
+def _with_other_memory(c: Columns, layers: Numbers, seconds: Numbers, peak: Numbers) -> tuple[Numbers, Numbers]:
+    """Bounds of stages that use no other memory, made those of stages that may (`other_memory.py`)."""
+    if c.other is None:
+        return seconds, peak
+    return with_other_memory(c.other, layers, _memory(c.other.whole, layers), seconds, peak)
+
+
+def _memory(c: Columns, layers: Numbers) -> _Memory | PlacedMemory:
+    return _Memory.of(c, layers) if c.in_order else PlacedMemory.of(c, layers)
+
+
+def _seconds(c: Columns, memory: _Memory | PlacedMemory, before: Numbers) -> Numbers:
+    if isinstance(memory, PlacedMemory) and not c.is_one_chunk_order:
+        return placed_time(c, memory, before)
+    return _time(c, memory, before)
+
+
+def _time(c: Columns, memory: _Memory | PlacedMemory, before: Numbers) -> Numbers:
+    """Seconds of the longest chain: up, window and tail; the work of the compute engine; the collectives."""
+    m, layers = c.micro_batches, memory.layers
+    work = unit_sum(m * (c.forward + c.backward), layers)
+    work += memory.recovery()
+    outside = _way_up(c, before, stage_numbers(layers))
+    after = left_behind(c, layers)
+    if isinstance(memory, _Memory):
+        window = _window_in_order(c, memory, c.there_and_back - outside, work)
+        outside += c.tail[EMBED]
+        np.maximum(outside[1:], c.tail[LAYER], out=outside[1:])  # a later stage's first block is an attention
+    else:
+        window = unit_sum(m * c.forward, layers)  # weight halves may run while earlier stages go on
+        window[0] = (work - after)[0]
+        outside += c.tail[EMBED]
+    longest = outside + window
+    work += unit_sum(c.update, layers)
+    np.maximum(longest, work, out=longest)
+    if c.has_peers:
+        np.maximum(longest, unit_sum(m * c.exchange, layers), out=longest)
+    return np.maximum(longest, unit_sum(c.link + m * c.link_each, layers), out=longest)
+
+
+def _way_up(c: Columns, before: Numbers, stage: Numbers) -> Numbers:
+    """Seconds of one micro-batch in the stages before each: both ways in order, else one."""
+    columns = c.forward_way + c.backward_way if c.in_order else c.forward_way
+    up: Numbers = stage * (2 * c.message) + (columns[EMBED] + before * columns[LAYER])
+    up[0] = 0.0
+    return up
+
+
+def _window_in_order(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) -> Numbers:
+    """Seconds from the first forward until the last gradient leaves stages that follow 1F1B: their work and waits, and the round trips.
+
+    A round trip takes `trip` = f + D + b seconds, with tensor peers f' + D + b'.
+    """
+    f, b = unit_sum(c.forward, memory.layers), unit_sum(c.backward, memory.layers)
+    others = memory.flight - 1
+    if c.has_peers:
+        return _window_of_peers(c, memory, trip, work)
+    down = trip - f
+    down -= b
+    window = down - others * f  # the wait before the first backward
+    np.maximum(window, 0.0, out=window)
+    window += work
+    at_the_end = np.subtract(down, others * b, out=down)
+    at_the_end -= memory.window_recovery
+    np.maximum(at_the_end, 0.0, out=at_the_end)
+    at_the_end *= np.minimum(memory.windows, 1.0)  # where all are in flight together the last forward waits for nothing
+    window += at_the_end
+    trips = (memory.windows + 1) * trip
+    trips = trips + (memory.rest - 1) * f
+    return np.maximum(window, trips, out=window)
+
+
+def _window_of_peers(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) -> Numbers:
+    """The same where some shapes have several tensor peers: a way, f' or b', differs from the work, f or b."""
+    f, b = unit_sum(c.forward, memory.layers), unit_sum(c.backward, memory.layers)
+    exchanged = unit_sum(c.forward_way, memory.layers) - f  # for a micro-batch on its way forward
+    way_back = unit_sum(c.backward_way, memory.layers)
+    others = memory.flight - 1
+    down = trip - f - exchanged - way_back
+    window = work + np.maximum(down + exchanged - others * f, 0.0)
+    waits = np.maximum(down - others * b - memory.window_recovery, 0.0)
+    window += waits * np.minimum(memory.windows, 1.0)
+    alone = others == 0
+    window += alone * (c.micro_batches - 1) * exchanged
+    window -= np.where(alone, c.weight_half[LAYER], left_behind(c, memory.layers))
+    trips = (memory.windows + 1) * trip + memory.windows * np.maximum(b - way_back, 0.0)
+    trips = trips + np.maximum((memory.rest - 1) * f - exchanged, 0.0)
+    return np.maximum(window, trips, out=window)
+
+
+@frozen(eq=False)
+class _Memory:
+    """The bytes that are left of stages at two instants, each at the start of a backward of a whole number of micro-batches in flight.
+
+    Early: the first backward, when no gradient is live yet. Late: any other while as many are in flight, or the second where all are. The
+    backward is that of the last mlp, or of the head, whichever needs more.
+    """
+
+    c: Columns
+    layers: Numbers
+    flight: Numbers
+    """micro-batches in flight"""
+    held: Numbers
+    """of these, those that are sure to hold what they keep when a backward begins"""
+    windows: Numbers
+    """whole groups of micro-batches in flight together, after the first"""
+    rest: Numbers
+    """micro-batches of the first group"""
+    early: Numbers
+    late: Numbers
+    updated: Numbers
+    """bytes that the last stage has more in its last micro-batch: the head may be updated before the last mlp's backward begins"""
+
+    @classmethod
+    def of(cls, c: Columns, layers: Numbers) -> _Memory:
+        """The bytes of stages; arguments as for `stage_bounds`."""
+        m = c.micro_batches
+        places = len(layers) - stage_numbers(layers)
+        flight = np.minimum(places, m)
+        sure = surely_held(c, flight)
+        windows = np.floor((m - 1) / flight)
+        held = layers * c.activation + c.documents  # by a micro-batch in flight, whatever is kept
+        held[0] += c.inputs  # labels are read by the head alone
+        own = c.mlp_scratch + c.mlp_saved + c.mlp_ends + c.mlp_gradient + c.mlp_view
+        free = c.capacity - ALIGNMENT_BYTES - own - unit_sum(c.carried, layers)  # the loss scale takes an alignment
+        head = c.head_scratch + c.head_ends + c.head_gradient + c.inputs
+        free[-1] -= np.maximum(head - own, 0.0)
+        most, ended = np.maximum(own, head), own - c.head_view  # nobody reads it after the head's last backward
+        updated = most - np.maximum(ended - c.gradients[HEAD], head)
+        early = free - sure * held
+        early[0] += np.where(windows[0] > 0, 0.0, c.embed_view)  # nobody reads it after the last forward
+        early[-1] += np.where(m > 1, 0.0, most - np.maximum(ended, head))
+        late = free
+        late -= surely_held(c, np.minimum(places, m - 1)) * held
+        late -= unit_sum(c.gradients, layers)
+        return cls(c, layers, flight, sure, windows, m - windows * flight, early, late, updated)
+
+    def peak_bytes(self) -> Numbers:
+        m = self.c.micro_batches
+        late = self.late.copy()
+        late[0] += np.where(m - self.flight[0] >= 2, 0.0, self.c.embed_view)
+        late[-1] += np.where(m > 2, 0.0, self.updated)
+        late[..., m == 1] = np.inf  # the only backward is the first
+        if self.c.has_peers:  # the second may be merged with it
+            late[np.broadcast_to((m == 2) & (self.c.merged > 0) & (self.flight > 1), late.shape)] = np.inf
+        np.minimum(late, self.early, out=late)
+        return np.subtract(self.c.capacity, late, out=late)
+
+    def recovery(self) -> Numbers:
+        """Seconds of recovery in a step: windows of micro-batches that are in flight together, the last when all forwards are done.
+
+        The bytes that are free in the last window alone are shared by all: by convexity that makes the sum no larger.
+        """
+        seconds = self.windows * self.window_recovery
+        seconds += self.of_window(self.rest, self.early)
+        return seconds
+
+    @cached_property
+    def window_recovery(self) -> Numbers:
+        """Seconds of recovery in each window but the first."""
+        return self.of_window(self.flight, self.free_in_windows())
+
+    def free_in_windows(self) -> Numbers:
+        """Bytes that are left in each window but the first."""
+        late = self.late.copy()
+        late[0] += self.c.embed_view / np.maximum(self.windows[0], 1.0)
+        late[-1] += self.updated / np.maximum(self.windows[-1], 1.0)
+        return late
+
+    def recovery_on(self, slope: Numbers, intercept: Numbers, more: Numbers) -> Numbers:
+        """A line below the recovery in a step: that of a layer over its bytes, with so many `more` bytes left in each window."""
+
+        def of_window(count: Numbers, free: Numbers) -> Numbers:
+            sure = np.minimum(count, self.held) * self.layers - 1
+            rest = (count * self.layers - sure) * self.c.recovery_least
+            return sure * intercept + slope * (free + more) + rest
+
+        return self.windows * of_window(self.flight, self.free_in_windows()) + of_window(self.rest, self.early)
+
+    def of_window(self, count: Numbers, free: Numbers) -> Numbers:
+        """Least seconds of recovery of `count` micro-batches, of those in flight together; one layer, which begins its backward, is whole.
+
+        Those that are not sure to be held then take the least there is.
+        """
+        c = self.c
+        sure = np.minimum(count, self.held) if c.has_peers else count
+        layers = sure * self.layers
+        layers -= 1
+        share = free / np.maximum(layers, 1.0)
+        seconds = least_recovery(c, share)
+        seconds *= layers
+        seconds += c.recovery_least
+        if c.has_peers:
+            seconds += (count - sure) * self.layers * c.recovery_least
+        return seconds
+
+
+def recovery_seconds(c: Columns, layers: Numbers) -> Numbers:
+    """Least seconds of recovery of stages in a step; axes of `layers` as for `stage_bounds`."""
+    return _memory(c, layers).recovery()
+
+
+def transfer_seconds(c: Columns, layers: Numbers) -> Numbers:
+    """Seconds that what must leave DDR takes on its way at least; 0 without another memory. Axes of `layers` as for `stage_bounds`."""
+    if c.other is None:
+        return np.zeros_like(layers)
+    return crossing_bytes(c.other, layers, _memory(c.other.whole, layers)) / c.other.rate
+
+
+def plan_bounds(c: Columns, layers: Numbers) -> StageBounds:
+    """Bounds of plans with equal numbers of stages: seconds [plans], peak bytes [plans, stages]. `layers` [plans, stages]."""
+    plans, stages = layers.shape
+    seconds, peaks = np.empty(plans), np.empty((stages, plans))
+    before = np.tri(stages, k=-1)  # ones: the layers of earlier stages count
+    step = max(1, _BLOCK // stages)
+    for start in range(0, plans, step):
+        rows = slice(start, start + step)
+        chosen, part = c.rows(rows), np.ascontiguousarray(layers[rows].T)
+        memory = _memory(chosen, part)
+        longest, peak = _seconds(chosen, memory, before @ part), memory.peak_bytes()
+        longest, peak = _with_other_memory(chosen, part, longest, peak)
+        peaks[:, rows] = peak
+        seconds[rows] = np.where(peak.max(axis=0) <= chosen.capacity, longest.max(axis=0), np.inf)
+    return StageBounds(seconds, peaks.T)
+
+
+_BLOCK = 12288
+"""Stages that are bounded together: intermediate arrays stay in the cache."""
+
+
+def shape_bounds(c: Columns) -> Numbers:
+    """Lower bounds of the step seconds of shapes under any cuts; infinite where the state alone exceeds all memory.
+
+    With a seconds of forward and backward for the whole model, x of a stage and b of its backward: no stage hides more of the others than its own
+    k - 1 forwards before its first backward, and as many backwards before its last. So the step is at least a + (M - 1) b for each stage, some of
+    which has a P-th of all or, as layers are whole, more. Where M > P it is at least (M - k) x + a and what later stages have besides; the largest
+    of these is least, a + (M - 1) a / P, where all stages are equal: that of a heavier one may be less, as it hides the later ones. With tensor peers it is only known that stages are passed before
+    a stage's work and after it, as `placed_shape_seconds` has it, and that every P-th micro-batch's round trip makes a chain.
+    """
+    m, p = c.micro_batches, c.pp
+    everything = np.array([1.0, c.layers, 1.0])
+    units = c.forward + c.backward
+    both = everything @ units
+    heaviest = evenest(c, units)
+    if c.in_order:
+        last = np.maximum(np.where(m > p, both / p, 0.0), evenest(c, c.backward))
+        drained = both + (m - 1) * last + 2 * c.message * (p - 1) + c.tail[EMBED]
+        trips = np.ceil(m / p) * c.there_and_back + c.tail[EMBED]
+        drained = np.where(c.merged > 0, np.maximum(placed_shape_seconds(c), trips), drained)
+    else:
+        drained = placed_shape_seconds(c)
+        if c.is_one_chunk_order:
+            drained = m * heaviest
+    recovering = units.copy()
+    recovering[LAYER] += c.slices * c.recovery_least
+    busy = evenest(c, m * recovering + c.update)
+    link = (everything @ c.link + m * (everything @ c.link_each)) / p
+    tensor = m * (everything @ c.exchange) / p
+    longest = np.maximum(np.maximum(drained, busy), np.maximum(link, tensor))
+    return np.where(least_bytes(c) <= c.capacity, longest, np.inf)

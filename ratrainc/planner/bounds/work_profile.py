@@ -1,0 +1,295 @@
+"""What the planner knows of the work of a model on a machine: seconds and bytes of one micro-batch, read off a module of one layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import frozen
+
+from ratrain.passes.pass_base import PassContext
+from ratrain.passes.placement.split_backward import split_backwards
+from ratrain.passes.recovery.kept_bytes import kept_bytes
+from ratrain.passes.recovery.rewriting import CHOICES, LayerChoice, rewritten, same_for_all
+from ratrain.ratrain_ir.config.plan import slice_plan
+from ratrain.ratrain_ir.config.types import StateKind, aligned
+from ratrain.ratrain_ir.lowering import lower
+from ratrain.ratrain_ir.model.blocks import (
+    Block,
+    block,
+    computed_type,
+    exchanged_type,
+    kept_in_forward,
+    saved_slots,
+    shares_rows,
+    stream_type,
+    token_type,
+)
+from ratrain.ratrain_ir.ops.ops import (
+    Backward,
+    BackwardHeads,
+    BackwardInput,
+    BackwardWeight,
+    BlockOp,
+    Forward,
+    Project,
+    Recompute,
+    Tensor,
+)
+from ratrain.ratrainc.planner.space.units import KINDS, UNITS, Vector
+from ratrain.targets.target import MachineTarget, target_of
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrainc.planner.space.setting import Setting
+
+_FORWARD, _BACKWARD = (Forward, Project), (Backward, BackwardHeads)
+"""What computes a block forward and back, with what norms over tensor peers have before them."""
+
+
+@frozen(eq=False)
+class WorkProfile:
+    """One micro-batch of a given size: seconds and bytes that do not depend on how many replicas there are.
+
+    Where it passes in slices, seconds are those of all of them, and bytes, and what is said of a layer's recovery, those of the least one.
+    """
+
+    forward: Vector
+    """seconds of a unit's forward [embed, layer, head]"""
+    backward: Vector
+    """seconds of a unit's backward, recovery apart"""
+    kept_bytes: Vector
+    """bytes that a layer keeps for its backward beyond its checkpoint, ascending: corners of the convex hull of all choices"""
+    recovery: Vector
+    """seconds of recovery that go with them, descending"""
+    activation: int
+    """bytes of a layer's input, or of the head's"""
+    mlp_ends: int
+    """bytes of an mlp's input, of the gradient of that, and of the gradient of its output; of tensor peers, whole ones"""
+    head_ends: int
+    """bytes of the head's input, and of the gradient of that"""
+    inputs: int
+    """bytes of the tokens, or of the labels, of a micro-batch"""
+    documents: int
+    """bytes of where documents start in a micro-batch, which every stage holds from forward to backward; 0 where they are not kept apart"""
+    mlp_saved: int
+    """bytes of all an mlp's backward reads beside its input"""
+    mlp_scratch: int
+    """workspace of an mlp's backward; 0 with tensor peers, where a half of it may come apart"""
+    head_scratch: int
+    """workspace of the head's backward, and what it reads that its forward saved"""
+    boundary: int
+    """bytes that go to the next stage"""
+    first_forward: Vector
+    """seconds of a unit's forward of the first slice, or of all where there are none"""
+    first_backward: Vector
+    """seconds of compute until the first slice's gradient has passed a unit"""
+    passed_back: Vector
+    """the same of a micro-batch: with tensor peers, whose backwards may be in halves, the input halves alone"""
+    weight_half: Vector
+    """seconds of a unit's backward that may follow when the gradient has passed; 0 where backwards are whole"""
+    always_kept: int
+    """bytes that a layer holds beside its input, whatever is recovered: keys and values that later slices attend to"""
+    pending: int
+    """bytes that a layer holds from the input half of its backward to its weight half, where they are apart"""
+
+
+def work_profile(setting: Setting, micro_batch_size: int, slices: int, tp: int) -> WorkProfile:
+    """The profile of one micro-batch of so many sequences, slices and tensor peers."""
+    small = setting.model.with_one_layer()
+    shape: dict[str, Any] = {
+        "pp": 1,
+        "dp": 1,
+        "tp": tp,
+        "cuts": (),
+        "micro_batches": 2,
+        "micro_batch_size": micro_batch_size,
+        "zero": 0,
+        "slices": setting.slice_lengths(slices),
+    }
+    plan = setting.shaped(**shape, reduce="last")
+    module = lower(small, plan)
+    target = target_of(setting.machine)
+    context = PassContext(target)  # it knows ops that take equal time
+    chosen = [(choice, rewritten(module.stages[0], same_for_all(choice))) for choice in CHOICES[setting.policy]]
+    apart = _in_halves(module)
+    halves = apart if tp > 1 else None
+    parts = [
+        _part_profile(small, slice_plan(plan, number), module, chosen, halves, context, number)
+        for number in (range(slices) if plan.slices else (None,))
+    ]
+    kept_bytes, recovery = _lower_hull([point for part in parts for point in part.extra])
+    return WorkProfile(
+        forward=np.sum([part.forward for part in parts], axis=0),
+        backward=np.sum([part.backward for part in parts], axis=0),
+        kept_bytes=kept_bytes,
+        recovery=recovery,
+        activation=min(part.activation for part in parts),
+        mlp_ends=min(part.mlp_ends for part in parts),
+        head_ends=min(part.head_ends for part in parts),
+        inputs=min(part.inputs for part in parts),
+        documents=min(part.documents for part in parts),
+        mlp_saved=min(part.mlp_saved for part in parts),
+        mlp_scratch=_scratch_bytes(module, target, "mlp") if halves is None else 0,
+        head_scratch=_scratch_bytes(module, target, "head") + min(part.head_saved for part in parts),
+        boundary=min(part.boundary for part in parts),
+        first_forward=parts[0].forward,
+        first_backward=parts[0].passed_back,
+        passed_back=np.sum([part.passed_back for part in parts], axis=0),
+        weight_half=np.sum([part.weight_half for part in parts], axis=0),
+        always_kept=min(part.always_kept for part in parts),
+        pending=min(_pending_bytes(apart, number) for number in (range(slices) if plan.slices else (None,))),
+    )
+
+
+@frozen(eq=False)
+class _PartProfile:
+    """What a `WorkProfile` says, of one slice, or of a whole micro-batch."""
+
+    forward: Vector
+    backward: Vector
+    passed_back: Vector
+    weight_half: Vector
+    extra: list[tuple[int, float]]
+    """bytes that each choice keeps beyond what is always kept, and seconds beyond the least"""
+    activation: int
+    mlp_ends: int
+    head_ends: int
+    inputs: int
+    documents: int
+    mlp_saved: int
+    head_saved: int
+    boundary: int
+    always_kept: int
+
+
+def _part_profile(
+    model: ModelConfig,
+    plan: Plan,
+    module: Module,
+    chosen: Sequence[tuple[LayerChoice, Stage]],
+    halves: Stage | None,
+    context: PassContext,
+    number: int | None,
+) -> _PartProfile:
+    """The profile of one slice by its number, `plan` being that of the slice. `halves`: the stage with its backwards in halves, if they may be so."""
+    whole = _Ops.of(module, module.stages[0], context, number)
+    always_kept = _always_kept_bytes(model, plan)
+    options = [
+        (kept_bytes(model, plan, choice) - always_kept, _Ops.of(module, stage, context, number))
+        for choice, stage in chosen
+    ]
+    layer_forward = min(ops.seconds(_FORWARD, "layer") for _, ops in options)
+    layer_backward = min(ops.seconds(_BACKWARD, "layer") for _, ops in options)
+    least = layer_forward + layer_backward
+    stream, whole_stream = aligned(exchanged_type(model, plan).nbytes), aligned(stream_type(model, plan).nbytes)
+    ends = aligned(computed_type(model, plan, block("mlp", 0)).nbytes)
+    gathered = (
+        ends if shares_rows(plan) else 0
+    )  # beside them live the rows of the gradient of the output, which a sum then adds
+    backward = np.array([whole.seconds(Backward, "embed"), layer_backward, whole.seconds(Backward, "head")])
+    passed_back, weight_half = backward, np.zeros(3)
+    if halves is not None:
+        split = _Ops.of(module, halves, context, number)
+        passed_back = np.minimum(backward, [split.seconds((*_BACKWARD, BackwardInput), unit) for unit in UNITS])
+        weight_half = np.array([split.seconds(BackwardWeight, unit) for unit in UNITS])
+    return _PartProfile(
+        forward=np.array([whole.seconds(Forward, "embed"), layer_forward, whole.seconds(Forward, "head")]),
+        backward=backward,
+        passed_back=passed_back,
+        weight_half=weight_half,
+        extra=[(kept, ops.seconds((*_FORWARD, Recompute, *_BACKWARD), "layer") - least) for kept, ops in options],
+        activation=stream,
+        mlp_ends=stream + gathered + 2 * ends,
+        head_ends=2 * whole_stream,
+        inputs=aligned(token_type(plan).nbytes),
+        documents=aligned(token_type(plan).nbytes) if plan.keeps_documents_apart else 0,
+        mlp_saved=_saved_bytes(model, plan, block("mlp", 0)),
+        head_saved=_saved_bytes(model, plan, block("head")),
+        boundary=exchanged_type(model, plan).nbytes,
+        always_kept=always_kept,
+    )
+
+
+@frozen(eq=False)
+class _Ops:
+    """Seconds of the block ops of a one-layer stage, of one slice: by op class and kind of block, the cheaper of its two micro-batches."""
+
+    times: dict[tuple[type, str], float]
+
+    @classmethod
+    def of(cls, module: Module, stage: Stage, context: PassContext, number: int | None) -> _Ops:
+        times: dict[tuple[type, str], float] = {}
+        for op in stage.ops:
+            if isinstance(op, BlockOp) and op.slice == number:
+                key = (type(op), op.block.kind)
+                seconds = context.op_seconds(module, stage, op)
+                times[key] = min(times.get(key, seconds), seconds)
+        return cls(times)
+
+    def seconds(self, classes: type | tuple[type, ...], unit: str) -> float:
+        chosen = classes if isinstance(classes, tuple) else (classes,)
+        return sum(self.times.get((op, kind), 0.0) for op, kind in product(chosen, KINDS[unit]))
+
+
+def _saved_bytes(model: ModelConfig, plan: Plan, owner: Block) -> int:
+    """All that a block's forward saves for its backward."""
+    return sum(aligned(slot.type.nbytes) for slot in saved_slots(model, plan, owner))
+
+
+def _in_halves(module: Module) -> Stage:
+    """The one stage of a module with its backwards in halves."""
+    draft = module.draft()
+    split_backwards(draft, draft.stages[0])
+    return draft.stages[0]
+
+
+def _pending_bytes(stage: Stage, number: int | None) -> int:
+    """Bytes of a layer, of one slice, that its input halves leave or read and its weight halves read; the least of its micro-batches'."""
+    found: dict[int, set[Tensor]] = {}
+    before: dict[tuple[int, Block], set[Tensor]] = {}
+    for op in stage.ops:
+        if isinstance(op, BackwardInput) and op.slice == number:
+            before[op.micro_batch, op.block] = {*op.reads, *op.writes, *op.updates}
+        elif isinstance(op, BackwardWeight) and op.slice == number:
+            both = before[op.micro_batch, op.block].intersection(op.reads)
+            found.setdefault(op.micro_batch, set()).update(t for t in both if t.kind in _OF_ACTIVATIONS)
+    return min(sum(aligned(tensor.type.nbytes) for tensor in tensors) for tensors in found.values())
+
+
+_OF_ACTIVATIONS = (StateKind.SAVED, StateKind.CHECKPOINT, StateKind.BOUNDARY, StateKind.ACTIVATION)
+
+
+def _scratch_bytes(module: Module, target: MachineTarget, kind: str) -> int:
+    """Workspace of the backward of a kind of block in a one-layer module, the least of its micro-batches'."""
+    ops = (op for op in module.stages[0].ops if type(op) is Backward and op.block.kind == kind)
+    requests = [target.workspace(module, op) for op in ops]
+    return min(aligned(request.nbytes) if request is not None else 0 for request in requests)
+
+
+def _always_kept_bytes(model: ModelConfig, plan: Plan) -> int:
+    """Bytes of a layer's slots that its forward keeps whatever is recovered."""
+    attention = block("attention", 0)
+    always = kept_in_forward(model, plan, attention)
+    return sum(aligned(slot.type.nbytes) for slot in saved_slots(model, plan, attention) if slot.name in always)
+
+
+def _lower_hull(points: Iterable[tuple[int, float]]) -> tuple[Vector, Vector]:
+    """The lower convex hull of (bytes, seconds), from the fewest bytes to the fewest seconds."""
+    hull: list[tuple[float, float]] = []
+    for x, y in sorted(points):
+        if hull and y >= hull[-1][1]:
+            continue
+        while len(hull) >= 2:
+            (x0, y0), (x1, y1) = hull[-2:]
+            if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):
+                break
+            hull.pop()
+        if hull and hull[-1][0] == x:
+            hull.pop()
+        hull.append((x, y))
+    return np.array([x for x, _ in hull], float), np.array([y for _, y in hull], float)

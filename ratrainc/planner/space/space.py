@@ -1,0 +1,238 @@
+"""The plans that are considered: every shape that takes a model and a global batch to at most so many clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING
+
+from attrs import evolve, field, frozen
+
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.rank_mapping import RankMapping, Tile
+from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.schedules.shape import PipelineShape
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrainc.planner.space.tilings import divisors, tilings
+from ratrain.targets.machine.link_groups import Link, LinkGroup
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrainc.planner.space.setting import Setting
+
+STATE_MODES = ((0, "last"), (1, "last"), (2, "each-micro-batch"), (3, "last"), (3, "each-micro-batch"))
+"""ZeRO levels and reduce modes. Level 2 with `last` is left out: its program is that of level 1."""
+
+
+ONE_GROUP = (LinkGroup("system", None, Link(1.0, 0.0)),)
+"""Where links are uniform, what they are does not matter to the space."""
+
+_MOST_SEQUENCES = 1 << 16
+"""of a micro-batch: what a plan file allows"""
+
+
+@frozen(order=True)
+class Shape:
+    """A plan without its stage cuts."""
+
+    pp: int
+    dp: int
+    micro_batch_size: int
+    micro_batches: int
+    zero: int
+    reduce: str
+    tiles: tuple[Tile, ...] = ()
+    """the mapping to groups of clusters; empty where there is none"""
+    chunks: int = 1
+    layout: str = "loop"
+    slices: int = 1
+    """of even work"""
+    tp: int = 1
+    ends: int | None = field(default=None, order=lambda level: -1 if level is None else level)
+    """the ZeRO level of embedding and head; None: that of all blocks"""
+    shard_group: int | None = field(default=None, order=lambda group: group or 0)
+    """replicas that have all shards between them; None: all"""
+    view_group: int | None = field(default=None, order=lambda group: group or 0)
+    """replicas that have views of level 3 between them; None: these are gathered of shards"""
+
+    @property
+    def clusters(self) -> int:
+        """Clusters it occupies."""
+        return self.pp * self.dp * self.tp
+
+    @property
+    def pipeline(self) -> PipelineShape:
+        """What its schedule depends on."""
+        return PipelineShape(self.pp, self.micro_batches, self.chunks, self.layout, self.slices)
+
+    @property
+    def mapping(self) -> RankMapping | None:
+        """Which of its ranks share which groups of clusters."""
+        return RankMapping(self.tiles) if self.tiles else None
+
+    def plan(self, setting: Setting, cuts: tuple[int, ...]) -> Plan:
+        """The plan of these cuts, one before each chunk but the first."""
+        return setting.template.reshaped(
+            pp=self.pp,
+            dp=self.dp,
+            cuts=cuts,
+            micro_batch_size=self.micro_batch_size,
+            micro_batches=self.micro_batches,
+            zero=self.zero,
+            reduce=self.reduce,
+            mapping=self.mapping,
+            chunks=self.chunks,
+            layout=self.layout,
+            slices=setting.slice_lengths(self.slices),
+            tp=self.tp,
+            sequence_sharding=setting.shards_sequences(self.tp),
+            zero_blocks=levels_of_ends(self.ends),
+            shard_group=self.shard_group,
+            view_group=self.view_group,
+        )
+
+
+def levels_of_ends(level: int | None) -> ZeroLevels | None:
+    """What a plan says of blocks where embedding and head have a ZeRO level of their own."""
+    return None if level is None else ZeroLevels.parse(f"embed {level}, head {level}")
+
+
+def shapes(
+    model: ModelConfig,
+    clusters: int,
+    global_batch: int,
+    modes: tuple[tuple[int, str], ...] = STATE_MODES,
+    groups: tuple[LinkGroup, ...] = ONE_GROUP,
+    *,
+    schedule: str = "1f1b",
+    seq_len: int = 1,
+    peers: tuple[int, ...] = (1,),
+    ends: tuple[int, ...] = (),
+    slices_of_one: bool = False,
+) -> list[Shape]:
+    """Every shape on at most `clusters` clusters whose replicas share the global batch evenly, under every mapping to groups of clusters.
+
+    Chunks and slices are those of the schedule (`divisions`), as many as there are layers and tokens for; tensor peers are as many as one
+    of the numbers of `peers`, whether they share out the model or not. With `slices_of_one` only micro-batches of one sequence are cut into slices. Embedding and head may have a level of `ends` of their own;
+    where there are such, shards, or views of level 3 alone, may be those of the replicas that a mapping has near. Raises `DiagnosticError` RT064
+    where there is no shape, or the machine has fewer clusters.
+    """
+    most = groups[-1].clusters
+    if most is not None and clusters > most:
+        fail("RT064", f"the machine has {most} clusters, {clusters} are asked for")
+    ways = divisions(schedule)
+    whole = _whole_shapes(model.layers, clusters, global_batch, modes, groups, peers, ends)
+    space = [
+        divided
+        for shape in whole
+        for divided in _divided(
+            shape, ways, model.layers, 1 if slices_of_one and shape.micro_batch_size > 1 else seq_len
+        )
+    ]
+    if not space and schedule != "1f1b" and clusters >= 1 <= global_batch:
+        text = f"{SCHEDULES[schedule].title} has no plan of {model.name} on {clusters} clusters, of {model.layers} layers and {seq_len} tokens"
+        fail("RT064", text, help="use more clusters, or another strategy")
+    if not space:
+        fail("RT064", f"{clusters} clusters and a global batch of {global_batch}: both must be at least 1")
+    return space
+
+
+def divisions(schedule: str) -> tuple[tuple[int, str, int], ...]:
+    """The chunks a stage, their layout and the slices that are considered for a schedule: of 1, 2, 4 and 8 what it can have.
+
+    A schedule that usually has one chunk a stage is considered with one.
+    """
+    usual = SCHEDULES[schedule]
+    several = ((chunks, slices) for chunks in (_NUMBERS if usual.chunks > 1 else (1,)) for slices in _NUMBERS)
+    items = ((chunks, usual.layout, slices) for chunks, slices in several)
+    return tuple(item for item in items if usual.problem(PipelineShape(2, 2, *item)) is None)
+
+
+_NUMBERS = (1, 2, 4, 8)
+
+
+def _divided(shape: Shape, ways: tuple[tuple[int, str, int], ...], layers: int, slices_at_most: int) -> Iterator[Shape]:
+    for chunks, layout, slices in ways:
+        if slices <= slices_at_most and (chunks == 1 or (shape.pp > 1 and shape.pp * chunks <= layers)):
+            if (chunks, layout, slices) == (shape.chunks, shape.layout, shape.slices):
+                yield shape
+                continue
+            s = shape
+            yield Shape(
+                s.pp,
+                s.dp,
+                s.micro_batch_size,
+                s.micro_batches,
+                s.zero,
+                s.reduce,
+                s.tiles,
+                chunks,
+                layout,
+                slices,
+                s.tp,
+                s.ends,
+                s.shard_group,
+                s.view_group,
+            )
+
+
+@lru_cache(maxsize=1)
+def _whole_shapes(
+    layers: int,
+    clusters: int,
+    global_batch: int,
+    modes: tuple[tuple[int, str], ...],
+    groups: tuple[LinkGroup, ...],
+    peers: tuple[int, ...],
+    ends: tuple[int, ...],
+) -> tuple[Shape, ...]:
+    """The shapes of one chunk a stage and whole micro-batches; remembered, as those of all schedules are made of them."""
+    return tuple(shape for tp in peers for shape in _of_peers(layers, clusters, global_batch, modes, groups, tp, ends))
+
+
+def _of_peers(
+    layers: int,
+    clusters: int,
+    global_batch: int,
+    modes: tuple[tuple[int, str], ...],
+    groups: tuple[LinkGroup, ...],
+    tp: int,
+    ends: tuple[int, ...],
+) -> Iterator[Shape]:
+    replicas = [d for d in divisors(global_batch) if d * tp <= clusters]
+    for dp in replicas:
+        sizes = [size for size in divisors(global_batch // dp) if size <= _MOST_SEQUENCES]
+        for pp in range(1, min(layers, clusters // (dp * tp)) + 1):
+            mapped = tilings(pp, dp, clusters, groups, tp)
+            states = modes if dp > 1 else ((0, "last"),)
+            for size, (zero, reduce), tiles in product(sizes, states, mapped):
+                shape = Shape(pp, dp, size, global_batch // dp // size, zero, reduce, tiles, tp=tp)
+                yield shape
+                if ends and zero:
+                    yield from (evolve(shape, ends=level) for level in ENDS[zero, reduce] if level in ends)
+                    near = _groups_near(shape)
+                    yield from (evolve(shape, shard_group=group) for group in near)
+                    if zero == 3:
+                        yield from (evolve(shape, view_group=group) for group in near)
+
+
+ENDS: dict[tuple[int, str], tuple[int, ...]] = {
+    (1, "last"): (3,),
+    (2, "each-micro-batch"): (3,),
+    (3, "last"): (1,),
+    (3, "each-micro-batch"): (2,),
+}
+"""ZeRO levels of embedding and head that are considered beside that of all blocks: their views gathered for each use, or not, unlike others'."""
+
+
+def _groups_near(shape: Shape) -> list[int]:
+    """Numbers of neighbouring replicas that a mapping has near each other, and that divide all."""
+    near = {tile.replicas for tile in shape.tiles}
+    return sorted(number for number in near if 1 < number < shape.dp and shape.dp % number == 0)
+
+
+def template(seq_len: int) -> Plan:
+    """What plans have in common unless a plan file says otherwise: f16 views, the usual AdamW, no clipping."""
+    return Plan(pp=1, dp=1, cuts=(), micro_batch_size=1, micro_batches=1, seq_len=seq_len, zero=0)

@@ -1,0 +1,318 @@
+"""Where the bytes of a stage go: who holds them at the peak, what the arena adds, which changes free how much at what price."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+
+from ratrain.passes.manager import PassManager
+from ratrain.passes.placed_by import placed_by
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.config.types import aligned
+from ratrain.ratrain_ir.copying import copy_module
+from ratrain.ratrain_ir.module import Level, Module
+from ratrain.ratrain_ir.side_by_side import each, each_stage, processes_for
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.gc import paused_gc
+from ratrain.ratrainc.choices.levers import Outcome, Setting
+from ratrain.ratrainc.choices.timed_plan import RefusedPlan
+from ratrain.ratrainc.compiling.building import emit
+from ratrain.ratrainc.console.console import seconds_text, size_text
+from ratrain.ratrainc.console.parts import Part, Shown, TextTable
+from ratrain.ratrainc.console.progress import OnProgress, Progress
+from ratrain.ratrainc.facts.module_figures import capacity_figures, stored_figures
+from ratrain.ratrainc.facts.slices_note import slices_note
+from ratrain.ratrainc.memory.lever_prices import Prices, Pricing, pricing_of
+from ratrain.ratrainc.memory.recovery_prices import recovery_facts, recovery_table, stores_anything
+from ratrain.targets.codegen.emitter import without_reuse
+from ratrain.targets.simulator.figures import simulated
+from ratrain.targets.target import target_of
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.module import Stage
+    from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.program.program import Program
+
+_SHOWN_OWNERS = 12
+_PASSES_OF_A_LEVER = 20
+"""How often its ops are gone through, about, until a schedule is compiled, placed and simulated."""
+
+
+@frozen(repr=False)
+class ByteReport(Shown):
+    """Why each byte of a stage is where it is."""
+
+    facts: dict[str, Any]
+    """as `--json` prints them"""
+    untried: str = ""
+    """why no lever was tried, where one was asked for"""
+
+    def parts(self) -> Iterator[Part]:
+        """Sentences about peak and arena, tables of who is live and of levers."""
+        return _parts(self.facts)
+
+    def to_json(self) -> dict[str, Any]:
+        """The facts as `--json` prints them."""
+        return self.facts
+
+
+def byte_report(
+    module: Module, machine: Machine, *, stage: int | None, levers: bool, seconds: float | None, progress: OnProgress
+) -> ByteReport:
+    """The report of a stage of a verified module, None: the one with the highest peak. Levers are tried for about so many seconds (`pricing_of`)."""
+    with paused_gc():
+        program = None
+        if module.level is Level.ALLOCATED:
+            progress(Progress(0, None, "emitting"))
+            program = emit(module, machine=machine)
+        if stage is None:
+            peaks = each_stage(_peak_bytes, module.stages) if program is None else _peaks(program)
+            stage = peaks.index(max(peaks))
+        facts = _facts(module, module.stages[stage], machine)
+        pricing, outcome, untried = _pricing(module, stage, machine, seconds) if levers else (None, None, "")
+        jobs: list[Callable[[], Any]] = []
+        if program is not None:
+            jobs += [partial(_now, module, program, machine, stage), partial(_apart_seconds, module, program, machine)]
+        own = len(jobs)
+        if pricing is not None:
+            jobs += [partial(pricing.found, task) for task in pricing.tasks]
+        work = len(jobs) * _PASSES_OF_A_LEVER * _ops(module)
+        count = processes_for(len(jobs), work=work)
+        if pricing is not None and count > 1:
+            pricing.begin()
+
+        def done(number: int) -> Any:
+            progress(Progress(0, None, "simulating" if number < own else "trying levers"))
+            return jobs[number]()
+
+        found = each(done, range(len(jobs)), work=work)
+        facts |= {"byte_reuse": None, "recovery": []}
+        if own:
+            now, apart = found[:own]
+            facts["byte_reuse"] = {"step_seconds": now.step_seconds, "without_reuse_seconds": apart}
+            facts["recovery"] = now.recovery
+            if pricing is not None:
+                outcome = _outcome(pricing.setting, now.peak_bytes, now.step_seconds)
+        if note := slices_note(module.plan, machine):
+            facts["slices"] = note
+    facts |= {"levers": [], "levers_left": [], "levers_seconds": 0.0}
+    if pricing is not None:
+        assert outcome is not None
+        untried = _add_levers(facts, outcome, pricing.prices(outcome, found[own:], count))
+    return ByteReport(facts, untried)
+
+
+def _peak_bytes(stage: Stage) -> int:
+    return lifetimes(stage).peak_bytes
+
+
+def _peaks(program: Program) -> list[int]:
+    return [stage.peak_live_bytes for stage in program.stages]
+
+
+@frozen
+class _Now:
+    """What a schedule comes to as it is."""
+
+    step_seconds: float
+    peak_bytes: tuple[int, ...]
+    recovery: list[dict[str, Any]]
+
+
+def _now(module: Module, program: Program, machine: Machine, stage: int) -> _Now:
+    figures, timeline = simulated(program, machine)
+    held = module.stages[stage]
+    recovery = recovery_facts(module, held, target_of(machine), timeline if stores_anything(held) else None)
+    return _Now(figures.step_seconds, tuple(_peaks(program)), recovery)
+
+
+def _apart_seconds(module: Module, program: Program, machine: Machine) -> float:
+    """Seconds of a step, were no bytes used twice."""
+    return simulated(without_reuse(program, module), machine)[0].step_seconds
+
+
+def _facts(module: Module, stage: Stage, machine: Machine) -> dict[str, Any]:
+    lives = lifetimes(stage)
+    position = lives.peak_position
+    live = lives.live_at(position)
+    owners: dict[str, int] = {}
+    for tensor in live:
+        name = f"{tensor.kind.value} of {_owner(tensor.name)}"
+        owners[name] = owners.get(name, 0) + aligned(tensor.type.nbytes)
+    return {
+        "stage": stage.index,
+        "peak_live_bytes": lives.peak_bytes,
+        "peak_op": repr(stage.ops[position]) if stage.ops else "",
+        "arena_bytes": stage.arena_bytes,
+        **stored_figures(stage),
+        **capacity_figures(module, machine),
+        "by_kind": {kind.value: size for kind, size in lives.bytes_by_kind(position).items()},
+        "by_owner": dict(sorted(owners.items(), key=lambda item: -item[1])),
+        "live_tensors": len(live),
+    }
+
+
+def _owner(name: str) -> str:
+    """The block a tensor's name speaks of; micro-batches and slots of a block are counted together."""
+    parts = name.split(".")
+    for index, part in enumerate(parts):
+        if part in ("attention", "mlp") and index + 1 < len(parts) and parts[index + 1].isdigit():
+            return f"{part}.{parts[index + 1]}"
+        if part in ("embed", "head"):
+            return part
+    return parts[0]
+
+
+def _grouped(by_owner: dict[str, int]) -> list[tuple[str, int]]:
+    """Owners with the layers of one block kind taken together, largest first."""
+    sizes: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    for name, size in by_owner.items():
+        kind, _, layer = name.partition(".")
+        sizes[kind] = sizes.get(kind, 0) + size
+        counts[kind] = counts.get(kind, 0) + bool(layer)
+    named = [(f"{kind} ({counts[kind]} layers)" if counts[kind] else kind, size) for kind, size in sizes.items()]
+    return sorted(named, key=lambda item: -item[1])
+
+
+def _ops(module: Module) -> int:
+    return sum(len(stage.ops) for stage in module.stages)
+
+
+def _pricing(
+    module: Module, stage: int, machine: Machine, seconds: float | None
+) -> tuple[Pricing | None, Outcome | None, str]:
+    """The levers to be tried, and what a module without addresses comes to as it is; or why there are none."""
+    if not module.pipeline:
+        return None, None, "no levers are tried: no pipeline made the module"
+    # of a placed module the plan tells the order that its pipeline made, and a placement of its own name makes it again
+    made = module.level is not Level.DATAFLOW and placed_by(module.pipeline) is not None
+    plan = evolve(module.plan, schedule=None) if made else module.plan
+    is_allocated, outcome = module.level is Level.ALLOCATED, None
+    pipeline = module.pipeline if is_allocated else f"{module.pipeline},allocate-ddr"
+    setting = Setting(module.model, plan, pipeline, machine)
+    if not is_allocated:
+        outcome = _allocated(setting, module)
+        if outcome is None:
+            return None, None, _refusal(setting)
+    return pricing_of(setting, stage, _ops(module), seconds), outcome, ""
+
+
+def _refusal(setting: Setting) -> str:
+    return f"no levers are tried: the pipeline '{setting.pipeline}' cannot be run again here"
+
+
+def _add_levers(facts: dict[str, Any], outcome: Outcome, prices: Prices) -> str:
+    """Add what was tried, and what was not for want of time, to the facts; why nothing was tried, empty where something was."""
+    if prices.refused:
+        return _refusal(outcome.setting)
+    facts["levers"] = [
+        _lever(outcome, 0, estimated=False),
+        *(
+            _lever(each, freed, estimated=prices.estimated)
+            for each, freed in zip(prices.tried, prices.freed_bytes, strict=True)
+        ),
+    ]
+    facts["levers_left"] = prices.left
+    facts["levers_seconds"] = prices.seconds
+    return ""
+
+
+def _allocated(setting: Setting, module: Module) -> Outcome | None:
+    """What a module without addresses comes to once it has some; None where it cannot get them, for another reason than bytes."""
+    copy = copy_module(module)
+    try:
+        PassManager(target_of(setting.machine)).run(copy, "allocate-ddr")
+    except DiagnosticError as error:
+        refused = RefusedPlan(error, tuple(lifetimes(stage).peak_bytes for stage in copy.stages))
+        return _outcome(setting, refused.peak_bytes, None) if refused.is_for_bytes else None
+    program = emit(copy, machine=setting.machine)
+    return _outcome(setting, tuple(_peaks(program)), simulated(program, setting.machine)[0].step_seconds)
+
+
+def _outcome(setting: Setting, peak_bytes: tuple[int, ...], step_seconds: float | None) -> Outcome:
+    return Outcome("as it is", setting, peak_bytes, step_seconds)
+
+
+def _lever(outcome: Outcome, freed: int | None, *, estimated: bool) -> dict[str, Any]:
+    return {
+        "name": outcome.name,
+        "peak_bytes": max(outcome.peak_bytes),
+        "freed_bytes": freed,
+        "step_seconds": outcome.step_seconds,
+        "estimated": estimated,
+        "fits": outcome.fits,
+    }
+
+
+def _parts(facts: dict[str, Any]) -> Iterator[Part]:
+    peak, arena = facts["peak_live_bytes"], facts["arena_bytes"]
+    yield f"stage @{facts['stage']}: {peak} bytes ({size_text(peak)}) live at '{facts['peak_op']}'"
+    if arena:
+        yield (
+            f"arena {arena} bytes, {arena - peak} more than is ever live ({100 * (arena / peak - 1):.3f} % fragmentation)"
+        )
+    if facts["capacity_bytes"] and arena:
+        yield f"capacity {facts['capacity_bytes']} bytes: {facts['capacity_bytes'] - arena} free"
+    for home, nbytes in facts.get("stored_bytes", {}).items():
+        yield f"stored in the memory '{home}': {nbytes} bytes ({size_text(nbytes)})"
+    if overheads := facts.get("overhead_bytes"):
+        rows = [[name, str(nbytes), size_text(nbytes)] for name, nbytes in overheads.items()]
+        yield TextTable("taken of the memory before any tensor has a place", ("overhead", "bytes", ""), rows)
+    if facts["byte_reuse"]:
+        step, apart = facts["byte_reuse"]["step_seconds"], facts["byte_reuse"]["without_reuse_seconds"]
+        words = f"{seconds_text(step)} a step, {seconds_text(apart)} if no bytes were used twice"
+        yield f"waits for bytes that are used again: {words} ({_change_text(step, apart)}, simulated)"
+    if "slices" in facts:
+        yield facts["slices"]
+    rows = [[kind, str(size), size_text(size), f"{100 * size / peak:.1f} %"] for kind, size in facts["by_kind"].items()]
+    yield TextTable("live at the peak, by state kind", ("kind", "bytes", "", "share"), rows)
+    owners = _grouped(facts["by_owner"])
+    rows = [[name, str(size), size_text(size), f"{100 * size / peak:.1f} %"] for name, size in owners[:_SHOWN_OWNERS]]
+    yield TextTable(
+        f"live at the peak, by owner (largest {len(rows)} of {len(owners)})", ("owner", "bytes", "", "share"), rows
+    )
+    if facts["recovery"]:
+        yield recovery_table(facts["recovery"])
+    if facts["levers"]:
+        yield _levers_table(facts["levers"])
+    if facts["levers_left"]:
+        yield _left_text(facts["levers_left"], facts["levers_seconds"])
+
+
+def _left_text(left: list[str], seconds: float) -> str:
+    """What there was no time for, and how to get it."""
+    enough = max(1, ceil(1.2 * seconds))
+    return f"not tried, for want of time: {'; '.join(left)}. --seconds {enough} is about enough for all"
+
+
+def _change_text(seconds: float, before: float) -> str:
+    """How much longer; what rounds to nothing is no less than nothing."""
+    return f"{round(100 * (seconds / before - 1), 2) + 0.0:+.2f} %"
+
+
+def _levers_table(levers: list[dict[str, Any]]) -> TextTable:
+    now = levers[0]["step_seconds"]
+    rows = []
+    for lever in levers:
+        freed = lever["freed_bytes"]
+        seconds = lever["step_seconds"]
+        about = "about " if lever["estimated"] else ""
+        price = "does not fit" if seconds is None else _change_text(seconds, now) if now else ""
+        rows.append(
+            [
+                lever["name"],
+                "-" if freed is None else about + ("-" if freed < 0 else "") + size_text(abs(freed)),
+                about + size_text(lever["peak_bytes"]),
+                "-" if seconds is None else about + seconds_text(seconds),
+                price,
+            ]
+        )
+    how = "estimated from fewer micro-batches" if any(lever["estimated"] for lever in levers) else "simulated"
+    return TextTable(
+        f"levers, each tried alone (seconds {how})", ("lever", "frees here", "highest peak", "step", "price"), rows
+    )

@@ -1,0 +1,118 @@
+"""Tables about modules, programs and runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.analysis.chunk_actions import most_in_flight_on
+from ratrain.ratrain_ir.analysis.lifetime import lifetimes
+from ratrain.ratrain_ir.config.hf_keys import DROPOUT
+from ratrain.ratrain_ir.config.types import STORES
+from ratrain.ratrain_ir.support.text import shown
+from ratrain.ratrainc.console.console import capacity_text, say, seconds_text, size_text
+from ratrain.ratrainc.console.parts import Part, TextTable
+from ratrain.targets.machine.capacity import capacity_of
+
+if TYPE_CHECKING:
+    from ratrain.passes.manager import PassRun
+    from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrain_ir.module import Module
+    from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.simulator.figures import Figures, StepFigures
+
+
+def in_slices(plan: Plan) -> str:
+    """Where sequences are cut: into how many slices, for a title."""
+    return f" in {len(plan.slices)} slices" if plan.slices else ""
+
+
+def show_inserted(runs: Sequence[PassRun]) -> None:
+    """Say which passes were added because another needs them; to place what the plan says is nothing to be told of."""
+    for run in runs:
+        if run.inserted_for and not run.text.startswith("place-"):
+            say(f"inserted pass '{run.text}', which '{run.inserted_for}' needs")
+
+
+def module_parts(module: Module, machine: Machine, peaks: Sequence[int] | None = None) -> Iterator[Part]:
+    """What each stage of a module needs, and has on the machine it is for; `peaks`: most live bytes by stage, where they are known."""
+    plan = module.plan
+    capacity = module.target.capacity_bytes if module.target else None
+    rows = []
+    for number, stage in enumerate(module.stages):
+        peak = lifetimes(stage).peak_bytes if peaks is None else peaks[number]
+        arena = stage.arena_bytes
+        rows.append(
+            [
+                f"@{stage.index}",
+                ", ".join(f"{first} - {last}" for first, last in module.topology.ends_of_chunks(stage.index)),
+                size_text(peak),
+                size_text(arena) if arena else "-",
+                size_text(capacity - arena) if capacity and arena else "-",
+                str(most_in_flight_on(module, stage)),
+                str(len(stage.ops)),
+            ]
+        )
+    model = module.model
+    title = (
+        f"{model.name}: {model.parameters / 1e6:,.2f} M parameters, {module.topology.words}, "
+        f"{plan.micro_batches} micro-batches of {plan.micro_batch_size} x {plan.seq_len} tokens{in_slices(plan)}, "
+        f"{module.level.value}"
+    )
+    yield TextTable(title, ("stage", "blocks", "peak live", "arena", "headroom", "in flight", "ops"), rows)
+    if capacity is not None:
+        yield f"capacity of a stage: {capacity_text(capacity)}"
+        account = capacity_of(machine, module.topology).account
+        if account is not None:
+            yield f"  {account}"
+        assert module.target is not None
+        for home in STORES:
+            most = max(stage.bytes_in(home) for stage in module.stages)
+            if most:
+                words = f"at most {size_text(most)} of {size_text(module.target.capacity_of(home))} on a stage"
+                yield f"stored in the memory '{home.value}': {words}"
+    dropout = [f"{key} {shown(model.inert[key])}" for key in DROPOUT.get(model.family, ()) if model.inert.get(key)]
+    if dropout:
+        yield f"{', '.join(dropout)} of its config.json: without effect, training here has no dropout"
+
+
+def figures_parts(program: Program, figures: Figures, machine: str) -> Iterator[Part]:
+    """What a simulation says."""
+    yield _stage_table(f"{program.name} on {program.plan.clusters} x {machine} (simulated)", figures, seconds_text)
+    yield f"step (simulated): {seconds_text(figures.step_seconds)}, from cold {seconds_text(figures.makespan_seconds)}"
+    yield f"tokens/s (simulated): {figures.tokens_per_second:,.1f}, model-flops utilisation {100 * figures.mfu:.1f} %"
+    yield from collectives_parts(figures)
+
+
+def collectives_parts(figures: Figures) -> Iterator[Part]:
+    """The algorithm of each kind of collective, where there are any."""
+    if figures.collectives:
+        kinds = [f"{kind} {', '.join(names)}" for kind, names in figures.collectives.items()]
+        yield f"collectives, as priced: {'; '.join(kinds)}"
+
+
+def given_times_parts(program: Program, figures: StepFigures) -> Iterator[Part]:
+    """What a simulation with stated times says, in their unit, whatever that is."""
+    yield _stage_table(f"{program.name} with the given times, in their unit (simulated)", figures, _time_text)
+    step, cold = _time_text(figures.step_seconds), _time_text(figures.makespan_seconds)
+    yield f"step (simulated): {step}, from cold {cold}; bubble fraction {figures.bubble_fraction:.4f}"
+
+
+def _time_text(time: float) -> str:
+    return f"{time:.6g}"
+
+
+def _stage_table(title: str, figures: StepFigures, time_text: Callable[[float], str]) -> TextTable:
+    rows = [
+        [
+            f"@{index}",
+            time_text(stage.busy_seconds),
+            time_text(stage.idle_seconds),
+            f"{100 * figures.stage_bubble_fraction(stage):.1f} %",
+            size_text(stage.peak_bytes),
+            size_text(stage.arena_bytes),
+        ]
+        for index, stage in enumerate(figures.stages)
+    ]
+    return TextTable(title, ("stage", "compute busy", "idle", "idle share", "peak live", "arena"), rows)

@@ -1,0 +1,122 @@
+"""A well-known schedule as a table of forwards and backwards: the work of `ratrainc schedule`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NoReturn
+
+from attrs import evolve, frozen
+
+from ratrain.ratrain_ir.analysis.actions import order_row, parse_torch_csv, torch_csv_lines, torch_csv_row
+from ratrain.ratrain_ir.schedules.action import ActionKind
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
+from ratrain.ratrain_ir.schedules.shape import PipelineShape
+from ratrain.ratrain_ir.support.diagnostics import fail, misuse
+from ratrain.ratrain_ir.support.files import MIB, MOST_BYTES, checked, write_lines
+from ratrain.ratrain_ir.support.text import shown
+from ratrain.ratrainc.console.parts import Part, Shown
+
+_MOST_STAGES_IN_CHUNKS = 1024
+"""An order of few micro-batches through several chunks is that of about two a stage, less those that are not there."""
+
+
+@frozen(repr=False)
+class ScheduleTable(Shown):
+    """The order of every stage under a schedule: an action is a chunk, what it does and a micro-batch, as 2F1."""
+
+    kind: str
+    shape: PipelineShape
+
+    def rows(self) -> Iterator[str]:
+        """Yield the rows of the CSV, a stage a row, one by one: a large table need not be in memory.
+
+        Raises `DiagnosticError` where the table becomes longer than what is read again.
+        """
+        size = 0
+        for number, row in enumerate(_lines(self.kind, self.shape)):
+            size += len(row) + 1
+            if size > MOST_BYTES["schedule table"]:
+                _too_long(self.shape)
+            yield checked(row, "schedule table", _read_row) if number == 0 else row
+
+    def parts(self) -> Iterator[Part]:
+        """The rows."""
+        return self.rows()
+
+    def save(self, path: str) -> None:
+        """Write the CSV.
+
+        Raises `DiagnosticError` RT002 where the file cannot be written, and as `rows` does.
+        """
+        write_lines(path, self.rows())
+
+
+def schedule_table(
+    kind: str, stages: int, micro_batches: int, chunks: int | None, layout: str | None, slices: int
+) -> ScheduleTable:
+    """The table of a schedule. Raises `DiagnosticError` for a shape that it cannot have, or one too large to be read again."""
+    if kind not in SCHEDULES:
+        misuse(f"there is no schedule '{kind}'; there are {', '.join(SCHEDULES)}")
+    schedule = SCHEDULES[kind]
+    shape = PipelineShape(stages, micro_batches, chunks or schedule.chunks, layout or schedule.layout, slices)
+    _check_shape(kind, shape)
+    _check_size(kind, shape)
+    return ScheduleTable(kind, shape)
+
+
+def _check_shape(kind: str, shape: PipelineShape) -> None:
+    """Refuse chunks, a layout or slices that the schedule cannot have, or that would change nothing."""
+    schedule = SCHEDULES[kind]
+    problem = schedule.problem(shape)
+    if problem is None and shape.chunks == 1 and shape.layout != "loop":
+        problem = f"--layout {shape.layout} changes nothing with one chunk a stage"
+    if problem is not None:
+        usual = "" if schedule.chunks == 1 else f" --chunks {schedule.chunks} --layout {schedule.layout}"
+        usual += " --slices 4" if kind == "seq1f1b" else ""
+        misuse(
+            f"{schedule.title} cannot be made: {problem}; for example "
+            f"'ratrainc schedule --kind {kind} --stages 4 --micro-batches 8{usual}'"
+        )
+
+
+def _check_size(kind: str, shape: PipelineShape) -> None:
+    """Refuse a table that `lint` could not read however short its actions are."""
+    most = MOST_BYTES["schedule table"] // len("0F0,")
+    passes = shape.stages * shape.micro_batches * shape.chunks * shape.slices
+    actions = passes * (3 if _splits_backwards(kind, shape) else 2)
+    if actions > most:
+        size = MOST_BYTES["schedule table"] // MIB
+        misuse(
+            f"a table of {shape.stages:,} stages and {shape.micro_batches:,} micro-batches has up to {actions:,} actions; "
+            f"one of more than {most:,} is longer than 'ratrainc lint' reads ({size} MiB)"
+        )
+    if shape.chunks > 1 and shape.stages > _MOST_STAGES_IN_CHUNKS:
+        misuse(
+            f"tables of several chunks a stage are made for up to {_MOST_STAGES_IN_CHUNKS:,} stages, not {shape.stages:,}"
+        )
+
+
+def _too_long(shape: PipelineShape) -> NoReturn:
+    misuse(
+        f"a table of {shape.stages:,} stages and {shape.micro_batches:,} micro-batches is longer than 'ratrainc lint' reads "
+        f"({MOST_BYTES['schedule table'] // MIB} MiB)"
+    )
+
+
+def _read_row(row: str) -> None:
+    """Raise `DiagnosticError` RT007 where a row is not read as what it was written from: it is then not the row that is printed again."""
+    if (again := next(torch_csv_lines(parse_torch_csv(row, "X.csv")))) != row:
+        fail("RT007", f"the first row is read back as {shown(again)}")
+
+
+def _splits_backwards(kind: str, shape: PipelineShape) -> bool:
+    """Whether the schedule has backwards in halves anywhere, as seen in the smallest table of its kind."""
+    least = evolve(shape, stages=2, micro_batches=1, slices=min(shape.slices, 2), chunks=min(shape.chunks, 2))
+    orders = (SCHEDULES[kind].actions(least, stage) for stage in range(2))
+    return any(action.kind is ActionKind.BACKWARD_WEIGHT for order in orders for action in order)
+
+
+def _lines(kind: str, shape: PipelineShape) -> Iterator[str]:
+    """The rows one by one: a large table need not be in memory."""
+    for stage in range(shape.stages):
+        yield torch_csv_row(order_row(stage, SCHEDULES[kind].actions(shape, stage)))

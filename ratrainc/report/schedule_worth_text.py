@@ -1,0 +1,54 @@
+"""What a schedule is worth, in words and as data: `ratrainc lint`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.analysis.schedule_worth import in_flight_on_ranks, in_flight_on_stages
+from ratrain.ratrainc.console.console import seconds_text
+from ratrain.ratrainc.console.parts import Part, TextTable
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.analysis.actions import ActionTable
+    from ratrain.ratrain_ir.analysis.schedule_worth import StepTime
+
+
+def worth_data(actions: ActionTable, units: StepTime, timed: StepTime | None) -> dict[str, object]:
+    """The step in units and, if it was timed, in seconds; passes in flight by rank and by stage."""
+    return {
+        "units": units.seconds,
+        "bubble_fraction": units.bubble_fraction,
+        "bubble_to_work": units.bubble_to_work,
+        "in_flight": in_flight_on_ranks(actions),
+        "in_flight_of_stages": {str(stage): most for stage, most in in_flight_on_stages(actions).items()},
+        "timed": None
+        if timed is None
+        else {
+            "seconds": timed.seconds,
+            "bubble_fraction": timed.bubble_fraction,
+            "bubble_to_work": timed.bubble_to_work,
+        },
+    }
+
+
+def worth_parts(actions: ActionTable, units: StepTime, timed: StepTime | None) -> Iterator[Part]:
+    """The same for people."""
+    yield f"a step takes {units.seconds:g} units: {_bubble_text(units)}"
+    if timed is not None:
+        yield f"a step takes {seconds_text(timed.seconds)} with the times given: {_bubble_text(timed)}"
+    on_stages = in_flight_on_stages(actions)
+    rows = []
+    for rank, most in enumerate(in_flight_on_ranks(actions)):
+        if rank in units.busy:
+            stages = sorted({action.stage for action in actions.rows[rank]})
+            each = ", ".join(f"{stage}: {on_stages[stage]}" for stage in stages)
+            busy = units.busy[rank]
+            rows.append([str(rank), each, str(most), f"{busy:g}", f"{units.seconds - busy:g}"])
+    yield TextTable(
+        "passes in flight at most, and units of time", ["rank", "of stages", "in flight", "work", "idle"], rows
+    )
+
+
+def _bubble_text(step: StepTime) -> str:
+    return f"the bubble is {step.bubble_fraction:.1%} of it, {step.bubble_to_work:.1%} of the work"

@@ -1,0 +1,92 @@
+"""Whether a table of actions is sound, and what it is worth: the work of `ratrainc lint`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from attrs import field, frozen
+
+from ratrain.ratrain_ir.analysis.actions import ActionTable, read_torch_csv
+from ratrain.ratrain_ir.analysis.schedule_worth import UNIT_TIMES, PassTimes, StepTime, step_time
+from ratrain.ratrain_ir.schedules.action import ActionKind
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError
+from ratrain.ratrain_ir.support.gc import paused_gc
+from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule
+from ratrain.ratrainc.console.parts import Part, Shown
+from ratrain.ratrainc.report.schedule_worth_text import worth_data, worth_parts
+
+
+@frozen(repr=False)
+class TableReport(Shown):
+    """A sound table, and what it is worth."""
+
+    file: str
+    table: ActionTable = field(eq=False)
+    units: StepTime
+    """a step in which a forward and each half of a backward take one unit"""
+    timed: StepTime | None
+    """a step with the times that were given, if they were"""
+
+    @property
+    def has_halves(self) -> bool:
+        """Whether any backward is in halves."""
+        return any(action.kind is ActionKind.BACKWARD_WEIGHT for action in self.table.actions)
+
+    def parts(self) -> Iterator[Part]:
+        """What was proved, the step and its bubble, passes in flight."""
+        yield f"{self.file}: sound ({_summary(self.table)})"
+        yield from worth_parts(self.table, self.units, self.timed)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as `--json` prints it."""
+        return soundness(self.table, []) | {"worth": worth_data(self.table, self.units, self.timed)}
+
+
+class UnsoundTableError(DiagnosticError):
+    """Raised where a table is not sound; it has the table where that could be read."""
+
+    def __init__(self, diagnostics: list[Diagnostic], table: ActionTable | None) -> None:
+        super().__init__(diagnostics)
+        self.table = table
+
+    def to_json(self) -> dict[str, Any]:
+        """What is known of it, as `--json` prints it."""
+        return soundness(self.table, self.diagnostics) | {"worth": None}
+
+
+def soundness(table: ActionTable | None, diagnostics: list[Diagnostic]) -> dict[str, Any]:
+    """What `--json` prints of soundness; ranks and actions are null where the file could not be read."""
+    return {
+        "sound": not diagnostics,
+        "diagnostics": [each.to_json() for each in diagnostics],
+        "ranks": None if table is None else len(table.rows),
+        "actions": None if table is None else sum(map(len, table.rows)),
+    }
+
+
+def table_report(file: str, times: PassTimes | None, *, sharded: bool) -> TableReport:
+    """The report of a table (CSV of torch.distributed.pipelining).
+
+    Raises `UnsoundTableError` where it cannot be read, or is not sound.
+    """
+    table: ActionTable | None = None
+    with paused_gc():
+        try:
+            table = read_torch_csv(file)
+            check_schedule(table, sharded=sharded)
+        except DiagnosticError as error:
+            raise UnsoundTableError(error.diagnostics, table) from None
+        units = step_time(table, UNIT_TIMES)
+        timed = None if times is None else step_time(table, times)
+    return TableReport(file, table, units, timed)
+
+
+def _summary(table: ActionTable) -> str:
+    stages = {action.stage for action in table.actions}
+    micro_batches = {action.micro_batch for action in table.actions} - {None}
+    empty = len(table.ranks_without_actions)
+    ranks = "ranks" + (f" ({empty} without actions)" if empty else "")
+    form = "with messages" if table.is_lowered else "compute only"
+    counts = ((len(table.rows), ranks), (len(stages), "stages"), (len(micro_batches), "micro-batches"))
+    return ", ".join([*(f"{count} {what}" for count, what in counts), f"{sum(map(len, table.rows))} actions", form])

@@ -1,0 +1,183 @@
+"""The time of a step: simulated, explained, drawn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from attrs import frozen
+
+from ratrain.ratrain_ir.support.diagnostics import misuse
+from ratrain.ratrain_ir.support.gc import paused_gc
+from ratrain.ratrainc.choices.times_text import load_times
+from ratrain.ratrainc.compiling.opening import machine_of
+from ratrain.ratrainc.compiling.proving import sound_program
+from ratrain.ratrainc.console.parts import Part, Shown
+from ratrain.ratrainc.report.simulation import GivenTimesSimulation, Simulation, StepSimulation
+from ratrain.targets.machine.machine import Machine, load_machine
+from ratrain.targets.program.program import Program
+from ratrain.targets.simulator.figures import (
+    one_core_step_seconds,
+    shared_cores_step_seconds,
+    simulated,
+    step_figures,
+)
+from ratrain.targets.simulator.given_times import GivenTimes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ratrain.ratrainc.report.differences import Differences  # noqa: TC004 - of a type alone
+    from ratrain.ratrainc.report.time_report import TimeReport
+
+
+def simulate(
+    program: Program | str, *, machine: str | Machine | None = None, rendezvous: bool = False, sharing: bool = True
+) -> Simulation:
+    """Simulated times of a program, or of the file of one, on a machine: the one it was compiled for unless another is given.
+
+    With `rendezvous` a send waits for its receive. Without `sharing`, DDR and link carry whatever overlaps at full speed.
+    """
+    known, chosen = program_and_machine(program, machine)
+    with paused_gc():
+        figures, timeline = simulated(known, chosen, rendezvous=rendezvous, sharing=sharing)
+    return Simulation(figures=figures, timeline=timeline, machine=chosen)
+
+
+def simulate_given(
+    program: Program | str,
+    times: GivenTimes | tuple[float, float, float, float] | str,
+    *,
+    rendezvous: bool = False,
+) -> GivenTimesSimulation:
+    """A step whose ops take given times, in any unit: `GivenTimes`, a file of them, or T_F, T_B, T_W and T_comm.
+
+    Raises `DiagnosticError` where a file is wrong, or the times say too little of the program.
+    """
+    if isinstance(times, str):
+        given = load_times(times)
+    else:
+        given = times if isinstance(times, GivenTimes) else GivenTimes.textbook(*times)
+    if isinstance(program, str):
+        from ratrain.ratrainc.compiling.building import load
+
+        program = load(program)
+    with paused_gc():
+        timeline = given.run(program, rendezvous=rendezvous)
+    return GivenTimesSimulation(figures=step_figures(timeline), timeline=timeline, times=given)
+
+
+@frozen(repr=False)
+class CoresStep(Shown):
+    """The simulated seconds of a step on cores that engines share."""
+
+    seconds: float
+    tokens_per_second: float
+    cores: int | None
+    """None: all engines of all ranks take turns on one"""
+    machine: Machine
+
+    def parts(self) -> Iterator[Part]:
+        """A sentence."""
+        where = "on one core" if self.cores is None else f"on {self.cores} shared core{'s' * (self.cores > 1)}"
+        yield f"{self.seconds:.6g} s a step {where}, {self.tokens_per_second:,.0f} tokens/s (simulated on {self.machine.name})"
+
+    def to_json(self) -> dict[str, object]:
+        """The figures as `--json` prints them."""
+        key = "one_core_step_seconds" if self.cores is None else "shared_cores_step_seconds"
+        return {key: self.seconds, "tokens_per_second": self.tokens_per_second, "machine": self.machine.name}
+
+
+def simulate_on_cores(program: Program | str, cores: int | None, *, machine: str | Machine | None = None) -> CoresStep:
+    """The step of a run here: all engines in turn on one core (None), or the engines of a rank on one and all ranks on so many."""
+    if cores is not None and cores < 1:
+        misuse("a step needs a core at least")
+    known, chosen = program_and_machine(program, machine)
+    seconds = one_core_step_seconds(known, chosen) if cores is None else shared_cores_step_seconds(known, chosen, cores)
+    return CoresStep(seconds, known.plan.tokens_per_step / seconds, cores, chosen)
+
+
+def write_trace(simulation: StepSimulation, path: str) -> None:
+    """Write the timeline of a simulation for Perfetto or chrome://tracing.
+
+    Raises `DiagnosticError` RT002 where the file cannot be written.
+    """
+    from ratrain.ratrainc.report import trace
+
+    trace.write_trace(simulation.timeline, path)
+
+
+def explain_time(simulation: Simulation, *, stage: int | None = None, cold: bool = False) -> TimeReport:
+    """Where the time of a simulated step goes: idle engines by what they waited for, and the critical path.
+
+    Of the engines of all stages, or of one; of a steady step, or of the first one, from cold.
+    """
+    from ratrain.ratrainc.report.time_report import TimeReport
+
+    check_stage(stage, len(simulation.program.stages))
+    return TimeReport(simulation.timeline, simulation.figures, stage, cold)
+
+
+def check_stage(stage: int | None, stages: int) -> None:
+    """Raise `DiagnosticError` for a stage that is not there."""
+    if stage is not None and not 0 <= stage < stages:
+        misuse(f"there is no stage {stage}: the stages are 0 to {stages - 1}")
+
+
+@frozen
+class WrittenReport:
+    """A page or a picture that was written."""
+
+    kind: Literal["page", "picture"]
+    size: int
+    """bytes"""
+
+
+def report(simulation: StepSimulation, path: str) -> WrittenReport:
+    """Write a simulation as one HTML page that needs no network, or, where the path ends with .svg, as a still picture of its first step.
+
+    Raises `DiagnosticError` RT002 where the file cannot be written.
+    """
+    if path.endswith(".svg"):
+        return WrittenReport("picture", simulation.picture().save(path))
+    if not isinstance(simulation, Simulation):
+        misuse("given times make a picture: name a file that ends with .svg")
+    from ratrain.ratrainc.report.page import write_report
+
+    written = write_report(simulation.timeline, simulation.figures, simulation.machine, path)
+    return WrittenReport("page", written)
+
+
+@frozen
+class WrittenComparison:
+    """A page of two programs that was written."""
+
+    differences: Differences
+    size: int
+    """bytes"""
+
+    def to_json(self) -> dict[str, object]:
+        """What `--json` prints of it."""
+        return {"kind": "comparison", "bytes": self.size, **self.differences.to_json()}
+
+
+def report_against(
+    one: Simulation, other: Simulation, path: str, *, names: tuple[str, str] = ("one", "other")
+) -> WrittenComparison:
+    """Write one HTML page of two simulations, side by side on common axes, with what differs.
+
+    Raises `DiagnosticError` RT002 where the file cannot be written.
+    """
+    from ratrain.ratrainc.report.comparison import write_comparison
+    from ratrain.ratrainc.report.differences import Side, differences_of
+
+    first = Side(names[0], one.timeline, one.figures, one.machine)
+    second = Side(names[1], other.timeline, other.figures, other.machine)
+    differences = differences_of(first, second)
+    return WrittenComparison(differences, write_comparison(first, second, differences, path))
+
+
+def program_and_machine(program: Program | str, machine: str | Machine | None) -> tuple[Program, Machine]:
+    """A program, which may be a file, and its machine: the one given, else the one it was compiled for."""
+    given = load_machine(machine) if isinstance(machine, str) else machine
+    known = program if isinstance(program, Program) else sound_program(program, machine=given)
+    return known, given or machine_of(known)

@@ -1,0 +1,1 @@
+"""Training runs of the command line: launch, display, log, result."""

@@ -1,0 +1,239 @@
+"""`generate`: what a trained model says behind a prompt, from a checkpoint or a Hugging Face directory."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from attrs import frozen
+from threadpoolctl import threadpool_limits
+
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.files import is_regular, is_there
+from ratrain.ratrain_ir.support.text import shown
+from ratrain.ratrainc.choices.run_choices import BYTES, NO_EOS, TOKENIZERS_EOS, Generation, Prompt
+from ratrain.targets.runtime.checkpoint.checkpoint import MANIFEST_FILE
+from ratrain.targets.runtime.checkpoint.checkpoint_series import facts_of, kept_tokenizer, latest_run, latest_weights
+from ratrain.targets.runtime.data.data import BYTE, TEXT_VOCABULARY
+from ratrain.targets.runtime.data.tokenizer import Encoder, TokenizerChoice, encoder_of, tokenizer_beside
+from ratrain.targets.runtime.engine.forward import Forward
+from ratrain.targets.runtime.engine.sampling import Chooser
+from ratrain.targets.runtime.kernels import kernel_set
+from ratrain.targets.runtime.weights.companions import GENERATION_FILE, is_byte_tokenizer, read_companion
+from ratrain.targets.runtime.weights.weight_source import WeightSource
+from ratrain.targets.runtime.weights.weights import read_weights
+
+_CONFIG = "config.json"
+_EOS_KEY = "eos_token_id"
+
+
+@frozen
+class Generated:
+    """A text that was made, and what it took."""
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    """those behind the prompt, one that ended the text included"""
+    whole: str | None
+    """prompt and continuation; None where there is no tokenizer"""
+    text: str | None
+    """the continuation"""
+    ended: bool
+    """by a token that ends a text, and not by the most tokens asked for"""
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return {
+            "prompt_tokens": list(self.prompt),
+            "tokens": list(self.tokens),
+            "text": self.text,
+            "ended": self.ended,
+            "seconds": self.seconds,
+        }
+
+
+@frozen
+class _Origin:
+    """A model with its weights, and what is known of how it was trained."""
+
+    model: ModelConfig
+    source: WeightSource
+    dtype: str
+    ends: frozenset[int]
+    """tokens that end a text"""
+    takes_bytes: bool
+    """whether its run read a byte as a token"""
+    tokenizer: TokenizerChoice | None
+
+
+@frozen
+class _Language:
+    """Words to tokens and back."""
+
+    encode: Callable[[str], list[int]]
+    decode: Callable[[Sequence[int]], str]
+    encoder: Encoder | None = None
+
+
+def generate(path: str, prompt: Prompt, asked: Generation) -> Generated:
+    """Go on with a prompt, token by token; each takes a forward pass over all that stands before it.
+
+    Raises `DiagnosticError` as reading checkpoints and weights does, and RT094 where the prompt, the tokenizer or a length does not
+    fit the model, or its logits are not finite.
+    """
+    origin = _opened(path)
+    language = _language(path, origin, asked.tokenizer)
+    tokens = _tokens_of(path, prompt, language, origin.model)
+    _check_length(len(tokens), asked.tokens, origin.model)
+    ends = _ends(asked.eos, origin, language)
+    start = time.perf_counter()
+    with threadpool_limits(limits=1):  # kernels share their work themselves
+        kernels = kernel_set(asked.kernels, asked.threads)
+        forward = Forward(origin.model, origin.source, Dtype(asked.dtype or origin.dtype), kernels)
+        added = _continuation(forward, tokens, ends, asked, path)
+    seconds = time.perf_counter() - start
+    whole = None if language is None else language.decode([*tokens, *added])
+    text = None if language is None or whole is None else _behind(language, tokens, added, whole)
+    return Generated(tuple(tokens), tuple(added), whole, text, bool(added) and added[-1] in ends, seconds)
+
+
+def _continuation(
+    forward: Forward, prompt: Sequence[int], ends: frozenset[int], asked: Generation, path: str
+) -> list[int]:
+    chooser = Chooser(asked.sampling)
+    added: list[int] = []
+    while len(added) < asked.tokens and not (added and added[-1] in ends):
+        logits = forward.logits([*prompt, *added])
+        if not np.isfinite(logits).all():
+            fail(
+                "RT094",
+                f"the logits behind {len(prompt) + len(added)} tokens are not finite: '{path}' has weights that have diverged, or that "
+                "do not fit the type of its activations",
+                help="--dtype f32 has room for larger values",
+            )
+        added.append(chooser.choose(logits))
+    return added
+
+
+def _behind(language: _Language, prompt: Sequence[int], added: Sequence[int], whole: str) -> str:
+    """The text of the tokens behind a prompt, as it stands in the whole where the prompt's own text does not change by them."""
+    before = language.decode(prompt)
+    return whole[len(before) :] if whole.startswith(before) else language.decode(added)
+
+
+def _opened(path: str) -> _Origin:
+    folder = Path(path)
+    if is_there(folder / _CONFIG) and not is_there(folder / MANIFEST_FILE):
+        model = load_model(str(folder))
+        beside = tokenizer_beside(path)
+        takes_bytes = beside is not None and is_byte_tokenizer(beside)
+        tokenizer = None if beside is None or takes_bytes else TokenizerChoice(beside, beside)
+        source = read_weights(path, model)
+        return _Origin(model, source, Dtype.F32.value, _ends_of_directory(folder, model), takes_bytes, tokenizer)
+    model, source = latest_weights(path)
+    run = latest_run(path)
+    plan, facts = run.get("plan"), facts_of(run)
+    dtype = plan.get("view_dtype") if isinstance(plan, dict) else None
+    known = dtype if dtype in {item.value for item in Dtype} else Dtype.F32.value
+    eos, kept = facts.get("eos"), kept_tokenizer(path)
+    tokenizer = None if kept is None else TokenizerChoice(*kept)
+    ends = frozenset({eos} if isinstance(eos, int) else ())
+    return _Origin(model, source, known, ends, takes_bytes=facts.get("token") == BYTE, tokenizer=tokenizer)
+
+
+def _ends_of_directory(folder: Path, model: ModelConfig) -> frozenset[int]:
+    """The `eos_token_id` of a model's directory: of how text is generated, else of its model; several are a list."""
+    said = model.inert.get(_EOS_KEY)
+    if is_regular(folder / GENERATION_FILE):
+        try:
+            held = json.loads(read_companion(folder, GENERATION_FILE))
+        except (ValueError, RecursionError):
+            fail("RT094", f"'{folder / GENERATION_FILE}' is no JSON", help="put it right, or remove it")
+        said = held.get(_EOS_KEY, said) if isinstance(held, dict) else said
+    return frozenset(token for token in (said if isinstance(said, list | tuple) else [said]) if isinstance(token, int))
+
+
+def _language(path: str, origin: _Origin, named: str | None) -> _Language | None:
+    """What makes tokens of words; None where nothing says what that would be."""
+    holds_bytes = origin.model.vocab_size >= TEXT_VOCABULARY
+    if named == BYTES or (named is None and origin.takes_bytes and holds_bytes):
+        if not holds_bytes:
+            fail(
+                "RT094",
+                f"a byte is no token of '{path}': its vocabulary has {origin.model.vocab_size} tokens, a byte {TEXT_VOCABULARY} values",
+                help="give the prompt's tokens by their numbers: --prompt-tokens 1,2,3",
+            )
+        return _Language(lambda text: list(text.encode(errors="replace")), _text_of_bytes)
+    choice = origin.tokenizer if named is None else TokenizerChoice(named, named)
+    if choice is None:
+        return None
+    encoder = encoder_of(choice)
+    return _Language(lambda text: encoder("the prompt", [text])[0].tolist(), encoder.text, encoder)
+
+
+def _text_of_bytes(tokens: Sequence[int]) -> str:
+    """Tokens beyond the bytes are no text, as those that end a document."""
+    return bytes(token for token in tokens if token < TEXT_VOCABULARY).decode(errors="replace")
+
+
+def _tokens_of(path: str, prompt: Prompt, language: _Language | None, model: ModelConfig) -> list[int]:
+    tokens = list(prompt.tokens or ())
+    if prompt.text is not None:
+        if language is None:
+            fail(
+                "RT094",
+                f"nothing says how '{path}' makes tokens of text: no tokenizer is with it",
+                help="name one with --tokenizer, say --tokenizer bytes for one token a byte, or give numbers: --prompt-tokens 1,2,3",
+            )
+        tokens = language.encode(prompt.text)
+    if not tokens:
+        fail(
+            "RT094",
+            "the prompt has no token, and the first token has nothing to follow",
+            help="give a prompt of a word or more",
+        )
+    outside = next((token for token in tokens if not 0 <= token < model.vocab_size), None)
+    if outside is not None:
+        text = f"the prompt's token {outside} is outside the vocabulary of {model.vocab_size} tokens of '{path}'"
+        fail("RT094", text, help="use the tokenizer of this model")
+    return tokens
+
+
+def _check_length(prompt: int, added: int, model: ModelConfig) -> None:
+    """Every token that is read has a learned position; the last one is not read."""
+    most = model.learned_positions
+    if most is not None and prompt + added - 1 > most:
+        text = f"{added} tokens behind a prompt of {prompt} are more than the {most} learned positions of {model.name}"
+        if prompt > most:
+            fail("RT094", text, help="shorten the prompt")
+        fail("RT094", text, help=f"ask for {most - prompt + 1} tokens at most, or shorten the prompt")
+
+
+def _ends(said: str | None, origin: _Origin, language: _Language | None) -> frozenset[int]:
+    """The tokens that end a text."""
+    if said is None:
+        return origin.ends
+    if said == NO_EOS:
+        return frozenset()
+    if said == TOKENIZERS_EOS:
+        if language is None or language.encoder is None:
+            _no_end(said, "there is no tokenizer")
+        return frozenset({language.encoder.end_of_document()})
+    if not (said.isascii() and said.isdecimal() and int(said[:20]) < origin.model.vocab_size):
+        _no_end(said, f"the vocabulary has {origin.model.vocab_size} tokens")
+    return frozenset({int(said)})
+
+
+def _no_end(said: str, why: str) -> NoReturn:
+    way_out = (
+        f"--eos 2 names a token by its number, --eos {TOKENIZERS_EOS} takes the tokenizer's, --eos {NO_EOS} goes on"
+    )
+    fail("RT094", f"{shown(said)} is no token that could end a text: {why}", help=way_out)

@@ -1,0 +1,60 @@
+"""Starts a run with a process a rank, and watches over it: the work of `ratrainc launch`."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from ratrain.ratrain_ir.support.plugins import plugins
+from ratrain.ratrainc.running.supervisor import Supervisor, start_command
+from ratrain.targets.runtime.checkpoint.checkpoint_series import RUN_FOLDER
+from ratrain.targets.runtime.watch.positions import RunFolder
+
+
+def launch(file: str, ranks: int, words: tuple[str, ...], engine: str, mpirun: str | None) -> int:
+    """Run a program with so many ranks, each a process with these options of `ratrainc run`; the exit code of the run.
+
+    Raises `DiagnosticError` RT002 or RT093 where they cannot be started.
+    """
+    launcher, variables = start_command(engine, ranks, mpirun)
+    save, given = _value_of("--save", words), _value_of("--run-dir", words)
+    place = given or _beside_checkpoints(save, ranks, words)
+    advice = f"nothing that was saved is lost: go on with --resume {save}" if save else None
+    with nullcontext(RunFolder(place)) if place else _temporary_folder() as folder:
+        run = ["run", file, *words, "--run-dir", folder.directory, "--engine", engine]
+        others = [word for name in plugins() for word in ("--plugin", name)]
+        run = [sys.executable, "-m", "ratrain", *others, *run]
+        named = "torchrun" if engine == "torch" else None
+        return Supervisor(folder, advice, named).run([*launcher, *run], variables)
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[RunFolder]:
+    """A folder for the ranks' positions; it stays only where there is something to look into."""
+    folder = RunFolder(tempfile.mkdtemp(prefix="ratrain-"))
+    try:
+        yield folder
+    finally:
+        if not folder.report():
+            shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def _beside_checkpoints(save: str | None, ranks: int, words: tuple[str, ...]) -> str | None:
+    """The ranks' own place in a directory of checkpoints. One process without --save-every writes a single one, where nothing else may be."""
+    is_series = ranks > 1 or _value_of("--save-every", words) is not None
+    return str(Path(save) / RUN_FOLDER) if save is not None and is_series else None
+
+
+def _value_of(option: str, words: tuple[str, ...]) -> str | None:
+    """The value that an option of `ratrainc run` is given; the last one counts."""
+    value = None
+    for index, word in enumerate(words):
+        if word == option and index + 1 < len(words):
+            value = words[index + 1]
+        elif word.startswith(f"{option}="):
+            value = word.partition("=")[2]
+    return value

@@ -1,0 +1,98 @@
+"""Loops compiled ahead of time: what a first compilation and a first run of a plan like `examples/tiny.toml` need, kept on disk for those that follow."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve, frozen
+
+from ratrain.passes.memory.allocation import AllocationProblem, allocate
+from ratrain.passes.memory.allocation.portfolio import COMPILED_FROM
+from ratrain.ratrain_ir.config.plan import DTYPE_KEYS
+from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES, Dtype
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.loops import WAY_OUT, at_any_size, compiled_anew, kept_in
+from ratrain.ratrainc.console.parts import Part, Shown
+from ratrain.ratrainc.console.progress import OnProgress, Progress
+from ratrain.ratrainc.running.examples import example_path
+
+
+@frozen(repr=False)
+class Precompiled(Shown):
+    """What was compiled."""
+
+    loops: int
+    cpu_seconds: float
+    folders: tuple[str, ...]
+    """where it is kept; empty where it cannot be"""
+
+    def parts(self) -> Iterator[Part]:
+        """Sentences."""
+        if not self.loops:
+            yield "nothing to do: all loops are compiled"
+        else:
+            yield f"{self.loops} loops compiled in {self.cpu_seconds:.1f} s of CPU"
+        if self.folders:
+            yield f"kept in {os.path.commonpath(self.folders)}"
+        else:
+            yield f"they cannot be kept: {WAY_OUT}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as `--json` prints it."""
+        return {"loops": self.loops, "cpu_seconds": self.cpu_seconds, "folders": list(self.folders)}
+
+
+def precompile(dtypes: Sequence[Dtype], progress: OnProgress) -> Precompiled:
+    """Compile what passes, verifiers, the simulator and runs of the kernels `fast` share, with views and gradients of some types.
+
+    A small plan goes through all of them; loops that small inputs do without are compiled too. Raises `DiagnosticError` RT002 where numba
+    is told to compile nothing.
+    """
+    import numba
+
+    if vars(numba.config)["DISABLE_JIT"]:
+        fail("RT002", "NUMBA_DISABLE_JIT is set: nothing is compiled, and nothing kept", help="unset NUMBA_DISABLE_JIT")
+    before, start = compiled_anew(), time.process_time()
+    progress(Progress(0, len(dtypes), "addresses"))
+    _place_many()
+    with at_any_size(), tempfile.TemporaryDirectory(prefix="ratrain-") as folder:
+        for number, dtype in enumerate(dtypes):
+            progress(Progress(number, len(dtypes), dtype.value))
+            _go_through(dtype, Path(folder))
+    return Precompiled(compiled_anew() - before, time.process_time() - start, kept_in())
+
+
+def _place_many() -> None:
+    """Place as many buffers as compiled loops are worth, of sizes and lives that no first order places well."""
+    count = COMPILED_FROM + 100
+    sizes = [(7919 * buffer % 97 + 1) * ALIGNMENT_BYTES for buffer in range(count)]
+    lives: list[tuple[tuple[int, int], ...]] = [((buffer, buffer + 3 + 31 * buffer % 50),) for buffer in range(count)]
+    allocate(AllocationProblem(sizes, lives, count + 53))
+
+
+def _go_through(dtype: Dtype, folder: Path) -> None:
+    from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs
+    from ratrain.ratrainc.compiling import building, proving
+    from ratrain.ratrainc.report import timing
+    from ratrain.ratrainc.running.training import run_training
+    from ratrain.targets.runtime.settings import Evaluation, RunSettings
+
+    model, plan = building.resolved(str(example_path("tiny.json")), str(example_path("tiny.toml")))
+    of_type: dict[str, Any] = dict.fromkeys(DTYPE_KEYS, dtype.value)
+    module = building.compile(model, evolve(plan, **of_type, loss_scale=None if dtype is Dtype.F16 else 1.0))
+    path = str(folder / f"{dtype.value}.rtx")
+    program = building.emit(module)
+    building.save(program, path)
+    schedule = str(folder / f"{dtype.value}.rtir")
+    building.save(module, schedule)
+    for saved in (schedule, path):
+        proving.verify(saved)
+    # its parts are what walks through idle time: they are made when they are asked for
+    list(timing.explain_time(timing.simulate(program)).parts())
+    settings = RunSettings(steps=1, evaluation=Evaluation(every=1, batches=1))
+    run_training(program, DataChoice(), settings, Outputs(), Display(quiet=True))

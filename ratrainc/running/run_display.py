@@ -1,0 +1,138 @@
+"""What a run shows as it goes on: words, a progress bar, a dashboard."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.config.types import Home
+from ratrain.ratrainc.console.console import errors, progress, say, size_text, unseen_progress
+from ratrain.targets.runtime.arena.memory import HOST
+from ratrain.targets.runtime.checkpoint.overrides import words
+from ratrain.targets.runtime.data.data import in_words
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.choices.run_choices import Display
+    from ratrain.ratrainc.console.telling import Telling
+    from ratrain.ratrainc.running.run_log import RunLog
+    from ratrain.ratrainc.running.trackers import Tracker
+    from ratrain.targets.runtime.arena.process_memory import MemoryUse
+    from ratrain.targets.runtime.training.training import TimedStep, TrainingRun
+
+
+def say_start(run: TrainingRun) -> None:
+    """Say what the run trains on, and what it takes."""
+    origin = f" ({run.stream.found})" if run.stream.found else ""
+    say(f"data: {in_words(run.stream.facts())}{origin}")
+    if run.held_out is not None:
+        held = run.held_out
+        say(f"held out: {held.batches.stream.name}; an evaluation takes {held.tokens:,} tokens of it")
+    if run.overrides:
+        told = (f"{name} {words(key.run)} (plan: {words(key.plan)})" for name, key in run.overrides.items())
+        say(f"optimizer: {', '.join(told)}")
+    say(run.engine.description)
+    kernels = run.engine.kernels
+    if kernels.memory.place != HOST.place:
+        say(f"kernels: {kernels.name}, arenas on {kernels.memory.place}")
+    say(_memory_line(run.engine.memory_use()))
+    in_files = sum(rank.stage.bytes_in(Home.FILE) for ranks in run.engine.ranks for rank in ranks)
+    if in_files:
+        folder = run.settings.execution.store_folder or tempfile.gettempdir()
+        say(f"stored in files: {size_text(in_files)} in {folder}")
+
+
+def _memory_line(memory: MemoryUse) -> str:
+    """What this process is going to hold, by what takes it."""
+    parts = [f"arenas {size_text(memory.arena_bytes)}", f"scratch {size_text(memory.scratch_bytes)}"]
+    named = [f"{name} {count:,} bytes" for name, count in memory.declared.items() if count]
+    parts.append(f"beside them {size_text(sum(memory.declared.values()))} ({', '.join(named)})")
+    if memory.constant_bytes is None or memory.planned_bytes is None:
+        return f"memory: {' + '.join(parts)}"
+    parts.append(f"constant {size_text(memory.constant_bytes)} (interpreter, libraries, program)")
+    if memory.first_use:
+        later = ", ".join(f"{name} {size_text(count)}" for name, count in memory.first_use.items())
+        parts.append(f"at most {size_text(sum(memory.first_use.values()))} as they are first used ({later})")
+    return f"memory: {' + '.join(parts)} = {size_text(memory.planned_bytes)}"
+
+
+def run_steps(
+    run: TrainingRun,
+    should_stop: Callable[[], int],
+    writers: Sequence[RunLog | Tracker],
+    telling: Telling,
+    display: Display,
+) -> None:
+    """Run all steps, or those before a signal asks for the end; each is written to all that keep its figures."""
+    total = run.settings.steps
+    shown_every = max(1, total // 10)
+    steps = unseen_progress(total)
+    task = steps.tasks[0]
+    live = display.live and errors().is_terminal
+    with _display(run, telling, live=live) as show:
+        for timed in run.steps(should_stop):
+            for writer in writers:
+                writer.write(timed)
+            show(timed)
+            if display.each_step is not None:
+                display.each_step(timed)
+            steps.advance(task.id)
+            index = timed.report.step - run.first_step
+            if display.quiet or live:
+                continue
+            if index % shown_every == 0 or index == total - 1 or timed.eval_loss is not None:
+                line = _step_line(timed, task.time_remaining)
+                telling(partial(say, line))
+
+
+@contextmanager
+def _display(run: TrainingRun, telling: Telling, *, live: bool) -> Iterator[Callable[[TimedStep], None]]:
+    """What is told of each step while a run goes on; where it cannot be, the block goes on without."""
+    feeds: list[Callable[[TimedStep], None]] = []
+    with ExitStack() as opening:
+        telling(lambda: feeds.append(opening.enter_context(_live_view(run) if live else _progress_bar(run))))
+        opened = opening.pop_all()
+    try:
+        yield lambda timed: telling(lambda: [feed(timed) for feed in feeds])
+    finally:
+        with suppress(Exception):  # it was told when it began to fail
+            opened.close()
+
+
+@contextmanager
+def _live_view(run: TrainingRun) -> Iterator[Callable[[TimedStep], None]]:
+    from ratrain.ratrainc.running.live_view import live_view
+    from ratrain.targets.runtime.engine.progress import LocalProgress
+
+    with live_view(run.program, LocalProgress(run.engine), run.settings.steps) as show:
+        yield show
+
+
+@contextmanager
+def _progress_bar(run: TrainingRun) -> Iterator[Callable[[TimedStep], None]]:
+    with progress(run.settings.steps, "training") as (bar, task):
+        bar.update(task, status="first step: new kernels are compiled")
+        yield lambda timed: bar.update(
+            task, advance=1, status=f"loss {timed.report.loss:.4f}  {timed.tokens_per_second:,.0f} tokens/s"
+        )
+
+
+def _step_line(timed: TimedStep, seconds_left: float | None) -> str:
+    """A step in words: what a person watches."""
+    report = timed.report
+    parts = [f"step {report.step:5d}  loss {report.loss:.4f}"]
+    if timed.eval_loss is not None:
+        parts.append(f"held out {timed.eval_loss:.4f}")
+    if report.gradient_norm is not None:
+        parts.append(f"norm {report.gradient_norm:.3g}")
+    parts.append(f"{timed.tokens_per_second:,.0f} tokens/s")
+    if timed.mfu is not None:
+        parts.append(f"MFU {100 * timed.mfu:.0f} %")
+    if seconds_left:
+        parts.append(f"ETA {timedelta(seconds=round(seconds_left))}")
+    if report.skipped_blocks:
+        parts.append(f"({report.skipped_blocks} block updates skipped: overflow)")
+    return "  ".join(parts)

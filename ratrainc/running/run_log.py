@@ -1,0 +1,139 @@
+"""The log of a run: a JSON line a step, written at once, so that a crash loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, NoReturn
+
+from attrs import define, field
+
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, Location, Severity, fail
+from ratrain.ratrain_ir.support.files import check_writable, is_regular, is_there, read_text, write_lines
+from ratrain.targets.runtime.arena.locks import hold, lock_beside
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.training.training import TimedStep
+
+
+@define(eq=False)
+class RunLog:
+    """An open log, to which steps are appended. Where that fails, lines wait for the next step, so that none is missing between others."""
+
+    path: str
+    handle: int
+    tell: Callable[[Diagnostic], None]
+    _waiting: bytearray = field(init=False, factory=bytearray)
+    _reason: str = field(init=False, default="")
+    """why it could not be written last, or nothing"""
+    _was_told: bool = field(init=False, default=False)
+
+    def write(self, step: TimedStep) -> None:
+        """Append a step, and those that wait; the first failure is told, and the run goes on."""
+        self._waiting += json.dumps(step.to_json()).encode() + b"\n"
+        try:
+            while self._waiting:
+                del self._waiting[: os.write(self.handle, self._waiting)]
+            self._reason = ""
+        except OSError as error:
+            self._reason = error.strerror or str(error)
+            if not self._was_told:
+                self._was_told = True
+                text = f"cannot write the log '{self.path}': {self._reason}; training goes on, and the lines wait"
+                self.tell(Diagnostic("RT002", text, severity=Severity.WARNING))
+
+    @property
+    def problem(self) -> Diagnostic | None:
+        """What the log lacks, or None where it is whole."""
+        if not self._waiting:
+            return None
+        lines = self._waiting.count(b"\n")
+        return Diagnostic("RT002", f"the log '{self.path}' lacks its last {lines} steps: {self._reason}")
+
+
+@contextmanager
+def run_log(
+    path: str | None, first_step: int, tell: Callable[[Diagnostic], None] = lambda _: None
+) -> Iterator[RunLog | None]:
+    """The log of a run that begins with this step: of what is there already the steps before, which a resumed run goes on with.
+
+    It is locked until the block ends. Raises `DiagnosticError` RT002 when it cannot be written, what is there is no log, or another
+    run writes to it.
+    """
+    if path is None:
+        yield None
+        return
+    with _held(path, tell):
+        _cut(path, first_step, tell)
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except (OSError, ValueError) as error:  # a ValueError: no path has a zero byte
+            _cannot_write(path, error)
+        try:
+            yield RunLog(path, handle, tell)
+        finally:
+            with suppress(OSError):  # a failure was reported when a line was written
+                os.close(handle)
+
+
+def check_log(path: str) -> None:
+    """Raise `DiagnosticError` RT002 where a log cannot be written: good to know before the run."""
+    try:
+        if is_regular(path):
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND))
+    except (OSError, ValueError) as error:
+        _cannot_write(path, error)
+    check_writable(path)
+
+
+def _cannot_write(path: str, error: OSError | ValueError) -> NoReturn:
+    fail("RT002", f"cannot write the log '{path}': {getattr(error, 'strerror', None) or error}")
+
+
+@contextmanager
+def _held(path: str, tell: Callable[[Diagnostic], None]) -> Iterator[None]:
+    """Lock a log that is a file, or will be one; what goes to a pipe or device is told apart by who reads it."""
+    with ExitStack() as locks:
+        if not is_there(path) or is_regular(path):
+            lock = locks.enter_context(hold(lock_beside(path), "RT002", path))
+            if lock.warning is not None:
+                tell(lock.warning)
+        yield
+
+
+def _cut(path: str, first_step: int, tell: Callable[[Diagnostic], None]) -> None:
+    """Leave in a log only the steps before this one: the others come again, and the last line may be half of one.
+
+    Where the last ones before it are missing, that is told.
+    """
+    if not is_regular(path):
+        return
+    text = read_text(path, "log")
+    lines = text.splitlines()
+    whole = len(lines) if text.endswith("\n") else len(lines) - 1
+    steps = [_step_of(path, number, line, whole) for number, line in enumerate(lines, 1)]
+    kept = [line for line, step in zip(lines, steps, strict=True) if step < first_step]
+    last = max((step for step in steps if step < first_step), default=first_step - 1)
+    if last < first_step - 1:
+        text = f"the log '{path}' ends with step {last}, and this run begins with step {first_step}: the steps between are missing from it"
+        tell(Diagnostic("RT002", text, severity=Severity.WARNING))
+    if min(len(kept), whole) < len(lines):  # a last line without its end would be gone on with
+        write_lines(path, kept)
+
+
+def _step_of(path: str, number: int, line: str, whole: int) -> float:
+    """The step a line tells of; infinite for the half of one that a crash leaves at the end, after so many whole ones."""
+    with suppress(ValueError, LookupError, TypeError):
+        step = json.loads(line)["step"]
+        if isinstance(step, int):
+            return step
+    if number <= whole or not line.startswith("{"):
+        fail(
+            "RT002",
+            "this is not a line of a run's log: a file that is not a log is not replaced by one",
+            Location(path, number, 1),
+            help="name another file with --log",
+        )
+    return float("inf")

@@ -1,0 +1,305 @@
+"""What a run trains and is evaluated on, from what the command line says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from attrs import define, evolve, field
+
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.text import shown
+from ratrain.ratrainc.choices.run_choices import BYTES, COMPLETION_KEY, PROMPT_KEY, TEXT_KEY, TOKENIZERS_EOS, DataChoice
+from ratrain.targets.runtime.checkpoint.checkpoint_series import kept_tokenizer
+from ratrain.targets.runtime.data.corpus import (
+    DOCUMENTS,
+    TOKENS,
+    data_files,
+    ended,
+    ended_by,
+    file_identity,
+    joined,
+    refuse_without_ends,
+)
+from ratrain.targets.runtime.data.data import TEXT_VOCABULARY, TokenStream, builtin_text_tokens, open_tokens
+from ratrain.targets.runtime.data.jsonl import Fields, open_jsonl
+from ratrain.targets.runtime.engine.evaluation import HeldOut, held_out, split_stream
+from ratrain.targets.runtime.settings import Evaluation, Start
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.runtime.data.tokenizer import Encoder, TokenizerChoice
+
+
+def open_data(
+    program: Program, choice: DataChoice, evaluation: Evaluation | None = None, start: Start | None = None
+) -> tuple[TokenStream, HeldOut | None]:
+    """The stream to train on, and what to evaluate on; what a run starts from may have a tokenizer.
+
+    Raises `DiagnosticError` RT002 and RT090 where data or tokenizer cannot be used.
+    """
+    held_out_of = evaluation or Evaluation()
+    files, held_files = data_files(choice.paths), data_files(held_out_of.paths)
+    _refuse_unread(choice, [*files, *held_files])
+    _refuse_trained_on(files, held_files)
+    if choice.train_on == "completion":
+        _refuse_without_prompts(files)
+        _refuse_without_prompts(held_files if held_out_of.paths else files)
+    reader = _Reader(choice, start or Start(), program.model.vocab_size)
+    # what the type of a token is may be said of the other data alone
+    stream = reader.stream(choice.paths, files, choice.dtype if files else None)
+    if held_out_of.every is None:
+        return stream, None
+    if not held_out_of.paths:
+        stream, held = split_stream(stream, held_out_of.fraction)
+    else:
+        of_tokens = _kinds(held_files) == {TOKENS}
+        held = reader.stream(held_out_of.paths, held_files, choice.dtype if of_tokens else None)
+        trained_on, held_out_parts = reader.read
+        for digest in trained_on.keys() & held_out_parts.keys():
+            _refuse_known(trained_on[digest], held_out_parts[digest])
+    return stream, held_out(held, program.plan, held_out_of.batches)
+
+
+def companion_files(choice: DataChoice, start: Start | None = None) -> dict[str, bytes]:
+    """The files that belong beside the run's model, for its checkpoints: those beside the weights it starts from.
+
+    Of tokenizers it is the one that was named, of bytes too. Raises `DiagnosticError` RT002 where one cannot be read.
+    """
+    from ratrain.targets.runtime.weights.companions import (
+        byte_tokenizer_files,
+        companions_in,
+        files_of_tokenizer,
+        replaced_companions,
+    )
+    from ratrain.targets.runtime.weights.weights import model_directory
+
+    weights = None if start is None else start.weights
+    directory = None if weights is None else model_directory(weights)
+    beside = {} if directory is None else companions_in(directory)
+    if choice.tokenizer is None:
+        return beside
+    if choice.tokenizer == BYTES:
+        return replaced_companions(beside, byte_tokenizer_files())
+    return replaced_companions(beside, files_of_tokenizer(choice.tokenizer))
+
+
+def _kinds(files: Sequence[str]) -> set[str]:
+    """The endings that say how files are read; any other is a text's."""
+    return {suffix if (suffix := Path(file).suffix.lower()) in (TOKENS, DOCUMENTS) else "" for file in files}
+
+
+def _refuse_unread(choice: DataChoice, files: Sequence[str]) -> None:
+    """Refuse a key, or a type of tokens, that none of the data would be read by."""
+    if choice.dtype is not None and TOKENS not in _kinds(files):
+        what = f"'{files[0]}' is read as text" if files else "the built-in text, which stands in for data, has none"
+        fail(
+            "RT090",
+            f"a token type ({choice.dtype}) is given, but {what}",
+            help=f"only a file whose name ends in {TOKENS} holds token numbers: name one with --data, or leave out --data-dtype",
+        )
+    if choice.train_on == "all":
+        _refuse_idle_key(choice, "completion", "prompt_key", "completion_key")
+    else:
+        _refuse_idle_key(choice, "all", "text_key")
+    if choice.text_key is not None and DOCUMENTS not in _kinds(files):
+        fail(
+            "RT090",
+            f"a text key ({shown(choice.text_key)}) is given, but none of the data is JSONL",
+            help=f"only a file whose name ends in {DOCUMENTS} has keys: rename it, or leave out --text-key",
+        )
+
+
+def _refuse_idle_key(choice: DataChoice, needed: str, *keys: str) -> None:
+    """Refuse keys of JSONL lines that are read only where other tokens are in the loss."""
+    for key in keys:
+        if (name := getattr(choice, key)) is not None:
+            text = f"{key} = {shown(name)} changes nothing: train_on is '{choice.train_on}', and it is read with '{needed}'"
+            fail("RT090", text, help=f"leave it out, or give train_on = '{needed}' (--train-on {needed})")
+
+
+def _refuse_trained_on(files: Sequence[str], held_files: Sequence[str]) -> None:
+    """Refuse a file that would be trained on and held out."""
+    trained_on = {file_identity(file): file for file in files}
+    for file in held_files:
+        if (same := trained_on.get(file_identity(file))) is not None:
+            _refuse_known(same, file)
+
+
+def _refuse_known(trained_on: str, held: str) -> NoReturn:
+    text = f"'{held}' is held out, and trained on as '{trained_on}': its loss would say nothing of unseen text"
+    way_out = "name other data with --eval-data, or leave it out: --eval-every holds out the last part of --data (--eval-fraction)"
+    fail("RT090", text, help=way_out)
+
+
+def _refuse_without_prompts(files: Sequence[str]) -> None:
+    """Refuse data that do not say what a prompt is and what its completion."""
+    other = next((file for file in files if _kinds([file]) != {DOCUMENTS}), None)
+    if not files or other is not None:
+        name = "the built-in text" if other is None else f"'{other}'"
+        text = f"only completions shall be in the loss, but {name} does not say what is one"
+        fail(
+            "RT090",
+            text,
+            help=f"give a JSON object a line, with a prompt and a completion, in files that end in {DOCUMENTS}",
+        )
+
+
+@define(eq=False, slots=False)
+class _Reader:
+    """Reads data as a run was told to, for one vocabulary."""
+
+    choice: DataChoice
+    start: Start
+    vocab_size: int
+    read: list[dict[str, str]] = field(factory=list, init=False)
+    """of each stream its parts, by the digests of their tokens"""
+
+    def stream(self, paths: Sequence[str], files: Sequence[str], dtype: str | None) -> TokenStream:
+        """The stream of some files, which the paths name; without any, of the built-in text."""
+        kinds = _kinds(files)
+        if TOKENS in kinds:
+            self._refuse_for_tokens(files, kinds)
+            streams = [self._numbers(file, dtype) for file in files]
+        else:
+            streams = [self._text(file, dtype) for file in files or (None,)]
+        self.read.append({one.digest: one.name for one in streams})
+        if TOKENS in kinds and self._eos is not None:
+            refuse_without_ends(streams[0].name, streams, self._eos)
+        name = streams[0].name if paths == (streams[0].name,) or not paths else self._name(paths, files)
+        whole = streams[0] if len(streams) == 1 else joined(name, streams)
+        plain = len(streams) == 1 and DOCUMENTS not in kinds and self.choice.eos is None
+        return whole if plain else evolve(whole, name=name, reading=self._reading(streams, kinds, whole))
+
+    def _name(self, paths: Sequence[str], files: Sequence[str]) -> str:
+        """What several files are called together."""
+        others = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        return f"{paths[0]}{others} ({len(files)} files)" if len(files) > 1 else f"{paths[0]}{others}"
+
+    def _reading(self, streams: Sequence[TokenStream], kinds: set[str], whole: TokenStream) -> dict[str, Any]:
+        """What a checkpoint records of how data were read."""
+        reading: dict[str, Any] = {"files": [[stream.name, stream.digest] for stream in streams]}
+        if DOCUMENTS in kinds:
+            reading |= dict(zip(self._field_keys, self._fields.names, strict=True))
+        if whole.documents is not None:
+            reading |= {"documents": len(whole.documents), "eos": self._eos}
+        return reading
+
+    def _refuse_for_tokens(self, files: Sequence[str], kinds: set[str]) -> None:
+        if len(kinds) > 1:
+            named = {kind: next(file for file in files if _kinds([file]) == {kind}) for kind in kinds}
+            text = f"'{named.pop(TOKENS)}' holds token numbers, and '{next(iter(named.values()))}' text"
+            fail("RT090", text, help="train on one or the other; or make token numbers of the text")
+        if self.choice.tokenizer is not None:
+            text = f"a tokenizer is given, but '{files[0]}' holds token numbers already"
+            fail("RT090", text, help="leave out the tokenizer, or name a text file")
+        if self.choice.eos == TOKENIZERS_EOS:
+            text = f"the token at the end of documents shall be the tokenizer's, but '{files[0]}' holds token numbers"
+            fail("RT090", text, help="name it by its number, --eos 2")
+
+    def _numbers(self, file: str, dtype: str | None) -> TokenStream:
+        """Token numbers, with their documents where it is said which token ends one."""
+        numbers = open_tokens(file, vocab_size=self.vocab_size, dtype=dtype)
+        return numbers if self._eos is None else ended_by(numbers, self._eos)
+
+    def _text(self, file: str | None, dtype: str | None) -> TokenStream:
+        """A text, or the documents of a JSONL file, with what ends them."""
+        if file is not None and _kinds([file]) == {DOCUMENTS} and dtype is None:
+            return open_jsonl(file, self._fields, vocab_size=self.vocab_size, eos=self._eos, encoder=self._encoder)
+        smallest = self.vocab_size if self._encoder is None else TEXT_VOCABULARY
+        text = (
+            builtin_text_tokens(vocab_size=smallest)
+            if file is None
+            else open_tokens(file, vocab_size=smallest, dtype=dtype)
+        )
+        if self._encoder is not None:
+            from ratrain.targets.runtime.data.tokenizer import tokenized
+
+            text = tokenized(text, self._encoder, vocab_size=self.vocab_size)
+        return text if self._eos is None else ended(text, self._eos)
+
+    @property
+    def _field_keys(self) -> tuple[str, ...]:
+        """What a checkpoint calls the fields."""
+        return ("text_key",) if self.choice.train_on == "all" else ("prompt_key", "completion_key")
+
+    @property
+    def _fields(self) -> Fields:
+        choice = self.choice
+        if choice.train_on == "all":
+            return Fields((TEXT_KEY if choice.text_key is None else choice.text_key,))
+        prompt = PROMPT_KEY if choice.prompt_key is None else choice.prompt_key
+        completion = COMPLETION_KEY if choice.completion_key is None else choice.completion_key
+        if prompt == completion:
+            text = f"prompt and completion are both the field {shown(prompt)}"
+            fail("RT090", text, help="--prompt-key and --completion-key name two fields")
+        return Fields((prompt, completion))
+
+    @cached_property
+    def _encoder(self) -> Encoder | None:
+        """What makes tokens of text; None: a byte is a token."""
+        choice = _tokenizer(self.choice.tokenizer, self.start, self.vocab_size)
+        if choice is None:
+            return None
+        from ratrain.targets.runtime.data.tokenizer import encoder_of
+
+        return encoder_of(choice)
+
+    @cached_property
+    def _eos(self) -> int | None:
+        """The token that follows each document."""
+        said = self.choice.eos
+        if said is None:
+            return None
+        if said == TOKENIZERS_EOS:
+            if self._encoder is None:
+                fail(
+                    "RT090",
+                    "the token at the end of documents shall be the tokenizer's, but there is no tokenizer: a token is a byte",
+                    help="name a token that no text has by its number, --eos 0, or a --tokenizer",
+                )
+            number = self._encoder.end_of_document()
+        elif said.isascii() and said.isdecimal() and len(said) < 20:
+            number = int(said)
+        else:
+            text = f"{shown(said)} is no token that could end a document"
+            fail(
+                "RT090",
+                text,
+                help=f"--eos 2 names it by its number, --eos {TOKENIZERS_EOS} takes that of the tokenizer",
+            )
+        if number >= self.vocab_size:
+            text = f"the token at the end of documents, {number}, is outside the vocabulary of {self.vocab_size} tokens"
+            fail("RT090", text, help=f"name one below {self.vocab_size}")
+        return number
+
+
+def _tokenizer(named: str | None, start: Start, vocab_size: int) -> TokenizerChoice | None:
+    """What makes tokens of a text: what was named, or what the run starts from has; None: a byte is a token.
+
+    Raises `DiagnosticError` RT090 where weights that are no model of bytes come without a tokenizer: somebody has to say what a token is.
+    """
+    from ratrain.targets.runtime.data.tokenizer import TokenizerChoice, tokenizer_beside
+    from ratrain.targets.runtime.weights.companions import is_byte_tokenizer
+
+    if named is not None:
+        return None if named == BYTES else TokenizerChoice(named, named)
+    if start.checkpoint is not None:
+        kept = kept_tokenizer(start.checkpoint)
+        return None if kept is None else TokenizerChoice(*kept, found="kept in the checkpoint")
+    if start.weights is None:
+        return None
+    beside = tokenizer_beside(start.weights)
+    if beside is None and vocab_size != TEXT_VOCABULARY:
+        fail(
+            "RT090",
+            f"the data is text, and '{start.weights}' has no tokenizer.json: what a token was to these weights, of {vocab_size:,} "
+            "tokens, is not known",
+            help="name their tokenizer with --tokenizer TOKENIZER.json, give token numbers (*.bin), or say --tokenizer bytes for one "
+            "token a byte",
+        )
+    return (
+        None if beside is None or is_byte_tokenizer(beside) else TokenizerChoice(beside, beside, found="of the weights")
+    )

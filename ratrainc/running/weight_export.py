@@ -1,0 +1,112 @@
+"""A checkpoint's weights as a Hugging Face model directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from attrs import fields, frozen
+
+from ratrain.ratrain_ir.config.hf_export import hugging_face_config
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.model_files import parse_config_text
+from ratrain.ratrain_ir.config.types import Dtype
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.files import checked, is_there, made_directory, replacing, write_text
+from ratrain.targets.runtime.checkpoint.checkpoint import MANIFEST_FILE
+from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_companions, latest_weights
+from ratrain.targets.runtime.weights.companions import GENERATION_FILE, generation_config
+from ratrain.targets.runtime.weights.weight_files import is_written_here, weight_files, write_weight_files
+from ratrain.targets.runtime.weights.weights import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
+
+MOST_SHARD_BYTES = 5 * 10**9
+"""Bytes of tensors in one file unless something else is asked for: what Hugging Face's hub and tools have long taken at once."""
+
+
+@frozen
+class Export:
+    """A model that was written, and the names of its files."""
+
+    model: ModelConfig
+    files: tuple[str, ...]
+
+
+def export_weights(
+    checkpoint: str, directory: str, *, most_shard_bytes: int = MOST_SHARD_BYTES, dtype: Dtype = Dtype.F32
+) -> Export:
+    """Write weights, `config.json`, `generation_config.json` and the tokenizer of the run as far as they are known.
+
+    Those of an earlier export are replaced. Above `most_shard_bytes` of tensors the weights are several files and an index;
+    they are rounded to `dtype`, f32 or bf16. Raises
+    `DiagnosticError` RT002 (cannot be read or written), RT091 (the directory holds a model that was not written here) and RT092 (not a
+    sound checkpoint, or weights would go into one).
+    """
+    model, source = latest_weights(checkpoint)
+    companions = latest_companions(checkpoint)
+    generation = generation_config(model)
+    if generation is not None:
+        companions.setdefault(GENERATION_FILE, generation)
+    _check_place(directory, [WEIGHTS_FILE, INDEX_FILE, CONFIG_FILE, *companions])
+    config = _config_text(model, dtype)
+    with _made(directory) as folder:
+        written = write_weight_files(folder, model, source, most_shard_bytes, dtype)
+        write_text(str(folder / CONFIG_FILE), config)
+        for name, content in companions.items():
+            with replacing(str(folder / name)) as stream:
+                stream.write(content)
+    return Export(model, (*written, CONFIG_FILE, *companions))
+
+
+def _config_text(model: ModelConfig, dtype: Dtype) -> str:
+    """Return the `config.json` of a model. Raises `DiagnosticError` RT011 where that would not be read as the model."""
+
+    def read(text: str) -> None:
+        back = parse_config_text(text, name=model.name, file=CONFIG_FILE)
+        if back != model:
+            names = [each.name for each in fields(ModelConfig) if getattr(back, each.name) != getattr(model, each.name)]
+            fail("RT060", f"{', '.join(names)} would be read as something else")
+
+    return checked(json.dumps(hugging_face_config(model, dtype), indent=2) + "\n", "model configuration", read)
+
+
+@contextmanager
+def _made(directory: str) -> Iterator[Path]:
+    """A directory for files, made where it is not there; where they cannot be written, those that were made and are empty go again."""
+    place = Path(directory)
+    new = [each for each in (place, *place.parents) if not is_there(each)]
+    try:
+        yield made_directory(directory)
+    except BaseException:
+        with suppress(OSError):  # one that has files in it stays, and so do those around it
+            for each in new:
+                each.rmdir()
+        raise
+
+
+def _check_place(directory: str, names: Sequence[str]) -> None:
+    """Refuse a directory where files of these names would take the place of a model that was not written here, or of a checkpoint."""
+    folder = Path(directory)
+    if is_there(folder / MANIFEST_FILE):
+        fail(
+            "RT092",
+            f"'{directory}' is a checkpoint: with weights in it, no run could replace it by its next one",
+            help="name another directory",
+        )
+    weights = weight_files(folder)
+    link = next((name for name in (*names, *weights) if (folder / name).is_symlink()), None)
+    if link is not None:
+        fail(
+            "RT091",
+            f"'{folder / link}' is a link: what it leads to is not replaced by exported weights",
+            help="name another directory",
+        )
+    theirs = [name for name in weights if not is_written_here(str(folder / name))]
+    others = theirs if weights else [name for name in names if is_there(folder / name)]
+    if others:
+        fail(
+            "RT091",
+            f"'{directory}' holds a model that 'ratrainc export-weights' did not write ('{others[0]}'): it is not replaced",
+            help="name a new or empty directory",
+        )

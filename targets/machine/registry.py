@@ -1,0 +1,45 @@
+"""The targets there are, by name, and the machine files they bring: a folder `machines` beside a target's module.
+
+A target of another distribution stands in its entry point group `ratrain.targets`; its class is on top of `MachineTarget`.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.support.registry import Registry
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+TARGETS = Registry(
+    "target",
+    "ratrain.targets",
+    {
+        "mt3000": "ratrain.targets.mt3000.target:Mt3000Target",
+        "pytorch": "ratrain.targets.pytorch.target:PytorchTarget",
+    },
+)
+DEFAULT_TARGET = "mt3000"
+"""The target of machine files that name none."""
+
+
+def machine_files() -> dict[str, Traversable]:
+    """The machine files that targets bring, by the name of the machine."""
+    return {
+        entry.name.removesuffix(".toml"): entry
+        for place in reversed(TARGETS.places().values())  # what several bring by one name is of the first
+        for entry in _machine_folder(place)
+        if entry.name.endswith(".toml")
+    }
+
+
+def _machine_folder(place: str) -> list[Traversable]:
+    """What a target brings; nothing where its module stands in no package, or is not there: whoever loads it is told."""
+    package = place.partition(":")[0].rpartition(".")[0]
+    try:
+        folder = resources.files(package) / "machines" if package else None
+    except ImportError:
+        return []
+    return list(folder.iterdir()) if folder is not None and folder.is_dir() else []

@@ -1,0 +1,1 @@
+"""Kernels in PyTorch on a device."""

@@ -1,0 +1,289 @@
+"""Cross-entropy head on tensors: logits in float32 in their workspace, made and gone through chunk by chunk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Self, SupportsFloat
+
+import numpy as np
+import torch
+from attrs import frozen
+
+from ratrain.targets.program.kernels import IGNORED_LABEL
+from ratrain.targets.pytorch.device.device_common import (
+    I32,
+    Array,
+    add_wide,
+    chunk_rows,
+    complement,
+    row_chunks,
+    row_steps,
+    shaped,
+    wide,
+)
+from ratrain.targets.pytorch.device.device_products import multiply, operand
+from ratrain.targets.runtime.arena.scratch import Buffer
+from ratrain.targets.runtime.kernels.shared import LARGEST_INVERSE, NORM_EPS, check_labels
+
+if TYPE_CHECKING:
+    from ratrain.targets.pytorch.device.device_common import F32, F64, I64
+    from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch as Scratch
+    from ratrain.targets.runtime.arena.scratch import Plan
+
+
+def head_plan(xn: Array, table: Array, logits: F32, **_: object) -> Plan:
+    """The same for all three kernels."""
+    return list(Head.buffers_of(xn, table, logits).values())
+
+
+def _check(labels: I32, rows: int) -> None:
+    """`check_labels` on the CPU; a GPU would have to be waited for, so there labels are not looked at."""
+    if labels.device.type == "cpu":
+        check_labels(labels.numpy(), rows)
+
+
+@frozen
+class Head:
+    """A call of one of the kernels: its table, its options and its buffers."""
+
+    xn: Array
+    table: Array
+    labels: I32
+    normalise: bool
+    scale: float
+    softcap: float | None
+    halves: bool
+    buffers: dict[str, Array]
+
+    @classmethod
+    def buffers_of(cls, xn: Array, table: Array, logits: F32) -> dict[str, Buffer]:
+        """Buffers by what they hold: chunks of rows of x and of the table, of their gradients, and of logits; lines of both; numbers."""
+        (vocab, width), rows = table.shape, min(xn.shape[0], logits.shape[0])
+        matrix, elements = (
+            Buffer((chunk_rows(max(rows, vocab), width) * width,)),
+            Buffer((chunk_rows(rows, vocab) * vocab,)),
+        )
+        row, column = Buffer((rows,)), Buffer((vocab,))
+        return {
+            **dict.fromkeys(("x", "weight", "term", "total"), matrix),
+            "spare": elements,
+            **dict.fromkeys(("inverse", "pull", "column"), column),
+            "constant": Buffer((vocab,), np.bool_),
+            **dict.fromkeys(("peak", "at_label", "held"), row),
+            "label": Buffer((rows,), np.int64),
+            **dict.fromkeys(("ignored", "absent"), Buffer((rows,), np.bool_)),
+            **dict.fromkeys(("loss", "of_label"), Buffer((rows,), np.float64)),
+            "double": Buffer((1,), np.float64),
+            "factor": Buffer((1,)),
+        }
+
+    @classmethod
+    def begin(
+        cls,
+        xn: Array,
+        table: Array,
+        labels: I32,
+        logits: F32,
+        scratch: Scratch,
+        *,
+        halves: bool,
+        normalise: bool,
+        scale_of_logits: float,
+        softcap: float | None,
+    ) -> Self:
+        """Check the labels, take the buffers, and fill those that all chunks share."""
+        _check(labels, len(table))
+        plan = cls.buffers_of(xn, table, logits)
+        buffers = dict(zip(plan, scratch.take_all(list(plan.values())), strict=True))
+        head = cls(xn, table, labels, normalise, scale_of_logits, softcap, halves, buffers)
+        if normalise:
+            head.invert_norms()
+        return head
+
+    def invert_norms(self) -> None:
+        """1 over the norm of each row of the table."""
+        for rows in row_chunks(*self.table.shape):
+            norms = self.buffers["inverse"][rows]
+            torch.sum(wide(self.buffers["weight"], self.table[rows]).square_(), dim=1, out=norms)
+            norms.sqrt_().clamp_(min=NORM_EPS).reciprocal_()
+
+    def logits(self, rows: slice, out: F32) -> None:
+        """Those of some rows."""
+        width = self.table.shape[1]
+        for columns in row_chunks(*self.table.shape):
+            weight = operand(self.buffers["weight"], self.table[columns], halves=self.halves)
+            for some in row_chunks(len(out), width):
+                x = operand(self.buffers["x"], self.xn[rows][some], halves=self.halves)
+                multiply(x, weight.T, out[some, columns])
+        self.shape(out)
+
+    def shape(self, logits: F32) -> None:
+        """From products to logits, in place."""
+        if self.normalise:
+            logits.mul_(self.buffers["inverse"])
+        if self.scale != 1:
+            logits.mul_(self.scale)
+        if self.softcap is not None:
+            logits.div_(self.softcap).tanh_().mul_(self.softcap)
+
+    def mark(self, rows: slice) -> tuple[I64, Array]:
+        """The labels of some rows as indices [rows, 1], 0 where the table has none, and where that is: others have it, or nobody."""
+        labels = self.labels[rows]
+        absent = torch.lt(labels, 0, out=self.buffers["absent"][: len(labels)])
+        return self.buffers["label"][: len(labels)].copy_(labels).clamp_(min=0)[:, None], absent
+
+    def add_loss(self, rows: slice, logits: F32, lse: F32, loss: F64) -> None:
+        """Set lse of some rows, and add their losses."""
+        for some in row_chunks(*logits.shape):
+            part = logits[some]
+            peak, total = self.buffers["peak"][: len(part)], lse[rows][some]
+            torch.amax(part, dim=1, out=peak)
+            weights = torch.sub(part, peak[:, None], out=shaped(self.buffers["spare"], part.shape)).exp_()
+            torch.sum(weights, dim=1, out=total).log_().add_(peak)
+        index, absent = self.mark(rows)
+        at_label = torch.gather(logits, 1, index, out=self.buffers["at_label"][: len(logits), None])
+        losses = self.buffers["loss"][: len(logits)].copy_(lse[rows])
+        losses.sub_(self.buffers["of_label"][: len(logits)].copy_(at_label[:, 0])).masked_fill_(absent, 0)
+        loss.add_(torch.sum(losses, dim=0, keepdim=True, out=self.buffers["double"]))
+
+    def set_factor(self, scale: F32, denominator: SupportsFloat) -> None:
+        """What the gradient of a row's loss is multiplied by, rounded once; and the slope of the scale of logits.
+
+        The denominator is a number of the host, or of the device: one that may be another in the next step, without being read here.
+        """
+        divisor = denominator if isinstance(denominator, torch.Tensor) else float(denominator)
+        double = self.buffers["double"].copy_(scale[:1]).div_(divisor)
+        self.buffers["factor"].copy_(double).mul_(self.scale)
+
+    def slope(self, rows: slice, lse: F32, logits: F32, dlogits: F32) -> None:
+        """From logits to the gradient of the products of some rows; both may be the same bytes."""
+        index, absent = self.mark(rows)
+        held = self.buffers["held"][: len(absent)].copy_(absent).neg_().add_(1)[:, None]
+        ignored = torch.eq(self.labels[rows], IGNORED_LABEL, out=self.buffers["ignored"][: len(absent)])
+        shapes = self.normalise or self.softcap is not None
+        pull = self.buffers["pull"].zero_()
+        for some in row_chunks(*logits.shape):
+            gradient = dlogits[some]
+            logit = wide(self.buffers["spare"], logits[some]) if shapes else logits[some]
+            torch.sub(logit, lse[rows][some, None], out=gradient).exp_()
+            at_label = self.buffers["at_label"][: len(gradient), None]
+            gradient.scatter_(1, index[some], torch.gather(gradient, 1, index[some], out=at_label).sub_(held[some]))
+            gradient.mul_(self.buffers["factor"]).masked_fill_(ignored[some, None], 0)
+            if self.softcap is not None:
+                gradient.mul_(complement(logit.div_(self.softcap).square_(), logit))
+            if self.normalise:
+                pull.add_(torch.sum(logit.mul_(gradient), dim=0, out=self.buffers["column"]))
+                gradient.mul_(self.buffers["inverse"])
+        if self.normalise:  # of logit = inverse * (x . w) with inverse = 1 / |w|: d inverse / dw = -inverse^3 w
+            inverse = self.buffers["inverse"]
+            constant = torch.ge(inverse, float(LARGEST_INVERSE), out=self.buffers["constant"])
+            pull.mul_(inverse).mul_(inverse).masked_fill_(constant, 0)
+
+    def store(self, rows: slice, dlogits: F32, dxn: Array, dtable: Array, *, accumulate: bool) -> None:
+        """Gradients of some rows of x, and of the table."""
+        width = self.table.shape[1]
+        for some in row_chunks(len(dlogits), width):
+            of_x = dxn[rows][some]
+            total = shaped(self.buffers["total"], of_x.shape).zero_()
+            for columns in row_chunks(*self.table.shape):
+                weight = wide(self.buffers["weight"], self.table[columns])
+                torch.addmm(total, dlogits[some, columns], weight, out=total)
+            of_x.copy_(total)
+        for columns in row_chunks(*self.table.shape):
+            of_table = dtable[columns]
+            total = shaped(self.buffers["total"], of_table.shape).zero_()
+            for some in row_chunks(len(dlogits), width):
+                x = wide(self.buffers["x"], self.xn[rows][some])
+                torch.addmm(total, dlogits[some, columns].T, x, out=total)
+            if self.normalise:
+                weight = wide(self.buffers["weight"], self.table[columns])
+                total.sub_(weight.mul_(self.buffers["pull"][columns, None]))
+            if accumulate:
+                add_wide(total, self.buffers["term"], of_table)
+            of_table.copy_(total)
+
+
+class DeviceHead:
+    """The head kernels of `TorchDevice`. Labels are checked on the CPU alone."""
+
+    halves: bool
+    head_class: ClassVar[type[Head]] = Head
+
+    def head_forward(
+        self,
+        xn: Array,
+        table: Array,
+        labels: I32,
+        lse: F32,
+        loss: F64,
+        logits: F32,
+        *,
+        scratch: Scratch,
+        normalise: bool,
+        accumulate: bool,
+        scale_of_logits: float = 1.0,
+        softcap: float | None = None,
+    ) -> None:
+        """See `KERNELS["head_forward"]`. The losses of a chunk are summed in float64, in an order of PyTorch's."""
+        options: dict[str, Any] = {"normalise": normalise, "scale_of_logits": scale_of_logits, "softcap": softcap}
+        head = self.head_class.begin(xn, table, labels, logits, scratch, halves=self.halves, **options)
+        if not accumulate:
+            loss.zero_()
+        for rows in row_steps(len(xn), len(logits)):
+            chunk = logits[: rows.stop - rows.start]
+            head.logits(rows, chunk)
+            head.add_loss(rows, chunk, lse, loss)
+
+    def head_backward(
+        self,
+        xn: Array,
+        table: Array,
+        labels: I32,
+        lse: F32,
+        scale: F32,
+        logits: F32,
+        dxn: Array,
+        dtable: Array,
+        *,
+        scratch: Scratch,
+        denominator: SupportsFloat,
+        normalise: bool,
+        accumulate: bool,
+        scale_of_logits: float = 1.0,
+        softcap: float | None = None,
+    ) -> None:
+        """See `KERNELS["head_backward"]`."""
+        options: dict[str, Any] = {"normalise": normalise, "scale_of_logits": scale_of_logits, "softcap": softcap}
+        head = self.head_class.begin(xn, table, labels, logits, scratch, halves=self.halves, **options)
+        head.set_factor(scale, denominator)
+        for rows in row_steps(len(xn), len(logits)):
+            chunk = logits[: rows.stop - rows.start]
+            head.logits(rows, chunk)
+            head.slope(rows, lse, chunk, chunk)
+            head.store(rows, chunk, dxn, dtable, accumulate=accumulate or rows.start > 0)
+
+    def head_backward_from_logits(
+        self,
+        xn: Array,
+        table: Array,
+        labels: I32,
+        lse: F32,
+        scale: F32,
+        logits: F32,
+        dlogits: F32,
+        dxn: Array,
+        dtable: Array,
+        *,
+        scratch: Scratch,
+        denominator: SupportsFloat,
+        normalise: bool,
+        accumulate: bool,
+        scale_of_logits: float = 1.0,
+        softcap: float | None = None,
+    ) -> None:
+        """See `KERNELS["head_backward_from_logits"]`."""
+        options: dict[str, Any] = {"normalise": normalise, "scale_of_logits": scale_of_logits, "softcap": softcap}
+        head = self.head_class.begin(xn, table, labels, logits, scratch, halves=self.halves, **options)
+        head.set_factor(scale, denominator)
+        rows = slice(0, len(xn))
+        head.slope(rows, lse, logits, dlogits)
+        head.store(rows, dlogits, dxn, dtable, accumulate=accumulate)

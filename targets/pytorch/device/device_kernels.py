@@ -1,0 +1,179 @@
+"""The kernel set `torch-device`: every kernel on tensors of one device, written into the tensors that are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.targets.program.per_kernel import PerKernel
+from ratrain.targets.pytorch.device import device_activations as activations
+from ratrain.targets.pytorch.device import device_attention_kernels as attention
+from ratrain.targets.pytorch.device import device_flat as flat
+from ratrain.targets.pytorch.device import device_norms as norms
+from ratrain.targets.pytorch.device import device_products as products
+from ratrain.targets.pytorch.device import device_quantised as quantised
+from ratrain.targets.pytorch.device import device_scores as scores
+from ratrain.targets.pytorch.device import device_tables as tables
+from ratrain.targets.pytorch.device.device_adamw import adamw_plan
+from ratrain.targets.pytorch.device.device_common import check_documents
+from ratrain.targets.pytorch.device.device_head import DeviceHead, head_plan
+from ratrain.targets.pytorch.device.device_memory import DeviceMemory
+from ratrain.targets.pytorch.device.device_rope import Turn, rope_plan
+from ratrain.targets.pytorch.device.device_scalars import (
+    SCALARS_PLAN,
+    DeviceScalars,
+    ScalarKernels,
+    combined_logs_plan,
+    label_logits_plan,
+)
+from ratrain.targets.runtime.arena.scratch import plan_bytes
+from ratrain.targets.runtime.kernels.shared import KernelSetBase, rope_table
+
+if TYPE_CHECKING:
+    from ratrain.targets.pytorch.device.device_common import F32, I32, Array
+    from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch as Scratch
+    from ratrain.targets.runtime.arena.scalars import Place
+    from ratrain.targets.runtime.arena.scratch import Plan
+
+DEVICE_PLANS: dict[str, Callable[..., Plan]] = {
+    "gemm": products.gemm_plan,
+    "column_sum": products.column_sum_plan,
+    **dict.fromkeys(("rmsnorm_forward", "head_norm_forward", "layernorm_forward"), norms.norm_forward_plan),
+    **dict.fromkeys(("rmsnorm_backward", "head_norm_backward", "layernorm_backward"), norms.norm_backward_plan),
+    **dict.fromkeys(("row_squares", "row_products", "summed_norm_forward"), norms.norm_forward_plan),
+    "summed_norm_backward": norms.norm_backward_plan,
+    "rope": rope_plan,
+    "attention_forward": attention.attention_forward_plan,
+    "attention_backward": attention.attention_backward_plan,
+    "attention_partial_forward": attention.partial_forward_plan,
+    "attention_partial_finish": attention.partial_finish_plan,
+    "attention_delta": attention.delta_plan,
+    "attention_partial_backward": attention.partial_backward_plan,
+    "attention_scores_forward": scores.product_plan,
+    "attention_softmax_forward": scores.softmax_forward_plan,
+    "attention_values_forward": scores.product_plan,
+    "attention_values_backward": scores.gradients_plan,
+    "attention_softmax_backward": scores.softmax_backward_plan,
+    "attention_scores_backward": scores.gradients_plan,
+    "swiglu_forward": activations.swiglu_forward_plan,
+    "swiglu_backward": activations.swiglu_backward_plan,
+    "geglu_forward": activations.geglu_forward_plan,
+    "geglu_backward": activations.geglu_backward_plan,
+    "gelu_forward": activations.gelu_forward_plan,
+    "gelu_backward": activations.gelu_backward_plan,
+    "relu2_forward": activations.relu2_forward_plan,
+    "relu2_backward": activations.relu2_backward_plan,
+    "embedding_forward": tables.embedding_forward_plan,
+    "embedding_backward": tables.embedding_backward_plan,
+    "position_forward": tables.position_forward_plan,
+    "position_backward": tables.position_backward_plan,
+    **dict.fromkeys(("head_forward", "head_backward", "head_backward_from_logits"), head_plan),
+    "add": flat.add_plan,
+    "scale": flat.scale_plan,
+    "adamw": adamw_plan,
+    "mean_of_replicas": flat.mean_plan,
+    "all_finite": flat.all_finite_plan,
+    "quantise": quantised.quantise_plan,
+    "dequantise": quantised.dequantise_plan,
+    "mean_of_quantised": quantised.mean_of_quantised_plan,
+}
+
+
+class TorchDevice(
+    norms.DeviceNorms,
+    activations.DeviceActivations,
+    products.DeviceProducts,
+    attention.DeviceAttention,
+    scores.DeviceScores,
+    tables.DeviceTables,
+    DeviceHead,
+    ScalarKernels,
+    KernelSetBase,
+):
+    """`KernelSet` whose operands are tensors on one device, and whose scratch is a `TensorScratch` there.
+
+    A kernel asks no allocator for memory of a tensor and, but for those that return a bool, which no step calls, never waits for the
+    device: an index outside its table is found on the CPU alone. Rows of one token are summed in another order than ascending (`device_sums`), losses
+    too. No two calls with the same values differ in a bit. It has run on the CPU; on a GPU it has not been tried.
+    """
+
+    name = "torch-device"
+    on_devices = True
+    scalar_bytes = plan_bytes(SCALARS_PLAN)
+    plans = PerKernel("scratch in 'torch-device'", DEVICE_PLANS, never=("zero", "cast"))
+
+    def __init__(self, device: str | torch.device = "cpu") -> None:
+        """Raises `DiagnosticError` RT093 where PyTorch finds no such device."""
+        super().__init__()
+        self.device = torch.device(device)
+        _check_device(self.device)
+        self.memory = DeviceMemory(self.device)
+        self.halves = self.device.type == "cuda"
+        if self.halves:
+            # sums of products in float32: by default some of those of 16-bit factors are not
+            torch.backends.cuda.matmul.allow_tf32 = False
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+    def combined_loss_bytes(self, rows: int) -> int:
+        """The temporaries of both methods."""
+        return plan_bytes([*label_logits_plan(rows), *combined_logs_plan(rows)])
+
+    def scalars(self, blocks: Mapping[Place, Sequence[str]]) -> DeviceScalars:
+        """Numbers of the device."""
+        return DeviceScalars(self, blocks)
+
+    def build_rope_table(self, seq_len: int, width: int, theta: float, scaling: str) -> tuple[F32, F32]:
+        """The table, on the device."""
+        cos, sin = (torch.tensor(table, device=self.device) for table in rope_table(seq_len, width, theta, scaling))
+        return cos, sin
+
+    def plan_options(self) -> dict[str, Any]:
+        """Whether factors of 16 bits are multiplied as they are."""
+        return {"halves": self.halves}
+
+    def rope(
+        self,
+        x: Array,
+        *,
+        documents: I32 | None = None,
+        scratch: Scratch,
+        heads: int,
+        head_dim: int,
+        seq_len: int,
+        theta: float,
+        inverse: bool,
+        first_position: int = 0,
+        rotary_dim: int | None = None,
+        interleaved: bool = False,
+        scaling: str = "",
+    ) -> None:
+        """See `KERNELS["rope"]`."""
+        check_documents(documents, seq_len, first_position)
+        shape: dict[str, Any] = {"heads": heads, "head_dim": head_dim, "seq_len": seq_len, "rotary_dim": rotary_dim}
+        width = rotary_dim or head_dim
+        cos, sin = self._rope_rows(slice(0, first_position + seq_len), width, theta, scaling)
+        starts = None if documents is None else documents.view(-1, seq_len)
+        turn = Turn(cos, sin, first_position, starts, width, interleaved, inverse)
+        self.turn_rows(x, turn, scratch, shape)
+
+    def turn_rows(self, x: Array, turn: Turn, scratch: Scratch, shape: dict[str, Any]) -> None:
+        """Rotate x [tokens, heads * head_dim] in place; `shape` has what `rope_plan` asks for."""
+        buffers = scratch.take_all(rope_plan(**shape, documents=turn.documents))
+        turn.rotate(x.view(-1, shape["seq_len"], shape["heads"], shape["head_dim"]), buffers)
+
+
+def _check_device(device: torch.device) -> None:
+    if device.type != "cuda":
+        return
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (device.index or 0) >= found:
+        there = f"it finds {found}" if found else "it finds none, or was built without CUDA"
+        fail(
+            "RT093",
+            f"PyTorch {torch.__version__} has no device '{device}': {there}",
+            help="leave --device out to run on this processor",
+        )

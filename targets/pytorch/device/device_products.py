@@ -1,0 +1,176 @@
+"""Products on tensors, accumulated in float32 and rounded once.
+
+Where both factors have 16 bits and the device is a GPU the library multiplies them as they are, into float32; elsewhere they are first
+copied into float32, which changes no product, block by block so that scratch does not grow with the matrices.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ratrain.targets.pytorch.device.device_common import (
+    add_wide,
+    chunk_buffers,
+    chunk_rows,
+    row_chunks,
+    row_steps,
+    shaped,
+    store_sum,
+    stored,
+    wide,
+)
+from ratrain.targets.runtime.arena.scratch import Buffer
+
+if TYPE_CHECKING:
+    from ratrain.targets.pytorch.device.device_common import F32, Array
+    from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch as Scratch
+    from ratrain.targets.runtime.arena.scratch import Plan
+
+
+def multiply_halves(a: Array, b: Array, out: F32) -> F32:
+    """Out = a @ b of matrices, or of batches of them, in 16 bits each. PyTorch has it for CUDA alone."""
+    product = torch.mm if a.dim() == 2 else torch.bmm
+    return product(a, b, out_dtype=torch.float32, out=out)
+
+
+def multiply(a: Array, b: Array, out: F32) -> F32:
+    """Out = a @ b of matrices, or of batches of them: both in float32, or both as `factor` leaves them."""
+    if a.dtype != torch.float32:
+        return multiply_halves(a, b, out)
+    return torch.mm(a, b, out=out) if a.dim() == 2 else torch.bmm(a, b, out=out)
+
+
+def factor(buffer: Array, source: Array, *, halves: bool) -> Array:
+    """A contiguous copy of a factor as `multiply` takes it, in a float32 buffer: in 16 bits if it is stored so and `halves` are multiplied."""
+    if halves and source.dtype != torch.float32:
+        return stored(buffer, source.shape, source.dtype).copy_(source)
+    return wide(buffer, source)
+
+
+def operand(buffer: Array, source: Array, *, halves: bool) -> Array:
+    """A factor that is a matrix as `multiply` takes it: itself where that can be."""
+    return source if halves or source.dtype == torch.float32 else wide(buffer, source)
+
+
+def product_shape(a: Array, b: Array, *, trans_a: bool, trans_b: bool) -> tuple[int, int, int]:
+    """Rows, columns and inner dimension of op(a) @ op(b)."""
+    rows, inner = tuple(a.shape)[::-1] if trans_a else a.shape
+    return rows, b.shape[0] if trans_b else b.shape[1], inner
+
+
+def _is_half(x: Array) -> bool:
+    """Of a tensor, or of an array that stands for one."""
+    return bool(x.dtype.itemsize == 2)
+
+
+def _is_rounded_by_library(a: Array, out: Array, added: list[Array]) -> bool:
+    """Whether a product of 16-bit factors is stored at once, in their type."""
+    return bool(out.dtype == a.dtype) and not added
+
+
+def gemm_plan(
+    a: Array,
+    b: Array,
+    out: Array,
+    *,
+    halves: bool,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    accumulate: bool = False,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    **_: object,
+) -> Plan:
+    """Some rows of op(a) and columns of op(b), where they are copied; their product, where it is not stored at once; what is added."""
+    rows, columns, inner = product_shape(a, b, trans_a=trans_a, trans_b=trans_b)
+    added = [out] * accumulate + [each for each in (bias, residual) if each is not None]
+    if halves and _is_half(a) and a.dtype == b.dtype:
+        if _is_rounded_by_library(a, out, added):
+            return []
+        product = chunk_buffers(1, rows, columns)
+        return [Buffer((0,)), Buffer((0,)), *product, *(product if added else [Buffer((0,))])]
+    some_rows, some_columns = _block(rows, columns, inner)
+    product = [Buffer((some_rows * some_columns,))]
+    return [
+        Buffer((some_rows * inner if _is_half(a) else 0,)),
+        Buffer((some_columns * inner if _is_half(b) else 0,)),
+        *product,
+        *(product if added else [Buffer((0,))]),
+    ]
+
+
+def _block(rows: int, columns: int, inner: int) -> tuple[int, int]:
+    """Rows and columns of a block of a product whose factors are copied: neither they nor it are larger than a chunk, if they can be."""
+    some_columns = chunk_rows(columns, inner)
+    return chunk_rows(rows, max(inner, some_columns)), some_columns
+
+
+def column_sum_plan(a: Array, **_: object) -> Plan:
+    """Some rows; their sum, that of all."""
+    return [*chunk_buffers(1, *a.shape), Buffer((a.shape[1],)), Buffer((a.shape[1],))]
+
+
+class DeviceProducts:
+    """The kernels of `TorchDevice` that multiply matrices, and sum up rows."""
+
+    halves: bool
+    """Whether factors of 16 bits are multiplied as they are."""
+
+    def gemm(
+        self,
+        a: Array,
+        b: Array,
+        out: Array,
+        *,
+        scratch: Scratch,
+        trans_a: bool = False,
+        trans_b: bool = False,
+        accumulate: bool = False,
+        bias: Array | None = None,
+        residual: Array | None = None,
+    ) -> None:
+        """See `KERNELS["gemm"]`."""
+        options: dict[str, Any] = {
+            "trans_a": trans_a,
+            "trans_b": trans_b,
+            "accumulate": accumulate,
+            "bias": bias,
+            "residual": residual,
+        }
+        buffers = scratch.take_all(gemm_plan(a, b, out, halves=self.halves, **options))
+        rows, columns, inner = product_shape(a, b, trans_a=trans_a, trans_b=trans_b)
+        if not buffers:
+            torch.mm(a.T if trans_a else a, b.T if trans_b else b, out=out)
+            return
+        of_a, of_b, of_product, term = buffers
+        direct = self.halves and _is_half(a) and a.dtype == b.dtype
+        some_rows, some_columns = (chunk_rows(rows, columns), columns) if direct else _block(rows, columns, inner)
+        stores_itself = out.dtype == torch.float32 and not accumulate and bias is None and residual is None
+        for across in row_steps(columns, some_columns):
+            right = b[across] if trans_b else b[:, across]
+            right = operand(of_b, right, halves=direct)
+            for down in row_steps(rows, some_rows):
+                left = a[:, down] if trans_a else a[down]
+                left = operand(of_a, left, halves=direct)
+                target = out[down, across]
+                product = target if stores_itself else shaped(of_product, target.shape)
+                multiply(left.T if trans_a else left, right.T if trans_b else right, product)
+                if stores_itself:
+                    continue
+                if accumulate:
+                    add_wide(product, term, target)
+                if bias is not None:
+                    add_wide(product, term, bias[across])
+                if residual is not None:
+                    add_wide(product, term, residual[down, across])
+                target.copy_(product)
+
+    def column_sum(self, a: Array, out: Array, *, scratch: Scratch, accumulate: bool) -> None:
+        """See `KERNELS["column_sum"]`."""
+        buffer, part, total = scratch.take_all(column_sum_plan(a))
+        total.zero_()
+        for rows in row_chunks(*a.shape):
+            total.add_(torch.sum(wide(buffer, a[rows]), dim=0, out=part))
+        store_sum(total, part, out, accumulate=accumulate)

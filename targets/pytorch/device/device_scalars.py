@@ -1,0 +1,331 @@
+"""The single numbers of a step on a device: nothing here is read by the host while a step goes on, and a step that is repeated repeats them.
+
+What differs from step to step is in tensors: the host writes the learning rate before a step, everything else is computed from what is in
+the arenas. Numbers are float64 where Python's are. Temporaries are scratch, as streams of several ranks are at it at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from attrs import frozen
+
+from ratrain.targets.program.kernels import IGNORED_LABEL
+from ratrain.targets.pytorch.device.device_adamw import DeviceAdamW
+from ratrain.targets.pytorch.device.device_common import F32, F64, I64, Array
+from ratrain.targets.pytorch.device.device_flat import DeviceFlat
+from ratrain.targets.pytorch.device.device_quantised import DeviceQuantised
+from ratrain.targets.runtime.arena.memory import SQUARES_CHUNK
+from ratrain.targets.runtime.arena.scalars import GROWTH_INTERVAL, LARGEST_SCALE, StepLog
+from ratrain.targets.runtime.arena.scratch import Buffer
+
+if TYPE_CHECKING:
+    from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch as Scratch
+    from ratrain.targets.runtime.arena.scalars import Chunks, Flags, Place, Update, Views
+    from ratrain.targets.runtime.arena.scratch import Plan
+
+SCALARS_PLAN = [
+    *[Buffer((1,), np.float64)] * 4,
+    *[Buffer((1,))] * 3,
+    *[Buffer((1,), np.bool_)] * 2,
+    Buffer((1,), np.int64),
+    Buffer((1,), np.int32),
+    Buffer((SQUARES_CHUNK,), np.float64),
+]
+"""Temporaries of every method: numbers of each type, and a chunk whose squares are summed."""
+
+
+def label_logits_plan(rows: int) -> Plan:
+    """Temporaries of `logits_of_labels`: of each row a term and whether it is left out, and their sum."""
+    return [Buffer((rows,), np.float64), Buffer((rows,), np.bool_), Buffer((1,), np.float64)]
+
+
+def combined_logs_plan(rows: int) -> Plan:
+    """Temporaries of `combine_losses`: of each row the peak and the log, then the peak, a sum and a term, a mask; and the loss."""
+    single, double = Buffer((rows,)), Buffer((rows,), np.float64)
+    return [single, single, double, double, double, Buffer((rows,), np.bool_), Buffer((1,), np.float64)]
+
+
+_LOSS, _NORM, _OTHERS = 0, 1, 2
+"""Places in the log."""
+
+
+def log_bytes(ranks: int, blocks: int) -> int:
+    """What the numbers of a step take that are kept: the log of so many ranks, and of the blocks that they hold, and the learning rate."""
+    return (_OTHERS + ranks + blocks) * torch.float64.itemsize + torch.float32.itemsize
+
+
+@frozen(eq=False)
+class _Work:
+    """Temporaries of one call."""
+
+    doubles: list[F64]
+    singles: list[F32]
+    bools: list[Array]
+    count: I64
+    flag: Array
+    chunk: F64
+
+    @classmethod
+    def of(cls, scratch: Scratch) -> _Work:
+        """From where scratch stands: what a kernel takes afterwards is beside them."""
+        taken = scratch.take_all(SCALARS_PLAN)
+        return cls(taken[:4], taken[4:7], taken[7:9], *taken[9:])
+
+
+def _flag(flag: Array) -> Array:
+    """A flag as int32: of unsigned numbers PyTorch has few operations."""
+    return flag.view(torch.int32)
+
+
+class ScalarKernels(DeviceFlat, DeviceQuantised, DeviceAdamW):
+    """The kernels whose results, or numbers, are single ones."""
+
+    device: torch.device
+
+
+class DeviceScalars:
+    """`Scalars` of tensors."""
+
+    def __init__(self, kernels: ScalarKernels, blocks: Mapping[Place, Sequence[str]]) -> None:
+        self._kernels = kernels
+        self._places = list(blocks)
+        names = [(place, block) for place, held in blocks.items() for block in held]
+        skipped = range(_OTHERS, _OTHERS + len(self._places))
+        self._skipped = dict(zip(self._places, skipped, strict=True))
+        self._squares = dict(zip(names, range(skipped.stop, skipped.stop + len(names)), strict=True))
+        self._noted: set[tuple[Place, str]] = set()
+        """Of what the log has squares. A program notes the same in every step, so this stays right while a step is repeated."""
+        self._has_norm = False
+        self._scale = 1.0
+        self._log = torch.zeros(skipped.stop + len(names), dtype=torch.float64, device=kernels.device)
+        self._rate = torch.zeros(1, device=kernels.device)
+
+    def begin_step(self, learning_rate: float, scale: float) -> None:
+        """Write the learning rate, and empty the log."""
+        self._scale = scale
+        self._rate.fill_(learning_rate)
+        self._log.zero_()
+
+    def read(self) -> StepLog:
+        """Wait for the log."""
+        log = self._log.tolist()
+        squares: dict[Place, dict[str, float]] = {}
+        for place, block in self._noted:
+            squares.setdefault(place, {})[block] = log[self._squares[place, block]] / self._scale**2
+        norm = log[_NORM] / self._scale if self._has_norm else None
+        return StepLog(log[_LOSS], norm, int(sum(log[at] for at in self._skipped.values())), squares)
+
+    def clear(self, flags: Flags) -> None:
+        """Lower flags."""
+        for flag in flags:
+            _flag(flag).zero_()
+
+    def spread(self, flags: Flags, outs: Flags) -> None:
+        """Set all of `outs` to whether any flag is raised. Flags are 0 or 1, so the first out may gather them bit by bit."""
+        first = _flag(outs[0])
+        for number, flag in enumerate(flags):
+            if number or flag is not outs[0]:
+                (first.bitwise_or_ if number else first.copy_)(_flag(flag))
+        for out in outs[1:]:
+            _flag(out).copy_(first)
+
+    def mean_of_replicas(
+        self,
+        parts: Sequence[Array],
+        out: Array,
+        flags: Flags,
+        *,
+        scratch: Scratch,
+        accumulate: bool,
+        divisor: float,
+    ) -> None:
+        """The kernel of that name; flags are raised unless all is finite."""
+        work = _Work.of(scratch)
+        told = self._kernels.told_mean_of_replicas(parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor)
+        _raise(flags, told, work)
+
+    def mean_of_quantised(
+        self,
+        parts: Sequence[Array],
+        out: Array,
+        flags: Flags,
+        *,
+        scratch: Scratch,
+        accumulate: bool,
+        divisor: float,
+        bits: int,
+    ) -> None:
+        """The kernel of that name; flags are raised unless all is finite."""
+        work = _Work.of(scratch)
+        told = self._kernels.told_mean_of_quantised(
+            parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor, bits=bits
+        )
+        _raise(flags, told, work)
+
+    def check_finite(self, a: Array, flags: Flags, *, scratch: Scratch) -> None:
+        """Raise flags unless all elements are finite."""
+        work = _Work.of(scratch)
+        _raise(flags, self._kernels.told_all_finite(a, scratch=scratch), work)
+
+    def sum_losses(self, losses: Sequence[Array], *, scratch: Scratch) -> None:
+        """The step's loss is the sum of these, in order."""
+        del scratch
+        total = self._at(_LOSS).zero_()
+        for loss in losses:
+            total.add_(loss)
+
+    def logits_of_labels(self, peers: Sequence[Views], out: F64, *, scratch: Scratch) -> None:
+        """In float64."""
+        term, left_out, total = scratch.take_all(label_logits_plan(len(peers[0]["labels"])))
+        for number, mine in enumerate(peers):
+            torch.lt(mine["labels"], 0, out=left_out)
+            torch.sum(term.copy_(mine["lse_part"]).masked_fill_(left_out, 0), dim=0, keepdim=True, out=total)
+            out[number : number + 1].copy_(total.sub_(mine["loss_part"]))
+
+    def combine_losses(
+        self, parts: Sequence[F32], at_labels: F64, peers: Sequence[Views], *, scratch: Scratch, accumulate: bool
+    ) -> None:
+        """In float64, peer by peer."""
+        labels = peers[0]["labels"]
+        peak, log, safe, acc, term, mask, loss = scratch.take_all(combined_logs_plan(len(labels)))
+        peak.copy_(parts[0])
+        for part in parts[1:]:
+            torch.maximum(peak, part, out=peak)
+        torch.ne(torch.sub(peak, peak, out=log), 0, out=mask)  # an infinity less itself is NaN
+        safe.copy_(peak).masked_fill_(mask, 0)
+        acc.zero_()
+        for part in parts:
+            acc.add_(term.copy_(part).sub_(safe).exp_())
+        torch.where(mask, peak, log.copy_(acc.log_().add_(safe)), out=log)
+        torch.eq(labels, IGNORED_LABEL, out=mask)
+        torch.sum(term.copy_(log).masked_fill_(mask, 0), dim=0, keepdim=True, out=loss)
+        for number in range(len(parts)):
+            loss.sub_(at_labels[number : number + 1])
+        for mine in peers:
+            mine["lse"].copy_(log)
+            (mine["loss"].add_ if accumulate else mine["loss"].copy_)(loss)
+
+    def norm(
+        self,
+        stages: Sequence[Mapping[str, Chunks]],
+        flags: Flags,
+        outs: Sequence[Array],
+        *,
+        scratch: Scratch,
+    ) -> None:
+        """Chunk by chunk in float64, then blocks, then stages."""
+        scratch.reset()
+        work = _Work.of(scratch)
+        of_all, of_stage, of_block, term = work.doubles
+        of_all.zero_()
+        for blocks in stages:
+            of_stage.zero_()
+            for chunks in blocks.values():
+                of_stage.add_(_add_squares(chunks, of_block, term, work.chunk))
+            of_all.add_(of_stage)
+        self.spread(flags, [work.flag])
+        raised = torch.ne(work.flag, 0, out=work.bools[0])
+        norm = self._at(_NORM).copy_(of_all.sqrt_()).masked_fill_(raised, float("inf"))
+        for out in outs:
+            out.copy_(norm)
+        self._has_norm = True
+
+    def squares_of(self, chunks: Chunks, *, scratch: Scratch) -> list[float]:
+        """The sum of the squares of each chunk, as `norm` has it."""
+        scratch.reset()
+        work = _Work.of(scratch)
+        *_, of_chunk, term = work.doubles
+        return [float(_add_squares([chunk], of_chunk, term, work.chunk)) for chunk in chunks]
+
+    def update(self, update: Update, *, scratch: Scratch) -> None:
+        """AdamW of which nothing is kept where the gradient is not finite; t counts what is."""
+        scratch.reset()
+        work = _Work.of(scratch)
+        views, settings = update.views, update.settings
+        skip = _find_multiplier(views, settings.max_norm, work)
+        multiplier = work.singles[0].copy_(work.doubles[0])
+        if update.squares is not None:
+            *_, of_block, term = work.doubles
+            squares = _add_squares(update.squares, of_block, term, work.chunk).masked_fill_(skip, float("inf"))
+            self._at(self._squares[update.place, update.block]).copy_(squares)
+            self._noted.add((update.place, update.block))
+        self._at(self._skipped[update.place]).add_(work.doubles[1].copy_(skip))
+        views["t"].add_(work.count.copy_(skip).neg_().add_(1))
+        for part in update.parts():
+            with scratch.lent():
+                self._kernels.adamw_on_device(
+                    part.views["p"],
+                    part.views["m1"],
+                    part.views["m2"],
+                    part.views["g"],
+                    scratch=scratch,
+                    view=part.views.get("w"),
+                    t=views["t"],
+                    multiplier=multiplier,
+                    skip=skip,
+                    lr=self._rate,
+                    beta1=settings.betas[0],
+                    beta2=settings.betas[1],
+                    eps=settings.eps,
+                    weight_decay=settings.weight_decay,
+                    decay=part.decay,
+                )
+
+    def advance_scale(self, scale: F32, overflow: Array, *, scratch: Scratch) -> None:
+        """`LossScale.advance`, by selection: halved after an overflow, doubled after `GROWTH_INTERVAL` steps without."""
+        scratch.reset()
+        work = _Work.of(scratch)
+        value, count = scale[:1], scale[1:2]
+        halved, doubled, _ = work.singles
+        overflows, grows = work.bools
+        torch.ne(_flag(overflow), 0, out=overflows)
+        torch.ge(count.add_(1), GROWTH_INTERVAL, out=grows)
+        torch.mul(value, 0.5, out=halved).clamp_(min=1)
+        torch.where(grows, torch.mul(value, 2, out=doubled).clamp_(max=LARGEST_SCALE), value, out=value)
+        torch.where(overflows, halved, value, out=value)
+        count.masked_fill_(grows, 0).masked_fill_(overflows, 0)
+
+    def _at(self, place: int) -> F64:
+        """A number of the log."""
+        return self._log[place : place + 1]
+
+
+def _raise(flags: Flags, told: F32, work: _Work) -> None:
+    """Raise flags where `told` is NaN."""
+    raised = work.flag.copy_(torch.ne(told, 0, out=work.bools[0]))
+    for flag in flags:
+        _flag(flag).bitwise_or_(raised)
+
+
+def _add_squares(chunks: Chunks, total: F64, term: F64, buffer: F64) -> F64:
+    """Set total = the sum of the squares of all chunks."""
+    total.zero_()
+    for chunk in _wide(chunks, buffer):
+        total.add_(torch.sum(chunk.square_(), dim=0, keepdim=True, out=term))
+    return total
+
+
+def _wide(chunks: Chunks, buffer: F64) -> Iterator[F64]:
+    """Chunks in float64, each in the same place."""
+    for chunk in chunks:
+        each: Any = chunk
+        yield buffer[: len(each)].copy_(each)
+
+
+def _find_multiplier(views: Mapping[str, Any], max_norm: float, work: _Work) -> Array:
+    """Set the first double to what the gradient is multiplied with, as `HostScalars` has it; whether it is not to be used at all."""
+    inverse, norm, factor, _ = work.doubles
+    skip, is_endless = work.bools
+    torch.ne(_flag(views["flag"]), 0, out=skip)
+    inverse.copy_(views["scale"][:1]).reciprocal_()
+    if "norm" in views:
+        torch.mul(inverse, views["norm"], out=norm)
+        torch.ne(torch.sub(norm, norm, out=factor), 0, out=is_endless)  # an infinity less itself is NaN
+        skip.logical_or_(is_endless)
+        factor.fill_(max_norm).div_(norm.add_(1e-6)).clamp_(max=1)
+        inverse.mul_(factor)
+    return skip

@@ -1,0 +1,111 @@
+"""Sums of the rows of a matrix that belong to the same row of a table, in an order that depends on nothing but the keys.
+
+`index_add_` adds in any order on a GPU. A product with a one-hot matrix would make a NaN of every row of the table where one gradient is
+infinite. So rows are brought into the order of their keys, and neighbours with one key are added pair by pair, which takes as many passes
+as the number of rows has binary digits. The sums are float32; they do not depend on where in the table a row is, nor on other keys.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ratrain.targets.pytorch.device.device_common import chunk_buffers, row_chunks, shaped, stored, wide
+from ratrain.targets.runtime.arena.scratch import Buffer
+
+if TYPE_CHECKING:
+    from ratrain.targets.pytorch.device.device_common import I32, I64, Array
+    from ratrain.targets.runtime.arena.scratch import Plan
+
+_KEY_BITS = 32
+_LAST = (1 << 63) - 1
+
+
+def _padded(count: int) -> int:
+    """The power of two that is no smaller."""
+    return 1 << (count - 1).bit_length()
+
+
+def keyed_sum_plan(rows: int, width: int) -> Plan:
+    """Keys and two halves of them; of each row the table's, its own and the first with its key; whether neighbours differ, and rows are absent; columns."""
+    line, half = Buffer((rows,), np.int64), Buffer((max(1, _padded(rows) // 2),), np.int64)
+    keys = Buffer((_padded(rows),), np.int64)
+    flags = Buffer((rows,), np.bool_)
+    return [keys, half, half, line, line, line, flags, flags, *chunk_buffers(3, width, rows)]
+
+
+def add_rows(
+    indices: I32 | I64,
+    source: Array,
+    table: Array,
+    buffers: list[Array],
+    *,
+    scale: float,
+    accumulate: bool,
+    without: int | None = None,
+) -> None:
+    """table[indices[t]] = [table[indices[t]] +] scale * source[t], summed over t and rounded once; zero in rows without any.
+
+    `indices` [T] are rows of the table, or negative: of rows that other tensor peers have nothing is added, nor of the row `without`. `source`
+    is [T, width]; buffers are those of `keyed_sum_plan`.
+    """
+    keys, low, high, of_table, order, first, differ, absent, of_rows, spare, raw = buffers
+    count = len(indices)
+    # row of the table << 32 | t: all are distinct, those of one row together and in order; then padding
+    keys[:count].copy_(indices).mul_(1 << _KEY_BITS).add_(torch.arange(count, out=order))
+    keys[count:].fill_(_LAST)
+    _sort(keys, low, high)
+    torch.bitwise_right_shift(keys[:count], _KEY_BITS, out=of_table)
+    torch.bitwise_and(keys[:count], (1 << _KEY_BITS) - 1, out=order)
+    torch.lt(of_table, 0, out=absent)
+    if without is not None:
+        absent.logical_or_(torch.eq(of_table, without, out=differ))
+    of_table.clamp_(min=0)  # these stand first: zeros before the rows of key 0
+    torch.searchsorted(of_table, of_table, out=first)
+    if not accumulate:
+        table.zero_()
+    for columns in row_chunks(table.shape[1], count):
+        shape = (count, columns.stop - columns.start)
+        # gathered, then widened: an operation has operands of one type
+        gathered = torch.index_select(source[:, columns], 0, order, out=stored(raw, shape, source.dtype))
+        sums, term = wide(of_rows, gathered), shaped(spare, shape)
+        _add_neighbours(sums.masked_fill_(absent[:, None], 0), term, of_table, differ)
+        torch.index_select(sums, 0, first, out=term).mul_(scale)
+        held = stored(raw, shape, table.dtype)
+        if accumulate:
+            term.add_(wide(of_rows, torch.index_select(table[:, columns], 0, of_table, out=held)))
+        # every row of a key writes the same bits
+        table[:, columns].index_copy_(0, of_table, held.copy_(term))
+
+
+def _add_neighbours(sums: Array, term: Array, keys: I64, differ: Array) -> None:
+    """Add up neighbours with one key: their sum is left in the first of them."""
+    distance = 1
+    while distance < len(sums):
+        apart = torch.ne(keys[distance:], keys[:-distance], out=differ[: len(sums) - distance])
+        other = term[: len(sums) - distance].copy_(sums[distance:]).masked_fill_(apart[:, None], 0)
+        sums[:-distance].add_(other)
+        distance *= 2
+
+
+def _sort(keys: I64, low: I64, high: I64) -> None:
+    """Sort a power of two of keys in place, by way of two halves: Batcher's bitonic sort (1968).
+
+    `torch.sort` cannot be given the memory it works in.
+    """
+    size = 2
+    while size <= len(keys):
+        apart = size // 2
+        while apart:
+            # runs of `size` keys are sorted upwards and downwards by turns, the last and longest upwards
+            runs = keys.view(-1, size // (2 * apart), 2, apart)
+            shape = (len(runs), size // (2 * apart), apart)
+            least = torch.minimum(runs[:, :, 0], runs[:, :, 1], out=low.view(shape))
+            most = torch.maximum(runs[:, :, 0], runs[:, :, 1], out=high.view(shape))
+            for first, upper, lower in ((0, least, most), (1, most, least)):
+                runs[first::2, :, 0].copy_(upper[first::2])
+                runs[first::2, :, 1].copy_(lower[first::2])
+            apart //= 2
+        size *= 2

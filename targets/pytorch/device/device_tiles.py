@@ -1,0 +1,199 @@
+"""Tiles of an attention on tensors: some queries against some keys, of some heads of one sequence, in contiguous scratch.
+
+The heads of a tile are neighbours that share keys and values: products are batches over the shared heads, each with the queries of
+all heads of its group. Which keys a query sees, and what ALiBi takes off, is one matrix for all heads of a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from attrs import frozen
+
+from ratrain.targets.program.attention_spec import AttentionBlockSpec
+from ratrain.targets.pytorch.device import device_common
+from ratrain.targets.pytorch.device.device_common import row_steps, shaped
+from ratrain.targets.runtime.arena.scratch import Buffer
+
+if TYPE_CHECKING:
+    from ratrain.targets.pytorch.device.device_common import F32, I32, Array
+    from ratrain.targets.runtime.arena.scratch import Plan
+
+QUERIES, KEYS = 256, 512
+"""Rows of a tile."""
+
+
+@frozen
+class TileShape:
+    """How an attention is cut into tiles."""
+
+    queries: int
+    keys: int
+    shared_heads: int
+    """Heads of keys and values that are worked on at a time."""
+
+    @classmethod
+    def of(cls, spec: AttentionBlockSpec, queries: int | None = None, keys: int | None = None) -> TileShape:
+        """As many heads as make scores, and all keys of these heads, no larger than a chunk; `QUERIES` and `KEYS` unless given."""
+        queries, keys = min(queries or QUERIES, spec.queries), min(keys or KEYS, spec.keys)
+        largest = max(spec.group * queries * keys, spec.keys * spec.head_dim)
+        return cls(queries, keys, max(1, min(spec.kv_heads, device_common.CHUNK_ELEMENTS // largest)))
+
+    def of_queries(self, spec: AttentionBlockSpec) -> Buffer:
+        """A tile of queries."""
+        return Buffer((self.shared_heads * spec.group * self.queries * spec.head_dim,))
+
+    def of_keys(self, spec: AttentionBlockSpec) -> Buffer:
+        """A tile of keys."""
+        return Buffer((self.shared_heads * self.keys * spec.head_dim,))
+
+    def line(self, spec: AttentionBlockSpec) -> Buffer:
+        """A number for each query of a tile."""
+        return Buffer((self.shared_heads * spec.group * self.queries,))
+
+    def scores(self, spec: AttentionBlockSpec) -> Buffer:
+        """A tile of scores."""
+        return Buffer((self.shared_heads * spec.group * self.queries * self.keys,))
+
+
+@frozen
+class Heads:
+    """Some neighbouring heads of one sequence: where they stand in the operands."""
+
+    spec: AttentionBlockSpec
+    sequence: int
+    shared: slice
+
+    @property
+    def count(self) -> int:
+        """Query heads."""
+        return int(self.shared.stop - self.shared.start) * self.spec.group
+
+    @property
+    def own(self) -> slice:
+        """The query heads."""
+        return slice(self.shared.start * self.spec.group, self.shared.stop * self.spec.group)
+
+    def of_queries(self, x: Array, rows: slice) -> Array:
+        """[heads, rows, head_dim] of x[batch * queries, heads * head_dim]."""
+        spec = self.spec
+        whole = x.view(spec.batch, spec.queries, spec.heads, spec.head_dim)
+        return whole[self.sequence, rows, self.own].transpose(0, 1)
+
+    def of_keys(self, x: Array, rows: slice) -> Array:
+        """[shared heads, rows, head_dim] of x[batch * keys, kv_heads * head_dim]."""
+        spec = self.spec
+        whole = x.view(spec.batch, spec.keys, spec.kv_heads, spec.head_dim)
+        return whole[self.sequence, rows, self.shared].transpose(0, 1)
+
+    def line(self, x: F32, rows: slice) -> F32:
+        """[heads, rows, 1] of x[heads, batch * queries]."""
+        return x.view(self.spec.heads, self.spec.batch, self.spec.queries)[self.own, self.sequence, rows, None]
+
+    def by_shared(self, x: F32) -> F32:
+        """[heads, rows, n] as [shared heads, heads of a group * rows, n], which is how heads are multiplied."""
+        return x.view(-1, self.spec.group * x.shape[1], x.shape[2])
+
+
+def all_heads(spec: AttentionBlockSpec, shape: TileShape) -> Iterator[Heads]:
+    """The heads of each sequence, so many shared ones at a time."""
+    for sequence in range(spec.batch):
+        for shared in row_steps(spec.kv_heads, shape.shared_heads):
+            yield Heads(spec, sequence, shared)
+
+
+def mask_plan(spec: AttentionBlockSpec, shape: TileShape) -> Plan:
+    """Slopes of all heads, twice; positions of queries, keys, starts; distances; which keys are hidden, and a part of that."""
+    tile = (shape.queries * shape.keys,)
+    heads = spec.all_heads or spec.heads
+    return [
+        Buffer((heads,), np.float64),
+        Buffer((heads,)),
+        Buffer((shape.queries,)),
+        Buffer((shape.keys,)),
+        Buffer((shape.queries,)),
+        Buffer(tile),
+        Buffer(tile, np.bool_),
+        Buffer(tile, np.bool_),
+    ]
+
+
+MASK_BUFFERS = 8
+"""Buffers of `mask_plan`."""
+
+
+def put_slopes(heads: int, spare: Array, out: F32) -> None:
+    """Set out = `alibi_slopes`: powers of two whose exponents are exact, so they are rounded once."""
+    below = 1 << (heads.bit_length() - 1)
+    torch.arange(1, below + 1, out=spare[:below]).mul_(-8 / below)
+    if heads > below:
+        torch.arange(1, 2 * (heads - below), 2, out=spare[below:]).mul_(-4 / below)
+    out.copy_(spare.exp2_())
+
+
+class Mask:
+    """What becomes of the scores of tiles by where their queries and keys stand."""
+
+    def __init__(self, spec: AttentionBlockSpec, buffers: list[Array], documents: I32 | None) -> None:
+        double, slopes, self.rows, self.columns, self.starts, self.distances, self.hides, self.part = buffers
+        self.spec, self.documents = spec, documents
+        self.slopes = slopes[spec.first_head or 0 :][: spec.heads]
+        """of these heads, which may be a run of all"""
+        if spec.alibi:
+            put_slopes(spec.all_heads or spec.heads, double, slopes)
+
+    def sees(self, queries: slice, keys: slice) -> bool:
+        """Whether one of the queries sees one of the keys."""
+        first, last = self.spec.first_query + queries.start, self.spec.first_query + queries.stop
+        start, stop = self.spec.first_key + keys.start, self.spec.first_key + keys.stop
+        return bool(start < last and stop > self.spec.first_seen(first))
+
+    def _sees_all(self, queries: slice, keys: slice) -> bool:
+        """Whether each of the queries is sure to see each of the keys."""
+        if self.documents is not None:
+            return False
+        first, last = self.spec.first_query + queries.start, self.spec.first_query + queries.stop - 1
+        start, stop = self.spec.first_key + keys.start, self.spec.first_key + keys.stop
+        return bool(stop <= first + 1 and start >= self.spec.first_seen(last))
+
+    def key_tiles(self, queries: slice, keys: int) -> list[slice]:
+        """The tiles with a key that one of the queries sees, ascending."""
+        return [tile for tile in row_steps(self.spec.keys, keys) if self.sees(queries, tile)]
+
+    def hidden(self, sequence: int, queries: slice, keys: slice) -> Array | None:
+        """[queries, keys]: which keys each query does not see; None where each sees all. Leaves `distances` behind."""
+        spec = self.spec
+        if self._sees_all(queries, keys) and not spec.alibi:
+            return None
+        rows, columns = self.rows[: queries.stop - queries.start], self.columns[: keys.stop - keys.start]
+        torch.arange(spec.first_query + queries.start, spec.first_query + queries.stop, out=rows)
+        torch.arange(spec.first_key + keys.start, spec.first_key + keys.stop, out=columns)
+        distance = self.distance(queries, keys)
+        torch.sub(columns, rows[:, None], out=distance)
+        if self._sees_all(queries, keys):
+            return None
+        hides = torch.gt(distance, 0, out=shaped(self.hides, distance.shape))
+        if spec.window is not None:
+            far = torch.le(distance, -spec.window, out=shaped(self.part, distance.shape))
+            hides.logical_or_(far)
+        if self.documents is not None:
+            starts = self.documents.view(spec.batch, spec.queries)[sequence, queries]
+            before = self.starts[: len(rows)].copy_(starts)[:, None]
+            hides.logical_or_(torch.lt(columns, before, out=shaped(self.part, distance.shape)))
+        return hides
+
+    def distance(self, queries: slice, keys: slice) -> F32:
+        """[queries, keys]: how far each key is from each query, after `hidden`."""
+        return shaped(self.distances, (queries.stop - queries.start, keys.stop - keys.start))
+
+    def apply(self, score: F32, heads: Heads, queries: slice, keys: slice, unit: float = 1.0) -> None:
+        """Add ALiBi's bias, in units of 1 / unit, to scores [heads, queries, keys]; those of hidden keys become -inf."""
+        hides = self.hidden(heads.sequence, queries, keys)
+        if self.spec.alibi:
+            slopes = self.slopes[heads.own, None, None]
+            torch.addcmul(score, slopes, self.distance(queries, keys), value=unit, out=score)
+        if hides is not None:
+            score.masked_fill_(hides, float("-inf"))

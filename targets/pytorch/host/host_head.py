@@ -1,0 +1,160 @@
+"""Cross-entropy head in bfloat16: logits are stored in 16 bits, where the workspace has them in 32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ratrain.targets.pytorch.device.tensors import are_multiplied_here, multiply, share_multiply, tensor_of
+from ratrain.targets.pytorch.host.product_loops import add_to_product, logit_gradient, widen
+from ratrain.targets.runtime.arena.dtypes import BFLOAT16
+from ratrain.targets.runtime.arena.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.kernels.fast.fast_head import add_loss, head_backward_plan, head_forward_plan, log_sum_exp
+from ratrain.targets.runtime.kernels.fast.fast_numba import bits
+from ratrain.targets.runtime.kernels.shared import check_labels
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.kernels.interface import F32, F64, I32, Array
+    from ratrain.targets.runtime.kernels.team import Team
+
+_ROWS = 128
+"""Rows of logits that are widened at a time."""
+_TABLE_BLOCK = 1 << 20
+"""Elements of a block of the table's gradient on its way: 2 MiB, which the second-level cache nearly holds."""
+
+
+def is_direct(
+    xn: Array, table: Array, *, normalise: bool, scale_of_logits: float = 1.0, softcap: float | None = None
+) -> bool:
+    """Whether the products of a call are its logits, and PyTorch makes them."""
+    return are_multiplied_here(xn, table) and not normalise and scale_of_logits == 1 and softcap is None
+
+
+def forward_plan(xn: Array, table: Array, logits: F32, *, normalise: bool, threads: int, **options: Any) -> Plan:
+    """Some rows of logits as they are stored, for each thread."""
+    if is_direct(xn, table, normalise=normalise, **_shaping(options)):
+        return [Buffer((min(len(xn), len(logits), _ROWS), len(table)), BFLOAT16)] * threads
+    return head_forward_plan(xn, table, logits, normalise=normalise)
+
+
+def backward_plan(
+    xn: Array, table: Array, logits: F32, dtable: Array, *, normalise: bool, threads: int, **options: Any
+) -> Plan:
+    """A block of the table's gradient for each thread, where that is not stored in bfloat16 itself."""
+    if not is_direct(xn, table, normalise=normalise, **_shaping(options)):
+        return head_backward_plan(xn, table, logits, normalise=normalise)
+    return [] if dtable.dtype == BFLOAT16 else [Buffer((_block_rows(dtable), dtable.shape[1]), BFLOAT16)] * threads
+
+
+def _shaping(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: options[name] for name in ("scale_of_logits", "softcap") if name in options}
+
+
+def _block_rows(dtable: Array) -> int:
+    rows, width = dtable.shape
+    return int(min(rows, max(64, _TABLE_BLOCK // width)))
+
+
+def _stored_logits(logits: F32, columns: int) -> Array:
+    """The first half of the workspace, as bfloat16."""
+    rows = len(logits)
+    return logits.reshape(-1).view(BFLOAT16)[: rows * columns].reshape(rows, columns)
+
+
+def _chunks(rows: int, step: int) -> Iterator[slice]:
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+def forward(
+    team: Team,
+    xn: Array,
+    table: Array,
+    labels: I32,
+    lse: F32,
+    loss: F64,
+    logits: F32,
+    scratch: Scratch,
+    *,
+    accumulate: bool,
+) -> None:
+    """`head_forward` of calls that are direct; logits are rounded to bfloat16."""
+    check_labels(labels, table.shape[0])
+    buffers = scratch.take_all(forward_plan(xn, table, logits, normalise=False, threads=team.threads))
+    weight = tensor_of(table).T
+    if not accumulate:
+        loss[0] = 0
+    for rows in _chunks(len(xn), len(logits)):
+        chunk, x, sums = logits[: rows.stop - rows.start], xn[rows], lse[rows]
+
+        def part(numbered: tuple[int, slice], chunk: F32 = chunk, x: Array = x, sums: F32 = sums) -> None:
+            number, mine = numbered
+            for some in _chunks(mine.stop - mine.start, len(buffers[number])):
+                at = slice(mine.start + some.start, mine.start + some.stop)
+                product = buffers[number][: some.stop - some.start]
+                multiply(tensor_of(x[at]), weight, tensor_of(product))
+                widen(bits(product), chunk[at])
+                log_sum_exp(chunk[at], sums[at])
+
+        team.run(part, list(enumerate(team.product_rows(len(chunk), table.size))))
+        add_loss(chunk, labels[rows], sums, loss)
+
+
+def backward(
+    team: Team,
+    xn: Array,
+    table: Array,
+    labels: I32,
+    lse: F32,
+    factor: np.float32,
+    logits: F32,
+    dxn: Array,
+    dtable: Array,
+    scratch: Scratch,
+    *,
+    accumulate: bool,
+) -> None:
+    """`head_backward` of calls that are direct: logits and their gradient are rounded to bfloat16."""
+    check_labels(labels, table.shape[0])
+    stored, weight = _stored_logits(logits, len(table)), tensor_of(table)
+    buffers = (
+        []
+        if dtable.dtype == BFLOAT16
+        else scratch.take_all([Buffer((_block_rows(dtable), dtable.shape[1]), BFLOAT16)] * team.threads)
+    )
+    for rows in _chunks(len(xn), len(stored)):
+        chunk, x = stored[: rows.stop - rows.start], tensor_of(xn[rows])
+        share_multiply(team, x, weight.T, tensor_of(chunk))
+        gradient = partial(_part_of_gradient, bits(chunk), labels[rows], lse[rows], factor)
+        team.run(gradient, team.rows(chunk.shape))
+        share_multiply(team, tensor_of(chunk), weight, tensor_of(dxn[rows]))
+        _add_to_table(team, chunk, xn[rows], dtable, buffers, accumulate=accumulate or rows.start > 0)
+
+
+def _part_of_gradient(chunk: Array, labels: I32, lse: F32, factor: np.float32, rows: slice) -> None:
+    logit_gradient(chunk[rows], labels[rows], lse[rows], factor)
+
+
+def _add_to_table(
+    team: Team, dlogits: Array, x: Array, dtable: Array, buffers: list[Array], *, accumulate: bool
+) -> None:
+    """Dtable = [dtable +] dlogits^T @ x, in blocks of its rows."""
+    transposed, right, step = tensor_of(dlogits).T, tensor_of(x), _block_rows(dtable)
+
+    def part(numbered: tuple[int, slice]) -> None:
+        number, mine = numbered
+        for start in range(mine.start, mine.stop, step):
+            block = slice(start, min(start + step, mine.stop))
+            if not buffers:
+                out = tensor_of(dtable[block])
+                multiply(transposed[block], right, out, out if accumulate else None)
+                continue
+            product = buffers[number][: block.stop - block.start]
+            multiply(transposed[block], right, tensor_of(product))
+            stored = bits(dtable[block])
+            add_to_product(bits(product), stored if accumulate else None, None, None, stored)
+
+    team.run(part, list(enumerate(team.product_rows(len(dtable), x.size))))

@@ -1,0 +1,181 @@
+"""The kernel set `torch` on the CPU: products of bfloat16 by PyTorch (oneDNN), everything else as `fast` has it.
+
+A processor with instructions for bfloat16 multiplies it two to sixteen times as fast as float32; on one without them this set has the bits of
+`fast`, which multiplies in float32. What differs from the other sets: a product that is stored in float32 (a gradient), or that has a bias, is
+first rounded to bfloat16, as PyTorch itself does it, so it is off by at most 2^-8 of each product more; logits and their gradients are stored in
+bfloat16. In float16 and float32 the bits are those of `fast`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, SupportsFloat
+
+import numpy as np
+
+from ratrain.targets.program.kernels import KERNELS
+from ratrain.targets.program.per_kernel import PerKernel
+from ratrain.targets.pytorch.device.tensors import are_multiplied_here, multiply, tensor_of
+from ratrain.targets.pytorch.host import host_head
+from ratrain.targets.pytorch.host.product_loops import add_to_product
+from ratrain.targets.runtime.arena.dtypes import BFLOAT16
+from ratrain.targets.runtime.arena.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.kernels.fast.fast import Fast, gemm_plan
+from ratrain.targets.runtime.kernels.fast.fast_numba import bits
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.kernels.interface import F32, F64, I32, Array
+
+
+def _gemm_plan(
+    a: Array,
+    b: Array,
+    out: Array,
+    *,
+    accumulate: bool = False,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    **_: object,
+) -> Plan:
+    """The product, where PyTorch cannot store at once what becomes of it."""
+    if not are_multiplied_here(a, b):
+        return gemm_plan(a, b, out, accumulate=accumulate, bias=bias, residual=residual)
+    added = [out] * accumulate + ([] if residual is None else [residual])
+    at_once = bias is None and len(added) < 2 and all(each.dtype == BFLOAT16 for each in (out, *added))
+    return [] if at_once else [Buffer(out.shape, BFLOAT16)]
+
+
+_PLANS: dict[str, Callable[..., Plan]] = {
+    **Fast.plans,
+    "gemm": _gemm_plan,
+    "head_forward": host_head.forward_plan,
+    "head_backward": host_head.backward_plan,
+}
+
+
+class TorchOnHost(Fast):
+    """`KernelSet` on PyTorch's products of bfloat16, and on `Fast`."""
+
+    name = "torch"
+    plans = PerKernel("scratch in 'torch'", _PLANS, never=[name for name in KERNELS if name not in _PLANS])
+
+    def gemm(
+        self,
+        a: Array,
+        b: Array,
+        out: Array,
+        *,
+        scratch: Scratch,
+        trans_a: bool = False,
+        trans_b: bool = False,
+        accumulate: bool = False,
+        bias: Array | None = None,
+        residual: Array | None = None,
+    ) -> None:
+        """See `KERNELS["gemm"]`."""
+        if not are_multiplied_here(a, b):
+            super().gemm(
+                a,
+                b,
+                out,
+                scratch=scratch,
+                trans_a=trans_a,
+                trans_b=trans_b,
+                accumulate=accumulate,
+                bias=bias,
+                residual=residual,
+            )
+            return
+        buffers = scratch.take_all(_gemm_plan(a, b, out, accumulate=accumulate, bias=bias, residual=residual))
+        left, right = tensor_of(a), tensor_of(b)
+        if trans_a:
+            left = left.T
+        if trans_b:
+            right = right.T
+        product = tensor_of(buffers[0] if buffers else out)
+        added = None
+        if not buffers and accumulate:
+            added = product
+        elif not buffers and residual is not None:
+            added = tensor_of(residual)
+        stored = bits(out)
+        extra = None if residual is None else bits(residual)
+        of_columns = None if bias is None else bits(bias)
+
+        def part(rows: slice) -> None:
+            multiply(left[rows], right, product[rows], None if added is None else added[rows])
+            if buffers:
+                add_to_product(
+                    bits(buffers[0])[rows],
+                    stored[rows] if accumulate else None,
+                    of_columns,
+                    None if extra is None else extra[rows],
+                    stored[rows],
+                )
+
+        self.team.run(part, self.team.product_rows(len(out), b.size))
+
+    def head_forward(
+        self,
+        xn: Array,
+        table: Array,
+        labels: I32,
+        lse: F32,
+        loss: F64,
+        logits: F32,
+        *,
+        scratch: Scratch,
+        normalise: bool,
+        accumulate: bool,
+        scale_of_logits: float = 1.0,
+        softcap: float | None = None,
+    ) -> None:
+        """See `KERNELS["head_forward"]`."""
+        shaping: dict[str, Any] = {"normalise": normalise, "scale_of_logits": scale_of_logits, "softcap": softcap}
+        if host_head.is_direct(xn, table, **shaping):
+            host_head.forward(self.team, xn, table, labels, lse, loss, logits, scratch, accumulate=accumulate)
+        else:
+            super().head_forward(
+                xn, table, labels, lse, loss, logits, scratch=scratch, accumulate=accumulate, **shaping
+            )
+
+    def head_backward(
+        self,
+        xn: Array,
+        table: Array,
+        labels: I32,
+        lse: F32,
+        scale: F32,
+        logits: F32,
+        dxn: Array,
+        dtable: Array,
+        *,
+        scratch: Scratch,
+        denominator: SupportsFloat,
+        normalise: bool,
+        accumulate: bool,
+        scale_of_logits: float = 1.0,
+        softcap: float | None = None,
+    ) -> None:
+        """See `KERNELS["head_backward"]`."""
+        shaping: dict[str, Any] = {"normalise": normalise, "scale_of_logits": scale_of_logits, "softcap": softcap}
+        if host_head.is_direct(xn, table, **shaping):
+            factor = np.float32(float(scale[0]) / float(denominator))
+            host_head.backward(
+                self.team, xn, table, labels, lse, factor, logits, dxn, dtable, scratch, accumulate=accumulate
+            )
+        else:
+            super().head_backward(
+                xn,
+                table,
+                labels,
+                lse,
+                scale,
+                logits,
+                dxn,
+                dtable,
+                scratch=scratch,
+                denominator=denominator,
+                accumulate=accumulate,
+                **shaping,
+            )

@@ -1,0 +1,182 @@
+"""AdamW in one pass over its state, with the cast of the view: by numbers of the host, or of the device as a captured step has them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import triton.language as tl
+
+from ratrain.targets.pytorch.triton.triton_common import (
+    BLOCK,
+    jit,
+    launch,
+    load_wide,
+    own_elements,
+    programs,
+    store_rounded,
+)
+from ratrain.targets.runtime.arena.scratch import Buffer
+from ratrain.targets.runtime.kernels.shared import decay_segments
+
+if TYPE_CHECKING:
+    from ratrain.targets.pytorch.device.device_common import F32, I64, Array
+    from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch as Scratch
+    from ratrain.targets.runtime.arena.scratch import Plan
+
+
+def adamw_plan(**_: object) -> Plan:
+    """What an update is made with; and, where the host has these numbers: learning rate, multiplier, count of updates."""
+    return [Buffer((4,)), Buffer((1,)), Buffer((1,)), Buffer((1,), np.int64)]
+
+
+@jit
+def prepare_numbers(
+    numbers: tl.tensor,
+    t: tl.tensor,
+    multiplier: tl.tensor,
+    lr: tl.tensor,
+    log_beta1: tl.constexpr,
+    log_beta2: tl.constexpr,
+    weight_decay: tl.constexpr,
+) -> None:
+    """Multiplier, lr / (1 - beta1^t), sqrt(1 - beta2^t), 1 - lr * weight_decay: in float64, each rounded once."""
+    count, rate = tl.load(t).to(tl.float64), tl.load(lr).to(tl.float64)
+    first, second = tl.full((), log_beta1, tl.float64), tl.full((), log_beta2, tl.float64)
+    tl.store(numbers, tl.load(multiplier))
+    tl.store(numbers + 1, (rate / (1 - tl.exp(count * first))).to(tl.float32))
+    tl.store(numbers + 2, tl.sqrt(1 - tl.exp(count * second)).to(tl.float32))
+    tl.store(numbers + 3, (1 - rate * tl.full((), weight_decay, tl.float64)).to(tl.float32))
+
+
+@jit
+def update(
+    master: tl.tensor,
+    m: tl.tensor,
+    v: tl.tensor,
+    grad: tl.tensor,
+    view: tl.tensor,
+    numbers: tl.tensor,
+    skip: tl.tensor,
+    count: tl.tensor,
+    beta1: tl.constexpr,
+    beta2: tl.constexpr,
+    eps: tl.constexpr,
+    decayed: tl.constexpr,
+    skips: tl.constexpr,
+    views: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """One update of some elements; where it `skips` and `skip` is not 0, state keeps its bits. The view is the master's rounding."""
+    at = own_elements(block)
+    there = at < count
+    inside = there
+    if skips:
+        inside = at < tl.where(tl.load(skip).to(tl.float32) == 0, count, 0)
+    gradient = load_wide(grad + at, inside) * tl.load(numbers)
+    first, second = tl.load(m + at, mask=inside, other=0.0), tl.load(v + at, mask=inside, other=0.0)
+    first = (gradient - first) * (1 - beta1) + first
+    second = second * beta2 + gradient * gradient * (1 - beta2)
+    value = tl.div_rn(first, tl.div_rn(tl.sqrt_rn(second), tl.load(numbers + 2)) + eps) * tl.load(numbers + 1)
+    held = tl.load(master + at, mask=there, other=0.0)
+    kept = held * tl.load(numbers + 3) if decayed else held
+    kept -= value
+    tl.store(m + at, first, mask=inside)
+    tl.store(v + at, second, mask=inside)
+    tl.store(master + at, kept, mask=inside)
+    if views:
+        store_rounded(view + at, tl.where(inside, kept, held), there)
+
+
+def _log(beta: float) -> float:
+    """Of a beta; where that is 0 its powers are all the same 0 as this one's."""
+    return math.log(beta) if beta else -1e9
+
+
+class TritonAdamW:
+    """The optimizer of `TorchTriton`."""
+
+    def adamw(
+        self,
+        master: F32,
+        m: F32,
+        v: F32,
+        grad: Array,
+        *,
+        scratch: Scratch,
+        view: Array | None = None,
+        step: int,
+        grad_multiplier: float,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        decay: Sequence[tuple[int, int]],
+    ) -> None:
+        """See `KERNELS["adamw"]`. `lr` is first rounded to float32, as `adamw_on_device` has it."""
+        numbers, rate, multiplier, count = scratch.take_all(adamw_plan())
+        betas, by_host = (beta1, beta2), (count.fill_(step), multiplier.fill_(grad_multiplier), rate.fill_(lr))
+        _prepare(numbers, *by_host, betas, weight_decay)
+        _update(master, m, v, grad, view, numbers, None, betas, eps, decay)
+
+    def adamw_on_device(
+        self,
+        master: F32,
+        m: F32,
+        v: F32,
+        grad: Array,
+        *,
+        scratch: Scratch,
+        view: Array | None = None,
+        t: I64,
+        multiplier: F32,
+        skip: Array,
+        lr: F32,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        decay: Sequence[tuple[int, int]],
+    ) -> None:
+        """`adamw` of a step that is captured once and then repeated, as `DeviceAdamW` has it."""
+        numbers, *_ = scratch.take_all(adamw_plan())
+        betas = beta1, beta2
+        _prepare(numbers, t, multiplier, lr, betas, weight_decay)
+        _update(master, m, v, grad, view, numbers, skip, betas, eps, decay)
+
+
+def _prepare(numbers: F32, t: I64, multiplier: F32, lr: F32, betas: tuple[float, float], weight_decay: float) -> None:
+    one, other = map(_log, betas)
+    constants = {"log_beta1": one, "log_beta2": other, "weight_decay": weight_decay}
+    launch(prepare_numbers, (1,), numbers, t, multiplier, lr, **constants, warps=1)
+
+
+def _update(
+    master: F32,
+    m: F32,
+    v: F32,
+    grad: Array,
+    view: Array | None,
+    numbers: F32,
+    skip: Array | None,
+    betas: tuple[float, float],
+    eps: float,
+    decay: Sequence[tuple[int, int]],
+) -> None:
+    """All elements, by runs of those that are decayed and those that are not."""
+    constants: dict[str, Any] = {
+        "beta1": betas[0],
+        "beta2": betas[1],
+        "eps": eps,
+        "skips": skip is not None,
+        "views": view is not None,
+    }
+    tensors = (master, m, v, grad, master if view is None else view)
+    flag = numbers if skip is None else skip
+    for start, stop, decayed in decay_segments(len(master), decay):
+        parts = (each[start:stop] for each in tensors)
+        grid = (programs(stop - start, BLOCK),)
+        launch(update, grid, *parts, numbers, flag, stop - start, decayed=decayed, **constants, block=BLOCK)

@@ -1,0 +1,216 @@
+"""The cross-entropy head's passes over logits, each made in one: losses, and from logits to their gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import triton.language as tl
+
+from ratrain.targets.program.kernels import IGNORED_LABEL
+from ratrain.targets.pytorch.device.device_common import chunk_rows
+from ratrain.targets.pytorch.device.device_head import DeviceHead, Head
+from ratrain.targets.pytorch.triton.triton_common import BLOCK, jit, launch, power_of_two, programs, tanh
+from ratrain.targets.runtime.arena.scratch import Buffer
+from ratrain.targets.runtime.kernels.shared import LARGEST_INVERSE
+
+if TYPE_CHECKING:
+    from ratrain.targets.pytorch.device.device_common import F32, F64, Array
+    from ratrain.targets.runtime.arena.scratch import Plan
+
+_COLUMNS = 4096
+"""Logits of a row that a program looks at at a time, to sum their exponentials."""
+_TILE_ROWS, _TILE_COLUMNS = 4, 512
+"""Of a program that goes from logits to gradients."""
+_IGNORED = tl.constexpr(IGNORED_LABEL)
+_LARGEST_INVERSE = tl.constexpr(float(LARGEST_INVERSE))
+
+
+@jit
+def shape_logits(
+    logits: tl.tensor,
+    inverse: tl.tensor,
+    count: tl.tensor,
+    scale: tl.constexpr,
+    cap: tl.constexpr,
+    normalise: tl.constexpr,
+    columns: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """From products to logits, in place; a cap of 0 is none."""
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = at < count
+    value = tl.load(logits + at, mask=inside, other=0.0)
+    if normalise:
+        value *= tl.load(inverse + at % columns, mask=inside, other=0.0)
+    value *= scale
+    if cap != 0:
+        value = cap * tanh(tl.div_rn(value, cap * 1.0))
+    tl.store(logits + at, value, mask=inside)
+
+
+@jit
+def losses_of_rows(
+    logits: tl.tensor, labels: tl.tensor, lse: tl.tensor, losses: tl.tensor, columns: tl.constexpr, block: tl.constexpr
+) -> None:
+    """The logarithm of a row's sum of exponentials, and its loss: by the running sum of each lane, then of all (Milakov and Gimelshein)."""
+    row = tl.program_id(0).to(tl.int64)
+    peaks = tl.full((block,), float("-inf"), tl.float32)
+    totals = tl.zeros((block,), tl.float32)
+    for first in range(0, columns, block):
+        column = first + tl.arange(0, block)
+        value = tl.load(logits + row * columns + column, mask=column < columns, other=float("-inf"))
+        higher = tl.maximum(peaks, value)
+        # of a lane that has seen nothing but -inf the sum is 0, or NaN after one
+        kept = tl.where(peaks == float("-inf"), 0.0, tl.exp(peaks - higher))
+        totals = totals * kept + tl.where(value == float("-inf"), 0.0, tl.exp(value - higher))
+        peaks = higher
+    peak = tl.max(peaks, axis=0)
+    total = tl.sum(totals * tl.where(peaks == float("-inf"), 0.0, tl.exp(peaks - peak)), axis=0)
+    result = tl.log(total) + peak
+    tl.store(lse + row, result)
+    label = tl.load(labels + row)
+    counts = label >= 0  # not where other tensor peers have it, or nobody
+    at_label = tl.load(logits + row * columns + tl.where(counts, label, 0))
+    tl.store(losses + row, tl.where(counts, result.to(tl.float64) - at_label.to(tl.float64), 0.0))
+
+
+@jit
+def add_losses(losses: tl.tensor, loss: tl.tensor, count: tl.tensor, block: tl.constexpr) -> None:
+    """Loss += their sum: by lanes in order, then over the lanes."""
+    totals = tl.zeros((block,), tl.float64)
+    for first in range(0, count, block):
+        at = first + tl.arange(0, block)
+        totals += tl.load(losses + at, mask=at < count, other=0.0)
+    tl.store(loss, tl.load(loss) + tl.sum(totals, axis=0))
+
+
+@jit
+def slope_of_rows(
+    logits: tl.tensor,
+    dlogits: tl.tensor,
+    lse: tl.tensor,
+    labels: tl.tensor,
+    factor: tl.tensor,
+    inverse: tl.tensor,
+    pull: tl.tensor,
+    rows: tl.tensor,
+    rows_of_program: tl.tensor,
+    cap: tl.constexpr,
+    normalise: tl.constexpr,
+    columns: tl.constexpr,
+    tile: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """The gradient of the products of some rows, in some columns; `normalise`: of all rows, and what pulls at the table's rows."""
+    column = tl.program_id(0) * block + tl.arange(0, block)
+    within = column < columns
+    scale = tl.load(factor)
+    if normalise:
+        inverses = tl.load(inverse + column, mask=within, other=0.0)
+        pulls = tl.zeros((block,), tl.float32)
+    start = tl.program_id(1).to(tl.int64) * rows_of_program
+    for first in range(0, rows_of_program, tile):
+        row = start + first + tl.arange(0, tile)
+        there = row < rows
+        inside = there[:, None] & within[None, :]
+        at = row[:, None] * columns + column[None, :]
+        label = tl.load(labels + row, mask=there, other=_IGNORED)[:, None]
+        logit = tl.load(logits + at, mask=inside, other=0.0)
+        value = tl.exp(logit - tl.load(lse + row, mask=there, other=0.0)[:, None])
+        value = tl.where(label == column[None, :], value - 1, value) * scale
+        value = tl.where((label == _IGNORED) | ~inside, 0.0, value)
+        if cap != 0:
+            capped = tl.div_rn(logit, tl.full((tile, block), cap, tl.float32))
+            value *= 1 - capped * capped
+        if normalise:
+            pulls += tl.sum(logit * value, axis=0)
+            value *= inverses[None, :]
+        tl.store(dlogits + at, value, mask=inside)
+    if normalise:  # of logit = inverse * (x . w) with inverse = 1 / |w|: d inverse / dw = -inverse^3 w
+        pulls = tl.where(inverses >= _LARGEST_INVERSE, 0.0, pulls * inverses * inverses)
+        tl.store(pull + column, pulls, mask=within)
+
+
+class FusedHead(Head):
+    """`Head` with one pass for the losses of a chunk, and one for its gradients."""
+
+    @classmethod
+    def buffers_of(cls, xn: Array, table: Array, logits: F32) -> dict[str, Buffer]:
+        """Chunks of rows of x and of the table, and of their gradients; lines of columns; losses; numbers."""
+        (vocab, width), rows = table.shape, min(xn.shape[0], logits.shape[0])
+        matrix = Buffer((chunk_rows(max(rows, vocab), width) * width,))
+        return {
+            **dict.fromkeys(("x", "weight", "term", "total"), matrix),
+            **dict.fromkeys(("inverse", "pull"), Buffer((vocab,))),
+            "loss": Buffer((rows,), np.float64),
+            "double": Buffer((1,), np.float64),
+            "factor": Buffer((1,)),
+        }
+
+    @property
+    def _cap(self) -> float:
+        return self.softcap or 0.0
+
+    def shape(self, logits: F32) -> None:
+        """From products to logits, in place."""
+        if not self.normalise and self.scale == 1 and self.softcap is None:
+            return
+        count, columns = logits.numel(), logits.shape[1]
+        constants: dict[str, Any] = {
+            "scale": self.scale,
+            "cap": self._cap,
+            "normalise": self.normalise,
+            "columns": columns,
+        }
+        grid = (programs(count, BLOCK),)
+        launch(shape_logits, grid, logits, self.buffers["inverse"], count, **constants, block=BLOCK)
+
+    def add_loss(self, rows: slice, logits: F32, lse: F32, loss: F64) -> None:
+        """Set lse of some rows, and add their losses."""
+        count, columns = logits.shape
+        losses = self.buffers["loss"]
+        lines = (self.labels[rows], lse[rows], losses)
+        launch(
+            losses_of_rows,
+            (count,),
+            logits,
+            *lines,
+            columns=columns,
+            block=min(_COLUMNS, power_of_two(columns)),
+            warps=8,
+        )
+        launch(add_losses, (1,), losses, loss, count, block=BLOCK)
+
+    def slope(self, rows: slice, lse: F32, logits: F32, dlogits: F32) -> None:
+        """From logits to the gradient of the products of some rows; both may be the same bytes."""
+        count, columns = logits.shape
+        at_a_time = count if self.normalise else _TILE_ROWS
+        lines = [self.buffers[name] for name in ("factor", "inverse", "pull")]
+        launch(
+            slope_of_rows,
+            (programs(columns, _TILE_COLUMNS), programs(count, at_a_time)),
+            logits,
+            dlogits,
+            lse[rows],
+            self.labels[rows],
+            *lines,
+            count,
+            at_a_time,
+            cap=self._cap,
+            normalise=self.normalise,
+            columns=columns,
+            tile=_TILE_ROWS,
+            block=_TILE_COLUMNS,
+        )
+
+
+def fused_head_plan(xn: Array, table: Array, logits: F32, **_: object) -> Plan:
+    """The same for all three kernels."""
+    return list(FusedHead.buffers_of(xn, table, logits).values())
+
+
+class TritonHead(DeviceHead):
+    """The head kernels of `TorchTriton`."""
+
+    head_class = FusedHead

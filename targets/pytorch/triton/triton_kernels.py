@@ -1,0 +1,69 @@
+"""The kernel set `torch-triton`: that of tensors, with fused kernels for what goes over memory once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.targets.program.per_kernel import PerKernel
+from ratrain.targets.pytorch.device.device_kernels import DEVICE_PLANS, TorchDevice
+from ratrain.targets.pytorch.triton.triton_activations import TritonActivations
+from ratrain.targets.pytorch.triton.triton_adamw import TritonAdamW, adamw_plan
+from ratrain.targets.pytorch.triton.triton_common import interpreted
+from ratrain.targets.pytorch.triton.triton_head import TritonHead, fused_head_plan
+from ratrain.targets.pytorch.triton.triton_norms import TritonNorms, layer_backward_plan, rms_backward_plan
+from ratrain.targets.pytorch.triton.triton_rope import rotate
+
+if TYPE_CHECKING:
+    import torch
+
+    from ratrain.targets.pytorch.device.device_common import Array
+    from ratrain.targets.pytorch.device.device_rope import Turn
+    from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch as Scratch
+    from ratrain.targets.runtime.arena.scratch import Plan
+
+_WITHOUT_SCRATCH = (
+    *("rope", "rmsnorm_forward", "head_norm_forward", "layernorm_forward"),
+    *(f"{name}_{way}" for name in ("swiglu", "geglu", "gelu", "relu2") for way in ("forward", "backward")),
+)
+
+
+def _nothing(**_: object) -> Plan:
+    """No scratch."""
+    return []
+
+
+class TorchTriton(TritonNorms, TritonActivations, TritonHead, TritonAdamW, TorchDevice):
+    """`TorchDevice` with norms, rotary embedding, activations, passes over logits and AdamW as kernels of Triton.
+
+    Sums over rows are in an order that their number alone sets, and nothing is added up atomically: two calls with the same values
+    and addresses do not differ in a bit. The order within a row is the compiler's, for the alignment of what it is given.
+    """
+
+    name = "torch-triton"
+    plans = PerKernel(
+        "scratch in 'torch-triton'",
+        {
+            **DEVICE_PLANS,
+            **dict.fromkeys(_WITHOUT_SCRATCH, _nothing),
+            **dict.fromkeys(("rmsnorm_backward", "head_norm_backward"), rms_backward_plan),
+            "layernorm_backward": layer_backward_plan,
+            **dict.fromkeys(("head_forward", "head_backward", "head_backward_from_logits"), fused_head_plan),
+            "adamw": adamw_plan,
+        },
+        never=("zero", "cast"),
+    )
+
+    def __init__(self, device: str | torch.device = "cpu") -> None:
+        """Raises `DiagnosticError` RT093 where PyTorch finds no such device, RT004 where Triton does not compile for it."""
+        super().__init__(device)
+        if self.device.type != "cuda" and not interpreted():
+            fail(
+                "RT004",
+                f"the kernel set '{self.name}' is compiled for GPUs of NVIDIA, not for the device '{self.device}'",
+                help="use --kernels torch-device, or set TRITON_INTERPRET=1 to have Triton interpret it, which is slow",
+            )
+
+    def turn_rows(self, x: Array, turn: Turn, scratch: Scratch, shape: dict[str, Any]) -> None:  # noqa: ARG002
+        """Rotate x [tokens, heads * head_dim] in place."""
+        rotate(x, turn, heads=shape["heads"], head_dim=shape["head_dim"], seq_len=shape["seq_len"])

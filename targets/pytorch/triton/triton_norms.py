@@ -1,0 +1,343 @@
+"""Norms of rows, and of heads of rows, in one pass. Gradients of weights are summed by groups of rows, then over the groups in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton.language as tl
+from attrs import frozen
+
+from ratrain.targets.pytorch.device.device_norms import DeviceNorms
+from ratrain.targets.pytorch.triton.triton_common import (
+    jit,
+    launch,
+    load_wide,
+    power_of_two,
+    programs,
+    store_rounded,
+    warps_for,
+)
+from ratrain.targets.runtime.arena.scratch import Buffer
+
+if TYPE_CHECKING:
+    from ratrain.targets.pytorch.device.device_common import F32, Array
+    from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch as Scratch
+    from ratrain.targets.runtime.arena.scratch import Plan
+
+_TILE = 4096
+"""Elements that a program holds of each operand: some rows, or one that is longer."""
+_MOST_GROUPS = 256
+"""Groups of rows, each a program's: as many as keep a GPU busy, of any kind, so that the bits of sums are the same on each."""
+_SUMMED_GROUPS, _SUMMED_COLUMNS = 32, 64
+
+
+@frozen
+class _Shape:
+    """How rows are shared out to programs."""
+
+    rows: int
+    width: int
+
+    @property
+    def block(self) -> int:
+        """Columns of a tile: the whole row."""
+        return power_of_two(self.width)
+
+    @property
+    def tile(self) -> int:
+        """Rows of a tile."""
+        return max(1, _TILE // self.block)
+
+    @property
+    def rows_of_group(self) -> int:
+        """Whole tiles."""
+        return self.tile * programs(programs(self.rows, self.tile), _MOST_GROUPS)
+
+    @property
+    def groups(self) -> int:
+        """How many there are."""
+        return programs(self.rows, self.rows_of_group)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What kernels are compiled for."""
+        return {"width": self.width, "tile": self.tile, "block": self.block, "warps": warps_for(self.tile * self.block)}
+
+
+@jit
+def norm_forward(
+    x: tl.tensor,
+    gamma: tl.tensor,
+    beta: tl.tensor,
+    xn: tl.tensor,
+    mean: tl.tensor,
+    rstd: tl.tensor,
+    rows: tl.tensor,
+    eps: tl.tensor,
+    centred: tl.constexpr,
+    unit_offset: tl.constexpr,
+    width: tl.constexpr,
+    tile: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """The norm of a tile of rows: of RMS, or `centred`, with a mean and beta."""
+    row, column = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile), tl.arange(0, block)
+    there, within = row < rows, column < width
+    inside = there[:, None] & within[None, :]
+    at = row[:, None] * width + column[None, :]
+    value = load_wide(x + at, inside)
+    if centred:
+        centre = tl.div_rn(tl.sum(value, axis=1), width * 1.0)
+        tl.store(mean + row, centre, mask=there)
+        value = tl.where(inside, value - centre[:, None], 0.0)
+    scale = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(tl.sum(value * value, axis=1), width * 1.0) + eps))
+    tl.store(rstd + row, scale, mask=there)
+    weight = load_wide(gamma + column, within)
+    if unit_offset:
+        weight += 1
+    value = value * scale[:, None] * weight[None, :]
+    if centred:
+        value += load_wide(beta + column, within)[None, :]
+    store_rounded(xn + at, value, inside)
+
+
+@jit
+def norm_backward(
+    dxn: tl.tensor,
+    x: tl.tensor,
+    gamma: tl.tensor,
+    mean: tl.tensor,
+    rstd: tl.tensor,
+    residual: tl.tensor,
+    dx: tl.tensor,
+    of_gamma: tl.tensor,
+    of_beta: tl.tensor,
+    rows: tl.tensor,
+    rows_of_group: tl.tensor,
+    centred: tl.constexpr,
+    unit_offset: tl.constexpr,
+    adds: tl.constexpr,
+    width: tl.constexpr,
+    tile: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """Gradients of a group of rows: dx, with the residual's where it `adds`, and the group's part of those of gamma and beta."""
+    column = tl.arange(0, block)
+    within = column < width
+    weight = load_wide(gamma + column, within)
+    if unit_offset:
+        weight += 1
+    products = tl.zeros((block,), tl.float32)
+    grads = tl.zeros((block,), tl.float32)
+    group = tl.program_id(0).to(tl.int64)
+    for first in range(0, rows_of_group, tile):
+        row = group * rows_of_group + first + tl.arange(0, tile)
+        there = row < rows
+        inside = there[:, None] & within[None, :]
+        at = row[:, None] * width + column[None, :]
+        grad, normed = load_wide(dxn + at, inside), load_wide(x + at, inside)
+        scale = tl.load(rstd + row, mask=there, other=0.0)[:, None]
+        if centred:
+            normed = tl.where(inside, normed - tl.load(mean + row, mask=there, other=0.0)[:, None], 0.0)
+        normed *= scale
+        products += tl.sum(grad * normed, axis=0)
+        if centred:
+            grads += tl.sum(grad, axis=0)
+        grad *= weight[None, :]
+        along = tl.div_rn(tl.sum(grad * normed, axis=1), width * 1.0)
+        change = grad - normed * along[:, None]
+        if centred:
+            change -= tl.div_rn(tl.sum(grad, axis=1), width * 1.0)[:, None]
+        change *= scale
+        if adds:
+            change += load_wide(residual + at, inside)
+        store_rounded(dx + at, change, inside)
+    tl.store(of_gamma + group * width + column, products, mask=within)
+    if centred:
+        tl.store(of_beta + group * width + column, grads, mask=within)
+
+
+@jit
+def sum_groups(
+    parts: tl.tensor,
+    out: tl.tensor,
+    groups: tl.tensor,
+    accumulate: tl.constexpr,
+    width: tl.constexpr,
+    tile: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """Out = [out +] the sum of parts [groups, width], rounded once."""
+    column = tl.program_id(0) * block + tl.arange(0, block)
+    within = column < width
+    total = tl.zeros((block,), tl.float32)
+    for first in range(0, groups, tile):
+        group = first + tl.arange(0, tile)
+        inside = (group < groups)[:, None] & within[None, :]
+        total += tl.sum(tl.load(parts + group[:, None] * width + column[None, :], mask=inside, other=0.0), axis=0)
+    if accumulate:
+        total += load_wide(out + column, within)
+    store_rounded(out + column, total, within)
+
+
+def _shape_of(x: Array, gamma: Array) -> _Shape:
+    width = gamma.shape[0]
+    return _Shape(x.shape[0] * x.shape[1] // width, width)
+
+
+def rms_backward_plan(x: Array, gamma: Array, **_: object) -> Plan:
+    """Parts of the gradient of gamma."""
+    shape = _shape_of(x, gamma)
+    return [Buffer((shape.groups, shape.width))]
+
+
+def layer_backward_plan(x: Array, gamma: Array, **_: object) -> Plan:
+    """Parts of those of gamma and beta."""
+    return [*rms_backward_plan(x, gamma)] * 2
+
+
+def _sum(parts: F32, out: Array, *, accumulate: bool) -> None:
+    groups, width = parts.shape
+    blocks = {"width": width, "tile": _SUMMED_GROUPS, "block": _SUMMED_COLUMNS}
+    launch(sum_groups, (programs(width, _SUMMED_COLUMNS),), parts, out, groups, accumulate=accumulate, **blocks)
+
+
+def _rms_forward(x: Array, gamma: Array, xn: Array, rstd: F32, eps: float, *, unit_offset: bool) -> None:
+    shape = _shape_of(x, gamma)
+    grid, flags = (programs(shape.rows, shape.tile),), {"centred": False, "unit_offset": unit_offset}
+    launch(norm_forward, grid, x, gamma, gamma, xn, rstd, rstd, shape.rows, eps, **flags, **shape.constants)
+
+
+def _rms_backward(
+    dxn: Array,
+    x: Array,
+    gamma: Array,
+    rstd: F32,
+    dx: Array,
+    dgamma: Array,
+    residual: Array | None,
+    scratch: Scratch,
+    *,
+    accumulate: bool,
+    unit_offset: bool,
+) -> None:
+    (parts,) = scratch.take_all(rms_backward_plan(x, gamma))
+    shape = _shape_of(x, gamma)
+    added = x if residual is None else residual
+    sizes, flags = (shape.rows, shape.rows_of_group), {"centred": False, "unit_offset": unit_offset}
+    tensors = (dxn, x, gamma, rstd, rstd, added, dx, parts, parts)
+    launch(norm_backward, (shape.groups,), *tensors, *sizes, **flags, adds=residual is not None, **shape.constants)
+    _sum(parts, dgamma, accumulate=accumulate)
+
+
+class TritonNorms(DeviceNorms):
+    """The norms of `TorchTriton`. A row is held whole; a row of heads is so many rows."""
+
+    def rmsnorm_forward(
+        self,
+        x: Array,
+        gamma: Array,
+        xn: Array,
+        rstd: F32,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+        eps: float,
+        unit_offset: bool = False,
+    ) -> None:
+        """See `KERNELS["rmsnorm_forward"]`."""
+        _rms_forward(x, gamma, xn, rstd, eps, unit_offset=unit_offset)
+
+    def rmsnorm_backward(
+        self,
+        dxn: Array,
+        x: Array,
+        gamma: Array,
+        rstd: F32,
+        dx: Array,
+        dgamma: Array,
+        *,
+        scratch: Scratch,
+        residual: Array | None = None,
+        accumulate: bool,
+        unit_offset: bool = False,
+    ) -> None:
+        """See `KERNELS["rmsnorm_backward"]`."""
+        flags = {"accumulate": accumulate, "unit_offset": unit_offset}
+        _rms_backward(dxn, x, gamma, rstd, dx, dgamma, residual, scratch, **flags)
+
+    def head_norm_forward(
+        self,
+        x: Array,
+        gamma: Array,
+        xn: Array,
+        rstd: F32,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+        heads: int,  # noqa: ARG002  the width says them
+        head_dim: int,  # noqa: ARG002
+        eps: float,
+        unit_offset: bool = False,
+    ) -> None:
+        """See `KERNELS["head_norm_forward"]`."""
+        _rms_forward(x, gamma, xn, rstd, eps, unit_offset=unit_offset)
+
+    def head_norm_backward(
+        self,
+        dxn: Array,
+        x: Array,
+        gamma: Array,
+        rstd: F32,
+        dx: Array,
+        dgamma: Array,
+        *,
+        scratch: Scratch,
+        heads: int,  # noqa: ARG002
+        head_dim: int,  # noqa: ARG002
+        accumulate: bool,
+        unit_offset: bool = False,
+    ) -> None:
+        """See `KERNELS["head_norm_backward"]`."""
+        flags = {"accumulate": accumulate, "unit_offset": unit_offset}
+        _rms_backward(dxn, x, gamma, rstd, dx, dgamma, None, scratch, **flags)
+
+    def layernorm_forward(
+        self,
+        x: Array,
+        gamma: Array,
+        beta: Array,
+        xn: Array,
+        mean: F32,
+        rstd: F32,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+        eps: float,
+    ) -> None:
+        """See `KERNELS["layernorm_forward"]`."""
+        shape = _shape_of(x, gamma)
+        grid, flags = (programs(shape.rows, shape.tile),), {"centred": True, "unit_offset": False}
+        launch(norm_forward, grid, x, gamma, beta, xn, mean, rstd, shape.rows, eps, **flags, **shape.constants)
+
+    def layernorm_backward(
+        self,
+        dxn: Array,
+        x: Array,
+        gamma: Array,
+        mean: F32,
+        rstd: F32,
+        dx: Array,
+        dgamma: Array,
+        dbeta: Array,
+        *,
+        scratch: Scratch,
+        residual: Array | None = None,
+        accumulate: bool,
+    ) -> None:
+        """See `KERNELS["layernorm_backward"]`."""
+        of_gamma, of_beta = scratch.take_all(layer_backward_plan(x, gamma))
+        shape = _shape_of(x, gamma)
+        added = x if residual is None else residual
+        tensors = (dxn, x, gamma, mean, rstd, added, dx, of_gamma, of_beta)
+        sizes, flags = (shape.rows, shape.rows_of_group), {"centred": True, "unit_offset": False}
+        launch(norm_backward, (shape.groups,), *tensors, *sizes, **flags, adds=residual is not None, **shape.constants)
+        _sum(of_gamma, dgamma, accumulate=accumulate)
+        _sum(of_beta, dbeta, accumulate=accumulate)

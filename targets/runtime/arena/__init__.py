@@ -1,0 +1,1 @@
+"""Memory of a rank: arena, scratch, stores, tensor files, locks."""

@@ -1,0 +1,1 @@
+"""Checkpoints: shards, series, manifests, and what a resumed run may change."""

@@ -1,0 +1,544 @@
+"""Checkpoints: the whole state of a training run on disk, independent of how it is spread over stages and replicas.
+
+A checkpoint is a directory of these files:
+
+- `state.safetensors`: in f32, the master weights `p/NAME` and Adam's moments `m1/NAME` and `m2/NAME` of every parameter, by
+  Hugging Face name; a tied matrix once.
+- the companions of the run's model (`companions`): its tokenizer and how text is generated with it, if they are known;
+- `manifest.json`: format and version, the model, the steps done, the loss scale, the updates applied to each block, size and
+  SHA-256 of the other files, what the caller recorded about the run, and a SHA-256 of all this.
+
+It is written beside its place and moved there as a whole, so that a half-written one is never taken for a checkpoint; what a
+killed save leaves is found there by the next (`checkpoint_places`).
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+import numpy as np
+from attrs import fields, frozen
+
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.model_fields import model_from_fields
+from ratrain.ratrain_ir.model.blocks import Block, block, block_chain, parameters, parameters_within
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Severity, fail
+from ratrain.ratrain_ir.support.files import made_directory, opened_regular
+from ratrain.ratrain_ir.support.text import shown
+from ratrain.targets.runtime.arena.locks import Lock, hold, lock_beside
+from ratrain.targets.runtime.arena.tensor_file import Float32, StoredTensor, cut, open_tensors, write_tensors
+from ratrain.targets.runtime.checkpoint.checkpoint_places import (
+    Leftovers,
+    aside_of,
+    leftovers,
+    move_into_place,
+    sync_folder,
+    written_beside,
+)
+from ratrain.targets.runtime.checkpoint.training_state import STATE_KINDS, BlockStates, TrainingState
+from ratrain.targets.runtime.weights.companions import COMPANION_FILES
+from ratrain.targets.runtime.weights.weight_source import FlatPieces, WeightSource
+from ratrain.targets.runtime.weights.weights import named_parameters
+
+FORMAT = "ratrain-checkpoint"
+VERSION = 1
+
+_STATE_FILE = "state.safetensors"
+MANIFEST_FILE = "manifest.json"
+_FILES = {_STATE_FILE, MANIFEST_FILE, *COMPANION_FILES}
+_COMPANIONS = "tokenizer"  # as the entry is called since it held nothing else
+_DIGEST = "manifest_sha256"
+_MAX_MANIFEST = 1 << 26  # bytes
+_HASHED = 1 << 22  # bytes of a file hashed at a time
+_MOST_COUNTED = 1 << 53  # steps or updates
+_MOST_SHOWN = 24  # problems named one by one
+
+
+def save_checkpoint(
+    directory: str,
+    model: ModelConfig,
+    state: TrainingState,
+    manifest: Mapping[str, Any],
+    companions: Mapping[str, bytes] | None = None,
+) -> None:
+    """Write a checkpoint to `directory`, replacing one that is there; `manifest` (JSON data) and the companions of the weights are kept in it.
+
+    Whatever happens on the way, `directory` is the old checkpoint or the new one; where the system cannot exchange directories it is absent between two
+    renames, and both are then whole beside it. What interrupted saves left there before is removed at the end. Raises RT002 (cannot be
+    written) and RT092 (there is something else at that place; another run writes there; the two copies of a tied matrix differ).
+    """
+    with hold_checkpoint_place(directory) as lock:
+        check_checkpoint_place(directory)
+        try:
+            target = Path(os.path.realpath(directory))
+            beside = written_beside(target)
+            try:
+                _write_files(beside, model, state, manifest, companions or {})
+                move_into_place(beside, target, aside_of(beside))
+            except BaseException:
+                shutil.rmtree(beside, ignore_errors=True)
+                raise
+        except OSError as error:
+            cannot_write(directory, error)
+        clear_leftovers(directory, lock)
+
+
+def hold_checkpoint_place(directory: str, *, make_parents: bool = False) -> Lock:
+    """Lock the place of a checkpoint, or of a series of them, in whose parents the lock stands: they may have to be made.
+
+    Raises RT002 (no such path) and RT092 (another process writes there).
+    """
+    _check_path(directory)
+    if make_parents:
+        made_directory(os.path.dirname(os.path.realpath(directory)))  # noqa: PTH120 - of the real path
+    return hold(lock_beside(directory), "RT092", directory)
+
+
+def clear_leftovers(directory: str, lock: Lock) -> list[Diagnostic]:
+    """Remove what interrupted saves have left beside a checkpoint, and say so.
+
+    Only under a lock, which proves that nobody writes there. Whole ones are kept until a checkpoint stands in its place: the next save
+    removes them then.
+    """
+    leftovers = _leftovers(directory)
+    try:
+        read_manifest(directory)
+        stands = True
+    except DiagnosticError:
+        stands = False
+    said = []
+    for path in leftovers.ours:
+        if not stands and is_sealed(path):
+            said.append(_left(path, "kept until a checkpoint stands in its place"))
+            continue
+        if lock.is_held:
+            shutil.rmtree(path, ignore_errors=True)
+        is_gone = not path.exists()
+        said.append(_left(path, "removed" if is_gone else "remove it, if no run writes there"))
+    return said + [_left(path, "remove it, if you do not want it" if stands else "kept") for path in leftovers.earlier]
+
+
+def is_sealed(folder: Path) -> bool:
+    """Whether a directory may be a whole checkpoint, of whatever version: its manifest is written last, and ends as JSON does.
+
+    One that cannot be looked at may be one.
+    """
+    try:
+        data = (folder / MANIFEST_FILE).read_bytes()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return data.rstrip().endswith(b"}")
+
+
+def _left(path: Path, what: str) -> Diagnostic:
+    return Diagnostic("RT092", f"an interrupted save left '{path}': {what}", severity=Severity.WARNING)
+
+
+def _leftovers(directory: str) -> Leftovers:
+    try:
+        return leftovers(Path(os.path.realpath(directory)), _FILES)
+    except (OSError, ValueError):
+        return Leftovers((), ())
+
+
+def left_checkpoints(directory: str) -> list[tuple[int, str]]:
+    """The whole checkpoints that interrupted saves have left beside a place where there is nothing: steps done and directory, newest first."""
+    if os.path.exists(directory):  # noqa: PTH110 - False, not an error, for what is no path at all
+        return []
+    checkpoints = []
+    for path in _leftovers(directory).paths:
+        with suppress(DiagnosticError):
+            step = read_manifest(str(path)).get("step")
+            if isinstance(step, int):
+                checkpoints.append((step, str(path)))
+    return sorted(checkpoints, key=lambda each: each[0], reverse=True)
+
+
+def left_over(directory: str) -> list[Path]:
+    """What a save that was interrupted has left beside the place of a checkpoint, whole or not."""
+    return list(_leftovers(directory).ours)
+
+
+def _check_path(directory: str) -> None:
+    if "\0" in directory:
+        fail("RT002", f"cannot write the checkpoint {shown(directory)}: no path has a zero byte")
+
+
+def check_checkpoint_place(directory: str) -> None:
+    """Refuse, with RT092, a directory that holds anything but a checkpoint: saving would replace it as a whole.
+
+    Good to call before the first step, not only after the last.
+    """
+    _check_path(directory)
+    place = Path(directory)
+    try:
+        foreign: list[str] | None = []
+        if place.exists():
+            is_folder = place.is_dir()
+            foreign = [entry.name for entry in place.iterdir() if entry.name not in _FILES] if is_folder else None
+    except OSError as error:
+        cannot_write(directory, error)
+    help_text = "a checkpoint replaces a directory as a whole: name a new one, or an earlier checkpoint"
+    if foreign is None:
+        fail("RT092", f"'{directory}' is a file, not the directory of a checkpoint", help=help_text)
+    if foreign:
+        fail("RT092", f"'{directory}' holds {shown(min(foreign))}, which is no part of a checkpoint", help=help_text)
+    if os.path.ismount(place):
+        fail("RT092", f"'{directory}' is the root of a file system, and cannot be replaced", help=help_text)
+    try:
+        target = Path(os.path.realpath(directory))
+        written_beside(target).rmdir()
+    except OSError as error:
+        cannot_write(directory, error)
+    if target.is_symlink():
+        cannot_write(directory, OSError(errno.ELOOP, os.strerror(errno.ELOOP)))
+
+
+def load_checkpoint(directory: str, model: ModelConfig) -> tuple[TrainingState, dict[str, Any]]:
+    """The state of a checkpoint, which is read where it is used, and what the caller of `save_checkpoint` recorded.
+
+    Raises RT002 (cannot be read) and RT092: not a checkpoint, of another version, changed or damaged, of another model.
+    """
+    manifest = read_manifest(directory)
+    check_model_of(directory, manifest.get("model"), model)
+    step, scale, updates = read_counts(directory, manifest, model)
+    run = manifest.get("run")
+    if not isinstance(run, dict):
+        contradicts(directory, "run")
+    stored = _open_state(directory, manifest, model)
+    return TrainingState(step, _StoredStates(model, stored, updates), scale), run
+
+
+def checkpoint_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
+    """The model that a checkpoint holds, and its master weights.
+
+    Raises RT002 (cannot be read) and RT092 as `load_checkpoint` does.
+    """
+    manifest = read_manifest(directory)
+    model = saved_model(directory, manifest.get("model"))
+    stored = _open_state(directory, manifest, model)
+    return model, _StoredMasters(named_parameters(model), stored)
+
+
+@frozen(eq=False)
+class _StoredMasters(WeightSource):
+    """The master weights of a state file."""
+
+    stored: Mapping[str, StoredTensor]
+
+    def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
+        """Elements [start, stop) of a parameter's flat values."""
+        return self.stored[f"p/{name}"].pieces(start, stop)
+
+
+@frozen(eq=False)
+class _StoredStates(BlockStates):
+    """States of a state file."""
+
+    stored: Mapping[str, StoredTensor]
+    updates_of: Mapping[str, int]
+
+    def pieces(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
+        """Elements [start, stop) of a block's tensor of a kind."""
+        for parameter, low, high in parameters_within(self.model, block, start, stop - start):
+            at = start + low
+            for piece in self.stored[f"{kind}/{parameter.name}"].pieces(
+                at - parameter.offset, start + high - parameter.offset
+            ):
+                yield at, piece
+                at += piece.size
+
+    def updates(self, block: Block) -> int:
+        """Updates applied to a block."""
+        return self.updates_of[str(block)]
+
+
+# Writing
+
+
+def cannot_write(directory: str, error: OSError) -> NoReturn:
+    """Refuse with RT002."""
+    fail("RT002", f"cannot write the checkpoint '{directory}': {error.strerror or error}")
+
+
+class HashingStream:
+    """A file that keeps size and SHA-256 of what is written to it."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.size = 0
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write and account for `data`, which has one dimension."""
+        self.sha256.update(data)
+        self.size += memoryview(data).nbytes
+        self._stream.write(data)
+
+
+def _write_files(
+    folder: Path, model: ModelConfig, state: TrainingState, run: Mapping[str, Any], companions: Mapping[str, bytes]
+) -> None:
+    """The files of a checkpoint, on the disk when this returns."""
+    with (folder / _STATE_FILE).open("xb") as stream:
+        hashing = HashingStream(stream)
+        updates: dict[str, int] = {}
+        write_tensors(hashing, _state_shapes(model), _state_tensors(model, state, updates), {"format": FORMAT})
+        sync_file(stream)
+    files = {_STATE_FILE: {"bytes": hashing.size, "sha256": hashing.sha256.hexdigest()}}
+    rest = {"updates": updates, "files": files, "run": dict(run)}
+    write_manifest(folder, VERSION, model, state.step, state.scale, rest, companions)
+
+
+def write_manifest(
+    folder: Path,
+    version: int,
+    model: ModelConfig,
+    step: int,
+    scale: tuple[float, float],
+    rest: Mapping[str, Any],
+    companions: Mapping[str, bytes],
+) -> None:
+    """Add the companions of the weights and seal a folder as a checkpoint, all on the disk when this returns. Raises OSError."""
+    for name, content in companions.items():
+        with (folder / name).open("xb") as stream:
+            stream.write(content)
+            sync_file(stream)
+    entries = {
+        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in companions.items()
+    }
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "version": version,
+        "model": model.to_fields(),
+        "step": int(step),
+        "scale": [float(value) for value in scale],
+        **({_COMPANIONS: entries} if entries else {}),
+        **rest,
+    }
+    # Keys of other types than text become text in JSON, and the digest is of what will be read.
+    manifest = json.loads(json.dumps(manifest, allow_nan=False))
+    manifest[_DIGEST] = manifest_digest(manifest)
+    with (folder / MANIFEST_FILE).open("xb") as stream:
+        stream.write(json.dumps(manifest, indent=1).encode() + b"\n")
+        sync_file(stream)
+    umask = os.umask(0)
+    os.umask(umask)
+    folder.chmod(0o777 & ~umask)  # a temporary directory lets only its owner in
+    sync_folder(folder)
+
+
+def _state_names(model: ModelConfig) -> Iterator[tuple[Block, str, list[str]]]:
+    """Block, kind, and names of the parameters that are stored for it: a tied matrix with `embed`, not with `head`."""
+    seen: set[str] = set()
+    for owner in block_chain(model):
+        names = [parameter.name for parameter in parameters(model, owner) if parameter.name not in seen]
+        seen.update(names)
+        for kind in STATE_KINDS:
+            yield owner, kind, names
+
+
+def _state_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors of the state file in their order, with their shapes."""
+    shapes = {parameter.name: parameter.shape for owner in block_chain(model) for parameter in parameters(model, owner)}
+    return {f"{kind}/{name}": shapes[name] for _, kind, names in _state_names(model) for name in names}
+
+
+def _state_tensors(model: ModelConfig, state: TrainingState, updates: dict[str, int]) -> Iterator[Iterator[Float32]]:
+    """The tensors that `_state_shapes` lists, in pieces; each block's count is noted in `updates`."""
+    for owner, kind, names in _state_names(model):
+        if str(owner) not in updates:
+            updates[str(owner)] = int(state.blocks.updates(owner))
+            if model.tied_embeddings and owner is block("head"):
+                _check_tied(model, state.blocks)
+        for parameter in parameters(model, owner):
+            if parameter.name in names:
+                pieces = state.blocks.pieces(owner, kind, parameter.offset, parameter.offset + parameter.elements)
+                yield (piece for _, piece in pieces)
+
+
+def _check_tied(model: ModelConfig, blocks: BlockStates) -> None:
+    """The two copies of a tied matrix, of which one is stored, are equal in every bit."""
+    table = parameters(model, block("embed"))[0]
+    for kind in STATE_KINDS:
+        for low, high in cut(0, table.elements):  # both blocks begin with it
+            one, other = (blocks.copied(block(end), kind, low, high) for end in ("embed", "head"))
+            if not np.array_equal(one.view(np.uint32), other.view(np.uint32)):
+                fail(
+                    "RT092", f"the two copies of {table.name} ({kind}) differ: a checkpoint would keep only one of them"
+                )
+
+
+def sync_file(stream: IO[bytes]) -> None:
+    """Bring what was written to the disk."""
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+# Reading
+
+
+def manifest_digest(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 of a manifest in one canonical form, without the entry that holds it."""
+    rest = {key: value for key, value in manifest.items() if key != _DIGEST}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def contradicts(directory: str, key: str) -> NoReturn:
+    """Refuse with RT092 a manifest whose entry cannot be."""
+    fail("RT092", f"the manifest of the checkpoint '{directory}' has no sound entry '{key}'")
+
+
+def read_manifest(directory: str, versions: Sequence[int] = (VERSION,)) -> dict[str, Any]:
+    """The manifest of a checkpoint of one of these versions, as it was written.
+
+    Raises RT002 (cannot be read) and RT092: not a manifest, of another version, changed or damaged.
+    """
+    path = Path(directory) / MANIFEST_FILE
+    try:
+        with opened_regular(path) as stream:
+            data = stream.read(_MAX_MANIFEST + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        fail("RT002", f"cannot read the checkpoint '{directory}': {path.name}: {reason}", help=_left_behind(directory))
+    try:
+        manifest = json.loads(data) if len(data) <= _MAX_MANIFEST else None
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+            fail("RT092", f"'{path}' is not the manifest of a checkpoint")
+        if manifest.get("version") not in versions:
+            version, known = shown(manifest.get("version")), " and ".join(map(str, versions))
+            fail("RT092", f"the checkpoint '{directory}' has format version {version}; this program reads {known}")
+        if manifest.get(_DIGEST) != manifest_digest(manifest):
+            fail("RT092", f"'{path}' was changed or damaged after it was written: its SHA-256 does not match")
+    except (ValueError, RecursionError):
+        fail("RT092", f"'{path}' is no JSON: it is damaged, or not the manifest of a checkpoint")
+    return manifest
+
+
+def _left_behind(directory: str) -> str | None:
+    """A way out where an interrupted save left a checkpoint beside its place."""
+    whole = left_checkpoints(directory)
+    return f"an interrupted save left a whole checkpoint as '{whole[0][1]}': rename that one" if whole else None
+
+
+def saved_model(directory: str, saved: object) -> ModelConfig:
+    """The model that a manifest describes."""
+    try:
+        model = model_from_fields(saved) if isinstance(saved, dict) else None
+    except DiagnosticError:
+        model = None
+    if model is None:
+        contradicts(directory, "model")
+    return model
+
+
+def kept_companions(directory: str, manifest: Mapping[str, Any]) -> list[str]:
+    """The names of the companions of the weights in a checkpoint, which are as they were written.
+
+    Raises RT002 (cannot be read) and RT092.
+    """
+    entries = manifest.get(_COMPANIONS, {})
+    if not isinstance(entries, dict) or not entries.keys() <= set(COMPANION_FILES):
+        contradicts(directory, _COMPANIONS)
+    for name, entry in entries.items():
+        if not isinstance(entry, dict):
+            contradicts(directory, _COMPANIONS)
+        check_content(str(Path(directory) / name), entry)
+    return list(entries)
+
+
+def check_model_of(directory: str, saved: object, model: ModelConfig) -> None:
+    """The checkpoint is of this model: equal in all but its name, the deviation that no weights have any more, and the padding token."""
+    kept = saved_model(directory, saved)
+    report = Diagnostics()
+    apart = {"name", "initializer_range", "padding_token", "inert"}
+    for name in (attribute.name for attribute in fields(ModelConfig) if attribute.name not in apart):
+        have, want = getattr(kept, name), getattr(model, name)
+        if have != want:
+            report.error("RT092", f"the checkpoint '{directory}' has {name} = {shown(have)}, the model {shown(want)}")
+    report.check()
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_COUNTED
+
+
+def read_counts(
+    directory: str, manifest: Mapping[str, Any], model: ModelConfig
+) -> tuple[int, tuple[float, float], dict[str, int]]:
+    """Steps done, loss scale, and updates by block."""
+    step, scale, updates = manifest.get("step"), manifest.get("scale"), manifest.get("updates")
+    if not isinstance(step, int) or not _is_count(step):
+        contradicts(directory, "step")
+    if not isinstance(scale, list) or len(scale) != 2 or not all(type(value) is float for value in scale):
+        contradicts(directory, "scale")
+    blocks = [str(owner) for owner in block_chain(model)]
+    if not isinstance(updates, dict) or sorted(updates) != sorted(blocks) or not all(map(_is_count, updates.values())):
+        contradicts(directory, "updates")
+    return step, (scale[0], scale[1]), updates
+
+
+def _open_state(directory: str, manifest: Mapping[str, Any], model: ModelConfig) -> dict[str, StoredTensor]:
+    """The tensors of the state file, which is the one that was written, and has those of the model."""
+    state_file = str(Path(directory) / _STATE_FILE)
+    _check_file(directory, state_file, manifest.get("files"))
+    stored = open_tensors(state_file, "RT092")
+    _check_tensors(state_file, model, stored)
+    return stored
+
+
+def _check_file(directory: str, path: str, files: object) -> None:
+    """The state file has the size and the SHA-256 that the manifest says."""
+    entry = files.get(_STATE_FILE) if isinstance(files, dict) else None
+    if not isinstance(entry, dict):
+        contradicts(directory, "files")
+    check_content(path, entry)
+
+
+def check_content(path: str, entry: Mapping[str, Any]) -> None:
+    """A file has the size and the SHA-256 that its entry in a manifest says.
+
+    Raises RT002 (cannot be read) and RT092.
+    """
+    sha256 = hashlib.sha256()
+    size = 0
+    try:
+        with opened_regular(path) as stream:
+            while piece := stream.read(_HASHED):
+                size += len(piece)
+                sha256.update(piece)
+    except OSError as error:
+        fail("RT002", f"cannot read '{path}': {error.strerror or error}")
+    if size != entry.get("bytes"):
+        fail("RT092", f"'{path}' has {size} bytes, but {shown(entry.get('bytes'))} were written")
+    if sha256.hexdigest() != entry.get("sha256"):
+        fail("RT092", f"'{path}' was changed or damaged after it was written: its SHA-256 does not match")
+
+
+def _check_tensors(path: str, model: ModelConfig, stored: Mapping[str, StoredTensor]) -> None:
+    """The state file has exactly the tensors of the model, in f32."""
+    shapes = _state_shapes(model)
+    wrong = [f"lacks {name}" for name in shapes if name not in stored]
+    wrong += [f"has {shown(name)}, which is not of this model" for name in stored if name not in shapes]
+    wrong += [
+        f"has {name} as {shown(stored[name].dtype)} {shown(list(stored[name].shape))}, not F32 {list(shape)}"
+        for name, shape in shapes.items()
+        if name in stored and (stored[name].dtype, stored[name].shape) != ("F32", shape)
+    ]
+    report = Diagnostics()
+    for what in wrong[:_MOST_SHOWN]:
+        report.error("RT092", f"'{path}' {what}")
+    if len(wrong) > _MOST_SHOWN:
+        report.error("RT092", f"'{path}': {len(wrong) - _MOST_SHOWN} more tensors do not fit")
+    report.check()

@@ -1,0 +1,364 @@
+"""A series of checkpoints of one run: a directory with one sharded checkpoint for every step that was saved.
+
+`step-00000040` is the state after 40 steps. It is written as `.writing-00000040` and renamed when every rank's file and the
+manifest are on the disk, so it exists or does not. One of the same step is exchanged with it at once; where the system cannot do that, the
+old one is `.replaced-step-00000040` for a moment, and is taken for the checkpoint of its step where a crash has left it alone. The last few are kept. Loading takes the newest that is sound, and says
+what is wrong with a newer one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, field, frozen
+
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Severity, fail
+from ratrain.ratrain_ir.support.files import is_directory, is_there, made_directory
+from ratrain.targets.runtime.checkpoint.checkpoint import (
+    MANIFEST_FILE,
+    VERSION,
+    cannot_write,
+    checkpoint_weights,
+    kept_companions,
+    left_checkpoints,
+    load_checkpoint,
+    read_manifest,
+    saved_model,
+)
+from ratrain.targets.runtime.checkpoint.checkpoint_places import move_into_place
+from ratrain.targets.runtime.checkpoint.checkpoint_shards import (
+    SHARDED_VERSION,
+    holds_own_state,
+    load_shards,
+    seal_shards,
+    shard_weights,
+    write_shard,
+)
+from ratrain.targets.runtime.checkpoint.training_state import TrainingState
+from ratrain.targets.runtime.data.data import BYTE, TEXT_VOCABULARY
+from ratrain.targets.runtime.weights.companions import (
+    TOKENIZER_FILE,
+    byte_tokenizer_files,
+    read_companion,
+    replaced_companions,
+)
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.arena.locks import Lock
+    from ratrain.targets.runtime.engine.engine import ProgramEngine
+    from ratrain.targets.runtime.engine.processes import Processes
+    from ratrain.targets.runtime.weights.weight_source import WeightSource
+
+_NAME = re.compile(r"step-(\d{8,})")
+_WRITING, _REPLACED = ".writing-", ".replaced-"
+RUN_FOLDER = "run"
+"""What the processes of a run leave in the directory beside its checkpoints."""
+
+
+@frozen
+class CheckpointSeries:
+    """Where checkpoints of a run are written, and how many of them are kept."""
+
+    directory: str
+    keep_last: int
+
+    def open(self, processes: Processes) -> None:
+        """Make the directory, or see that it is one of a series, and can be written. Raises `DiagnosticError` RT002 or RT092 on all processes."""
+        processes.first_only(self._open)
+
+    def _open(self) -> None:
+        place = made_directory(self.directory)
+        try:
+            if os.path.lexists(place / MANIFEST_FILE):
+                text = f"'{self.directory}' is a single checkpoint, not a directory of several"
+                fail("RT092", text, help="save to a new directory; --resume takes the one that is there")
+            Path(tempfile.mkdtemp(dir=place, prefix=_WRITING)).rmdir()
+        except OSError as error:
+            cannot_write(self.directory, error)
+
+    def clear_leftovers(self, processes: Processes, lock: Lock | None) -> list[Diagnostic]:
+        """Remove what an interrupted save left, once a run may go on there, and say so.
+
+        The lock, of process 0, proves that nobody else writes there. Raises `DiagnosticError` RT002 on all processes.
+        """
+        said: list[Diagnostic] = []
+        processes.first_only(lambda: said.extend(self._clear(is_locked=lock is not None and lock.is_held)))
+        return said
+
+    def _clear(self, *, is_locked: bool) -> list[Diagnostic]:
+        place = Path(self.directory)
+        said = []
+        try:
+            entries = [entry.name for entry in place.iterdir()]
+            for name in entries:
+                if name.startswith(_WRITING) or (
+                    name.startswith(_REPLACED) and name.removeprefix(_REPLACED) in entries
+                ):
+                    if is_locked:
+                        shutil.rmtree(place / name)
+                    what = "removed" if is_locked else "remove it, if no run writes there"
+                    text = f"an interrupted save left '{place / name}': {what}"
+                    said.append(Diagnostic("RT092", text, severity=Severity.WARNING))
+        except OSError as error:
+            cannot_write(self.directory, error)
+        return said
+
+    def place_of(self, step: int) -> str:
+        """The directory of the state after so many steps."""
+        return str(Path(self.directory) / f"step-{step:08d}")
+
+    def left_over(self) -> list[Path]:
+        """What a save that was interrupted has left."""
+        return sorted(Path(self.directory).glob(f"{_WRITING}*"))
+
+    def check_start(self, processes: Processes, step: int, damaged: Collection[str]) -> None:
+        """See that a run that starts after `step` steps does not add to a series that has gone further.
+
+        Later checkpoints that are damaged may be there: the run will replace them. Raises `DiagnosticError` RT092 on all processes.
+        """
+        processes.first_only(lambda: self._check_start(step, {os.path.realpath(path) for path in damaged}))
+
+    def _check_start(self, step: int, damaged: Collection[str]) -> None:
+        later = [
+            (saved, path)
+            for saved, path in saved_steps(self.directory)
+            if saved > step and os.path.realpath(path) not in damaged
+        ]
+        if later:
+            fail(
+                "RT092",
+                f"'{self.directory}' holds {Path(later[0][1]).name}, but this run starts after step {step}: "
+                "to go on later, that one would be taken",
+                help=f"go on from it with --resume {self.directory}, save to another directory, or remove it",
+            )
+
+    def save(
+        self,
+        processes: Processes,
+        engine: ProgramEngine,
+        step: int,
+        run: dict[str, Any],
+        companions: Mapping[str, bytes] | None = None,
+    ) -> str:
+        """Write the state after `step` steps, and remove checkpoints that are no longer kept; its directory.
+
+        Raises `DiagnosticError` RT002 on all processes where any cannot write; the checkpoints before stand.
+        """
+        folder = Path(self.directory) / f"{_WRITING}{step:08d}"
+        target = Path(self.place_of(step))
+        try:
+            processes.first_only(lambda: self._begin(folder))
+            ranks = [rank for ranks in engine.ranks for rank in ranks if holds_own_state(rank)]
+            written = processes.together(lambda: [write_shard(folder, rank) for rank in ranks])
+            files = [file for theirs in processes.exchange(written) for file in theirs]
+            model, scale = engine.program.model, engine.loss_scale
+
+            def commit() -> None:
+                try:
+                    seal_shards(folder, model, step, scale, files, run, companions)
+                    # One of the same step may be there: it was damaged, or is the one this run went on from.
+                    aside = target.with_name(f"{_REPLACED}{target.name}")
+                    move_into_place(folder, target, aside)
+                    shutil.rmtree(aside, ignore_errors=True)  # where a crash had left it alone
+                    self._prune(step)
+                except OSError as error:
+                    cannot_write(str(target), error)
+
+            processes.first_only(commit)
+        except BaseException as error:
+            if processes.number == 0:
+                shutil.rmtree(folder, ignore_errors=True)
+            if not isinstance(error, DiagnosticError):  # Ctrl-C
+                raise
+            raise DiagnosticError([self._in_save(problem, step) for problem in error.diagnostics]) from None
+        return str(target)
+
+    def _in_save(self, problem: Diagnostic, step: int) -> Diagnostic:
+        """A problem of a save, with what of the series is left to go on from."""
+        try:
+            left = [saved for saved, _ in saved_steps(self.directory) if saved < step]
+        except DiagnosticError:  # of another machine's disk, or one that is gone
+            left = []
+        rest = "nothing was saved before"
+        if left:
+            rest = f"the state after {left[0]} steps is whole: go on with --resume {self.directory}"
+        way_out = f"free some space, or save elsewhere; {rest}"
+        return evolve(problem, message=f"saving after step {step - 1}: {problem.message}", help=way_out)
+
+    def _begin(self, folder: Path) -> None:
+        try:
+            if folder.exists():
+                shutil.rmtree(folder)
+            folder.mkdir(0o700)  # for its owner alone until it is whole
+        except OSError as error:
+            cannot_write(str(folder), error)
+
+    def _prune(self, step: int) -> None:
+        """Keep the last few up to `step`. Later ones were damaged when the run started, and do not count."""
+        old = [directory for saved, directory in saved_steps(self.directory) if saved <= step]
+        for directory in old[self.keep_last :]:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def saved_steps(directory: str) -> list[tuple[int, str]]:
+    """The checkpoints of a series, newest first: steps done and directory.
+
+    Raises `DiagnosticError` RT002 where the directory cannot be read.
+    """
+    try:
+        names = [entry.name for entry in Path(directory).iterdir()]
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        fail("RT002", f"cannot read the checkpoint '{directory}': {reason}")
+    # A name of its own comes after that of one which was replaced, and counts.
+    place_of = {name.removeprefix(_REPLACED): name for name in sorted(names)}
+    steps = [
+        (int(match[1]), str(Path(directory) / place))
+        for name, place in place_of.items()
+        if (match := _NAME.fullmatch(name))
+    ]
+    return sorted(steps, reverse=True)
+
+
+def check_no_series(directory: str) -> None:
+    """Refuse, with RT092, a directory of several checkpoints as the place of a single one."""
+    if is_directory(directory) and saved_steps(directory):
+        text = f"'{directory}' holds a series of checkpoints, and a single one would replace it as a whole"
+        fail("RT092", text, help="add --save-every N to go on with the series, or save to another directory")
+
+
+@frozen(eq=False)
+class Loaded:
+    """A checkpoint, what was recorded with it, and what is wrong with newer ones of its series."""
+
+    directory: str
+    state: TrainingState
+    run: dict[str, Any]
+    warnings: list[Diagnostic]
+    model: ModelConfig
+    damaged: tuple[str, ...] = ()
+    """directories of those newer ones"""
+    companions: Mapping[str, bytes] = field(factory=dict)
+    """files that stand beside its model's weights"""
+
+
+def load_latest(directory: str, model: ModelConfig, processes: Processes) -> Loaded:
+    """The checkpoint in a directory, of either format, or the newest sound one of a series there.
+
+    Raises `DiagnosticError` RT002 or RT092 on all processes: no checkpoint is there, or none that is sound.
+    """
+    steps: list[tuple[int, str]] = []
+    warnings: list[Diagnostic] = []
+    if not is_there(Path(directory) / MANIFEST_FILE):
+        steps, warnings = processes.exchange(processes.together(lambda: _candidates(directory)))[0]
+    if not steps:
+        return _load(directory, model, processes)
+    for index, (_, candidate) in enumerate(steps):
+        try:
+            loaded = _load(candidate, model, processes)
+        except DiagnosticError as error:
+            if index + 1 == len(steps):
+                raise
+            following = Path(steps[index + 1][1]).name
+            warnings += [
+                evolve(problem, severity=Severity.WARNING, help=f"using the one before it, {following}")
+                for problem in error.diagnostics
+            ]
+            continue
+        return evolve(loaded, warnings=list(warnings), damaged=tuple(path for _, path in steps[:index]))
+    raise AssertionError  # the last candidate is loaded or raises
+
+
+def _candidates(directory: str) -> tuple[list[tuple[int, str]], list[Diagnostic]]:
+    """The checkpoints of a directory that is not one itself, newest first, and a word where they are what an interrupted save left."""
+    left = left_checkpoints(directory)
+    if not left:
+        return saved_steps(directory), []
+    text = f"'{directory}' is not there: an interrupted save left a whole checkpoint as '{left[0][1]}', which is used"
+    return left, [Diagnostic("RT092", text, severity=Severity.WARNING)]
+
+
+def _load(directory: str, model: ModelConfig, processes: Processes) -> Loaded:
+    share = (processes.number, processes.count)
+
+    def load() -> tuple[TrainingState, dict[str, Any]]:
+        version = read_manifest(directory, (VERSION, SHARDED_VERSION)).get("version")
+        return load_checkpoint(directory, model) if version == VERSION else load_shards(directory, model, share=share)
+
+    state, run = processes.together(load)
+    manifest = read_manifest(directory, (VERSION, SHARDED_VERSION))
+    companions = processes.together(lambda: _companions_of(directory, manifest))
+    return Loaded(directory, state, run, [], saved_model(directory, manifest.get("model")), companions=companions)
+
+
+def latest_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
+    """The model and the master weights of the checkpoint in a directory, of either format, or of the newest of a series there.
+
+    Raises RT002 (cannot be read) and RT092 as loading does.
+    """
+    place, manifest = _latest(directory)
+    return checkpoint_weights(place) if manifest["version"] == VERSION else shard_weights(place)
+
+
+def latest_run(directory: str) -> Mapping[str, Any]:
+    """What the run recorded whose weights `latest_weights` gives; empty where an older version wrote it.
+
+    Raises RT002 (cannot be read) and RT092.
+    """
+    run = _latest(directory)[1].get("run")
+    return run if isinstance(run, dict) else {}
+
+
+def latest_companions(directory: str) -> dict[str, bytes]:
+    """The companions of the weights that `latest_weights` gives; a run whose tokens were bytes has a tokenizer of these.
+
+    Raises RT002 (cannot be read) and RT092.
+    """
+    place, manifest = _latest(directory)
+    companions = _companions_of(place, manifest)
+    reads_bytes = facts_of(manifest.get("run")).get("token") == BYTE
+    if reads_bytes and TOKENIZER_FILE not in companions:
+        holds_bytes = saved_model(place, manifest.get("model")).vocab_size >= TEXT_VOCABULARY
+        return replaced_companions(companions, byte_tokenizer_files()) if holds_bytes else companions
+    return companions
+
+
+def _companions_of(place: str, manifest: Mapping[str, Any]) -> dict[str, bytes]:
+    return {name: read_companion(Path(place), name) for name in kept_companions(place, manifest)}
+
+
+def kept_tokenizer(directory: str) -> tuple[str, str] | None:
+    """The tokenizer that made the tokens of a checkpoint's run: its file, as the checkpoint keeps it, and the name the run called it by.
+
+    None where a token was something else, and where the checkpoint is not sound: to load it says why.
+    """
+    try:
+        place, manifest = _latest(directory)
+        name = facts_of(manifest.get("run")).get("tokenizer")
+        kept = kept_companions(place, manifest)
+    except DiagnosticError:
+        return None
+    return (str(Path(place) / TOKENIZER_FILE), name) if isinstance(name, str) and TOKENIZER_FILE in kept else None
+
+
+def facts_of(run: object) -> Mapping[str, Any]:
+    """What a checkpoint's run recorded of its data; nothing where an older version wrote it, or not all of it is there."""
+    facts = run.get("stream") if isinstance(run, dict) else None
+    texts = ("name", "part", "token")
+    if not isinstance(facts, dict) or not isinstance(facts.get("tokens"), int):
+        return {}
+    return facts if all(isinstance(facts.get(name), str) for name in texts) else {}
+
+
+def _latest(directory: str) -> tuple[str, dict[str, Any]]:
+    place = directory
+    if not is_there(Path(directory) / MANIFEST_FILE):
+        place = next((newest for _, newest in _candidates(directory)[0]), directory)
+    return place, read_manifest(place, (VERSION, SHARDED_VERSION))

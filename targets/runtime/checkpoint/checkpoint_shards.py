@@ -1,0 +1,308 @@
+"""Sharded checkpoints (format version 2): every rank writes what it holds, and any plan can read it.
+
+The directory has a safetensors file for each rank that holds state of its own, `stage-S-replica-R.safetensors`, with flat f32
+pieces of blocks, `p/BLOCK`, `m1/BLOCK` and `m2/BLOCK`, and the manifest of `checkpoint.py`, which says for every file its
+size, its SHA-256 and its pieces: elements [start, stop) of a block and the updates applied to it. Padding of shards is not kept, so the
+pieces of a block join to the same tensor whatever the plan was.
+
+A tensor peer's file, `stage-S-replica-R-peer-P.safetensors`, has pieces of the peer's own flat tensors; its entry in the manifest says
+`"peer": [P, T]`, which peer of how many it is. The pieces of each peer join to its tensors, and those of all peers to the whole ones'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.tensor_peers import model_of_peer, peer_model, shares_heads
+from ratrain.ratrain_ir.model.blocks import Block, block_chain, parameters
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.text import shown
+from ratrain.targets.runtime.arena.tensor_file import Float32, StoredTensor, open_tensors, write_tensors
+from ratrain.targets.runtime.checkpoint.checkpoint import (
+    FORMAT,
+    HashingStream,
+    check_content,
+    check_model_of,
+    contradicts,
+    read_counts,
+    read_manifest,
+    saved_model,
+    sync_file,
+    write_manifest,
+)
+from ratrain.targets.runtime.checkpoint.peer_state import whole_pieces
+from ratrain.targets.runtime.checkpoint.training_state import STATE_KINDS, BlockStates, TrainingState
+from ratrain.targets.runtime.weights.weight_source import FlatPieces, WeightSource
+from ratrain.targets.runtime.weights.weights import block_elements, named_parameters
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.engine.rank import Rank
+
+SHARDED_VERSION = 2
+
+_WHOLE = (0, 1)
+
+
+@frozen
+class Piece:
+    """Elements [start, stop) of a block's flat tensors, and the updates applied to it."""
+
+    block: str
+    start: int
+    stop: int
+    updates: int
+
+
+@frozen
+class ShardFile:
+    """What a rank wrote."""
+
+    name: str
+    size: int
+    sha256: str
+    pieces: tuple[Piece, ...]
+    peer: tuple[int, int] = _WHOLE
+    """whose flat tensors the pieces are of: of which tensor peer, of how many"""
+
+
+def holds_own_state(rank: Rank) -> bool:
+    """Whether a rank has anything to write: of what several replicas hold, the first one's is written."""
+    topology = rank.program.topology
+    return any(topology.is_first_holder(block, rank.replica) for block in topology.stage_blocks[rank.stage_index])
+
+
+def write_shard(folder: Path, rank: Rank) -> ShardFile:
+    """Write a rank's state to a file, which is on the disk when this returns.
+
+    Raises `DiagnosticError` RT002, naming the rank, where it cannot be written.
+    """
+    peers = rank.program.plan.tp
+    suffix = f"-peer-{rank.peer}" if peers > 1 else ""
+    name = f"stage-{rank.stage_index}-replica-{rank.replica}{suffix}.safetensors"
+    pieces = tuple(_pieces(rank))
+    shapes = {f"{kind}/{piece.block}": (piece.stop - piece.start,) for piece in pieces for kind in STATE_KINDS}
+    tensors = (
+        (held for _, held in rank.carried_pieces(kind, piece.block, 0, piece.stop - piece.start))
+        for piece in pieces
+        for kind in STATE_KINDS
+    )
+    try:
+        with (folder / name).open("xb") as stream:
+            hashing = HashingStream(stream)
+            write_tensors(hashing, shapes, tensors, {"format": FORMAT})
+            sync_file(stream)
+    except OSError as error:
+        fail("RT002", f"{rank.name} cannot write '{folder / name}': {error.strerror or error}")
+    return ShardFile(name, hashing.size, hashing.sha256.hexdigest(), pieces, (rank.peer, peers))
+
+
+def _pieces(rank: Rank) -> Iterator[Piece]:
+    model, topology = peer_model(rank.program.model, rank.program.plan), rank.program.topology
+    for block in topology.stage_blocks[rank.stage_index]:
+        shard = topology.shard_range(block, rank.replica)
+        stop = min(shard.stop, block_elements(model, block))
+        if shard.start < stop and topology.is_first_holder(block, rank.replica):
+            yield Piece(str(block), shard.start, stop, int(rank.carried("t", str(block))[0]))
+
+
+def seal_shards(
+    folder: Path,
+    model: ModelConfig,
+    step: int,
+    scale: tuple[float, float],
+    files: list[ShardFile],
+    run: Mapping[str, Any],
+    companions: Mapping[str, bytes] | None = None,
+) -> None:
+    """Write the manifest that makes a checkpoint of the files of a folder. Raises OSError."""
+    entries = {
+        file.name: {
+            "bytes": file.size,
+            "sha256": file.sha256,
+            "pieces": [[piece.block, piece.start, piece.stop] for piece in file.pieces],
+            **({} if file.peer == _WHOLE else {"peer": list(file.peer)}),
+        }
+        for file in files
+    }
+    updates = {piece.block: piece.updates for file in files for piece in file.pieces}
+    rest = {"updates": updates, "files": entries, "run": dict(run)}
+    write_manifest(folder, SHARDED_VERSION, model, step, scale, rest, companions or {})
+
+
+def load_shards(
+    directory: str, model: ModelConfig, *, share: tuple[int, int] = (0, 1)
+) -> tuple[TrainingState, dict[str, Any]]:
+    """The state of a sharded checkpoint, and what the caller recorded; blocks are read when they are asked for.
+
+    With `share` = (i, n) the content of every n-th file only is checked: n processes together check all. Raises RT002 (cannot be read)
+    and RT092: not a checkpoint, of another version, changed or damaged, of another model, pieces missing.
+    """
+    manifest = read_manifest(directory, (SHARDED_VERSION,))
+    check_model_of(directory, manifest.get("model"), model)
+    step, scale, updates = read_counts(directory, manifest, model)
+    run = manifest.get("run")
+    if not isinstance(run, dict):
+        contradicts(directory, "run")
+    pieces = _checked_pieces(directory, model, manifest.get("files"), share)
+    return TrainingState(step, _ShardStates(model, pieces, updates), scale), run
+
+
+def shard_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
+    """The model that a sharded checkpoint holds, and its master weights.
+
+    Raises RT002 (cannot be read) and RT092 as `load_shards` does.
+    """
+    manifest = read_manifest(directory, (SHARDED_VERSION,))
+    model = saved_model(directory, manifest.get("model"))
+    pieces = _checked_pieces(directory, model, manifest.get("files"), (0, 1))
+    # A tied matrix is that of `embed`, as in files of weights.
+    places = {
+        parameter.name: (block, parameter.offset)
+        for block in reversed(block_chain(model))
+        for parameter in parameters(model, block)
+    }
+    return model, _ShardMasters(named_parameters(model), places, pieces)
+
+
+@frozen(eq=False)
+class _ShardMasters(WeightSource):
+    """The master weights of a sharded checkpoint."""
+
+    places: Mapping[str, tuple[Block, int]]
+    """the block that holds a parameter, and where it begins there"""
+    stored: _StoredPieces
+
+    def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
+        """Elements [start, stop) of a parameter's flat values."""
+        block, offset = self.places[name]
+        return (piece for _, piece in self.stored.read(block, "p", start + offset, stop + offset))
+
+
+def _checked_pieces(directory: str, model: ModelConfig, files: object, share: tuple[int, int]) -> _StoredPieces:
+    """The pieces of all blocks; of the files' contents, only a share is checked."""
+    if not isinstance(files, dict) or not files or not all(map(_is_file_entry, files.items())):
+        contradicts(directory, "files")
+    (peers, *others) = {_peer_of(entry)[1] for entry in files.values()}
+    if others or not shares_heads(model, peers):
+        contradicts(directory, "files")
+    for number, (name, entry) in enumerate(sorted(files.items())):
+        if number % share[1] == share[0]:
+            check_content(str(Path(directory) / name), entry)
+    return _stored_pieces(directory, model, files, peers)
+
+
+def _is_file_entry(item: tuple[str, object]) -> bool:
+    name, entry = item
+    is_name = Path(name).name == name and name.isprintable()
+    return is_name and isinstance(entry, dict) and isinstance(entry.get("pieces"), list) and _is_peer(_peer_of(entry))
+
+
+def _peer_of(entry: Mapping[str, Any]) -> Any:
+    """Whose pieces a file's entry says it has; those of whole tensors say nothing."""
+    return entry.get("peer", _WHOLE)
+
+
+def _is_peer(peer: object) -> bool:
+    if not isinstance(peer, list | tuple) or len(peer) != 2 or not all(type(number) is int for number in peer):
+        return False
+    return bool(0 <= peer[0] < peer[1])
+
+
+@frozen(eq=False)
+class _StoredPiece:
+    start: int
+    stop: int
+    tensors: dict[str, StoredTensor]
+    """by state kind"""
+
+
+@frozen(eq=False)
+class _StoredPieces:
+    """The pieces of every block of every tensor peer in ascending order; those of one peer together are its part of the block."""
+
+    model: ModelConfig
+    of_peers: Mapping[Block, Sequence[Sequence[_StoredPiece]]]
+
+    def read(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
+        """Elements [start, stop) of a block's whole tensor of a kind."""
+        readers = [partial(_pieces_of, pieces, kind) for pieces in self.of_peers[block]]
+        return whole_pieces(self.model, block, readers)(start, stop)
+
+
+def _stored_pieces(directory: str, model: ModelConfig, files: Mapping[str, Any], peers: int) -> _StoredPieces:
+    """The pieces in the files of so many tensor peers; none is missing."""
+    blocks = {str(block): block for block in block_chain(model)}
+    pieces_of: dict[Block, list[list[_StoredPiece]]] = {block: [[] for _ in range(peers)] for block in blocks.values()}
+    for name, entry in files.items():
+        path = str(Path(directory) / name)
+        stored = open_tensors(path, "RT092")
+        for piece in entry["pieces"]:
+            if not _is_piece(piece, blocks):
+                contradicts(directory, "files")
+            owner, start, stop = piece
+            tensors = {kind: stored.get(f"{kind}/{owner}") for kind in STATE_KINDS}
+            sound = {
+                kind: tensor
+                for kind, tensor in tensors.items()
+                if tensor is not None and (tensor.dtype, tensor.shape) == ("F32", (stop - start,))
+            }
+            if len(sound) < len(STATE_KINDS):
+                fail(
+                    "RT092", f"'{path}' lacks elements {start} to {stop} of {shown(owner)}, or has them in another type"
+                )
+            pieces_of[blocks[owner]][_peer_of(entry)[0]].append(_StoredPiece(start, stop, sound))
+    for block, parts in pieces_of.items():
+        for peer, pieces in enumerate(parts):
+            _check_whole(directory, block, pieces, model_of_peer(model, peers), f" of peer {peer}" if peers > 1 else "")
+    return _StoredPieces(model, pieces_of)
+
+
+def _check_whole(directory: str, block: Block, pieces: list[_StoredPiece], model: ModelConfig, whose: str) -> None:
+    """Put a block's pieces in their order. Raises RT092 where they are not the block, each element once."""
+    pieces.sort(key=lambda piece: piece.start)
+    ends = [0, *(piece.stop for piece in pieces)]
+    if [piece.start for piece in pieces] != ends[:-1] or ends[-1] != block_elements(model, block):
+        fail("RT092", f"the files of the checkpoint '{directory}' do not hold each element of {block}{whose} once")
+
+
+def _is_piece(piece: object, blocks: Mapping[str, Block]) -> bool:
+    return (
+        isinstance(piece, list)
+        and len(piece) == 3
+        and isinstance(piece[0], str)
+        and piece[0] in blocks
+        and all(type(end) is int for end in piece[1:])
+        and 0 <= piece[1] < piece[2]
+    )
+
+
+@frozen(eq=False)
+class _ShardStates(BlockStates):
+    """States of a sharded checkpoint."""
+
+    stored: _StoredPieces
+    updates_of: Mapping[str, int]
+
+    def pieces(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
+        """Elements [start, stop) of a block's tensor of a kind."""
+        return self.stored.read(block, kind, start, stop)
+
+    def updates(self, block: Block) -> int:
+        """Updates applied to a block."""
+        return self.updates_of[str(block)]
+
+
+def _pieces_of(stored: Sequence[_StoredPiece], kind: str, start: int, stop: int) -> FlatPieces:
+    """Elements [start, stop) of a block's flat tensor, out of what ranks have written of it."""
+    for part in stored:
+        at, end = max(start, part.start), min(stop, part.stop)
+        if at < end:
+            for piece in part.tensors[kind].pieces(at - part.start, end - part.start):
+                yield at, piece
+                at += piece.size

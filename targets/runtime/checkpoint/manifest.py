@@ -1,0 +1,155 @@
+"""What the bits of a run depend on beside its state, and what a resumed run is told where that has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, fields
+
+from ratrain.ratrain_ir.config.plan import DTYPE_KEYS, KEYS, Plan
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, Note, Severity, fail
+from ratrain.targets.runtime.arena.scalars import INITIAL_SCALE
+from ratrain.targets.runtime.checkpoint.checkpoint_series import (
+    facts_of,
+)
+from ratrain.targets.runtime.checkpoint.overrides import recorded
+from ratrain.targets.runtime.data.data import in_words
+from ratrain.targets.runtime.settings import TENSOR_KERNELS
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.runtime.checkpoint.overrides import Overrides
+    from ratrain.targets.runtime.data.data import TokenStream
+    from ratrain.targets.runtime.settings import Execution, RunSettings, Start
+
+
+def run_manifest(
+    program: Program, stream: TokenStream, settings: RunSettings, seed: int, overrides: Overrides
+) -> dict[str, Any]:
+    """Everything that must be equal for a resumed run to give the same bits; the program's plan has the overrides in it."""
+    plan = json.dumps(evolve(program.plan, mapping=None).to_fields(), sort_keys=True)
+    return {
+        "plan": json.loads(plan),
+        "ratrain": _version("ratrain"),
+        "numpy": _version("numpy"),
+        "numba": _version("numba"),
+        "optimizer": recorded(overrides),
+        "plan_hash": hashlib.sha256(plan.encode()).hexdigest(),
+        "kernels": settings.execution.kernels,
+        "kernel_threads": settings.execution.kernel_threads(program.plan.clusters),
+        "seed": seed,
+        "order": settings.order,
+        "sums": settings.execution.sums,
+        "data": stream.digest,
+        "stream": stream.facts(),
+        **blas_facts(),
+        **_torch_facts(settings.execution),
+    }
+
+
+def _torch_facts(execution: Execution) -> dict[str, Any]:
+    """PyTorch's version and the device, of a run that has kernels of PyTorch; Triton's, of one that has its."""
+    if execution.kernels not in ("torch", *TENSOR_KERNELS):
+        return {}
+    triton = {"triton": _version("triton")} if execution.kernels == "torch-triton" else {}
+    return {"torch": _version("torch"), "device": execution.device, **triton}
+
+
+def blas_facts() -> dict[str, Any]:
+    """Which BLAS multiplies in `fast` kernels, for which core type, and that it uses one thread."""
+    from ratrain.targets.runtime.kernels import openblas
+
+    return {"blas": openblas.VERSION, "blas_core_type": openblas.core_type(), "blas_threads": 1}
+
+
+_SAID_ELSEWHERE = frozenset({"plan", "optimizer", "data", "stream"})
+"""Entries of a manifest that `differences` leaves to others: a plan's hash stands for it and for its optimizer, data has words of its own."""
+
+
+def data_differences(start: Start, saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diagnostic]:
+    """A warning where a run goes on with other data than the checkpoint's, which it was told to.
+
+    Raises `DiagnosticError` RT092 where it was not.
+    """
+    if "data" not in saved or saved["data"] == now["data"]:
+        return []
+    facts = facts_of(saved)
+    then = in_words(facts) if facts else f"other data ({str(saved['data']).partition('-')[0]} bytes of tokens)"
+    text = f"this run's data are not those of the checkpoint '{start.checkpoint}'"
+    notes = [Note(f"then: {then}"), Note(f"now: {in_words(now['stream'])}")]
+    if facts == now["stream"]:
+        notes.append(Note("what is in it has changed"))
+    if not start.new_data:
+        way_out = "give the data, the tokenizer and the held-out part of then, or go on with those of now by --new-data"
+        fail("RT092", text, notes=notes, help=way_out)
+    return [Diagnostic("RT092", text, notes=notes, severity=Severity.WARNING)]
+
+
+def scale_that_starts_anew(saved: object, plan: Plan) -> list[Diagnostic]:
+    """A warning where the loss scale of a checkpoint's run says nothing of this one: of other types, or fixed and not adapted."""
+    if not isinstance(saved, dict) or not {"loss_scale", *DTYPE_KEYS} <= saved.keys():
+        return []
+    if not isinstance(saved["loss_scale"], int | float | None):
+        return []
+    types = [
+        f"{key} {saved[key]} then, {getattr(plan, key)} now" for key in DTYPE_KEYS if saved[key] != getattr(plan, key)
+    ]
+    if not types and (saved["loss_scale"] is None) == (plan.loss_scale is None):
+        return []
+    if saved["loss_scale"] == plan.loss_scale == 1.0:  # neither scales, as is so of f32 and bf16
+        return []
+    was, is_now = (
+        "dynamic" if scale is None else f"fixed at {scale:g}" for scale in (saved["loss_scale"], plan.loss_scale)
+    )
+    start = INITIAL_SCALE if plan.loss_scale is None else plan.loss_scale
+    text = f"the loss scale starts anew at {start:g}: it was {was}, and is {is_now} now"
+    return [Diagnostic("RT092", text, notes=[Note(words) for words in types], severity=Severity.WARNING)]
+
+
+def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[Diagnostic]:
+    """Warnings about what has changed since the checkpoint was written."""
+    warnings = []
+    for key, value in now.items():
+        if key in _SAID_ELSEWHERE or key not in saved or saved[key] == value:
+            continue
+        text = f"the checkpoint was written with {key} = {saved[key]}, this run has {value}: not bit for bit the same"
+        notes: list[Note] = []
+        if key == "plan_hash":
+            text, notes = _plan_differences(saved.get("plan"), now["plan"])
+        warnings.append(Diagnostic("RT092", text, notes=notes, severity=Severity.WARNING))
+    return warnings
+
+
+def _plan_differences(saved: object, now: dict[str, Any]) -> tuple[str, list[Note]]:
+    """Return the changed keys of the plan in words, and a note with both values of each.
+
+    Older checkpoints hold no keys: the words then say so, and there are no notes.
+    """
+    text, end = "the checkpoint was written with another plan", ": not bit for bit the same"
+    if not isinstance(saved, dict):
+        return f"{text}, whose keys it does not have{end}", []
+    then: dict[str, Any] = {**_UNSAID, **saved}
+    today: dict[str, Any] = {**_UNSAID, **now}
+    changed = [key for key in {**today, **then} if then.get(key) != today.get(key)]
+    before, after = KEYS.with_words(then), KEYS.with_words(today)
+    notes = [Note(f"plan: {key} = {before.get(key)} then, {after.get(key)} now") for key in changed]
+    return f"{text}: {', '.join(changed) or 'it says the same in other words'}{end}", notes
+
+
+_UNSAID = {
+    key.name: list(key.default) if isinstance(key.default, tuple) else key.default
+    for key in fields(Plan)
+    if key.name in KEYS.own and not KEYS.own[key.name].in_header_if_default
+}
+"""What is meant by keys that a plan's header leaves out, as the header would have it."""
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

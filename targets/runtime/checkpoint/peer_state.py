@@ -1,0 +1,117 @@
+"""State of blocks between a whole model and the parts that tensor peers hold: the outside sees whole blocks, whatever their peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from ratrain.ratrain_ir.config.tensor_peers import model_of_peer, peer_model, peer_part
+from ratrain.ratrain_ir.model.blocks import Block, Parameter, parameters, parameters_within
+from ratrain.targets.runtime.arena import tensor_file
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.targets.runtime.arena.tensor_file import Float32
+    from ratrain.targets.runtime.weights.weight_source import FlatPieces
+
+FlatReader: TypeAlias = Callable[[int, int], "FlatPieces"]
+"""From a range of elements to those of a block's flat tensor; what is left out is zero."""
+
+
+def peer_pieces(model: ModelConfig, plan: Plan, peer: int, owner: Block, whole: FlatReader) -> FlatReader:
+    """Reads a peer's flat tensor of a block out of the whole model's."""
+    wholes = {parameter.weight: parameter for parameter in parameters(model, owner)}
+
+    def read(start: int, stop: int) -> FlatPieces:
+        for mine, low, high in parameters_within(peer_model(model, plan), owner, start, stop - start):
+            first, last = start + low - mine.offset, start + high - mine.offset
+            for at, values in _peer_values(model, plan, peer, mine, wholes[mine.weight], whole, first, last):
+                yield mine.offset + at, values
+
+    return read
+
+
+def _peer_values(
+    model: ModelConfig,
+    plan: Plan,
+    peer: int,
+    mine: Parameter,
+    parameter: Parameter,
+    whole: FlatReader,
+    start: int,
+    stop: int,
+) -> FlatPieces:
+    """Elements [start, stop) of a peer's part of a parameter, in runs of whole rows, cut at both ends."""
+    part = peer_part(model, plan.tp, peer, mine.weight, parameter.shape)
+    width, whole_width = _width(mine), _width(parameter)
+    columns = part[1] if len(part) > 1 else slice(0, 1)
+    rows = part[0]
+    for low, high in _runs(start // width, min(-(-stop // width), rows.stop - rows.start), whole_width):
+        first = parameter.offset + (rows.start + low) * whole_width
+        values = np.zeros((high - low, width), np.float32)
+        taken = _joined(whole, first, (high - low) * whole_width).reshape(high - low, whole_width)[:, columns]
+        values[:, : taken.shape[1]] = taken
+        begin, end = max(start, low * width), min(stop, high * width)
+        yield begin, values.reshape(-1)[begin - low * width : end - low * width]
+
+
+def whole_pieces(model: ModelConfig, owner: Block, peers: Sequence[FlatReader]) -> FlatReader:
+    """Reads the whole model's flat tensor of a block out of those of its peers."""
+    if len(peers) == 1:
+        return peers[0]
+    mine = {parameter.weight: parameter for parameter in parameters(model_of_peer(model, len(peers)), owner)}
+
+    def read(start: int, stop: int) -> FlatPieces:
+        for parameter, low, high in parameters_within(model, owner, start, stop - start):
+            first, last = start + low - parameter.offset, start + high - parameter.offset
+            width = _width(parameter)
+            for row, end in _runs(first // width, -(-last // width), width):
+                values = _whole_rows(model, parameter, mine[parameter.weight], peers, row, end).reshape(-1)
+                begin, until = max(first, row * width), min(last, end * width)
+                yield parameter.offset + begin, values[begin - row * width : until - row * width]
+
+    return read
+
+
+def _whole_rows(
+    model: ModelConfig,
+    parameter: Parameter,
+    mine: Parameter,
+    peers: Sequence[FlatReader],
+    low: int,
+    high: int,
+) -> Float32:
+    """Rows [low, high) of a parameter; what several peers have is taken from the last of them."""
+    values = np.empty((high - low, _width(parameter)), np.float32)
+    width = _width(mine)
+    for peer, reader in enumerate(peers):
+        part = peer_part(model, len(peers), peer, parameter.weight, parameter.shape)
+        rows = part[0]
+        columns = part[1] if len(part) > 1 else slice(0, 1)
+        first, last = max(low, rows.start), min(high, rows.stop)
+        if first >= last:
+            continue
+        at = mine.offset + (first - rows.start) * width
+        taken = _joined(reader, at, (last - first) * width).reshape(last - first, width)
+        values[first - low : last - low, columns] = taken[:, : columns.stop - columns.start]
+    return values
+
+
+def _width(parameter: Parameter) -> int:
+    """Elements of a row; a vector has rows of one."""
+    return parameter.shape[1] if len(parameter.shape) > 1 else 1
+
+
+def _runs(low: int, high: int, width: int) -> Iterator[tuple[int, int]]:
+    """Rows [low, high) in runs that have at most a piece's elements."""
+    return tensor_file.cut(low, high, max(1, tensor_file.PIECE_ELEMENTS // width)) if low < high else iter(())
+
+
+def _joined(reader: FlatReader, start: int, count: int) -> Float32:
+    values = np.zeros(count, np.float32)
+    for at, piece in reader(start, start + count):
+        values[at - start : at - start + piece.size] = piece
+    return values

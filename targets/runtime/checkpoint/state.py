@@ -1,0 +1,179 @@
+"""Training state in and out of the ranks' arenas: initial weights, checkpoints. The outside sees whole blocks, never shards.
+
+What comes in goes piece by piece to where it stays: a tensor of the embedding alone may be as large as all the rest of a model, and would
+have to be in memory twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from attrs import frozen
+from numpy.typing import NDArray
+
+from ratrain.ratrain_ir.config.tensor_peers import peer_model
+from ratrain.ratrain_ir.model.blocks import Block, gathered_bits, shard_elements
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.targets.runtime.arena.scalars import GROWTH_INTERVAL, LossScale
+from ratrain.targets.runtime.checkpoint.peer_state import FlatReader, peer_pieces, whole_pieces
+from ratrain.targets.runtime.checkpoint.training_state import BlockStates, TrainingState
+from ratrain.targets.runtime.engine.engine import ProgramEngine
+from ratrain.targets.runtime.engine.quantised import round_view
+from ratrain.targets.runtime.engine.rank import Rank
+from ratrain.targets.runtime.weights.weight_source import FlatPieces, WeightSource, flat_pieces
+from ratrain.targets.runtime.weights.weights import block_elements
+
+_LEAST_SCALE = 2.0**-32
+"""Loss scales are between this and its inverse, as plans have them."""
+_MOMENTS = ("m1", "m2")
+
+
+def start_from_weights(engine: ProgramEngine, source: WeightSource) -> None:
+    """Fill the carried tensors for a first step: masters from a source, views rounded from them, moments zero."""
+    program = engine.program
+
+    def master(block: Block) -> FlatReader:
+        return lambda start, stop: flat_pieces(program.model, block, source, start, stop)
+
+    for block, ranks in _owners(engine):
+        _fill(engine, ranks, block, "p", master(block))
+        for rank in ranks:
+            for kind in (*_MOMENTS, "t"):
+                rank.fill(kind, str(block), 0)
+    for ranks in engine.ranks:
+        for rank in ranks:
+            _start_scale(rank, program.plan.loss_scale)
+
+
+def start_from_state(engine: ProgramEngine, state: TrainingState, *, keep_scale: bool = True) -> None:
+    """Fill the carried tensors from a checkpoint, which may come from another plan; go on at its step.
+
+    With `keep_scale` a dynamic loss scale goes on too, else it starts anew; a fixed one is always the plan's. Raises `DiagnosticError` RT092 where its loss scale cannot be one.
+    """
+    program = engine.program
+    if not (_LEAST_SCALE <= state.scale[0] <= 1 / _LEAST_SCALE and 0 <= state.scale[1] < GROWTH_INTERVAL):
+        fail("RT092", f"the checkpoint has the loss scale {state.scale}, which no run has")
+
+    def saved(block: Block, kind: str) -> FlatReader:
+        return lambda start, stop: state.blocks.pieces(block, kind, start, stop)
+
+    for block, ranks in _owners(engine):
+        for kind in ("p", *_MOMENTS):
+            _fill(engine, ranks, block, kind, saved(block, kind))
+        for rank in ranks:
+            rank.fill("t", str(block), state.blocks.updates(block))
+    for ranks in engine.ranks:
+        for rank in ranks:
+            if program.plan.loss_scale is None and keep_scale:
+                rank.fill("scale", "", state.scale)
+            else:
+                _start_scale(rank, program.plan.loss_scale)
+    engine.first_step = state.step
+
+
+def training_state(engine: ProgramEngine, step: int) -> TrainingState:
+    """What a checkpoint keeps after `step` steps; blocks are copied out when they are asked for, pieces of them are the arenas' own bytes."""
+    return TrainingState(step, _ArenaStates(engine.program.model, engine, dict(_owners(engine))), engine.loss_scale)
+
+
+@frozen(eq=False)
+class _ArenaStates(BlockStates):
+    """Block states as they are in the ranks' arenas."""
+
+    engine: ProgramEngine
+    ranks: dict[Block, list[Rank]]
+
+    def pieces(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
+        """Elements [start, stop) of a block's tensor of a kind, as views of what the ranks hold."""
+        readers = [partial(self._of_peer, block, kind, peer) for peer in range(self.engine.program.plan.tp)]
+        return whole_pieces(self.model, block, readers)(start, stop)
+
+    def _of_peer(self, block: Block, kind: str, peer: int, start: int, stop: int) -> FlatPieces:
+        """Elements [start, stop) of the tensor that the ranks of a tensor peer hold together."""
+        program = self.engine.program
+        holders = [rank for rank in self.ranks[block] if rank.peer == peer]
+        first = {program.topology.shard_range(block, rank.replica): rank for rank in reversed(holders)}
+        for shard, rank in sorted(first.items(), key=lambda item: item[0].start):
+            low, high = max(start, shard.start), min(stop, shard.stop)
+            if low < high:
+                for at, held in rank.carried_pieces(kind, str(block), low - shard.start, high - shard.start):
+                    yield at + shard.start, held
+
+    def updates(self, block: Block) -> int:
+        """Updates applied to a block."""
+        return int(self.ranks[block][0].carried("t", str(block))[0])
+
+    def __iter__(self) -> Iterator[Block]:
+        return iter(self.ranks)
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+
+def _owners(engine: ProgramEngine) -> Iterator[tuple[Block, list[Rank]]]:
+    """Each block with the ranks of this process that hold it, if any do."""
+    program = engine.program
+    for index, ranks in enumerate(engine.ranks):
+        for block in program.topology.stage_blocks[index] if ranks else ():
+            yield block, ranks
+
+
+def _fill(engine: ProgramEngine, ranks: Sequence[Rank], block: Block, kind: str, whole: FlatReader) -> None:
+    """Fill a tensor of a block on all ranks of this process, and of masters the views."""
+    program = engine.program
+    if program.plan.tp == 1:
+        _fill_alike(engine, ranks, block, kind, whole)
+        return
+    for peer in sorted({rank.peer for rank in ranks}):
+        pieces = peer_pieces(program.model, program.plan, peer, block, whole)
+        _fill_alike(engine, [rank for rank in ranks if rank.peer == peer], block, kind, pieces)
+
+
+def _fill_alike(engine: ProgramEngine, ranks: Sequence[Rank], block: Block, kind: str, pieces: FlatReader) -> None:
+    """Fill a tensor on ranks that have the same of a block, sharded or not; each element is asked for once.
+
+    What is between pieces, and behind the last one, is zero. Only what these ranks have is asked for: their shards, and their views.
+    """
+    parts = [(engine.program.topology.shard_range(block, rank.replica), rank) for rank in ranks]
+    views: list[tuple[range, NDArray[Any]]] = []
+    for rank in ranks:
+        rank.fill(kind, str(block), 0)
+        views += _carried_views(rank, block) if kind == "p" else ()
+    for _, view in views:
+        engine.kernels.memory.write(view, 0)
+    wanted = [*(shard for shard, _ in parts), *(held for held, _ in views)]
+    last = block_elements(peer_model(engine.program.model, engine.program.plan), block)
+    start, stop = min(part.start for part in wanted), min(last, max(part.stop for part in wanted))
+    memory = engine.kernels.memory
+    for at, given in pieces(start, stop):
+        end, values = at + given.size, memory.staged(given)
+        for shard, rank in parts:
+            low, high = max(at, shard.start), min(end, shard.stop)
+            if low < high:
+                rank.write_carried(kind, str(block), low - shard.start, values[low - at : high - at])
+        for held, view in views:
+            low, high = max(at, held.start), min(end, held.stop)
+            if low < high:
+                engine.scratch.reset()
+                into = view[low - held.start : high - held.start]
+                engine.kernels.cast(values[low - at : high - at], into, scratch=engine.scratch)
+    bits = gathered_bits(engine.program.plan, block)
+    if bits is not None:  # views are as they would have been gathered
+        length = shard_elements(engine.program.model, engine.program.plan, block)
+        for part in (part for _, view in views for part in view.reshape(-1, length)):
+            round_view(part, bits, engine.kernels, engine.scratch)
+
+
+def _carried_views(rank: Rank, block: Block) -> Iterator[tuple[range, NDArray[Any]]]:
+    """The views of a block that a rank has from step to step, each with its elements of the whole one; none where each use gathers masters."""
+    for tensor in rank.all_carried("w", str(block)):
+        yield range(len(tensor)), tensor
+    for tensor in rank.all_carried("v", str(block)):
+        yield rank.program.topology.view_range(block, rank.replica), tensor
+
+
+def _start_scale(rank: Rank, fixed: float | None) -> None:
+    for tensor in rank.all_carried("scale", ""):
+        LossScale(tensor).start(fixed)

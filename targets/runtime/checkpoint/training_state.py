@@ -1,0 +1,82 @@
+"""The state of a training run as checkpoints hold it: by whole blocks, whatever ranks they are spread over, and read piece by piece."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.model.blocks import Block, block_chain
+from ratrain.targets.runtime.arena.tensor_file import Float32
+from ratrain.targets.runtime.weights.weights import block_elements
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.weights.weight_source import FlatPieces
+
+STATE_KINDS = ("p", "m1", "m2")
+"""The tensors of a block's state, as `BlockState` names them."""
+
+
+@frozen(eq=False)
+class BlockState:
+    """The optimizer's state of one block; each array is flat f32, up to the end of the block's last parameter.
+
+    Arrays may be longer (padding of shards) when they are saved; when loaded they have `weights.block_elements`.
+    """
+
+    p: Float32
+    """Master weights."""
+    m1: Float32
+    """Adam's mean of gradients."""
+    m2: Float32
+    """Adam's mean of squared gradients."""
+    t: int
+    """Updates applied: steps whose gradient did not overflow."""
+
+
+@frozen(eq=False)
+class BlockStates(Mapping[Block, BlockState], ABC):
+    """The states of a model's blocks, wherever they are: a block asked for is copied from there, a piece of one may not be."""
+
+    model: ModelConfig
+
+    @abstractmethod
+    def pieces(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
+        """Elements [start, stop) of a block's tensor of a kind, of those up to its last parameter's end."""
+
+    @abstractmethod
+    def updates(self, block: Block) -> int:
+        """Updates applied to a block."""
+
+    def copied(self, block: Block, kind: str, start: int, stop: int) -> Float32:
+        """A copy of elements [start, stop)."""
+        whole = np.zeros(stop - start, np.float32)
+        for at, piece in self.pieces(block, kind, start, stop):
+            whole[at - start : at - start + piece.size] = piece
+        return whole
+
+    def __getitem__(self, block: Block) -> BlockState:
+        elements = block_elements(self.model, block)
+        p, m1, m2 = (self.copied(block, kind, 0, elements) for kind in STATE_KINDS)
+        return BlockState(p, m1, m2, self.updates(block))
+
+    def __iter__(self) -> Iterator[Block]:
+        return iter(block_chain(self.model))
+
+    def __len__(self) -> int:
+        return len(block_chain(self.model))
+
+
+@frozen(eq=False)
+class TrainingState:
+    """All that the next step depends on beside model, plan and data."""
+
+    step: int
+    """Steps done."""
+    blocks: BlockStates
+    scale: tuple[float, float]
+    """The loss scale and what its rule counts, as the runtime carries them."""

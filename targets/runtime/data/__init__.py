@@ -1,0 +1,1 @@
+"""Training data: token files, text, documents, tokenizers."""

@@ -1,0 +1,465 @@
+"""Training data: a stream of tokens, and which of its sequences each micro-batch of each step trains on.
+
+A file named `*.bin` holds token numbers, little-endian, two or four bytes each; one named `*.jsonl` documents (`jsonl`); any other
+is UTF-8 text, read as one token a byte. Files are read where they are used (`token_file`), so their size is bounded by the disk only.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any, NoReturn
+
+import numpy as np
+from attrs import define, evolve, field, frozen
+from numpy.typing import NDArray
+
+from ratrain.ratrain_ir.config.plan import Plan, slice_plan
+from ratrain.ratrain_ir.ops.ops import Part, Piece
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Location, Note, fail
+from ratrain.targets.program.kernels import IGNORED_LABEL
+from ratrain.targets.runtime.data.documents import Documents, PiecedTokens, Positions, bounds_of, pieced
+from ratrain.targets.runtime.data.token_file import FileTokens, better_type, check_width, file_bytes, text_bytes
+from ratrain.targets.runtime.data.token_layouts import check_said_type, layout_of, refuse_containers, refuse_json
+from ratrain.targets.runtime.settings import Order
+
+Tokens = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32] | FileTokens | PiecedTokens
+
+TEXT_VOCABULARY = 256
+"""Tokens of byte-level text."""
+
+TOKEN_DTYPES = ("uint16", "uint32")
+"""What a token of a .bin file can be."""
+
+BYTE = "a byte"
+"""What a token of a text is where no tokenizer is used."""
+
+_CHUNK = 1 << 22  # tokens looked at together, so that a scan of a large file needs little memory
+_DIGESTED = 1 << 20  # bytes at each end of a stream that its digest covers
+_SHOWN = 8  # bad tokens named one by one
+_HEAD = 64  # bytes that say what a file of another kind is
+_LINE_FEED = 0x0A
+_ORDER_KEY = 0  # keeps the random numbers of the data order apart from those of the weights
+
+
+@frozen(eq=False)
+class TokenStream:
+    """A sequence of tokens, all below the vocabulary size it was opened with."""
+
+    name: str
+    """The file, or what the text is."""
+    tokens: Tokens
+    """One-dimensional; read slice by slice where it comes from a file."""
+    digest: str
+    """Bytes, token type, and a BLAKE2 hash of the first and last MiB and of where documents are: tells other data, at no cost for
+    large files."""
+    token: str = BYTE
+    """What a token is, in words."""
+    part: str = ""
+    """Which part of what `name` says, in words; empty: all of it."""
+    tokenizer: str | None = None
+    """The tokenizer that made the tokens of a text."""
+    found: str = ""
+    """Where that one was found, in words, where nobody named it."""
+    documents: Documents | None = None
+    """Where its documents are, where that is known: of token numbers only if somebody said which of them ends one."""
+    reading: Mapping[str, Any] = field(factory=dict)
+    """What else says how its documents were read, as a checkpoint records it: files, keys, the token at their ends."""
+
+    @property
+    def counts_all(self) -> bool:
+        """Whether every token is a label of the loss."""
+        return self.documents is None or self.documents.counted_from is None
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint records of the data, so that a later run can say what it was."""
+        return {
+            "name": self.name,
+            "part": self.part,
+            "tokens": len(self.tokens),
+            "token": self.token,
+            "tokenizer": self.tokenizer,
+            **self.reading,
+        }
+
+
+def in_words(facts: Mapping[str, Any]) -> str:
+    """Data in words, from its `facts`: name, size, what a token is, what its documents are."""
+    part = f", {facts['part']}" if facts["part"] else ""
+    words = f"{facts['name']}{part}, {facts['tokens']:,} tokens; a token is {facts['token']}"
+    if isinstance(facts.get("documents"), int):
+        end = facts.get("eos")
+        ended = "nothing between them" if end is None else f"token {end} at the end of each"
+        words += f"; documents: {facts['documents']:,}, {ended}"
+    if isinstance(facts.get("completion_key"), str):
+        words += f"; only the field '{facts['completion_key']}' is in the loss"
+    return words
+
+
+def open_tokens(path: str, *, vocab_size: int, dtype: str | None = None) -> TokenStream:
+    """The tokens of a file; `dtype` overrides the token type that follows from the vocabulary size (.bin files only).
+
+    Raises RT002 (cannot be read) and RT090: empty, not a whole number of tokens, tokens outside the vocabulary (with
+    their positions), not UTF-8 (with the place), or text for a vocabulary of fewer than 256 tokens.
+    """
+    if dtype is not None and dtype not in TOKEN_DTYPES:
+        fail("RT090", f"'{dtype}' is not a token type", help=f"known are {' and '.join(TOKEN_DTYPES)}")
+    if Path(path).suffix.lower() != ".bin":
+        if dtype is not None:
+            fail(
+                "RT090",
+                f"a token type ({dtype}) is given, but '{path}' is read as text",
+                help="only a file whose name ends in .bin holds token numbers: rename it, or leave out the token type",
+            )
+        return _open_text(path, vocab_size)
+    raw = file_bytes(path)
+    layout = layout_of(raw)
+    if layout is not None:
+        check_said_type(path, layout, dtype)
+        stream = checked_stream(path, layout.tokens(raw), vocab_size, f"a {layout.dtype} number", layout.what)
+        documents = None if layout.bounds is None else Documents(layout.bounds)
+        return evolve(stream, documents=documents, digest=digest_of(stream.tokens, documents))
+    bits = dtype or ("uint16" if vocab_size <= 1 << 16 else "uint32")
+    tokens = raw.as_type(np.dtype(bits).newbyteorder("<"))
+    size = tokens.dtype.itemsize
+    if len(raw) % size:
+        better = better_type(tokens, TOKEN_DTYPES, vocab_size, _CHUNK)
+        fail(
+            "RT090",
+            f"'{path}' has {len(raw)} bytes: that is no whole number of {bits} tokens ({size} bytes each)",
+            help="copy the file again: it may have been cut short" if better is None else _named(better),
+        )
+    if dtype is None:
+        check_width(tokens, _CHUNK)
+    return checked_stream(path, tokens, vocab_size, f"a {bits} number")
+
+
+def checked_stream(name: str, tokens: Tokens, vocab_size: int, token: str, said_by: str | None = None) -> TokenStream:
+    """A stream of tokens; `said_by` is what says their type, if anything does.
+
+    Raises RT090 where some are outside the vocabulary, with their positions.
+    """
+    _check_vocabulary(name, tokens, vocab_size, said_by)
+    return TokenStream(name, tokens, digest_of(tokens), token)
+
+
+def builtin_text_tokens(*, vocab_size: int = TEXT_VOCABULARY) -> TokenStream:
+    """The language reference that comes with every Python, about half a megabyte of English, one token a byte.
+
+    It differs a little from one Python version to the next; the digest tells. Raises RT090 where the vocabulary has
+    fewer than 256 tokens.
+    """
+    from pydoc_data.topics import topics
+
+    check_text_vocabulary("the built-in text", vocab_size)
+    text = "\n".join(topics[name] for name in sorted(topics))
+    tokens = np.frombuffer(text.encode(), np.uint8)
+    return TokenStream("the built-in text", tokens, digest_of(tokens))
+
+
+def part_of_stream(stream: TokenStream, start: int, stop: int, words: str) -> TokenStream:
+    """Tokens [start, stop) of a stream, with a digest of their own; `words` say which part that is."""
+    tokens = _part(stream.tokens, start, stop)
+    documents = None if stream.documents is None else stream.documents.part(start, stop)
+    return evolve(stream, tokens=tokens, digest=digest_of(tokens, documents), part=words, documents=documents)
+
+
+def _part(tokens: Tokens, start: int, stop: int) -> Tokens:
+    return tokens[start:stop] if isinstance(tokens, np.ndarray) else tokens.part(start, stop)
+
+
+def digest_of(tokens: Tokens, documents: Documents | None = None) -> str:
+    """What tells tokens from others, at no cost for large files, and documents in them: `TokenStream.digest`."""
+    size = tokens.dtype.itemsize
+    count = _DIGESTED // size
+    ends = hashlib.blake2b(tokens[:count].tobytes(), digest_size=16)
+    ends.update(tokens[max(count, len(tokens) - count) :].tobytes())
+    if documents is not None and (len(documents) > 1 or documents.counted_from is not None):
+        ends.update(documents.bounds.tobytes())
+        if documents.counted_from is not None:
+            ends.update(documents.counted_from.tobytes())
+    return f"{len(tokens) * size}-{tokens.dtype.name}-{ends.hexdigest()}"
+
+
+def chunks_of(tokens: Tokens) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Tokens in pieces, each with the position of its first token."""
+    for start in range(0, len(tokens), _CHUNK):
+        yield start, tokens[start : start + _CHUNK]
+
+
+def _check_vocabulary(path: str, tokens: Tokens, vocab_size: int, said_by: str | None) -> None:
+    """Report the first tokens that are not below `vocab_size`, by position, and how many more there are."""
+    if vocab_size > int(np.iinfo(tokens.dtype).max):
+        return
+    report = Diagnostics()
+    total = 0
+    help_text = ""
+    for start, chunk in chunks_of(tokens):
+        if int(chunk.max()) < vocab_size:
+            continue
+        bad = np.flatnonzero(chunk >= vocab_size)
+        help_text = help_text or _other_type(tokens, vocab_size, said_by)
+        for index in bad[: max(0, _SHOWN - total)]:
+            where, token = start + int(index), int(chunk[index])
+            report.error(
+                "RT090",
+                f"'{path}': token {token} at position {where} is outside the vocabulary of {vocab_size} tokens",
+                help=help_text,
+            )
+        total += len(bad)
+    if total > _SHOWN:
+        report.error("RT090", f"'{path}': {total - _SHOWN} more tokens are outside the vocabulary")
+    report.check()
+
+
+def _other_type(tokens: Tokens, vocab_size: int, said_by: str | None) -> str:
+    """A way out for tokens outside the vocabulary: another type only where the numbers themselves speak for it."""
+    if isinstance(tokens, FileTokens) and said_by is None:
+        better = better_type(tokens, TOKEN_DTYPES, vocab_size, _CHUNK)
+        if better is not None:
+            return _named(better)
+    return "make the tokens again with the tokenizer of this model"
+
+
+def _named(dtype: str) -> str:
+    return f"read as {dtype} its first tokens are inside the vocabulary: --data-dtype {dtype}, if they were written so"
+
+
+def check_text_vocabulary(name: str, vocab_size: int) -> None:
+    """Raise `DiagnosticError` RT090 where a vocabulary has too few tokens for one token a byte."""
+    if vocab_size < TEXT_VOCABULARY:
+        fail(
+            "RT090",
+            f"'{name}' is text, read as one token a byte: that takes a vocabulary of {TEXT_VOCABULARY} tokens or more, "
+            f"and the model has {vocab_size}",
+            help="use a model with a larger vocabulary, or a file of token numbers (*.bin)",
+        )
+
+
+def _open_text(path: str, vocab_size: int) -> TokenStream:
+    check_text_vocabulary(path, vocab_size)
+    tokens = text_bytes(path)
+    refuse_containers(path, tokens[:_HEAD].tobytes())
+    refuse_json(tokens)
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    end = 0
+    try:
+        for start, chunk in chunks_of(tokens):
+            end = start + len(chunk)
+            decoder.decode(chunk.tobytes(), final=end == len(tokens))
+    except UnicodeDecodeError as error:
+        # The decoder keeps the bytes of an unfinished character: its error counts from the first of them.
+        _not_utf8(path, tokens, end - len(error.object) + error.start)
+    return TokenStream(path, tokens, digest_of(tokens), documents=Documents(bounds_of([len(tokens)])))
+
+
+def _not_utf8(path: str, tokens: FileTokens, position: int) -> NoReturn:
+    """Refuse a text for its byte at `position`; the column counts bytes."""
+    line, line_start = 1, 0
+    for start, chunk in chunks_of(tokens.part(0, position)):
+        feeds = np.flatnonzero(chunk == _LINE_FEED)
+        line += len(feeds)
+        line_start = start + int(feeds[-1]) + 1 if len(feeds) else line_start
+    fail(
+        "RT090",
+        f"the training text is not UTF-8: byte {int(tokens[position : position + 1][0]):#04x} at position {tokens.start + position}",
+        Location(path, line, position - line_start + 1),
+        notes=[Note("a file is read as text unless its name ends in .bin")],
+        help="save the text as UTF-8; if it holds token numbers, let its name end in .bin",
+    )
+
+
+@frozen(eq=False)
+class _Pass:
+    """The stream as one pass over the data reads it."""
+
+    tokens: Tokens
+    documents: Documents | None
+
+
+def _in_order(tokens: Tokens, documents: Documents, order: Positions) -> _Pass:
+    """The stream with its documents in another order, read where they are."""
+    firsts = documents.bounds[:-1][order]
+
+    def read(number: int, low: int, high: int) -> NDArray[Any]:
+        first = int(firsts[number])
+        return tokens[first + low : first + high]
+
+    return _Pass(pieced(np.diff(documents.bounds)[order], read, tokens.dtype), documents.in_order(order))
+
+
+def _check_starts_known(stream: TokenStream) -> None:
+    """Refuse data of which nobody knows where documents start, for a program that keeps attention inside them."""
+    if stream.documents is not None:
+        return
+    fail(
+        "RT090",
+        f"the program keeps attention inside documents (attention_mask = \"document\"), and '{stream.name}' does not say where they start",
+        help='say which token ends a document, --eos 2; give documents as JSONL, one a line; or plan with attention_mask = "causal"',
+    )
+
+
+def _check_documents(stream: TokenStream) -> None:
+    """Refuse to shuffle documents that cannot be told apart, or of which there is one."""
+    help_text = "give documents as JSONL, one a line, or as several text files; or take --order shuffled, which shuffles sequences"
+    if stream.documents is None:
+        fail("RT090", f"'{stream.name}' does not say where its documents end: they cannot be shuffled", help=help_text)
+    if len(stream.documents) < 2:
+        fail("RT090", f"'{stream.name}' is one document: there is no other order of documents", help=help_text)
+
+
+def fail_without_labels(step: int, plan: Plan, first_step: int) -> NoReturn:
+    """Raise `DiagnosticError` RT090 for a step of a run that has nothing to learn from."""
+    before = step - first_step
+    ways_out = (
+        "use a larger global batch or longer sequences, leave out documents with very long prompts, or train on all"
+    )
+    if before:
+        ways_out += f"; the {before} steps before it can be run: --steps {before}"
+    text = f"step {step} has no token that is in the loss: all its {plan.tokens_per_step} tokens are of prompts"
+    fail("RT090", text, help=ways_out)
+
+
+@define(eq=False)
+class Batches:
+    """Which sequences of a stream each step trains on.
+
+    The stream is cut into n sequences of S = `plan.seq_len` tokens; the labels of a sequence are the tokens one later, so
+    that n = (tokens - 1) div S. Steps take G = `plan.global_batch` sequences each, in the stream's order again and again,
+    or in another random order for every pass over the data; or documents are put into another random order for every pass,
+    and cut into sequences then. All methods are pure functions of their arguments and may be called from several threads.
+    Raises RT090 where the stream is too short for one sequence, has no documents to put into another order, or does not say where
+    documents start that attention shall stay inside of.
+    """
+
+    stream: TokenStream
+    plan: Plan
+    order: Order
+    seed: int
+    sequences: int = field(init=False)
+    """n, the sequences of one pass over the data."""
+    _permutations: dict[int, Positions] = field(init=False, factory=dict, repr=False)
+    _passes: dict[int, _Pass] = field(init=False, factory=dict, repr=False)
+    _lock: Lock = field(init=False, factory=Lock, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        if self.order == "documents":
+            _check_documents(self.stream)
+        if self.plan.keeps_documents_apart:
+            _check_starts_known(self.stream)
+        self.sequences = (len(self.stream.tokens) - 1) // self.plan.seq_len
+        if self.sequences < 1:
+            fail(
+                "RT090",
+                f"'{self.stream.name}' has {len(self.stream.tokens)} tokens: one sequence and its labels take "
+                f"{self.plan.seq_len + 1}",
+                help="use more data, or a smaller seq_len",
+            )
+
+    def sequence_of(self, step: int, index: int) -> int:
+        """The sequence of the stream that is number `index` (below G) of a step's global batch; steps count from 0."""
+        position = step * self.plan.global_batch + index
+        epoch, place = divmod(position, self.sequences)
+        return int(self._permutation(epoch, self.sequences)[place]) if self.order == "shuffled" else place
+
+    def counted(self, step: int) -> int:
+        """The labels of a step's global batch that are in the loss."""
+        if self.stream.counts_all:
+            return self.plan.tokens_per_step
+        numbers = range(self.plan.global_batch)
+        total = 0
+        for epoch in sorted({self._epoch_of(step, index) for index in numbers}):
+            taken = [self.sequence_of(step, index) for index in numbers if self._epoch_of(step, index) == epoch]
+            first = np.array(taken, np.int64) * self.plan.seq_len + 1
+            documents = self._pass(epoch).documents
+            assert documents is not None
+            total += int(documents.counted(first, first + self.plan.seq_len).sum())
+        return total
+
+    def check_labels(self, start: int, stop: int) -> None:
+        """Raise `DiagnosticError` RT090 where one of the steps [start, stop) has no label that is in the loss."""
+        size, most = self.plan.global_batch, max(1, _CHUNK // self.plan.global_batch)
+        if self.stream.counts_all or (self.order != "documents" and self._has_labels_in_any_order()):
+            return
+        for low in range(start, stop, most):
+            positions = np.arange(low * size, min(low + most, stop) * size)
+            epochs, counts = positions // self.sequences, np.empty(len(positions), np.int64)
+            for epoch in np.unique(epochs).tolist():
+                mine = epochs == epoch
+                counts[mine] = self._labels(epoch)[positions[mine] - epoch * self.sequences]
+            without = np.flatnonzero(counts.reshape(-1, size).sum(axis=1) == 0)
+            if without.size:
+                fail_without_labels(low + int(without[0]), self.plan, start)
+
+    def _labels(self, epoch: int) -> Positions:
+        """Labels in the loss of each sequence of a pass, in the order of the pass."""
+        documents = self._pass(epoch).documents
+        assert documents is not None  # else all labels count
+        first = np.arange(self.sequences) * self.plan.seq_len + 1
+        found = documents.counted(first, first + self.plan.seq_len)
+        return found[self._permutation(epoch, self.sequences)] if self.order == "shuffled" else found
+
+    def _has_labels_in_any_order(self) -> bool:
+        """Tell whether every step is sure to have a label, whatever the order of sequences.
+
+        It is where a step reaches into two passes at most, and takes more sequences than both have without a label.
+        """
+        without = int(np.count_nonzero(self._labels(0) == 0))
+        return 2 * without < self.plan.global_batch <= self.sequences
+
+    def fill(self, step: int, replica: int, piece: Piece, part: Part, out: NDArray[np.int32]) -> None:
+        """Write a part of the input of one micro-batch of one replica, or of a slice of it, into `out`, shape [b * S].
+
+        Of starts of documents, a document that goes on from the sequence before starts where its sequence does.
+        Number i of the global batch belongs to replica i div (M * b), micro-batch (i mod M * b) div b. Of a slice S is its length.
+        """
+        plan = slice_plan(self.plan, None if isinstance(piece, int) else piece.number)
+        micro_batch = piece if isinstance(piece, int) else piece.micro_batch
+        size, length = plan.micro_batch_size, plan.seq_len
+        shift = plan.first_position + (1 if part is Part.LABELS else 0)
+        first = (replica * self.plan.micro_batches + micro_batch) * size
+        for row in range(size):
+            start = self.sequence_of(step, first + row) * self.plan.seq_len + shift
+            held, sequence = self._pass(self._epoch_of(step, first + row)), out[row * length : (row + 1) * length]
+            if part is Part.DOCUMENTS:
+                assert held.documents is not None
+                starts = held.documents.starts(start, start + length) - (start - shift)
+                np.maximum(starts, 0, out=sequence, casting="same_kind")
+                continue
+            sequence[:] = held.tokens[start : start + length]
+            if part is Part.LABELS and held.documents is not None and held.documents.counted_from is not None:
+                sequence[~held.documents.is_counted(start, start + length)] = IGNORED_LABEL
+
+    def _epoch_of(self, step: int, index: int) -> int:
+        """The pass over the data that number `index` of a step's global batch is in."""
+        return (step * self.plan.global_batch + index) // self.sequences
+
+    def _pass(self, epoch: int) -> _Pass:
+        """The stream as one pass reads it: as it stands, or with its documents in that pass's order."""
+        stream = self.stream
+        if self.order != "documents":
+            return _Pass(stream.tokens, stream.documents)
+        assert stream.documents is not None
+        order = self._permutation(epoch, len(stream.documents))
+        with self._lock:
+            if epoch not in self._passes:
+                near = {known: kept for known, kept in self._passes.items() if abs(known - epoch) == 1}
+                self._passes = {**near, epoch: _in_order(stream.tokens, stream.documents, order)}
+            return self._passes[epoch]
+
+    def _permutation(self, epoch: int, count: int) -> Positions:
+        """The order of the sequences, or of the documents, in one pass: a function of their number, seed and epoch only.
+
+        Sorting raw generator output keeps it the same in every version of numpy, which guarantees the output of its bit
+        generators but not that of `permutation`. A step at the end of an epoch reaches into the next: two are kept.
+        """
+        with self._lock:
+            if epoch not in self._permutations:
+                bits = np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(_ORDER_KEY, epoch)))
+                order = np.argsort(bits.random_raw(count), kind="stable")
+                near = {known: kept for known, kept in self._permutations.items() if abs(known - epoch) == 1}
+                self._permutations = {**near, epoch: order}
+            return self._permutations[epoch]

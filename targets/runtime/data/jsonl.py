@@ -1,0 +1,231 @@
+"""Documents from JSONL: a JSON object a line, of which one field is the text, or two in a row are a prompt and its completion.
+
+Lines are parsed once, to see that all are sound and how long their documents are. Where a byte is a token no text is kept: a line is
+parsed again when a sequence reads from it, so that only the places of documents are in memory (32 bytes each).
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from attrs import define, frozen
+from numpy.typing import NDArray
+
+from ratrain.ratrain_ir.support.diagnostics import Location, fail
+from ratrain.ratrain_ir.support.files import MARK
+from ratrain.ratrain_ir.support.text import shown
+from ratrain.targets.runtime.data.data import TokenStream, check_text_vocabulary, checked_stream, chunks_of, digest_of
+from ratrain.targets.runtime.data.documents import Documents, bounds_of, end_tokens, pieced
+from ratrain.targets.runtime.data.token_file import FileTokens, text_bytes
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.data.tokenizer import Encoder
+
+SUFFIX = ".jsonl"
+
+_LINE_FEED = b"\n"
+_TOGETHER = (
+    1 << 22
+)  # characters that are tokenised in one call, as far as documents are smaller: it spreads them over its threads
+_MOST_NAMED = 8
+
+
+@frozen
+class Fields:
+    """The fields of a line that make its document, one after the other."""
+
+    names: tuple[str, ...]
+    """one, or a prompt's and its completion's"""
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether there is a prompt, which is left out of the loss."""
+        return len(self.names) > 1
+
+
+@frozen
+class _Line:
+    """Bytes [start, stop) of a file: a line, which may have nothing on it."""
+
+    number: int
+    start: int
+    stop: int
+    content: bytes
+
+
+def open_jsonl(
+    path: str, fields: Fields, *, vocab_size: int, eos: int | None = None, encoder: Encoder | None = None
+) -> TokenStream:
+    """The documents of a JSONL file in its order, each followed by the token `eos`, if there is one; a byte is a token without an encoder.
+
+    Lines without text are passed over. Raises `DiagnosticError` RT002 (cannot be read) and RT090, with the line: no JSON, no object, a
+    field that is missing or no text, not UTF-8; no document at all; tokens outside the vocabulary.
+    """
+    if encoder is None:
+        check_text_vocabulary(path, vocab_size)
+    file = text_bytes(path)
+    stream = (
+        _of_bytes(path, file, fields, eos)
+        if encoder is None
+        else _encoded(path, file, fields, eos, encoder, vocab_size)
+    )
+    if not len(stream.tokens):
+        fail(
+            "RT090", f"'{path}' has no document: all its lines are empty", help="name a file with a JSON object a line"
+        )
+    return stream
+
+
+def _of_bytes(path: str, file: FileTokens, fields: Fields, eos: int | None) -> TokenStream:
+    starts, stops, lengths, prompts = (array("q") for _ in range(4))
+    end = end_tokens(eos, np.uint8)
+    for line, texts in _documents(path, file, fields):
+        sizes = [len(text.encode()) for text in texts]
+        if not sum(sizes):
+            continue
+        starts.append(line.start)
+        stops.append(line.stop)
+        lengths.append(sum(sizes) + len(end))
+        prompts.append(sum(sizes[:-1]))
+    lines = _Lines(file, np.array(starts, np.int64), np.array(stops, np.int64), fields, end)
+    tokens = pieced(np.array(lengths, np.int64), lines.read, end.dtype)
+    documents = _found(tokens.bounds, np.array(prompts, np.int64), fields)
+    return TokenStream(path, tokens, digest_of(tokens, documents), documents=documents)
+
+
+def _encoded(
+    path: str, file: FileTokens, fields: Fields, eos: int | None, encoder: Encoder, vocab_size: int
+) -> TokenStream:
+    end = end_tokens(eos, np.uint32)
+    lengths, prompts = array("q"), array("q")
+    encoded: list[NDArray[np.uint32]] = []
+    for batch in _batches(path, file, fields):
+        parts = iter(encoder(path, [text for texts in batch for text in texts]))
+        pieces: list[NDArray[np.uint32]] = []
+        for texts in batch:
+            own = [next(parts) for _ in texts]
+            if not sum(map(len, own)):
+                continue
+            pieces += [*own, end]
+            lengths.append(sum(map(len, own)) + len(end))
+            prompts.append(sum(map(len, own[:-1])))
+        encoded.append(np.concatenate([end[:0], *pieces]))
+    tokens = np.concatenate([end[:0], *encoded])
+    documents = _found(bounds_of(np.array(lengths, np.int64)), np.array(prompts, np.int64), fields)
+    stream = checked_stream(f"{path} by {encoder.tokenizer.path}", tokens, vocab_size, encoder.token)
+    return encoder.named(stream, path, documents, digest_of(tokens, documents))
+
+
+def _found(bounds: NDArray[np.int64], prompts: NDArray[np.int64], fields: Fields) -> Documents:
+    return Documents(bounds, bounds[:-1] + prompts if fields.is_pair else None)
+
+
+@define(eq=False)
+class _Lines:
+    """The lines of a file that have documents, whose bytes are read from them."""
+
+    file: FileTokens
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    fields: Fields
+    end: NDArray[Any]
+    last: tuple[int, NDArray[Any]] | None = None
+    """the document that was read last: sequences of a long one often follow each other"""
+
+    def read(self, number: int, low: int, high: int) -> NDArray[Any]:
+        """Tokens [low, high) of a document."""
+        last = self.last
+        if last is None or last[0] != number:
+            content = self.file[int(self.starts[number]) : int(self.stops[number])].tobytes()
+            held = json.loads(content.decode())
+            text = "".join(held[name] for name in self.fields.names).encode()
+            last = self.last = number, np.concatenate([np.frombuffer(text, np.uint8), self.end]).astype(self.end.dtype)
+        return last[1][low:high]
+
+
+def _batches(path: str, file: FileTokens, fields: Fields) -> Iterator[list[tuple[str, ...]]]:
+    """The texts of the documents, as many together as are tokenised in one call."""
+    batch: list[tuple[str, ...]] = []
+    size = 0
+    for _, texts in _documents(path, file, fields):
+        batch.append(texts)
+        size += sum(map(len, texts))
+        if size >= _TOGETHER:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _documents(path: str, file: FileTokens, fields: Fields) -> Iterator[tuple[_Line, tuple[str, ...]]]:
+    for line in _lines(file):
+        if line.content.strip():
+            yield line, _texts(path, line, fields)
+
+
+def _lines(file: FileTokens) -> Iterator[_Line]:
+    number, start = 1, 0
+    begun: list[bytes] = []
+    for offset, chunk in chunks_of(file):
+        data, place = chunk.tobytes(), 0
+        while (feed := data.find(_LINE_FEED, place)) >= 0:
+            stop = offset + feed
+            yield _Line(number, start, stop, b"".join([*begun, data[place:feed]]))
+            begun, place, start, number = [], feed + 1, stop + 1, number + 1
+        begun.append(data[place:])
+    yield _Line(number, start, len(file), b"".join(begun))
+
+
+def _texts(path: str, line: _Line, fields: Fields) -> tuple[str, ...]:
+    """What the fields of a line say."""
+    if line.content.startswith(MARK):
+        way_out = "delete it: such a mark stands only at a file's start, and 'cat' of several files leaves it within"
+        _refuse(path, line, "begins with a byte order mark", way_out=way_out)
+    try:
+        held = json.loads(line.content.decode())
+    except UnicodeDecodeError as error:
+        _refuse(path, line, "is not UTF-8", error.start + 1)
+    except json.JSONDecodeError as error:
+        _refuse(path, line, f"is no JSON: {error.msg}", error.colno)
+    except (ValueError, RecursionError) as error:
+        _refuse(path, line, f"is no JSON that can be read: {error}")
+    if not isinstance(held, dict):
+        _refuse(path, line, "is no JSON object")
+    texts = []
+    for name in fields.names:
+        if name not in held:
+            known = ", ".join(shown(key) for key in list(held)[:_MOST_NAMED]) or "none"
+            _refuse(path, line, f"has no field {shown(name)}; it has {known}", way_out=_way_out(fields))
+        if not isinstance(held[name], str):
+            _refuse(
+                path, line, f"has no text in its field {shown(name)}: {shown(held[name])}", way_out=_way_out(fields)
+            )
+        try:
+            held[name].encode()
+        except UnicodeEncodeError:
+            _refuse(path, line, f"has half of a surrogate pair in its field {shown(name)}, which is no text")
+        texts.append(held[name])
+    return tuple(texts)
+
+
+def _way_out(fields: Fields) -> str:
+    keys = (
+        "--prompt-key and --completion-key name the fields"
+        if fields.is_pair
+        else "--text-key names the field of the text"
+    )
+    return f"{keys}; every line needs them" if fields.is_pair else f"{keys}; every line needs it"
+
+
+def _refuse(path: str, line: _Line, what: str, column: int = 1, way_out: str | None = None) -> NoReturn:
+    usual = "a JSONL file has a JSON object on every line; lines may be empty"
+    fail(
+        "RT090",
+        f"line {line.number} of the training data {what}",
+        Location(path, line.number, column),
+        help=way_out or usual,
+    )

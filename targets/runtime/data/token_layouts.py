@@ -1,0 +1,276 @@
+"""Files of token numbers as other programs write them: what stands in front of their numbers, or in an index beside them.
+
+A file of bare numbers says nothing of itself. These do, and are read by what they say: llm.c's and modded-nanogpt's `.bin` (256 numbers
+of 32 bits, then tokens), numpy's `.npy`, and Megatron-LM's `.bin` with its `.idx`. Files of other kinds, whose bytes would be taken for
+tokens, are refused by their name.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import struct
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrain_ir.support.files import is_regular
+from ratrain.targets.runtime.data.token_file import FileTokens, file_bytes
+
+INDEX = ".idx"
+"""The ending of Megatron-LM's index, which stands beside a `.bin` of the same name."""
+
+
+@frozen(eq=False)
+class Layout:
+    """Layout of a file of tokens: their place and their type."""
+
+    what: str
+    """what says so, in words"""
+    dtype: str
+    start: int
+    """bytes in front of the first token"""
+    count: int
+    bounds: NDArray[np.int64] | None = None
+    """[documents + 1]: where documents begin, and where the last one ends, where that is said"""
+
+    def tokens(self, raw: FileTokens) -> FileTokens:
+        """The tokens of the file."""
+        dtype = np.dtype(self.dtype).newbyteorder("<")
+        first = self.start // dtype.itemsize
+        return FileTokens(raw.file, dtype=dtype, start=first, stop=first + self.count)
+
+
+def layout_of(raw: FileTokens) -> Layout | None:
+    """Return the layout that a file of token numbers declares; None for a file of bare numbers.
+
+    Raises `DiagnosticError` RT090 for a file that is not whole, holds no token numbers, or has a type that tokens
+    cannot have.
+    """
+    head = raw[:_HEAD].tobytes()
+    refuse_containers(raw.file.path, head)
+    layout = _of_llm_c(raw, head) or _of_numpy(raw, head) or _of_megatron(raw)
+    if layout is None and _is_text(head):
+        fail(
+            "RT090",
+            f"'{raw.file.path}' holds text, not token numbers",
+            help="name it *.txt: a file is read as token numbers where its name ends in .bin",
+        )
+    return layout
+
+
+_HEAD = 1 << 16
+"""Bytes at a file's start that are looked at: longer than the header of any array of numpy with one type."""
+
+_CONTAINERS: tuple[tuple[bytes, str, str], ...] = (
+    (b"\x1f\x8b\x08", "is compressed by gzip", "unpack it: gunzip"),
+    (b"\x28\xb5\x2f\xfd", "is compressed by zstd", "unpack it: zstd -d"),
+    (b"BZh", "is compressed by bzip2", "unpack it: bunzip2"),
+    (b"\xfd7zXZ\x00", "is compressed by xz", "unpack it: unxz"),
+    (b"PK\x03\x04", "is a zip archive (.zip, .npz, .pt)", "write what is in it as token numbers or as text"),
+    (b"PAR1", "is a Parquet table", "write its column of text as JSONL: {columns}"),
+    (b"ARROW1\x00\x00", "is an Arrow table", "write its column of text as JSONL: {columns}"),
+    (b"\x89HDF\r\n\x1a\n", "is an HDF5 file", "write the tokens in it as uint16 or uint32: numpy's tofile"),
+    (b"MMIDIDX\x00\x00", "is an index of Megatron-LM, which has no tokens", "name the .bin beside it"),
+    (b"TNTIDX\x00\x00", "is an index of an old Megatron-LM, which has no tokens", "name the .bin beside it"),
+)
+_COLUMNS = 'pandas.read_parquet(FILE)[["text"]].to_json("FILE.jsonl", orient="records", lines=True)'
+_BZIP2_BLOCK = b"1AY&SY"
+
+
+def refuse_containers(path: str, head: bytes) -> None:
+    """Refuse a file by its first bytes where these say that what follows is neither text nor token numbers."""
+    for magic, what, way_out in _CONTAINERS:
+        if head.startswith(magic) and (magic != b"BZh" or head[4:10] == _BZIP2_BLOCK):
+            fail("RT090", f"'{path}' {what}: it is no training data as it is", help=way_out.format(columns=_COLUMNS))
+
+
+_LEAST_TEXT = 32
+"""Bytes of a text from which on they tell: so many bytes of token numbers that are all printable have not been seen."""
+_CONTROL = bytes(each for each in range(32) if each not in b"\t\n\r\f")
+
+
+def _is_text(head: bytes) -> bool:
+    """Tell whether bytes are UTF-8 text. The last character may be cut."""
+    if len(head) < _LEAST_TEXT or any(each in head for each in _CONTROL) or b"\x7f" in head:
+        return False
+    try:
+        head.decode()
+    except UnicodeDecodeError as error:
+        return error.reason == "unexpected end of data" and error.start > len(head) - 4
+    return True
+
+
+_LLM_C_HEADER = 256
+_LLM_C = {20240520: ("GPT-2", 1, "uint16"), 20240801: ("Llama 3", 7, "uint32")}
+"""By the first number of the header: whose tokens, the version of the format, their type (llm.c, dev/data/data_common.py)."""
+_LLM_C_EVALUATION = 20240522
+_LLM_C_VERSIONS = 1000
+
+
+def _of_llm_c(raw: FileTokens, head: bytes) -> Layout | None:
+    path, size = raw.file.path, 4 * _LLM_C_HEADER
+    if len(head) < size:
+        return None
+    magic, version, count = struct.unpack_from("<3i", head)
+    # A version of 32 bits has a zero as its upper half, so bare numbers of 16 bits begin like this once in far more than there are files.
+    if not 0 <= version < _LLM_C_VERSIONS:
+        return None
+    if magic == _LLM_C_EVALUATION:
+        fail(
+            "RT090",
+            f"'{path}' has questions and answers of an evaluation (llm.c, {magic}), not a stream of tokens",
+            help="name the .bin of the training data",
+        )
+    if magic not in _LLM_C:
+        return None
+    of, known, dtype = _LLM_C[magic]
+    if version != known:
+        fail(
+            "RT090",
+            f"the header of '{path}' (llm.c, {magic}) has version {version}; {known} is read",
+            help="write the tokens again, as bare uint16 or uint32 numbers",
+        )
+    return _whole(raw, Layout(f"its header (llm.c, {of}'s tokens)", dtype, size, count))
+
+
+def _of_numpy(raw: FileTokens, head: bytes) -> Layout | None:
+    if not head.startswith(b"\x93NUMPY"):
+        return None
+    path, what = raw.file.path, "its header (numpy)"
+    try:
+        length_bytes = 2 if head[6] == 1 else 4
+        length = int.from_bytes(head[8 : 8 + length_bytes], "little")
+        start = 8 + length_bytes + length
+        said = ast.literal_eval(head[8 + length_bytes : start].decode("utf-8"))
+        descr, shape = said["descr"], said["shape"]
+    except (ValueError, SyntaxError, KeyError, IndexError, TypeError, RecursionError, MemoryError):
+        fail("RT090", f"'{path}' begins like an array of numpy, but its header cannot be read", help=_AGAIN)
+    name = {"<u2": "uint16", "<u4": "uint32"}.get(descr if isinstance(descr, str) else "")
+    if name is None or not isinstance(shape, tuple) or len(shape) != 1 or type(shape[0]) is not int or start % 4:
+        fail(
+            "RT090",
+            f"'{path}' is an array of numpy of type {descr!r} and shape {shape!r}; tokens are uint16 or uint32, in one dimension",
+            help='write it again: numpy.load("X.npy").ravel().astype("uint32").tofile("X.bin"), and read it with --data-dtype uint32',
+        )
+    return _whole(raw, Layout(what, name, start, shape[0]))
+
+
+_MEGATRON = b"MMIDIDX\x00\x00"
+_MEGATRON_HEAD = struct.Struct("<9sQBQQ")
+_MEGATRON_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
+_MEGATRON_READ = {4: "uint32", 8: "uint16"}
+"""Types of its that tokens are read as: Megatron-LM writes uint16 or, for large vocabularies, int32, and no token is negative."""
+
+
+def _of_megatron(raw: FileTokens) -> Layout | None:
+    index = Path(raw.file.path).with_suffix(INDEX)
+    if not is_regular(index):
+        return None
+    path, what = raw.file.path, f"its index '{index}' (Megatron-LM)"
+    data = file_bytes(str(index))
+    head = data[: _MEGATRON_HEAD.size].tobytes()
+    if not head.startswith(_MEGATRON) or len(head) < _MEGATRON_HEAD.size:
+        fail(
+            "RT090",
+            f"'{index}' stands beside '{path}', but is no index of Megatron-LM that is read here",
+            help="move it away if it is no index of these tokens; else write the tokens again, as bare uint16 or uint32 numbers",
+        )
+    _, version, code, sequences, documents = _MEGATRON_HEAD.unpack(head)
+    if version != 1 or code not in _MEGATRON_READ:
+        fail(
+            "RT090",
+            f"'{index}' has version {version} and tokens of type {_MEGATRON_TYPES.get(code, code)}; version 1 with uint16 or int32 is read",
+            help="make the data again with Megatron-LM's tools/preprocess_data.py",
+        )
+    start, end = _MEGATRON_HEAD.size, len(data)
+    if sequences * 12 + documents * 8 > end - start:
+        fail("RT090", f"'{index}' is cut short: it says {sequences:,} sequences", help=_AGAIN)
+    lengths = np.frombuffer(data[start : start + 4 * sequences].tobytes(), "<i4").astype(np.int64)
+    firsts = np.frombuffer(data[start + 12 * sequences :][: 8 * documents].tobytes(), "<i8")
+    bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    is_sound = len(firsts) > 1 and firsts[0] == 0 and firsts[-1] == sequences and bool((np.diff(firsts) >= 0).all())
+    if not is_sound or bool((lengths < 0).any()):
+        fail("RT090", f"'{index}' does not say where documents begin and end", help=_AGAIN)
+    held = np.unique(bounds[firsts])  # a document without tokens is none
+    return _whole(raw, Layout(what, _MEGATRON_READ[code], 0, int(bounds[-1]), held))
+
+
+_AGAIN = "copy the file again, or write it again"
+
+
+def _whole(raw: FileTokens, layout: Layout) -> Layout:
+    """The layout of a file that has as many tokens as it says. Raises `DiagnosticError` RT090 for others."""
+    size = np.dtype(layout.dtype).itemsize
+    if layout.count < 1 or layout.start + layout.count * size != raw.file.size:
+        _not_whole(raw, layout, size)
+    return layout
+
+
+def _not_whole(raw: FileTokens, layout: Layout, size: int) -> NoReturn:
+    fail(
+        "RT090",
+        f"{layout.what} says that '{raw.file.path}' has {layout.count:,} tokens of {layout.dtype}, {layout.start + layout.count * size:,} "
+        f"bytes, but it has {raw.file.size:,}",
+        help=_AGAIN,
+    )
+
+
+def check_said_type(path: str, layout: Layout, dtype: str | None) -> None:
+    """Refuse a type that is given for tokens whose file says another one."""
+    if dtype is not None and dtype != layout.dtype:
+        fail(
+            "RT090",
+            f"the type {dtype} is given for the tokens of '{path}', but {layout.what} says {layout.dtype}",
+            help=f"leave --data-dtype out: what the file says is read, {layout.dtype}",
+        )
+
+
+def refuse_json(text: FileTokens) -> None:
+    """Refuse a text that is JSON by its first characters, unless its name ends in .txt: brackets and names of fields would be learned."""
+    path = text.file.path
+    suffix = Path(path).suffix.lower()
+    head = text[:_HEAD].tobytes().decode(errors="ignore").lstrip()
+    if suffix == ".txt" or not head.startswith(("{", "[")):
+        return
+    is_lines = isinstance(_json_at_start(head.split("\n", 1)[0]), dict)
+    value = _json_at_start(head)
+    is_list = bool(_LIST_OF_OBJECTS.match(head))
+    if not (is_lines or is_list or isinstance(value, dict) or suffix == ".json"):
+        return
+    if is_lines:
+        way_out = (
+            "rename it to end in .jsonl if it has an object a line, of which --text-key names the field of the text"
+        )
+    elif is_list:
+        name = shlex.quote(path)
+        way_out = (
+            "write its objects a line each: python3 -c 'import json, sys; [print(json.dumps(each)) for each in json.loads(sys.stdin.buffer.read())]' "
+            f"< {name} > {name}l; --text-key names the field of the text"
+        )
+    else:
+        way_out = (
+            'write each text as an object on a line of its own, {"text": "..."}, to a file whose name ends in .jsonl'
+        )
+    fail(
+        "RT090",
+        f"'{path}' holds JSON, which would be learned with its brackets and names",
+        help=f"{way_out}; as it is, it is read where its name ends in .txt",
+    )
+
+
+_LIST_OF_OBJECTS = re.compile(r'\[\s*\{\s*("|\})')
+
+
+def _json_at_start(text: str) -> Any:
+    """The first JSON value of a text, or None."""
+    try:
+        return json.JSONDecoder().raw_decode(text)[0]
+    except (ValueError, RecursionError):
+        return None

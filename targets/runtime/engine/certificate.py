@@ -1,0 +1,129 @@
+"""What a run of a program holds in memory at most, from the program and the kernel set alone, before anything is allocated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES, Home
+from ratrain.ratrain_ir.ops import ops
+from ratrain.ratrain_ir.ops.ops import Quantity
+from ratrain.targets.program.kernels import KERNELS
+from ratrain.targets.runtime.arena.memory import Work
+from ratrain.targets.runtime.engine.messages_ahead import Form, messages_ahead
+from ratrain.targets.runtime.engine.optimizer import update_scratch_bytes
+from ratrain.targets.runtime.engine.peer_collectives import exchange_scratch_bytes
+from ratrain.targets.runtime.engine.rank import DENOMINATOR, rope_tables, routine_scratch_bytes
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.types import TensorType
+    from ratrain.ratrain_ir.topology import Rank as MeshRank
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import Program, ProgramStage
+    from ratrain.targets.runtime.kernels import KernelSet
+
+_COSINE_AND_SINE = 2 * 4
+"""Bytes for each pair of a head's elements at each position."""
+
+
+@frozen
+class Certificate:
+    """Bytes of a process that runs ranks: most that its memory gives out, on the device where that is one."""
+
+    arena_bytes: int
+    scratch_bytes: int
+    constants: Mapping[str, int]
+    """what stands beside them, by what it is"""
+    messages: Mapping[Form, int]
+    """of those: how many messages of each form there is room for"""
+
+    @property
+    def total_bytes(self) -> int:
+        """All together."""
+        return self.arena_bytes + self.scratch_bytes + sum(self.constants.values())
+
+
+def certificate(
+    program: Program, kernels: KernelSet, *, evaluates: bool = False, side_by_side: bool = False
+) -> Certificate:
+    """What a run of all of a program's ranks in this process holds at most, whatever order it takes of those that the waits allow.
+
+    `evaluates`: on held-out data too. `side_by_side`: with a thread for each engine of each rank (`ThreadedEngine`).
+    """
+    places = program.topology.ranks
+    scratches = scratch_capacities(program, kernels, overlaps=side_by_side or kernels.memory.overlaps)
+    messages = messages_ahead(program, evaluates=evaluates)
+    of_messages = sum(count * prod(shape) * dtype.itemsize for (dtype, shape), count in messages.items())
+    constants = {
+        **constants_of(program, kernels, places, areas=len(places) + len(scratches), side_by_side=side_by_side),
+        "messages": of_messages,
+    }
+    arenas = sum(program.stages[place.stage].arena_bytes for place in places)
+    return Certificate(arenas, sum(scratches), constants, messages)
+
+
+def constants_of(
+    program: Program, kernels: KernelSet, places: Sequence[MeshRank], *, areas: int, side_by_side: bool = False
+) -> dict[str, int]:
+    """What some ranks of a process take beside arenas, scratch and messages; `areas` is how many arenas and scratches there are."""
+    inputs: Counter[Form] = Counter()
+    sums = streams = denominators = 0
+    divides = [
+        sum(DENOMINATOR in KERNELS[step.kernel].arguments(step.options) for step in routine.steps)
+        for routine in program.routines
+    ]
+    for place in places:
+        stage = program.stages[place.stage]
+        for stream in stage.streams.values():
+            for item in stream:
+                denominators += divides[item.routine] if item.routine is not None else 0
+                if item.keyword == ops.LoadInput.keyword:
+                    inputs.update((held.dtype, held.shape) for held in _types(stage, item))
+            sums += any(map(_sums_squares, stream))
+            streams += any(item.routine is not None for item in stream)
+    tables = sum(length * (width // 2) * _COSINE_AND_SINE for length, width, _, _ in rope_tables(program))
+    work = Work(
+        inputs=inputs,
+        sums=sums if side_by_side else min(sums, 1),
+        areas=areas,
+        streams=streams,
+        denominators=denominators,
+        ranks=len(places),
+        blocks=sum(len(program.topology.stage_blocks[place.stage]) for place in places),
+    )
+    stored = [count for place in places if (count := program.stages[place.stage].bytes_in(Home.HOST))]
+    in_host = {"stored in 'host'": sum(stored) + ALIGNMENT_BYTES * len(stored)} if stored else {}
+    return {"rotary tables": tables, **in_host, **kernels.memory.constants(work)}
+
+
+def _types(stage: ProgramStage, item: Instruction) -> list[TensorType]:
+    """Those of an instruction's operands."""
+    return [stage.tensors[operand.tensor].type for operand in item.operands]
+
+
+def scratch_capacities(program: Program, kernels: KernelSet, *, overlaps: bool) -> list[int]:
+    """Bytes of each scratch of a process that runs all ranks: one, or several of each rank where its engines may do several things at a time.
+
+    Of those of a rank the first is that of routines, the others those of reductions, of updates, and of exchanges with tensor peers.
+    """
+    updates = update_scratch_bytes(program, kernels)
+    most = scratch_bytes(program, kernels)
+    exchanges = [exchange_scratch_bytes(program, kernels)] if program.plan.tp > 1 else []
+    return [most, updates, updates, *exchanges] * len(program.topology.ranks) if overlaps else [most]
+
+
+def scratch_bytes(program: Program, kernels: KernelSet) -> int:
+    """Scratch that a kernel set needs for the largest step of a program."""
+    routines = max((routine_scratch_bytes(routine, kernels) for routine in program.routines), default=0)
+    return max(routines, update_scratch_bytes(program, kernels), exchange_scratch_bytes(program, kernels))
+
+
+def _sums_squares(item: Instruction) -> bool:
+    """Whether an instruction sums squares of gradients: an update for the log, or the norm that clips."""
+    return item.keyword == ops.Update.keyword or (
+        item.keyword == ops.AllReduceScalar.keyword and item.variant == Quantity.NORM.value
+    )

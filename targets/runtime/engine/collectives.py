@@ -1,0 +1,212 @@
+"""Collectives of the local engine: all members' arenas are in reach, sums are made in rank order.
+
+Gradients are averaged over replicas in float32 and rounded once; a flag of a block is set on all replicas as soon as one local
+contribution, or the reduced shard, is not finite. Results are those that `docs/rtir.md` defines for every engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from ratrain.ratrain_ir.config.tensor_peers import peer_model, share_of
+from ratrain.ratrain_ir.model.blocks import block, named_block, parameters_within, tied_table_elements
+from ratrain.ratrain_ir.ops.ops import Group
+from ratrain.targets.program.instruction import Instruction
+from ratrain.targets.runtime.arena.memory import SQUARES_CHUNK
+from ratrain.targets.runtime.engine.quantised import gradient_bits, mean_of_packed, round_view, view_bits
+from ratrain.targets.runtime.engine.rank import Rank
+from ratrain.targets.runtime.engine.streamed_state import cast_master
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.runtime.arena.scalars import Scalars, Views
+    from ratrain.targets.runtime.kernels import KernelSet, Scratch
+
+Member = tuple[Rank, Instruction]
+
+
+def shard_slice(rank: Rank, name: str) -> slice:
+    """Where a rank's shard of a block lies in the block's flat tensors."""
+    owned = rank.program.topology.shard_range(named_block(name), rank.replica)
+    return slice(owned.start, owned.stop)
+
+
+def reduce_scatter(members: Sequence[Member], kernels: KernelSet, scalars: Scalars, scratch: Scratch) -> None:
+    """Each replica's shard becomes (or grows by) the mean of that part of all replicas' gradients; several may have the same part."""
+    views = [rank.by_role(instruction) for rank, instruction in members]
+    accumulate = members[0][1].accumulates
+    for name in members[0][1].blocks:
+        flags = [mine[f"flag.{name}"] for mine in views]
+        if not accumulate:  # over micro-batches a flag stays raised
+            scalars.clear(flags)
+        first: dict[int, NDArray[Any]] = {}
+        bits = gradient_bits(members[0][0].program, name)
+        for (rank, _), mine in zip(members, views, strict=True):
+            shard = mine[f"gs.{name}"]
+            part = shard_slice(rank, name)
+            if part.start in first:
+                kernels.memory.copy(shard, first[part.start])
+                continue
+            first[part.start] = shard
+            parts = [other[f"g.{name}"][part] for other in views]
+            if bits is not None:
+                # of shards that several have, each reduces a part: blocks begin where such parts do
+                length = len(shard) * rank.program.topology.shards // len(views)
+                for start in range(0, len(shard), length):
+                    at = slice(start, start + length)
+                    mean_of_packed(
+                        [each[at] for each in parts],
+                        shard[at],
+                        flags,
+                        bits=bits,
+                        kernels=kernels,
+                        scalars=scalars,
+                        scratch=scratch,
+                        accumulate=accumulate,
+                    )
+                continue
+            scratch.reset()
+            scalars.mean_of_replicas(
+                parts, shard, flags, scratch=scratch, accumulate=accumulate, divisor=float(len(views))
+            )
+
+
+def all_reduce_replicas(members: Sequence[Member], kernels: KernelSet, scalars: Scalars, scratch: Scratch) -> None:
+    """Every replica's gradient becomes the mean of all."""
+    views = [rank.by_role(instruction) for rank, instruction in members]
+    for name in members[0][1].blocks:
+        gradients, flags = ([view[f"{what}.{name}"] for view in views] for what in ("g", "flag"))
+        scalars.clear(flags)
+        scratch.reset()
+        scalars.mean_of_replicas(
+            gradients, gradients[0], flags, scratch=scratch, accumulate=False, divisor=float(len(views))
+        )
+        for other in gradients[1:]:
+            kernels.memory.copy(other, gradients[0])
+
+
+def all_reduce_ends(members: Sequence[Member], kernels: KernelSet, scalars: Scalars, scratch: Scratch) -> None:
+    """Tied embeddings: first + last, on both; a flag of either is a flag of both.
+
+    What follows the table in either tensor, norm or positions, is of that end alone, and is left as it is.
+    """
+    views: Views = {}
+    for rank, instruction in members:
+        views |= rank.by_role(instruction)
+    rank = members[0][0]
+    shared = tied_elements(rank, len(views["gs.embed"]))
+    first, last = views["gs.embed"][:shared], views["gs.head"][:shared]
+    flags = [views["flag.embed"], views["flag.head"]]
+    if shared:
+        scratch.reset()
+        kernels.add(first, last, first, scratch=scratch)
+        kernels.memory.copy(last, first)
+        scratch.reset()
+        scalars.check_finite(first, flags, scratch=scratch)
+    scalars.spread(flags, flags)
+
+
+def tied_elements(rank: Rank, elements: int) -> int:
+    """How many of a replica's elements belong to the tied table, which stands first in both tensors."""
+    start = rank.program.topology.shard_range(block("embed"), rank.replica).start
+    model = peer_model(rank.program.model, rank.program.plan)
+    return min(max(tied_table_elements(model) - start, 0), elements)
+
+
+def all_gather(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:
+    """The view of every member becomes all their shards of the master weights, rounded to the view's type, or packed; or all their parts of it.
+
+    The members of a group that has the same part of a view make that part.
+    """
+    views = [rank.by_role(instruction) for rank, instruction in members]
+    program, first = members[0][0].program, members[0][1]
+    made = gathered_name(first)
+    for name in first.blocks:
+        whole, bits = views[0][f"{made}.{name}"], view_bits(program, name)
+        places = whole.reshape(len(members), -1)
+        for (rank, instruction), mine, place in zip(members, views, places, strict=True):
+            if gathers_parts(instruction):
+                kernels.memory.copy(place, mine[f"v.{name}"])
+                continue
+            cast_master(rank, instruction, f"p.{name}", place, kernels, scratch)
+            if bits is not None:
+                round_view(place, bits, kernels, scratch)
+        for other in views[1:]:
+            kernels.memory.copy(other[f"{made}.{name}"], whole)
+
+
+def gathers_parts(instruction: Instruction) -> bool:
+    """Whether a gather is of parts of views, which are rounded already, rather than of masters."""
+    return instruction.group == Group.VIEWS.value
+
+
+def gathered_name(instruction: Instruction) -> str:
+    """The role, but for the block, of what a gather makes: whole views, or parts of them."""
+    return "v" if instruction.group == Group.PARTS.value else "w"
+
+
+def any_flag(members: Sequence[Member], scalars: Scalars) -> None:
+    """The overflow flag of all ranks: set where any block's flag is."""
+    views = [rank.by_role(instruction) for rank, instruction in members]
+    flags = [view for mine in views for role, view in mine.items() if role.startswith("flag.")]
+    scalars.spread(flags, [mine["overflow"] for mine in views])
+
+
+def gradient_norm(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> None:
+    """The Euclidean norm of the whole reduced gradient, still scaled; infinite when a block's flag is set anywhere.
+
+    Blocks in forward order, shards as they lie in these, fixed chunks in float64. Padding does not count, a tied table counts once.
+    """
+    views = [rank.by_role(instruction) for rank, instruction in members]
+    flags: list[NDArray[Any]] = []
+    stages: dict[int, list[tuple[Member, Views]]] = {}
+    for member, mine in zip(members, views, strict=True):
+        flags += block_flags(mine, member[1])
+        stages.setdefault(member[0].stage_index, []).append((member, mine))
+    chunks = [
+        {name: list(_chunks_of_block(lanes, name)) for name in lanes[0][0][1].blocks} for lanes in stages.values()
+    ]
+    scalars.norm(chunks, flags, [mine["norm"] for mine in views], scratch=scratch)
+
+
+def _chunks_of_block(lanes: Sequence[tuple[Member, Views]], name: str) -> Iterator[NDArray[Any]]:
+    """What the ranks of a stage count of a block for the norm, in the order of their shards."""
+    owner = named_block(name)
+    for lane in lanes[0][0][0].program.topology.lanes_by_shard(owner):
+        (rank, _), mine = lanes[lane]
+        yield from gradient_chunks(rank, name, mine[f"gs.{name}"])
+
+
+def block_flags(views: Views, instruction: Instruction) -> list[NDArray[Any]]:
+    """A rank's flags of all blocks of an instruction."""
+    return [views[f"flag.{name}"] for name in instruction.blocks]
+
+
+def gradient_chunks(rank: Rank, name: str, gradient: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """The fixed chunks of a rank's part of a block's gradient that it contributes to the norm."""
+    for low, high in norm_chunks(rank.program, name, rank.replica, len(gradient), rank.peer):
+        yield gradient[low:high]
+
+
+def norm_chunks(program: Program, name: str, replica: int, elements: int, peer: int = 0) -> Iterator[tuple[int, int]]:
+    """The chunks of a rank's part of a block's gradient that it counts for the norm; what several ranks have counts once."""
+    model, peers = peer_model(program.model, program.plan), program.plan.tp
+    owner = named_block(name)
+    if not program.topology.is_first_holder(owner, replica):
+        return
+    start = program.topology.shard_range(owner, replica).start
+    for parameter, low, high in parameters_within(model, owner, start, elements):
+        if model.tied_embeddings and owner.kind == "head" and parameter.weight == "table":
+            continue  # counted with embed
+        if peer % share_of(program.model, peers, parameter.weight).copies:
+            continue  # counted with the first peer that has it
+        for first in range(low, high, SQUARES_CHUNK):
+            yield first, min(first + SQUARES_CHUNK, high)
+
+
+def total_loss(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> None:
+    """The step's loss summed over replicas in rank order, float64, in nats over all tokens."""
+    scalars.sum_losses([rank.by_role(instruction)["loss"] for rank, instruction in members], scratch=scratch)

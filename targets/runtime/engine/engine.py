@@ -1,0 +1,537 @@
+"""What every engine does that executes a program, and what each adds.
+
+An engine runs the ranks of its process: it holds their arenas, binds routines to them, and steps through the streams of
+instructions. How it does so is the matter of its class, in the methods below that are marked as its part: the abstract ones every
+class has, the others have what most engines want. Nothing else is overridden.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
+
+import numpy as np
+from attrs import field, frozen
+from numpy.typing import NDArray
+
+from ratrain.ratrain_ir.config.types import Dtype, Home, StateKind
+from ratrain.ratrain_ir.ops import ops
+from ratrain.ratrain_ir.ops.ops import ENGINES, Engine, Part
+from ratrain.ratrain_ir.ops.per_op import PerOp
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, fail
+from ratrain.ratrain_ir.support.loops import compiled_anew
+from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
+from ratrain.targets.runtime.arena.process_memory import (
+    MemoryUse,
+    Residence,
+    Traffic,
+    peak_resident_bytes,
+    resident_bytes,
+)
+from ratrain.targets.runtime.data.data import fail_without_labels
+from ratrain.targets.runtime.engine.certificate import constants_of, scratch_bytes
+from ratrain.targets.runtime.engine.compute_time import ComputeTimes, StageCompute
+from ratrain.targets.runtime.engine.evaluation import serves_the_loss
+from ratrain.targets.runtime.engine.first_use import first_use
+from ratrain.targets.runtime.engine.memory_monitor import MemoryMonitor
+from ratrain.targets.runtime.engine.optimizer import Updater
+from ratrain.targets.runtime.engine.profile import StepSpan
+from ratrain.targets.runtime.engine.rank import BoundRoutine, Rank, bind_routine, prepare_tables
+from ratrain.targets.runtime.kernels.shared import number_within
+from ratrain.targets.runtime.watch.positions import RankPhase
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ratrain.ratrain_ir.topology import Hop
+    from ratrain.ratrain_ir.topology import Rank as MeshRank
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.runtime.arena.memory import Feed, Memory
+    from ratrain.targets.runtime.data.data import Batches
+    from ratrain.targets.runtime.engine.profile import Concurrency, Profile
+    from ratrain.targets.runtime.kernels import KernelSet, Scratch
+
+
+@frozen
+class StepReport:
+    """What one step did. `loss` is the mean over the step's tokens that are in the loss in nats, before the update.
+
+    `loss_scale` is the next step's; `skipped_blocks` counts updates left out for an overflow, on all ranks.
+    """
+
+    step: int
+    loss: float
+    tokens: int
+    loss_scale: float
+    skipped_blocks: int
+    gradient_norm: float | None
+    """before clipping; infinite where a gradient overflowed"""
+    loss_tokens: int | None = None
+    """the tokens that the loss is the mean of, where those are not all of the step's as a rule"""
+    memory: Residence | None = field(default=None, eq=False)
+    """None where the system does not say, or the arenas are on a device"""
+    compute: tuple[StageCompute, ...] | None = field(default=None, eq=False)
+    """by stage; None on a device, where instructions are issued and not awaited"""
+
+
+@frozen
+class StepTotals:
+    """What the ranks of the whole job did in a step: the sum of the losses of its tokens in nats, and as in `StepReport`."""
+
+    loss: float
+    skipped_blocks: int
+    gradient_norm: float | None
+    memory: Residence | None
+    compute_seconds: NDArray[Any]
+    """of all ranks, shape [stages, ranks of a stage]"""
+
+
+class Head:
+    """The next instruction of one engine of one rank; the engine has some. Asked again and again, so it looks nothing up twice."""
+
+    def __init__(self, rank: Rank, engine: Engine) -> None:
+        self.rank = rank
+        self.engine = engine
+        self.stream = rank.stage.streams[engine]
+        """One step's instructions of the engine."""
+        self._length = len(self.stream)
+
+    def has_work(self, limit: int) -> bool:
+        """Whether the engine has completed its stream fewer than `limit` times."""
+        return self.rank.completed[self.engine] < limit * self._length
+
+    def next_instruction(self) -> tuple[Instruction, int]:
+        """The instruction, and its step, counted from the engine's first."""
+        step, position = divmod(self.rank.completed[self.engine], self._length)
+        return self.stream[position], step
+
+
+class ProgramEngine(ABC):
+    """Runs the ranks of a program that belong to this process: those of `places`, in stage and replica order.
+
+    Raises `DiagnosticError` RT093 where this machine cannot hold their arenas.
+    """
+
+    concurrency: ClassVar[Concurrency]
+    """What runs at a time."""
+
+    def __init__(self, program: Program, kernels: KernelSet, batches: Batches, places: Sequence[MeshRank]) -> None:
+        self.program = program
+        self.kernels = kernels
+        self.batches = batches
+        _check_memory(program, places, self.needed_bytes(places), kernels.memory)
+        _check_homes(program, kernels)
+        _load_kernels(program, kernels)
+        self.compiles = compiled_anew() > 0
+        """True where compiled loops are not on disk yet: the first of them had to be compiled."""
+        self.constant_bytes = resident_bytes()
+        """Resident bytes of this process before its arenas; None where the system does not say."""
+        self.ranks: list[list[Rank]] = [[] for _ in program.stages]
+        """The ranks of this process, by stage."""
+        for place in places:
+            self.ranks[place.stage].append(Rank(program, place.stage, place.replica, kernels.memory, place.peer))
+        self.has_whole_state = True
+        """True while weights, moments and counts are as the last finished step left them: no later update has begun."""
+        self.evaluates = False
+        """Whether there will be passes that evaluate."""
+        self.expected_steps = 0
+        """Number of steps that are to come."""
+        self.first_step = 0
+        """Steps done before this engine was made (a resumed run)."""
+        self.step = 0
+        """The step it works on, or ended last."""
+        self.tell: Callable[[Diagnostic], None] = lambda _: None
+        """Who hears of what is worth a word and stops nothing."""
+        self.monitor: MemoryMonitor | None = None
+        self.profile: Profile | None = None
+        self.compute_times = ComputeTimes(program.topology)
+        self.file_traffic = Traffic()
+        """What the steps so far have read from files and written to them."""
+        self.evaluated: tuple[Batches, int] | None = None
+        """The data of a pass that evaluates, and which of its batches; None while training."""
+        prepare_tables(program, kernels)
+        self.updater = Updater(program, kernels)
+        self.scratch: Scratch = kernels.memory.scratch(self.scratch_needed())
+        self.bound: dict[_Key, BoundRoutine] = {}
+        self.feeds: dict[_Key, tuple[Rank, Instruction, Feed]] = {}
+        """Of every instruction that loads an input."""
+        self._bind()
+        self.heads = [Head(rank, e) for ranks in self.ranks for rank in ranks for e in ENGINES if rank.stage.streams[e]]
+
+    def _bind(self) -> None:
+        for ranks in self.ranks:
+            for rank in ranks:
+                for instruction in rank.stage.streams[Engine.COMPUTE]:
+                    if instruction.routine is not None:
+                        scratch = self.scratch_of(rank, Engine.COMPUTE)
+                        self.bound[_key(rank, instruction)] = bind_routine(rank, instruction, self.kernels, scratch)
+                for instruction in (each for stream in rank.stage.streams.values() for each in stream):
+                    if instruction.keyword == ops.LoadInput.keyword:
+                        feed = rank.memory.feed(rank.by_role(instruction)["data"])
+                        self.feeds[_key(rank, instruction)] = rank, instruction, feed
+
+    # The part of each class of engines
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """Where the ranks run, in words."""
+
+    @property
+    @abstractmethod
+    def peak_transport_bytes(self) -> int:
+        """Most bytes outside the arenas that messages and collectives have taken in this process."""
+
+    @abstractmethod
+    def run_until(self, limit: int) -> None:
+        """Run until every engine of this process's ranks has completed its stream `limit` times.
+
+        Of each instruction: `begin`; what `is_executed`, either `run_alone` or with its partners; `complete`. Raises `DiagnosticError`
+        RT093 when nothing will ever be ready though work is left.
+        """
+
+    @abstractmethod
+    def step_totals(self, step: int) -> StepTotals:
+        """What all ranks of the job did in the step that has just ended."""
+
+    @abstractmethod
+    def evaluated_loss(self, step: int) -> float:
+        """The sum of the losses of all tokens, in nats, of a pass that stood for a step and has just ended."""
+
+    def needed_bytes(self, places: Sequence[MeshRank]) -> int:
+        """Bytes without which these ranks cannot run here. Asked before anything is allocated."""
+        return sum(self.program.stages[place.stage].arena_bytes for place in places)
+
+    def scratch_needed(self) -> int:
+        """Bytes of scratch that the largest instruction takes. Asked once, while the engine is made."""
+        return scratch_bytes(self.program, self.kernels)
+
+    def scratch_of(self, rank: Rank, engine: Engine) -> Scratch:  # noqa: ARG002
+        """What an engine's kernels take temporaries from: one for all, as one instruction runs at a time.
+
+        Asked from the binding of routines on, while the engine is made.
+        """
+        return self.scratch
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of all scratch of the process."""
+        return self.scratch.capacity
+
+    def agreed_stop(self, asked: Callable[[], int]) -> Callable[[], int]:
+        """What to ask between steps, given the signal that asks this process to end, or 0."""
+        return asked
+
+    def begin(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
+        """Note that a rank's engine starts its next instruction."""
+        if rank.position is not None:
+            rank.position.begin(engine)
+        if self.monitor is not None:
+            self.monitor.before(rank, instruction)
+        if engine is Engine.COMPUTE:
+            self.compute_times.begin(rank.place)
+        if self.profile is not None and self.evaluated is None:
+            self.profile.begin(rank.stage_index, rank.lane, engine)
+
+    def complete(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
+        """Note that it is done: what waits for it may be ready now."""
+        rank.completed[engine] += 1
+        if engine is Engine.COMPUTE:
+            self.compute_times.complete(rank.place)
+        if self.profile is not None and self.evaluated is None:
+            self.profile.complete(rank.stage_index, rank.lane, engine)
+        if rank.position is not None:
+            rank.position.complete(engine)
+        if self.monitor is not None:
+            self.monitor.after(rank, instruction)
+
+    # Steps
+
+    def run_step(self, step: int) -> StepReport:
+        """Run one step to its end; steps are numbered from 0 over the whole training.
+
+        Raises `DiagnosticError` RT093 when nothing is ready though work is left: the program would hang.
+        """
+        limit = step - self.first_step + 1
+        self.step = step
+        tokens = self.program.plan.tokens_per_step
+        counted = self._counted(step)
+        start = self.profile.clock() if self.profile is not None else 0.0
+        self.enter(RankPhase.RUNNING, step)
+        self.compute_times.begin_step()
+        self.updater.begin_step(step, self.loss_scale[0])
+        before = self._file_traffic()
+        with np.errstate(all="ignore"):  # overflow is no accident here: flags find it, and its blocks are skipped
+            self._run_pass(limit, step)
+        self.file_traffic += self._file_traffic() - before
+        self.enter(RankPhase.BETWEEN_STEPS, step)
+        totals = self.step_totals(step)
+        mean = totals.loss / (tokens if counted is None else counted)
+        scale, skipped = self.loss_scale[0], totals.skipped_blocks
+        compute = (
+            None
+            if self.kernels.memory.overlaps
+            else StageCompute.of_step(self.program.topology, totals.compute_seconds)
+        )
+        report = StepReport(step, mean, tokens, scale, skipped, totals.gradient_norm, counted, totals.memory, compute)
+        if self.profile is not None:
+            self.profile.steps.append(StepSpan(limit - 1, start, self.profile.clock()))
+        self.has_whole_state = True
+        return report
+
+    def _file_traffic(self) -> Traffic:
+        return sum((rank.file_traffic for ranks in self.ranks for rank in ranks), Traffic())
+
+    def _run_pass(self, limit: int, step: int) -> None:
+        """Run until every engine has completed its stream `limit` times, the last time for a step over the whole training."""
+        for rank, instruction, feed in self.feeds.values():
+            if feed.is_ahead:
+                self._fill(rank, instruction, feed, step)
+        self.run_until(limit)
+        self.updater.end_step()
+
+    def _counted(self, step: int) -> int | None:
+        """The labels of a step that are in the loss, which gradients are divided by from here on; None where that is always all.
+
+        Every rank knows them from the data alone, so that the mean is that of the global batch whatever the layout. Raises
+        `DiagnosticError` RT090 where there are none.
+        """
+        if self.batches.stream.counts_all:
+            return None
+        counted = self.batches.counted(step)
+        if not counted:
+            fail_without_labels(step, self.program.plan, self.first_step)
+        for bound in self.bound.values():
+            bound.count_labels(counted, self.program.plan.tokens_per_step)
+        return counted
+
+    def run_forward(self, batches: Batches, number: int) -> float:
+        """The loss of batch `number` of `batches` with the weights as they are: mean over its tokens in the loss, in nats.
+
+        Between steps only. It is a step of the program of which nothing is executed but what the loss needs (`evaluation`),
+        and it is not counted: every carried byte is afterwards what it was before.
+        """
+        done = min(head.rank.completed[head.engine] // len(head.stream) for head in self.heads)
+        self.evaluated = batches, number
+        try:
+            with np.errstate(all="ignore"):
+                self._run_pass(done + 1, done + self.first_step)
+        finally:
+            self.evaluated = None
+        for head in self.heads:
+            head.rank.completed[head.engine] -= len(head.stream)
+        return self.evaluated_loss(done + self.first_step) / max(1, batches.counted(number))
+
+    def enter(self, phase: RankPhase, step: int) -> None:
+        """Say for all ranks of this process what they do as a whole."""
+        for position in (rank.position for ranks in self.ranks for rank in ranks if rank.position is not None):
+            position.enter(phase, step)
+
+    # Instructions
+
+    def is_executed(self, instruction: Instruction) -> bool:
+        """Whether an instruction does anything: all do, but where the engine evaluates."""
+        return self.evaluated is None or serves_the_loss(instruction)
+
+    def run_alone(self, rank: Rank, instruction: Instruction, step: int) -> None:
+        """Run an instruction that needs no partner; `step` is counted over the whole training."""
+        _ALONE[instruction.keyword](self, rank, instruction, step)
+
+    def call_routine(self, rank: Rank, instruction: Instruction, _step: int) -> None:
+        """Run the routine of a block op, bound to its tensors."""
+        self.bound[_key(rank, instruction)]()
+
+    def load_input(self, rank: Rank, instruction: Instruction, step: int) -> None:
+        """Have tokens, labels or starts of documents of a micro-batch in the arena."""
+        _, _, feed = self.feeds[_key(rank, instruction)]
+        if not feed.is_ahead:
+            self._fill(rank, instruction, feed, step)
+        feed.deliver()
+
+    def _fill(self, rank: Rank, instruction: Instruction, feed: Feed, step: int) -> None:
+        """Write what an instruction of a step loads; a tensor peer's tokens and labels as rows of its own tables."""
+        batches, number = self.evaluated or (self.batches, step)
+        part = Part(instruction.variant)
+        batches.fill(number, rank.replica, instruction.piece, part, feed.values)
+        if rank.vocabulary is not None and part is not Part.DOCUMENTS:
+            number_within(feed.values, rank.vocabulary)
+
+    def store(self, rank: Rank, instruction: Instruction, _step: int) -> None:
+        """Copy tensors into another memory."""
+        for source, target in rank.copies(instruction):
+            held = rank.stage.tensors[target]
+            rank.stores[held.home].put(held.offset, rank.views[source])
+
+    def fetch(self, rank: Rank, instruction: Instruction, _step: int) -> None:
+        """Copy tensors from another memory."""
+        for source, target in rank.copies(instruction):
+            held = rank.stage.tensors[source]
+            rank.stores[held.home].get(held.offset, rank.views[target])
+
+    def update(self, rank: Rank, instruction: Instruction, _step: int) -> None:
+        """Update a block on the host's scratch: an engine of its own in a machine that updates beside its compute engine."""
+        self.has_whole_state &= self.evaluated is not None
+        update = self.updater.update if self.evaluated is None else self.updater.refresh_view
+        update(rank, instruction, self.scratch_of(rank, Engine.HOST))
+
+    def update_scale(self, rank: Rank, instruction: Instruction, _step: int) -> None:
+        """Set the next step's loss scale."""
+        views = rank.by_role(instruction)
+        scratch = self.scratch_of(rank, Engine.COLLECTIVE)
+        self.updater.scalars.advance_scale(views["scale"], views["overflow"], scratch=scratch)
+
+    def hop(self, rank: Rank, instruction: Instruction) -> Hop:
+        """The channel of a message."""
+        hop = instruction.hop(rank.stage_index, self.program.topology)
+        assert hop is not None  # the verifier has refused messages between stages that are no neighbours
+        return hop
+
+    # What others ask
+
+    def capture_steps(self) -> None:
+        """Have a step recorded once, and repeated, from here on. Raises `DiagnosticError` RT093 where that cannot be done."""
+        self.refuse_capture(f"{self.description}: instructions wait for what other processes or threads do")
+
+    def refuse_capture(self, why: str) -> NoReturn:
+        """Raise `DiagnosticError` RT093 for steps that cannot be recorded."""
+        text = f"a step of this run cannot be captured: {why}"
+        fail("RT093", text, help="leave --graph out, or run all ranks in one process, in a fixed order: --device cuda")
+
+    def open_stores(self, folder: Path | None) -> None:
+        """Have all other memories that the ranks store in, their files in a folder, before the first step. Raises `DiagnosticError` RT093."""
+        for rank in (rank for ranks in self.ranks for rank in ranks):
+            rank.store_folder = folder
+            _ = rank.stores
+
+    def watch_memory(self, *, poison: bool) -> None:
+        """Hold every access against the program's lives from here on; with `poison`, freed bytes become NaNs."""
+        self.monitor = MemoryMonitor(self.ranks, poison=poison)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of all arenas of the process."""
+        return sum(rank.arena.nbytes for ranks in self.ranks for rank in ranks)
+
+    def memory_use(self) -> MemoryUse:
+        """What this process holds, and has held at most."""
+        return MemoryUse(
+            self.arena_bytes,
+            self.scratch_bytes,
+            self.peak_transport_bytes,
+            self.constant_bytes,
+            peak_resident_bytes(),
+            self.declared_constants(),
+            self.file_traffic,
+            self._planned_traffic(),
+            self.first_use(),
+        )
+
+    def expect_steps(self, count: int) -> None:
+        """Say how many steps there will be: a run keeps figures of each."""
+        self.expected_steps = count
+
+    def first_use(self) -> dict[str, int]:
+        """Return the most bytes that libraries and compiled loops take at their first use, by what takes them."""
+        engines = len(self.heads) if self.concurrency == "threads" else 0
+        ranks = sum(map(len, self.ranks)) if engines else 1
+        team = getattr(self.kernels, "team", None)
+        return first_use(
+            self.program,
+            self.kernels,
+            scratch_bytes=self.scratch_bytes,
+            multiplying=ranks * (1 if team is None else team.threads),
+            engines=engines,
+            compiles=self.compiles,
+            steps=self.expected_steps,
+        )
+
+    def residence(self) -> Residence | None:
+        """What this process has held in memory at most, and should; None where the system does not say, or a device has the arenas."""
+        if self.kernels.memory.overlaps:
+            return None
+        memory = self.memory_use()
+        if memory.peak_resident_bytes is None or memory.planned_bytes is None:
+            return None
+        return Residence(memory.peak_resident_bytes, memory.planned_bytes)
+
+    def _planned_traffic(self) -> Traffic:
+        moved = [rank.stage.moved_bytes(Home.FILE) for ranks in self.ranks for rank in ranks]
+        return Traffic(sum(read for read, _ in moved), sum(written for _, written in moved))
+
+    def declared_constants(self) -> dict[str, int]:
+        """Bytes that this process holds at most beside arenas and scratch, by what for."""
+        return {**self._constants, "messages": self.peak_transport_bytes}
+
+    @cached_property
+    def _constants(self) -> dict[str, int]:
+        """What stands beside arenas, scratch and messages."""
+        places = [rank.place for ranks in self.ranks for rank in ranks]
+        return constants_of(self.program, self.kernels, places, areas=len(places) + 1)
+
+    def expect_evaluation(self) -> None:
+        """Make ready for passes that evaluate. Called once, before the first step, where there will be some."""
+        self.evaluates = True
+
+    @property
+    def loss_scale(self) -> tuple[float, float]:
+        """The loss scale and what its rule counts; the same on every rank between steps."""
+        values = next(rank for ranks in self.ranks for rank in ranks).carried("scale")
+        return float(values[0]), float(values[1])
+
+
+_Key: TypeAlias = "tuple[MeshRank, int]"
+"""An instruction of a rank."""
+_Alone: TypeAlias = Callable[[ProgramEngine, Rank, "Instruction", int], None]
+
+_ALONE: PerOp[_Alone] = PerOp(
+    "execution by one rank alone",
+    {
+        **dict.fromkeys(ops.BLOCK_OPS, ProgramEngine.call_routine),
+        ops.LoadInput: ProgramEngine.load_input,
+        ops.Store: ProgramEngine.store,
+        ops.Fetch: ProgramEngine.fetch,
+        ops.Update: ProgramEngine.update,
+        ops.ScaleUpdate: ProgramEngine.update_scale,
+    },
+    never=(*ops.MESSAGE_OPS, *ops.COLLECTIVE_OPS, ops.Release),
+)
+
+
+def _key(rank: Rank, instruction: Instruction) -> _Key:
+    """An instruction of a rank."""
+    return rank.place, id(instruction)
+
+
+def _load_kernels(program: Program, kernels: KernelSet) -> None:
+    """Run a kernel on one element: the libraries that a kernel set loads with its first one are no part of what a step takes."""
+    one, other = np.zeros(1, np.float32), np.zeros(1, NUMPY_DTYPES[Dtype(program.plan.view_dtype)])
+    scratch = kernels.memory.scratch(kernels.scratch_bytes("cast", src=one, dst=other))
+    kernels.cast(kernels.memory.staged(one), kernels.memory.staged(other), scratch=scratch)
+
+
+def _check_homes(program: Program, kernels: KernelSet) -> None:
+    """Raise `DiagnosticError` RT004 where a device would have to compute in the host's memory."""
+    state = (StateKind.MASTER, StateKind.MOMENT)
+    tensors = (tensor for stage in program.stages for tensor in stage.tensors)
+    if kernels.memory.overlaps and any(tensor.home is Home.HOST and tensor.kind in state for tensor in tensors):
+        text = f"the device '{kernels.memory.place}' updates no state that is in the host's memory"
+        help_text = (
+            "compile with offload-state{home=file}, which brings it to the device in pieces, or run on this processor"
+        )
+        fail("RT004", text, help=help_text)
+
+
+def _check_memory(program: Program, places: Sequence[MeshRank], needed: int, memory: Memory) -> None:
+    """Refuse what there is no room for, before the system kills the process for it."""
+    present, words = memory.room()
+    if needed > present:
+        which = "all " if len(places) == program.plan.clusters else ""
+        arenas = sum(program.stages[place.stage].arena_bytes for place in places)
+        fail(
+            "RT093",
+            f"{which}{len(places)} ranks in one process need {needed} bytes, {arenas} of them arenas; {words}",
+            help="'ratrainc simulate' times the program without executing it; a smaller model or plan can be run here",
+        )

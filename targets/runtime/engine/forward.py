@@ -1,0 +1,129 @@
+"""The forward pass of a model on one sequence, by the routines and kernels that train it, without a program.
+
+Nothing is kept for a backward, and blocks share their activations: beside the weights that takes the activations of one layer. There
+is no cache of keys and values: the logits behind a prefix are those of a forward pass over all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.model.blocks import Block, activation_type, block_chain, flat_elements
+from ratrain.targets.codegen.routines import RoutineForm, derived_routine, representative
+from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
+from ratrain.targets.runtime.arena.memory import HOST
+from ratrain.targets.runtime.arena.scratch import Scratch
+from ratrain.targets.runtime.engine.rank import bind_steps, resolve, routine_scratch_bytes
+from ratrain.targets.runtime.weights.weight_source import flat_pieces
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.types import Dtype
+    from ratrain.targets.program.routine import Routine
+    from ratrain.targets.runtime.kernels import KernelSet
+    from ratrain.targets.runtime.weights.weight_source import WeightSource
+
+LENGTH_STEP = 64
+"""Prefixes are padded at their end to a multiple of it, so that routines are made anew once in so many tokens. Assumed."""
+
+_ROLES = {"embed": ("tokens", "w", "y"), "head": ("x", "w", "labels", "lse", "loss")}
+_LAYER_ROLES = ("x", "w", "y")
+
+
+def sequence_plan(length: int, dtype: Dtype) -> Plan:
+    """The plan of one sequence on one rank, with weights and activations of a type."""
+    return Plan(pp=1, dp=1, cuts=(), micro_batch_size=1, micro_batches=1, seq_len=length, view_dtype=dtype.value)
+
+
+@frozen(eq=False)
+class _Bound:
+    """All blocks but the head, bound to the activations of sequences of one length."""
+
+    tokens: NDArray[np.int32]
+    hidden: NDArray[Any]
+    """[length, hidden] of the last layer"""
+    blocks: tuple[Callable[[], None], ...]
+
+
+class Forward:
+    """A model with its weights, ready to say what comes behind a prefix."""
+
+    def __init__(self, model: ModelConfig, source: WeightSource, dtype: Dtype, kernels: KernelSet) -> None:
+        self._model = model
+        self._dtype = dtype
+        self._kernels = kernels
+        self._views = {owner: self._view(owner, source) for owner in block_chain(model)}
+        self._bound: _Bound | None = None
+        head, plan = block_chain(model)[-1], sequence_plan(1, dtype)
+        routine = self._routine(head, plan)
+        self._last = np.zeros((1, model.hidden_size), NUMPY_DTYPES[dtype])
+        operands = {
+            "x": self._last,
+            "w": self._views[head],
+            "labels": np.zeros(1, np.int32),
+            "lse": np.zeros(1, np.float32),
+            "loss": np.zeros(1, np.float64),
+            "workspace": HOST.allocate(routine.workspace_bytes),
+        }
+        self._head = bind_steps(routine, operands, kernels, Scratch(routine_scratch_bytes(routine, kernels)))
+        logits = next(step.operands["logits"] for step in routine.steps if "logits" in step.operands)
+        self._logits: NDArray[np.float32] = resolve(routine, logits, operands)
+
+    def logits(self, prefix: Sequence[int]) -> NDArray[np.float32]:
+        """The logits, shape [vocabulary], of the token that follows a prefix of at least one; valid until the next call."""
+        length = -(-len(prefix) // LENGTH_STEP) * LENGTH_STEP
+        if self._model.learned_positions is not None:
+            length = min(length, self._model.learned_positions)
+        if self._bound is None or len(self._bound.tokens) != length:
+            self._bound = self._bind(length)
+        bound = self._bound
+        bound.tokens[: len(prefix)] = prefix
+        bound.tokens[len(prefix) :] = 0  # no earlier row sees these
+        with np.errstate(all="ignore"):  # the caller looks whether logits are finite
+            for run in bound.blocks:
+                run()
+            self._last[...] = bound.hidden[len(prefix) - 1]
+            self._head()
+        found: NDArray[np.float32] = self._logits.reshape(-1)
+        return found
+
+    def _view(self, owner: Block, source: WeightSource) -> NDArray[Any]:
+        """A block's weights, [elements], in the type that forward passes read."""
+        plan = sequence_plan(1, self._dtype)
+        view = np.zeros(flat_elements(self._model, plan, owner), NUMPY_DTYPES[self._dtype])
+        for at, values in flat_pieces(self._model, owner, source, 0, view.size):
+            part = view[at : at + values.size]
+            scratch = Scratch(self._kernels.scratch_bytes("cast", src=values, dst=part))
+            self._kernels.cast(values, part, scratch=scratch)
+        return view
+
+    def _routine(self, owner: Block, plan: Plan) -> Routine:
+        roles = _ROLES.get(owner.kind, _LAYER_ROLES)
+        return derived_routine(
+            RoutineForm("forward", representative(owner, self._model), roles, (), accumulates=False), self._model, plan
+        )
+
+    def _bind(self, length: int) -> _Bound:
+        plan = sequence_plan(length, self._dtype)
+        blocks = block_chain(self._model)[:-1]
+        routines = {owner: self._routine(owner, plan) for owner in blocks}
+        each = list({id(routine): routine for routine in routines.values()}.values())  # layers share theirs
+        workspace = HOST.allocate(max(routine.workspace_bytes for routine in each))
+        scratch = Scratch(max(routine_scratch_bytes(routine, self._kernels) for routine in each))
+        shapes = [activation_type(self._model, plan, owner).shape for owner in block_chain(self._model)]
+        one, other = (np.zeros(max(shapes), NUMPY_DTYPES[self._dtype]) for _ in range(2))
+        tokens = np.zeros(length, np.int32)
+        bound = []
+        for owner, ((before, _), (after, _)) in zip(blocks, pairwise(shapes), strict=True):
+            operands = {"tokens": tokens, "x": one[:before], "y": other[:after]}
+            operands |= {"w": self._views[owner], "workspace": workspace}
+            bound.append(bind_steps(routines[owner], operands, self._kernels, scratch))
+            one, other = other, one
+        return _Bound(tokens, one[:length], tuple(bound))

@@ -1,0 +1,403 @@
+"""The local engine: all ranks of a job in one process, deterministic.
+
+`ordered` visits the heads of all (rank, engine) streams in a fixed round and runs those that are ready; it ends for every program
+that verifies. With an interleaving seed it picks among the ready heads at random instead: any order the waits allow gives the
+same bytes. A send copies its bytes out (transport memory outside the arenas); its receive copies them in.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeAlias
+
+from attrs import frozen
+
+from ratrain.ratrain_ir.config.types import Home
+from ratrain.ratrain_ir.ops import ops
+from ratrain.ratrain_ir.ops.messages import Direction, engines_of
+from ratrain.ratrain_ir.ops.ops import ENGINES, OP_CLASSES, Engine, Group, Quantity
+from ratrain.ratrain_ir.ops.per_op import PerOp
+from ratrain.ratrain_ir.support.diagnostics import Note, fail
+from ratrain.targets.runtime.engine import collectives, peer_collectives
+from ratrain.targets.runtime.engine.certificate import certificate
+from ratrain.targets.runtime.engine.channels import Channels
+from ratrain.targets.runtime.engine.engine import Head, ProgramEngine, StepTotals
+from ratrain.targets.runtime.engine.optimizer import update_scratch_bytes
+from ratrain.targets.runtime.engine.rank import Rank
+from ratrain.targets.runtime.engine.repeated import RepeatedStep
+from ratrain.targets.runtime.watch.liveness import Liveness
+from ratrain.targets.runtime.watch.positions import EnginePosition, RankPhase, RankPosition
+from ratrain.targets.runtime.watch.postmortem import diagnose
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.topology import Rank as MeshRank
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.runtime.arena.streams import Graph
+    from ratrain.targets.runtime.data.data import Batches
+    from ratrain.targets.runtime.engine.collectives import Member
+    from ratrain.targets.runtime.engine.profile import Concurrency
+    from ratrain.targets.runtime.kernels import KernelSet, Scratch
+
+
+class LocalEngine(ProgramEngine):
+    """Runs all of a program's ranks in this process, one instruction at a time."""
+
+    concurrency: ClassVar[Concurrency] = "ordered"
+    side_by_side: ClassVar[bool] = False
+    """Whether each engine of each rank has a thread."""
+
+    def __init__(
+        self, program: Program, kernels: KernelSet, batches: Batches, *, interleave_seed: int | None = None
+    ) -> None:
+        self._scratches: dict[tuple[int, int, Engine], Scratch] = {}
+        self.certificate = certificate(program, kernels, side_by_side=self.side_by_side)
+        super().__init__(program, kernels, batches, program.topology.ranks)
+        if self.overlaps:
+            for rank in (rank for ranks in self.ranks for rank in ranks):  # all of it before the first step
+                self.scratch_of(rank, Engine.COLLECTIVE)
+                self.scratch_of(rank, Engine.HOST)
+                if program.plan.tp > 1:
+                    self.scratch_of(rank, Engine.TENSOR)
+        self.choice = random.Random(interleave_seed) if interleave_seed is not None else None  # noqa: S311
+        self.channels = Channels(kernels.memory)
+        self._reserve_messages()
+        self.order = kernels.memory.order()
+        self.repeated: RepeatedStep | None = None
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether instructions of several engines may be executed at a time, by threads, or as a device does behind the program."""
+        return self.side_by_side or self.kernels.memory.overlaps
+
+    def scratch_of(self, rank: Rank, engine: Engine) -> Scratch:
+        """What an engine's kernels take temporaries from: its own where engines overlap, of routines, of reductions, of updates."""
+        if not self.overlaps or (engine is Engine.COMPUTE and rank is self.ranks[0][0]):
+            return self.scratch
+        key = rank.stage_index, rank.lane, engine
+        if key not in self._scratches:
+            made: Scratch = self.kernels.memory.scratch(self._scratch_capacity(engine))
+            self._scratches[key] = made
+        return self._scratches[key]
+
+    def _scratch_capacity(self, engine: Engine) -> int:
+        if engine is Engine.COMPUTE:
+            return self.scratch.capacity
+        needed = peer_collectives.exchange_scratch_bytes if engine is Engine.TENSOR else update_scratch_bytes
+        return needed(self.program, self.kernels)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of all scratch of the process."""
+        return self.scratch.capacity + sum(scratch.capacity for scratch in self._scratches.values())
+
+    @property
+    def description(self) -> str:
+        """Where the ranks run, in words."""
+        count = self.program.plan.clusters
+        return f"{count} rank{'s' * (count > 1)} in this process"
+
+    def needed_bytes(self, places: Sequence[MeshRank]) -> int:  # noqa: ARG002
+        """All that the certificate says."""
+        return self.certificate.total_bytes
+
+    def declared_constants(self) -> dict[str, int]:
+        """What the certificate says."""
+        return dict(self.certificate.constants)
+
+    def expect_evaluation(self) -> None:
+        """Have room for the messages of passes that evaluate."""
+        super().expect_evaluation()
+        self.certificate = certificate(self.program, self.kernels, evaluates=True, side_by_side=self.side_by_side)
+        self._reserve_messages()
+
+    def _reserve_messages(self) -> None:
+        """Have room for all messages that may be on their way at once, before the first step."""
+        most = self.certificate.messages
+        for rank in (rank for ranks in self.ranks for rank in ranks):
+            streams = rank.stage.streams
+            sends = (item for stream in streams.values() for item in stream if item.direction is Direction.OUT)
+            for instruction in sends:
+                for operand in instruction.carried:
+                    kind = rank.stage.tensors[operand.tensor].type
+                    self.channels.reserve(rank.views[operand.tensor], most.get((kind.dtype, kind.shape), 0))
+
+    @property
+    def peak_transport_bytes(self) -> int:
+        """Most bytes of messages that were on their way at once."""
+        return self.channels.peak_nbytes
+
+    def step_totals(self, step: int) -> StepTotals:
+        """What the ranks did in a step."""
+        skipped, norm = self.updater.log.skipped, self.updater.gradient_norm()
+        return StepTotals(self.evaluated_loss(step), skipped, norm, self.residence(), self.compute_times.seconds)
+
+    def evaluated_loss(self, step: int) -> float:
+        """The loss of a pass that stood for a step."""
+        del step
+        loss = self.updater.log.loss
+        assert loss is not None  # every program sums it
+        return loss
+
+    def capture_steps(self) -> None:
+        """Have a step recorded once, and repeated, from here on. Raises `DiagnosticError` RT093 where that cannot be done."""
+        if not self.order.captures:
+            self.refuse_capture(f"its arenas are on '{self.kernels.memory.place}', not on a device of CUDA")
+        if any(stage.bytes_in(Home.FILE) for stage in self.program.stages):
+            self.refuse_capture("its host reads and writes files meanwhile")
+        if self.choice is not None:
+            self.refuse_capture("an order that is drawn at random is another one in every step")
+        if self.monitor is not None or self.profile is not None:
+            self.refuse_capture("each instruction is watched, and none is started by itself in a step that is repeated")
+        self.repeated = RepeatedStep(self.order)
+
+    def run_until(self, limit: int) -> None:
+        """Run until every engine has completed its stream `limit` times."""
+        if self.repeated is None or self.evaluated is not None:
+            self._issue_until(limit)
+        elif self.repeated.graph is None:
+            self.repeated.issue(lambda: self._issue_until(limit))
+        else:
+            self._repeat(self.repeated.graph)
+        self.order.synchronize()
+
+    def _repeat(self, graph: Graph) -> None:
+        """Do a step by its graph: all engines begin it, and all have completed it."""
+        self.has_whole_state = False
+        for head in self.heads:
+            if head.rank.position is not None:
+                head.rank.position.begin(head.engine)
+        graph.replay()
+        self.order.synchronize()
+        for head in self.heads:
+            head.rank.completed[head.engine] += len(head.stream)
+            if head.rank.position is not None:
+                head.rank.position.complete(head.engine)
+
+    def _issue_until(self, limit: int) -> None:
+        """Issue all instructions until every engine has completed its stream `limit` times."""
+        with self.order.joined():
+            while True:
+                ran, unfinished = (self._round if self.choice is None else self._random_pick)(limit)
+                if not unfinished:
+                    return
+                if not ran:
+                    self.fail_as_hanging()
+
+    def _round(self, limit: int) -> tuple[bool, bool]:
+        """Visit every head once, running each engine as far as it goes; (anything ran, work is left)."""
+        ran = unfinished = False
+        for head in self.heads:
+            while self._try_run(head, limit):
+                ran = True
+            unfinished |= head.has_work(limit)
+        return ran, unfinished
+
+    def _random_pick(self, limit: int) -> tuple[bool, bool]:
+        """Run one ready head, chosen at random."""
+        assert self.choice is not None
+        working = [head for head in self.heads if head.has_work(limit)]
+        self.choice.shuffle(working)
+        return any(self._try_run(head, limit) for head in working), bool(working)
+
+    def _try_run(self, head: Head, limit: int) -> bool:
+        """Run the head's instruction if it is ready; whether it ran."""
+        members = self.ready(head, limit)
+        if not members:
+            return False
+        step = self.step_of(head)
+        for rank, instruction in members:
+            self.begin(rank, head.engine, instruction)
+        self.issue(members, head.engine, step)
+        for rank, instruction in members:
+            self.complete(rank, head.engine, instruction)
+        return True
+
+    def issue(self, members: list[Member], engine: Engine, step: int) -> None:
+        """Have an instruction, or a collective of its members, that is ready done in its order."""
+        (rank, instruction), *_ = members
+        # one that is passed over where the engine evaluates carries none, and its receipt may come first
+        is_message = instruction.ends(rank.stage_index) is not None and self.is_executed(instruction)
+        hop = self.hop(rank, instruction) if is_message else None
+        issues = [member.issue(engine, mine) for member, mine in members]
+        with self.order.issuing(issues, hop, sends=instruction.direction is Direction.OUT):
+            self.execute(members, step)
+
+    def step_of(self, head: Head) -> int:
+        """The step, over the whole training, of a head's instruction."""
+        _, step = head.next_instruction()
+        return step + self.first_step
+
+    def ready(self, head: Head, limit: int) -> list[Member]:
+        """The head's instruction, or all members' of a collective, if it can run now; nothing otherwise."""
+        if not head.has_work(limit):
+            return []
+        instruction, step = head.next_instruction()
+        if not head.rank.is_ready(instruction, step):
+            return []
+        return _EXECUTIONS[instruction.keyword].ready(self, head.rank, instruction, step)
+
+    def ready_alone(self, rank: Rank, instruction: Instruction, _step: int) -> list[Member]:
+        """An instruction that awaits nobody on another rank."""
+        return [(rank, instruction)]
+
+    def ready_to_receive(self, rank: Rank, instruction: Instruction, _step: int) -> list[Member]:
+        """A receive whose message is there, or which is passed over; nothing before."""
+        parts = len(instruction.carried)
+        awaits_message = self.is_executed(instruction)
+        if awaits_message and not self.channels.has_message(self.hop(rank, instruction), rank.lane, parts):
+            return []
+        return [(rank, instruction)]
+
+    def ready_to_meet(self, rank: Rank, instruction: Instruction, step: int) -> list[Member]:
+        """A send whose receive is at the head of its engine and ready, so that nothing is on its way for long; nothing before."""
+        if not self.is_executed(instruction):
+            return [(rank, instruction)]
+        hop = self.hop(rank, instruction)
+        partner = self.ranks[hop.target][rank.lane]
+        head = partner.head(engines_of(hop.channel.payload)[1])
+        if head is None or head[1] != step or not partner.is_ready(*head):
+            return []
+        met = head[0].hop(hop.target, self.program.topology) == hop
+        return [(rank, instruction)] if met and not self.channels.has_message(hop, rank.lane) else []
+
+    def ready_members(self, rank: Rank, instruction: Instruction, step: int) -> list[Member]:
+        """All members of a collective in rank order, when it is at the head of every one's engine and ready; nothing before."""
+        members: list[Member] = []
+        engine = OP_CLASSES[instruction.keyword].default_engine
+        for place in self.program.topology.members(Group(instruction.group), rank.place):
+            member = self.ranks[place.stage][self.program.topology.lane(place)]
+            head = member.head(engine)
+            if head is None or head[0].title_without_blocks != instruction.title_without_blocks:
+                return []
+            if head[1] != step or not member.is_ready(*head):
+                return []
+            members.append((member, head[0]))
+        return members
+
+    def execute(self, members: list[Member], step: int) -> None:
+        """Run an instruction, or a collective of its members, that is ready; `step` is counted over the whole training."""
+        instruction = members[0][1]
+        if self.is_executed(instruction):
+            _EXECUTIONS[instruction.keyword].run(self, members, step)
+
+    def run_one(self, members: list[Member], step: int) -> None:
+        """Run what one rank does by itself."""
+        rank, instruction = members[0]
+        self.run_alone(rank, instruction, step)
+
+    def send(self, members: list[Member], _step: int) -> None:
+        """Copy a message out."""
+        rank, instruction = members[0]
+        self.channels.send(self.hop(rank, instruction), rank.lane, rank.carried_by(instruction))
+
+    def receive(self, members: list[Member], _step: int) -> None:
+        """Copy a message in that has arrived."""
+        rank, instruction = members[0]
+        self.channels.receive(self.hop(rank, instruction), rank.lane, rank.carried_by(instruction))
+
+    def reduce_scatter(self, members: list[Member], _step: int) -> None:
+        """Reduce gradients into the shards of all members."""
+        scratch = self.scratch_of(members[0][0], Engine.COLLECTIVE)
+        collectives.reduce_scatter(members, self.kernels, self.updater.scalars, scratch)
+
+    def all_gather(self, members: list[Member], _step: int) -> None:
+        """Make the views of all members whole."""
+        collectives.all_gather(members, self.kernels, self.scratch_of(members[0][0], Engine.COLLECTIVE))
+
+    def all_reduce(self, members: list[Member], _step: int) -> None:
+        """Sum gradients on all members: of the replicas, of both ends, or what tensor peers share."""
+        rank, instruction = members[0]
+        reduce = _ALL_REDUCES[Group(instruction.group)]
+        reduce(members, self.kernels, self.updater.scalars, self.scratch_of(rank, Engine.COLLECTIVE))
+
+    def gather_rows(self, members: list[Member], _step: int) -> None:
+        """Make an activation whole on all tensor peers."""
+        peer_collectives.gather_rows(members, self.kernels)
+
+    def reduce_rows(self, members: list[Member], _step: int) -> None:
+        """Sum an activation's parts."""
+        scratch = self.scratch_of(members[0][0], Engine.TENSOR)
+        peer_collectives.reduce_rows(members, self.updater.scalars, scratch)
+
+    def combine_loss(self, members: list[Member], _step: int) -> None:
+        """The loss of a micro-batch from the parts of tensor peers."""
+        scratch = self.scratch_of(members[0][0], Engine.TENSOR)
+        peer_collectives.combine_loss(members, self.updater.scalars, scratch)
+
+    def all_reduce_scalar(self, members: list[Member], _step: int) -> None:
+        """Combine losses, norms or flags."""
+        scalars, scratch = self.updater.scalars, self.scratch_of(members[0][0], Engine.COLLECTIVE)
+        match Quantity(members[0][1].variant):
+            case Quantity.LOSS:
+                collectives.total_loss(members, scalars, scratch)
+            case Quantity.NORM:
+                collectives.gradient_norm(members, scalars, scratch)
+            case Quantity.FLAGS:
+                collectives.any_flag(members, scalars)
+
+    def positions(self) -> list[RankPosition]:
+        """Where the ranks of this process are, while none of their instructions runs."""
+        now = time.time()
+        positions = []
+        for number, rank in enumerate(rank for ranks in self.ranks for rank in ranks):
+            engines = {engine: EnginePosition(rank.completed[engine], running=False, since=now) for engine in ENGINES}
+            place = (number, *rank.place, os.getpid(), socket.gethostname())
+            positions.append(RankPosition(*place, RankPhase.RUNNING, self.step, now, now, 0.0, engines))
+        return positions
+
+    def fail_as_hanging(self) -> NoReturn:
+        """Say who waits for whom, as nothing will ever be ready.
+
+        Raises `DiagnosticError` RT093.
+        """
+        diagnosis = diagnose(self.program, self.positions(), time.time(), lambda _: Liveness.ALIVE)
+        text = f"the program hangs: {'; '.join(cause.text for cause in diagnosis.causes)}"
+        fail("RT093", text, notes=[Note(line) for line in (*diagnosis.ranks, diagnosis.verdict)])
+
+
+_Ready: TypeAlias = Callable[[LocalEngine, Rank, "Instruction", int], "list[Member]"]
+"""Who executes an instruction of a rank whose waits are over, or nobody yet; the step is counted from the engine's first."""
+_Run: TypeAlias = Callable[[LocalEngine, "list[Member]", int], None]
+
+
+@frozen
+class _Execution:
+    """How ranks of one process execute a kind of op."""
+
+    ready: _Ready
+    run: _Run
+
+
+_ALL_REDUCES = {
+    Group.REPLICAS: collectives.all_reduce_replicas,
+    Group.ENDS: collectives.all_reduce_ends,
+    Group.TENSOR: peer_collectives.all_reduce_shared,
+}
+
+_ALONE = _Execution(LocalEngine.ready_alone, LocalEngine.run_one)
+
+_EXECUTIONS: PerOp[_Execution] = PerOp(
+    "execution in one process",
+    {
+        **dict.fromkeys(ops.LONE_OPS, _ALONE),
+        ops.Send: _Execution(LocalEngine.ready_alone, LocalEngine.send),
+        ops.Recv: _Execution(LocalEngine.ready_to_receive, LocalEngine.receive),
+        **dict.fromkeys((ops.Evict, ops.GiveBack), _Execution(LocalEngine.ready_to_meet, LocalEngine.send)),
+        **dict.fromkeys((ops.Accept, ops.TakeBack), _Execution(LocalEngine.ready_to_receive, LocalEngine.receive)),
+        ops.ReduceScatter: _Execution(LocalEngine.ready_members, LocalEngine.reduce_scatter),
+        ops.AllReduce: _Execution(LocalEngine.ready_members, LocalEngine.all_reduce),
+        ops.AllGather: _Execution(LocalEngine.ready_members, LocalEngine.all_gather),
+        ops.AllReduceScalar: _Execution(LocalEngine.ready_members, LocalEngine.all_reduce_scalar),
+        ops.GatherRows: _Execution(LocalEngine.ready_members, LocalEngine.gather_rows),
+        **dict.fromkeys(
+            (ops.ReduceRows, ops.ReduceSums), _Execution(LocalEngine.ready_members, LocalEngine.reduce_rows)
+        ),
+        ops.CombineLoss: _Execution(LocalEngine.ready_members, LocalEngine.combine_loss),
+    },
+    never=(ops.Release,),
+)

@@ -1,0 +1,150 @@
+"""Run equals plan: watches every access of a run against the lives the program gives its tensors, and can poison freed bytes.
+
+A life of a tensor begins with the instruction that writes it (or uses it as scratch) and ends when the last instruction that accesses
+it before the next write has *completed*; lives of carried tensors go on into the next step. The monitor stops the run at the first
+access outside a life and at the first two lives that share a byte. With poison, bytes that a life leaves are filled with NaNs
+at once, before any instruction that waits for them may start: a read of freed bytes becomes a NaN in the loss.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import TYPE_CHECKING
+
+from attrs import define, field, frozen
+
+from ratrain.ratrain_ir.config.types import Home, aligned
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.targets.program.instruction import Access, Instruction, ProgramTensor
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.program import ProgramStage
+    from ratrain.targets.runtime.engine.rank import Rank
+
+POISON = 0xFF
+"""A byte that makes NaNs of every float type."""
+
+_FOR_EVER = -1
+Key = tuple[int, int]
+"""A rank: its stage, and its number among the ranks of that."""
+
+
+@frozen
+class StageLives:
+    """How many accesses follow each beginning of a life, by (instruction, tensor), and those of lives carried in."""
+
+    accesses: dict[tuple[int, int], int]
+    carried_in: dict[int, int]
+
+
+def stage_lives(stage: ProgramStage) -> StageLives:
+    """Count the accesses of every life of a stage's step."""
+    accesses: dict[tuple[int, int], int] = {}
+    carried_in: dict[int, int] = {}
+    current: dict[int, tuple[int, int] | None] = {}
+    """The beginning of each tensor's present life; None for one carried in."""
+    for engine, position in stage.execution_order():
+        instruction = stage.streams[engine][position]
+        for operand in instruction.operands:
+            if operand.access in (Access.WRITE, Access.SCRATCH):
+                current[operand.tensor] = (id(instruction), operand.tensor)
+                accesses[id(instruction), operand.tensor] = 0
+            elif (begun := current.get(operand.tensor)) is not None:
+                accesses[begun] += 1
+            else:
+                carried_in[operand.tensor] = carried_in.get(operand.tensor, 0) + 1
+    for index, tensor in enumerate(stage.tensors):
+        begun = current.get(index)
+        if tensor.carried and begun is not None:  # the life goes on into the next step
+            accesses[begun] += carried_in.get(index, 0)
+        elif tensor.carried:
+            carried_in[index] = _FOR_EVER
+    return StageLives(accesses, carried_in)
+
+
+@define(eq=False)
+class _Live:
+    """A rank's lives of the moment."""
+
+    remaining: dict[int, int] = field(factory=dict)
+    """accesses still to come, by tensor"""
+    ranges: dict[Home, list[tuple[int, int, int]]] = field(factory=lambda: {home: [] for home in Home})
+    """(first byte, end, tensor), sorted, of each memory"""
+    live_bytes: int = 0
+    """in DDR"""
+    peak_bytes: int = 0
+
+
+class MemoryMonitor:
+    """Watches the ranks of one process."""
+
+    def __init__(self, ranks: list[list[Rank]], *, poison: bool) -> None:
+        self.poison = poison
+        self.lives = {replicas[0].stage_index: stage_lives(replicas[0].stage) for replicas in ranks if replicas}
+        self.live: dict[Key, _Live] = {}
+        for stage_ranks in ranks:
+            for rank in stage_ranks:
+                self.live[rank.stage_index, rank.lane] = _Live()
+                for tensor, count in self.lives[rank.stage_index].carried_in.items():
+                    self._begin(rank, tensor, count, None)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes live at once on any rank, over the run so far."""
+        return max(live.peak_bytes for live in self.live.values())
+
+    def before(self, rank: Rank, instruction: Instruction) -> None:
+        """An instruction starts.
+
+        Raises `DiagnosticError` RT093 for an access outside a life, or when a life begins in bytes of another.
+        """
+        live = self.live[rank.stage_index, rank.lane]
+        for operand in instruction.operands:
+            if operand.access in (Access.WRITE, Access.SCRATCH):
+                count = self.lives[rank.stage_index].accesses[id(instruction), operand.tensor]
+                self._begin(rank, operand.tensor, count, instruction)
+            elif operand.tensor not in live.remaining:
+                name = rank.stage.tensors[operand.tensor].name
+                fail("RT093", f"{rank.name}: '{instruction.title}' accesses %{name}, which is not live")
+
+    def after(self, rank: Rank, instruction: Instruction) -> None:
+        """An instruction has completed: lives that have no access left end, and their bytes may be poisoned."""
+        live = self.live[rank.stage_index, rank.lane]
+        for operand in instruction.operands:
+            left = live.remaining[operand.tensor]
+            begins = operand.access in (Access.WRITE, Access.SCRATCH)
+            if left == _FOR_EVER:
+                continue
+            live.remaining[operand.tensor] = left if begins else left - 1
+            if live.remaining[operand.tensor] == 0:
+                self._end(rank, operand.tensor)
+
+    def _begin(self, rank: Rank, tensor: int, count: int, instruction: Instruction | None) -> None:
+        live = self.live[rank.stage_index, rank.lane]
+        held = rank.stage.tensors[tensor]
+        start, end, _ = entry = (held.offset, held.end, tensor)
+        ranges = live.ranges[held.home]
+        at = bisect_left(ranges, entry)
+        for other_start, other_end, other in ranges[max(0, at - 1) : at + 1]:
+            if other_start < end and start < other_end:
+                title = instruction.title if instruction else "the start"
+                names = f"%{held.name} and %{rank.stage.tensors[other].name}"
+                fail("RT093", f"{rank.name}: at '{title}' the live tensors {names} share bytes")
+        insort(ranges, entry)
+        live.remaining[tensor] = count
+        live.live_bytes += _bytes_in_ddr(held)
+        live.peak_bytes = max(live.peak_bytes, live.live_bytes)
+
+    def _end(self, rank: Rank, tensor: int) -> None:
+        live = self.live[rank.stage_index, rank.lane]
+        held = rank.stage.tensors[tensor]
+        del live.remaining[tensor]
+        ranges = live.ranges[held.home]
+        del ranges[bisect_left(ranges, (held.offset, held.end, tensor))]
+        live.live_bytes -= _bytes_in_ddr(held)
+        if self.poison:
+            rank.poison(tensor, POISON)
+
+
+def _bytes_in_ddr(held: ProgramTensor) -> int:
+    return aligned(held.type.nbytes) if held.home is Home.DDR else 0

@@ -1,0 +1,110 @@
+"""What tensor peers of the local engine do together: rows gathered and summed, the loss combined, gradients of shared parameters summed.
+
+Sums are made in rank order in float32 (the loss in float64) and rounded once, so that results are the same in every run of as many peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratrain.ratrain_ir.config.tensor_peers import peer_model, share_of
+from ratrain.ratrain_ir.model.blocks import named_block, parameters_within
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.targets.runtime.arena.scratch import Buffer, plan_bytes
+from ratrain.targets.runtime.engine.rank import shape_only
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.runtime.arena.scalars import Flags, Scalars
+    from ratrain.targets.runtime.engine.collectives import Member
+    from ratrain.targets.runtime.engine.rank import Rank
+    from ratrain.targets.runtime.kernels import KernelSet, Scratch
+
+
+def gather_rows(members: Sequence[Member], kernels: KernelSet) -> None:
+    """Every peer gets the rows of all."""
+    views = [rank.by_role(instruction) for rank, instruction in members]
+    length = len(views[0]["rows"])
+    for mine in views:
+        for number, other in enumerate(views):
+            kernels.memory.copy(mine["whole"][number * length : (number + 1) * length], other["rows"])
+
+
+def reduce_rows(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> None:
+    """Every peer gets its rows, or all, of the sum of the stream, where one goes around, and all parts; of sums over rows everyone gets all."""
+    views = [rank.by_role(instruction) for rank, instruction in members]
+    shares = len(views[0]["sum"]) < len(views[0]["part"])
+    for number, mine in enumerate(views):
+        length = len(mine["sum"])
+        rows = slice(number * length, (number + 1) * length) if shares else slice(0, length)
+        stream = [mine["stream"]] if "stream" in mine else []
+        parts = [each.reshape(-1) for each in (*stream, *(other["part"][rows] for other in views))]
+        summed(parts, mine["sum"].reshape(-1), (), scalars, scratch)
+
+
+def summed(parts: Sequence[NDArray[Any]], out: NDArray[Any], flags: Flags, scalars: Scalars, scratch: Scratch) -> None:
+    """Set `out` to the sum of parts, of which it may be the first; raise flags unless all of it is finite."""
+    scratch.reset()
+    scalars.mean_of_replicas(parts, out, flags, scratch=scratch, accumulate=False, divisor=1.0)
+
+
+def exchange_scratch_bytes(program: Program, kernels: KernelSet) -> int:
+    """Scratch of the largest sum of rows of any stage, or of the loss of most rows."""
+    most = 0
+    for stage in program.stages:
+        for instruction in stage.streams[Engine.TENSOR]:
+            types = {operand.role: stage.tensors[operand.tensor].type for operand in instruction.operands}
+            if "sum" in types:
+                out = shape_only(types["sum"].dtype, (types["sum"].elements,))
+                parts = [out] * (1 + program.plan.tp)
+                needed = kernels.scratch_bytes("mean_of_replicas", parts=parts, out=out, accumulate=False, divisor=1.0)
+                most = max(most, needed + kernels.scalar_bytes)
+            if "lse_part" in types:
+                needed = plan_bytes([at_labels_buffer(program.plan.tp)])
+                most = max(most, needed + kernels.combined_loss_bytes(types["lse_part"].elements))
+    return most
+
+
+def at_labels_buffer(peers: int) -> Buffer:
+    """Of each peer the sum of the logits of the labels that it has."""
+    return Buffer((peers,), np.float64)
+
+
+def combine_loss(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> None:
+    """Of each row the log of the sum of exponentials over the whole vocabulary, and the loss of the rows that count."""
+    views = [rank.by_role(instruction) for rank, instruction in members]
+    scratch.reset()
+    (at_labels,) = scratch.take_all([at_labels_buffer(len(views))])
+    scalars.logits_of_labels(views, at_labels, scratch=scratch)
+    parts = [mine["lse_part"] for mine in views]
+    scalars.combine_losses(parts, at_labels, views, scratch=scratch, accumulate=members[0][1].accumulates)
+
+
+def all_reduce_shared(members: Sequence[Member], kernels: KernelSet, scalars: Scalars, scratch: Scratch) -> None:
+    """Gradients of parameters that several peers have become the sum of theirs; a block's flag of any is a flag of all."""
+    views = [rank.by_role(instruction) for rank, instruction in members]
+    ranks = [rank for rank, _ in members]
+    for name in members[0][1].blocks:
+        gradients, flags = ([mine[f"{what}.{name}"] for mine in views] for what in ("gs", "flag"))
+        for copies, low, high in shared_ranges(ranks[0], name, len(gradients[0])):
+            for first in range(0, len(members), copies):
+                parts = [gradient[low:high] for gradient in gradients[first : first + copies]]
+                summed(parts, parts[0], flags, scalars, scratch)
+                for other in parts[1:]:
+                    kernels.memory.copy(other, parts[0])
+        scalars.spread(flags, flags)
+
+
+def shared_ranges(rank: Rank, name: str, elements: int) -> Iterator[tuple[int, int, int]]:
+    """What of a rank's part of a block's gradient is of parameters that several peers have: how many, and where it begins and ends."""
+    program = rank.program
+    owner = named_block(name)
+    start = program.topology.shard_range(owner, rank.replica).start
+    for parameter, low, high in parameters_within(peer_model(program.model, program.plan), owner, start, elements):
+        copies = share_of(program.model, program.plan.tp, parameter.weight).copies
+        if copies > 1:
+            yield copies, low, high

@@ -1,0 +1,397 @@
+"""One rank: a stage of one replica, its arena, and its instructions bound to views of the arena.
+
+The arena is allocated once, exactly as large as the program says; every tensor is a view at its offset, so a wrong offset is a
+wrong loss. Block ops are bound to kernels once, before the first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratrain.ratrain_ir.config.tensor_peers import ADDED_ONCE, gradients_made_whole
+from ratrain.ratrain_ir.config.types import Home
+from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.signatures import COPY_SIDES
+from ratrain.ratrain_ir.topology import Rank as MeshRank
+from ratrain.targets.program.kernels import KERNELS
+from ratrain.targets.program.routine import parse_reference
+from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
+from ratrain.targets.runtime.arena.memory import HOST, Memory
+from ratrain.targets.runtime.arena.process_memory import Traffic
+from ratrain.targets.runtime.arena.stores import FileBytes, HostBytes, StoredArray, StoredBytes
+from ratrain.targets.runtime.arena.streams import Issue
+from ratrain.targets.runtime.kernels import KernelSet, OnChipKernels, Scratch
+from ratrain.targets.runtime.watch.positions import PositionFile
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.types import Dtype
+    from ratrain.targets.program.instruction import Instruction, ProgramTensor
+    from ratrain.targets.program.program import Program, ProgramStage
+    from ratrain.targets.program.routine import Reference, Routine, Step
+
+DENOMINATOR = "denominator"
+"""The option of kernels whose gradients are of a mean over labels."""
+
+
+_NOWHERE: NDArray[Any] = np.empty(0, np.uint8)
+"""In place of a view of what is in another memory than DDR."""
+
+
+class Rank:
+    """A stage of one replica, or what one of its tensor peers has of it, ready to execute block ops."""
+
+    def __init__(self, program: Program, stage: int, replica: int, memory: Memory = HOST, peer: int = 0) -> None:
+        self.program = program
+        self.memory = memory
+        self.stage_index = stage
+        self.replica = replica
+        self.peer = peer
+        """Its number among the tensor peers of its stage and replica."""
+        self.stage: ProgramStage = program.stages[stage]
+        self.arena: Any = memory.allocate(self.stage.arena_bytes)
+        self.store_folder: Path | None = None
+        """Where it has the files in which it stores; None: where this system has temporary files."""
+        self.host = HostBytes(self.stage.bytes_in(Home.HOST), memory)
+        """What it has in the memory beside DDR that this process reaches as well."""
+        self.views: list[NDArray[Any]] = [self._view(tensor) for tensor in self.stage.tensors]
+        """Of every tensor that kernels can work on where it is; of what is in a file, nothing."""
+        self.completed = dict.fromkeys(ENGINES, 0)
+        """Instructions each engine has completed, over all steps."""
+        self.position: PositionFile | None = None
+        """Where it says where it is, for those who ask from outside."""
+
+    def _view(self, tensor: ProgramTensor) -> NDArray[Any]:
+        if tensor.home is Home.FILE:
+            return _NOWHERE
+        if tensor.home is Home.HOST:
+            data = self.host.at(tensor.offset, tensor.type.nbytes)
+        else:
+            data = self.arena[tensor.offset : tensor.offset + tensor.type.nbytes]
+        view: NDArray[Any] = self.memory.typed(data, tensor.type.dtype, tensor.type.shape)
+        return view
+
+    @property
+    def vocabulary(self) -> range | None:
+        """The words that a tensor peer has rows of tables for; None where it has all."""
+        plan, words = self.program.plan, self.program.model.vocab_size
+        if plan.tp == 1:
+            return None
+        length = -(-words // plan.tp)
+        return range(min(self.peer * length, words), min((self.peer + 1) * length, words))
+
+    def new_position(self, folder: Path | None, number: int) -> PositionFile:
+        """A file that says where this rank is, as number `number` of all; in memory of this process alone without a folder.
+
+        Raises OSError where it cannot be made.
+        """
+        ranks = self.program.topology.size
+        return PositionFile(folder, self.place, number, ranks=ranks, completed=self.completed)
+
+    @property
+    def place(self) -> MeshRank:
+        """Its point in the mesh."""
+        return MeshRank(self.stage_index, self.replica, self.peer)
+
+    @property
+    def lane(self) -> int:
+        """Its number among the ranks of its stage, in rank order."""
+        return self.program.topology.lane(self.place)
+
+    @property
+    def name(self) -> str:
+        """The rank as messages call it."""
+        return self.program.topology.name(self.place)
+
+    def by_role(self, instruction: Instruction) -> dict[str, NDArray[Any]]:
+        """Views of an instruction's operands by role."""
+        return {operand.role: self.views[operand.tensor] for operand in instruction.operands}
+
+    def carried_by(self, instruction: Instruction) -> list[NDArray[Any]]:
+        """Views of what a message carries, in the order in which it goes."""
+        return [self.views[operand.tensor] for operand in instruction.carried]
+
+    def in_files(self, instruction: Instruction) -> dict[str, StoredArray]:
+        """An instruction's operands in a file by role."""
+        tensors = self.stage.tensors
+        return {o.role: self.in_file(o.tensor) for o in instruction.operands if tensors[o.tensor].home is Home.FILE}
+
+    def in_file(self, number: int) -> StoredArray:
+        """A tensor that is in a file, by its number."""
+        held = self.stage.tensors[number]
+        store = self.stores[Home.FILE]
+        assert isinstance(store, FileBytes)
+        return StoredArray(store, held.offset, held.type.dtype, held.type.elements)
+
+    @cached_property
+    def stores(self) -> dict[Home, StoredBytes]:
+        """The other memories that it uses. Raises `DiagnosticError` RT093 where there is no room for them."""
+        in_files = self.stage.bytes_in(Home.FILE)
+        found: dict[Home, StoredBytes] = {Home.HOST: self.host}
+        return {**found, Home.FILE: FileBytes(in_files, self.store_folder, self.memory)} if in_files else found
+
+    @property
+    def file_traffic(self) -> Traffic:
+        """What it has read from its files and written to them so far."""
+        held = self.stores.get(Home.FILE)
+        return held.traffic if isinstance(held, FileBytes) else Traffic()
+
+    def copies(self, instruction: Instruction) -> list[tuple[int, int]]:
+        """What a store or a fetch copies: the numbers of each tensor and of its copy."""
+        sides = (
+            [operand.tensor for operand in instruction.operands if operand.role.startswith(f"{side}.")]
+            for side in COPY_SIDES
+        )
+        return list(zip(*sides, strict=True))
+
+    def poison(self, tensor: int, value: int) -> None:
+        """Set all bytes of a tensor, wherever they are, to a value."""
+        held = self.stage.tensors[tensor]
+        if held.home is Home.DDR:
+            self.arena[held.offset : held.end] = value
+        else:
+            self.stores[held.home].fill(held.offset, held.end - held.offset, value)
+
+    def carried(self, what: str, block: str = "") -> NDArray[Any]:
+        """View of a carried tensor by what it holds of which block: p, m1, m2, t or w; `scale` is of no block.
+
+        Nothing where it is in a file. Raises KeyError where the stage carries nothing of the kind.
+        """
+        return self.views[self.stage.carried[what, block][0]]
+
+    def carried_pieces(self, what: str, block: str, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Elements [start, stop) of a carried tensor on the host, to be read only, each piece before the next is asked for."""
+        number = self.stage.carried[what, block][0]
+        if self.stage.tensors[number].home is Home.FILE:
+            yield from self.in_file(number).pieces(start, stop)
+        else:
+            yield start, self.memory.to_host(self.views[number][start:stop])
+
+    def write_carried(self, what: str, block: str, start: int, values: NDArray[Any]) -> None:
+        """Write elements of this memory into a carried tensor from `start` on, and into whatever else holds the same."""
+        for number in self.stage.carried.get((what, block), ()):
+            if self.stage.tensors[number].home is Home.FILE:
+                self.in_file(number).write(start, self.memory.to_host(values))
+            else:
+                self.memory.copy(self.views[number][start : start + len(values)], values)
+
+    def all_carried(self, what: str, block: str) -> list[NDArray[Any]]:
+        """Views of all carried tensors that hold the same, as `carried` names it; none where the stage carries nothing of the kind."""
+        return [self.views[number] for number in self.stage.carried.get((what, block), ())]
+
+    def fill(self, what: str, block: str, values: Any) -> None:
+        """Write a carried tensor, and whatever else holds the same: one number for all elements, or in DDR one for each."""
+        for number in self.stage.carried[what, block]:
+            if self.stage.tensors[number].home is Home.FILE:
+                self.in_file(number).fill(values)
+            else:
+                self.memory.write(self.views[number], values)
+
+    def head(self, engine: Engine) -> tuple[Instruction, int] | None:
+        """The next instruction of an engine and its step, or None where the engine has no work at all."""
+        stream = self.stage.streams[engine]
+        if not stream:
+            return None
+        step, position = divmod(self.completed[engine], len(stream))
+        return stream[position], step
+
+    def is_ready(self, instruction: Instruction, step: int) -> bool:
+        """Whether everything an instruction of a step waits for on this rank is complete."""
+        return all(self.completed[engine] >= count for engine, count in self.awaited(instruction, step))
+
+    def awaited(self, instruction: Instruction, step: int) -> Iterator[tuple[Engine, int]]:
+        """What an instruction of a step waits for: engines, and how many of their instructions over all steps."""
+        for wait in instruction.waits:
+            at = step - 1 if wait.previous_step else step
+            if at >= 0:
+                yield wait.engine, at * len(self.stage.streams[wait.engine]) + wait.count
+
+    def issue(self, engine: Engine, instruction: Instruction) -> Issue:
+        """The next instruction of an engine, as it is handed to what does it."""
+        number = self.completed[engine]
+        step = number // len(self.stage.streams[engine])
+        return Issue(self.place, engine, number, tuple(self.awaited(instruction, step)))
+
+
+class BoundRoutine:
+    """The kernel calls of a routine, bound to its operands."""
+
+    def __init__(
+        self, calls: Sequence[tuple[Callable[..., None], dict[str, Any]]], scratch: Scratch, memory: Memory
+    ) -> None:
+        self._calls = calls
+        self._scratch = scratch
+        self._memory = memory
+        self._denominators = [(arguments, arguments[DENOMINATOR]) for _, arguments in calls if DENOMINATOR in arguments]
+        for arguments, whole in self._denominators:
+            arguments[DENOMINATOR] = memory.number(whole)
+        """Arguments of kernels that divide by the labels of a replica's step, and how many those are where all count."""
+
+    def __call__(self) -> None:
+        """Run them in their order."""
+        for kernel, arguments in self._calls:
+            self._scratch.reset()
+            kernel(**arguments)
+
+    def count_labels(self, counted: int, labels: int) -> None:
+        """Have gradients divided as if of all `labels` of a step so many were there: those that count."""
+        for arguments, whole in self._denominators:
+            arguments[DENOMINATOR] = self._memory.number(whole * counted / labels, arguments[DENOMINATOR])
+
+
+def bind_routine(rank: Rank, instruction: Instruction, kernels: KernelSet, scratch: Scratch) -> BoundRoutine:
+    """The kernel calls of a block op, bound to the rank's bytes."""
+    assert instruction.routine is not None
+    routine = rank.program.routines[instruction.routine]
+    return bind_steps(routine, rank.by_role(instruction), kernels, scratch, rank if rank.program.plan.tp > 1 else None)
+
+
+def bind_steps(
+    routine: Routine,
+    operands: dict[str, NDArray[Any]],
+    kernels: KernelSet,
+    scratch: Scratch,
+    peer: Rank | None = None,
+) -> BoundRoutine:
+    """The kernel calls of a routine, bound to its operands by role; `workspace` has the bytes of its intermediates.
+
+    Of a `peer`, one of several tensor peers, tables have the rows of its vocabulary, and behind them padding that no kernel sees but to
+    clear its gradient; where all heads have numbers, its own begin at one. What is added to a sum of all peers the first adds alone.
+    """
+    calls: list[_Call] = []
+    for step in routine.steps:
+        calls += _bind_step(routine, step, operands, kernels, scratch, peer)
+    return BoundRoutine(calls, scratch, kernels.memory)
+
+
+_Call: TypeAlias = tuple[Callable[..., None], dict[str, Any]]
+
+
+def _bind_step(
+    routine: Routine,
+    step: Step,
+    operands: dict[str, NDArray[Any]],
+    kernels: KernelSet,
+    scratch: Scratch,
+    peer: Rank | None,
+) -> list[_Call]:
+    arguments: dict[str, Any] = {
+        name: resolve(routine, reference, operands, kernels.memory) for name, reference in step.operands.items()
+    }
+    chosen = _set_for(step, kernels)
+    once = _added_once(step, peer) if peer is not None and peer.peer else {}
+    if once:
+        kernel = KERNELS[step.kernel]
+        cleared = [arguments[name] for name in once.keys() & {*kernel.outputs} if not _adds_to(step, name)]
+        if cleared or not all(once.values()):
+            return [(chosen.zero, {"a": gradient, "scratch": scratch}) for gradient in cleared]
+        arguments = {name: array for name, array in arguments.items() if name not in once}
+    options = KERNELS[step.kernel].arguments({**step.options, **(_numbered_within(step, peer) if peer else {})})
+    calls: list[_Call] = []
+    if peer is not None and peer.vocabulary is not None and arguments.keys() & {"table", "dtable"}:
+        padding = _without_padding(arguments, len(peer.vocabulary))
+        if padding is not None and not options.get("accumulate"):
+            calls.append((chosen.zero, {"a": padding, "scratch": scratch}))
+    return [*calls, (getattr(chosen, step.kernel), {**arguments, **options, "scratch": scratch})]
+
+
+def _numbered_within(step: Step, peer: Rank) -> dict[str, int]:
+    """The options of a step that count within what a tensor peer has of heads or of the vocabulary; its own token may be any number there."""
+    numbered = {}
+    if "all_heads" in step.options:
+        numbered["first_head"] = peer.peer * step.options["heads"]
+    if "padding_token" in step.options and peer.vocabulary is not None:
+        numbered["padding_token"] = step.options["padding_token"] - peer.vocabulary.start
+    return numbered
+
+
+def _added_once(step: Step, peer: Rank) -> dict[str, bool]:
+    """What the first of several tensor peers alone adds, or has the gradient of: operands of a step, and whether it works without them."""
+    whole = gradients_made_whole(peer.program.plan)
+    found = {}
+    for operand in KERNELS[step.kernel].operands:
+        if operand.name in step.operands:
+            named = parse_reference(step.operands[operand.name])
+            if named.part in ADDED_ONCE or (named.base == "g" and named.part in whole):
+                found[operand.name] = operand.optional
+    return found
+
+
+def _adds_to(step: Step, output: str) -> bool:
+    """Whether a step adds to what it writes: as an option, or as one of its operands."""
+    return bool(step.options.get("accumulate")) or list(step.operands.values()).count(step.operands[output]) > 1
+
+
+def _without_padding(arguments: dict[str, NDArray[Any]], rows: int) -> NDArray[Any] | None:
+    """Cut tables and logits to so many words of the vocabulary; what is cut off the gradient of a table, or None."""
+    padding = arguments["dtable"][rows:] if "dtable" in arguments else None
+    for name in arguments.keys() & {"table", "dtable"}:
+        arguments[name] = arguments[name][:rows]
+    for name in arguments.keys() & {"logits", "dlogits"}:
+        lines = len(arguments[name])
+        arguments[name] = arguments[name].reshape(-1)[: lines * rows].reshape(lines, rows)
+    return padding if padding is not None and len(padding) else None
+
+
+def _set_for(step: Step, kernels: KernelSet) -> KernelSet:
+    """The kernel set that runs a step: one that executes on-chip schedules is bound to the step's."""
+    return kernels.bound_to(step.on_chip) if isinstance(kernels, OnChipKernels) else kernels
+
+
+def resolve(routine: Routine, reference: str, operands: dict[str, NDArray[Any]], memory: Memory = HOST) -> NDArray[Any]:
+    """What a step of a routine means by a reference, in its operands or its workspace."""
+    named = parse_reference(reference)
+    whole = _resolve_whole(routine, named, operands, memory)
+    return whole if named.rows is None else whole[slice(*named.rows)]
+
+
+def _resolve_whole(
+    routine: Routine, named: Reference, operands: dict[str, NDArray[Any]], memory: Memory
+) -> NDArray[Any]:
+    if named.part:
+        parameter = next(p for p in routine.parameters if p.name == named.part)
+        elements = int(np.prod(parameter.shape))
+        return operands[named.base][parameter.offset : parameter.offset + elements].reshape(parameter.shape)
+    if named.base in operands:
+        return operands[named.base]
+    intermediate = next(i for i in routine.intermediates if i.name == named.base)
+    nbytes = int(np.prod(intermediate.shape)) * intermediate.dtype.itemsize
+    workspace = memory.bytes_of(operands["workspace"])  # bytes, whatever type the schedule gave it
+    data = workspace[intermediate.offset : intermediate.offset + nbytes]
+    whole: NDArray[Any] = memory.typed(data, intermediate.dtype, intermediate.shape)
+    return whole
+
+
+def routine_scratch_bytes(routine: Routine, kernels: KernelSet) -> int:
+    """Scratch the kernel set needs for the largest step of a routine; looks at shapes only."""
+    return max((_step_scratch_bytes(routine, step, kernels) for step in routine.steps), default=0)
+
+
+def _step_scratch_bytes(routine: Routine, step: Step, kernels: KernelSet) -> int:
+    shapes = {name: shape_only(*routine.operand(reference)) for name, reference in step.operands.items()}
+    return _set_for(step, kernels).scratch_bytes(step.kernel, **shapes, **KERNELS[step.kernel].arguments(step.options))
+
+
+def shape_only(dtype: Dtype, shape: tuple[int, ...]) -> NDArray[Any]:
+    """An array that has a shape and a dtype, but takes no memory."""
+    return np.broadcast_to(np.zeros((), NUMPY_DTYPES[dtype]), shape)
+
+
+def rope_tables(program: Program) -> set[tuple[int, int, float, str]]:
+    """The rotary tables that a program needs: length, elements of a head that are rotated, theta, scaling."""
+    model: ModelConfig = program.model
+    kinds = {model.layer_kind(layer) for layer in range(model.layers)}
+    width = model.rotary_dim or model.head_dim
+    return {(program.plan.seq_len, width, kind.rope_theta, kind.rope_scaling) for kind in kinds if kind.rope_theta}
+
+
+def prepare_tables(program: Program, kernels: KernelSet) -> None:
+    """Build the constant tables of the kernel set before the first step."""
+    for table in sorted(rope_tables(program)):
+        kernels.prepare_rope(*table)

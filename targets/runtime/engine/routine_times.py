@@ -1,0 +1,169 @@
+"""Seconds of the kernel calls of routines, each routine by itself on operands of its own: no program, and nothing it trains, is needed.
+
+The kernels of a routine run in their order, so that each finds its operands where the ones before it left them. What a routine reads is
+written anew before every turn, its first operand last: what the block before it hands on is near, weights and what was saved are far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import prod
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import evolve, frozen
+
+from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES, Dtype
+from ratrain.targets.program.kernels import KERNELS
+from ratrain.targets.program.routine import Formal, parse_reference
+from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
+from ratrain.targets.runtime.engine.rank import BoundRoutine, bind_steps, routine_scratch_bytes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ratrain.targets.program.routine import Routine
+    from ratrain.targets.runtime.kernels import KernelSet
+
+_SEED = 0
+_SPREAD = 0.02
+"""Standard deviation of what stands for weights, activations and gradients: their products stay within every type."""
+_POSITIVE = frozenset({"lse", "rstd", "total"})
+"""Operands that are positive, or of which a logarithm is taken."""
+_ROWS_OF = {"tokens": ("table", "dtable"), "labels": ("table", "dtable")}
+"""Operands that are rows of a table, and the operand that it is."""
+
+
+@frozen
+class Turn:
+    """One turn of a routine: seconds of each of its kernel calls, and of them those in which the host issued it."""
+
+    seconds: tuple[float, ...]
+    issued: tuple[float, ...]
+
+
+@frozen
+class _Bound:
+    """A routine on its operands: what is written before a turn, and its kernel calls."""
+
+    fills: tuple[tuple[Any, Any], ...]
+    calls: tuple[BoundRoutine, ...]
+
+
+class RoutineTimer:
+    """Routines on one arena that is as large as the largest of them needs, with a kernel set."""
+
+    def __init__(self, routines: Sequence[Routine], kernels: KernelSet) -> None:
+        self._memory = kernels.memory
+        self._watch = self._memory.stopwatch()
+        self._arena = self._memory.allocate(max(map(_operand_bytes, routines)))
+        self._scratch = self._memory.scratch(max(routine_scratch_bytes(routine, kernels) for routine in routines))
+        self._noise = {kind: self._staged(*kind, count) for kind, count in _noise_counts(routines).items()}
+        self._bound = [self._bind(routine, kernels) for routine in routines]
+
+    def turn(self, number: int) -> Turn:
+        """Run a routine, by its number among those given, once."""
+        bound = self._bound[number]
+        for target, source in bound.fills:
+            self._memory.copy(target, source)
+        with np.errstate(all="ignore"):  # values stand for others
+            marks, moments = [self._watch.mark()], [perf_counter()]
+            for call in bound.calls:
+                call()
+                marks.append(self._watch.mark())
+                moments.append(perf_counter())
+        issued = tuple(after - before for before, after in pairwise(moments))
+        return Turn(tuple(self._watch.seconds(marks)), issued)
+
+    def _bind(self, routine: Routine, kernels: KernelSet) -> _Bound:
+        operands, at = {}, 0
+        for formal in _operands(routine):
+            nbytes = _bytes(formal)
+            operands[formal.name] = self._memory.typed(self._arena[at : at + nbytes], formal.dtype, formal.shape)
+            at += _aligned(nbytes)
+        fills = [
+            (operands[formal.name], self._source(routine, formal))
+            for formal in _operands(routine)
+            if _read(routine, formal)
+        ]
+        steps = [evolve(routine, steps=(step,)) for step in routine.steps]
+        calls = [bind_steps(step, operands, kernels, self._scratch) for step in steps]
+        return _Bound(tuple(reversed(fills)), tuple(calls))
+
+    def _source(self, routine: Routine, formal: Formal) -> Any:
+        """What a routine reads in an operand, of its shape."""
+        if formal.dtype is Dtype.I32:
+            return self._memory.staged(_rows(routine, formal))
+        noise = self._noise[formal.dtype, _is_positive(routine, formal)]
+        return noise[: prod(formal.shape)].reshape(formal.shape)
+
+    def _staged(self, dtype: Dtype, positive: bool, count: int) -> Any:
+        values = np.random.default_rng(_SEED).standard_normal(count, np.float32) * np.float32(_SPREAD)
+        return self._memory.staged((np.abs(values) if positive else values).astype(NUMPY_DTYPES[dtype]))
+
+
+def timer_bytes(routines: Sequence[Routine], kernels: KernelSet) -> int:
+    """Bytes that a `RoutineTimer` takes."""
+    scratch = max(routine_scratch_bytes(routine, kernels) for routine in routines)
+    noise = sum(count * dtype.itemsize for (dtype, _), count in _noise_counts(routines).items())
+    return max(map(_operand_bytes, routines)) + scratch + noise
+
+
+def _operands(routine: Routine) -> Iterator[Formal]:
+    """What a call binds, the workspace included."""
+    yield from routine.formals
+    if routine.workspace_bytes:
+        yield Formal("workspace", Dtype.U8, (routine.workspace_bytes,))
+
+
+def _bytes(formal: Formal) -> int:
+    return prod(formal.shape) * formal.dtype.itemsize
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _operand_bytes(routine: Routine) -> int:
+    return sum(_aligned(_bytes(formal)) for formal in _operands(routine))
+
+
+def _noise_counts(routines: Sequence[Routine]) -> dict[tuple[Dtype, bool], int]:
+    """Elements of the largest operand of each type, and of those that are positive, that is read anywhere."""
+    counts: dict[tuple[Dtype, bool], int] = {}
+    for routine in routines:
+        for formal in routine.formals:
+            if formal.dtype is not Dtype.I32 and _read(routine, formal):
+                kind = formal.dtype, _is_positive(routine, formal)
+                counts[kind] = max(counts.get(kind, 0), prod(formal.shape))
+    return counts
+
+
+def _uses(routine: Routine, formal: Formal) -> Iterator[tuple[str, bool]]:
+    """The names by which kernels have an operand, and whether they read it."""
+    for step in routine.steps:
+        for operand in KERNELS[step.kernel].operands:
+            reference = step.operands.get(operand.name)
+            if reference is not None and parse_reference(reference).base == formal.name:
+                yield operand.name, operand.is_read(step.options)
+
+
+def _read(routine: Routine, formal: Formal) -> bool:
+    return any(read for _, read in _uses(routine, formal))
+
+
+def _is_positive(routine: Routine, formal: Formal) -> bool:
+    return any(name in _POSITIVE for name, _ in _uses(routine, formal))
+
+
+def _rows(routine: Routine, formal: Formal) -> NDArray[np.int32]:
+    """Rows of a table, spread over it; where documents start: at the beginning of their sequences."""
+    rows = 1
+    for step in routine.steps:
+        for name, tables in _ROWS_OF.items():
+            if step.operands.get(name) == formal.name:
+                table = next(step.operands[each] for each in tables if each in step.operands)
+                rows = routine.shape_of(table)[0]
+    return np.random.default_rng(_SEED).integers(0, rows, formal.shape, np.int32)

@@ -1,0 +1,66 @@
+"""Training state in a file, a piece of it at a time through the workspace of what works on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES
+from ratrain.targets.runtime.arena.scalars import UpdatePart
+from ratrain.targets.runtime.arena.tensor_file import cut
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.runtime.arena.memory import Memory
+    from ratrain.targets.runtime.arena.stores import StoredArray
+    from ratrain.targets.runtime.engine.rank import Rank
+    from ratrain.targets.runtime.kernels import KernelSet, Scratch
+
+_STATE = ("p", "m1", "m2")
+
+
+def streamed_parts(whole: UpdatePart, files: Mapping[str, StoredArray], memory: Memory) -> Iterator[UpdatePart]:
+    """All of an update whose state is in files beside a memory, part after part; each is written back when the next one is asked for."""
+    buffers = _staged(whole.views["workspace"], files, memory)
+    most = min(map(len, buffers.values()))
+    for start, stop in cut(0, len(whole.views["g"]), most):
+        views = {role: whole.views[role][start:stop] for role in (*_STATE, "g", "w") if role in whole.views}
+        for role, stored in files.items():
+            views[role] = buffers[role][: stop - start]
+            stored.get(start, views[role])
+        decay = [(max(low, start) - start, min(high, stop) - start) for low, high in whole.decay]
+        yield UpdatePart(views, [(low, high) for low, high in decay if low < high])
+        for role, stored in files.items():
+            stored.put(start, views[role])
+
+
+def cast_master(
+    rank: Rank, instruction: Instruction, role: str, view: NDArray[Any], kernels: KernelSet, scratch: Scratch
+) -> None:
+    """Round the master that an instruction has in a role into a view of as many elements, wherever it is."""
+    stored = rank.in_files(instruction).get(role)
+    views = rank.by_role(instruction)
+    if stored is None:
+        scratch.reset()
+        kernels.cast(views[role], view, scratch=scratch)
+        return
+    buffer = _staged(views["workspace"], {role: stored}, rank.memory)[role]
+    for start, stop in cut(0, len(stored), len(buffer)):
+        piece = buffer[: stop - start]
+        stored.get(start, piece)
+        scratch.reset()
+        kernels.cast(piece, view[start:stop], scratch=scratch)
+
+
+def _staged(workspace: NDArray[np.uint8], files: Mapping[str, StoredArray], memory: Memory) -> dict[str, NDArray[Any]]:
+    """Equal parts of a workspace, for a piece of each."""
+    share = len(workspace) // len(files) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    return {
+        role: memory.typed(workspace[at * share : (at + 1) * share], stored.element, (share // stored.dtype.itemsize,))
+        for at, (role, stored) in enumerate(files.items())
+    }

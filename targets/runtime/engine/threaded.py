@@ -1,0 +1,154 @@
+"""The local engine with one thread for each engine of each rank: what the waits allow to overlap does overlap.
+
+A thread runs its stream's instructions in order, each as soon as it is ready; one lock guards what decides that, and is not held
+while an instruction runs. A collective is run by the thread that finds all its members ready. Results are those of the ordered mode, bit
+for bit: instructions that touch the same bytes are ordered by their waits.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from threading import Condition, RLock, Thread
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import define, field
+
+from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.targets.runtime.engine.local import LocalEngine
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.runtime.data.data import Batches
+    from ratrain.targets.runtime.engine.collectives import Member
+    from ratrain.targets.runtime.engine.engine import Head
+    from ratrain.targets.runtime.engine.rank import Rank
+    from ratrain.targets.runtime.kernels import KernelSet
+
+
+_RankKey = tuple[int, int]
+"""A rank: its stage, and its number among the ranks of that."""
+_Key = tuple[int, int, Engine]
+"""An engine: of which stage, and which of its ranks."""
+
+
+@define(eq=False)
+class _Progress:
+    """What the threads of a step share, guarded by `lock`."""
+
+    lock: RLock = field(factory=RLock)
+    changed: defaultdict[_RankKey, Condition] = field(init=False)
+    """what the threads of a rank wait for; all of them hold the one lock"""
+    working: int = 0
+    """threads whose streams have not ended"""
+    busy: set[_Key] = field(factory=set)
+    """engines whose instruction is being executed"""
+    stuck: set[_Key] = field(factory=set)
+    """engines that found nothing ready, and nothing that they wait for was completed since"""
+    failure: BaseException | None = None
+
+    @changed.default
+    def _one_condition_a_rank(self) -> defaultdict[_RankKey, Condition]:
+        return defaultdict(lambda: Condition(self.lock))
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether nothing will ever be ready again."""
+        return not self.busy and len(self.stuck) == self.working
+
+
+class ThreadedEngine(LocalEngine):
+    """Runs a program's ranks in this process, engines side by side."""
+
+    concurrency = "threads"
+    side_by_side = True
+
+    def __init__(self, program: Program, kernels: KernelSet, batches: Batches) -> None:
+        self._progress = _Progress()
+        super().__init__(program, kernels, batches)
+
+    def capture_steps(self) -> None:
+        """Threads start instructions when they may."""
+        self.refuse_capture("its engines are threads")
+
+    def run_until(self, limit: int) -> None:
+        """Run until every engine has completed its stream `limit` times."""
+        self._progress = progress = _Progress()
+        heads = [head for head in self.heads if head.has_work(limit)]
+        progress.working = len(heads)
+        threads = [Thread(target=self._serve, args=(head, limit), name="engine", daemon=True) for head in heads]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException as error:  # the user's second Ctrl-C: no thread may go on with another instruction
+            self._fail(error)
+            raise
+        if progress.failure is not None:
+            raise progress.failure
+
+    def _serve(self, head: Head, limit: int) -> None:
+        """Run a stream to its end."""
+        try:
+            with np.errstate(all="ignore"):  # as in `run_step`: each thread has its own
+                while members := self._claim(head, limit):
+                    self.issue(members, head.engine, self.step_of(head))
+                    self._end(head.engine, members)
+        except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
+            self._fail(error)
+
+    def _claim(self, head: Head, limit: int) -> list[Member]:
+        """Wait until the head's instruction is ready, and begin it; nothing when the stream has ended, or the step failed."""
+        progress, key = self._progress, _key(head.rank, head.engine)
+        with progress.lock:
+            while progress.failure is None and head.has_work(limit):
+                members = [] if key in progress.busy else self.ready(head, limit)
+                if members:
+                    for rank, instruction in members:
+                        self.begin(rank, head.engine, instruction)
+                    progress.busy |= {_key(rank, head.engine) for rank, _ in members}
+                    return members
+                progress.stuck.add(key)
+                if progress.is_stuck:
+                    self.fail_as_hanging()
+                progress.changed[key[:2]].wait()
+            progress.working -= 1
+            progress.stuck.discard(key)
+            if progress.failure is None and progress.working and progress.is_stuck:
+                self.fail_as_hanging()
+            return []
+
+    def _end(self, engine: Engine, members: list[Member]) -> None:
+        progress = self._progress
+        with progress.lock:
+            for rank, instruction in members:
+                self.complete(rank, engine, instruction)
+            progress.busy -= {_key(rank, engine) for rank, _ in members}
+            for concerned in self._concerned(members):
+                progress.stuck -= {key for key in progress.stuck if key[:2] == concerned}
+                progress.changed[concerned].notify_all()
+
+    def _concerned(self, members: list[Member]) -> set[_RankKey]:
+        """The ranks on which something may have become ready.
+
+        Those of the instruction, where a message went to, and who sends guests to a rank that may be ready for them.
+        """
+        ranks = {(rank.stage_index, rank.lane) for rank, _ in members}
+        rank, instruction = members[0]
+        ends = instruction.ends(rank.stage_index)
+        if ends is not None:
+            ranks.add((ends[1], rank.lane))
+        guests = {(stage, lane) for to, lane in ranks for stage in self.program.senders_of_guests.get(to, ())}
+        return ranks | guests
+
+    def _fail(self, error: BaseException) -> None:
+        progress = self._progress
+        with progress.lock:
+            progress.failure = progress.failure or error
+            for condition in progress.changed.values():
+                condition.notify_all()
+
+
+def _key(rank: Rank, engine: Engine) -> _Key:
+    return rank.stage_index, rank.lane, engine

@@ -1,0 +1,1 @@
+"""The kernel set `fast`: numba loops and BLAS."""

@@ -1,0 +1,56 @@
+"""The two loops that take longest to compile, those of attention, compiled by another process beside what comes before a first run.
+
+They are kept on disk as always: whoever needs one that another process is at waits for it, and reads it. One process compiles what both have in
+common once; two of them, beside the one that compiles the rest, are no faster on two cores.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ratrain.ratrain_ir.side_by_side import beside
+from ratrain.targets.program.attention_spec import AttentionSpec
+from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
+from ratrain.targets.runtime.arena.scratch import Scratch
+from ratrain.targets.runtime.kernels.fast.attention_loops import backward_head, forward_head
+from ratrain.targets.runtime.kernels.fast.fast import Fast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ratrain.ratrain_ir.config.types import Dtype
+
+_SPEC = AttentionSpec(batch=1, seq_len=1, heads=1, kv_heads=1, head_dim=8)
+
+
+@contextmanager
+def attention_beside(dtype: Dtype) -> Iterator[None]:
+    """While the block runs, compile attention without caps and documents, of tensors of a type, unless loops of attention are kept."""
+    if any(_is_kept(loop) for loop in (forward_head, backward_head)):
+        yield
+        return
+    with beside(lambda: attend(dtype)):
+        yield
+
+
+def _is_kept(loop: Any) -> bool:
+    """Whether a loop is kept for any types, or cannot be kept, so that no other process could compile it for this one."""
+    folder = (
+        loop.stats.cache_path if hasattr(loop, "stats") else None
+    )  # without its compiler, numba leaves functions as they are
+    return folder is None or any(Path(folder).glob(f"*.{loop.py_func.__name__}-*.nbi"))
+
+
+def attend(dtype: Dtype) -> None:
+    """Attention of one query, and its gradients, from which the loops are compiled."""
+    kernels = Fast(1)
+    q, k, v, o, do, dq, dk, dv = np.zeros((8, 1, _SPEC.head_dim), NUMPY_DTYPES[dtype])
+    lse, delta = np.zeros((2, 1, 1), np.float32)
+    scratch = Scratch(kernels.scratch_bytes("attention_forward", spec=_SPEC))
+    kernels.attention_forward(q, k, v, o, lse, scratch=scratch, spec=_SPEC)
+    scratch = Scratch(kernels.scratch_bytes("attention_backward", spec=_SPEC))
+    kernels.attention_backward(q, k, v, o, lse, do, dq, dk, dv, delta, scratch=scratch, spec=_SPEC)

@@ -1,0 +1,125 @@
+"""Matrix products in float32 by sgemm, from Python and from numba loops, always on the thread that calls.
+
+All go through `openblas.SGEMM`, which is read at each call of a kernel: a profile may put another function in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+
+from ratrain.targets.runtime.kernels import openblas
+from ratrain.targets.runtime.kernels.fast.fast_numba import inlined, intrinsic
+from ratrain.targets.runtime.kernels.openblas import AS_IS, ROWS_FIRST, TRANSPOSED
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.kernels.interface import F32
+    from ratrain.targets.runtime.kernels.team import Team
+
+_I32, _I64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
+_FUNCTION = ir.FunctionType(ir.VoidType(), [_I32] * 3 + [_I64] * 3 + [_FLOAT] + [_I64] * 4 + [_FLOAT] + [_I64] * 2)
+
+
+@intrinsic
+def _call(
+    _context: Any,
+    address: Any,
+    transpose_a: Any,
+    transpose_b: Any,
+    m: Any,
+    n: Any,
+    k: Any,
+    a: Any,
+    lda: Any,
+    b: Any,
+    ldb: Any,
+    beta: Any,
+    c: Any,
+    ldc: Any,
+) -> Any:
+    """`cblas_sgemm` at this address, for rows that lie one after the other; arrays by their addresses."""
+    del address, transpose_a, transpose_b, m, n, k, a, lda, b, ldb, beta, c, ldc
+    sizes = [types.int64] * 7
+    signature = types.void(types.int64, types.int32, types.int32, *sizes, types.float32, types.int64, types.int64)
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        address, transpose_a, transpose_b, m, n, k, a, lda, b, ldb, beta, c, ldc = arguments
+        function = builder.inttoptr(address, _FUNCTION.as_pointer())
+        order, alpha = _I32(ROWS_FIRST), _FLOAT(1.0)
+        builder.call(function, [order, transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc])
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@inlined()
+def multiply(sgemm: Any, a: Any, b: Any, keep: Any, out: Any) -> None:
+    """Out = keep * out + a @ b; what `out` holds is not read where `keep` is 0. Rows may lie apart, elements of a row not."""
+    _multiply(sgemm, np.int32(AS_IS), a, a.shape[1], b, keep, out)
+
+
+@inlined()
+def multiply_transposed(sgemm: Any, a: Any, b: Any, keep: Any, out: Any) -> None:
+    """Out = keep * out + a^T @ b, as `multiply`."""
+    _multiply(sgemm, np.int32(TRANSPOSED), a, a.shape[0], b, keep, out)
+
+
+@inlined()
+def _multiply(sgemm: Any, transpose_a: Any, a: Any, depth: Any, b: Any, keep: Any, out: Any) -> None:
+    _call(
+        sgemm,
+        transpose_a,
+        np.int32(AS_IS),
+        out.shape[0],
+        out.shape[1],
+        depth,
+        a.ctypes.data,
+        a.strides[0] // a.itemsize,
+        b.ctypes.data,
+        b.strides[0] // b.itemsize,
+        keep,
+        out.ctypes.data,
+        out.strides[0] // out.itemsize,
+    )
+
+
+def share_product(team: Team, a: F32, b: F32, out: F32, then: Callable[[slice], None] | None = None) -> None:
+    """Compute out = a @ b by ranges of rows, each followed by `then`; a and b may be transposed."""
+
+    def part(rows: slice) -> None:
+        _matmul(a[rows], b, out[rows])
+        if then is not None:
+            then(rows)
+
+    team.run(part, team.product_rows(len(out), b.size))
+
+
+def _matmul(a: F32, b: F32, out: F32) -> None:
+    (transpose_a, lda), (transpose_b, ldb), (_, ldc) = _layout(a), _layout(b), _layout(out)
+    openblas.Sgemm(openblas.SGEMM)(
+        ROWS_FIRST,
+        transpose_a,
+        transpose_b,
+        *out.shape,
+        a.shape[1],
+        1.0,
+        a.ctypes.data,
+        lda,
+        b.ctypes.data,
+        ldb,
+        0.0,
+        out.ctypes.data,
+        ldc,
+    )
+
+
+def _layout(matrix: F32) -> tuple[int, int]:
+    """Whether the matrix is stored transposed, and how far apart its stored rows are."""
+    (rows, columns), (down, right) = matrix.shape, matrix.strides
+    if right == matrix.itemsize:
+        return AS_IS, max(down // matrix.itemsize, columns)
+    return TRANSPOSED, max(right // matrix.itemsize, rows)

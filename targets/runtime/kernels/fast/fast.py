@@ -1,0 +1,362 @@
+"""The kernels at full speed: every product by BLAS on float32, everything else by fused numba loops.
+
+16-bit operands of a product are converted whole into scratch: converting by blocks would make BLAS pack the other
+operand again for each. All loops and products release the
+GIL; the threads of the set's team share them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ratrain.targets.program.per_kernel import PerKernel
+from ratrain.targets.runtime.arena.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.kernels.fast import fast_flat, fast_rows
+from ratrain.targets.runtime.kernels.fast.blas import share_product
+from ratrain.targets.runtime.kernels.fast.fast_attention import (
+    FastAttention,
+    backward_plan,
+    block_backward_plan,
+    forward_plan,
+)
+from ratrain.targets.runtime.kernels.fast.fast_attention_blocks import FastAttentionBlocks, block_forward_plan
+from ratrain.targets.runtime.kernels.fast.fast_gpt import FastGpt, layernorm_backward_plan, position_backward_plan
+from ratrain.targets.runtime.kernels.fast.fast_head import (
+    FastHead,
+    head_backward_from_logits_plan,
+    head_backward_plan,
+    head_forward_plan,
+)
+from ratrain.targets.runtime.kernels.fast.fast_mlp import FastMlp, gated_backward_plan
+from ratrain.targets.runtime.kernels.fast.fast_norms import FastNorms, rmsnorm_backward_plan, summed_norm_backward_plan
+from ratrain.targets.runtime.kernels.fast.fast_numba import bits, flat, multiplier
+from ratrain.targets.runtime.kernels.fast.fast_quantised import (
+    FastQuantised,
+    dequantise_plan,
+    mean_of_quantised_plan,
+    quantise_plan,
+)
+from ratrain.targets.runtime.kernels.fast.fast_scores import (
+    FastScores,
+    scores_backward_plan,
+    scores_forward_plan,
+    softmax_forward_plan,
+    values_backward_plan,
+    values_forward_plan,
+)
+from ratrain.targets.runtime.kernels.fast.row_sums import row_groups, store_sums, sum_groups
+from ratrain.targets.runtime.kernels.shared import (
+    KernelSetBase,
+    check_starts,
+    check_tokens,
+    decay_segments,
+    held_keys,
+    token_keys,
+)
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
+
+BLOCK = 1 << 15
+"""Elements that pass through several loops while they stay in the second-level cache."""
+
+
+def gemm_plan(
+    a: Array,
+    b: Array,
+    out: Array,
+    *,
+    accumulate: bool = False,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    **_: object,
+) -> Plan:
+    """The operands in float32, then the product; each only where it is not there already."""
+    operands = [Buffer(x.shape) for x in (a, b) if x.dtype != np.float32]
+    direct = out.dtype == np.float32 and not accumulate and bias is None and residual is None
+    return operands if direct else [*operands, Buffer(out.shape)]
+
+
+def _column_sum_plan(a: Array, out: Array, **_: object) -> Plan:
+    """One sum for each group of rows, then theirs."""
+    return [Buffer((row_groups(len(a)), out.size)), Buffer(out.shape)]
+
+
+def _embedding_backward_plan(tokens: I32, dy: Array, **_: object) -> Plan:
+    return [Buffer(tokens.shape, np.int64), Buffer((dy.shape[1],))]
+
+
+def _mean_plan(out: Array, *, threads: int, **_: object) -> Plan:
+    return [Buffer((threads, min(out.size, BLOCK)))]
+
+
+class Fast(
+    FastAttention, FastAttentionBlocks, FastScores, FastHead, FastNorms, FastMlp, FastGpt, FastQuantised, KernelSetBase
+):
+    """`KernelSet` on BLAS and numba."""
+
+    name = "fast"
+    threaded = True
+    plans = PerKernel(
+        "scratch in 'fast'",
+        {
+            "gemm": gemm_plan,
+            "column_sum": _column_sum_plan,
+            "rmsnorm_backward": rmsnorm_backward_plan,
+            "head_norm_backward": rmsnorm_backward_plan,
+            "summed_norm_backward": summed_norm_backward_plan,
+            "layernorm_backward": layernorm_backward_plan,
+            "attention_forward": forward_plan,
+            "attention_backward": backward_plan,
+            "attention_partial_forward": block_forward_plan,
+            "attention_partial_backward": block_backward_plan,
+            "swiglu_backward": gated_backward_plan,
+            "geglu_backward": gated_backward_plan,
+            "embedding_backward": _embedding_backward_plan,
+            "position_backward": position_backward_plan,
+            "head_forward": head_forward_plan,
+            "head_backward": head_backward_plan,
+            "head_backward_from_logits": head_backward_from_logits_plan,
+            "attention_scores_forward": scores_forward_plan,
+            "attention_softmax_forward": softmax_forward_plan,
+            "attention_values_forward": values_forward_plan,
+            "attention_values_backward": values_backward_plan,
+            "attention_scores_backward": scores_backward_plan,
+            "mean_of_replicas": _mean_plan,
+            "quantise": quantise_plan,
+            "dequantise": dequantise_plan,
+            "mean_of_quantised": mean_of_quantised_plan,
+        },
+        never=(
+            *("rmsnorm_forward", "layernorm_forward", "rope", "swiglu_forward", "gelu_forward", "gelu_backward"),
+            *("row_squares", "row_products", "summed_norm_forward"),
+            *("head_norm_forward", "geglu_forward", "relu2_forward", "relu2_backward", "scale"),
+            *("embedding_forward", "position_forward", "attention_softmax_backward"),
+            *("attention_partial_finish", "attention_delta"),
+            *("zero", "cast", "add", "adamw", "all_finite"),
+        ),
+    )
+
+    def gemm(
+        self,
+        a: Array,
+        b: Array,
+        out: Array,
+        *,
+        scratch: Scratch,
+        trans_a: bool = False,
+        trans_b: bool = False,
+        accumulate: bool = False,
+        bias: Array | None = None,
+        residual: Array | None = None,
+    ) -> None:
+        """See `KERNELS["gemm"]`."""
+        buffers = scratch.take_all(gemm_plan(a, b, out, accumulate=accumulate, bias=bias, residual=residual))
+        operands = []
+        for x in (a, b):
+            operand = x
+            if x.dtype != np.float32:
+                operand = buffers.pop(0)
+                self._cast(x, operand)
+            operands.append(operand)
+        left, right = operands
+        product = buffers[0] if buffers else out
+        stored = bits(out)
+        added = stored[0] if bias is None else bits(bias)
+        extra = stored if residual is None else bits(residual)
+
+        def store(rows: slice) -> None:
+            fast_rows.store_product(
+                product[rows], stored[rows], added, bias is not None, extra[rows], residual is not None, accumulate
+            )
+
+        share_product(
+            self.team, left.T if trans_a else left, right.T if trans_b else right, product, store if buffers else None
+        )
+
+    def _cast(self, src: Array, dst: Array) -> None:
+        source, stored = flat(src), flat(dst)
+        self.team.run(lambda part: fast_flat.cast(source[part], stored[part]), self.team.rows(stored.shape))
+
+    def column_sum(self, a: Array, out: Array, *, scratch: Scratch, accumulate: bool) -> None:
+        """See `KERNELS["column_sum"]`."""
+        sums, total = scratch.take_all(_column_sum_plan(a, out))
+        stored = bits(a)
+        sums.fill(0)
+        sum_groups(self.team, lambda group, rows: fast_rows.column_sum(stored[rows], sums[group]), len(a))
+        store_sums(sums, total, out, accumulate)
+
+    def rope(
+        self,
+        x: Array,
+        *,
+        documents: I32 | None = None,
+        scratch: Scratch,  # noqa: ARG002
+        heads: int,
+        head_dim: int,
+        seq_len: int,
+        theta: float,
+        inverse: bool,
+        first_position: int = 0,
+        rotary_dim: int | None = None,
+        interleaved: bool = False,
+        scaling: str = "",
+    ) -> None:
+        """See `KERNELS["rope"]`."""
+        check_starts(documents, seq_len, first_position)
+        cos, sin = self._rope_rows(slice(0, first_position + seq_len), rotary_dim or head_dim, theta, scaling)
+        rotate = fast_rows.rope_interleaved if interleaved else fast_rows.rope
+        rows = bits(x).reshape(-1, seq_len, heads * head_dim)
+        sign = np.float32(-1 if inverse else 1)
+        # by positions, not by rows: each part takes its rows of the table in every sequence
+
+        def part(positions: slice) -> None:
+            first = first_position + positions.start
+            for number, sequence in enumerate(rows):
+                starts = None if documents is None else documents.reshape(-1, seq_len)[number, positions]
+                rotate(sequence[positions], cos, sin, sign, heads, starts, first)
+
+        self.team.run(part, self.team.rows(rows.shape[1:]))
+
+    def embedding_forward(
+        self,
+        tokens: I32,
+        table: Array,
+        y: Array,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+        scale: float = 1.0,
+    ) -> None:
+        """See `KERNELS["embedding_forward"]`."""
+        check_tokens(tokens, table.shape[0])
+        fast_rows.embedding_forward(tokens, bits(table), bits(y), multiplier(scale))
+
+    def embedding_backward(
+        self,
+        tokens: I32,
+        dy: Array,
+        dtable: Array,
+        *,
+        scratch: Scratch,
+        accumulate: bool,
+        scale: float = 1.0,
+        padding_token: int | None = None,
+    ) -> None:
+        """See `KERNELS["embedding_backward"]`."""
+        check_tokens(tokens, dtable.shape[0])
+        if not accumulate:
+            dtable.fill(0)
+        keys, acc = scratch.take_all(_embedding_backward_plan(tokens, dy))
+        token_keys(tokens, keys)
+        acc.fill(0)
+        for held in held_keys(keys, padding_token):
+            fast_rows.embedding_backward(held, bits(dy), bits(dtable), acc, multiplier(scale))
+
+    def adamw(
+        self,
+        master: F32,
+        m: F32,
+        v: F32,
+        grad: Array,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+        view: Array | None = None,
+        step: int,
+        grad_multiplier: float,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        decay: Sequence[tuple[int, int]],
+    ) -> None:
+        """See `KERNELS["adamw"]`."""
+        gradient = flat(grad)
+        blocks = [
+            (slice(first, min(first + BLOCK, stop)), decayed)
+            for start, stop, decayed in decay_segments(len(master), decay)
+            for first in range(start, stop, BLOCK)
+        ]
+
+        def part(mine: slice) -> None:
+            for at, decayed in blocks[mine]:
+                fast_flat.adamw(
+                    master[at],
+                    m[at],
+                    v[at],
+                    gradient[at],
+                    np.float32(grad_multiplier),
+                    np.float32(1 - lr * weight_decay) if decayed else np.float32(1),
+                    np.float32(lr / (1 - beta1**step)),
+                    np.float32((1 - beta2**step) ** 0.5),
+                    np.float32(beta2),
+                    np.float32(1 - beta1),
+                    np.float32(1 - beta2),
+                    np.float32(eps),
+                )
+                if view is not None:
+                    fast_flat.cast(master[at], bits(view[at]))
+
+        self.team.run(part, self.team.ranges(len(blocks)))
+
+    def mean_of_replicas(
+        self, parts: Sequence[Array], out: Array, *, scratch: Scratch, accumulate: bool, divisor: float
+    ) -> bool:
+        """See `KERNELS["mean_of_replicas"]`."""
+        (buffers,) = scratch.take_all(_mean_plan(out, threads=self.team.threads))
+        stored, rows = flat(out), [flat(part) for part in parts]
+
+        def part(numbered: tuple[int, slice]) -> bool:
+            number, elements = numbered
+            finite = True
+            for start in range(elements.start, elements.stop, BLOCK):
+                at = slice(start, min(start + BLOCK, elements.stop))
+                acc = buffers[number, : at.stop - start]
+                acc.fill(0)
+                for row in rows:
+                    fast_flat.add_part(acc, row[at])
+                fast_flat.store_scaled(acc, stored[at], np.float32(1 / divisor), accumulate)
+                # a sum with an infinity or a NaN in it is not finite: the result tells about the parts too
+                finite &= fast_flat.all_finite(stored[at])
+            return finite
+
+        return all(self.team.run(part, list(enumerate(self.team.rows(stored.shape)))))
+
+    def all_finite(self, a: Array, *, scratch: Scratch) -> bool:  # noqa: ARG002
+        """See `KERNELS["all_finite"]`."""
+        return bool(fast_flat.all_finite(flat(a)))
+
+    def cast(self, src: Array, dst: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
+        """See `KERNELS["cast"]`."""
+        self._cast(src, dst)
+
+    def zero(self, a: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
+        """See `KERNELS["zero"]`."""
+        a.fill(0)
+
+    def add(self, a: Array, b: Array, out: Array, *, scratch: Scratch, scale: float = 1.0) -> None:  # noqa: ARG002
+        """See `KERNELS["add"]`."""
+        into_a, into_b, factor = np.may_share_memory(a, out), np.may_share_memory(b, out), multiplier(scale)
+        if into_a and into_b:
+            fast_flat.add_itself(flat(out), factor)
+        elif into_a:
+            fast_flat.add_into(flat(out), None, flat(b), factor)
+        elif into_b:
+            fast_flat.add_into(flat(out), factor, flat(a), None)
+        else:
+            fast_flat.add(flat(a), flat(b), factor, flat(out))
+
+    def scale(self, a: Array, out: Array, *, scratch: Scratch, scale: float) -> None:  # noqa: ARG002
+        """See `KERNELS["scale"]`."""
+        source, stored, factor, into_a = flat(a), flat(out), np.float32(scale), np.may_share_memory(a, out)
+
+        def part(elements: slice) -> None:
+            if into_a:
+                fast_flat.scale_itself(stored[elements], factor)
+            else:
+                fast_flat.scale(source[elements], stored[elements], factor)
+
+        self.team.run(part, self.team.rows(stored.shape))

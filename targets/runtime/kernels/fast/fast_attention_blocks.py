@@ -1,0 +1,115 @@
+"""Attention of a block of queries to a block of keys, on BLAS; what it leaves is gone on with by the next block.
+
+It is computed as `fast_attention` computes whole sequences: of one block both give the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ratrain.targets.runtime.kernels import openblas
+from ratrain.targets.runtime.kernels.fast.attention_block_loops import backward_block, deltas, finish, forward_block
+from ratrain.targets.runtime.kernels.fast.fast_attention import (
+    block_backward_plan,
+    block_buffers,
+    by_shared_head,
+    mask_of,
+    stored,
+)
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.attention_spec import AttentionBlockSpec
+    from ratrain.targets.runtime.arena.scratch import Plan, Scratch
+    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
+    from ratrain.targets.runtime.kernels.team import Team
+
+
+def block_forward_plan(spec: AttentionBlockSpec, *, threads: int, **_: object) -> Plan:
+    """For each thread: keys transposed, values; queries, output; scores."""
+    head, transposed, some, _line, scores = block_buffers(spec)
+    return [transposed, head, some, some, scores] * threads
+
+
+class FastAttentionBlocks:
+    """The kernels of `Fast` for attention block by block."""
+
+    team: Team
+
+    def attention_partial_forward(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        acc: F32,
+        peak: F32,
+        total: F32,
+        *,
+        documents: I32 | None = None,
+        scratch: Scratch,
+        spec: AttentionBlockSpec,
+        accumulate: bool,
+    ) -> None:
+        """See `KERNELS["attention_partial_forward"]`."""
+        arrays, state, mask = stored(q, k, v), stored(acc, peak, total), mask_of(spec, documents)
+        block = spec.queries, spec.first_query - spec.first_key, spec.group, spec.first_key
+
+        def shared_head(sequence: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
+            forward_block(openblas.SGEMM, arrays, state, sequence, kv_head, block, mask, accumulate, buffers)
+
+        by_shared_head(self.team, spec, block_forward_plan(spec, threads=self.team.threads), scratch, shared_head)
+
+    def attention_partial_finish(
+        self,
+        acc: F32,
+        peak: F32,
+        total: F32,
+        o: Array,
+        lse: F32,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+        heads: int,  # noqa: ARG002  lse says them
+        head_dim: int,  # noqa: ARG002
+    ) -> None:
+        """See `KERNELS["attention_partial_finish"]`."""
+        state, (out,) = stored(acc, peak, total), stored(o)
+        self.team.run(lambda rows: finish(state, out, lse, rows.start, rows.stop), self.team.rows(o.shape))
+
+    def attention_delta(
+        self,
+        o: Array,
+        do: Array,
+        delta: F32,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+        heads: int,  # noqa: ARG002  delta says them
+        head_dim: int,  # noqa: ARG002
+    ) -> None:
+        """See `KERNELS["attention_delta"]`."""
+        arrays = stored(o, do)
+        self.team.run(lambda rows: deltas(*arrays, delta, rows.start, rows.stop), self.team.rows(o.shape))
+
+    def attention_partial_backward(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        lse: F32,
+        do: Array,
+        delta: F32,
+        dq: F32,
+        dk: F32,
+        dv: F32,
+        *,
+        documents: I32 | None = None,
+        scratch: Scratch,
+        spec: AttentionBlockSpec,
+        accumulate: bool,
+    ) -> None:
+        """See `KERNELS["attention_partial_backward"]`."""
+        arrays, mask = stored(q, k, v, do, dq, dk, dv), mask_of(spec, documents)
+        block = spec.queries, spec.first_query - spec.first_key, spec.group, spec.first_key
+
+        def shared_head(sequence: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
+            backward_block(openblas.SGEMM, arrays, lse, delta, sequence, kv_head, block, mask, accumulate, buffers)
+
+        by_shared_head(self.team, spec, block_backward_plan(spec, threads=self.team.threads), scratch, shared_head)

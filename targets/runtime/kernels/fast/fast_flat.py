@@ -1,0 +1,114 @@
+"""Numba loops over whole arrays as one row: casts, sums, finiteness, the optimiser. All round as numpy does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ratrain.targets.runtime.kernels.fast.fast_numba import bits_of_float, exact, load, narrow, times
+
+BLOCK = 4096
+"""Elements that pass through several loops while they stay in the first-level cache."""
+
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_INFINITY_BITS = np.int32(0x7F800000)
+
+
+@exact()
+def cast(src: Any, dst: Any) -> None:
+    """Dst = src."""
+    for i in range(src.size):
+        dst[i] = narrow(load(src[i]), dst.dtype)
+
+
+@exact()
+def add(a: Any, b: Any, scale: Any, out: Any) -> None:
+    """Out = a + scale * b, for an `out` that overlaps neither."""
+    for i in range(out.size):
+        out[i] = narrow(load(a[i]) + times(load(b[i]), scale), out.dtype)
+
+
+@exact()
+def add_into(out: Any, kept: Any, b: Any, scale: Any) -> None:
+    """Out = kept * out + scale * b; its own loop, as an array that is read and written under two names is not vectorised."""
+    for i in range(out.size):
+        out[i] = narrow(times(load(out[i]), kept) + times(load(b[i]), scale), out.dtype)
+
+
+@exact()
+def add_itself(out: Any, scale: Any) -> None:
+    """Out += scale * out."""
+    for i in range(out.size):
+        value = load(out[i])
+        out[i] = narrow(value + times(value, scale), out.dtype)
+
+
+@exact()
+def scale(a: Any, out: Any, factor: Any) -> None:
+    """Out = factor * a, for an `out` that does not overlap a."""
+    for i in range(out.size):
+        out[i] = narrow(load(a[i]) * factor, out.dtype)
+
+
+@exact()
+def scale_itself(out: Any, factor: Any) -> None:
+    """Out *= factor."""
+    for i in range(out.size):
+        out[i] = narrow(load(out[i]) * factor, out.dtype)
+
+
+@exact()
+def all_finite(a: Any) -> Any:
+    """Whether no element is infinite or NaN: the magnitude of those, as an integer, is the largest."""
+    for start in range(0, a.size, BLOCK):
+        block = a[start : min(start + BLOCK, a.size)]
+        worst = np.int32(0)
+        for i in range(block.size):
+            worst = max(worst, bits_of_float(load(block[i])) & _MAGNITUDE)
+        if worst >= _INFINITY_BITS:
+            return False
+    return True
+
+
+@exact()
+def add_part(acc: Any, part: Any) -> None:
+    """Add part to acc."""
+    for i in range(acc.size):
+        acc[i] += load(part[i])
+
+
+@exact()
+def store_scaled(acc: Any, out: Any, factor: Any, accumulate: Any) -> None:
+    """Out = [out +] acc * factor."""
+    if accumulate:
+        for i in range(acc.size):
+            out[i] = narrow(acc[i] * factor + load(out[i]), out.dtype)
+    else:
+        for i in range(acc.size):
+            out[i] = narrow(acc[i] * factor, out.dtype)
+
+
+@exact()
+def adamw(
+    master: Any,
+    m: Any,
+    v: Any,
+    grad: Any,
+    multiplier: Any,
+    keep: Any,
+    step_size: Any,
+    root: Any,
+    beta2: Any,
+    rest1: Any,
+    rest2: Any,
+    eps: Any,
+) -> None:
+    """One update; `keep` = 1 - lr * decay, `root` = sqrt(1 - beta2^step), `rest` = 1 - beta."""
+    for i in range(master.size):
+        g = load(grad[i]) * multiplier
+        m_new = m[i] + (g - m[i]) * rest1
+        v_new = v[i] * beta2 + g * g * rest2
+        m[i] = m_new
+        v[i] = v_new
+        master[i] = master[i] * keep - step_size * (m_new / (np.sqrt(v_new) / root + eps))

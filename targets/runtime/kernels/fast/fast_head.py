@@ -1,0 +1,410 @@
+"""Cross-entropy head on BLAS: chunks of rows against blocks of the table, so that no float32 copy of it is needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, SupportsFloat
+
+import numpy as np
+
+from ratrain.targets.program.kernels import IGNORED_LABEL
+from ratrain.targets.runtime.arena.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.kernels.fast.blas import share_product
+from ratrain.targets.runtime.kernels.fast.fast_flat import cast
+from ratrain.targets.runtime.kernels.fast.fast_logits import LogitShape
+from ratrain.targets.runtime.kernels.fast.fast_numba import bits, exact, exp32, flat, load, maximum, reducing
+from ratrain.targets.runtime.kernels.fast.fast_rows import store_product
+from ratrain.targets.runtime.kernels.shared import LARGEST_INVERSE, NORM_EPS, check_labels
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.kernels.interface import F32, F64, I32, Array
+    from ratrain.targets.runtime.kernels.team import Team
+
+TABLE_ELEMENTS = 1 << 22
+"""Elements of a block of the table, 16 MiB in float32: enough rows for full BLAS speed."""
+
+_ZERO, _ONE, _NORM_EPS = np.float32(0), np.float32(1), np.float32(NORM_EPS)
+
+
+@reducing()
+def _inverse_norms(table: Any, out: Any) -> None:
+    """1 / max(norm, NORM_EPS) of each row."""
+    for r in range(table.shape[0]):
+        row = table[r]
+        total = _ZERO
+        for i in range(row.size):
+            value = load(row[i])
+            total += value * value
+        out[r] = _ONE / maximum(np.sqrt(total), _NORM_EPS)
+
+
+@exact()
+def _scale_columns(logits: Any, rows: Any, first: Any, inverse: Any) -> None:
+    """Multiply the columns of a block, which starts at column `first`, by the inverse norms of its table rows."""
+    for r in range(rows):
+        row = logits[r, first : first + inverse.size]
+        for i in range(row.size):
+            row[i] *= inverse[i]
+
+
+@reducing()
+def log_sum_exp(logits: Any, lse: Any) -> None:
+    """lse[r] of each row."""
+    for r in range(lse.size):
+        row = logits[r]
+        peak = row[0]
+        for i in range(row.size):
+            peak = maximum(peak, row[i])
+        total = _ZERO
+        for i in range(row.size):
+            total += exp32(row[i] - peak)
+        lse[r] = peak + np.float32(math.log(np.float64(total)))
+
+
+@exact()
+def add_loss(logits: Any, labels: Any, lse: Any, loss: Any) -> None:
+    """loss[0] += lse - logit of the label, row after row; those without a label add nothing."""
+    for r in range(lse.size):
+        if labels[r] >= 0:
+            loss[0] += np.float64(lse[r]) - np.float64(logits[r, labels[r]])
+
+
+@exact()
+def _logit_gradient(
+    logits: Any, first: Any, labels: Any, lse: Any, factor: Any, inverse: Any, pull: Any, normalise: Any
+) -> None:
+    """Turn a block of logits, which starts at column `first`, into the gradient of the products xn . w: 0 of rows without a label.
+
+    With `normalise` the logit is inverse * (xn . w), and pull[v] becomes the factor of w in the gradient of the
+    inverse norm: d(1/|w|)/dw = -w/|w|^3, so inverse^2 * sum of dlogit * logit, and 0 where the norm is clamped.
+    """
+    if normalise:
+        for i in range(pull.size):
+            pull[i] = _ZERO
+    for r in range(lse.size):
+        row = logits[r, first : first + pull.size]
+        log_total, label = lse[r], labels[r] - first
+        share = factor if labels[r] != IGNORED_LABEL else _ZERO
+        if normalise:
+            at_label = row[label] if 0 <= label < row.size else _ZERO
+            for i in range(row.size):
+                gradient = exp32(row[i] - log_total) * share
+                pull[i] += gradient * row[i]
+                row[i] = gradient * inverse[i]
+            if 0 <= label < row.size:
+                pull[label] -= factor * at_label
+                row[label] -= factor * inverse[label]
+        else:
+            for i in range(row.size):
+                row[i] = exp32(row[i] - log_total) * share
+            if 0 <= label < row.size:
+                row[label] -= factor
+    if normalise:
+        for i in range(pull.size):
+            pull[i] *= inverse[i] * inverse[i] if inverse[i] < LARGEST_INVERSE else _ZERO
+
+
+@exact()
+def _subtract_rows(product: Any, pull: Any, weight: Any) -> None:
+    """Product -= pull * weight, one factor for each row."""
+    for r in range(product.shape[0]):
+        row, w, factor = product[r], weight[r], pull[r]
+        for i in range(row.size):
+            row[i] -= factor * load(w[i])
+
+
+def _convert(team: Team, src: Array, dst: F32) -> None:
+    source, stored = flat(src), flat(dst)
+    team.run(lambda part: cast(source[part], stored[part]), team.rows(stored.shape))
+
+
+def _part_of_lse(logits: F32, lse: F32, rows: slice) -> None:
+    log_sum_exp(logits[rows], lse[rows])
+
+
+def _part_of_gradient(
+    logits: F32,
+    first: int,
+    labels: I32,
+    lse: F32,
+    factor: np.float32,
+    inverse: F32,
+    pull: F32,
+    normalise: bool,
+    rows: slice,
+) -> None:
+    _logit_gradient(logits[rows], first, labels[rows], lse[rows], factor, inverse, pull, normalise)
+
+
+def _store_part(dweight: F32, out: Array, pull: F32 | None, weight: Array, accumulate: bool, rows: slice) -> None:
+    """Out = [out +] dweight [- pull * weight], for some rows of the table."""
+    product, stored = dweight[rows], out[rows]
+    if pull is not None:
+        _subtract_rows(product, pull[rows], weight[rows])
+    store_product(product, stored, stored[0], False, stored, False, accumulate)
+
+
+class _Table:
+    """The table in blocks of rows, each converted to float32 when it is asked for and not the last one."""
+
+    def __init__(self, team: Team, table: Array, buffer: F32 | None) -> None:
+        self._team = team
+        self._table = table
+        self._buffer = buffer
+        self._loaded = -1
+
+    def blocks(self) -> Iterator[slice]:
+        step = block_rows(self._table)
+        for start in range(0, self._table.shape[0], step):
+            yield slice(start, min(start + step, self._table.shape[0]))
+
+    def load(self, rows: slice) -> Array:
+        """Those rows in float32."""
+        if self._buffer is None:
+            return self._table[rows]
+        block = self._buffer[: rows.stop - rows.start]
+        if self._loaded != rows.start:
+            _convert(self._team, self._table[rows], block)
+            self._loaded = rows.start
+        return block
+
+
+def block_rows(table: Array) -> int:
+    """Rows of a block of the table."""
+    rows: int = min(table.shape[0], max(256, TABLE_ELEMENTS // table.shape[1]))
+    return rows
+
+
+def _plan(xn: Array, table: Array, logits: F32, normalise: bool) -> dict[str, Buffer]:
+    chunk, hidden = min(xn.shape[0], logits.shape[0]), xn.shape[1]
+    plan = {}
+    if xn.dtype != np.float32:
+        plan["x"] = Buffer((chunk, hidden))
+    if table.dtype != np.float32:
+        plan["weight"] = Buffer((block_rows(table), hidden))
+    if normalise:
+        plan["inverse"] = Buffer((table.shape[0],))
+    return plan
+
+
+def _backward_plan(xn: Array, table: Array, logits: F32, normalise: bool) -> dict[str, Buffer]:
+    chunk, hidden = min(xn.shape[0], logits.shape[0]), xn.shape[1]
+    return _plan(xn, table, logits, normalise) | {
+        "dx": Buffer((chunk, hidden)),
+        "dx_block": Buffer((chunk, hidden)),
+        "dweight": Buffer((block_rows(table), hidden)),
+        "pull": Buffer((block_rows(table),)),
+    }
+
+
+def head_forward_plan(xn: Array, table: Array, logits: F32, *, normalise: bool, **_: object) -> Plan:
+    """A chunk of rows and a block of the table in float32, inverse norms: what of these is needed."""
+    return list(_plan(xn, table, logits, normalise).values())
+
+
+def head_backward_plan(xn: Array, table: Array, logits: F32, *, normalise: bool, **_: object) -> Plan:
+    """Those of the forward; the gradient of a chunk of rows, one block's part of it, and that block's own."""
+    return list(_backward_plan(xn, table, logits, normalise).values())
+
+
+head_backward_from_logits_plan = head_backward_plan
+"""Of all rows together."""
+
+
+def _take(scratch: Scratch, plan: dict[str, Buffer]) -> dict[str, Array]:
+    return dict(zip(plan, scratch.take_all(list(plan.values())), strict=True))
+
+
+def _chunk(team: Team, xn: Array, rows: slice, buffer: F32 | None) -> Array:
+    """Rows of xn in float32."""
+    if buffer is None:
+        return xn[rows]
+    block = buffer[: rows.stop - rows.start]
+    _convert(team, xn[rows], block)
+    return block
+
+
+def _chunks(xn: Array, logits: F32) -> Iterator[slice]:
+    step = logits.shape[0]
+    for start in range(0, xn.shape[0], step):
+        yield slice(start, min(start + step, xn.shape[0]))
+
+
+class _Products:
+    """What a backward needs for the gradients of all its chunks of rows."""
+
+    def __init__(
+        self,
+        team: Team,
+        table: Array,
+        lse: F32,
+        factor: np.float32,
+        shape: LogitShape | None,
+        buffers: dict[str, Array],
+    ) -> None:
+        self._team = team
+        self._lse = lse
+        self._factor = factor
+        self._shape = shape
+        self._buffers = buffers
+        self._inverse = buffers.get("inverse")
+        if self._inverse is not None:
+            _inverse_norms(bits(table), self._inverse)
+        self._weights = _Table(team, table, buffers.get("weight"))
+
+    def backward(
+        self,
+        xn: Array,
+        labels: I32,
+        rows: slice,
+        logits: F32 | None,
+        dlogits: F32,
+        dxn: Array,
+        dtable: Array,
+        accumulate: bool,
+    ) -> None:
+        """Gradients of some rows: dlogits, their rows of dxn, dtable = [dtable +] their part; without logits, they are computed again."""
+        team, buffers, inverse = self._team, self._buffers, self._inverse
+        normalise = inverse is not None
+        x = _chunk(team, xn, rows, buffers.get("x"))
+        dx, dx_block = buffers["dx"][: len(x)], buffers["dx_block"][: len(x)]
+        for columns in self._weights.blocks():
+            weight, dlogit = self._weights.load(columns), dlogits[:, columns]
+            pull, dweight = buffers["pull"][: len(weight)], buffers["dweight"][: len(weight)]
+            # without `normalise` the kernel reads no inverse norms: any array of the type will do
+            norms = pull if inverse is None else inverse[columns]
+            if logits is not None:
+                np.copyto(dlogit, logits[:, columns])
+            else:
+                share_product(team, x, weight.T, dlogit)
+                if normalise:
+                    _scale_columns(dlogits, len(x), columns.start, norms)
+                if self._shape is not None:
+                    self._shape.apply(team, dlogits[: len(x)], columns)
+            if self._shape is None:
+                gradient = partial(
+                    _part_of_gradient,
+                    dlogits,
+                    columns.start,
+                    labels[rows],
+                    self._lse[rows],
+                    self._factor,
+                    norms,
+                    pull,
+                    normalise,
+                )
+                # with `normalise` the rows add to `pull` together
+                team.run(gradient, [slice(0, len(x))] if normalise else team.rows(dlogit.shape))
+            else:
+                self._shape.gradient(team, dlogits[: len(x)], columns, labels[rows], self._lse[rows], self._factor)
+            share_product(team, dlogit, weight, dx_block if columns.start else dx)
+            if columns.start:
+                dx += dx_block
+            store = partial(
+                _store_part,
+                dweight,
+                bits(dtable[columns]),
+                pull if normalise else None,
+                bits(weight),
+                accumulate,
+            )
+            share_product(team, dlogit.T, x, dweight, store)
+        cast(flat(dx), flat(dxn[rows]))
+
+
+class FastHead:
+    """The head kernels of `Fast`."""
+
+    team: Team
+
+    def head_forward(
+        self,
+        xn: Array,
+        table: Array,
+        labels: I32,
+        lse: F32,
+        loss: F64,
+        logits: F32,
+        *,
+        scratch: Scratch,
+        normalise: bool,
+        accumulate: bool,
+        scale_of_logits: float = 1.0,
+        softcap: float | None = None,
+    ) -> None:
+        """See `KERNELS["head_forward"]`."""
+        check_labels(labels, table.shape[0])
+        buffers = _take(scratch, _plan(xn, table, logits, normalise))
+        inverse = buffers.get("inverse")
+        if inverse is not None:
+            _inverse_norms(bits(table), inverse)
+        weights, shape = _Table(self.team, table, buffers.get("weight")), LogitShape.of(scale_of_logits, softcap)
+        if not accumulate:
+            loss[0] = 0
+        for rows in _chunks(xn, logits):
+            x = _chunk(self.team, xn, rows, buffers.get("x"))
+            chunk = logits[: len(x)]
+            for columns in weights.blocks():
+                share_product(self.team, x, weights.load(columns).T, chunk[:, columns])
+                if inverse is not None:
+                    _scale_columns(chunk, len(x), columns.start, inverse[columns])
+                if shape is not None:
+                    shape.apply(self.team, chunk, columns)
+            sums = lse[rows]
+            self.team.run(partial(_part_of_lse, chunk, sums), self.team.rows(chunk.shape))
+            add_loss(chunk, labels[rows], sums, loss)
+
+    def head_backward(
+        self,
+        xn: Array,
+        table: Array,
+        labels: I32,
+        lse: F32,
+        scale: F32,
+        logits: F32,
+        dxn: Array,
+        dtable: Array,
+        *,
+        scratch: Scratch,
+        denominator: SupportsFloat,
+        normalise: bool,
+        accumulate: bool,
+        scale_of_logits: float = 1.0,
+        softcap: float | None = None,
+    ) -> None:
+        """See `KERNELS["head_backward"]`."""
+        check_labels(labels, table.shape[0])
+        buffers = _take(scratch, _backward_plan(xn, table, logits, normalise))
+        factor, shape = np.float32(float(scale[0]) / float(denominator)), LogitShape.of(scale_of_logits, softcap)
+        products = _Products(self.team, table, lse, factor, shape, buffers)
+        for rows in _chunks(xn, logits):
+            chunk = logits[: rows.stop - rows.start]
+            products.backward(xn, labels, rows, None, chunk, dxn, dtable, accumulate or rows.start > 0)
+
+    def head_backward_from_logits(
+        self,
+        xn: Array,
+        table: Array,
+        labels: I32,
+        lse: F32,
+        scale: F32,
+        logits: F32,
+        dlogits: F32,
+        dxn: Array,
+        dtable: Array,
+        *,
+        scratch: Scratch,
+        denominator: SupportsFloat,
+        normalise: bool,
+        accumulate: bool,
+        scale_of_logits: float = 1.0,
+        softcap: float | None = None,
+    ) -> None:
+        """See `KERNELS["head_backward_from_logits"]`."""
+        check_labels(labels, table.shape[0])
+        buffers = _take(scratch, _backward_plan(xn, table, logits, normalise))
+        factor, shape = np.float32(float(scale[0]) / float(denominator)), LogitShape.of(scale_of_logits, softcap)
+        products = _Products(self.team, table, lse, factor, shape, buffers)
+        products.backward(xn, labels, slice(0, len(xn)), logits, dlogits, dxn, dtable, accumulate)

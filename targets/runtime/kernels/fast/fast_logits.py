@@ -1,0 +1,94 @@
+"""What becomes of products of rows and output table: logits that are scaled and capped, in fused numba loops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from attrs import frozen
+
+from ratrain.targets.program.kernels import IGNORED_LABEL
+from ratrain.targets.runtime.kernels.fast.fast_numba import (
+    exact,
+    exp32,
+    inlined,
+    multiplier,
+    soft_cap_slope,
+    soft_capped,
+    times,
+)
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.kernels.interface import F32, I32
+    from ratrain.targets.runtime.kernels.team import Team
+
+_ZERO, _ONE = np.float32(0), np.float32(1)
+
+
+@exact()
+def _shape(logits: Any, first: Any, last: Any, scale: Any, softcap: Any) -> None:
+    """From products to logits, of the columns [first, last)."""
+    for r in range(logits.shape[0]):
+        row = logits[r, first:last]
+        for i in range(row.size):
+            row[i] = times(row[i], scale)
+        if softcap is not None:
+            for i in range(row.size):
+                row[i] = soft_capped(row[i], softcap)
+
+
+@inlined()
+def _slope(logit: Any, scale: Any, softcap: Any) -> Any:
+    """By how much a logit changes with its product."""
+    slope = _ONE
+    if softcap is not None:
+        slope = soft_cap_slope(logit, softcap)
+    return times(slope, scale)
+
+
+@exact()
+def _gradient(logits: Any, first: Any, last: Any, labels: Any, lse: Any, factor: Any, scale: Any, softcap: Any) -> None:
+    """Turn logits of the columns [first, last) into the gradient of the products: 0 of rows without a label."""
+    for r in range(lse.size):
+        row = logits[r, first:last]
+        log_total, label = lse[r], labels[r] - first
+        share = factor if labels[r] != IGNORED_LABEL else _ZERO
+        of_label = _ZERO
+        if 0 <= label < row.size:
+            of_label = factor * _slope(row[label], scale, softcap)
+        for i in range(row.size):
+            row[i] = exp32(row[i] - log_total) * share * _slope(row[i], scale, softcap)
+        if 0 <= label < row.size:
+            row[label] -= of_label
+
+
+@frozen
+class LogitShape:
+    """What logits are multiplied with and capped at."""
+
+    scale: np.float32 | None
+    softcap: np.float32 | None
+
+    @classmethod
+    def of(cls, scale: float, softcap: float | None) -> Self | None:
+        """From the options of a kernel; None where the products are the logits."""
+        shape = cls(multiplier(scale), None if softcap is None else np.float32(softcap))
+        return None if shape == cls(None, None) else shape
+
+    def apply(self, team: Team, logits: F32, columns: slice) -> None:
+        """From products to logits, in place, of some columns."""
+        first, last = columns.start, columns.stop
+
+        def part(rows: slice) -> None:
+            _shape(logits[rows], first, last, self.scale, self.softcap)
+
+        team.run(part, team.rows((len(logits), last - first)))
+
+    def gradient(self, team: Team, logits: F32, columns: slice, labels: I32, lse: F32, factor: np.float32) -> None:
+        """Turn logits of some columns into the gradient of the products, in place."""
+        first, last = columns.start, columns.stop
+
+        def part(rows: slice) -> None:
+            _gradient(logits[rows], first, last, labels[rows], lse[rows], factor, self.scale, self.softcap)
+
+        team.run(part, team.rows((len(logits), last - first)))

@@ -1,0 +1,391 @@
+"""The kernels in plain numpy: short, and close to the formulas; `fast` is compared with it.
+
+Work goes by blocks of rows, so that the temporaries numpy makes are at most `BLOCK_ELEMENTS` elements (or one row)
+each; whole matrices in float32 come from scratch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ratrain.targets.program.per_kernel import PerKernel
+from ratrain.targets.runtime.arena.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.kernels.reference.reference_attention import ReferenceAttention
+from ratrain.targets.runtime.kernels.reference.reference_attention_blocks import ReferenceAttentionBlocks
+from ratrain.targets.runtime.kernels.reference.reference_common import (
+    add_by_keys,
+    f32,
+    norm_weight,
+    put,
+    quiet,
+    rotated_halves,
+    row_blocks,
+    sigmoid,
+)
+from ratrain.targets.runtime.kernels.reference.reference_families import ReferenceFamilies, head_norm_backward_plan
+from ratrain.targets.runtime.kernels.reference.reference_gpt import (
+    ReferenceGpt,
+    layernorm_backward_plan,
+    position_backward_plan,
+)
+from ratrain.targets.runtime.kernels.reference.reference_head import (
+    ReferenceHead,
+    head_backward_from_logits_plan,
+    head_backward_plan,
+    head_forward_plan,
+)
+from ratrain.targets.runtime.kernels.reference.reference_quantised import ReferenceQuantised
+from ratrain.targets.runtime.kernels.reference.reference_scores import ReferenceScores
+from ratrain.targets.runtime.kernels.shared import (
+    KernelSetBase,
+    check_starts,
+    check_tokens,
+    decay_segments,
+    held_keys,
+    token_keys,
+)
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
+
+
+def _gemm_plan(a: Array, b: Array, out: Array, **_: object) -> Plan:
+    operands = [Buffer(x.shape) for x in (a, b) if x.dtype != np.float32]
+    return [Buffer(out.shape), *operands]
+
+
+def _column_sum_plan(out: Array, **_: object) -> Plan:
+    return [Buffer(out.shape)]
+
+
+def _rmsnorm_backward_plan(dgamma: Array, **_: object) -> Plan:
+    return [Buffer(dgamma.shape)]
+
+
+def _embedding_backward_plan(tokens: I32, **_: object) -> Plan:
+    return [Buffer(tokens.shape, np.int64)]
+
+
+class Reference(
+    ReferenceAttention,
+    ReferenceAttentionBlocks,
+    ReferenceScores,
+    ReferenceHead,
+    ReferenceGpt,
+    ReferenceFamilies,
+    ReferenceQuantised,
+    KernelSetBase,
+):
+    """`KernelSet` in plain numpy."""
+
+    name = "reference"
+    plans = PerKernel(
+        "scratch in 'reference'",
+        {
+            "gemm": _gemm_plan,
+            "column_sum": _column_sum_plan,
+            "rmsnorm_backward": _rmsnorm_backward_plan,
+            "layernorm_backward": layernorm_backward_plan,
+            "head_norm_backward": head_norm_backward_plan,
+            "summed_norm_backward": head_norm_backward_plan,
+            "embedding_backward": _embedding_backward_plan,
+            "position_backward": position_backward_plan,
+            "head_forward": head_forward_plan,
+            "head_backward": head_backward_plan,
+            "head_backward_from_logits": head_backward_from_logits_plan,
+        },
+        never=(
+            *(
+                "rmsnorm_forward",
+                "rope",
+                "attention_forward",
+                "attention_backward",
+                "swiglu_forward",
+                "swiglu_backward",
+            ),
+            *("row_squares", "row_products", "summed_norm_forward"),
+            *("head_norm_forward", "geglu_forward", "geglu_backward", "relu2_forward", "relu2_backward", "scale"),
+            *("layernorm_forward", "gelu_forward", "gelu_backward", "position_forward"),
+            *("attention_scores_forward", "attention_softmax_forward", "attention_values_forward"),
+            *("attention_values_backward", "attention_softmax_backward", "attention_scores_backward"),
+            *("attention_partial_forward", "attention_partial_finish", "attention_delta", "attention_partial_backward"),
+            *("embedding_forward", "zero", "cast", "add", "adamw", "mean_of_replicas", "all_finite"),
+            *("quantise", "dequantise", "mean_of_quantised"),
+        ),
+    )
+
+    @quiet
+    def gemm(
+        self,
+        a: Array,
+        b: Array,
+        out: Array,
+        *,
+        scratch: Scratch,
+        trans_a: bool = False,
+        trans_b: bool = False,
+        accumulate: bool = False,
+        bias: Array | None = None,
+        residual: Array | None = None,
+    ) -> None:
+        """See `KERNELS["gemm"]`."""
+        product, *buffers = scratch.take_all(_gemm_plan(a, b, out))
+        left, right = a, b
+        if a.dtype != np.float32:
+            left = buffers.pop(0)
+            np.copyto(left, a)
+        if b.dtype != np.float32:
+            right = buffers.pop(0)
+            np.copyto(right, b)
+        np.matmul(left.T if trans_a else left, right.T if trans_b else right, out=product)
+        for rows in row_blocks(*out.shape):
+            value = product[rows]
+            if accumulate:
+                value += f32(out[rows])
+            if bias is not None:
+                value += f32(bias)
+            if residual is not None:
+                value += f32(residual[rows])
+            put(out[rows], value)
+
+    @quiet
+    def column_sum(self, a: Array, out: Array, *, scratch: Scratch, accumulate: bool) -> None:
+        """See `KERNELS["column_sum"]`."""
+        (acc,) = scratch.take_all(_column_sum_plan(out))
+        acc.fill(0)
+        for rows in row_blocks(*a.shape):
+            acc += f32(a[rows]).sum(axis=0)
+        put(out, acc + f32(out) if accumulate else acc)
+
+    @quiet
+    def rmsnorm_forward(
+        self,
+        x: Array,
+        gamma: Array,
+        xn: Array,
+        rstd: F32,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+        eps: float,
+        unit_offset: bool = False,
+    ) -> None:
+        """See `KERNELS["rmsnorm_forward"]`."""
+        weight = norm_weight(gamma, unit_offset)
+        for rows in row_blocks(*x.shape):
+            block = f32(x[rows])
+            rstd[rows] = np.float32(1) / np.sqrt(np.square(block).mean(axis=1) + np.float32(eps))
+            put(xn[rows], block * rstd[rows, None] * weight)
+
+    @quiet
+    def rmsnorm_backward(
+        self,
+        dxn: Array,
+        x: Array,
+        gamma: Array,
+        rstd: F32,
+        dx: Array,
+        dgamma: Array,
+        *,
+        scratch: Scratch,
+        residual: Array | None = None,
+        accumulate: bool,
+        unit_offset: bool = False,
+    ) -> None:
+        """See `KERNELS["rmsnorm_backward"]`."""
+        weight = norm_weight(gamma, unit_offset)
+        (acc,) = scratch.take_all(_rmsnorm_backward_plan(dgamma))
+        acc.fill(0)
+        for rows in row_blocks(*x.shape):
+            grad = f32(dxn[rows])
+            normed = f32(x[rows]) * rstd[rows, None]
+            acc += (grad * normed).sum(axis=0)
+            weighted = grad * weight
+            value = rstd[rows, None] * (weighted - normed * (weighted * normed).mean(axis=1, keepdims=True))
+            put(dx[rows], value if residual is None else value + f32(residual[rows]))
+        put(dgamma, acc + f32(dgamma) if accumulate else acc)
+
+    @quiet
+    def rope(
+        self,
+        x: Array,
+        *,
+        documents: I32 | None = None,
+        scratch: Scratch,  # noqa: ARG002
+        heads: int,
+        head_dim: int,
+        seq_len: int,
+        theta: float,
+        inverse: bool,
+        first_position: int = 0,
+        rotary_dim: int | None = None,
+        interleaved: bool = False,
+        scaling: str = "",
+    ) -> None:
+        """See `KERNELS["rope"]`."""
+        width = rotary_dim or head_dim
+        check_starts(documents, seq_len, first_position)
+        cos, sin = self._rope_rows(slice(0, first_position + seq_len), width, theta, scaling)
+        sign = np.float32(-1 if inverse else 1)
+        for number, sequence in enumerate(x.reshape(-1, seq_len, heads, head_dim)):
+            halves = rotated_halves(sequence, width, interleaved=interleaved)
+            for rows in row_blocks(seq_len, heads * head_dim):
+                low, high = (f32(half[rows]) for half in halves)
+                position = np.arange(first_position + rows.start, first_position + rows.stop)
+                if documents is not None:
+                    position -= documents.reshape(-1, seq_len)[number, rows]
+                c, s = cos[position, None], sign * sin[position, None]
+                rotated = low * c - high * s, high * c + low * s
+                for half, value in zip(halves, rotated, strict=True):
+                    put(half[rows], value)
+
+    @quiet
+    def swiglu_forward(self, gate: Array, up: Array, prod: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
+        """See `KERNELS["swiglu_forward"]`."""
+        for rows in row_blocks(*gate.shape):
+            g = f32(gate[rows])
+            put(prod[rows], g * sigmoid(g) * f32(up[rows]))
+
+    @quiet
+    def swiglu_backward(
+        self,
+        gate: Array,
+        up: Array,
+        dprod: Array,
+        dgate: Array,
+        dup: Array,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+    ) -> None:
+        """See `KERNELS["swiglu_backward"]`."""
+        for rows in row_blocks(*gate.shape):
+            g, u, d = f32(gate[rows]), f32(up[rows]), f32(dprod[rows])
+            s = sigmoid(g)
+            gate_gradient = d * u * s * (1 + g * (1 - s))
+            up_gradient = d * g * s
+            put(dgate[rows], gate_gradient)
+            put(dup[rows], up_gradient)
+
+    @quiet
+    def embedding_forward(
+        self,
+        tokens: I32,
+        table: Array,
+        y: Array,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+        scale: float = 1.0,
+    ) -> None:
+        """See `KERNELS["embedding_forward"]`."""
+        check_tokens(tokens, table.shape[0])
+        for rows in row_blocks(*y.shape):
+            held = (tokens[rows] >= 0)[:, None]
+            put(y[rows], np.where(held, f32(table[tokens[rows]]) * np.float32(scale), np.float32(0)))
+
+    @quiet
+    def embedding_backward(
+        self,
+        tokens: I32,
+        dy: Array,
+        dtable: Array,
+        *,
+        scratch: Scratch,
+        accumulate: bool,
+        scale: float = 1.0,
+        padding_token: int | None = None,
+    ) -> None:
+        """See `KERNELS["embedding_backward"]`."""
+        check_tokens(tokens, dtable.shape[0])
+        if not accumulate:
+            dtable.fill(0)
+        (keys,) = scratch.take_all(_embedding_backward_plan(tokens))
+        token_keys(tokens, keys)
+        for held in held_keys(keys, padding_token):
+            add_by_keys(held, dy, dtable, np.float32(scale))
+
+    @quiet
+    def adamw(
+        self,
+        master: F32,
+        m: F32,
+        v: F32,
+        grad: Array,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+        view: Array | None = None,
+        step: int,
+        grad_multiplier: float,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        decay: Sequence[tuple[int, int]],
+    ) -> None:
+        """See `KERNELS["adamw"]`."""
+        step_size = np.float32(lr / (1 - beta1**step))
+        root = np.float32((1 - beta2**step) ** 0.5)
+        for start, stop, decayed in decay_segments(len(master), decay):
+            keep = np.float32(1 - lr * weight_decay) if decayed else np.float32(1)
+            for part in row_blocks(stop - start, 1):
+                at = slice(start + part.start, start + part.stop)
+                g = f32(grad[at]) * np.float32(grad_multiplier)
+                m[at] += (g - m[at]) * np.float32(1 - beta1)
+                v[at] = v[at] * np.float32(beta2) + g * g * np.float32(1 - beta2)
+                master[at] = master[at] * keep - step_size * (m[at] / (np.sqrt(v[at]) / root + np.float32(eps)))
+        if view is not None:
+            put(view, master)
+
+    @quiet
+    def mean_of_replicas(
+        self,
+        parts: Sequence[Array],
+        out: Array,
+        *,
+        scratch: Scratch,  # noqa: ARG002
+        accumulate: bool,
+        divisor: float,
+    ) -> bool:
+        """See `KERNELS["mean_of_replicas"]`."""
+        flat, flat_parts = out.reshape(-1), [part.reshape(-1) for part in parts]
+        finite = True
+        for at in row_blocks(out.size, 1):
+            total = np.zeros(at.stop - at.start, np.float32)
+            for part in flat_parts:
+                finite = finite and bool(np.isfinite(part[at]).all())
+                total += f32(part[at])
+            total *= np.float32(1 / divisor)
+            put(flat[at], total + f32(flat[at]) if accumulate else total)
+            finite = finite and bool(np.isfinite(flat[at]).all())
+        return finite
+
+    @quiet  # a comparison of a signalling NaN that `ml_dtypes` makes
+    def all_finite(self, a: Array, *, scratch: Scratch) -> bool:  # noqa: ARG002
+        """See `KERNELS["all_finite"]`."""
+        flat = a.reshape(-1)
+        return all(bool(np.isfinite(flat[at]).all()) for at in row_blocks(a.size, 1))
+
+    @quiet
+    def cast(self, src: Array, dst: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
+        """See `KERNELS["cast"]`."""
+        put(dst, src)
+
+    def zero(self, a: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
+        """See `KERNELS["zero"]`."""
+        a.fill(0)
+
+    @quiet
+    def add(self, a: Array, b: Array, out: Array, *, scratch: Scratch, scale: float = 1.0) -> None:  # noqa: ARG002
+        """See `KERNELS["add"]`."""
+        left, right, flat = a.reshape(-1), b.reshape(-1), out.reshape(-1)
+        for at in row_blocks(out.size, 1):
+            put(flat[at], f32(left[at]) + np.float32(scale) * f32(right[at]))
+
+    @quiet
+    def scale(self, a: Array, out: Array, *, scratch: Scratch, scale: float) -> None:  # noqa: ARG002
+        """See `KERNELS["scale"]`."""
+        source, flat = a.reshape(-1), out.reshape(-1)
+        for at in row_blocks(out.size, 1):
+            put(flat[at], np.float32(scale) * f32(source[at]))

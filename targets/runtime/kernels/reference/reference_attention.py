@@ -1,0 +1,236 @@
+"""Attention in plain numpy, tile by tile with a running softmax (Milakov and Gimelshein, 2018; Dao et al., 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from attrs import frozen
+
+from ratrain.targets.runtime.kernels.interface import F32, I32, Array
+from ratrain.targets.runtime.kernels.reference.reference_common import f32, put, quiet, row_blocks
+from ratrain.targets.runtime.kernels.shared import check_starts
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
+    from ratrain.targets.runtime.arena.scratch import Scratch
+
+TILE = 64
+"""Queries, and keys, of one tile."""
+
+
+def tiles(rows: int) -> Iterator[slice]:
+    """Slices of at most `TILE` rows, in order."""
+    for start in range(0, rows, TILE):
+        yield slice(start, min(start + TILE, rows))
+
+
+class Block:
+    """Float32 tiles of the heads of one sequence: a block of queries, a block of keys. Tiles are given by their rows of these."""
+
+    def __init__(self, spec: AttentionBlockSpec, sequence: int, documents: I32 | None) -> None:
+        self.spec, self.sequence, self.documents = spec, sequence, documents
+        self.slopes = spec.slopes
+        self.scale = np.float32(spec.multiplier)
+
+    def rows(self, queries: slice) -> slice:
+        """The rows of a tile of queries among those of all sequences."""
+        first = self.sequence * self.spec.queries
+        return slice(first + queries.start, first + queries.stop)
+
+    def of_queries(self, x: Array, head: int, queries: slice) -> Array:
+        """A tile of one head of x[batch * queries, heads * head_dim]."""
+        return x[self.rows(queries), head * self.spec.head_dim : (head + 1) * self.spec.head_dim]
+
+    def of_keys(self, x: Array, kv_head: int, keys: slice) -> Array:
+        """A tile of one head of x[batch * keys, kv_heads * head_dim]."""
+        first = self.sequence * self.spec.keys
+        columns = slice(kv_head * self.spec.head_dim, (kv_head + 1) * self.spec.head_dim)
+        return x[first + keys.start : first + keys.stop, columns]
+
+    def sees(self, queries: slice, keys: slice) -> bool:
+        """Whether one of the queries sees one of the keys."""
+        first, last = self.spec.first_query + queries.start, self.spec.first_query + queries.stop
+        start, stop = self.spec.first_key + keys.start, self.spec.first_key + keys.stop
+        least = self.spec.first_seen(first)
+        if self.documents is not None:
+            least = max(least, int(self.documents[self.rows(queries)].min()))
+        return bool(start < last and stop > least)
+
+    def key_tiles(self, queries: slice) -> Iterator[slice]:
+        """The tiles with a key that one of `queries` sees, ascending."""
+        return (keys for keys in tiles(self.spec.keys) if self.sees(queries, keys))
+
+    def capped(self, q: Array, k: Array, head: int, queries: slice, keys: slice) -> F32:
+        """Scaled and capped scores of a tile, of all its keys."""
+        spec = self.spec
+        query, key = f32(self.of_queries(q, head, queries)), f32(self.of_keys(k, head // spec.group, keys))
+        score: F32 = np.matmul(query * self.scale, key.T)
+        if spec.softcap is not None:
+            score = np.float32(spec.softcap) * np.tanh(score / np.float32(spec.softcap))
+        return score
+
+    def scores(self, q: Array, k: Array, head: int, queries: slice, keys: slice) -> F32:
+        """Scaled, capped, biased and masked scores of a tile; a key that is not seen has minus infinity."""
+        spec, score = self.spec, self.capped(q, k, head, queries, keys)
+        i = np.arange(queries.start, queries.stop, dtype=np.int32)[:, None] + np.int32(spec.first_query)
+        j = np.arange(keys.start, keys.stop, dtype=np.int32)[None, :] + np.int32(spec.first_key)
+        if spec.alibi:
+            score += np.float32(self.slopes[head]) * (j - i).astype(np.float32)
+        seen = j <= i
+        if spec.window is not None:
+            seen &= j > i - spec.window
+        if self.documents is not None:
+            seen &= j >= self.documents[self.rows(queries), None]
+        score[~seen] = -np.inf
+        return score
+
+
+@frozen
+class RunningSoftmax:
+    """What a tile of queries has of the keys so far: the largest score, the sum of weights, that of weighted values.
+
+    A weight is power(score - peak); `power` is 2^x or e^x, as the scores are scaled.
+    """
+
+    peak: F32
+    total: F32
+    acc: F32
+    power: np.ufunc
+
+    @classmethod
+    def begin(cls, rows: int, head_dim: int, power: np.ufunc) -> Self:
+        """Of no keys."""
+        peak, total = np.full((rows, 1), -np.inf, np.float32), np.zeros((rows, 1), np.float32)
+        return cls(peak, total, np.zeros((rows, head_dim), np.float32), power)
+
+    def take(self, score: F32, values: F32) -> None:
+        """Take in the keys of a tile."""
+        new_peak = np.maximum(self.peak, score.max(axis=1, keepdims=True))
+        # a row that has seen no key yet has no peak: 0 keeps its weights at power(-inf) = 0
+        base = np.where(np.isneginf(new_peak), np.float32(0), new_peak)
+        weight = self.power(score - base)
+        shrink = self.power(self.peak - base)
+        self.total[:] = self.total * shrink + weight.sum(axis=1, keepdims=True)
+        self.acc[:] *= shrink
+        self.acc[:] += weight @ values
+        self.peak[:] = new_peak
+
+
+@frozen
+class BlockGradients:
+    """Gradients of the attention of a block, from probabilities that are computed again."""
+
+    block: Block
+    q: Array
+    k: Array
+    v: Array
+    lse: F32
+    do: Array
+    delta: F32
+
+    def _tile(self, head: int, queries: slice, keys: slice) -> tuple[F32, F32]:
+        """The probabilities of a tile, and the gradient of its scores."""
+        block, rows = self.block, self.block.rows(queries)
+        score = block.scores(self.q, self.k, head, queries, keys)
+        prob = np.exp(score - self.lse[head, rows, None])
+        values = f32(block.of_keys(self.v, head // block.spec.group, keys))
+        dprob = f32(block.of_queries(self.do, head, queries)) @ values.T
+        dscore = prob * (dprob - self.delta[head, rows, None])
+        if block.spec.softcap is not None:
+            share = block.capped(self.q, self.k, head, queries, keys) / np.float32(block.spec.softcap)
+            dscore *= np.float32(1) - np.square(share)
+        return prob, dscore
+
+    def of_queries(self, head: int, queries: slice) -> F32:
+        """That of a tile of queries."""
+        block = self.block
+        acc = np.zeros((queries.stop - queries.start, block.spec.head_dim), np.float32)
+        for keys in block.key_tiles(queries):
+            acc += self._tile(head, queries, keys)[1] @ f32(block.of_keys(self.k, head // block.spec.group, keys))
+        return acc * block.scale
+
+    def of_keys(self, kv_head: int, keys: slice) -> tuple[F32, F32]:
+        """Those of a tile of keys and of values, summed over the query heads that share them."""
+        block, group = self.block, self.block.spec.group
+        acc_k = np.zeros((keys.stop - keys.start, block.spec.head_dim), np.float32)
+        acc_v = np.zeros_like(acc_k)
+        for head in range(kv_head * group, (kv_head + 1) * group):
+            for queries in tiles(block.spec.queries):
+                if block.sees(queries, keys):
+                    prob, dscore = self._tile(head, queries, keys)
+                    acc_v += prob.T @ f32(block.of_queries(self.do, head, queries))
+                    acc_k += dscore.T @ (f32(block.of_queries(self.q, head, queries)) * block.scale)
+        return acc_k, acc_v
+
+
+def put_delta(o: Array, do: Array, delta: F32) -> None:
+    """Set delta[heads, T] = rowsum(do * o) of each head."""
+    heads = len(delta)
+    for rows in row_blocks(*o.shape):
+        product = f32(do[rows]) * f32(o[rows])
+        delta[:, rows] = product.reshape(len(product), heads, -1).sum(axis=2).T
+
+
+class ReferenceAttention:
+    """The attention kernels of `Reference`. Temporaries are tiles of `TILE` rows."""
+
+    @quiet
+    def attention_forward(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        o: Array,
+        lse: F32,
+        *,
+        documents: I32 | None = None,
+        scratch: Scratch,  # noqa: ARG002
+        spec: AttentionSpec,
+    ) -> None:
+        """See `KERNELS["attention_forward"]`."""
+        check_starts(documents, spec.seq_len)
+        for sequence in range(spec.batch):
+            block = Block(spec.block, sequence, documents)
+            for head in range(spec.heads):
+                for queries in tiles(spec.seq_len):
+                    softmax = RunningSoftmax.begin(queries.stop - queries.start, spec.head_dim, np.exp)
+                    for keys in block.key_tiles(queries):
+                        values = f32(block.of_keys(v, head // spec.group, keys))
+                        softmax.take(block.scores(q, k, head, queries, keys), values)
+                    put(block.of_queries(o, head, queries), softmax.acc / softmax.total)
+                    lse[head, block.rows(queries)] = (softmax.peak + np.log(softmax.total))[:, 0]
+
+    @quiet
+    def attention_backward(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        o: Array,
+        lse: F32,
+        do: Array,
+        dq: Array,
+        dk: Array,
+        dv: Array,
+        delta: F32,
+        *,
+        documents: I32 | None = None,
+        scratch: Scratch,  # noqa: ARG002
+        spec: AttentionSpec,
+    ) -> None:
+        """See `KERNELS["attention_backward"]`."""
+        check_starts(documents, spec.seq_len)
+        put_delta(o, do, delta)
+        for sequence in range(spec.batch):
+            block = Block(spec.block, sequence, documents)
+            gradients = BlockGradients(block, q, k, v, lse, do, delta)
+            for head in range(spec.heads):
+                for queries in tiles(spec.seq_len):
+                    put(block.of_queries(dq, head, queries), gradients.of_queries(head, queries))
+            for kv_head in range(spec.kv_heads):
+                for keys in tiles(spec.seq_len):
+                    of_k, of_v = gradients.of_keys(kv_head, keys)
+                    put(block.of_keys(dk, kv_head, keys), of_k)
+                    put(block.of_keys(dv, kv_head, keys), of_v)

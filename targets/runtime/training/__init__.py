@@ -1,0 +1,1 @@
+"""A training run: prepared, stepped, saved."""

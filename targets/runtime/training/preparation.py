@@ -1,0 +1,225 @@
+"""A training run is made ready: the place of its checkpoints held, its engine filled from a checkpoint, from weights, or at random."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, fail
+from ratrain.targets.program.rtx import write_program
+from ratrain.targets.runtime.checkpoint.checkpoint import (
+    check_checkpoint_place,
+    clear_leftovers,
+    hold_checkpoint_place,
+)
+from ratrain.targets.runtime.checkpoint.checkpoint_series import (
+    RUN_FOLDER,
+    CheckpointSeries,
+    check_no_series,
+    load_latest,
+)
+from ratrain.targets.runtime.checkpoint.manifest import (
+    data_differences,
+    differences,
+    run_manifest,
+    scale_that_starts_anew,
+)
+from ratrain.targets.runtime.checkpoint.overrides import overridden, overrides_of, resumed_overrides
+from ratrain.targets.runtime.checkpoint.state import start_from_state, start_from_weights
+from ratrain.targets.runtime.data.data import Batches, TokenStream
+from ratrain.targets.runtime.engine.processes import Processes
+from ratrain.targets.runtime.training.training import TrainingRun
+from ratrain.targets.runtime.watch.positions import RunFolder
+from ratrain.targets.runtime.weights.companions import replaced_companions
+from ratrain.targets.runtime.weights.weights import check_config_beside, other_padding, random_weights, read_weights
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.program import Program
+    from ratrain.targets.runtime.arena.locks import Lock
+    from ratrain.targets.runtime.arena.process_memory import MemoryUse
+    from ratrain.targets.runtime.engine.engine import ProgramEngine
+    from ratrain.targets.runtime.engine.evaluation import HeldOut
+    from ratrain.targets.runtime.kernels import KernelSet
+    from ratrain.targets.runtime.settings import RunSettings, Saving
+    from ratrain.targets.runtime.training.utilisation import Utilisation
+
+
+def prepare(
+    program: Program,
+    stream: TokenStream,
+    settings: RunSettings,
+    kernels: KernelSet,
+    processes: Processes | None = None,
+    *,
+    held_out: HeldOut | None = None,
+    utilisation: Utilisation | None = None,
+    companions: Mapping[str, bytes] | None = None,
+) -> TrainingRun:
+    """An engine with its state filled: from a checkpoint, from weights, or at random.
+
+    `processes` are those of the run; None: this one alone. `companions` are the files that stand beside the weights, as far as they are
+    known: they replace those of a checkpoint. Places that are written are locked until the run is closed. Raises `DiagnosticError` when
+    data, weights or checkpoint do not fit the program, or another run writes to the same place.
+    """
+    with ExitStack() as places:
+        run = _begun(program, stream, settings, kernels, processes or Processes(), places)
+        run.held_out, run.utilisation = held_out, utilisation
+        if held_out is not None:
+            run.engine.expect_evaluation()
+        run.companions = replaced_companions(run.companions, companions or {})
+        run.places.push(places.pop_all())
+    return run
+
+
+def _begun(
+    program: Program,
+    stream: TokenStream,
+    settings: RunSettings,
+    kernels: KernelSet,
+    processes: Processes,
+    places: ExitStack,
+) -> TrainingRun:
+    """The run with its engine filled, and its ranks saying where they are."""
+    series, lock, said = _open_place(settings.saving, processes, places)
+    seed = program.plan.seed if settings.seed is None else settings.seed
+    batches = Batches(stream, program.plan, settings.order, seed)
+    start, execution = settings.start, settings.execution
+    loaded = load_latest(start.checkpoint, program.model, processes) if start.checkpoint is not None else None
+    first_step = loaded.state.step if loaded is not None else 0
+    batches.check_labels(first_step, first_step + settings.steps)
+    if series is not None:
+        series.check_start(processes, first_step, loaded.damaged if loaded else ())
+        said += series.clear_leftovers(processes, lock)
+    optimizer = program.plan.optimizer
+    if loaded is not None:
+        overrides = resumed_overrides(optimizer, settings.optimizer, loaded.run, loaded.directory)
+        program = overridden(program, overrides)
+        now = run_manifest(program, stream, settings, seed, overrides)
+        new_scale = scale_that_starts_anew(loaded.run.get("plan"), program.plan)
+        changed = data_differences(start, loaded.run, now) + differences(loaded.run, now)
+        warnings = said + loaded.warnings + changed + new_scale
+        warnings += other_padding(f"the checkpoint '{loaded.directory}'", loaded.model, program.model, "RT092")
+        program = _with_inert(program, loaded.model.inert)
+        engine = _made_engine(processes, program, kernels, batches, settings)
+        start_from_state(engine, loaded.state, keep_scale=not new_scale)
+    else:
+        overrides = overrides_of(optimizer, settings.optimizer)
+        program = overridden(program, overrides)
+        warnings = said
+        if start.weights:
+            inert, missing = check_config_beside(start.weights, program.model)
+            warnings = said + missing
+            program = _with_inert(program, inert)
+        source = read_weights(start.weights, program.model) if start.weights else random_weights(program.model, seed)
+        engine = _made_engine(processes, program, kernels, batches, settings)
+        start_from_weights(engine, source)
+    if execution.check_memory or execution.poison:
+        engine.watch_memory(poison=execution.poison)
+    if execution.graph:
+        engine.capture_steps()
+    run = TrainingRun(program, settings, engine, stream, first_step, warnings, processes, series)
+    run.overrides = overrides
+    if loaded is not None:
+        run.companions = loaded.companions
+        notes = loaded.run.get("notes")
+        run.notes = dict(notes) if isinstance(notes, dict) else {}
+    place = settings.watch.folder or (str(Path(series.directory) / RUN_FOLDER) if series else None)
+    if place is None and processes.count > 1:
+        place = processes.exchange(tempfile.mkdtemp(prefix="ratrain-") if processes.number == 0 else "")[0]
+        run.folder_is_temporary = True
+    if place is not None:
+        run.folder = RunFolder(place)
+    _leave_positions(run, run.folder, places)
+    return run
+
+
+def _open_place(
+    saving: Saving, processes: Processes, places: ExitStack
+) -> tuple[CheckpointSeries | None, Lock | None, list[Diagnostic]]:
+    """Lock the place of checkpoints and see that they can be written there; the series, if it is one, process 0's lock, and what there is to say.
+
+    Raises `DiagnosticError` RT002 or RT092 on all processes.
+    """
+    directory = saving.directory
+    if directory is None:
+        return None, None, []
+    is_series = saving.is_series(processes.count)
+    locks: list[Lock] = []
+    processes.first_only(
+        lambda: locks.append(places.enter_context(hold_checkpoint_place(directory, make_parents=is_series)))
+    )
+    said = [lock.warning for lock in locks if lock.warning is not None]
+    lock = locks[0] if locks else None
+    if is_series:
+        series = CheckpointSeries(directory, saving.keep_last)
+        series.open(processes)
+        return series, lock, said
+    check_no_series(directory)
+    check_checkpoint_place(directory)
+    return None, lock, said + clear_leftovers(directory, locks[0])
+
+
+def _leave_positions(run: TrainingRun, folder: RunFolder | None, places: ExitStack) -> None:
+    """Have the ranks of this process say where they are: in a folder, or in this process's memory for those who ask it.
+
+    Raises `DiagnosticError` RT002 where they cannot, RT093 where those of another run do.
+    """
+    ranks = [rank for ranks in run.engine.ranks for rank in ranks]
+    if folder is None:
+        for number, rank in enumerate(ranks):
+            rank.position = rank.new_position(None, number)
+        return
+
+    def begin() -> None:
+        lock = places.enter_context(folder.hold())
+        if lock.warning is not None:
+            run.warnings.append(lock.warning)
+        folder.clear()
+        write_program(run.program, folder.program_path)
+
+    run.processes.first_only(begin)
+    try:
+        for number, rank in enumerate(ranks, run.processes.started_as):
+            folder.path.mkdir(exist_ok=True)  # on another machine it may not be there
+            rank.position = rank.new_position(folder.path, number)
+    except OSError as error:
+        fail("RT002", f"cannot write '{folder.directory}': {error.strerror or error}")
+    run.processes.exchange(None)  # all are there before any looks for the others
+
+
+def _made_engine(
+    processes: Processes, program: Program, kernels: KernelSet, batches: Batches, settings: RunSettings
+) -> ProgramEngine:
+    """The engine, with all memories that it stores in."""
+    execution = settings.execution
+    engine = processes.make_engine(program, kernels, batches, execution.interleave_seed, execution.threads)
+    engine.open_stores(Path(execution.store_folder) if execution.store_folder else None)
+    engine.expect_steps(settings.steps)
+    if execution.ram_bytes is not None:
+        _check_ram(engine.memory_use(), execution.ram_bytes)
+    return engine
+
+
+def _check_ram(memory: MemoryUse, most: int) -> None:
+    """RT093: what a process is going to hold is more than it may."""
+    planned = memory.planned_bytes or memory.certified_bytes
+    if planned > most:
+        others = planned - memory.certified_bytes
+        text = (
+            f"this run holds {planned} bytes in memory, {memory.arena_bytes} of them arenas and {others} what interpreter and libraries take: "
+            f"{planned - most} more than the {most} of --ram"
+        )
+        way_out = "compile with zero = 3 and --passes 'place-1f1b,offload-state{home=file},recompute{policy=full},...' (docs/memories.md)"
+        fail("RT093", text, help=way_out)
+
+
+def _with_inert(program: Program, inert: Mapping[str, object]) -> Program:
+    """The program with what its model's `config.json` says beside the mathematics, completed from another one's."""
+    if inert.keys() <= program.model.inert.keys():
+        return program
+    return evolve(program, model=evolve(program.model, inert={**inert, **program.model.inert}))

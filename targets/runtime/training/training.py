@@ -1,0 +1,279 @@
+"""A training run: its steps, evaluations and checkpoints. The command line and notebooks both use this; `preparation.py` makes one."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from attrs import asdict, define, evolve, field, frozen
+
+from ratrain.ratrain_ir.ops.ops import Update
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, fail
+from ratrain.ratrain_ir.support.loops import compiled_anew
+from ratrain.targets.program.program import Program
+from ratrain.targets.runtime.checkpoint.checkpoint import (
+    is_sealed,
+    left_over,
+    save_checkpoint,
+)
+from ratrain.targets.runtime.checkpoint.checkpoint_series import (
+    CheckpointSeries,
+)
+from ratrain.targets.runtime.checkpoint.manifest import run_manifest
+from ratrain.targets.runtime.checkpoint.overrides import Overrides
+from ratrain.targets.runtime.checkpoint.state import training_state
+from ratrain.targets.runtime.data.data import TokenStream
+from ratrain.targets.runtime.engine.engine import ProgramEngine, StepReport
+from ratrain.targets.runtime.engine.evaluation import HeldOut
+from ratrain.targets.runtime.engine.processes import Processes
+from ratrain.targets.runtime.settings import RunSettings
+from ratrain.targets.runtime.training.utilisation import Utilisation
+from ratrain.targets.runtime.watch.positions import RankPhase, RunFolder
+from ratrain.targets.runtime.watch.watchdog import Watchdog, Watched
+
+
+@frozen
+class TimedStep:
+    """A step's report, how fast it was, and what was evaluated after it."""
+
+    report: StepReport
+    tokens_per_second: float
+    learning_rate: float
+    mfu: float | None = None
+    """model-flops utilisation, where the machine's peak is known"""
+    eval_loss: float | None = None
+    """mean loss of the held-out data after the step's update"""
+
+    def to_json(self) -> dict[str, Any]:
+        """A line of the log."""
+        return {
+            "step": self.report.step,
+            "loss": _finite(self.report.loss),
+            "tokens": self.report.tokens,
+            "tokens_per_second": self.tokens_per_second,
+            "mfu": self.mfu,
+            "learning_rate": self.learning_rate,
+            "loss_scale": self.report.loss_scale,
+            "skipped_blocks": self.report.skipped_blocks,
+            "gradient_norm": _finite(self.report.gradient_norm),
+            "eval_loss": _finite(self.eval_loss),
+            "resident_bytes": None if self.report.memory is None else self.report.memory.peak,
+            "planned_bytes": None if self.report.memory is None else self.report.memory.planned,
+            "compute_seconds": None if self.report.compute is None else [asdict(each) for each in self.report.compute],
+        } | ({} if self.report.loss_tokens is None else {"loss_tokens": self.report.loss_tokens})
+
+
+def _finite(value: float | None) -> float | None:
+    """A number as JSON can hold it."""
+    return value if value is not None and isfinite(value) else None
+
+
+@frozen
+class _Save:
+    """A save that was begun: steps done, directory, and what stood there before."""
+
+    step: int
+    directory: str
+    before: tuple[int, int] | None
+
+    @classmethod
+    def begun(cls, step: int, directory: str) -> _Save:
+        """The save that begins now."""
+        return cls(step, directory, _identity(directory))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether what it has written stands in its place."""
+        return _identity(self.directory) not in (None, self.before)
+
+
+def _identity(directory: str) -> tuple[int, int] | None:
+    """Which directory has this name; None where there is none."""
+    with suppress(OSError, ValueError):
+        status = Path(directory).stat()
+        return status.st_dev, status.st_ino
+    return None
+
+
+@define(eq=False)
+class TrainingRun:
+    """One run. Make it with `prepare` (`preparation.py`), iterate `steps()`, then `save()` and `close()`."""
+
+    program: Program
+    settings: RunSettings
+    engine: ProgramEngine
+    stream: TokenStream
+    first_step: int
+    warnings: list[Diagnostic]
+    processes: Processes
+    series: CheckpointSeries | None
+    """where checkpoints go as the run goes on; None: there is at most one, at the end"""
+    held_out: HeldOut | None = None
+    """what is evaluated on"""
+    utilisation: Utilisation | None = None
+    companions: Mapping[str, bytes] = field(factory=dict)
+    """Files that stand beside the model's weights, which checkpoints keep."""
+    overrides: Overrides = field(factory=dict)
+    """Keys of the optimizer that are not the compiled plan's; the program's plan has them."""
+    notes: dict[str, Any] = field(factory=dict)
+    """What those who follow the run keep in its checkpoints, as JSON holds it; no bit of the run depends on it."""
+    saved_step: int | None = None
+    """Steps done when a checkpoint of the series was last written."""
+    saved_to: str = ""
+    folder: RunFolder | None = None
+    """Where the ranks say where they are."""
+    folder_is_temporary: bool = False
+    done: list[TimedStep] = field(factory=list)
+    _saving: _Save | None = None
+    """the save that was begun last"""
+    places: ExitStack = field(factory=ExitStack)
+    """The locks on the places it writes to."""
+
+    def __attrs_post_init__(self) -> None:
+        weakref.finalize(self, self.places.close)
+
+    def close(self) -> None:
+        """Let other runs write where this one did."""
+        self.places.close()
+
+    @property
+    def seed(self) -> int:
+        """The seed of this run."""
+        return self.program.plan.seed if self.settings.seed is None else self.settings.seed
+
+    def steps(self, should_stop: Callable[[], int] = lambda: 0) -> Iterator[TimedStep]:
+        """Run the steps one by one; `should_stop` is asked between them.
+
+        Raises `DiagnosticError` RT093 when the loss is no longer a number.
+        """
+        for step in range(self.first_step, self.first_step + self.settings.steps):
+            if should_stop():
+                return
+            start = time.perf_counter()
+            report = self.engine.run_step(step)
+            timed = self._timed(report, time.perf_counter() - start)
+            self.done.append(timed)  # before the evaluation, which may fail
+            held_out = self._evaluated(report)
+            if held_out is not None:
+                timed = self.done[-1] = evolve(timed, eval_loss=held_out)
+            yield timed
+            if not isfinite(report.loss):  # before saving: this state must not take the place of a better one
+                text = f"the loss of step {step} is {report.loss}: the weights have diverged"
+                fail("RT093", text, help="lower the learning rate or lengthen the warm-up")
+            every = self.settings.saving.every
+            if every is not None and self.series is not None and (step + 1) % every == 0:
+                self._save_to(self.series)
+            self._keep_promise(report)
+
+    def _keep_promise(self, report: StepReport) -> None:
+        """Raise `DiagnosticError` RT093 where this process has held more than it was allowed: then what the run said was not true here."""
+        most = self.settings.execution.ram_bytes
+        if most is None or report.memory is None or report.memory.peak <= most:
+            return
+        anew = compiled_anew()
+        text = f"the run has held {report.memory.peak} bytes in memory, {report.memory.peak - most} more than the {most} of --ram"
+        if anew:
+            way_out = f"run it again: it compiled {anew} loops, which are kept now"
+        else:
+            way_out = f"allow it {report.memory.peak} bytes or more; it had planned {report.memory.planned}"
+        fail("RT093", text, help=way_out)
+
+    def _timed(self, report: StepReport, seconds: float) -> TimedStep:
+        """A finished step."""
+        speed = report.tokens / seconds
+        rate = self.program.plan.optimizer.learning_rate(report.step)
+        mfu = self.utilisation.of(speed) if self.utilisation else None
+        return TimedStep(report, speed, rate, mfu)
+
+    def _evaluated(self, report: StepReport) -> float | None:
+        """The loss of the held-out data after a step, if that is one to evaluate after."""
+        every, after = self.settings.evaluation.every, report.step + 1
+        due = every is not None and (after % every == 0 or after == self.first_step + self.settings.steps)
+        return self.held_out.loss(self.engine) if due and self.held_out and isfinite(report.loss) else None
+
+    def save(self) -> str | None:
+        """Write the checkpoint the settings ask for; its directory.
+
+        Raises `DiagnosticError` RT002 or RT092 when it cannot be written.
+        """
+        if self.series is not None:
+            return self._save_to(self.series)
+        directory = self.settings.saving.directory
+        if directory is not None:
+            self.engine.enter(RankPhase.SAVING, self.steps_done - 1)
+            self._saving = _Save.begun(self.steps_done, directory)
+            state = training_state(self.engine, self.steps_done)
+            save_checkpoint(directory, self.program.model, state, self.manifest(), self.companions)
+        return directory
+
+    def save_what_is_done(self) -> str | None:
+        """Write the checkpoint the settings ask for after something else than its last step has ended the run; its directory.
+
+        None where there is nothing to save: no step has ended since the last save or none can be saved now, weights have diverged, the run
+        ended amid a step's updates, or other processes would have to write their parts, which may not know of the end.
+        """
+        known = self.first_step if self._saving is None else self._saving.step
+        whole = self.processes.count == 1 and self.engine.has_whole_state
+        if not whole or self.steps_done <= known or not isfinite(self.done[-1].report.loss):
+            return None
+        return self.save()
+
+    @property
+    def updates_a_step(self) -> int:
+        """Updates of blocks that a step makes, counted once a rank."""
+        plan, keyword = self.program.plan, Update.keyword
+        streams = (stream for stage in self.program.stages for stream in stage.streams.values())
+        return plan.dp * plan.tp * sum(instruction.keyword == keyword for stream in streams for instruction in stream)
+
+    def newest_saved(self) -> tuple[int, str] | None:
+        """Steps done and directory of the newest checkpoint that this run has written, as it stands on the disk."""
+        if self._saving is not None and self._saving.is_done:
+            return self._saving.step, self._saving.directory
+        return (self.saved_step, self.saved_to) if self.saved_step is not None else None
+
+    def left_over(self) -> tuple[list[str], list[str]]:
+        """What a save that was interrupted has left where it writes: half of a checkpoint, and whole ones."""
+        directory = self.settings.saving.directory
+        if directory is None:
+            return [], []
+        paths = self.series.left_over() if self.series is not None else left_over(directory)
+        return [str(path) for path in paths if not is_sealed(path)], [str(path) for path in paths if is_sealed(path)]
+
+    def remove_temporary_folder(self) -> None:
+        """Remove the positions where nobody asked for them and nothing went wrong."""
+        if self.folder is not None and self.folder_is_temporary and not self.folder.report():
+            shutil.rmtree(self.folder.path, ignore_errors=True)
+
+    def watchdog(self, tell: Callable[[Diagnostic], None]) -> Watchdog:
+        """What watches over the run and tells of it; where ranks leave their positions nowhere, it only answers who asks."""
+        own = [rank.position for ranks in self.engine.ranks for rank in ranks if rank.position is not None]
+        advice = None
+        if self.series is not None:
+            advice = f"nothing that was saved is lost: go on with --resume {self.series.directory}"
+        number, timeout = self.processes.number, self.settings.watch.hang_timeout if self.folder is not None else 0.0
+        return Watchdog(Watched(self.program, self.folder, own, number, timeout, tell, advice))
+
+    @property
+    def steps_done(self) -> int:
+        """Steps of the training so far, those before a resumed run included."""
+        return self.first_step + len(self.done)
+
+    def _save_to(self, series: CheckpointSeries) -> str:
+        """Write a checkpoint of a series unless that of this step was written already."""
+        if self.saved_step != self.steps_done:
+            self.engine.enter(RankPhase.SAVING, self.steps_done - 1)
+            self._saving = _Save.begun(self.steps_done, series.place_of(self.steps_done))
+            self.saved_to = series.save(self.processes, self.engine, self.steps_done, self.manifest(), self.companions)
+            self.saved_step = self.steps_done
+        return self.saved_to
+
+    def manifest(self) -> dict[str, Any]:
+        """What the bits of this run depend on beside its state, what it took in memory, and the notes of those who follow it."""
+        run = run_manifest(self.program, self.stream, self.settings, self.seed, self.overrides)
+        return {**run, "memory": self.engine.memory_use().to_json(), **({"notes": self.notes} if self.notes else {})}

@@ -1,0 +1,1 @@
+"""Where ranks are, and why a run makes no progress."""

@@ -1,0 +1,85 @@
+"""Whether a process of this machine is alive, as the kernel sees it."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ratrain.targets.runtime.watch.positions import RankPosition
+
+
+class Liveness(Enum):
+    """What the kernel says of a process."""
+
+    ALIVE = "alive"
+    STOPPED = "stopped"
+    GONE = "gone"
+    UNKNOWN = "unknown"
+    """it is on another machine"""
+
+
+def liveness(position: RankPosition) -> Liveness:
+    """The state of a rank's process. A zombie is gone: only its parent has not asked yet."""
+    if position.host.encode()[:64] != socket.gethostname().encode()[:64]:
+        return Liveness.UNKNOWN
+    try:
+        status = Path(f"/proc/{position.pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return _without_proc(position.pid)
+    letter = status.rpartition(")")[2].split()[0]  # the name before may hold anything
+    if letter in "ZXx":
+        return Liveness.GONE
+    return Liveness.STOPPED if letter in "Tt" else Liveness.ALIVE
+
+
+def _without_proc(pid: int) -> Liveness:
+    if Path("/proc/self/stat").exists():
+        return Liveness.GONE
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return Liveness.GONE
+    except PermissionError:
+        pass
+    return Liveness.ALIVE
+
+
+class Departures:
+    """Wakes its caller at once when a process ends: a launcher ends the others within milliseconds, and then who was first is lost."""
+
+    def __init__(self) -> None:
+        self._handles: dict[int, int] = {}
+        """Of processes, by the number of their rank."""
+        self._seen: set[int] = set()
+
+    def watch(self, positions: Sequence[RankPosition]) -> None:
+        """From now on, also these ranks, where they are other processes of this machine that are alive."""
+        if not hasattr(os, "pidfd_open"):  # Linux has it; elsewhere the caller finds out when it looks again
+            return
+        for position in positions:
+            if position.pid in self._seen or position.pid == os.getpid() or liveness(position) is not Liveness.ALIVE:
+                continue
+            self._seen.add(position.pid)
+            with suppress(OSError):
+                self._handles[position.number] = os.pidfd_open(position.pid)
+
+    def wait(self, seconds: float, inbox: Sequence[int] = ()) -> set[int]:
+        """Wait until a process ends, something can be read from `inbox`, or it is time; the ranks whose processes ended."""
+        ready, _, _ = select.select([*inbox, *self._handles.values()], [], [], seconds)
+        ended = {number for number, handle in self._handles.items() if handle in ready}
+        for number in ended:
+            os.close(self._handles.pop(number))
+        return ended
+
+    def close(self) -> None:
+        """Let go of all of them."""
+        for handle in self._handles.values():
+            os.close(handle)
+        self._handles = {}

@@ -1,0 +1,427 @@
+"""Weights: drawn at random, read from Hugging Face files, and laid out flat as blocks hold them.
+
+A `WeightSource` gives parameters by their Hugging Face names, piece by piece. Files hold some parameters in another form than
+blocks do: query, key and value of a Baichuan model are one matrix (`W_pack`), and of a GPT-2 model too (`c_attn`), whose linear
+layers are stored as [inputs, outputs], and of a GPT-NeoX model (`query_key_value`), head by head; a tied matrix stands there once.
+`stored_layout` is the only place that knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from functools import cache
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from attrs import frozen
+
+from ratrain.ratrain_ir.config.hf_keys import PADDING_TOKEN_KEY, keys_of
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.model.blocks import Block, Parameter, block_chain, parameters
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, Diagnostics, Severity, fail
+from ratrain.ratrain_ir.support.files import is_directory, is_there, read_text
+from ratrain.ratrain_ir.support.text import shown
+from ratrain.targets.runtime.arena import tensor_file
+from ratrain.targets.runtime.arena.tensor_file import (
+    FLOAT_TYPES,
+    Float32,
+    StoredTensor,
+    cut,
+    open_tensors,
+)
+from ratrain.targets.runtime.weights.weight_buffers import follows_from
+from ratrain.targets.runtime.weights.weight_source import WeightSource
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+"""All weights in a model's directory."""
+INDEX_FILE = "model.safetensors.index.json"
+"""Which file of the directory holds which of them, where there are several."""
+_WEIGHTS_KEY = 1  # keeps the random numbers of the weights apart from those of the data order
+_RESIDUAL = ("o_proj", "down_proj")  # the matrices that write to the residual stream, 2 in each layer
+_SCALED_BY_DEPTH = {"gpt2"}  # families whose classes in `transformers` draw those narrower the deeper the model is
+_HEAD = "lm_head.weight"
+_GPT2_PREFIX = "transformer."
+_MOST_SHOWN = 24  # problems named one by one: a wrong model has hundreds
+
+
+@cache
+def named_parameters(model: ModelConfig) -> dict[str, Parameter]:
+    """All parameters by Hugging Face name in forward order; a tied matrix once, as `embed` has it."""
+    by_name: dict[str, Parameter] = {}
+    for block in block_chain(model):
+        for parameter in parameters(model, block):
+            by_name.setdefault(parameter.name, parameter)
+    return by_name
+
+
+@frozen
+class Stored:
+    """How a tensor of a weight file holds parameters."""
+
+    parts: tuple[Parameter, ...]
+    """the parameters whose rows it stacks, in forward order"""
+    turned: bool = False
+    """whether it holds the transposed stack, [inputs, outputs], as the `Conv1D` of GPT-2 does"""
+    groups: int = 1
+    """into how many groups of rows each part is cut; the tensor has the first group of every part, then the second ones, and so on"""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        stacked = (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
+        return stacked[::-1] if self.turned else stacked
+
+    def joined(self, arrays: list[Float32]) -> Float32:
+        """The tensor that holds these values of its parts."""
+        if len(arrays) == 1:
+            whole = arrays[0]
+        else:
+            rows = [array.reshape(self.groups, -1, *array.shape[1:]) for array in arrays]
+            whole = np.concatenate(rows, axis=1).reshape(-1, *arrays[0].shape[1:])
+        return whole.T if self.turned else whole
+
+    def pieces(self, tensor: StoredTensor, number: int, start: int, stop: int) -> Iterator[Float32]:
+        """Elements [start, stop) of the flat values of a part, out of the tensor, at most `PIECE_ELEMENTS` at a time."""
+        before = sum(part.shape[0] for part in self.parts[:number])
+        if self.turned:
+            yield from _turned_pieces(tensor, before, start, stop)
+            return
+        row = prod(self.parts[number].shape[1:])
+        run = self.parts[number].shape[0] // self.groups * row  # elements of the part that stand together
+        apart = sum(part.shape[0] for part in self.parts) // self.groups * row
+        first = before // self.groups * row
+        for group in range(start // run, -(-stop // run)):
+            shift = group * (apart - run) + first
+            yield from tensor.pieces(max(start, group * run) + shift, min(stop, (group + 1) * run) + shift)
+
+
+def _turned_pieces(tensor: StoredTensor, before: int, start: int, stop: int) -> Iterator[Float32]:
+    """Elements [start, stop) of the flat transposed tensor, from its row `before` on."""
+    inputs, outputs = tensor.shape
+    together = max(1, tensor_file.PIECE_ELEMENTS // outputs)
+    for low, high in cut(start // inputs, -(-stop // inputs), max(1, tensor_file.PIECE_ELEMENTS // inputs)):
+        values = np.empty((high - low, inputs), np.float32)
+        for first, last in cut(0, inputs, together):
+            rows = tensor.values(first * outputs, last * outputs).reshape(-1, outputs)
+            values[:, first:last] = rows[:, before + low : before + high].T
+        yield values.reshape(-1)[max(start - low * inputs, 0) : stop - low * inputs]
+
+
+_PACKED: Mapping[str, Mapping[str, str]] = {
+    "gpt2": {f"attn.{part}_proj": "attn.c_attn" for part in "qkv"},
+    "baichuan": {f"self_attn.{part}_proj": "self_attn.W_pack" for part in "qkv"},
+    "gpt_neox": {f"attention.{part}_proj": "attention.query_key_value" for part in "qkv"},
+    "internlm2": {f"attention.w{part}": "attention.wqkv" for part in "qkv"},
+    "phi3": {
+        **{f"self_attn.{part}_proj": "self_attn.qkv_proj" for part in "qkv"},
+        **{f"mlp.{part}_proj": "mlp.gate_up_proj" for part in ("gate", "up")},
+    },
+}
+"""By family: the linear layers that are stored together, as parameters are called, with the one that holds them."""
+_PACKED_BY_HEAD = ("gpt_neox", "internlm2")
+"""Families that store query, key and value of one key-value head after those of another."""
+
+
+def _stored_name(model: ModelConfig, parameter: Parameter) -> str:
+    """The name of the tensor that holds a parameter."""
+    layer, of, kind = parameter.name.rpartition(".")
+    for part, packed in _PACKED.get(model.family, {}).items():
+        if layer.endswith(f".{part}"):
+            return f"{layer.removesuffix(part)}{packed}{of}{kind}"
+    return parameter.name
+
+
+@cache
+def stored_layout(model: ModelConfig) -> dict[str, Stored]:
+    """The tensors of a weight file by name, in forward order."""
+    parts: dict[str, tuple[Parameter, ...]] = {}
+    for parameter in named_parameters(model).values():
+        stored = _stored_name(model, parameter)
+        parts[stored] = (*parts.get(stored, ()), parameter)
+
+    def layout(those: tuple[Parameter, ...]) -> Stored:
+        turned = model.family == "gpt2" and those[0].weight.endswith("_proj")
+        return Stored(those, turned, model.kv_heads if model.family in _PACKED_BY_HEAD and len(those) > 1 else 1)
+
+    return {name: layout(those) for name, those in parts.items()}
+
+
+def random_weights(model: ModelConfig, seed: int) -> WeightSource:
+    """Initial weights, distributed as the family's class in `transformers` draws them.
+
+    Matrices are normal with the deviation of the model's `initializer_range`, norms 1, biases and the padding token's row 0. In GPT-2 the matrices that write to the
+    residual stream have that deviation / sqrt(2 * layers), so that its variance does not grow with depth (its paper, section 2.3). A
+    parameter depends on `seed` and its name only, not on the plan.
+    """
+    return RandomWeights(named_parameters(model), model, seed)
+
+
+@frozen(eq=False)
+class RandomWeights(WeightSource):
+    """Weights drawn at random; a parameter's values are one stream of numbers, whichever of them are asked for."""
+
+    model: ModelConfig
+    seed: int
+
+    def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
+        """Elements [start, stop) of a parameter's flat values."""
+        parameter = self.parameters[name]
+        constant = self._constant(parameter)
+        if constant is not None:
+            for low, high in cut(start, stop):
+                yield np.full(high - low, constant, np.float32)
+            return
+        words = np.frombuffer(hashlib.blake2b(name.encode(), digest_size=16).digest(), "<u4")
+        seeds = np.random.SeedSequence(self.seed, spawn_key=(_WEIGHTS_KEY, *(int(word) for word in words)))
+        generator = np.random.Generator(np.random.PCG64(seeds))
+        for low, high in cut(0, start):  # a normal number takes as many words of the generator as it happens to
+            generator.standard_normal(high - low, np.float32)
+        deviation = np.float32(self._deviation(parameter))
+        for low, high in cut(start, stop):
+            values = generator.standard_normal(high - low, np.float32)
+            values *= deviation
+            first, last = (min(max(low, end), high) - low for end in self._zeros(parameter))
+            values[first:last] = 0
+            yield values
+
+    def _zeros(self, parameter: Parameter) -> tuple[int, int]:
+        """Return the range [first, stop) of a parameter's flat values that are zero while the others are drawn.
+
+        It is the padding token's row of the embedding, and empty for other parameters, or without such a token.
+        """
+        row, width = self.model.padding_row, parameter.shape[-1]
+        if row is None or parameter is not next(iter(self.parameters.values())):  # the embedding is first
+            return 0, 0
+        return row * width, (row + 1) * width
+
+    def _constant(self, parameter: Parameter) -> float | None:
+        """What all values of a parameter are that is not drawn."""
+        if parameter.weight.endswith("norm"):
+            return 0.0 if self.model.norm_unit_offset else 1.0
+        return 0.0 if parameter.weight.endswith("_bias") else None
+
+    def _deviation(self, parameter: Parameter) -> float:
+        deviation = self.model.initializer_range
+        if parameter.weight in _RESIDUAL and self.model.family in _SCALED_BY_DEPTH:
+            return deviation / math.sqrt(2 * self.model.layers)
+        return deviation
+
+
+def read_weights(path: str, model: ModelConfig) -> WeightSource:
+    """The weights of a .safetensors file, or of a directory with one or with the index of several (f32, f16, bf16).
+
+    Names, shapes and types are checked at once, values when they are asked for. Raises RT002 (cannot be read) and RT091:
+    not sound safetensors files, tensors missing, unexpected, of another shape or type, tied matrices that differ, values
+    that are not finite (by the source).
+    """
+    stored = _named_as_exported(model, _open_weights(path))
+    _check_stored(path, model, stored)
+    places = {
+        part.name: (held, stored[name], number)
+        for name, held in stored_layout(model).items()
+        for number, part in enumerate(held.parts)
+    }
+    return _FileWeights(named_parameters(model), path, places)
+
+
+@frozen(eq=False)
+class _FileWeights(WeightSource):
+    """Weights of files."""
+
+    path: str
+    places: Mapping[str, tuple[Stored, StoredTensor, int]]
+    """by parameter: the tensor that holds it, how, and as which of its parts"""
+
+    def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
+        """Elements [start, stop) of a parameter's flat values. Raises RT091 where some are not finite."""
+        held, tensor, number = self.places[name]
+        for values in held.pieces(tensor, number, start, stop):
+            if not np.isfinite(values).all():
+                fail("RT091", f"'{self.path}': the tensor of {shown(name)} holds values that are not finite")
+            yield values
+
+
+def model_directory(path: str) -> str | None:
+    """The directory of a Hugging Face model that weights are in: the path itself, or that of a file `model.safetensors`; else None.
+
+    Raises RT002 where that cannot be told.
+    """
+    if is_directory(path):
+        return path
+    place = Path(path)
+    return str(place.parent) if place.name == WEIGHTS_FILE else None
+
+
+def check_config_beside(path: str, model: ModelConfig) -> tuple[Mapping[str, object], list[Diagnostic]]:
+    """Hold the `config.json` of a directory with weights against the model that is to compute with them.
+
+    Shapes alone do not tell: a model of another rotary base, window, norm epsilon or number of heads takes the same tensors and computes
+    another thing. Gives the file's inert keys, and a warning where a directory has no such file, or its padding token is another one; a file
+    of weights of a name of its own says nothing of its model. Raises RT091 for every field that differs, and RT060, RT061 and RT062 where the file is not that of a
+    supported model.
+    """
+    directory = model_directory(path)
+    if directory is None:
+        return {}, []
+    config_file = Path(directory) / CONFIG_FILE
+    if not is_there(config_file):
+        if directory != path:
+            return {}, []
+        text = f"'{path}' has no {CONFIG_FILE}: rotary base, window, norm epsilon and heads of these weights are taken to be the program's"
+        return {}, [Diagnostic("RT091", text, severity=Severity.WARNING)]
+    config = load_model(str(config_file))
+    report = Diagnostics()
+    for name, have, want in config.differences(model):
+        key = keys_of(model.family).renamed.get(name, (name,))[0]
+        report.error(
+            "RT091",
+            f"'{config_file}': these weights are of a model with {key} = {shown(have)}, the program's has {shown(want)}",
+            help=f"compile the program with --model {directory}",
+        )
+    report.check()
+    return config.inert, other_padding(f"'{config_file}'", config, model, "RT091")
+
+
+def other_padding(what: str, saved: ModelConfig, model: ModelConfig, code: str) -> list[Diagnostic]:
+    """A warning where the row of the embedding that gets no gradient is not the one of the saved model."""
+    if saved.padding_row == model.padding_row:
+        return []
+    have, want = (shown(each.padding_token) for each in (saved, model))
+    text = f"{what} has {PADDING_TOKEN_KEY} = {have}, this program {want}: the row of that token gets no gradient from its lookups"
+    return [Diagnostic(code, text, severity=Severity.WARNING)]
+
+
+def block_elements(model: ModelConfig, block: Block) -> int:
+    """Elements of a block's flat tensor up to the end of its last parameter: no padding of shards, the same in any plan."""
+    last = parameters(model, block)[-1]
+    return last.offset + last.elements
+
+
+def named_parameters_of(model: ModelConfig, block: Block, flat: Float32) -> dict[str, Float32]:
+    """The parameters of a block as views of its flat tensor, which may be padded or not."""
+    return {
+        parameter.name: flat[parameter.offset : parameter.offset + parameter.elements].reshape(parameter.shape)
+        for parameter in parameters(model, block)
+    }
+
+
+def _open_weights(path: str) -> dict[str, StoredTensor]:
+    """The tensors of a file or directory, whatever they are."""
+    folder = Path(path)
+    if not is_directory(path):
+        return open_tensors(path, "RT091")
+    if is_there(folder / WEIGHTS_FILE):
+        return open_tensors(str(folder / WEIGHTS_FILE), "RT091")
+    if not is_there(folder / INDEX_FILE):
+        fail(
+            "RT091",
+            f"the directory '{path}' holds no weights: neither {WEIGHTS_FILE} nor {INDEX_FILE}",
+            help="weights in PyTorch pickles (*.bin) have to be converted to safetensors first",
+        )
+    return _open_shards(folder)
+
+
+def _named_as_exported(model: ModelConfig, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The tensors by the names of the whole model; published GPT-2 files name those of the model without its head."""
+    if model.family != "gpt2" or any(name.startswith(_GPT2_PREFIX) for name in stored):
+        return stored
+    return {name if name == _HEAD else f"{_GPT2_PREFIX}{name}": tensor for name, tensor in stored.items()}
+
+
+def _open_shards(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of all files that an index names; index and files agree on what is where."""
+    weight_map = _read_index(str(folder / INDEX_FILE))
+    report = Diagnostics()
+    stored: dict[str, StoredTensor] = {}
+    for file in sorted(set(weight_map.values())):
+        tensors = open_tensors(str(folder / file), "RT091")
+        listed = {name for name, where in weight_map.items() if where == file}
+        for name in sorted(listed - tensors.keys()):
+            report.error("RT091", f"'{folder / file}' lacks the tensor {shown(name)}, which the index places there")
+        for name in sorted(tensors.keys() - listed):
+            report.error(
+                "RT091", f"'{folder / file}' has the tensor {shown(name)}, which the index does not place there"
+            )
+        stored.update((name, tensor) for name, tensor in tensors.items() if name in listed)
+    _check_some(report)
+    return stored
+
+
+def _read_index(path: str) -> dict[str, str]:
+    """The `weight_map` of an index: tensor name -> name of a file in the same directory."""
+    try:
+        index = json.loads(read_text(path, "index of the weights"))
+    except (ValueError, RecursionError):
+        fail("RT091", f"'{path}' is no JSON")
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        fail("RT091", f"'{path}' is no index of safetensors files: it has no weight_map")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file or file in {"", ".."} or "\0" in file:
+            fail("RT091", f"'{path}': the file of {shown(name)} is {shown(file)}, not a file of this directory")
+    return weight_map
+
+
+def _check_stored(path: str, model: ModelConfig, stored: Mapping[str, StoredTensor]) -> None:
+    """Every tensor of the model is there, in its shape and in a type that can be read, and no other."""
+    report = Diagnostics()
+    layout = stored_layout(model)
+    embedding = next(iter(named_parameters(model)))  # first in forward order
+    for name, held in layout.items():
+        shape = held.shape
+        if name not in stored:
+            help_text = _missing_help(name, embedding, stored)
+            report.error("RT091", f"'{path}' lacks {shown(name)}, shape {list(shape)}", help=help_text)
+        elif stored[name].shape != shape:
+            have = shown(list(stored[name].shape))
+            report.error("RT091", f"'{path}': {shown(name)} has shape {have}, but the model's is {list(shape)}")
+        elif stored[name].dtype not in FLOAT_TYPES:
+            types = ", ".join(FLOAT_TYPES)
+            report.error(
+                "RT091", f"'{path}': {shown(name)} is of type {stored[name].dtype}; weights are one of {types}"
+            )
+    for name, tensor in stored.items():
+        if name in layout or follows_from(model, name) or (name == _HEAD and model.tied_embeddings):
+            continue
+        shape_text = shown(list(tensor.shape))
+        report.error("RT091", f"'{path}' has {shown(name)}, shape {shape_text}, which is no parameter of {model.name}")
+    _check_some(report)
+    if model.tied_embeddings and _HEAD in stored:
+        _check_tied(path, embedding, stored[embedding], stored[_HEAD])
+
+
+def _missing_help(name: str, embedding: str, stored: Mapping[str, StoredTensor]) -> str | None:
+    """What else the file may be, judged by a name it lacks."""
+    if name == _HEAD and embedding in stored:
+        return "if embedding and head share one matrix, the model's config.json says tie_word_embeddings = true"
+    return None
+
+
+def _check_tied(path: str, name: str, embedding: StoredTensor, head: StoredTensor) -> None:
+    """A head that is stored although it is tied holds the embedding's values."""
+    same = head.dtype in FLOAT_TYPES and head.shape == embedding.shape
+    if not (same and all(_are_equal(embedding, head, low, high) for low, high in cut(0, head.elements))):
+        fail(
+            "RT091",
+            f"'{path}': {_HEAD} differs from {name}, but the model has tied embeddings",
+            help="these weights are of a model whose config.json says tie_word_embeddings = false",
+        )
+
+
+def _are_equal(one: StoredTensor, other: StoredTensor, start: int, stop: int) -> bool:
+    return np.array_equal(one.values(start, stop), other.values(start, stop), equal_nan=True)
+
+
+def _check_some(report: Diagnostics) -> None:
+    """Raise what was reported, cut to a number that a person reads."""
+    more = len(report.items) - _MOST_SHOWN
+    if more > 0:
+        del report.items[_MOST_SHOWN:]
+        report.error("RT091", f"{more} more tensors do not fit", help="are these the weights of this model?")
+    report.check()

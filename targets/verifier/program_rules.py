@@ -1,0 +1,42 @@
+"""Rules of a program on the machine that it was compiled for: workspace, memories and on-chip schedules.
+
+Routines prove the workspace of the ops that call them (`ratrain.targets.verifier.routine_verifier`). Collectives and updates that stream state
+call none: only the machine says how much they need.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.ops.ops import BlockOp, Release
+from ratrain.ratrain_ir.verifier.workspace import check_op_workspace
+from ratrain.targets.machine.record import compiled_for
+from ratrain.targets.target import MachineTarget, target_of
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.module import Module, TargetInfo
+    from ratrain.ratrain_ir.verifier.report import Reporter
+    from ratrain.targets.machine.machine import Machine
+
+
+def check_workspace_of_others(module: Module, report: Reporter, machine: Machine | None = None) -> None:
+    """RT025: every op of a program's module that calls no routine has the workspace that its machine wants for it.
+
+    `machine` stands for one that is not known here; without it, raises `DiagnosticError` RT065 then: nothing could be said of it.
+    """
+    assert module.target is not None
+    target = known_target(module.target) if machine is None else target_of(machine)
+    for stage in module.stages:
+        for op, alike in zip(stage.ops, report.alike(stage), strict=True):
+            if not isinstance(op, BlockOp | Release) and not alike.has_workspace:
+                alike.has_workspace = check_op_workspace(module, stage, op, target, report)
+
+
+@lru_cache(maxsize=8)
+def known_target(info: TargetInfo) -> MachineTarget:
+    """The target of a program.
+
+    Raises `DiagnosticError` RT065 where its machine is not known here.
+    """
+    return target_of(compiled_for(info))

@@ -1,0 +1,188 @@
+"""What a program must satisfy beyond a sound container, so that it runs to its end and computes one training step.
+
+0. The pipeline that the header names can have made it (`ratrain.passes.pipeline_claim`): RT080.
+1. Instructions are ops, with the operands that the model and the plan give them (`ratrain.targets.program.lifting`): RT080.
+2. Routines name what exists, within bounds, and call kernels with operands that fit (`ratrain.targets.verifier.routine_verifier`), and are those
+   that the header's model and plan give their ops (`ratrain.targets.codegen.derivation`): RT080.
+3. The schedule it executes is sound by the rules of schedules: the lifted module goes through `ratrain.ratrain_ir.verifier`, with the
+   codes that it has there, addresses included; and what calls no routine has the workspace that the program's machine wants for it
+   (`ratrain.targets.verifier.program_rules`): RT025, or RT065 where that machine is not known here.
+4. Its own waits let it end, with buffered and with rendezvous sends: RT042.
+5. Its waits suffice: no two instructions race, whatever the timing (`ratrain.targets.verifier.races`): RT081.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import define, field
+
+from ratrain.passes.pipeline_claim import claim_problem
+from ratrain.ratrain_ir.config.tensor_peers import peer_model
+from ratrain.ratrain_ir.model.blocks import parameters, parse_block
+from ratrain.ratrain_ir.module import Level
+from ratrain.ratrain_ir.ops.ops import BLOCK_OPS, ENGINES, Engine
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics
+from ratrain.ratrain_ir.support.gc import paused_gc
+from ratrain.ratrain_ir.verifier import verify
+from ratrain.ratrain_ir.verifier.memory import check_memory
+from ratrain.ratrain_ir.verifier.report import Reporter
+from ratrain.targets.codegen.derivation import derivation_problem, form_of
+from ratrain.targets.codegen.routines import representative
+from ratrain.targets.machine.resource_work import ResourceWork
+from ratrain.targets.program.columns import KEYWORD, ProgramColumns
+from ratrain.targets.program.instruction import Access
+from ratrain.targets.program.lifting import lift
+from ratrain.targets.program.program import Program
+from ratrain.targets.simulator.op_works import OpWorks
+from ratrain.targets.simulator.timed_run import UNLIMITED, simulate_works
+from ratrain.targets.verifier.program_rules import check_workspace_of_others
+from ratrain.targets.verifier.races import check_races
+from ratrain.targets.verifier.routine_verifier import routine_problem
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.module import Module
+    from ratrain.targets.machine.machine import Machine
+    from ratrain.targets.program.instruction import Instruction
+    from ratrain.targets.program.program import ProgramStage
+
+_PASSES = {"forward": ("forward",), "backward": ("backward", "backward_input")}
+"""Instructions that a pass of a micro-batch has of each block."""
+_SHOWN = 200
+"""Characters of a pipeline in a message."""
+_CALLS_ROUTINE = frozenset(kind.keyword for kind in BLOCK_OPS)
+
+
+def check_program(program: Program, machine: Machine | None = None) -> None:
+    """Raise `DiagnosticError` with everything that is wrong with a program, one kind of fault after the other.
+
+    `machine` stands for the one it was compiled for, where that is not known here.
+    """
+    diagnostics = Diagnostics()
+    with paused_gc():
+        columns = program.columns()
+        _check_pipeline(program, diagnostics)
+        _check_sizes(program, columns, diagnostics)
+        diagnostics.check()
+        module = lift(program, diagnostics)
+        diagnostics.check()
+        for index in range(columns.stages):
+            if not columns.keeps_waits(index):
+                diagnostics.error("RT080", f"the list order of stage @{index} stands against its waits")
+        _check_routines(program, diagnostics)
+        diagnostics.check()
+        verify(module, diagnostics)
+        diagnostics.check()
+        check_workspace_of_others(module, Reporter(module, diagnostics), machine)
+        diagnostics.check()
+        _check_addresses(program, module, diagnostics)
+        diagnostics.check()
+        alike = OpWorks([ResourceWork(1.0)], np.zeros(len(columns), np.int64))
+        for rendezvous in (False, True):
+            simulate_works(program, columns, alike, UNLIMITED, rendezvous=rendezvous)
+        check_races(program, diagnostics)
+        diagnostics.check()
+
+
+def _check_pipeline(program: Program, diagnostics: Diagnostics) -> None:
+    """RT080: what the header says of the passes that made the program can be true."""
+    problem = claim_problem(program.pipeline, program.plan)
+    if problem is not None:
+        text = f"the header says that the pipeline '{program.pipeline[:_SHOWN]}' made it: {problem.message}"
+        way_out = "compile it again; where a plugin has the pass, name its module with --plugin"
+        diagnostics.error("RT080", text, help=problem.help or way_out)
+
+
+def _check_sizes(program: Program, columns: ProgramColumns, diagnostics: Diagnostics) -> None:
+    """The plan promises no more work than the streams hold: a number alone must not make the rules below work for ever."""
+    computes = columns.streams % len(ENGINES) == ENGINES.index(Engine.COMPUTE)
+    stages = columns.streams // len(ENGINES)
+    counts = {
+        keyword: np.bincount(
+            stages[computes & columns.where(columns.instructions[:, KEYWORD], *keywords)], minlength=columns.stages
+        ).tolist()
+        for keyword, keywords in _PASSES.items()
+    }
+    for index in range(len(program.stages)):
+        blocks = program.topology.stage_blocks[index]
+        for keyword in _PASSES:
+            count = counts[keyword][index]
+            wanted = len(blocks) * program.plan.micro_batches * program.plan.shape.slices
+            if count != wanted:
+                text = f"stage @{index} has {count} {keyword} instructions; its {len(blocks)} blocks need {wanted}"
+                diagnostics.error("RT030", text)
+
+
+def _check_routines(program: Program, diagnostics: Diagnostics) -> None:
+    """Every call is one of a routine that serves it, and every routine is called."""
+    calls = _Calls(program, diagnostics)
+    for index, stage in enumerate(program.stages):
+        for stream in stage.streams.values():
+            for instruction in stream:
+                calls.check(index, stage, instruction)
+    for number, routine in enumerate(program.routines):
+        if number not in calls.called:
+            diagnostics.error("RT080", f"no instruction calls routine {routine.key}")
+
+
+def _check_addresses(program: Program, module: Module, diagnostics: Diagnostics) -> None:
+    """RT050 - RT052 on the lifted module."""
+    for source, stage in zip(program.stages, module.stages, strict=True):
+        for tensor, placed in zip(stage.tensors.values(), source.tensors, strict=True):
+            tensor.offset = placed.offset
+    module.level = Level.ALLOCATED
+    check_memory(module, Reporter(module, diagnostics), module.stages)
+
+
+@define
+class _Calls:
+    """Checks calls of routines, each distinct one once."""
+
+    program: Program
+    diagnostics: Diagnostics
+    known: set[tuple[object, ...]] = field(factory=set)
+    called: set[int] = field(factory=set)
+
+    def check(self, index: int, stage: ProgramStage, instruction: Instruction) -> None:
+        number = instruction.routine
+        needs_routine = instruction.keyword in _CALLS_ROUTINE
+        if needs_routine != (number is not None):
+            problem: str | None = "it must call a routine" if needs_routine else "it cannot call a routine"
+        elif number is None:
+            return
+        else:
+            self.called.add(number)
+            problem = self.problem(stage, instruction, number)
+        if problem is not None:
+            self.diagnostics.error("RT080", f"stage @{index}, '{instruction.title}': {problem}")
+
+    def problem(self, stage: ProgramStage, instruction: Instruction, number: int) -> str | None:
+        """What is wrong with a call, or None; also where an equal call was checked before."""
+        routine = self.program.routines[number]
+        block = parse_block(instruction.blocks[0])
+        assert block is not None  # lifting reports what is none
+        bound = {operand.role: stage.tensors[operand.tensor] for operand in instruction.operands}
+        accesses = {operand.role: operand.access for operand in instruction.operands}
+        types = {role: (tensor.kind, tensor.type) for role, tensor in bound.items()}
+        model = self.program.model
+        layer = representative(block, model)
+        key = (number, instruction.keyword, instruction.accumulates, layer, *accesses.items(), *types.items())
+        if key in self.known:
+            return None
+        self.known.add(key)
+        workspace = bound.get("workspace")
+        held = workspace.type.nbytes if workspace is not None else 0
+        if held < routine.workspace_bytes:
+            return f"routine {routine.key} needs {routine.workspace_bytes} bytes of workspace, the call has {held}"
+        for formal in routine.formals:
+            tensor = bound.get(formal.name)
+            if tensor is not None and (tensor.type.dtype, tensor.type.shape) != (formal.dtype, formal.shape):
+                return f"'{formal.name}' of routine {routine.key} is not {tensor.type}"
+        roles = {role: access for role, access in accesses.items() if access is not Access.SCRATCH}
+        problem = routine_problem(routine, roles, parameters(peer_model(model, self.program.plan), layer))
+        if problem is None:
+            form = form_of(block, instruction, stage, model)
+            problem = derivation_problem(routine, form, model, self.program.plan)
+            return problem and f"routine {routine.key} is not the one of this op: {problem}"
+        return problem

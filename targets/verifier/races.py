@@ -1,0 +1,178 @@
+"""Race freedom of an emitted program: whatever interleaving the hardware chooses, the same bytes come out.
+
+Two instructions of a stage race when both touch a byte, one of them writes, and nothing orders them. Order (happens-before) is that of
+an engine's own stream and of the program's waits, nothing else. Vector clocks over two consecutive steps decide it: an access is
+checked against the last write of each byte and the last read on each engine, so every conflicting pair is covered, by
+transitivity, in one sweep (the epochs of FastTrack, Flanagan and Freund, PLDI 2009). A third step adds nothing: what is ordered before
+its image of the next step is ordered before all later ones, since engines keep their order.
+
+By the same clocks, a blocking collective and the compute instructions around it are ordered: its mark is no empty word. And what takes
+back from another stage comes after what evicted the same, so that one stage's waits alone say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from ratrain.ratrain_ir.config.types import Home
+from ratrain.ratrain_ir.ops.ops import ENGINES, Engine, Evict, Piece, TakeBack
+from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Note
+from ratrain.targets.program.instruction import Access, Instruction
+from ratrain.targets.verifier.race_sweep import Conflict, Swept, SweptStage, swept
+
+if TYPE_CHECKING:
+    from ratrain.targets.program.program import Program, ProgramStage
+
+_COMPUTE, _COLLECTIVE = ENGINES.index(Engine.COMPUTE), ENGINES.index(Engine.COLLECTIVE)
+_STORE, _FETCH = ENGINES.index(Engine.STORE), ENGINES.index(Engine.FETCH)
+_MAX_REPORTS = 20
+
+
+@frozen
+class Race:
+    """Two instructions, given as (engine, number in its stream from 1, step), and bytes both touch: none where they have another reason to be ordered.
+
+    `first` is not of a later step than `second`.
+    """
+
+    first: tuple[Engine, int, int]
+    second: tuple[Engine, int, int]
+    start: int
+    stop: int
+    home: Home = Home.DDR
+    """the memory whose bytes they are"""
+
+
+def check_races(program: Program, diagnostics: Diagnostics) -> None:
+    """Report RT081 for every pair of instructions that race, up to a limit a stage."""
+    for index, stage in enumerate(program.stages):
+        for race in stage_races(stage):
+            first, second = _instruction(stage, race.first), _instruction(stage, race.second)
+            text = (
+                f"stage @{index}: '{first.title}' ({race.first[0].value} {race.first[1]}) and '{second.title}' "
+                f"({race.second[0].value} {race.second[1]}{_later(race)}) {_reason(race, first)}, and no wait orders them"
+            )
+            notes = [Note(f"'{second.title}' waits for: {_waits(second)}")]
+            diagnostics.error("RT081", text, notes=notes)
+
+
+def _later(race: Race) -> str:
+    return " of the next step" if race.second[2] > race.first[2] else ""
+
+
+def _reason(race: Race, first: Instruction) -> str:
+    if race.start == race.stop and first.keyword == Evict.keyword:
+        return "must run one after the other, since the one takes back what the other evicts"
+    if race.start == race.stop:
+        return "must not run at once, since one is a blocking collective and the other computes"
+    where = "" if race.home is Home.DDR else f" of the memory '{race.home.value}'"
+    return f"both touch the bytes {race.start:#x} to {race.stop:#x}{where}, one writes"
+
+
+def _instruction(stage: ProgramStage, place: tuple[Engine, int, int]) -> Instruction:
+    return stage.streams[place[0]][place[1] - 1]
+
+
+def _waits(instruction: Instruction) -> str:
+    waits = [
+        f"{w.engine.value} {w.count}{' of the previous step' if w.previous_step else ''}" for w in instruction.waits
+    ]
+    return ", ".join(waits) or "nothing"
+
+
+def stage_races(stage: ProgramStage) -> list[Race]:
+    """The races of one stage; at most one a pair of instructions, `_MAX_REPORTS` in all."""
+    begins = _begins(stage)
+    numbers = _as_numbers(stage, begins)
+    found = swept(numbers)
+    conflicts = [*found.conflicts, *_beside_blocking(stage, numbers, found), *_taken_back(stage, numbers, found)]
+    races: dict[object, Race] = {}
+    for conflict in conflicts:
+        me = _place(stage, conflict.engine, conflict.number)
+        other = _place(stage, conflict.other_engine, conflict.other_number)
+        # nothing orders them, so the sweep may come to the one of the next step first
+        first, second = sorted((other, me), key=lambda place: place[2])
+        home = max((each for each in Home if begins[each] <= conflict.start), key=lambda each: begins[each])
+        start, stop = conflict.start - begins[home], conflict.stop - begins[home]
+        races.setdefault((first[:2], second[:2], second[2] - first[2]), Race(first, second, start, stop, home))
+    return list(races.values())[:_MAX_REPORTS]
+
+
+def _begins(stage: ProgramStage) -> dict[Home, int]:
+    """Where the bytes of each memory begin, one memory behind the other."""
+    begins: dict[Home, int] = {}
+    size = 0
+    for home in Home:
+        begins[home] = size
+        size += stage.bytes_in(home)
+    return begins
+
+
+def _as_numbers(stage: ProgramStage, begins: dict[Home, int]) -> SweptStage:
+    """What the sweep takes."""
+    indices = {engine: index for index, engine in enumerate(ENGINES)}
+    operand_ends: list[int] = []
+    tensors: list[int] = []
+    reads: list[int] = []
+    wait_ends: list[int] = []
+    waits: list[int] = []
+    for engine in ENGINES:
+        for item in stage.streams[engine]:
+            for _, tensor, access in item.operands:
+                tensors.append(tensor)
+                reads.append(access is Access.READ)
+            operand_ends.append(len(tensors))
+            for wait in item.waits:
+                waits += (indices[wait.engine], wait.count, wait.previous_step)
+            wait_ends.append(len(waits) // 3)
+    return SweptStage(
+        [len(stage.streams[engine]) for engine in ENGINES],
+        operand_ends,
+        tensors,
+        reads,
+        wait_ends,
+        waits,
+        [begins[tensor.home] + tensor.offset for tensor in stage.tensors],
+        [begins[tensor.home] + tensor.end for tensor in stage.tensors],
+        sum(stage.bytes_in(home) for home in Home),
+    )
+
+
+def _beside_blocking(stage: ProgramStage, numbers: SweptStage, found: Swept) -> Iterator[Conflict]:
+    """No compute instruction runs beside a blocking collective: the first that is not done when it starts waits for it."""
+    collectives = stage.streams[Engine.COLLECTIVE]
+    for number in range(found.done[_COLLECTIVE]):
+        if not collectives[number % len(collectives)].blocking:
+            continue
+        following = found.clock(numbers.lengths, _COLLECTIVE, number)[_COMPUTE] + 1
+        if following < found.done[_COMPUTE]:
+            knows = found.clock(numbers.lengths, _COMPUTE, following)[_COLLECTIVE]
+            if number > knows:
+                yield Conflict(_COMPUTE, following, _COLLECTIVE, number, 0, 0)
+
+
+def _taken_back(stage: ProgramStage, numbers: SweptStage, found: Swept) -> Iterator[Conflict]:
+    """What is taken back was evicted in the same step before."""
+    stores, fetches = stage.streams[Engine.STORE], stage.streams[Engine.FETCH]
+    evicted = {_lent(item): at for at, item in enumerate(stores) if item.keyword == Evict.keyword}
+    for number in range(found.done[_FETCH]):
+        step, at = divmod(number, len(fetches))
+        sent = evicted.get(_lent(fetches[at])) if fetches[at].keyword == TakeBack.keyword else None
+        if sent is None:
+            continue
+        evict = step * len(stores) + sent
+        if evict > found.clock(numbers.lengths, _FETCH, number)[_STORE]:
+            yield Conflict(_FETCH, number, _STORE, evict, 0, 0)
+
+
+def _lent(item: Instruction) -> tuple[int | None, tuple[str, ...], Piece]:
+    """What an instruction sends to another stage or receives from there."""
+    return item.peer, item.blocks, item.piece
+
+
+def _place(stage: ProgramStage, engine: int, number: int) -> tuple[Engine, int, int]:
+    step, position = divmod(number, len(stage.streams[ENGINES[engine]]))
+    return ENGINES[engine], position + 1, step

@@ -1,0 +1,190 @@
+"""What a routine must satisfy so that it can run.
+
+Every name it uses exists, lies within its bounds and fits its kernel; it reads only what is there, writes only what its caller lets
+it write, and leaves no result unwritten.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, pairwise
+from math import prod
+from typing import TYPE_CHECKING
+
+from attrs import define, field
+
+from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES
+from ratrain.targets.program.instruction import Access
+from ratrain.targets.program.kernel_calls import step_problem
+from ratrain.targets.program.kernels import KERNELS
+from ratrain.targets.program.on_chip import on_chip_problem
+from ratrain.targets.program.routine import Routine, parse_reference
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.model.blocks import Parameter
+    from ratrain.targets.program.routine import Intermediate, Step
+
+Rows = tuple[int, int]
+"""From a first, up to one that is not among them."""
+
+FLAT = ("w", "g")
+"""Formals whose parts are the parameters of a block."""
+
+
+def routine_problem(routine: Routine, accesses: Mapping[str, Access], parameters: Iterable[Parameter]) -> str | None:
+    """Why a routine cannot serve calls that bind formals with these accesses, on blocks with these parameters, or None."""
+    problems = chain(_name_problems(routine, accesses), _bound_problems(routine), _layout_problems(routine, parameters))
+    problem = next(problems, None)
+    if problem is not None:
+        return f"routine {routine.key}: {problem}"
+    run = _SymbolicRoutine(routine, accesses)
+    for number, step in enumerate(routine.steps, 1):
+        problem = run.step(step)
+        if problem is not None:
+            return f"routine {routine.key}, step {number}: {problem}"
+    left = run.unwritten()
+    return f"routine {routine.key} never writes {left}" if left else None
+
+
+def _name_problems(routine: Routine, accesses: Mapping[str, Access]) -> Iterator[str]:
+    names = [formal.name for formal in routine.formals]
+    if sorted(names) != sorted(accesses):
+        yield f"its operands are {', '.join(names)}, the call binds {', '.join(accesses)}"
+    names += [item.name for item in routine.intermediates]
+    for group in (names, [parameter.name for parameter in routine.parameters]):
+        for name, count in Counter(group).items():
+            if count > 1:
+                yield f"'{name}' has {count} meanings"
+            if set(name) & set(".[]") or name in ("", "workspace"):
+                yield f"'{name}' cannot be a name"
+
+
+def _bound_problems(routine: Routine) -> Iterator[str]:
+    for item in routine.intermediates:
+        if item.offset % ALIGNMENT_BYTES or _end(item) > routine.workspace_bytes or not prod(item.shape):
+            yield f"'{item.name}' does not lie in the {routine.workspace_bytes} bytes of workspace"
+    flats = [formal for formal in routine.formals if formal.name in FLAT]
+    for formal in flats:
+        for parameter in routine.parameters:
+            if parameter.offset + prod(parameter.shape) > prod(formal.shape) or not prod(parameter.shape):
+                yield f"'{parameter.name}' does not lie in '{formal.name}'"
+    spans = sorted((p.offset, p.offset + prod(p.shape), p.name) for p in routine.parameters)
+    for (_, stop, name), (start, _, other) in pairwise(spans):
+        if start < stop:
+            yield f"'{name}' and '{other}' share elements"
+
+
+def _layout_problems(routine: Routine, parameters: Iterable[Parameter]) -> Iterator[str]:
+    """Parameters stand where the model has them; what else is named lies between them."""
+    places = {item.name: (item.shape, item.offset) for item in routine.parameters}
+    for parameter in parameters:
+        if places.get(parameter.weight) != (parameter.shape, parameter.offset):
+            yield f"'{parameter.weight}' is not where the model has it"
+
+
+def _end(item: Intermediate) -> int:
+    return item.offset + prod(item.shape) * item.dtype.itemsize
+
+
+@define
+class _SymbolicRoutine:
+    """Runs a routine's steps on names: which rows of what hold something."""
+
+    routine: Routine
+    accesses: Mapping[str, Access]
+    written: dict[str, list[Rows]] = field(factory=dict)
+    """by name, the rows that steps have written: apart, ascending"""
+
+    def step(self, step: Step) -> str | None:
+        """Why a step cannot run where it stands, or None."""
+        try:
+            types = {name: self.routine.operand(reference) for name, reference in step.operands.items()}
+        except KeyError as error:
+            return str(error.args[0])
+        problem = step_problem(step, types) or on_chip_problem(step, types)
+        if problem is not None:
+            return problem
+        operands = [operand for operand in KERNELS[step.kernel].operands if operand.name in step.operands]
+        for operand in operands:
+            reference = step.operands[operand.name]
+            if operand.is_read(step.options) and not self.holds(reference):
+                return f"'{step.kernel}' reads '{reference}' before anything is written to it"
+        read = {step.operands[operand.name] for operand in operands if operand.is_read(step.options)}
+        for operand in operands:
+            if operand.is_written:
+                problem = self.write(step, operand.name, reads=step.operands[operand.name] in read)
+                if problem is not None:
+                    return problem
+        return None
+
+    def holds(self, reference: str) -> bool:
+        """Whether a reference has a value: its caller gave it one, or a step did."""
+        named = parse_reference(reference)
+        if self.accesses.get(named.base) in (Access.READ, Access.UPDATE):
+            return True
+        start, stop = self.rows(reference)
+        return any(low <= start and stop <= high for low, high in self.written.get(named.whole, ()))
+
+    def rows(self, reference: str) -> Rows:
+        """The rows a reference means of what it names."""
+        named = parse_reference(reference)
+        return named.rows or (0, self.routine.shape_of(named.whole)[0])
+
+    def write(self, step: Step, name: str, *, reads: bool) -> str | None:
+        """Record that a step writes an operand; why it may not, or None."""
+        reference = step.operands[name]
+        named = parse_reference(reference)
+        access = self.accesses.get(named.base)
+        if access is Access.READ:
+            return f"'{step.kernel}' writes '{reference}', which the call only reads"
+        if access is Access.UPDATE and not reads:
+            return f"'{step.kernel}' overwrites '{reference}', to which the call adds"
+        for other, target in step.operands.items():
+            if other != name and self.share(reference, target):
+                same = reference == target and (name, other) in KERNELS[step.kernel].in_place
+                if not same:
+                    return f"'{name}' and '{other}' of '{step.kernel}' share bytes"
+        for held in [name for name in self.written if name != named.whole and self.share(reference, name)]:
+            del self.written[held]
+        self.written[named.whole] = _joined([*self.written.get(named.whole, ()), self.rows(reference)])
+        return None
+
+    def share(self, one: str, other: str) -> bool:
+        """Whether two references have bytes in common. Formals never do: that is proved of the tensors they are bound to."""
+        first, second = parse_reference(one), parse_reference(other)
+        if first.whole == second.whole:
+            return _meet(self.rows(one), self.rows(other))
+        places = {item.name: (item.offset, _end(item)) for item in self.routine.intermediates}
+        if first.whole in places and second.whole in places:
+            return _meet(places[first.whole], places[second.whole])
+        return first.base == second.base and not (first.part and second.part)
+
+    def unwritten(self) -> str | None:
+        """A result that a routine leaves without a value, or None."""
+        for formal in self.routine.formals:
+            if self.accesses[formal.name] is not Access.WRITE or self.is_whole(formal.name):
+                continue
+            parts = [p for p in self.routine.parameters if self.is_whole(f"{formal.name}.{p.name}")]
+            if formal.name not in FLAT or sum(prod(p.shape) for p in parts) < prod(formal.shape):
+                return f"all of '{formal.name}'"
+        return None
+
+    def is_whole(self, name: str) -> bool:
+        """Whether steps have written every row of what a name means."""
+        return self.written.get(name) == [self.rows(name)]
+
+
+def _meet(one: Rows, other: Rows) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def _joined(parts: list[Rows]) -> list[Rows]:
+    """Ranges joined where they meet or touch, ascending."""
+    joined: list[Rows] = []
+    for low, high in sorted(parts):
+        if joined and low <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], high))
+        else:
+            joined.append((low, high))
+    return joined
