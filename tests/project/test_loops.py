@@ -24,7 +24,7 @@ def refuse(self):
     raise PermissionError(13, "Permission denied")
 
 _CacheLocator.ensure_cache_path = refuse
-from ratrain.ratrain_ir import native_loops
+from ratrain.ratrain_ir.support import native_loops
 
 native_loops.can_be_written = lambda folder: False
 from ratrain.ratrainc.cli import main
@@ -87,7 +87,7 @@ import warnings
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     from ratrain.targets.runtime.kernels import kernel_set
-    from ratrain.targets.runtime.kernels import fast_flat, fast_head, fast_rows, attention_loops
+    from ratrain.targets.runtime.kernels.fast import attention_loops, fast_flat, fast_head, fast_rows
     from ratrain.passes.memory.allocation import compiled
     fast = kernel_set("fast", 1)
 assert [str(each.category.__name__) for each in said] == ["UncachedWarning"], said

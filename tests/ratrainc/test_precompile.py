@@ -70,7 +70,7 @@ def test_what_is_compiled_beside_a_first_quickstart_is_what_it_needs(tmp_path: P
     script = """
 import sys
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.targets.runtime.kernels import ahead
+from ratrain.targets.runtime.kernels.fast import ahead
 ahead.attend(Dtype.F16)
 """
     subprocess.run([sys.executable, "-c", script], env={**os.environ, **folder}, check=True)

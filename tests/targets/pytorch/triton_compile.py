@@ -78,7 +78,7 @@ def main(capability: int, dtype: Any) -> None:
     """Make each call of the tests, with a recorder in place of a GPU."""
     recorder = Recorder(capability)
     for name, module in list(sys.modules.items()):
-        if name.startswith("ratrain.targets.pytorch.triton_") and hasattr(module, "launch"):
+        if name.startswith("ratrain.targets.pytorch.triton.triton_") and hasattr(module, "launch"):
             module.launch = recorder.launch  # type: ignore[attr-defined]
     triton_kernels.interpreted = lambda: True  # type: ignore[assignment]
     assert not triton_common.interpreted()

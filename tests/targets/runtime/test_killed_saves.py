@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from attrs import evolve
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
-from ratrain.targets.runtime import checkpoint_places
+from ratrain.targets.runtime.checkpoint import checkpoint_places
 from ratrain.targets.runtime.checkpoint.checkpoint import clear_leftovers, hold_checkpoint_place, save_checkpoint
 from ratrain.targets.runtime.checkpoint.checkpoint_series import load_latest
 from ratrain.targets.runtime.engine.processes import Processes
