@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 
 from attrs import field, frozen
@@ -40,9 +42,13 @@ class Source:
     file: str
     text: str
     lines: list[str] = field(init=False, repr=False)
+    _starts: list[int] = field(init=False, repr=False, eq=False)
+    """where each line begins"""
 
     def __attrs_post_init__(self) -> None:
-        object.__setattr__(self, "lines", [_printable(line) for line in self.text.split("\n")])
+        lines = self.text.split("\n")
+        object.__setattr__(self, "_starts", list(accumulate((len(line) + 1 for line in lines[:-1]), initial=0)))
+        object.__setattr__(self, "lines", [_printable(line) for line in lines])
 
     def at(self, line: int, column: int, length: int = 1) -> Place:
         """The place at a line and column; one past the end of the text is its last line."""
@@ -51,8 +57,8 @@ class Source:
 
     def span(self, start: int, end: int) -> Place:
         """The place of `text[start:end]`, cut at the end of its first line."""
-        line = self.text.count("\n", 0, start) + 1
-        column = start - (self.text.rfind("\n", 0, start) + 1) + 1
+        line = bisect_right(self._starts, max(start, 0))
+        column = start - self._starts[line - 1] + 1
         stop = self.text.find("\n", start)
         return self.at(line, column, (end if stop < 0 else min(end, stop)) - start)
 

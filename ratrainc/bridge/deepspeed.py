@@ -238,7 +238,9 @@ def _put_sizes(reader: SettingsReader, whole: int | None, micro: int | None, tim
     implied = None if micro is None or times is None else micro * times * dp
     if whole is not None and implied is not None and whole != implied:
         text = f"{WHOLE} {whole} is not {MICRO} {micro} * {TIMES} {times} * {dp} replicas = {implied}"
-        reader.wrong(WHOLE, text, way_out="leave one of the three out, or give another --clusters")
+        fits = whole % (micro * times) == 0 if micro is not None and times is not None else False
+        other = f", or give --clusters for {whole // (micro * times)} replicas" if fits and micro and times else ""
+        reader.wrong(WHOLE, text, way_out=f"leave one of the three out{other}")
         return
     put_batch(reader, (MICRO, micro), (WHOLE, whole if whole is not None else implied), dp)
     if times is not None:
@@ -432,7 +434,8 @@ def _highest(reader: SettingsReader, kind: str) -> None:
         highest = known
         if known is not None and known != OLD_HIGHEST:
             text = f"warmup_max_lr is not said: before 0.17.2 DeepSpeed takes {OLD_HIGHEST}, later the optimizer's lr {known}"
-            reader.wrong(SCHEDULER, text, way_out="say warmup_max_lr in the file, or give --lr")
+            way_out = f"say warmup_max_lr in the file; --lr {known} has the later DeepSpeed"
+            reader.wrong(SCHEDULER, text, way_out=way_out)
     if highest is None:
         return
     reader.left[:] = [each for each in reader.left if each.key != rate]

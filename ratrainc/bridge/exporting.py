@@ -190,7 +190,7 @@ def _torchtitan_pipeline(plan: Plan, layers: int) -> list[str]:
 
 def _torchtitan_optimizer(plan: Plan) -> list[str]:
     own = plan.optimizer
-    lines = [f"max_norm = {own.max_norm if own.clip == 'global' else 0.0!r}"]
+    lines = [f"max_norm = {own.max_norm if own.clip == 'global' else math.inf!r}"]
     lines += [] if own.total_steps is None else [f"steps = {own.total_steps}"]
     lines += ["", "[optimizer]", 'name = "AdamW"', f"lr = {own.lr!r}", f"beta1 = {own.betas[0]!r}"]
     lines += [f"beta2 = {own.betas[1]!r}", f"eps = {own.eps!r}", f"weight_decay = {own.weight_decay!r}"]

@@ -55,6 +55,7 @@ class Imported:
         ]
         head += [f"Not carried over: {each.key} = {shown(each.value)}: {each.why}" for each in self.left]
         head += [f"{name} is not set: {shown(value)} (--set {name}=...)" for name, value in self.unset.items() if value]
+        head += [f"${name} is not given, and empty (--set {name}=...)" for name in self.unset if name.isdigit()]
         return checked_plan_text("\n".join([*map(toml_comment, head), "", text]), self.plan, left_out=self.unsaid)
 
 

@@ -51,6 +51,7 @@ def _read(reader: SettingsReader) -> None:
     _state(reader)
     _optimizer(reader, batch if batch is not None else (micro or 1) * (dp or 1))
     _attention(reader)
+    _overlap(reader)
 
 
 def _variables(reader: SettingsReader) -> None:
@@ -91,7 +92,8 @@ def _refusals(reader: SettingsReader) -> None:
 
 
 def _replicas(reader: SettingsReader, tp: int, pp: int) -> int | None:
-    a_node, nodes, variable = (reader.size(name) for name in ("nproc-per-node", "nnodes", WORLD))
+    a_node, variable = reader.size("nproc-per-node"), reader.size(WORLD)
+    nodes = reader.size("nnodes") if a_node is not None or reader.has("nnodes") else None
     world = variable if a_node is None else a_node * (nodes or 1)
     if a_node is not None and variable is not None and world != variable:
         reader.wrong(WORLD, f"WORLD_SIZE is {variable}, but the launcher starts {world} ranks")
@@ -105,6 +107,17 @@ def _replicas(reader: SettingsReader, tp: int, pp: int) -> int | None:
     return put_ranks(
         reader, world, "nproc-per-node", ("tensor peers", tp), ("stages", pp), ("context-parallel ranks", context)
     )
+
+
+def _overlap(reader: SettingsReader) -> None:
+    sharded = ("use-distributed-optimizer", "use-megatron-fsdp", "use-custom-fsdp")
+    name = "overlap-param-gather"
+    if (
+        reader.has(name)
+        and not any(map(reader.has, sharded))
+        and not (reader.word("optimizer") or "").startswith("dist")
+    ):
+        reader.wrong(name, f"{name} goes with use-distributed-optimizer: Megatron-LM stops without")
 
 
 def _chunks_and_cuts(reader: SettingsReader, pp: int) -> None:
@@ -246,7 +259,27 @@ def _state(reader: SettingsReader) -> None:
     whole = "bf16" if in_bf16 else "f16" if fp16 and not in_f32 else "f32"
     reader.put("grad_dtype", whole, "grad-reduce-in-bf16", "accumulate-allreduce-grads-in-fp32", "bf16", "fp16")
     if fp16:
-        reader.put("loss_scale", reader.number("loss-scale") if reader.has("loss-scale") else "dynamic", "loss-scale")
+        scale = reader.number("loss-scale") if reader.has("loss-scale") else 0
+        reader.put("loss_scale", scale or "dynamic", "loss-scale")
+    elif bf16:
+        reader.leave("loss-scale", "a plan scales the loss of f16 alone; Megatron-LM scales it with bf16 as well")
+    _shard_group(reader, zero)
+
+
+def _shard_group(reader: SettingsReader, zero: int) -> None:
+    """Put `shard_group`: several instances of the distributed optimizer share out the replicas, each with a copy of the state."""
+    name = "num-distributed-optimizer-instances"
+    instances, dp = reader.size(name), reader.values.get("dp")
+    if instances is None or instances == 1 or dp is None:
+        return
+    if zero == 0:
+        reader.wrong(name, f"{name} goes with use-distributed-optimizer")
+    elif dp % instances:
+        reader.wrong(name, f"{dp} replicas are not a multiple of {name} {instances}")
+    elif instances < dp:
+        reader.put("shard_group", dp // instances, name)
+    else:
+        reader.leave(name, "each replica has a state of its own then: zero = 0 says so")
 
 
 def _optimizer(reader: SettingsReader, batch: int) -> None:
@@ -261,6 +294,7 @@ def _optimizer(reader: SettingsReader, batch: int) -> None:
     put_clip(reader, "clip-grad")
     if reader.word("optimizer") != "adam":
         reader.leave("optimizer", "ratrain trains with AdamW")
+    _one_unit(reader)
     total = _steps(reader, "lr-decay", batch)
     trained = _steps(reader, "train", batch)
     style = reader.word("lr-decay-style")
@@ -285,6 +319,14 @@ def _optimizer(reader: SettingsReader, batch: int) -> None:
     for name in ("min-lr", "lr-decay-iters", "lr-decay-samples"):
         reader.leave(name, "without a cosine the learning rate stays at lr")
     _leave_length(reader, "train")
+
+
+def _one_unit(reader: SettingsReader) -> None:
+    """Refuse lengths in iterations beside those in samples, as `validate_args` does."""
+    for unit, other in (("iters", "samples"), ("samples", "iters")):
+        for name in (f"lr-decay-{other}", f"lr-warmup-{other}"):
+            if reader.has(f"train-{unit}") and reader.has(name) and reader.settings[name].value != "0":
+                reader.wrong(name, f"train-{unit} and {name} exclude one another: Megatron-LM stops")
 
 
 def _leave_length(reader: SettingsReader, what: str) -> None:
@@ -320,7 +362,8 @@ def _not_said(reader: SettingsReader) -> None:
 def _warm_up(reader: SettingsReader, decay: int | None, batch: int) -> None:
     names = [f"lr-warmup-{unit}" for unit in ("iters", "samples", "fraction")]
     said = [name for name in names if reader.has(name)]
-    steps, samples, fraction = reader.integer(names[0]), reader.integer(names[1]), reader.number(names[2])
+    samples, fraction = reader.integer(names[1]), reader.number(names[2])
+    steps = reader.integer(names[0]) if reader.has(names[0]) or not (samples or fraction) else None
     if len([name for name in said if reader.settings[name].value not in ("0", "0.0")]) > 1:
         reader.wrong(said[1], f"{' and '.join(said)} exclude one another")
     elif samples:
@@ -331,6 +374,9 @@ def _warm_up(reader: SettingsReader, decay: int | None, batch: int) -> None:
         steps = int(fraction * decay)
     if steps is not None:
         reader.put("warmup_steps", steps, *said)
+        if decay is not None and steps >= decay:
+            text = f"a warm-up of {steps} steps is no shorter than the {decay} steps of decay: Megatron-LM stops"
+            reader.wrong(said[0] if said else "", text)
 
 
 def _attention(reader: SettingsReader) -> None:
@@ -345,13 +391,23 @@ def _attention(reader: SettingsReader) -> None:
     if by_flag and granularity not in (None, "selective"):
         reader.wrong("recompute-activations", f"recompute-activations contradicts recompute-granularity {granularity}")
     selective = by_flag or granularity == "selective"
+    modules = (reader.word("recompute-modules") or "core_attn").split() if selective else []
+    others = "which other parts are computed again, 'recompute{policy=auto}' chooses by bytes and time"
+    if modules and set(modules) - {"core_attn"}:
+        reader.leave("recompute-modules", others)
     if whole:
-        reader.put("attention", "scores-recomputed" if selective else "scores-kept", name, "attention-backend")
+        of_scores = "core_attn" in modules
+        reader.put("attention", "scores-recomputed" if of_scores else "scores-kept", name, "attention-backend")
+        if selective and not of_scores:
+            reader.leave(name, others)
     elif selective:
         why = "with fused attention there are no scores to compute again: 'recompute{policy=auto}' chooses what is"
         for each in ("recompute-granularity", "recompute-activations"):
             reader.leave(each, why)
     if granularity == "full" or reader.flag("checkpoint-activations"):
+        if granularity == "full" and not reader.has("recompute-method"):
+            text = "recompute-granularity full goes with recompute-method uniform or block: Megatron-LM stops without"
+            reader.wrong("recompute-granularity", text)
         _full_recompute(reader)
     reset = [each for each in ("reset-position-ids", "reset-attention-mask") if reader.flag(each)]
     if len(reset) == 2:

@@ -19,13 +19,15 @@ from ratrain.ratrainc.bridge.shell.following import Followed, follow
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from ratrain.ratrainc.bridge.shell.text import Text
+    from ratrain.ratrainc.bridge.shell.text import Text, Unknown
     from ratrain.ratrainc.bridge.shell.world import Launch
 
 _TRAINING = ("train-iters", "train-samples", "train-tokens")
 _SIZES = ("micro-batch-size", "global-batch-size", *_TRAINING)
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 """Texts that argparse takes for a negative number, not for the name of an argument."""
+_MOST_ERRORS = 50
+"""Enough to see that a file is something else."""
 _OF_LAUNCHERS = ("nproc-per-node", "nnodes", WORLD)
 
 
@@ -164,11 +166,16 @@ def _settings(launch: Launch, report: Diagnostics) -> dict[str, Setting]:
     settings = dict(begun.settings)
     words = begun.arguments
     at = 0
-    while at < len(words):
+    while at < len(words) and len(report.errors) < _MOST_ERRORS:
         word = words[at]
         at += 1
         if word.bare and word.sole is not None:
             _hidden(word, launch, settings, report)
+            continue
+        if (unknown := _unknown_name(word)) is not None:
+            _error(report, word.place(), f"{word.shown} may be any argument: {unknown.why}", unknown.help())
+            while at < len(words) and not _is_argument(words[at]):
+                at += 1
             continue
         spelled, sign, _ = word.shown.partition("=")
         name = spelled.removeprefix("--").replace("_", "-")
@@ -196,6 +203,18 @@ def _settings(launch: Launch, report: Diagnostics) -> dict[str, Setting]:
     return settings
 
 
+def _unknown_name(word: Text) -> Unknown | None:
+    """Return the unknown part in the name of an argument, or None where all of the name is known."""
+    if not word.shown.startswith("--"):
+        return None
+    for piece in word.pieces:
+        if piece.unknown is not None:
+            return piece.unknown
+        if "=" in piece.text:
+            break
+    return None
+
+
 def _is_argument(word: Text) -> bool:
     text = word.shown
     first = word.pieces[0].unknown is None if word.pieces else False
@@ -220,7 +239,8 @@ def _hidden(word: Text, launch: Launch, settings: dict[str, Setting], report: Di
         settings[f"${unknown.name}"] = Setting(NotSaid("", unknown), word.place())
         return
     why = f"{unknown.why}, and 'set -u' ends the script there" if unknown.unset else unknown.why
-    _error(report, word.place(), f"{word.shown} may be arguments: {why}", unknown.help())
+    way_out = unknown.help() or "write into the script the words that it stands for"
+    _error(report, word.place(), f"{word.shown} may be arguments: {why}", way_out)
 
 
 def _unknown(name: str, word: Text, report: Diagnostics) -> None:

@@ -20,6 +20,7 @@ _KERNELS = "which kernels compute is said to 'run' (--kernels), and changes no p
 _OLD = "no longer valid: Megatron-LM stops there"
 _ARGUMENTS = "megatron/training/arguments.py"
 _SCHEDULER = "megatron/training/config/training_config.py, SchedulerConfig"
+_PARALLEL_DATA = "megatron/core/distributed/distributed_data_parallel_config.py, DistributedDataParallelConfig"
 _PARALLEL = "megatron/core/model_parallel_config.py, ModelParallelConfig"
 
 
@@ -77,7 +78,7 @@ RULES: dict[str, Rule] = {
     "accumulate-allreduce-grads-in-fp32": Rule("grad_dtype", "f32"),
     "grad-reduce-in-bf16": Rule("grad_dtype", "bf16, with bf16"),
     "main-grads-dtype": Rule("grad_dtype", "bf16, with bf16 and use-precision-aware-optimizer"),
-    "loss-scale": Rule("loss_scale", "with fp16; dynamic without it"),
+    "loss-scale": Rule("loss_scale", "with fp16; dynamic without it, and where 0"),
     "clip-grad": Rule("clip, max_norm", "global; none where 0", 1.0, f"{_ARGUMENTS}, --clip-grad"),
     "lr": Rule("lr", "as it is"),
     "min-lr": Rule("min_lr", "with a cosine", 0.0, f"{_ARGUMENTS}, --min-lr"),
@@ -108,6 +109,15 @@ RULES: dict[str, Rule] = {
     "recompute-granularity": Rule(
         "passes, attention", "full: recompute{policy=full}; selective: scores-recomputed, with unfused attention"
     ),
+    "recompute-modules": Rule(
+        "attention", "with recompute-granularity selective: scores-kept unless core_attn, its default, is among them"
+    ),
+    "num-distributed-optimizer-instances": Rule(
+        "shard_group",
+        "the replicas by it, where state is sharded",
+        1,
+        f"{_PARALLEL_DATA}.num_distributed_optimizer_instances",
+    ),
     "recompute-activations": Rule("passes, attention", "as recompute-granularity selective"),
     "recompute-method": Rule(
         "passes", "uniform with recompute-num-layers 1, with recompute-granularity full; others are named"
@@ -121,6 +131,7 @@ RULES: dict[str, Rule] = {
         "swiglu disable-bias-linear add-qkv-bias untie-embeddings-and-output-weights qk-layernorm make-vocab-size-divisible-by "
         "vocab-size squared-relu init-method-std",
     ),
+    "calculate-per-token-loss": Rule("", "the loss of a step is a mean over the tokens that count, with it or without"),
     **_all("ratrain trains without dropout", "attention-dropout hidden-dropout"),
     **_all(
         _DATA,

@@ -196,6 +196,8 @@ class SettingsReader:
     def wrong(self, name: str, message: str, *, code: str = "RT064", way_out: str | None = None) -> None:
         """Report something about a setting."""
         place = self.settings[name].place if name in self.settings else self.top
+        if any(each.message == message and each.location == place.location for each in self.report.items):
+            return  # a setting that several keys follow from is read more than once
         self.report.error(code, message, place.location, help=way_out, source=place.source)
 
     def put(self, key: str, value: Any, *names: str) -> None:
@@ -274,6 +276,8 @@ def _number(value: Any) -> float | None:
 
 
 def _flag(value: Any) -> bool | None:
+    if isinstance(value, str) and value.lower() in ("true", "false"):  # as pydantic reads them
+        return value.lower() == "true"
     return value if isinstance(value, bool) else None
 
 

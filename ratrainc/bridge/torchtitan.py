@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -94,7 +95,7 @@ def _read(reader: SettingsReader) -> None:
         if shard == 1 and sequence_peers == 1 and reader.values.get("view_dtype", "f32") != "f32":
             _compute_without_shards(reader, alone=pp == tp == 1, old=bool(old & BEFORE_AMP))
     put_seq_len(reader, "training.seq_len")
-    put_clip(reader, "training.max_norm")
+    _clip(reader)
     seeds = [name for name in SEEDS if reader.has(name)]
     if len({reader.settings[name].value for name in seeds}) > 1:
         reader.wrong(seeds[1], f"{seeds[1]} contradicts {seeds[0]}")
@@ -102,6 +103,21 @@ def _read(reader: SettingsReader) -> None:
         reader.carry("seed", reader.integer(name), name)
     _optimizer(reader)
     _recompute(reader)
+
+
+def _clip(reader: SettingsReader) -> None:
+    """Put `clip` and `max_norm`. torchtitan always scales gradients to the norm: 0 makes all of them 0, and inf leaves them."""
+    name = "training.max_norm"
+    said = reader.settings[name].value if reader.has(name) else None
+    if isinstance(said, float) and math.isinf(said):
+        reader.taken.add(name)
+        reader.put("clip", "none", name)
+    elif said == 0:
+        reader.taken.add(name)
+        text = f"{name} is 0, by which torchtitan makes every gradient 0"
+        reader.wrong(name, text, way_out="say inf where gradients are not to be clipped")
+    else:
+        put_clip(reader, name)
 
 
 def _take_old_names(reader: SettingsReader) -> set[str]:

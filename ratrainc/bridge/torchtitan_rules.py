@@ -132,7 +132,9 @@ RULES: dict[str, Rule] = {
         f"{_CONFIG}, Training.global_batch_size",
     ),
     "training.seq_len": Rule("seq_len", "as it is", 2048, f"{_CONFIG}, Training.seq_len"),
-    "training.max_norm": Rule("clip, max_norm", "global; none where 0", 1.0, f"{_CONFIG}, Training.max_norm"),
+    "training.max_norm": Rule(
+        "clip, max_norm", "global; none where inf, refused where 0", 1.0, f"{_CONFIG}, Training.max_norm"
+    ),
     STEPS: Rule("total_steps", "with a cosine; else 'run --steps'", 10000, f"{_CONFIG}, Training.steps"),
     SEEDS[0]: Rule("seed", "as it is"),
     SEEDS[1]: Rule("seed", "of older versions: as it is"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -141,3 +142,31 @@ def test_a_store_that_is_not_waited_for_is_a_race() -> None:
     races = stage_races(stage)
     assert races
     assert Home.HOST in {race.home for race in races}
+
+
+WORKSPACES = ("u8[1, {n}]", "u8[{n}, 1]", "u8[{n} / 64, 64]", "bf16[{n} / 2]", "f32[2, {n} / 8]", "f64[{n} / 8]")
+
+
+@pytest.mark.parametrize("workspace", WORKSPACES)
+@pytest.mark.sampled(3)
+def test_a_workspace_of_streamed_state_is_bytes_whatever_its_type(workspace: str) -> None:
+    """Updates and gathers of state in a file take pieces through it; only its bytes are promised by the verifier."""
+    passes = "place-1f1b,offload-state{home=file},allocate-ddr"
+    module = api.compile(MODEL, make_plan(dp=2, zero=1), passes=passes, machine=WITH_STORES)
+    text = print_module(module)
+    names = set(re.findall(r"(?:update|all_gather) .* using (%\S+)", text))
+    assert names
+
+    def other(match: re.Match[str]) -> str:
+        n = int(match[2])
+        shape = re.sub(r"(\d+) / (\d+)", lambda each: str(int(each[1]) // int(each[2])), workspace.format(n=n))
+        return f"{match[1]}{shape}"
+
+    changed = text
+    for name in names:
+        changed = re.sub(rf"({re.escape(name)} : )u8\[(\d+)\]", other, changed)
+    assert changed != text
+    usual = train(api.emit(module, machine=WITH_STORES), 3)
+    run = train(api.emit(parse_module(changed), machine=WITH_STORES), 3, poison=True)
+    assert losses(run) == losses(usual)
+    same_bits(run, usual)

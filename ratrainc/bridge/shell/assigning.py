@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -80,6 +81,19 @@ class Assigning:
             elif given is not None and name not in self.used:
                 self.overridden[name] = value
         world.variables[name] = value
+
+    def fill(self, name: str, value: Text, world: World) -> None:
+        """Have an array hold unknown elements, or the words that the command line gives it.
+
+        The unknown value is not put under the name of the array: the command line is asked for what the script makes of it, as the
+        number of its elements, which says more than one name among many.
+        """
+        given = self.given.get(name)
+        if given is None:
+            world.variables[name] = value
+        else:
+            self.used.add(name)
+            world.variables[name] = [given.part(*match.span()) for match in re.finditer(r"\S+", given.shown)]
 
     def _array(self, node: Node, script: Script, expander: Expander, *, by_words: bool) -> Value:
         words: dict[str, Text] = {}

@@ -186,7 +186,7 @@ class Commands(Printing):
     def _do_mapfile(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
         for word in words[-1:]:
             if word.shown.isidentifier():
-                self.runner.assigning.put(word.shown, self._unknown("mapfile", word.shown), world)
+                self.runner.assigning.fill(word.shown, self._unknown("mapfile", ""), world)
         return self._status(world, Answer(value=True))
 
     _do_readarray = _do_mapfile

@@ -6,14 +6,14 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.text import MAX_BYTES, Source
 from ratrain.ratrainc.bridge.shell.assigning import Assigning
 from ratrain.ratrainc.bridge.shell.running import Runner
 from ratrain.ratrainc.bridge.shell.scheduler import of_slurm
-from ratrain.ratrainc.bridge.shell.text import Script, Text, literal
+from ratrain.ratrainc.bridge.shell.text import Script, Text, Unknown, literal, nothing_known
 from ratrain.ratrainc.bridge.shell.world import Launch, World
 
 _OF_ARGUMENTS = re.compile(r"--?\w")
@@ -45,7 +45,7 @@ def follow(file: str, text: str, given: Mapping[str, str]) -> Followed:
     except RecursionError:
         place = script.place(0, 1)
         fail("RT063", "the file is nested too deeply for a script", place.location, source=place.source)
-    launches = [launch for world in worlds for launch in world.launches]
+    launches = [launch for world in worlds for launch in _one_of_lines(world)]
     if not launches:
         launches = [launch for world in worlds for launch in _arguments_of(world)]
     used = assigning.used | ({*filter(str.isdigit, texts)} if "@" in assigning.used else set())
@@ -57,7 +57,8 @@ def follow(file: str, text: str, given: Mapping[str, str]) -> Followed:
 
 def _start(script: Script, given: Mapping[str, Text]) -> World:
     set_by, environment = of_slurm(script)
-    numbered = [given[str(n)] for n in range(1, len(given) + 1) if all(str(m) in given for m in range(1, n + 1))]
+    last = max((int(name) for name in given if re.fullmatch(r"[1-9]\d{0,2}", name)), default=0)
+    numbered = [given.get(str(n)) or _argument(n, script) for n in range(1, last + 1)]
     named = {name: value for name, value in given.items() if not name.isdigit()}
     variables = {**set_by, **named}
     world = World(variables=dict(variables), exported={*variables}, arguments=numbered or None)
@@ -65,11 +66,26 @@ def _start(script: Script, given: Mapping[str, Text]) -> World:
     return world
 
 
+def _argument(number: int, script: Script) -> Text:
+    """An argument that the command line leaves out before one that it gives."""
+    name = str(number)
+    return nothing_known(f"${name}", Unknown(name, f"${name} is an argument of the script", script.place(0, 1)))
+
+
 def _kept(worlds: list[World]) -> list[World]:
     """The ways that start something; where such ways need nothing of the environment, only these."""
     started = [world for world in worlds if world.launches] or worlds
     least = min((len(world.contrary) for world in started), default=0)
     return [world for world in started if len(world.contrary) == least]
+
+
+def _one_of_lines(world: World) -> list[Launch]:
+    """What a world starts; lines that are arguments alone, as in a file of arguments, are one command, and none beside a program."""
+    programs = [each for each in world.launches if not each.words[0].shown.startswith("--")]
+    if programs or not world.launches:
+        return programs
+    first = world.launches[0]
+    return [evolve(first, words=tuple(word for each in world.launches for word in each.words), world=world)]
 
 
 def _arguments_of(world: World) -> list[Launch]:

@@ -39,7 +39,7 @@ class Printing:
 
     def _do_printf(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
         if words and words[0].shown == "-v" and len(words) > 1:
-            world.variables[words[1].shown] = self._unknown("printf", words[1].shown)
+            self.runner.assigning.put(words[1].shown, self._printed(words[2:]), world)
         elif world.output is not None:
             world.output.append(self._printed(words))
         return self._status(world, Answer(value=True))

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _ESCAPED = re.compile(r"\\[^\w'`\n]")
 """Escaped characters that stand for themselves wherever a backslash does anything; in single quotes they end nothing."""
 _BACKQUOTED = re.compile(r"`[^`\n]*`")
+_NOTHING = re.compile(r"(?<!\S)(?:`[ \t]*(?:#[^`\n]*)?`|\$\(\s*(?:#[^\n]*\n\s*)*\))(?!\S)")
+"""Words that run nothing, as the comments in backquotes between the lines of a command; the grammar takes them for broken commands."""
 _LAST_BACKSLASH = re.compile(r"\\(?=(?:\n\s*)?\Z)")
 
 
@@ -36,9 +38,10 @@ def parse(script: Script) -> Node:
 
     The grammar is given a text of the same length, in which what it takes for something else has a letter in its place: characters
     outside ASCII, which are letters to a shell (and bytes are characters then), what a backslash escapes, commands in
-    backquotes within a word, and a backslash at the end of the file.
+    backquotes within a word, words that run nothing, and a backslash at the end of the file.
     """
     text = "".join(each if each < "\x80" else "_" for each in script.text)
+    text = _NOTHING.sub(lambda match: " " * len(match[0]), text)
     text = _ESCAPED.sub("..", _LAST_BACKSLASH.sub(" ", text))
     text = _BACKQUOTED.sub(_in_word, text)
     root = _parser().parse(text.encode("ascii")).root_node

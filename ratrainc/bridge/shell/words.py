@@ -363,7 +363,7 @@ class Expander:
         return nothing_known(source_of(node, self.script).strip(), evolve(unknown, unset=False))
 
     def _assume(self, name: str, index: str | None, text: Text) -> None:
-        if index is None and name not in self.world.variables and not name.isdigit():
+        if index is None and name not in self.world.variables and (not name.isdigit() or self.world.arguments):
             self.world.assumed.setdefault(name, text.shown)
 
     def _state(self, name: str, index: str | None, *, colon: bool) -> bool | None:
@@ -391,7 +391,10 @@ class Expander:
             number = int(name) - 1
             if arguments is None:
                 return None
-            return arguments[number] if number < len(arguments) else Text()
+            if number < len(arguments):
+                return arguments[number]
+            self._assume(name, None, Text())
+            return Text()
         value = self.world.variables.get(name)
         if value is None:
             return None

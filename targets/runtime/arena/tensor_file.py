@@ -53,8 +53,11 @@ class Writer(Protocol):
 
 
 def cut(start: int, stop: int, most: int | None = None) -> Iterator[tuple[int, int]]:
-    """[start, stop) in ascending pieces of at most so many elements, `PIECE_ELEMENTS` where nothing else is said."""
-    most = most or PIECE_ELEMENTS
+    """[start, stop) in ascending pieces of at most so many elements, `PIECE_ELEMENTS` where nothing else is said.
+
+    Raises ValueError where a piece may have no element.
+    """
+    most = PIECE_ELEMENTS if most is None else most
     for low in range(start, stop, most):
         yield low, min(low + most, stop)
 

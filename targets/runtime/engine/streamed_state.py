@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES
 from ratrain.targets.runtime.arena.scalars import UpdatePart
 from ratrain.targets.runtime.arena.tensor_file import cut
@@ -57,10 +55,11 @@ def cast_master(
         kernels.cast(piece, view[start:stop], scratch=scratch)
 
 
-def _staged(workspace: NDArray[np.uint8], files: Mapping[str, StoredArray], memory: Memory) -> dict[str, NDArray[Any]]:
-    """Equal parts of a workspace, for a piece of each."""
-    share = len(workspace) // len(files) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+def _staged(workspace: NDArray[Any], files: Mapping[str, StoredArray], memory: Memory) -> dict[str, NDArray[Any]]:
+    """Equal parts of the bytes of a workspace, which may be of any type and shape, for a piece of each."""
+    data = memory.bytes_of(workspace)
+    share = len(data) // len(files) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
     return {
-        role: memory.typed(workspace[at * share : (at + 1) * share], stored.element, (share // stored.dtype.itemsize,))
+        role: memory.typed(data[at * share : (at + 1) * share], stored.element, (share // stored.dtype.itemsize,))
         for at, (role, stored) in enumerate(files.items())
     }

@@ -1,0 +1,136 @@
+"""Small launch scripts and settings files, each with one thing that a framework or bash does in its own way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratrain import api
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+
+LAUNCH = (
+    "torchrun --nproc_per_node {ranks} pretrain_gpt.py --num-layers 8 --hidden-size 64 --num-attention-heads 4"
+    " --seq-length 64 --max-position-embeddings 64 --lr 1e-4 --micro-batch-size 1 {more}\n"
+)
+TORCHTITAN = "[training]\nseq_len = 64\nlocal_batch_size = 1\nmax_norm = {norm}\n[optimizer]\nlr = 1e-4\n"
+
+
+def launch(more: str, before: str = "", ranks: str = "8") -> str:
+    return before + LAUNCH.format(more=more, ranks=ranks)
+
+
+def plan_of(text: str, tmp_path: Path, framework: str = "megatron", **options: Any) -> api.Imported:
+    path = tmp_path / {"megatron": "job.sh", "torchtitan": "job.toml", "deepspeed": "ds.json"}[framework]
+    path.write_text(text)
+    return api.import_plan(framework, path, **options)
+
+
+PLANS = {
+    "nothing in backquotes": (launch("`` --bf16"), {}, {"view_dtype": "bf16"}),
+    "a comment in backquotes": (
+        launch("`# of views` \\\n --bf16 `# and` \\\n --seed 3"),
+        {},
+        {"view_dtype": "bf16", "seed": 3},
+    ),
+    "a comment in a substitution": (launch("$(# views\n) --bf16 $()"), {}, {"view_dtype": "bf16"}),
+    "a backquoted command": (launch("`echo --bf16`"), {}, {"view_dtype": "bf16"}),
+    "printf into a variable": (launch("--seed $SEED", "printf -v SEED '%d' 77\n"), {}, {"seed": 77}),
+    "an array of lines, given": (
+        launch("", "mapfile -t H < hosts\n", "$((2 * ${#H[@]}))"),
+        {"given": {"H": "n1 n2 n3"}},
+        {"dp": 6},
+    ),
+    "arguments on lines": (
+        "--tensor-model-parallel-size 2\n--micro-batch-size 3\n--lr 1e-3\n--seq-length 64\n",
+        {"clusters": 4},
+        {"tp": 2, "dp": 2, "micro_batch_size": 3},
+    ),
+    "a loss scale of 0": (launch("--fp16 --loss-scale 0"), {}, {"loss_scale": None}),
+    "modules without scores": (
+        launch("--recompute-granularity selective --recompute-modules mlp --attention-backend unfused"),
+        {},
+        {"attention": "scores-kept"},
+    ),
+    "modules with scores": (
+        launch("--recompute-granularity selective --recompute-modules mlp core_attn --attention-backend unfused"),
+        {},
+        {"attention": "scores-recomputed"},
+    ),
+    "instances of the optimizer": (
+        launch("--use-distributed-optimizer --num-distributed-optimizer-instances 2"),
+        {},
+        {"zero": 1, "shard_group": 4},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_script_means_what_bash_and_megatron_take_it_for(name: str, tmp_path: Path) -> None:
+    text, options, expected = PLANS[name]
+    plan = plan_of(text, tmp_path, **options).plan
+    assert {key: getattr(plan, key) for key in expected} == expected
+
+
+REFUSED = {
+    "the last of two arguments is given": (launch("--seed $1 --lr $2"), {"given": {"2": "1e-3"}}, "--set 1=VALUE"),
+    "a name hangs on an argument": (
+        launch('"${F[@]}"', 'for kv in seed=$1; do F+=("--${kv%%=*}" "${kv#*=}"); done\n'),
+        {},
+        "--set 1=VALUE",
+    ),
+    "lines of hosts": (launch("", "mapfile -t H < hosts\nN=${#H[@]}\n", "$N"), {}, "--set N=VALUE"),
+    "words that a program prints": (launch("$(date -R | cut -c1-3)"), {}, "write into the script"),
+    "lengths in two units": (launch("--train-iters 9 --lr-warmup-samples 8"), {}, None),
+    "warm-up as long as decay": (launch("--train-iters 9 --lr-warmup-iters 9"), {}, None),
+    "everything again, by no method": (launch("--recompute-granularity full"), {}, None),
+    "gathers beside compute of nothing shared": (launch("--overlap-param-gather"), {}, None),
+    "instances of no optimizer": (launch("--num-distributed-optimizer-instances 2"), {}, None),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_megatron_or_nobody_knows_is_refused(name: str, tmp_path: Path) -> None:
+    text, options, way_out = REFUSED[name]
+    with pytest.raises(DiagnosticError) as caught:
+        plan_of(text, tmp_path, **options)
+    (problem,) = caught.value.diagnostics
+    assert way_out is None or way_out in (problem.help or "")
+
+
+def test_an_argument_that_is_not_given_is_named(tmp_path: Path) -> None:
+    made = plan_of(launch('${BF:+--bf16} --seed "${2:-3}"', "BF=$2; echo $1\n"), tmp_path, given={"1": "x"})
+    assert made.plan.seed == 3
+    assert "$2 is not given" in made.text()
+
+
+@pytest.mark.parametrize(("norm", "clip"), [("inf", "none"), ("0.5", "global")])
+def test_torchtitan_leaves_gradients_where_the_norm_is_infinite(norm: str, clip: str, tmp_path: Path) -> None:
+    made = plan_of(TORCHTITAN.format(norm=norm), tmp_path, "torchtitan", clusters=2)
+    assert made.plan.optimizer.clip == clip
+
+
+def test_torchtitan_makes_gradients_0_where_the_norm_is_0(tmp_path: Path) -> None:
+    with pytest.raises(DiagnosticError, match="every gradient 0"):
+        plan_of(TORCHTITAN.format(norm="0.0"), tmp_path, "torchtitan", clusters=2)
+
+
+def test_a_scheduler_without_its_highest_rate_is_asked_for_it_in_a_way_that_works(tmp_path: Path) -> None:
+    text = (
+        '{"train_micro_batch_size_per_gpu": 4, "fp16": {"enabled": "true"},'
+        ' "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},'
+        ' "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 100}}}'
+    )
+    with pytest.raises(DiagnosticError) as caught:
+        plan_of(text, tmp_path, "deepspeed", clusters=2, seq_len=64)
+    (problem,) = caught.value.diagnostics
+    assert "--lr 0.0001" in (problem.help or "")
+    made = plan_of(text, tmp_path, "deepspeed", clusters=2, seq_len=64, lr=1e-4)
+    assert (made.plan.optimizer.lr, made.plan.view_dtype) == (1e-4, "f16")
+
+
+def test_a_file_of_stray_words_is_refused_with_some_of_them(tmp_path: Path) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        plan_of(launch("{ x = " * 20_000), tmp_path)
+    assert 10 <= len(caught.value.diagnostics) <= 100
