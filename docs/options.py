@@ -1,6 +1,6 @@
 """What each option of each command changes; the last part of `docs/keys.md`.
 
-`tests/ratrainc/test_options.py` calls every command as its entry says, without and with each option, and looks for a difference in what is
+`tests/ratrainc/commands/test_options.py` calls every command as its entry says, without and with each option, and looks for a difference in what is
 printed and written, or, for options that may not change what is computed, in what is called. An option without an entry fails it.
 """
 

@@ -11,8 +11,8 @@ from ratrain.ratrain_ir.config.quantised import BLOCK_ELEMENTS, FORMATS, LARGEST
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from tests.end_to_end.test_sharding import PASSES, program_of, trained
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, reports_of, same_state_of_blocks, train
-from tests.targets.runtime.rank_jobs import STEPS, as_read, local_reports
-from tests.targets.runtime.thread_ranks import trained_by_threads
+from tests.targets.runtime.ranks.rank_jobs import STEPS, as_read, local_reports
+from tests.targets.runtime.ranks.thread_ranks import trained_by_threads
 
 if TYPE_CHECKING:
     from pathlib import Path

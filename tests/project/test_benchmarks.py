@@ -13,7 +13,7 @@ import pytest
 from attrs import evolve
 
 from tests.end_to_end.tiny_runs import instructions
-from tests.targets.runtime.mpi_tools import needs_mpi, run_ranks
+from tests.targets.runtime.ranks.mpi_tools import needs_mpi, run_ranks
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 EXAMPLES = BENCHMARKS.parent / "examples"

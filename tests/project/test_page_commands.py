@@ -27,14 +27,14 @@ MADE_WHEN_WRITTEN = {"commands.md", "json.md", "mistakes.md", "start-here.md"}
 SET_ASIDE = {
     r"--device cuda": "needs a GPU",
     r"torch-device|--kernels torch|--engine torch": "needs the extra 'torch'",
-    r"^ratrainc launch|^ratrainc postmortem run2": "needs the extra 'mpi'; tests/targets/runtime/test_mpi.py starts ranks",
+    r"^ratrainc launch|^ratrainc postmortem run2": "needs the extra 'mpi'; tests/targets/runtime/ranks/test_mpi.py starts ranks",
     r"--log-to": "needs the extra of that name",
     r"\[--|8\*N|PROGRAM": "is a pattern, not a command",
     r"m\.rtx|roomy1\.toml|--machine here\.toml -o": "takes a file that the page makes of something larger, or by hand",
     r"^ratrainc (?!plan |scale ).*(SmolLM2-135M/|0\.5b|llama-2-70b|qwen2\.5-|published/)": (
         "takes many minutes, or files that are not there; benchmarks/ has it"
     ),
-    r"^ratrainc compare ": "searches or compiles for minutes; tests/ratrainc/test_planner.py has it smaller",
+    r"^ratrainc compare ": "searches or compiles for minutes; tests/ratrainc/planner/test_planner.py has it smaller",
     r"^ratrainc explain 7b.rtx$": "tries levers of a large model for a minute; start-here.md has it smaller",
     r"--model llama-2-7b --plan P.toml": "is for the plan that a search of minutes writes",
 }

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from ratrain.ratrain_ir.analysis.actions import actions_of_orders, read_torch_csv
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, most_held
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
-from tests.ratrain_ir.schedule_tables import ROOT
 from tests.ratrain_ir.schedules import unit_time
 from tests.ratrain_ir.schedules.unit_time import B, F, I, W, orders_of, run, shape_of
+from tests.ratrain_ir.verifier.schedule_tables import ROOT
 
 SHAPES = st.builds(
     PipelineShape, st.integers(1, 7), st.integers(1, 20), st.integers(1, 4), st.sampled_from(LAYOUTS), st.integers(1, 4)

@@ -16,7 +16,7 @@ from ratrain.targets.machine.timing import collective_way, op_key, op_work
 from ratrain.targets.simulator.figures import timed_instruction
 from tests.end_to_end.tiny_runs import MODEL, make_program
 from tests.targets.machine.test_collective_cost import MIB, SHARED, members_of
-from tests.targets.runtime.thread_ranks import ThreadCommunicator, trained_by_threads
+from tests.targets.runtime.ranks.thread_ranks import ThreadCommunicator, trained_by_threads
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.timing import TimedOp

@@ -27,7 +27,7 @@ from ratrain.targets.target import target_of
 from tests.end_to_end.tiny_runs import MODEL, make_plan
 from tests.end_to_end.toys import GEMMA3, GPT2, NEOX
 from tests.property.test_tensor_peers import shared_models
-from tests.targets.runtime.thread_ranks import ThreadCommunicator, trained_by_threads
+from tests.targets.runtime.ranks.thread_ranks import ThreadCommunicator, trained_by_threads
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ratrain.ratrain_ir.ops.ops import ENGINES, Engine, Group, Payload
 from ratrain.targets.pytorch.ranks.channel_groups import channel_groups
 from tests.end_to_end.tiny_runs import make_program
-from tests.targets.runtime.rank_jobs import PLANS, chunked_programs
+from tests.targets.runtime.ranks.rank_jobs import PLANS, chunked_programs
 
 if TYPE_CHECKING:
     from ratrain.targets.program.instruction import Instruction

@@ -12,7 +12,7 @@ from attrs import evolve
 from ratrain.targets.verifier.races import stage_races
 from tests.end_to_end.tiny_runs import OPTIMIZER, make_program
 from tests.end_to_end.toys import TOY
-from tests.targets.program.test_races import wait_places, without_waits
+from tests.targets.verifier.test_races import wait_places, without_waits
 
 pytestmark = pytest.mark.parity
 pytest.importorskip("torch")

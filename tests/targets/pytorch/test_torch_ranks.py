@@ -15,9 +15,16 @@ from attrs import evolve
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.checkpoint.checkpoint_series import saved_steps
 from tests.end_to_end.tiny_runs import MODEL, make_program, start, state, train
-from tests.targets.runtime.mpi_tools import ROOT, needs_mpi
-from tests.targets.runtime.rank_jobs import PEER_PLANS, PLANS, STEPS, chunked_programs, local_reports, trained_by_ranks
-from tests.targets.runtime.torch_tools import needs_torch, run_by_torchrun
+from tests.targets.runtime.ranks.mpi_tools import ROOT, needs_mpi
+from tests.targets.runtime.ranks.rank_jobs import (
+    PEER_PLANS,
+    PLANS,
+    STEPS,
+    chunked_programs,
+    local_reports,
+    trained_by_ranks,
+)
+from tests.targets.runtime.ranks.torch_tools import needs_torch, run_by_torchrun
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
@@ -135,7 +142,7 @@ def test_another_layout_over_torch_goes_on_from_a_checkpoint_of_mpi(tmp_path: Pa
 @needs_torch
 @pytest.mark.full
 def test_clocks_of_other_machines_are_brought_to_that_of_process_0() -> None:
-    result = run_by_torchrun(3, ROOT / "tests" / "targets" / "runtime" / "ranks_clocks.py", "torch")
+    result = run_by_torchrun(3, ROOT / "tests" / "targets" / "runtime" / "ranks" / "ranks_clocks.py", "torch")
     assert result.returncode == 0, result.stderr
     for process, (seconds, error) in enumerate(json.loads(result.stdout)):
         assert abs(seconds + 1000.0 * process) <= error + 1e-4

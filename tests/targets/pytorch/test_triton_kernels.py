@@ -26,7 +26,7 @@ from ratrain.targets.runtime.kernels import KERNEL_SETS, kernel_set
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, train
 from tests.end_to_end.toys import GEMMA3, GPT2
 from tests.targets.runtime.kernels.kernels_oracle import DTYPES, at_other_addresses, call, same_bits
-from tests.targets.runtime.mpi_tools import ROOT
+from tests.targets.runtime.ranks.mpi_tools import ROOT
 
 pytestmark = [pytest.mark.parity, pytest.mark.full]
 torch = pytest.importorskip("torch")

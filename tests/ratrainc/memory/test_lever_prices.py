@@ -1,0 +1,171 @@
+"""Levers of `explain`: estimates beside whole steps, what time does not last for, and the schedule as it is, which is not compiled again."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from attrs import evolve
+
+from ratrain import api
+from ratrain.passes.memory.trial import at_own_addresses
+from ratrain.ratrain_ir.side_by_side import processes
+from ratrain.ratrainc.choices.levers import Outcome, Setting, changes
+from ratrain.ratrainc.choices.timed_plan import TimedPlan, time_plan
+from ratrain.ratrainc.cli import main
+from ratrain.ratrainc.console.parts import text_of
+from ratrain.ratrainc.memory.lever_prices import Prices, Pricing, pricing_of
+from ratrain.ratrainc.report import byte_report
+from ratrain.targets.codegen.emitter import without_reuse
+from ratrain.targets.machine.machine import load_machine
+from ratrain.targets.simulator.figures import simulated
+from ratrain.targets.target import target_of
+from tests.mutation.subjects import SUBJECTS
+from tests.ratrainc.commands.test_cli_tools import MODEL, PLAN, SOURCES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MICRO_BATCHES = 24
+"""Of a plan of two stages, whose folded step has six."""
+
+
+def setting_of(passes: str) -> tuple[Setting, Outcome]:
+    model, plan = api.resolved(MODEL, PLAN)
+    setting = Setting(model, evolve(plan, micro_batches=MICRO_BATCHES), passes, load_machine(None))
+    timed = time_plan(setting.model, setting.plan, passes, setting.machine)
+    assert isinstance(timed, TimedPlan)
+    return setting, Outcome("as it is", setting, timed.peak_bytes, timed.figures.step_seconds)
+
+
+def priced(setting: Setting, now: Outcome, *, folded: bool) -> Prices:
+    """The prices of all levers for the bytes of the first stage."""
+    pricing = Pricing(setting, 0, 0.0, 1e9, folded=folded)
+    return pricing.prices(now, list(map(pricing.found, pricing.tasks)))
+
+
+@pytest.mark.parametrize("passes", ["joint-order,allocate-ddr", "place-1f1b,recompute{policy=full},allocate-ddr"])
+@pytest.mark.sampled(2, first=1)
+def test_estimates_agree_with_whole_steps(passes: str) -> None:
+    """A step's steady part repeats: what is left out of it takes its pace, and holds no more, unless passes choose otherwise for fewer of them."""
+    setting, now = setting_of(passes)
+    whole, folded = (priced(setting, now, folded=each) for each in (False, True))
+    names = [name for name, _ in changes(setting, 0)]
+    for prices in (whole, folded):
+        assert [each.name for each in prices.tried] == names
+        assert not prices.left
+    assert (whole.estimated, folded.estimated) == (False, True)
+    alike = 0
+    for one, other in zip(whole.tried, folded.tried, strict=True):
+        assert one.fits == other.fits
+        assert one.step_seconds is not None
+        assert other.step_seconds == pytest.approx(one.step_seconds, rel=5e-3)
+        if one.setting.plan.micro_batches == MICRO_BATCHES:
+            alike += 1
+            assert other.step_seconds == pytest.approx(one.step_seconds, rel=1e-9)
+            assert max(one.peak_bytes) == max(other.peak_bytes)
+            assert "full" not in passes or one.peak_bytes == other.peak_bytes
+    assert alike >= 5
+
+
+def test_what_time_does_not_last_for_is_named_with_the_option_that_brings_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "x.rtir")
+    assert main(["compile", *SOURCES, "-o", path]) == 0
+    capsys.readouterr()
+    assert main(["explain", path, "--seconds", "0", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    (now,) = facts["levers"]
+    assert (now["name"], now["freed_bytes"], now["fits"]) == ("as it is", 0, True)
+    assert "recompute{policy=full}" in facts["levers_left"]
+    assert facts["levers_seconds"] > 0
+    assert main(["explain", path, "--seconds", "0"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "not tried, for want of time: " in shown
+    assert "half the head_chunk" in shown
+    assert "--seconds " in shown
+
+
+def test_estimates_are_called_so() -> None:
+    facts = {
+        "name": "a",
+        "freed_bytes": 1 << 20,
+        "peak_bytes": 1 << 20,
+        "step_seconds": 2.0,
+        "estimated": True,
+        "fits": True,
+    }
+    for estimated in (True, False):
+        table = byte_report._levers_table([facts | {"estimated": False}, facts | {"estimated": estimated}])
+        assert ("about 1.00 MiB" in text_of([table])) == estimated
+        assert ("estimated from fewer micro-batches" in text_of([table])) == estimated
+
+
+def test_the_schedule_itself_is_not_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "x.rtir")
+    assert main(["compile", *SOURCES, "-o", path]) == 0
+    wanted = api.simulate(api.load(path)).step_seconds
+
+    def never(*_: object) -> None:
+        raise AssertionError("it is there already")
+
+    monkeypatch.setattr("ratrain.ratrainc.choices.timed_plan.lower", never)
+    levers = api.explain(path, seconds=0).to_json()["levers"]
+    assert [lever["step_seconds"] for lever in levers] == [wanted]
+
+
+@pytest.mark.parametrize("name", list(SUBJECTS))
+@pytest.mark.sampled(3)
+def test_waits_without_reuse_are_those_of_tensors_at_addresses_of_their_own(name: str) -> None:
+    subject = SUBJECTS[name]
+    module = subject.module()
+    machine = subject.machine
+    apart, _ = simulated(without_reuse(api.emit(module, machine=machine), module), machine)
+    assert apart.step_seconds == target_of(machine).step_seconds(at_own_addresses(module))
+
+
+@pytest.mark.parametrize(
+    ("ops", "seconds", "folded", "given"),
+    [
+        (1_000, None, False, 120.0),
+        (30_000, None, True, 120.0),
+        (10_000_000, None, True, 8.0),
+        (1_000, 0.1, True, 0.1),
+        (30_000, 1e9, False, 1e9),
+    ],
+)
+def test_the_time_that_levers_have(ops: int, seconds: float | None, folded: bool, given: float) -> None:
+    """All of it where levers are few seconds, an answer soon where they are many; whole steps where these are expected to end."""
+    setting, _ = setting_of("joint-order,allocate-ddr")
+    pricing = pricing_of(setting, 0, ops, seconds)
+    assert (pricing.folded, pricing.seconds) == (folded, given)
+
+
+def test_steps_are_not_folded_where_that_leaves_out_little() -> None:
+    setting, _ = setting_of("joint-order,allocate-ddr")
+    few = evolve(setting, plan=evolve(setting.plan, micro_batches=8))
+    assert pricing_of(setting, 0, 30_000, 0).folded
+    assert not pricing_of(few, 0, 30_000, 0).folded
+
+
+@pytest.mark.parametrize("passes", ["place-1f1b,recompute{policy=full}", "joint-order,allocate-ddr"])
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.sampled(4)
+def test_processes_side_by_side_find_what_one_finds(monkeypatch: pytest.MonkeyPatch, passes: str, folded: bool) -> None:
+    """Schedules with addresses and without, levers whole and folded."""
+
+    def of(setting: Setting, stage: int, _ops: int, seconds: float) -> Pricing:
+        return Pricing(setting, stage, 0.0, seconds, folded=folded)
+
+    monkeypatch.setattr(byte_report, "pricing_of", of)
+    model, plan = api.resolved(MODEL, PLAN)
+    module = api.compile(model, evolve(plan, micro_batches=MICRO_BATCHES), passes=passes)
+    found = []
+    for count in (1, 2):
+        with processes(count, least_work=0):
+            found.append(api.explain(module, seconds=1e9).to_json() | {"levers_seconds": None})
+    assert found[0] == found[1]
+    assert len(found[0]["levers"]) > 5
+    assert any(lever["estimated"] for lever in found[0]["levers"]) == folded

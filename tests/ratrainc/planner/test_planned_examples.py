@@ -1,0 +1,70 @@
+"""The plan files of the paper's models: they are plans, the bounds allow them, and folded they compile, fit and take no less than their bound."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ratrain.passes.pipeline_text import parse_pipeline
+from ratrain.passes.placed_by import placed_by
+from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.config.plan_text import load_plan
+from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, strategy
+from ratrain.ratrainc.planner.bounds.bounds import plan_bounds
+from ratrain.ratrainc.planner.bounds.columns import Columns
+from ratrain.ratrainc.planner.bounds.profile import Profiles
+from ratrain.ratrainc.planner.search.evaluation import Task, evaluate, folded_micro_batches
+from ratrain.ratrainc.planner.space.setting import Setting
+from ratrain.ratrainc.planner.space.space import Shape
+from ratrain.ratrainc.planner.space.variants import may_keep_gathered, recompute_policy
+from ratrain.targets.machine.machine import load_machine
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+MODELS = ("llama-2-7b", "baichuan2-13b", "qwen2.5-32b", "llama-2-70b")
+FILES = [path for model in MODELS for path in sorted(EXAMPLES.rglob(f"{model}-*.toml"))]
+QUICK = ("llama-2-7b-8.toml", "llama-2-7b-1024.toml", "baichuan2-13b-256.toml")
+"""Compiled in every run of the tests; the others with the slow ones."""
+
+
+def of_file(path: Path):
+    """The model, plan and pipeline of an example; the pipeline stands in the comments of planned ones."""
+    model = load_model(next(name for name in MODELS if path.name.startswith(f"{name}-")))
+    named = re.search(r'--passes "([^"]+)"', path.read_text(encoding="utf-8"))
+    return model, load_plan(path, model), named[1] if named else strategy(DEFAULT_STRATEGY).passes
+
+
+def bounds_of(model, plan, pipeline):
+    setting = Setting(model, load_machine(None), plan, recompute_policy(pipeline), may_keep_gathered(pipeline))
+    shape = Shape(plan.pp, plan.dp, plan.micro_batch_size, plan.micro_batches, plan.zero, plan.reduce, tp=plan.tp)
+    columns = Columns.of(Profiles(setting), [shape], schedule=placed_by(pipeline) or "1f1b")
+    return plan_bounds(columns, np.diff([[0, *plan.cuts, model.layers]]).astype(float))
+
+
+def test_there_are_plans_for_every_model():
+    assert {name for name in MODELS for path in FILES if path.name.startswith(f"{name}-")} == {*MODELS}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_bounds_allow_it(path):
+    model, plan, pipeline = of_file(path)
+    assert parse_pipeline(pipeline)
+    assert plan.clusters <= int(path.stem.rpartition("-")[2])
+    assert np.isfinite(bounds_of(model, plan, pipeline).seconds[0])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=() if p.name in QUICK else pytest.mark.full) for p in FILES],
+    ids=lambda path: path.name,
+)
+def test_it_compiles_and_fits(path):
+    model, plan, pipeline = of_file(path)
+    folded = folded_micro_batches(plan) < plan.micro_batches
+    found = evaluate(Task(model, plan, pipeline, load_machine(None), folded))
+    bounds = bounds_of(model, plan, pipeline)
+    assert found.step_seconds is not None, found.refusal
+    assert found.step_seconds * (1 + 1e-9 + 0.005 * folded) >= bounds.seconds[0]
+    assert (np.array(found.peak_bytes) >= bounds.peak_bytes[0]).all()
