@@ -64,7 +64,9 @@ def trains_as_the_reference(
     state = number % len(STATES)
     layers = max(2, shape.stages * shape.chunks) + number % 2
     model = evolve(MODELS[family], layers=layers)
-    program = program_of(model, kind, shape, PASSES[number % len(PASSES)], **STATES[state], view_dtype=dtype)
+    program = program_of(
+        model, kind, shape, PASSES[number // len(MODELS) % len(PASSES)], **STATES[state], view_dtype=dtype
+    )
     found_losses, found_state = outcome(program, steps, **settings)
     expected_losses, expected_state = reference(family, layers, shape.micro_batches, state, dtype, steps)
     assert found_losses == expected_losses
@@ -81,10 +83,11 @@ def test_a_schedule_trains_what_gpipe_trains(schedule: str, shape: PipelineShape
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("kind", "shape"), GRID, ids=shape_name)
-def test_a_schedule_of_any_shape_trains_what_gpipe_trains(kind: str, shape: PipelineShape, dtype: str) -> None:
-    trains_as_the_reference(kind, shape, GRID.index((kind, shape)) + DTYPES.index(dtype), dtype)
+def test_a_schedule_of_any_shape_trains_what_gpipe_trains(kind: str, shape: PipelineShape) -> None:
+    """Each shape has one type of views, as neighbouring shapes have the others."""
+    number = GRID.index((kind, shape))
+    trains_as_the_reference(kind, shape, number, DTYPES[number % len(DTYPES)])
 
 
 @pytest.mark.full
