@@ -16,7 +16,9 @@ from ratrain.ratrain_ir.topology import grid
 from ratrain.targets.machine.collective_cost import all_gathers, cheapest, reduce_scatters
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.machine.placement import Placement
-from ratrain.targets.simulator.message_rounds import message_seconds
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.targets.simulator.message_rounds import message_seconds
 
 NODES = str(Path(__file__).resolve().parent.parent / "examples" / "mt3000-nodes.toml")
 MACHINES = ("mt3000", "mt3000-shared-port", NODES)

@@ -13,14 +13,6 @@ from hypothesis import strategies as st
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.analysis import dependence_sweep
 from ratrain.ratrain_ir.analysis.dependence import stage_numbers
-from ratrain.ratrain_ir.analysis.graph import (
-    BLOCKING,
-    critical_path,
-    dependence_graph,
-    finish_times,
-    module_graph,
-    op_at,
-)
 from ratrain.ratrain_ir.analysis.progress import blocking_cycle
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
@@ -33,6 +25,14 @@ from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases, for_plan, pipelines, targets
 from ratrain.ratrain_ir.verifier.memory import check_memory
 from ratrain.ratrain_ir.verifier.report import Reporter
+from tests.ratrain_ir.analysis.graph import (
+    BLOCKING,
+    critical_path,
+    dependence_graph,
+    finish_times,
+    module_graph,
+    op_at,
+)
 
 PASSES = (
     ("place-1f1b", {}),

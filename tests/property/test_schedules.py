@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
-from ratrain.ratrain_ir.analysis.graph import finish_times, module_graph, op_at
 from ratrain.ratrain_ir.ops.ops import Backward, Forward
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind
 from ratrain.ratrain_ir.schedules.named import most_held
@@ -15,6 +14,7 @@ from ratrain.ratrain_ir.schedules.one_chunk import schedule_1f1b
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases
+from tests.ratrain_ir.analysis.graph import finish_times, module_graph, op_at
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 SHAPES = st.integers(1, 12).flatmap(

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
-from ratrain.ratrain_ir.analysis.graph import finish_times, module_graph, op_at
 from ratrain.ratrain_ir.analysis.unit_run import Computation, unit_run
 from ratrain.ratrain_ir.config.plan import Optimizer, Plan
 from ratrain.ratrain_ir.config.plan_text import check_plan
@@ -22,6 +21,7 @@ from ratrain.ratrain_ir.testing import invariants
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases
 from tests.end_to_end.toys import TOY
+from tests.ratrain_ir.analysis.graph import finish_times, module_graph, op_at
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 HALF_I, HALF_W = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT

@@ -19,7 +19,7 @@ from ratrain.targets.machine.collective_cost import Algorithm, all_gathers, all_
 from ratrain.targets.machine.exchanges import Ints, Pattern
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.machine.placement import Members, Placement
-from ratrain.targets.simulator.message_rounds import message_seconds
+from tests.targets.simulator.message_rounds import message_seconds
 
 NODES = str(Path(__file__).resolve().parents[3] / "examples" / "mt3000-nodes.toml")
 MACHINES = ("mt3000", "mt3000-shared-port", NODES, "h100-node")
