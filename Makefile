@@ -92,6 +92,6 @@ $(PARITY): $(DEV)
 	@touch $@
 
 $(FULL): $(PARITY)
-	@echo "Installing MPI, transformers and Triton into $(VENV) ..."
-	@$(PIP) install "$(TORCH)" -e '.[dev,parity,transformers,mpi,triton]'
+	@echo "Installing MPI, transformers, Triton and xDSL into $(VENV) ..."
+	@$(PIP) install "$(TORCH)" -e '.[dev,parity,transformers,mpi,triton,benchmark]'
 	@touch $@

@@ -110,11 +110,11 @@ class Form:
 
 
 def _fields(op: Op) -> Attributes:
-    """The fields that the text has: micro-batch and peer as integers, others as their words."""
+    """The fields that the text has: whole numbers as integers, others as their words."""
     fields: Attributes = {}
     for attribute in FIELDS[type(op)]:
         value = getattr(op, attribute.name)
-        if isinstance(value, int):
+        if isinstance(value, int) and not isinstance(value, bool):
             fields[attribute.name] = IntegerAttr(value, i64)
         elif not (attribute.metadata.get("optional") and value is attribute.default):
             fields[attribute.name] = StringAttr(attribute.metadata["write"](value))
@@ -134,7 +134,7 @@ def _definition(keyword: str, fields: tuple[Any, ...]) -> type[IRDLOperation]:
         "traits": traits_def(NoTerminator()),
     }
     for field in fields:
-        members[field.name] = opt_prop_def(IntegerAttr if field.name in {"micro_batch", "peer"} else StringAttr)
+        members[field.name] = opt_prop_def(IntegerAttr if "int" in str(field.type).split(" ") else StringAttr)
     return irdl_op_definition(type(f"Schedule_{keyword}", (IRDLOperation,), {"__annotations__": {}, **members}))
 
 

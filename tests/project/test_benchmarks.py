@@ -31,6 +31,15 @@ def test_language(capsys):
     assert all(int(row.rsplit(maxsplit=1)[1].replace(",", "")) > 0 for row in rows)
 
 
+@pytest.mark.full
+def test_language_beside_its_peer(capsys):
+    pytest.importorskip("xdsl", reason="compares with xDSL (extra `benchmark`)")
+    runpy.run_path(str(BENCHMARKS / "language.py"))["main"](["--ops", "1000", "--xdsl-ops", "1000", "--repeat", "1"])
+    _, titles, *rows = capsys.readouterr().out.splitlines()
+    assert titles.count("xDSL") == 2
+    assert sum(row.count("x") for row in rows) == 6, "parse, print and structure, in both forms"
+
+
 def test_collectives(capsys):
     main = runpy.run_path(str(BENCHMARKS / "collectives.py"))["main"]
     main(["--members", "8", "--bytes", "1MiB"], standalone_mode=False)

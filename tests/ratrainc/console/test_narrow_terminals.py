@@ -16,8 +16,8 @@ from rich.text import Text
 
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, Location
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.console import console, heartbeat, progress
-from ratrain.ratrainc.console.console import drawn, say, show_diagnostic, status, table
+from ratrain.ratrainc.console import console, heartbeat
+from ratrain.ratrainc.console.console import drawn, progress, say, show_diagnostic, status, table
 from ratrain.ratrainc.console.terminal import echo
 from ratrain.ratrainc.console.wrapping import records, wrapped
 from ratrain.ratrainc.running.examples import example_path
