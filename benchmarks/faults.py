@@ -29,7 +29,7 @@ from typing import Any
 from attrs import asdict, define, field, frozen
 
 from ratrain import api
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrainc.running.supervisor import Supervisor, start_command
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.checkpoint.checkpoint_series import saved_steps

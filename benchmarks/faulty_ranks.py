@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import StateKind
-from ratrain.ratrain_ir.ops.messages import DIRECTIONS
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
+from ratrain.ratrain_ir.ops.kinds import DIRECTIONS
 from ratrain.ratrainc.cli import main
 from ratrain.targets.runtime.ranks.engine import RankEngine
 from ratrain.targets.runtime.ranks.processes import RankProcesses

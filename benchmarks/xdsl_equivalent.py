@@ -45,11 +45,12 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.traits import NoTerminator
 
-from ratrain.ratrain_ir.ops.ops import FIELDS, OP_CLASSES
+from ratrain.ratrain_ir.ops.kinds import FIELDS, OP_CLASSES
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.ops.ops import Op, Tensor
+    from ratrain.ratrain_ir.ops.base import Op
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 ELEMENTS = {"f16": f16, "f32": f32, "f64": f64, "i32": i32, "i64": i64, "u8": i8, "u32": i32}
 

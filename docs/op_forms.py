@@ -24,20 +24,12 @@ from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.blocks import Block, normed_gradient_slots, pending_slots, saved_slots
-from ratrain.ratrain_ir.ops.ops import (
-    FIELDS,
-    OP_CLASSES,
-    AllReduceScalar,
-    BlockOp,
-    Engine,
-    Forward,
-    Op,
-    Recompute,
-    Release,
-    Tensor,
-    Tensors,
-)
+from ratrain.ratrain_ir.ops.base import Engine, Op
+from ratrain.ratrain_ir.ops.collectives import AllReduceScalar
+from ratrain.ratrain_ir.ops.compute import BlockOp, Forward, Recompute, Release
+from ratrain.ratrain_ir.ops.kinds import FIELDS, OP_CLASSES
 from ratrain.ratrain_ir.ops.signatures import bind, signatures
+from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.text.printer import declaration_text, op_text
 

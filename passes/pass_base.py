@@ -14,13 +14,14 @@ from attrs import NOTHING, Attribute, define, field, frozen
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.module import Level, Module
+from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, Release
 from ratrain.ratrain_ir.ops.likeness import likeness
-from ratrain.ratrain_ir.ops.ops import BLOCK_OPS, Op, Release
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.target import Target, WorkspaceRequest
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Stage
+    from ratrain.ratrain_ir.ops.base import Op
 
 
 class Fact(Enum):

@@ -13,7 +13,8 @@ from attrs import evolve
 from ratrain.ratrain_ir.module import Module, Stage
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.ops.ops import Op, Tensor
+    from ratrain.ratrain_ir.ops.base import Op
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 
 def copy_module(module: Module) -> Module:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.ops.ops import FIELDS
+from ratrain.ratrain_ir.ops.kinds import FIELDS
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.ops.ops import Op, Tensor
+    from ratrain.ratrain_ir.ops.base import Op
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 _TENSOR_FIELDS = ("name", "kind", "type", "carried", "home", "offset")
 _OPERANDS = ("reads", "writes", "updates", "scratch")

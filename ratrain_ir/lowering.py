@@ -59,38 +59,41 @@ from ratrain.ratrain_ir.model.blocks import (
 )
 from ratrain.ratrain_ir.model.peer_blocks import adds_branch_apart, source_block, stands_beside, sum_block
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops.ops import (
-    AddBranch,
-    AddBranchBackward,
-    AllGather,
-    AllReduce,
-    AllReduceScalar,
-    Backward,
-    BackwardHeads,
-    CombineLoss,
-    Forward,
-    GatherRows,
+from ratrain.ratrain_ir.ops.base import (
     Group,
-    LoadInput,
     Op,
     Part,
     Payload,
     Phase,
     Piece,
-    Project,
     Quantity,
-    Recv,
-    ReduceRows,
-    ReduceScatter,
-    ReduceSums,
-    ScaleUpdate,
-    Send,
     Slice,
-    Tensor,
-    Update,
     piece_fields,
     piece_name,
 )
+from ratrain.ratrain_ir.ops.collectives import (
+    AllGather,
+    AllReduce,
+    AllReduceScalar,
+    CombineLoss,
+    GatherRows,
+    ReduceRows,
+    ReduceScatter,
+    ReduceSums,
+)
+from ratrain.ratrain_ir.ops.compute import (
+    AddBranch,
+    AddBranchBackward,
+    Backward,
+    BackwardHeads,
+    Forward,
+    LoadInput,
+    Project,
+    ScaleUpdate,
+    Update,
+)
+from ratrain.ratrain_ir.ops.messages import Recv, Send
+from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.topology import Topology, topology_of
 
 

@@ -11,7 +11,8 @@ from attrs import define, evolve, field, fields, frozen
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.types import Home, aligned
-from ratrain.ratrain_ir.ops.ops import Op, Tensor
+from ratrain.ratrain_ir.ops.base import Op
+from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.support.diagnostics import Location
 from ratrain.ratrain_ir.support.notebook import ShownInNotebook
 from ratrain.ratrain_ir.topology import Topology, topology_of

@@ -8,7 +8,7 @@ from attrs import frozen
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage, TargetInfo
-    from ratrain.ratrain_ir.ops.ops import Engine, Op
+    from ratrain.ratrain_ir.ops.base import Engine, Op
 
 
 @frozen

@@ -19,7 +19,7 @@ from attrs import field, frozen
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.model.blocks import Block, block, parts_view, shard_count, shard_elements, view_shard_elements
-from ratrain.ratrain_ir.ops.ops import Group, GuestWay, Payload
+from ratrain.ratrain_ir.ops.base import Group, GuestWay, Payload
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.schedules.shape import PipelineShape

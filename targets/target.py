@@ -9,17 +9,10 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.types import StateKind, aligned
 from ratrain.ratrain_ir.model.blocks import gathered_bits
-from ratrain.ratrain_ir.ops.ops import (
-    AllGather,
-    AllReduce,
-    BlockOp,
-    Engine,
-    Group,
-    MessageOp,
-    Op,
-    ReduceScatter,
-    Update,
-)
+from ratrain.ratrain_ir.ops.base import Engine, Group, Op
+from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, ReduceScatter
+from ratrain.ratrain_ir.ops.compute import BlockOp, Update
+from ratrain.ratrain_ir.ops.messages import MessageOp
 from ratrain.ratrain_ir.ops.state_homes import LEAST_STAGING, STREAMS_OF_UPDATE, streamed_state
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.target import WorkspaceRequest

@@ -25,12 +25,13 @@ from ratrain.ratrain_ir.analysis.progress import blocking_cycle
 from ratrain.ratrain_ir.config.types import STORES, Home, StateKind
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops.ops import Forward, Op
+from ratrain.ratrain_ir.ops.compute import Forward
 from ratrain.ratrain_ir.side_by_side import each_stage
 from ratrain.ratrain_ir.support.diagnostics import Note, fail
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.lifetime import Lifetimes
+    from ratrain.ratrain_ir.ops.base import Op
     from ratrain.ratrain_ir.target import Capacity
 
 _MAX_TRIALS = 8

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, ClassVar
 from attrs import frozen
 
 from ratrain.passes.pass_base import Pass, PassContext
-from ratrain.ratrain_ir.ops.ops import Op, Release, Tensor
+from ratrain.ratrain_ir.ops.compute import Release
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.ops.base import Op
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 
 @frozen

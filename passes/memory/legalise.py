@@ -12,11 +12,13 @@ from attrs import frozen
 
 from ratrain.passes.pass_base import Fact, Pass, PassContext
 from ratrain.ratrain_ir.config.types import Dtype, StateKind, tensor_type
-from ratrain.ratrain_ir.ops.ops import Op, Tensor, Tensors, Update
+from ratrain.ratrain_ir.ops.compute import Update
 from ratrain.ratrain_ir.ops.state_homes import engine_of_update
+from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.ops.base import Op
 
 
 @frozen

@@ -15,7 +15,9 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.analysis.op_rows import GrownArray, OpRows, pays
-from ratrain.ratrain_ir.ops.ops import Engine, Op, Release, is_blocking
+from ratrain.ratrain_ir.ops.base import Engine, Op
+from ratrain.ratrain_ir.ops.collectives import is_blocking
+from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.support.native_loops import native
 
 if TYPE_CHECKING:

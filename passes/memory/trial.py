@@ -19,8 +19,11 @@ from ratrain.ratrain_ir.analysis.op_rows import pays
 from ratrain.ratrain_ir.config.types import Dtype, Home, StateKind, aligned, tensor_type
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops.ops import Engine, Op, Recv, Release, Send, Tensor, Update
+from ratrain.ratrain_ir.ops.base import Engine, Op
+from ratrain.ratrain_ir.ops.compute import Release, Update
+from ratrain.ratrain_ir.ops.messages import Recv, Send
 from ratrain.ratrain_ir.ops.state_homes import engine_of_update
+from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.support.time_limit import go_on
 
 if TYPE_CHECKING:

@@ -45,7 +45,8 @@ from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
 from ratrain.ratrain_ir.analysis.progress import blocking_cycle
 from ratrain.ratrain_ir.model.blocks import SPLIT_KINDS, any_gathered_within_step, block_chain
 from ratrain.ratrain_ir.module import Module
-from ratrain.ratrain_ir.ops.ops import Backward, Op, Recompute
+from ratrain.ratrain_ir.ops.base import Op
+from ratrain.ratrain_ir.ops.compute import Backward, Recompute
 from ratrain.ratrain_ir.schedules.action import Work
 from ratrain.ratrain_ir.support.diagnostics import fail
 

@@ -24,12 +24,12 @@ from ratrain.passes.pass_base import Decision, Fact, Pass, PassContext
 from ratrain.passes.placement.placed_schedule import begin_placing
 from ratrain.passes.placement.work_groups import WorkGroups, split_into_groups
 from ratrain.ratrain_ir.module import Level, Module
-from ratrain.ratrain_ir.ops.ops import Recv, Send
+from ratrain.ratrain_ir.ops.messages import Recv, Send
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind
 from ratrain.ratrain_ir.schedules.one_chunk import schedule_1f1b
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.ops.ops import Op
+    from ratrain.ratrain_ir.ops.base import Op
 
 
 @frozen

@@ -27,7 +27,7 @@ from ratrain.ratrain_ir.schedules.named import SCHEDULES, default_schedule
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
-    from ratrain.ratrain_ir.ops.ops import Backward
+    from ratrain.ratrain_ir.ops.compute import Backward
 
 
 @frozen

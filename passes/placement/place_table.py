@@ -14,7 +14,10 @@ from ratrain.ratrain_ir.analysis.schedule_progress import peer_stage
 from ratrain.ratrain_ir.analysis.unit_run import Computation, Message, unit_run
 from ratrain.ratrain_ir.model.blocks import any_gathered_within_step, reduces_each_micro_batch
 from ratrain.ratrain_ir.module import Level
-from ratrain.ratrain_ir.ops.ops import AllGather, Op, Payload, Recv, Send, Tensor, reduces_over_replicas
+from ratrain.ratrain_ir.ops.base import Op, Payload
+from ratrain.ratrain_ir.ops.collectives import AllGather, reduces_over_replicas
+from ratrain.ratrain_ir.ops.messages import Recv, Send
+from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind
 from ratrain.ratrain_ir.support.diagnostics import fail
 

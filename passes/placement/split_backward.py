@@ -17,20 +17,15 @@ from ratrain.ratrain_ir.model.blocks import (
     pending_slots,
     saved_slots,
 )
-from ratrain.ratrain_ir.ops.ops import (
-    Backward,
-    BackwardInput,
-    BackwardWeight,
-    Tensor,
-    piece_fields,
-    piece_name,
-    piece_of,
-)
+from ratrain.ratrain_ir.ops.base import piece_fields, piece_name
+from ratrain.ratrain_ir.ops.compute import Backward, BackwardInput, BackwardWeight
+from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.ops.signatures import bind
+from ratrain.ratrain_ir.ops.tensor import Tensor
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.ops.ops import Op
+    from ratrain.ratrain_ir.ops.base import Op
 
 
 def split_backwards(module: Module, stage: Stage, wanted: Callable[[Backward], bool] = lambda _: True) -> int:

@@ -8,7 +8,8 @@ from attrs import define, field
 
 from ratrain.passes.placement.work_groups import WorkGroups, split_into_groups
 from ratrain.ratrain_ir.module import Stage
-from ratrain.ratrain_ir.ops.ops import Op, Payload, Recv, Send
+from ratrain.ratrain_ir.ops.base import Op, Payload
+from ratrain.ratrain_ir.ops.messages import Recv, Send
 from ratrain.ratrain_ir.topology import Topology
 
 if TYPE_CHECKING:

@@ -12,19 +12,11 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from ratrain.ratrain_ir.ops.ops import (
-    AllGather,
-    Backward,
-    BackwardWeight,
-    Engine,
-    Forward,
-    GatherRows,
-    InputGradientOp,
-    Op,
-    Phase,
-    Tensor,
-    piece_of,
-)
+from ratrain.ratrain_ir.ops.base import Engine, Op, Phase
+from ratrain.ratrain_ir.ops.collectives import AllGather, GatherRows
+from ratrain.ratrain_ir.ops.compute import Backward, BackwardWeight, Forward, InputGradientOp
+from ratrain.ratrain_ir.ops.kinds import piece_of
+from ratrain.ratrain_ir.ops.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

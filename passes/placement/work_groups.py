@@ -8,27 +8,21 @@ from attrs import define, field
 
 from ratrain.ratrain_ir.analysis.exchanges import exchanging_block
 from ratrain.ratrain_ir.analysis.progress import hop_of
-from ratrain.ratrain_ir.ops.ops import (
+from ratrain.ratrain_ir.ops.base import Op, Part, Payload, Phase
+from ratrain.ratrain_ir.ops.collectives import AllGather, PeerOp, ReduceScatter
+from ratrain.ratrain_ir.ops.compute import (
     AddBranch,
     AddBranchBackward,
-    AllGather,
     Backward,
     BackwardHeads,
     BackwardInput,
     BackwardWeight,
     Forward,
     LoadInput,
-    Op,
-    Part,
-    Payload,
-    PeerOp,
-    Phase,
     Project,
     Recompute,
-    Recv,
-    ReduceScatter,
-    Send,
 )
+from ratrain.ratrain_ir.ops.messages import Recv, Send
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind, Work
 
 if TYPE_CHECKING:

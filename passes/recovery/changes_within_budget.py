@@ -13,7 +13,7 @@ from ratrain.passes.memory.trial import Trials
 from ratrain.ratrain_ir.module import Stage
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.ops.ops import Op
+    from ratrain.ratrain_ir.ops.base import Op
 
 
 @define(eq=False)

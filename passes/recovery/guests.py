@@ -25,18 +25,10 @@ from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
 from ratrain.ratrain_ir.analysis.unit_run import computations
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.module import Module
-from ratrain.ratrain_ir.ops.ops import (
-    Accept,
-    Engine,
-    Evict,
-    GiveBack,
-    Op,
-    TakeBack,
-    Tensor,
-    Tensors,
-    piece_fields,
-    piece_of,
-)
+from ratrain.ratrain_ir.ops.base import Engine, Op, piece_fields
+from ratrain.ratrain_ir.ops.kinds import piece_of
+from ratrain.ratrain_ir.ops.messages import Accept, Evict, GiveBack, TakeBack
+from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 from ratrain.ratrain_ir.schedules.action import Action
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from ratrain.passes.recovery.recompute_choice import Chosen, typical_slice
 from ratrain.passes.recovery.rewriting import LayerChoice, Lender
 from ratrain.ratrain_ir.config.plan import slice_plan
 from ratrain.ratrain_ir.module import Module, Stage
-from ratrain.ratrain_ir.ops.ops import Evict
+from ratrain.ratrain_ir.ops.messages import Evict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -13,7 +13,7 @@ from ratrain.passes.recovery.guests import take_in
 from ratrain.passes.recovery.recompute_choice import Chosen, Front, Shape, as_chosen
 from ratrain.passes.recovery.rewriting import Rewriting
 from ratrain.ratrain_ir.module import Module, Stage
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -46,7 +46,7 @@ from ratrain.passes.recovery.storing import store_kept
 from ratrain.ratrain_ir.config.types import STORES, Home
 from ratrain.ratrain_ir.model.blocks import gathers_layers_within_step, shares_rows
 from ratrain.ratrain_ir.module import Module, Stage
-from ratrain.ratrain_ir.ops.ops import Piece, Recompute, Tensor
+from ratrain.ratrain_ir.ops.compute import Recompute
 from ratrain.ratrain_ir.schedules.action import Work
 from ratrain.ratrain_ir.side_by_side import each_stage
 from ratrain.ratrain_ir.support.diagnostics import fail
@@ -54,6 +54,8 @@ from ratrain.ratrain_ir.support.diagnostics import fail
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrain_ir.ops.base import Piece
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 POLICIES = ("full", "none", "attention", "mlp", "auto")
 NOWHERE = "nowhere"

@@ -43,7 +43,10 @@ from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.plan import slice_plan
 from ratrain.ratrain_ir.config.types import Home, StateKind, aligned
 from ratrain.ratrain_ir.model.blocks import Block, Slot, block, kept_in_forward, saved_slots
-from ratrain.ratrain_ir.ops.ops import Engine, Fetch, Forward, Piece, Project, Store, Tensor
+from ratrain.ratrain_ir.ops.base import Engine, Piece
+from ratrain.ratrain_ir.ops.compute import Forward, Project
+from ratrain.ratrain_ir.ops.memory import Fetch, Store
+from ratrain.ratrain_ir.ops.tensor import Tensor
 
 if TYPE_CHECKING:
     from ratrain.passes.memory.overlap import Occupancy

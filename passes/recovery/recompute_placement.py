@@ -23,7 +23,11 @@ from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
 from ratrain.ratrain_ir.analysis.unit_run import gradient_waits
 from ratrain.ratrain_ir.config.types import aligned
 from ratrain.ratrain_ir.model.blocks import gathers_layers_within_step, shares_rows
-from ratrain.ratrain_ir.ops.ops import Fetch, InputGradientOp, Op, Recompute, TakeBack, Tensor
+from ratrain.ratrain_ir.ops.base import Op
+from ratrain.ratrain_ir.ops.compute import InputGradientOp, Recompute
+from ratrain.ratrain_ir.ops.memory import Fetch
+from ratrain.ratrain_ir.ops.messages import TakeBack
+from ratrain.ratrain_ir.ops.tensor import Tensor
 
 if TYPE_CHECKING:
     from ratrain.passes.memory.trial import Trials

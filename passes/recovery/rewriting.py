@@ -16,23 +16,11 @@ from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.model import blocks
 from ratrain.ratrain_ir.model.blocks import SQUARES, Block
 from ratrain.ratrain_ir.module import Stage
-from ratrain.ratrain_ir.ops.ops import (
-    AllGather,
-    BackwardHeads,
-    Forward,
-    InputGradientOp,
-    Op,
-    Phase,
-    Piece,
-    Project,
-    Recompute,
-    Tensor,
-    Tensors,
-    piece_fields,
-    piece_name,
-    piece_of,
-)
-from ratrain.ratrain_ir.ops.signatures import attends
+from ratrain.ratrain_ir.ops.base import Op, Phase, Piece, piece_fields, piece_name
+from ratrain.ratrain_ir.ops.collectives import AllGather
+from ratrain.ratrain_ir.ops.compute import BackwardHeads, Forward, InputGradientOp, Project, Recompute, attends
+from ratrain.ratrain_ir.ops.kinds import piece_of
+from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 
 LEAN_SLOTS = {
     "attention": ("q_in", "k_in", "q", "k", "v", "o", "lse", "branch"),

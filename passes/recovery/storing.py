@@ -23,29 +23,24 @@ from attrs import frozen
 
 from ratrain.passes.recovery.rewriting import Elsewhere, Lender, made_before
 from ratrain.ratrain_ir.config.types import Home, StateKind
-from ratrain.ratrain_ir.ops.ops import (
-    PEER_OPS,
+from ratrain.ratrain_ir.ops.base import Op, Piece, piece_fields
+from ratrain.ratrain_ir.ops.collectives import PEER_OPS
+from ratrain.ratrain_ir.ops.compute import (
     AddBranch,
     AddBranchBackward,
     Backward,
     BackwardHeads,
     BackwardInput,
     BackwardWeight,
-    Evict,
-    Fetch,
     Forward,
-    Op,
-    Piece,
     Project,
     Recompute,
     Release,
-    Store,
-    TakeBack,
-    Tensor,
-    Tensors,
-    piece_fields,
-    piece_of,
 )
+from ratrain.ratrain_ir.ops.kinds import piece_of
+from ratrain.ratrain_ir.ops.memory import Fetch, Store
+from ratrain.ratrain_ir.ops.messages import Evict, TakeBack
+from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping

@@ -24,21 +24,15 @@ from ratrain.passes.pass_base import SWITCH, Decision, Idle, Pass, PassContext
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import Block
 from ratrain.ratrain_ir.module import Stage
-from ratrain.ratrain_ir.ops.ops import (
-    AllReduce,
-    InputGradientOp,
-    Op,
-    ReduceScatter,
-    Tensor,
-    Tensors,
-    WeightGradientOp,
-    reduces_over_replicas,
-)
+from ratrain.ratrain_ir.ops.base import Op
+from ratrain.ratrain_ir.ops.collectives import AllReduce, ReduceScatter, reduces_over_replicas
+from ratrain.ratrain_ir.ops.compute import InputGradientOp, WeightGradientOp
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.module import Module
+    from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 
 MIB = 1 << 20
 GradSync = ReduceScatter | AllReduce

@@ -22,26 +22,16 @@ from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import SWITCH, Decision, Idle, Pass, PassContext
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import Block, any_gathered_within_step, block_chain
-from ratrain.ratrain_ir.ops.ops import (
-    AllGather,
-    AllReduce,
-    AllReduceScalar,
-    BackwardWeight,
-    Engine,
-    InputGradientOp,
-    Op,
-    Quantity,
-    ReduceScatter,
-    Tensor,
-    Update,
-    is_blocking,
-)
+from ratrain.ratrain_ir.ops.base import Engine, Op, Quantity
+from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, AllReduceScalar, ReduceScatter, is_blocking
+from ratrain.ratrain_ir.ops.compute import BackwardWeight, InputGradientOp, Update
 from ratrain.ratrain_ir.support.diagnostics import fail
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 
 @frozen

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.ops.ops import Tensor
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 _HOMES = {home.value: home for home in STORES}
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from attrs import define, field, frozen
 
@@ -32,8 +32,12 @@ from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import Decision, Pass, PassContext
 from ratrain.ratrain_ir.model.blocks import Block
 from ratrain.ratrain_ir.module import Module, Stage
-from ratrain.ratrain_ir.ops.ops import Engine, Op, Tensor, Update
+from ratrain.ratrain_ir.ops.base import Engine, Op
+from ratrain.ratrain_ir.ops.compute import Update
 from ratrain.ratrain_ir.ops.state_homes import engine_of_update
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 
 @frozen

@@ -25,15 +25,9 @@ from attrs import define, evolve, field, frozen
 from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
 from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.module import Module, SourceText, Stage
-from ratrain.ratrain_ir.ops.ops import (
-    AllReduce,
-    Group,
-    Op,
-    Payload,
-    Recv,
-    ReduceScatter,
-    Send,
-)
+from ratrain.ratrain_ir.ops.base import Group, Op, Payload
+from ratrain.ratrain_ir.ops.collectives import AllReduce, ReduceScatter
+from ratrain.ratrain_ir.ops.messages import Recv, Send
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Location, fail, nearest
 from ratrain.ratrain_ir.support.files import read_text

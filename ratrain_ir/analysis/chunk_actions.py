@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.model.blocks import SPLIT_KINDS
-from ratrain.ratrain_ir.ops.ops import BackwardWeight, Forward, InputGradientOp, Op, piece_of
+from ratrain.ratrain_ir.ops.compute import BackwardWeight, Forward, InputGradientOp
+from ratrain.ratrain_ir.ops.kinds import piece_of
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind, most_in_flight
 from ratrain.ratrain_ir.schedules.named import most_held
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.ops.base import Op
 
 
 def chunk_actions(module: Module, stage: Stage) -> Iterator[tuple[Op, Action]]:

@@ -15,8 +15,13 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.analysis.dependence_sweep import NONE, SweptOps, reduced_waits
 from ratrain.ratrain_ir.config.types import Home, aligned
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine
+from ratrain.ratrain_ir.ops.collectives import is_blocking
+from ratrain.ratrain_ir.ops.compute import Release
+from ratrain.ratrain_ir.ops.kinds import piece_of
+from ratrain.ratrain_ir.ops.messages import Evict, TakeBack
 from ratrain.ratrain_ir.ops.numbering import Numbers
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine, Evict, Release, TakeBack, Tensor, is_blocking, piece_of
+from ratrain.ratrain_ir.ops.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

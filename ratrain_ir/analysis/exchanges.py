@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.model.blocks import Block, previous_block
-from ratrain.ratrain_ir.ops.ops import CombineLoss, GatherRows, Payload, PeerOp, Phase, ReduceSums
+from ratrain.ratrain_ir.ops.base import Payload, Phase
+from ratrain.ratrain_ir.ops.collectives import CombineLoss, GatherRows, PeerOp, ReduceSums
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

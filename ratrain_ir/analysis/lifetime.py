@@ -19,7 +19,7 @@ from ratrain.ratrain_ir.analysis.lifetime_sweep import swept_lives
 from ratrain.ratrain_ir.analysis.op_rows import OpRows, pays
 from ratrain.ratrain_ir.config.types import Home, StateKind, aligned
 from ratrain.ratrain_ir.module import Stage
-from ratrain.ratrain_ir.ops.ops import Tensor
+from ratrain.ratrain_ir.ops.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

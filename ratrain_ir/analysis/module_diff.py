@@ -9,12 +9,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.module import Module, Stage
-from ratrain.ratrain_ir.ops.ops import Op, Release, Tensor
+from ratrain.ratrain_ir.ops.compute import Release
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.ops.base import Op
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 
 @frozen

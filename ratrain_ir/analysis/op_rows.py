@@ -9,7 +9,9 @@ import numpy as np
 from attrs import define, field
 
 from ratrain.ratrain_ir.config.types import aligned
-from ratrain.ratrain_ir.ops.ops import Op, Release, Tensor
+from ratrain.ratrain_ir.ops.base import Op
+from ratrain.ratrain_ir.ops.compute import Release
+from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.support.loops import Allowance
 
 _OPS = 15_000

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.analysis.dependence import StageNumbers, stage_numbers
 from ratrain.ratrain_ir.analysis.progress_sweep import stuck_events
-from ratrain.ratrain_ir.ops.messages import DIRECTIONS, Direction, meets, payload_of
-from ratrain.ratrain_ir.ops.ops import ENGINES, AllReduce, AllReduceScalar, Group, MessageOp, Op, Recv, Send
+from ratrain.ratrain_ir.ops.base import ENGINES, Direction, Group, Op
+from ratrain.ratrain_ir.ops.collectives import AllReduce, AllReduceScalar
+from ratrain.ratrain_ir.ops.messages import MessageOp, Recv, Send, meets, payload_of
 from ratrain.ratrain_ir.side_by_side import each_stage
 from ratrain.ratrain_ir.topology import Hop
 
@@ -210,21 +211,19 @@ def channels(module: Module) -> dict[Hop, tuple[list[Place], list[Place]]]:
     """Sends and receives of each channel, as (stage, position), in order; those that name no neighbour are left out."""
     places: dict[Hop, tuple[list[Place], list[Place]]] = {}
     topology = module.topology
-    directions = DIRECTIONS.by_kind
     for stage in module.stages:
         for position, op in enumerate(stage.ops):
-            direction = directions[type(op)]
-            if direction is not None and isinstance(op, MessageOp):
+            if isinstance(op, MessageOp):
                 hop = hop_of(op, stage, topology)
                 if hop is not None:
-                    mine = places.setdefault(hop, ([], []))[direction is Direction.IN]
+                    mine = places.setdefault(hop, ([], []))[op.direction is Direction.IN]
                     mine.append((stage.index, position))
     return places
 
 
 def hop_of(op: MessageOp, stage: Stage, topology: Topology) -> Hop | None:
     """The channel of a message; None where its peer is no neighbour for what it carries."""
-    out = DIRECTIONS.by_kind[type(op)] is Direction.OUT
+    out = op.direction is Direction.OUT
     ends = (stage.index, op.peer) if out else (op.peer, stage.index)
     if isinstance(op, Send | Recv):
         return topology.hop(*ends, op.payload, op.chunk)

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 
 from attrs import define, field, frozen
 
-from ratrain.ratrain_ir.ops.ops import Payload
+from ratrain.ratrain_ir.ops.base import Payload
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind, Work
 
 

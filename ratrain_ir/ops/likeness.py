@@ -1,6 +1,6 @@
 """Which ops take equal time: what a target's seconds of an op may be remembered by.
 
-Ops and tensors declare it in their fields (`ratrain.ratrain_ir.ops.ops.TIME`). A field that says nothing counts with all it holds: one that
+Ops and tensors declare it in their fields (`ratrain.ratrain_ir.ops.op_fields.TIME`). A field that says nothing counts with all it holds: one that
 is added later may lead to like ops being timed twice, and never to ops that differ sharing their seconds.
 """
 
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from ratrain.ratrain_ir.ops.op_fields import NOTHING, TIME
-from ratrain.ratrain_ir.ops.ops import Op, Tensor
+from ratrain.ratrain_ir.ops.tensor import Tensor
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.ops.base import Op
 
 _OPERANDS = ("reads", "writes", "updates")
 

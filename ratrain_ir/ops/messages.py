@@ -1,41 +1,158 @@
-"""Messages between stages: which kinds of op are one, which way it goes, and what it carries."""
+# ruff: noqa: RUF009 - the defaults are attrs fields, made by the codec functions below
+"""Messages between two stages: activations and gradients, and bytes that a stage keeps in the DDR of another."""
 
 from __future__ import annotations
 
-from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING, final, get_args
 
-from ratrain.ratrain_ir.ops import ops
-from ratrain.ratrain_ir.ops.ops import Engine, GuestWay, Payload
-from ratrain.ratrain_ir.ops.per_op import PerOp
+from attrs import define
+
+from ratrain.ratrain_ir.config.types import StateKind, TensorType
+from ratrain.ratrain_ir.model.blocks import exchanged_type
+from ratrain.ratrain_ir.ops.base import BlockPieceOp, Direction, Engine, GuestWay, Op, Payload
+from ratrain.ratrain_ir.ops.op_fields import chunk_field, enum_field, micro_batch_field, peer_field, slice_field
+from ratrain.ratrain_ir.ops.operands import Candidates, Role, Signature, SignatureError
+from ratrain.ratrain_ir.ops.roles import ACTIVATIONS, GUEST, SAVED, STORABLE
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
 
 
-class Direction(Enum):
-    """Which way a message goes, seen from the stage whose op it is."""
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class BytesOfStageOp(BlockPieceOp):
+    """What an op has that moves bytes of a block between the DDR of two stages: the other one."""
 
-    OUT = "out"
-    IN = "in"
+    peer: int = peer_field()
 
 
-DIRECTIONS: PerOp[Direction | None] = PerOp(
-    "direction as a message",
-    {
-        ops.Send: Direction.OUT,
-        ops.Recv: Direction.IN,
-        ops.Evict: Direction.OUT,
-        ops.Accept: Direction.IN,
-        ops.GiveBack: Direction.OUT,
-        ops.TakeBack: Direction.IN,
-        **dict.fromkeys((*ops.LONE_OPS, *ops.COLLECTIVE_OPS, ops.Release), None),
-    },
-)
-"""None of what is no message."""
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Send(Op):
+    """Sends an activation to the stage of the next chunk, or a gradient back."""
+
+    keyword = "send"
+    default_engine = Engine.SEND
+    direction = Direction.OUT
+    payload: Payload = enum_field(Payload)
+    micro_batch: int = micro_batch_field()
+    slice: int | None = slice_field()
+    chunk: int | None = chunk_field()
+    peer: int = peer_field()
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        return _send(model, plan)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Recv(Op):
+    """Receives an activation from the stage of the chunk before, or a gradient back."""
+
+    keyword = "recv"
+    default_engine = Engine.RECV
+    direction = Direction.IN
+    payload: Payload = enum_field(Payload)
+    micro_batch: int = micro_batch_field()
+    slice: int | None = slice_field()
+    chunk: int | None = chunk_field()
+    peer: int = peer_field()
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        return _recv(model, plan)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Evict(BytesOfStageOp):
+    """Sends what a block needs later of a piece to a stage that lends bytes: its own are free then.
+
+    It starts and ends with the `accept` there.
+    """
+
+    keyword = "evict"
+    default_engine = Engine.STORE
+    direction = Direction.OUT
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        del model, plan
+        return _guests(self)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Accept(BytesOfStageOp):
+    """Takes in what another stage evicts: guests in this stage's DDR."""
+
+    keyword = "accept"
+    default_engine = Engine.FETCH
+    direction = Direction.IN
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        del model, plan
+        return _guests(self)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class GiveBack(BytesOfStageOp):
+    """Sends guests back to the stage that they belong to.
+
+    It starts and ends with the `take_back` there.
+    """
+
+    keyword = "give_back"
+    default_engine = Engine.STORE
+    direction = Direction.OUT
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        del model, plan
+        return _guests(self)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class TakeBack(BytesOfStageOp):
+    """Receives what was evicted of a block and a piece back into DDR."""
+
+    keyword = "take_back"
+    default_engine = Engine.FETCH
+    direction = Direction.IN
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        del model, plan
+        return _guests(self)
+
+
+GuestOp = Evict | Accept | GiveBack | TakeBack
+"""What moves tensors between the DDR of a stage and that of one that lends it bytes."""
+
+
+MessageOp = Send | Recv | GuestOp
+
+
+GUEST_OPS: tuple[type[Op], ...] = get_args(GuestOp)
+
+
+MESSAGE_OPS: tuple[type[Op], ...] = (Send, Recv, *GUEST_OPS)
+"""What one rank does with a partner on another stage."""
+
 
 _WAYS = {
-    ops.Evict.keyword: GuestWay.OUT,
-    ops.Accept.keyword: GuestWay.OUT,
-    ops.GiveBack.keyword: GuestWay.BACK,
-    ops.TakeBack.keyword: GuestWay.BACK,
+    Evict.keyword: GuestWay.OUT,
+    Accept.keyword: GuestWay.OUT,
+    GiveBack.keyword: GuestWay.BACK,
+    TakeBack.keyword: GuestWay.BACK,
 }
+
+
 _PAYLOADS = {payload.value: payload for payload in Payload}
 
 
@@ -52,3 +169,43 @@ def engines_of(payload: Payload | GuestWay) -> tuple[Engine, Engine]:
 def meets(payload: Payload | GuestWay) -> bool:
     """Whether both ends of its messages always start and end together: nothing but the arenas has room for what is on its way."""
     return isinstance(payload, GuestWay)
+
+
+@cache
+def _boundary(model: ModelConfig, plan: Plan) -> Role:
+    return Role("data", frozenset({StateKind.BOUNDARY}), exchanged_type(model, plan))
+
+
+@cache
+def _send(model: ModelConfig, plan: Plan) -> Candidates:
+    return [(False, Signature(reads=(_boundary(model, plan),)))]
+
+
+@cache
+def _recv(model: ModelConfig, plan: Plan) -> Candidates:
+    return [(False, Signature(writes=(_boundary(model, plan),)))]
+
+
+def _guests(op: GuestOp) -> Candidates:
+    """As many operands as there are: at the stage that they belong to what may be stored, at the one that lends bytes guests."""
+    moved = op.reads or op.writes
+    if not moved:
+        raise SignatureError(f"'{op!r}' moves nothing")
+    kinds = STORABLE if isinstance(op, Evict | TakeBack) else GUEST
+    for tensor in moved:
+        if tensor.kind not in kinds:
+            what = "not evicted" if kinds is STORABLE else "no guest"
+            raise SignatureError(f"%{tensor.name} is {tensor.kind.value}, which is {what}", tensor)
+    return _guests_of(isinstance(op, Evict | GiveBack), tuple((t.kind, t.type, t.slot) for t in moved))
+
+
+@cache
+def _guests_of(leave: bool, tensors: tuple[tuple[StateKind, TensorType, str], ...]) -> Candidates:
+    roles = tuple(_guest_role(f"data.{place}", *each) for place, each in enumerate(tensors))
+    return [(False, Signature(roles) if leave else Signature((), roles))]
+
+
+def _guest_role(name: str, kind: StateKind, type_: TensorType, slot: str) -> Role:
+    if kind is StateKind.GUEST:
+        return Role(name, GUEST, type_)
+    return Role(name, SAVED, type_, slot=slot) if kind is StateKind.SAVED else Role(name, ACTIVATIONS, type_)

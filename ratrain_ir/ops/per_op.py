@@ -1,6 +1,6 @@
 """What a layer adds to the ops: a table with an entry for every kind, or it cannot be made.
 
-An op's class (`ratrain.ratrain_ir.ops.ops`) says all that the IR knows of it. What only a layer knows (its meaning in the symbolic run, its cost, its
+An op's class (`ratrain.ratrain_ir.ops.base`, and the files of its families) says all that the IR knows of it. What only a layer knows (its meaning in the symbolic run, its cost, its
 execution) stands in a table of that layer. A new op that one of them forgets fails by name when that layer is imported, and never
 falls into a default.
 """
@@ -8,10 +8,13 @@ falls into a default.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ratrain.ratrain_ir.ops.ops import OP_CLASSES, Op
+from ratrain.ratrain_ir.ops.kinds import OP_CLASSES
 from ratrain.ratrain_ir.support.complete_table import CompleteTable
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.ops.base import Op
 
 T = TypeVar("T")
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES, Home, StateKind
-from ratrain.ratrain_ir.ops.ops import AllGather, Engine, Update
+from ratrain.ratrain_ir.ops.base import Engine
+from ratrain.ratrain_ir.ops.collectives import AllGather
+from ratrain.ratrain_ir.ops.compute import Update
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.ops.ops import Op, Tensor
+    from ratrain.ratrain_ir.ops.base import Op
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 STATE_ELSEWHERE = frozenset({StateKind.MASTER, StateKind.MOMENT})
 """The kinds of state that may be in another memory from step to step."""

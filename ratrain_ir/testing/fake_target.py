@@ -9,21 +9,15 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.module import TargetInfo
-from ratrain.ratrain_ir.ops.ops import (
-    AllGather,
-    AllReduce,
-    BlockOp,
-    Engine,
-    Recv,
-    ReduceScatter,
-    Send,
-    Update,
-)
+from ratrain.ratrain_ir.ops.base import Engine
+from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, ReduceScatter
+from ratrain.ratrain_ir.ops.compute import BlockOp, Update
+from ratrain.ratrain_ir.ops.messages import Recv, Send
 from ratrain.ratrain_ir.target import Capacity, WorkspaceRequest
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.ops.ops import Op
+    from ratrain.ratrain_ir.ops.base import Op
 
 _WORKSPACE_ROWS = 3
 """Rows of an op's largest operand that its workspace holds, where it has one: any number that is not a round one."""

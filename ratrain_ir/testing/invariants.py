@@ -16,24 +16,11 @@ from ratrain.ratrain_ir.config.types import StateKind, aligned
 from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.model.blocks import block
 from ratrain.ratrain_ir.module import Level
-from ratrain.ratrain_ir.ops.ops import (
-    AllGather,
-    AllReduce,
-    Forward,
-    InputGradientOp,
-    Op,
-    Payload,
-    Piece,
-    Recompute,
-    Recv,
-    ReduceScatter,
-    Release,
-    Send,
-    Tensor,
-    WeightGradientOp,
-    piece_name,
-    piece_of,
-)
+from ratrain.ratrain_ir.ops.base import Op, Payload, Piece, piece_name
+from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, ReduceScatter
+from ratrain.ratrain_ir.ops.compute import Forward, InputGradientOp, Recompute, Release, WeightGradientOp
+from ratrain.ratrain_ir.ops.kinds import piece_of
+from ratrain.ratrain_ir.ops.messages import Recv, Send
 from ratrain.ratrain_ir.schedules.action import ActionKind
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
@@ -47,6 +34,7 @@ from ratrain.ratrain_ir.verifier import check
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.ops.tensor import Tensor
     from ratrain.ratrain_ir.schedules.action import Order
 
 Runner = Callable[["Module", str, FakeTarget], object]

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.types import StateKind
-from ratrain.ratrain_ir.ops.ops import Forward, InputGradientOp, Piece, Recompute, Slice, Tensor, piece_of
+from ratrain.ratrain_ir.ops.base import Piece, Slice
+from ratrain.ratrain_ir.ops.compute import Forward, InputGradientOp, Recompute
+from ratrain.ratrain_ir.ops.kinds import piece_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 _KEYS, _SUMS = ("k", "v"), ("dk_sum", "dv_sum")
 

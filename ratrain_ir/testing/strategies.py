@@ -20,7 +20,7 @@ from ratrain.ratrain_ir.config.model_fields import check_model
 from ratrain.ratrain_ir.config.plan import ATTENTION_MASKS, DTYPES, Plan
 from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget

@@ -14,8 +14,10 @@ from ratrain.ratrain_ir.config.model_fields import model_from_fields
 from ratrain.ratrain_ir.config.plan_text import plan_from_fields
 from ratrain.ratrain_ir.config.types import STORES, Dtype, Home, StateKind, TensorType, tensor_type
 from ratrain.ratrain_ir.module import Level, Module, SourceText, Stage, TargetInfo
+from ratrain.ratrain_ir.ops.base import Op
+from ratrain.ratrain_ir.ops.kinds import OP_CLASSES, read_fields
 from ratrain.ratrain_ir.ops.op_fields import FieldError
-from ratrain.ratrain_ir.ops.ops import OP_CLASSES, Op, Tensor, Tensors, read_fields
+from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 from ratrain.ratrain_ir.support.diagnostics import (
     Diagnostic,
     DiagnosticError,

@@ -11,7 +11,8 @@ from attrs import evolve
 from ratrain.ratrain_ir.config.plan import KEYS
 from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.module import Stage
-from ratrain.ratrain_ir.ops.ops import Op, Tensor, field_texts
+from ratrain.ratrain_ir.ops.base import Op, field_texts
+from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.side_by_side import each_stage
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.files import checked, write_lines

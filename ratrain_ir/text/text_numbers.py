@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.module import Module, SourceText, Stage
-from ratrain.ratrain_ir.ops.ops import Op, Release, Tensor
+from ratrain.ratrain_ir.ops.base import Op
+from ratrain.ratrain_ir.ops.compute import Release
+from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.text.parser import Call, Statements
 from ratrain.ratrain_ir.text.quick_syntax import UnusualTextError, quick_statement
 from ratrain.ratrain_ir.text.syntax import DeclarationRecord

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from ratrain.ratrain_ir.config.types import StateKind
-from ratrain.ratrain_ir.ops.ops import FIELDS, Op, Release, Tensor
+from ratrain.ratrain_ir.ops.compute import Release
+from ratrain.ratrain_ir.ops.kinds import FIELDS
 from ratrain.ratrain_ir.ops.signatures import operand_roles
+from ratrain.ratrain_ir.ops.tensor import Tensor
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.ops.base import Op
 
 
 @define(eq=False)

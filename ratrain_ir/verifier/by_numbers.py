@@ -20,19 +20,10 @@ from ratrain.ratrain_ir.analysis.dependence_sweep import SweptOps
 from ratrain.ratrain_ir.analysis.progress import StageEvents, cycle_of, hop_of, meeting_stages, stage_edges
 from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops.messages import DIRECTIONS, Direction
-from ratrain.ratrain_ir.ops.ops import (
-    GUEST_OPS,
-    BackwardWeight,
-    BlockPieceOp,
-    Engine,
-    Forward,
-    InputGradientOp,
-    MessageOp,
-    Op,
-    Release,
-    is_blocking,
-)
+from ratrain.ratrain_ir.ops.base import BlockPieceOp, Direction, Engine, Op
+from ratrain.ratrain_ir.ops.collectives import is_blocking
+from ratrain.ratrain_ir.ops.compute import BackwardWeight, Forward, InputGradientOp, Release
+from ratrain.ratrain_ir.ops.messages import GUEST_OPS, MessageOp
 from ratrain.ratrain_ir.side_by_side import each
 from ratrain.ratrain_ir.support.loops import at_any_size
 from ratrain.ratrain_ir.topology import Hop
@@ -198,7 +189,7 @@ def _summary(module: Module, stage: Stage, text: StageNumbersOfText, swept: Swep
         if isinstance(op, MessageOp):
             hop = hop_of(op, stage, topology)
             assert hop is not None  # the structure of a sound module
-            ends = sends if DIRECTIONS.by_kind[type(op)] is Direction.OUT else recvs
+            ends = sends if op.direction is Direction.OUT else recvs
             ends.setdefault(hop, []).append(kind)
         if group := meeting_stages(op, stage, topology):
             meetings.setdefault(group, []).append(kind)

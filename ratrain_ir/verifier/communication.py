@@ -11,18 +11,11 @@ from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
 from ratrain.ratrain_ir.analysis.progress import Event, blocking_cycle, channels, meeting_stages
 from ratrain.ratrain_ir.model.blocks import Block
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops.ops import (
-    AllReduce,
-    AllReduceScalar,
-    Forward,
-    GuestOp,
-    InputGradientOp,
-    MessageOp,
-    Op,
-    Piece,
-    piece_of,
-    piece_text,
-)
+from ratrain.ratrain_ir.ops.base import Op, Piece, piece_text
+from ratrain.ratrain_ir.ops.collectives import AllReduce, AllReduceScalar
+from ratrain.ratrain_ir.ops.compute import Forward, InputGradientOp
+from ratrain.ratrain_ir.ops.kinds import piece_of
+from ratrain.ratrain_ir.ops.messages import GuestOp, MessageOp
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, most_held
 from ratrain.ratrain_ir.support.diagnostics import Location, Note

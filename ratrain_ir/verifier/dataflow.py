@@ -38,55 +38,44 @@ from ratrain.ratrain_ir.model.blocks import (
 )
 from ratrain.ratrain_ir.model.peer_blocks import adds_branch_apart, source_block, sum_block
 from ratrain.ratrain_ir.module import Level
-from ratrain.ratrain_ir.ops.ops import (
-    Accept,
-    AddBranch,
-    AddBranchBackward,
+from ratrain.ratrain_ir.ops.base import Group, Op, Payload, Phase, Piece, Quantity, Slice, piece_text
+from ratrain.ratrain_ir.ops.collectives import (
     AllGather,
     AllReduce,
     AllReduceScalar,
+    CombineLoss,
+    GatherRows,
+    ReduceRows,
+    ReduceScatter,
+    ReduceSums,
+)
+from ratrain.ratrain_ir.ops.compute import (
+    AddBranch,
+    AddBranchBackward,
     Backward,
     BackwardHeads,
     BackwardInput,
     BackwardWeight,
     BlockOp,
-    CombineLoss,
-    Evict,
-    Fetch,
     Forward,
-    GatherRows,
-    GiveBack,
-    Group,
     LoadInput,
-    Op,
-    Payload,
-    Phase,
-    Piece,
     Project,
-    Quantity,
     Recompute,
-    Recv,
-    ReduceRows,
-    ReduceScatter,
-    ReduceSums,
     Release,
     ScaleUpdate,
-    Send,
-    Slice,
-    Store,
-    TakeBack,
-    Tensor,
     Update,
-    piece_of,
-    piece_text,
+    attends,
 )
+from ratrain.ratrain_ir.ops.kinds import piece_of
+from ratrain.ratrain_ir.ops.memory import Fetch, Store
+from ratrain.ratrain_ir.ops.messages import Accept, Evict, GiveBack, Recv, Send, TakeBack
 from ratrain.ratrain_ir.ops.per_op import PerOp
-from ratrain.ratrain_ir.ops.signatures import attends
 from ratrain.ratrain_ir.verifier.report import MAX_REPORTS
 from ratrain.ratrain_ir.verifier.slices import Value, seen_keys, sum_steps
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.ops.tensor import Tensor
     from ratrain.ratrain_ir.verifier.alike import Alike
 
 

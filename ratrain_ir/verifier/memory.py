@@ -14,7 +14,8 @@ from ratrain.ratrain_ir.text.printer import declaration_text
 from ratrain.ratrain_ir.verifier.memory_sweep import conflicts
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.ops.ops import Op, Tensor
+    from ratrain.ratrain_ir.ops.base import Op
+    from ratrain.ratrain_ir.ops.tensor import Tensor
     from ratrain.ratrain_ir.verifier.report import Reporter
 
 

@@ -14,7 +14,8 @@ from ratrain.ratrain_ir.text.printer import declaration_text, op_text
 from ratrain.ratrain_ir.verifier.alike import Alike, alike_ops
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.ops.ops import Op, Tensor
+    from ratrain.ratrain_ir.ops.base import Op
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 MAX_REPORTS = 200
 """More errors than this help nobody."""

@@ -13,8 +13,8 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.config.plan import Plan, slice_plan
 from ratrain.ratrain_ir.model.blocks import KEY_SLOTS, Block, last_viewer, seen_slices, sum_slots
-from ratrain.ratrain_ir.ops.ops import Piece, Slice
-from ratrain.ratrain_ir.ops.signatures import of_slice
+from ratrain.ratrain_ir.ops.base import Piece, Slice
+from ratrain.ratrain_ir.ops.roles import of_slice
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

@@ -20,40 +20,23 @@ from ratrain.ratrain_ir.model.blocks import (
     zero_level,
 )
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops.ops import (
-    BLOCK_OPS,
+from ratrain.ratrain_ir.ops.base import Engine, Group, Op, Part, Quantity
+from ratrain.ratrain_ir.ops.collectives import (
     COLLECTIVE_OPS,
-    GUEST_OPS,
-    MEMORY_OPS,
     PEER_OPS,
-    Accept,
     AllGather,
     AllReduce,
     AllReduceScalar,
-    BlockOp,
-    Engine,
-    Fetch,
-    GiveBack,
-    Group,
-    GuestOp,
-    LoadInput,
-    MemoryOp,
-    MessageOp,
-    Op,
-    Part,
     PeerOp,
-    Quantity,
-    Recv,
     ReduceScatter,
-    Release,
-    Send,
-    Store,
-    Tensor,
-    Tensors,
-    Update,
 )
-from ratrain.ratrain_ir.ops.signatures import SignatureError, bind
+from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, BlockOp, LoadInput, Release, Update
+from ratrain.ratrain_ir.ops.memory import MEMORY_OPS, Fetch, MemoryOp, Store
+from ratrain.ratrain_ir.ops.messages import GUEST_OPS, Accept, GiveBack, GuestOp, MessageOp, Recv, Send
+from ratrain.ratrain_ir.ops.operands import SignatureError
+from ratrain.ratrain_ir.ops.signatures import bind
 from ratrain.ratrain_ir.ops.state_homes import LEAST_STAGING, streamed_state
+from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 from ratrain.ratrain_ir.verifier.exchanges import check_exchange
 from ratrain.ratrain_ir.verifier.report import Reporter
 

@@ -10,7 +10,10 @@ from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import Block
-from ratrain.ratrain_ir.ops.ops import Accept, Evict, GiveBack, Op, Piece, TakeBack, Tensor, piece_of
+from ratrain.ratrain_ir.ops.base import Op, Piece
+from ratrain.ratrain_ir.ops.kinds import piece_of
+from ratrain.ratrain_ir.ops.messages import Accept, Evict, GiveBack, TakeBack
+from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.verifier.slices import Value
 from ratrain.ratrain_ir.verifier.symbolic_values import SymbolicValues, word_of, words_of
 

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.model.blocks import reduces_each_micro_batch
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops.ops import Op, Release
+from ratrain.ratrain_ir.ops.base import Op
+from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.support.loops import Allowance
 from ratrain.ratrain_ir.verifier.alike import Alike
 from ratrain.ratrain_ir.verifier.dataflow import SymbolicRun
@@ -37,7 +38,7 @@ from ratrain.ratrain_ir.verifier.symbolic_sweep import (
 )
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.ops.ops import Tensor, Tensors
+    from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 
 _OPS = 40_000
 """Three tenths of a second of plain Python: less than it takes to compile the loop where it is not kept."""

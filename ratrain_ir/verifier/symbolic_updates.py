@@ -7,24 +7,16 @@ from typing import TYPE_CHECKING
 from attrs import define
 
 from ratrain.ratrain_ir.model.blocks import parts_view
-from ratrain.ratrain_ir.ops.ops import (
-    AllGather,
-    AllReduce,
-    AllReduceScalar,
-    Group,
-    Op,
-    Quantity,
-    ReduceScatter,
-    ScaleUpdate,
-    Tensor,
-    Update,
-)
+from ratrain.ratrain_ir.ops.base import Group, Op, Quantity
 from ratrain.ratrain_ir.verifier.symbolic_guests import SymbolicGuests
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.model.blocks import (
         Block,
     )
+    from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, AllReduceScalar, ReduceScatter
+    from ratrain.ratrain_ir.ops.compute import ScaleUpdate, Update
+    from ratrain.ratrain_ir.ops.tensor import Tensor
     from ratrain.ratrain_ir.verifier.slices import Value
 
 

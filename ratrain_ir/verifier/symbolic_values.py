@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from attrs import define, field
 
@@ -11,18 +12,15 @@ from ratrain.ratrain_ir.model.blocks import (
     Block,
 )
 from ratrain.ratrain_ir.module import Module, Stage
-from ratrain.ratrain_ir.ops.ops import (
-    AllGather,
-    BlockOp,
-    GatherRows,
-    Op,
-    Piece,
-    Tensor,
-    Tensors,
-)
+from ratrain.ratrain_ir.ops.base import Op, Piece
+from ratrain.ratrain_ir.ops.collectives import AllGather, GatherRows
+from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 from ratrain.ratrain_ir.verifier.alike import Alike
 from ratrain.ratrain_ir.verifier.report import Reporter
 from ratrain.ratrain_ir.verifier.slices import Contributions, Value
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.ops.compute import BlockOp
 
 
 @define(eq=False)

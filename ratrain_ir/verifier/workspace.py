@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.ops.ops import Release
+from ratrain.ratrain_ir.ops.compute import Release
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.ops.ops import Op
+    from ratrain.ratrain_ir.ops.base import Op
     from ratrain.ratrain_ir.target import Target
     from ratrain.ratrain_ir.verifier.report import Reporter
 

@@ -14,7 +14,7 @@ from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan_text import load_plan
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrainc.calibration.calibrated import Calibrated
 from ratrain.ratrainc.calibration.device_constants import capacity_constants, copy_constants, link_part

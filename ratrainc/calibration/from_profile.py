@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import Location, fail
 from ratrain.ratrainc.calibration.calibrated import Calibrated
 from ratrain.ratrainc.calibration.fitting import Errors, Seconds, check_solver, errors, fitted_rates

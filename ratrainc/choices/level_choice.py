@@ -15,7 +15,8 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.zero_levels import BlockLevel, ZeroLevels
 from ratrain.ratrain_ir.model.blocks import Block, block, flat_elements, named_block
-from ratrain.ratrain_ir.ops.ops import AllGather, Engine
+from ratrain.ratrain_ir.ops.base import Engine
+from ratrain.ratrain_ir.ops.collectives import AllGather
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.topology import topology_of
 from ratrain.ratrainc.choices.timed_plan import RefusedPlan, TimedPlan, time_plan

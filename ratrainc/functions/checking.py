@@ -11,7 +11,7 @@ from ratrain.ratrain_ir.analysis.actions import (
     torch_csv_lines,
     with_gathered_parameters,
 )
-from ratrain.ratrain_ir.ops.ops import ENGINES
+from ratrain.ratrain_ir.ops.base import ENGINES
 from ratrain.ratrain_ir.support.diagnostics import misuse
 from ratrain.ratrain_ir.verifier import check as check_module
 from ratrain.ratrain_ir.verifier.schedule_rules import check_schedule

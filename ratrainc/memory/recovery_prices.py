@@ -15,7 +15,11 @@ from ratrain.passes.recovery.rewriting import NOTHING, rewrite, same_for_all
 from ratrain.ratrain_ir.config.types import StateKind, aligned
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.blocks import Block
-from ratrain.ratrain_ir.ops.ops import Engine, Evict, Fetch, Forward, Recompute, Slice, Store, TakeBack, piece_of
+from ratrain.ratrain_ir.ops.base import Engine, Slice
+from ratrain.ratrain_ir.ops.compute import Forward, Recompute
+from ratrain.ratrain_ir.ops.kinds import piece_of
+from ratrain.ratrain_ir.ops.memory import Fetch, Store
+from ratrain.ratrain_ir.ops.messages import Evict, TakeBack
 from ratrain.ratrainc.console.console import seconds_text, size_text
 from ratrain.ratrainc.console.parts import TextTable
 from ratrain.targets.machine.store_cost import transfer_work
@@ -25,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.ops.ops import Piece, Tensor
+    from ratrain.ratrain_ir.ops.base import Piece
+    from ratrain.ratrain_ir.ops.tensor import Tensor
     from ratrain.targets.simulator.timeline import Timeline
     from ratrain.targets.target import MachineTarget
 

@@ -15,7 +15,7 @@ from ratrain.ratrainc.report.svg import Picture
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.ops.ops import Tensor
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 1100, 420, 70, 30, 58
 """Pixels: of the picture, of the memory in it, left of the memory, above and below it."""

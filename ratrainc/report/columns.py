@@ -11,7 +11,7 @@ from attrs import define
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES, Home, StateKind
-from ratrain.ratrain_ir.ops.ops import ENGINES
+from ratrain.ratrain_ir.ops.base import ENGINES
 from ratrain.ratrainc.report.packing import packed_columns, packed_lines
 from ratrain.targets.program.columns import (
     BLOCKS,

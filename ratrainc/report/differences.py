@@ -11,7 +11,7 @@ from attrs import asdict, define, frozen
 
 from ratrain.ratrain_ir.analysis.module_diff import StageDiff, diff_modules
 from ratrain.ratrain_ir.config.plan_text import plan_words
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.targets.machine.machine import Machine
 from ratrain.targets.program.lifting import lift

@@ -12,7 +12,7 @@ import numpy as np
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import Home
-from ratrain.ratrain_ir.ops.ops import ENGINES
+from ratrain.ratrain_ir.ops.base import ENGINES
 from ratrain.ratrain_ir.support.files import replacing
 from ratrain.ratrainc.report import tables
 from ratrain.ratrainc.report.columns import CAUSES, KINDS, StepView, op_elements, tensor_elements

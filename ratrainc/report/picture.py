@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.ops.ops import Engine, piece_text
+from ratrain.ratrain_ir.ops.base import Engine, piece_text
 from ratrain.ratrainc.report.svg import Picture
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.config.plan_text import plan_words
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrainc.console.console import capacity_text, seconds_text, size_text
 from ratrain.targets.machine.capacity import capacity_of
 

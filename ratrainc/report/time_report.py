@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.report.reports import collectives_parts

@@ -9,8 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ratrain.ratrain_ir.ops.messages import Direction
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINES, Direction, Engine
 from ratrain.ratrain_ir.support.files import write_lines
 from ratrain.targets.simulator.live_curve import live_curve
 

@@ -10,7 +10,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ratrain.ratrain_ir.ops.ops import ENGINES, Group
+from ratrain.ratrain_ir.ops.base import ENGINES, Group
 from ratrain.ratrain_ir.support.files import write_lines
 from ratrain.ratrainc.report.trace import MICROSECONDS, instruction_event
 from ratrain.targets.machine.timing import op_key

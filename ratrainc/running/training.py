@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from threadpoolctl import threadpool_limits
 
 from ratrain.ratrain_ir.config.model_flops import model_flops_per_token
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Severity
 from ratrain.ratrain_ir.support.files import check_directory_writable, check_writable
 from ratrain.ratrainc.console.console import status

@@ -32,7 +32,7 @@ from ratrain.ratrain_ir.model.blocks import (
     tokens_per_micro_batch,
 )
 from ratrain.ratrain_ir.model.peer_blocks import adds_branch_apart
-from ratrain.ratrain_ir.ops.signatures import of_slice
+from ratrain.ratrain_ir.ops.roles import of_slice
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.routine import Formal, Intermediate, ParameterView, Routine, Shape, Step, parse_reference
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.analysis.dependence import StageNumbers
 from ratrain.ratrain_ir.analysis.dependence_sweep import NONE
+from ratrain.ratrain_ir.ops.base import ENGINES
 from ratrain.ratrain_ir.ops.numbering import Numbers
-from ratrain.ratrain_ir.ops.ops import ENGINES
 from ratrain.targets.program.columns import (
     ACCESSES,
     ACCUMULATES,

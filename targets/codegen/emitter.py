@@ -16,8 +16,9 @@ from ratrain.ratrain_ir.analysis.dependence_sweep import NONE
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.types import Home, StateKind, TensorType
 from ratrain.ratrain_ir.module import Level, Module, Stage
+from ratrain.ratrain_ir.ops.compute import BlockOp, Release
+from ratrain.ratrain_ir.ops.kinds import FIELDS
 from ratrain.ratrain_ir.ops.numbering import Numbers
-from ratrain.ratrain_ir.ops.ops import FIELDS, BlockOp, Op, Release, Tensor
 from ratrain.ratrain_ir.ops.signatures import operand_roles
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, fail
 from ratrain.ratrain_ir.target import Target
@@ -31,6 +32,9 @@ from ratrain.targets.program.routine import Routine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from ratrain.ratrain_ir.ops.base import Op
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 
 class EmittingTarget(Target, Protocol):

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 from attrs import field, frozen
 
 from ratrain.ratrain_ir.config.types import STORES, Home
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Location, fail, nearest
 from ratrain.ratrain_ir.support.files import is_there, read_text
 from ratrain.ratrain_ir.support.plugins import WAY_OUT

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.rank_mapping import Tile
-from ratrain.ratrain_ir.ops.ops import Group
+from ratrain.ratrain_ir.ops.base import Group
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.topology import Mesh, mesh_of
 from ratrain.targets.machine.link_groups import Link, LinkGroup

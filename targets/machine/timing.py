@@ -10,8 +10,11 @@ from attrs import evolve, frozen
 from ratrain.ratrain_ir.config.quantised import FORMATS, packed_nbytes
 from ratrain.ratrain_ir.config.types import Dtype, StateKind, TensorType
 from ratrain.ratrain_ir.model.blocks import shares_rows
-from ratrain.ratrain_ir.ops import ops
-from ratrain.ratrain_ir.ops.ops import Engine, Group
+from ratrain.ratrain_ir.ops.base import Engine, Group
+from ratrain.ratrain_ir.ops.collectives import PEER_OPS, AllGather, AllReduce, AllReduceScalar, ReduceScatter
+from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, LoadInput, Release, ScaleUpdate, Update
+from ratrain.ratrain_ir.ops.memory import MEMORY_OPS, Fetch
+from ratrain.ratrain_ir.ops.messages import Accept, Evict, GiveBack, Recv, Send, TakeBack
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.topology import mesh_of
 from ratrain.targets.machine.collective_cost import (
@@ -103,7 +106,7 @@ def timed_op(
 
 def sums_shared(keyword: str, group: str) -> bool:
     """Whether an op sums what tensor peers share of gradients: only that of its tensors moves."""
-    return keyword == ops.AllReduce.keyword and group == Group.TENSOR.value
+    return keyword == AllReduce.keyword and group == Group.TENSOR.value
 
 
 def op_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
@@ -143,7 +146,7 @@ def op_key(op: TimedOp, plan: Plan) -> str:
 
 def _copies_shards(op: TimedOp, plan: Plan) -> bool:
     """Whether a reduction goes into shards of which several replicas have each."""
-    return op.keyword == ops.ReduceScatter.keyword and plan.shard_group is not None
+    return op.keyword == ReduceScatter.keyword and plan.shard_group is not None
 
 
 def routine_key(routine: Routine) -> str:
@@ -190,9 +193,7 @@ def _packed_bits(op: TimedOp, plan: Plan) -> int | None:
     """Bits of an element of what travels block-quantised; None of what travels as it is. With replicas, both ops are of shards alone."""
     if op.group == Group.VIEWS.value:  # parts of views have been rounded when they were made
         return None
-    name = {ops.AllGather.keyword: plan.gather_quantised, ops.ReduceScatter.keyword: plan.reduce_quantised}.get(
-        op.keyword
-    )
+    name = {AllGather.keyword: plan.gather_quantised, ReduceScatter.keyword: plan.reduce_quantised}.get(op.keyword)
     return None if name is None else FORMATS[name]
 
 
@@ -208,14 +209,14 @@ def _packing_bytes(op: TimedOp, plan: Plan, bits: int) -> float:
     Packed gradients are unpacked where they are added, which reads them in any case.
     """
     packed = packed_nbytes(op.payload_elements, bits)
-    if op.keyword == ops.ReduceScatter.keyword:
+    if op.keyword == ReduceScatter.keyword:
         return op.payload_bytes + packed
     shards = mesh_of(plan).group_size(Group(op.group))
     return (op.payload_bytes + packed) * (1 + 1 / shards)
 
 
 def _transfer_work(op: TimedOp, _plan: Plan, machine: Machine) -> ResourceWork:
-    return transfer_work(op.payload_bytes, op.elsewhere.home, machine, fetches=op.keyword == ops.Fetch.keyword)
+    return transfer_work(op.payload_bytes, op.elsewhere.home, machine, fetches=op.keyword == Fetch.keyword)
 
 
 def _update_work(op: TimedOp, _plan: Plan, machine: Machine) -> ResourceWork:
@@ -233,21 +234,21 @@ def _copy_work(op: TimedOp, _plan: Plan, machine: Machine) -> ResourceWork:
 _WORKS: PerOp[Callable[[TimedOp, Plan, Machine], ResourceWork]] = PerOp(
     "work on the machine",
     {
-        ops.Send: _message_work,
-        ops.Recv: _copy_work,
-        **dict.fromkeys((ops.Evict, ops.GiveBack), _message_work),
-        **dict.fromkeys((ops.Accept, ops.TakeBack), _copy_work),
-        ops.LoadInput: _host_work,
-        ops.Update: _update_work,
-        ops.ReduceScatter: _collective_work,
-        ops.AllReduce: _collective_work,
-        ops.AllGather: _collective_work,
-        ops.AllReduceScalar: _collective_work,
-        **dict.fromkeys(ops.PEER_OPS, _collective_work),
-        **dict.fromkeys(ops.MEMORY_OPS, _transfer_work),
-        ops.ScaleUpdate: _host_work,
+        Send: _message_work,
+        Recv: _copy_work,
+        **dict.fromkeys((Evict, GiveBack), _message_work),
+        **dict.fromkeys((Accept, TakeBack), _copy_work),
+        LoadInput: _host_work,
+        Update: _update_work,
+        ReduceScatter: _collective_work,
+        AllReduce: _collective_work,
+        AllGather: _collective_work,
+        AllReduceScalar: _collective_work,
+        **dict.fromkeys(PEER_OPS, _collective_work),
+        **dict.fromkeys(MEMORY_OPS, _transfer_work),
+        ScaleUpdate: _host_work,
     },
-    never=(*ops.BLOCK_OPS, ops.Release),
+    never=(*BLOCK_OPS, Release),
 )
 """Of ops that call no routine."""
 
@@ -272,7 +273,7 @@ def _streaming_gather(op: TimedOp, work: ResourceWork, machine: Machine) -> Reso
 
 
 _MASTER_BYTES = 4
-_STREAMING = {ops.Update.keyword: _streaming_update, ops.AllGather.keyword: _streaming_gather}
+_STREAMING = {Update.keyword: _streaming_update, AllGather.keyword: _streaming_gather}
 """What it takes more where state is elsewhere."""
 
 
@@ -293,7 +294,7 @@ def collective_way(op: TimedOp, plan: Plan, machine: Machine) -> Algorithm | Non
     if members.count == 1:
         return None
     bits = _packed_bits(op, plan)
-    if bits is not None and op.keyword == ops.ReduceScatter.keyword:
+    if bits is not None and op.keyword == ReduceScatter.keyword:
         return _packed_reduction(op, plan, machine, packed_nbytes(op.payload_elements, bits))
     if bits is not None:
         op = _as_packed(op, bits)

@@ -12,7 +12,7 @@ from ratrain.targets.target import MachineTarget
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module
-    from ratrain.ratrain_ir.ops.ops import BlockOp
+    from ratrain.ratrain_ir.ops.compute import BlockOp
     from ratrain.targets.program.routine import Routine
 
 

@@ -15,8 +15,9 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.types import Home, StateKind, TensorType, aligned
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine
+from ratrain.ratrain_ir.ops.kinds import FIELDS
 from ratrain.ratrain_ir.ops.numbering import Numbers
-from ratrain.ratrain_ir.ops.ops import ENGINES, FIELDS, Engine
 from ratrain.targets.program.instruction import Access, CountWait, Instruction, ProgramTensor, bound_operands
 from ratrain.targets.program.ready_sweep import ready_places
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from attrs import define, frozen
 
 from ratrain.ratrain_ir.config.types import Home, StateKind, TensorType, aligned
-from ratrain.ratrain_ir.ops.messages import DIRECTIONS, Direction, payload_of
-from ratrain.ratrain_ir.ops.ops import Engine, Piece, Slice
+from ratrain.ratrain_ir.ops.base import Direction, Engine, Piece, Slice
+from ratrain.ratrain_ir.ops.kinds import DIRECTIONS
+from ratrain.ratrain_ir.ops.messages import payload_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.topology import Hop, Topology

@@ -16,37 +16,24 @@ from ratrain.passes.memory.insert_release import insert_releases
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import Block, named_block
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops.ops import (
-    ENGINES,
-    FIELDS,
-    OP_CLASSES,
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine, Group, Op, Part, Payload, Phase, Quantity
+from ratrain.ratrain_ir.ops.collectives import (
     AllGather,
     AllReduce,
     AllReduceScalar,
-    BlockOp,
-    Engine,
     GatherRows,
-    Group,
-    GuestOp,
-    LoadInput,
-    MemoryOp,
-    MessageOp,
-    Op,
-    Part,
-    Payload,
     PeerOp,
-    Phase,
-    Quantity,
-    Recv,
     ReduceRows,
     ReduceScatter,
     ReduceSums,
-    Send,
-    Tensor,
-    Update,
     is_blocking,
 )
+from ratrain.ratrain_ir.ops.compute import BlockOp, LoadInput, Update
+from ratrain.ratrain_ir.ops.kinds import FIELDS, OP_CLASSES
+from ratrain.ratrain_ir.ops.memory import MemoryOp
+from ratrain.ratrain_ir.ops.messages import GuestOp, MessageOp, Recv, Send
 from ratrain.ratrain_ir.ops.signatures import Binding, bind
+from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.targets.program.instruction import Access, Instruction, Operand
 
 if TYPE_CHECKING:

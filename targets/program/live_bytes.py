@@ -9,7 +9,7 @@ from ratrain.ratrain_ir.config.types import Home, aligned
 from ratrain.targets.program.instruction import Access
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.ops.ops import Engine
+    from ratrain.ratrain_ir.ops.base import Engine
     from ratrain.targets.program.program import ProgramStage
 
 _BEGINS = (Access.WRITE, Access.SCRATCH)

@@ -17,7 +17,8 @@ from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.module import TargetInfo
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine, Evict, GiveBack
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine
+from ratrain.ratrain_ir.ops.messages import Evict, GiveBack
 from ratrain.ratrain_ir.support.notebook import ShownInNotebook
 from ratrain.ratrain_ir.topology import Topology, topology_of
 from ratrain.targets.program.columns import ENGINE_NUMBERS, ProgramColumns, StageObjects, columns_of, ready_order

@@ -22,7 +22,8 @@ import numpy as np
 from ratrain.ratrain_ir.config.model_fields import model_from_fields
 from ratrain.ratrain_ir.config.plan_text import plan_from_fields
 from ratrain.ratrain_ir.config.types import STORES, Dtype, Home, StateKind, TensorType, tensor_type
-from ratrain.ratrain_ir.ops.ops import ENGINES, OP_CLASSES
+from ratrain.ratrain_ir.ops.base import ENGINES
+from ratrain.ratrain_ir.ops.kinds import OP_CLASSES
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
 from ratrain.ratrain_ir.support.files import checked, read_bytes, replacing
 from ratrain.targets.program.columns import (

@@ -9,8 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from attrs import define, frozen
 
-from ratrain.ratrain_ir.ops import ops
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine
+from ratrain.ratrain_ir.ops.collectives import PEER_OPS, AllGather, AllReduce, AllReduceScalar, ReduceScatter
+from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, LoadInput, Release, ScaleUpdate, Update
+from ratrain.ratrain_ir.ops.memory import MEMORY_OPS
+from ratrain.ratrain_ir.ops.messages import GUEST_OPS, Recv, Send
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.targets.program.columns import KEYWORD
 from ratrain.targets.program.instruction import Instruction
@@ -49,21 +52,21 @@ _TAIL = (Cause.GRAD_SYNC, Cause.UPDATE, Cause.PREFETCH, Cause.BARRIER, Cause.QUE
 _KINDS = PerOp(
     "cause of waiting",
     {
-        **dict.fromkeys(ops.BLOCK_OPS, idle_walk.COMPUTE),
-        ops.Send: idle_walk.LINK,
-        ops.Recv: idle_walk.LINK,
-        **dict.fromkeys(ops.GUEST_OPS, idle_walk.MEMORY),
-        ops.ReduceScatter: idle_walk.GRAD_SYNC,
-        ops.AllReduce: idle_walk.GRAD_SYNC,
-        ops.Update: idle_walk.UPDATE,
-        ops.AllGather: idle_walk.PREFETCH,
-        ops.AllReduceScalar: idle_walk.BARRIER,
-        **dict.fromkeys(ops.PEER_OPS, idle_walk.PEERS),
-        **dict.fromkeys(ops.MEMORY_OPS, idle_walk.MEMORY),
-        ops.ScaleUpdate: idle_walk.BARRIER,
-        ops.LoadInput: idle_walk.INPUT,
+        **dict.fromkeys(BLOCK_OPS, idle_walk.COMPUTE),
+        Send: idle_walk.LINK,
+        Recv: idle_walk.LINK,
+        **dict.fromkeys(GUEST_OPS, idle_walk.MEMORY),
+        ReduceScatter: idle_walk.GRAD_SYNC,
+        AllReduce: idle_walk.GRAD_SYNC,
+        Update: idle_walk.UPDATE,
+        AllGather: idle_walk.PREFETCH,
+        AllReduceScalar: idle_walk.BARRIER,
+        **dict.fromkeys(PEER_OPS, idle_walk.PEERS),
+        **dict.fromkeys(MEMORY_OPS, idle_walk.MEMORY),
+        ScaleUpdate: idle_walk.BARRIER,
+        LoadInput: idle_walk.INPUT,
     },
-    never=(ops.Release,),
+    never=(Release,),
 )
 """What ops are to those who wait for them."""
 

@@ -12,7 +12,7 @@ from attrs import field, frozen
 
 from ratrain.ratrain_ir.config.model_flops import model_flops_per_token
 from ratrain.ratrain_ir.model.blocks import parse_block
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.resource_work import Bandwidths, ResourceWork
 from ratrain.targets.machine.shared_gradients import most_shared

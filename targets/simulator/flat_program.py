@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.ops.messages import DIRECTIONS, Direction, engines_of, meets
-from ratrain.ratrain_ir.ops.ops import ENGINES, Group
+from ratrain.ratrain_ir.ops.base import ENGINES, Direction, Group
+from ratrain.ratrain_ir.ops.kinds import DIRECTIONS
+from ratrain.ratrain_ir.ops.messages import engines_of, meets
 from ratrain.targets.program.columns import (
     CHUNK,
     COUNT,

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.ops import ops
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
+from ratrain.ratrain_ir.ops.collectives import COLLECTIVE_OPS
+from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, LoadInput, Release, ScaleUpdate, Update
+from ratrain.ratrain_ir.ops.memory import MEMORY_OPS
+from ratrain.ratrain_ir.ops.messages import MESSAGE_OPS
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.simulator.timed_run import simulate
@@ -24,10 +27,10 @@ if TYPE_CHECKING:
 
 _OF_A_STAGE: PerOp[bool] = PerOp(
     "unit of a given time",
-    dict.fromkeys(ops.BLOCK_OPS, True)
-    | dict.fromkeys((*ops.MESSAGE_OPS, *ops.MEMORY_OPS, ops.LoadInput, ops.Update, ops.ScaleUpdate), False)
-    | dict.fromkeys(ops.COLLECTIVE_OPS, False),
-    never=(ops.Release,),
+    dict.fromkeys(BLOCK_OPS, True)
+    | dict.fromkeys((*MESSAGE_OPS, *MEMORY_OPS, LoadInput, Update, ScaleUpdate), False)
+    | dict.fromkeys(COLLECTIVE_OPS, False),
+    never=(Release,),
 )
 """Whether the time of a kind is that of all blocks of a stage for one micro-batch; else it is that of one op."""
 KINDS = tuple(_OF_A_STAGE)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, evolve, field, frozen
 
-from ratrain.ratrain_ir.ops.ops import ENGINES, Group
+from ratrain.ratrain_ir.ops.base import ENGINES, Group
 from ratrain.targets.program.program import Program
 from ratrain.targets.runtime.ranks.waiting import LONGEST_PAUSE, PAUSE_SHARE, VISITED
 from ratrain.targets.simulator.flat_program import NEVER, RECV, SEND, STREAMS, TOGETHER, FlatProgram, flatten

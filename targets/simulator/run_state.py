@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.targets.simulator.flat_program import STREAMS, FlatProgram, Float64s, Int64s, Records
 from ratrain.targets.simulator.routes import own_resources
 

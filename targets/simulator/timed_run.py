@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.machine.resource_work import Bandwidths, LinkLevel, ResourceWork
 from ratrain.targets.program.instruction import Instruction

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from attrs import define, field, frozen
 
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.targets.program.columns import ProgramColumns
 from ratrain.targets.program.instruction import Instruction
 from ratrain.targets.program.program import Program

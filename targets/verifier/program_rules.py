@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.ops.ops import BlockOp, Release
+from ratrain.ratrain_ir.ops.compute import BlockOp, Release
 from ratrain.ratrain_ir.verifier.workspace import check_op_workspace
 from ratrain.targets.machine.record import compiled_for
 from ratrain.targets.target import MachineTarget, target_of

@@ -22,7 +22,8 @@ from ratrain.passes.pipeline_claim import claim_problem
 from ratrain.ratrain_ir.config.tensor_peers import peer_model
 from ratrain.ratrain_ir.model.blocks import parameters, parse_block
 from ratrain.ratrain_ir.module import Level
-from ratrain.ratrain_ir.ops.ops import BLOCK_OPS, ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine
+from ratrain.ratrain_ir.ops.compute import BLOCK_OPS
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrain_ir.verifier import verify

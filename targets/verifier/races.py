@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import Home
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine, Evict, Piece, TakeBack
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine, Piece
+from ratrain.ratrain_ir.ops.messages import Evict, TakeBack
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Note
 from ratrain.targets.program.instruction import Access, Instruction
 from ratrain.targets.verifier.race_sweep import Conflict, Swept, SweptStage, swept

@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve
 
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.choices.run_choices import Generation, Prompt
 from ratrain.ratrainc.cli import main

@@ -10,7 +10,8 @@ from attrs import evolve
 from ratrain import api
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.equality import first_difference
-from ratrain.ratrain_ir.ops.ops import Accept, Engine, Evict, GiveBack, TakeBack
+from ratrain.ratrain_ir.ops.base import Engine
+from ratrain.ratrain_ir.ops.messages import Accept, Evict, GiveBack, TakeBack
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module

@@ -10,7 +10,8 @@ from attrs import evolve
 from ratrain import api
 from ratrain.ratrain_ir.config.types import STORES, Home, StateKind
 from ratrain.ratrain_ir.equality import first_difference
-from ratrain.ratrain_ir.ops.ops import Engine, Update
+from ratrain.ratrain_ir.ops.base import Engine
+from ratrain.ratrain_ir.ops.compute import Update
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module

@@ -15,7 +15,7 @@ from ratrain.ratrain_ir.config.model_fields import check_model
 from ratrain.ratrain_ir.config.plan import Optimizer, Plan
 from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.config.types import Home
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrainc.choices.strategies import STRATEGIES, strategy
 from ratrain.targets.program.instruction import CountWait
 from ratrain.targets.runtime.checkpoint.state import training_state

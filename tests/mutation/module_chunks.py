@@ -8,7 +8,8 @@ from attrs import evolve
 
 from ratrain.passes.placement.work_groups import split_into_groups
 from ratrain.ratrain_ir.copying import copy_op
-from ratrain.ratrain_ir.ops.ops import Backward, BackwardInput, Forward, Op, Recv, Send
+from ratrain.ratrain_ir.ops.compute import Backward, BackwardInput, Forward
+from ratrain.ratrain_ir.ops.messages import Recv, Send
 from tests.mutation.module_parts import (
     BYTES,
     LIFE,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.ops.base import Op
 
 _BACKWARDS = (Backward, BackwardInput)
 

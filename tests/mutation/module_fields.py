@@ -6,27 +6,10 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.copying import copy_op
-from ratrain.ratrain_ir.ops.ops import (
-    AllGather,
-    AllReduce,
-    AllReduceScalar,
-    Backward,
-    Engine,
-    Forward,
-    Group,
-    LoadInput,
-    Op,
-    Part,
-    Payload,
-    Phase,
-    Quantity,
-    Recompute,
-    Recv,
-    ReduceScatter,
-    Send,
-    Tensor,
-    Update,
-)
+from ratrain.ratrain_ir.ops.base import Engine, Group, Op, Part, Payload, Phase, Quantity
+from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, AllReduceScalar, ReduceScatter
+from ratrain.ratrain_ir.ops.compute import Backward, Forward, LoadInput, Recompute, Update
+from ratrain.ratrain_ir.ops.messages import Recv, Send
 from tests.mutation.module_parts import (
     BYTES,
     GROUPS,
@@ -48,6 +31,7 @@ if TYPE_CHECKING:
 
     from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.ratrain_ir.module import Module
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 _BY_MICRO_BATCH = (LoadInput, Forward, Recompute, Backward, Send, Recv, ReduceScatter, AllGather)
 

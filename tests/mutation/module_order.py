@@ -11,22 +11,10 @@ from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.copying import copy_op
 from ratrain.ratrain_ir.model.blocks import Block, block
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops.ops import (
-    AllGather,
-    AllReduce,
-    AllReduceScalar,
-    Backward,
-    Forward,
-    LoadInput,
-    Op,
-    Payload,
-    Recompute,
-    Recv,
-    ReduceScatter,
-    Release,
-    Send,
-    Update,
-)
+from ratrain.ratrain_ir.ops.base import Op, Payload
+from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, AllReduceScalar, ReduceScatter
+from ratrain.ratrain_ir.ops.compute import Backward, Forward, LoadInput, Recompute, Release, Update
+from ratrain.ratrain_ir.ops.messages import Recv, Send
 from tests.mutation.module_parts import (
     BYTES,
     LIFE,

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from ratrain.ratrain_ir.module import Module, Stage
-from ratrain.ratrain_ir.ops.ops import (
-    Op,
-    Release,
-)
+from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.text.printer import op_text
 from tests.mutation.operators import Registry
 
 if TYPE_CHECKING:
     from random import Random
+
+    from ratrain.ratrain_ir.ops.base import Op
 
 operator: Registry[Module] = Registry()
 

@@ -10,20 +10,17 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ratrain.ratrain_ir.model.blocks import KEY_SLOTS, SUM_SLOTS
-from ratrain.ratrain_ir.ops.ops import (
+from ratrain.ratrain_ir.ops.base import Op, Payload
+from ratrain.ratrain_ir.ops.compute import (
     BLOCK_OPS,
     Backward,
     BackwardInput,
     BackwardWeight,
     Forward,
     LoadInput,
-    Op,
-    Payload,
     Recompute,
-    Recv,
-    Send,
-    Tensor,
 )
+from ratrain.ratrain_ir.ops.messages import Recv, Send
 from tests.mutation.module_parts import (
     BYTES,
     LIFE,
@@ -45,6 +42,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from ratrain.ratrain_ir.module import Module
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 OF_SLICES = (LoadInput, *BLOCK_OPS, Send, Recv)
 BACKWARDS = (Backward, BackwardInput, BackwardWeight)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES, Dtype, Home, StateKind, aligned, tensor_type
 from ratrain.ratrain_ir.copying import copy_op
 from ratrain.ratrain_ir.module import Level, Module, Stage, TargetInfo
-from ratrain.ratrain_ir.ops.ops import Release, Tensor
+from ratrain.ratrain_ir.ops.compute import Release
+from ratrain.ratrain_ir.ops.tensor import Tensor
 from tests.mutation.module_parts import (
     BYTES,
     LIFE,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from tests.mutation.plan_shapes import SCHEDULE_CODES, other_shape
 from tests.mutation.program_parts import (
     HANG,

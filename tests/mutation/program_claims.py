@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES, STORES, Dtype, Home, StateKind, tensor_type
-from ratrain.ratrain_ir.ops.ops import BLOCK_OPS
+from ratrain.ratrain_ir.ops.compute import BLOCK_OPS
 from ratrain.targets.program.instruction import Access
 from tests.mutation.program_parts import NO_OP, RACE, VALUES, item_at, operator, pick, places, put, title_of
 

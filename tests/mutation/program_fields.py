@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.ops.ops import OP_CLASSES
+from ratrain.ratrain_ir.ops.kinds import OP_CLASSES
 from ratrain.targets.program.instruction import Access, Instruction
 from tests.mutation.program_parts import (
     BYTES,

@@ -12,7 +12,7 @@ from ratrain import api
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.types import STORES
 from ratrain.ratrain_ir.copying import copy_module
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.targets.machine.machine import Machine, load_machine, parse_machine

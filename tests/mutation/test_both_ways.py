@@ -16,7 +16,8 @@ from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.module import Level
-from ratrain.ratrain_ir.ops.ops import GUEST_OPS, MEMORY_OPS
+from ratrain.ratrain_ir.ops.memory import MEMORY_OPS
+from ratrain.ratrain_ir.ops.messages import GUEST_OPS
 from ratrain.ratrain_ir.side_by_side import processes
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.support.loops import Allowance, at_any_size

@@ -8,7 +8,9 @@ import pytest
 from attrs import evolve
 
 from ratrain.ratrain_ir.copying import copy_module
-from ratrain.ratrain_ir.ops.ops import AllReduce, AllReduceScalar, Group, Op, Quantity, ReduceScatter, Release
+from ratrain.ratrain_ir.ops.base import Group, Op, Quantity
+from ratrain.ratrain_ir.ops.collectives import AllReduce, AllReduceScalar, ReduceScatter
+from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.verifier import verify
 from ratrain.targets.verifier.program_verifier import check_program

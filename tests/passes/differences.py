@@ -16,14 +16,14 @@ from collections import Counter
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.ops.ops import Release
+from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.text.printer import declaration_text, names_text, op_text, saved_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.ops.ops import Op
+    from ratrain.ratrain_ir.ops.base import Op
     from ratrain.ratrain_ir.text.printer import Groups
 
 

@@ -48,7 +48,7 @@ from ratrain.ratrain_ir.config.plan_text import plan_from_fields
 from ratrain.ratrain_ir.config.types import STORES, aligned
 from ratrain.ratrain_ir.copying import copy_module
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.text.parser import parse_module
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.ops.ops import Tensor
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 INPUT, EXPECT = "// INPUT:", "// EXPECT:"
 PARTS = ("diff", "header", "order", "ops", "arena", "addresses", "statistics")

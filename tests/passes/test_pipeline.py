@@ -18,7 +18,8 @@ from ratrain.passes.state.bucket_grad_sync import BucketGradSyncPass
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops.ops import Engine, Release, Update
+from ratrain.ratrain_ir.ops.base import Engine
+from ratrain.ratrain_ir.ops.compute import Release, Update
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.text.parser import parse_module

@@ -17,7 +17,7 @@ from ratrain.passes.recovery import recompute
 from ratrain.passes.recovery.rewriting import CHOICES, NOTHING, Rewriting, rewritten, same_for_all
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops.ops import Recompute
+from ratrain.ratrain_ir.ops.compute import Recompute
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import for_plan
 from ratrain.ratrain_ir.text.printer import print_module, stage_lines
@@ -25,7 +25,7 @@ from tests.end_to_end.tiny_runs import MODEL, make_plan
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.ops.ops import Op
+    from ratrain.ratrain_ir.ops.base import Op
     from ratrain.ratrain_ir.target import WorkspaceRequest
 
 LAYERS = evolve(MODEL, layers=4)

@@ -13,7 +13,8 @@ from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import BLOCK_KINDS, SPLIT_KINDS
 from ratrain.ratrain_ir.module import Level
-from ratrain.ratrain_ir.ops.ops import OP_CLASSES, Group
+from ratrain.ratrain_ir.ops.base import Group
+from ratrain.ratrain_ir.ops.kinds import OP_CLASSES
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "glossary.md").read_text()
 ENTRIES = {

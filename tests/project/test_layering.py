@@ -176,13 +176,13 @@ BAD = {
     "plain": ("ratrain.passes.memory.lifetime", "import ratrain.targets.program.program"),
     "from": ("ratrain.ratrain_ir.module", "from ratrain.passes.manager import run"),
     "package": ("ratrain.ratrain_ir.module", "import ratrain.ratrainc"),
-    "renamed": ("ratrain.grammar.text", "import numpy, ratrain.ratrain_ir.ops.ops as ops"),
+    "renamed": ("ratrain.grammar.text", "import numpy, ratrain.ratrain_ir.ops.base as ops"),
     "in a function": (
         "ratrain.passes.memory.lifetime",
         "def f():\n    def g():\n        from ratrain.targets import program",
     ),
     "for types only": (
-        "ratrain.ratrain_ir.ops.ops",
+        "ratrain.ratrain_ir.ops.base",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import ratrain.passes",
     ),
     "in a handler": (
@@ -262,7 +262,7 @@ def test_all_wrong_imports_of_a_module_are_named_with_their_lines() -> None:
             "from . import interpreter\nfrom ..program import Program\nimport ratrain.targets.simulator.timed_run",
         ),
         (
-            "ratrain.ratrain_ir.ops.ops",
+            "ratrain.ratrain_ir.ops.base",
             "import passes_of_others\nimport numpy.testing\nprint('import ratrain.targets')  # import ratrain.ratrainc",
         ),
     ],

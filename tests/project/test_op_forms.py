@@ -12,26 +12,23 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.blocks import BLOCK_KINDS, SPLIT_KINDS
-from ratrain.ratrain_ir.ops.ops import (
+from ratrain.ratrain_ir.ops.base import Engine, Group
+from ratrain.ratrain_ir.ops.collectives import AllReduce, AllReduceScalar, ReduceScatter
+from ratrain.ratrain_ir.ops.compute import (
     BLOCK_OPS,
-    FIELDS,
-    OP_CLASSES,
     AddBranch,
     AddBranchBackward,
-    AllReduce,
-    AllReduceScalar,
     BackwardHeads,
     BackwardInput,
     BackwardWeight,
-    Engine,
-    Group,
     Project,
     Recompute,
-    ReduceScatter,
     Release,
     Update,
 )
-from ratrain.ratrain_ir.ops.signatures import Candidates, SignatureError, signatures
+from ratrain.ratrain_ir.ops.kinds import FIELDS, OP_CLASSES
+from ratrain.ratrain_ir.ops.operands import Candidates, SignatureError
+from ratrain.ratrain_ir.ops.signatures import signatures
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
 

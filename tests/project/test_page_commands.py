@@ -50,7 +50,7 @@ MODEL = {
     "num_key_value_heads": 1,
 }
 PLAN = "[parallel]\npp = 2\ndp = 1\n[batch]\nmicro_batch_size = 1\nmicro_batches = 4\nseq_len = 8\n"
-PEERS = PLAN.replace("dp = 1\n", "dp = 1\ntp = 2\n")
+PEERS = PLAN.replace("dp = 1\n", "dp = 2\ntp = 2\n")
 
 
 def set_aside(line: str) -> str | None:

@@ -18,7 +18,10 @@ from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine, Forward, Op, Recv, Release, Send, is_blocking
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine, Op
+from ratrain.ratrain_ir.ops.collectives import is_blocking
+from ratrain.ratrain_ir.ops.compute import Forward, Release
+from ratrain.ratrain_ir.ops.messages import Recv, Send
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.loops import Allowance
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget

@@ -15,7 +15,9 @@ from ratrain.passes.state.bucket_grad_sync import LIMITS, BucketGradSyncPass
 from ratrain.passes.state.prefetch_depth import DEPTHS
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops.ops import Engine, Forward, ReduceScatter, Update
+from ratrain.ratrain_ir.ops.base import Engine
+from ratrain.ratrain_ir.ops.collectives import ReduceScatter
+from ratrain.ratrain_ir.ops.compute import Forward, Update
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.mt3000.target import Mt3000Target
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from ratrain.passes.state.bucket_grad_sync import GradSync
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.module import Module
-    from ratrain.ratrain_ir.ops.ops import Tensors
+    from ratrain.ratrain_ir.ops.tensor import Tensors
 
 MANY = evolve(MODEL, layers=60)
 LAYERS = evolve(MODEL, layers=4)

@@ -10,7 +10,8 @@ import pytest
 from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops.ops import GatherRows, Phase
+from ratrain.ratrain_ir.ops.base import Phase
+from ratrain.ratrain_ir.ops.collectives import GatherRows
 from ratrain.targets.codegen.emitter import emit
 from tests.end_to_end.tiny_runs import losses, make_plan, same_bits, train
 from tests.end_to_end.toys import GEMMA3, NEOX, OLMO2

@@ -13,7 +13,9 @@ from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops.ops import Backward, Forward, LoadInput, Payload, Recv, Release, Send, Tensor, Update
+from ratrain.ratrain_ir.ops.base import Payload
+from ratrain.ratrain_ir.ops.compute import Backward, Forward, LoadInput, Release, Update
+from ratrain.ratrain_ir.ops.messages import Recv, Send
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.schedules.shape import LAYOUTS, PipelineShape
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
@@ -23,6 +25,7 @@ from ratrain.ratrain_ir.testing.strategies import cases, for_plan, pipelines, ta
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 PASSES = (
     ("place-1f1b", {}),

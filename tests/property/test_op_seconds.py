@@ -14,7 +14,10 @@ from ratrain.passes.pass_base import PassContext
 from ratrain.passes.state.schedule_update import ScheduleUpdatePass
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops.ops import AllReduce, AllReduceScalar, Engine, Release, Send, Update
+from ratrain.ratrain_ir.ops.base import Engine
+from ratrain.ratrain_ir.ops.collectives import AllReduce, AllReduceScalar
+from ratrain.ratrain_ir.ops.compute import Release, Update
+from ratrain.ratrain_ir.ops.messages import Send
 from ratrain.ratrain_ir.testing.strategies import Case, cases, for_plan
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.mt3000.target import Mt3000Target
@@ -24,7 +27,7 @@ from tests.targets.machine.test_links import group, machine
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.ops.ops import Op
+    from ratrain.ratrain_ir.ops.base import Op
 
 PIPELINES = ("place-1f1b", "place-zb-h1", "recompute,bucket-grad-sync{bytes=1KiB},insert-prefetch")
 

@@ -19,7 +19,8 @@ from ratrain.ratrain_ir.analysis import op_rows
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops.ops import Engine, Release, Update
+from ratrain.ratrain_ir.ops.base import Engine
+from ratrain.ratrain_ir.ops.compute import Release, Update
 from ratrain.ratrain_ir.support.loops import Allowance
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import Case, cases, for_plan

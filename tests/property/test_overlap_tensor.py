@@ -16,7 +16,7 @@ from ratrain.passes.idle_options import without_idle_options
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import PassContext
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.choices.machine_choice import resized
 from ratrain.ratrainc.choices.machines import with_constants

@@ -15,7 +15,7 @@ from ratrain.passes.placement.overlap_tensor import HALVES, PIECES, OverlapTenso
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK
 from ratrain.ratrain_ir.config.tensor_peers import problems
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.families import in_family
 from ratrain.ratrainc.choices.machines import with_constants

@@ -22,7 +22,7 @@ from ratrain.passes.recovery.recompute_choice import Option, _front, _front_of_k
 from ratrain.passes.recovery.rewriting import LayerChoice
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops.ops import Backward, Recompute
+from ratrain.ratrain_ir.ops.compute import Backward, Recompute
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.mt3000.target import Mt3000Target
 from tests.end_to_end.tiny_runs import MODEL, make_plan

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
-from ratrain.ratrain_ir.ops.ops import Backward, Forward
+from ratrain.ratrain_ir.ops.compute import Backward, Forward
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind
 from ratrain.ratrain_ir.schedules.named import most_held
 from ratrain.ratrain_ir.schedules.one_chunk import schedule_1f1b

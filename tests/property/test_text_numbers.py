@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from lark.exceptions import UnexpectedInput
 
 from ratrain.passes.manager import PassManager
-from ratrain.ratrain_ir.ops.ops import FIELDS, Release
+from ratrain.ratrain_ir.ops.compute import Release
+from ratrain.ratrain_ir.ops.kinds import FIELDS
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases, for_plan

@@ -14,7 +14,8 @@ from ratrain.ratrain_ir.config.types import Dtype, Home, StateKind, tensor_type
 from ratrain.ratrain_ir.equality import first_difference
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.module import Level, Module, TargetInfo
-from ratrain.ratrain_ir.ops.ops import FIELDS, OP_CLASSES, field_texts, read_fields
+from ratrain.ratrain_ir.ops.base import field_texts
+from ratrain.ratrain_ir.ops.kinds import FIELDS, OP_CLASSES, read_fields
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.invariants import text_round_trip_is_exact
 from ratrain.ratrain_ir.testing.strategies import cases, for_plan, pipelines, targets

@@ -12,7 +12,8 @@ from ratrain.ratrain_ir.analysis.unit_run import Computation, unit_run
 from ratrain.ratrain_ir.config.plan import Optimizer, Plan
 from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops.ops import Backward, BackwardInput, BackwardWeight, Forward, Recv, Send
+from ratrain.ratrain_ir.ops.compute import Backward, BackwardInput, BackwardWeight, Forward
+from ratrain.ratrain_ir.ops.messages import Recv, Send
 from ratrain.ratrain_ir.schedules import named
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind
 from ratrain.ratrain_ir.schedules.one_chunk import schedule_1f1b, schedule_zb_h1

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.model.blocks import block_chain, flat_elements
-from ratrain.ratrain_ir.ops.ops import Group, Payload
+from ratrain.ratrain_ir.ops.base import Group, Payload
 from ratrain.ratrain_ir.topology import Mesh, Rank, Topology, grid, topology_of
 from ratrain.targets.runtime.weights.weights import block_elements
 from tests.end_to_end.tiny_runs import MODEL, make_plan

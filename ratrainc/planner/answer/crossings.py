@@ -9,7 +9,8 @@ from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops.ops import AllGather, AllReduce, GatherRows, Group, Op, Payload, ReduceRows, ReduceScatter
+from ratrain.ratrain_ir.ops.base import Group, Op, Payload
+from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, GatherRows, ReduceRows, ReduceScatter
 from ratrain.ratrainc.console.console import size_text
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.timing import collective_way

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.blocks import previous_block
-from ratrain.ratrain_ir.ops.ops import CombineLoss, Engine, GatherRows, Payload, PeerOp, Phase, ReduceRows
+from ratrain.ratrain_ir.ops.base import Engine, Payload, Phase
+from ratrain.ratrain_ir.ops.collectives import CombineLoss, GatherRows, PeerOp, ReduceRows
 from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:

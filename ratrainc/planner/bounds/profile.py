@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, evolve, field
 
-from ratrain.ratrain_ir.ops.ops import (
-    Group,
-)
+from ratrain.ratrain_ir.ops.base import Group
 from ratrain.ratrain_ir.topology import grid
 from ratrain.ratrainc.planner.bounds.exchanges import NO_EXCHANGES, ExchangeProfile, exchange_profile
 from ratrain.ratrainc.planner.bounds.state_profile import StateKey, StateProfile, state_profile

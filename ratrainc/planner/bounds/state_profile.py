@@ -20,15 +20,10 @@ from ratrain.ratrain_ir.model.blocks import (
     view_shard_elements,
 )
 from ratrain.ratrain_ir.module import Module
-from ratrain.ratrain_ir.ops.ops import (
-    AllGather,
-    AllReduce,
-    Group,
-    ReduceScatter,
-    Tensor,
-    Tensors,
-    Update,
-)
+from ratrain.ratrain_ir.ops.base import Group
+from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, ReduceScatter
+from ratrain.ratrain_ir.ops.compute import Update
+from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 from ratrain.ratrainc.planner.space.space import levels_of_ends
 from ratrain.ratrainc.planner.space.tilings import Tiles
 from ratrain.ratrainc.planner.space.units import KINDS, UNITS, Vector, block_of

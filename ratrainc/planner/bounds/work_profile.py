@@ -27,7 +27,7 @@ from ratrain.ratrain_ir.model.blocks import (
     stream_type,
     token_type,
 )
-from ratrain.ratrain_ir.ops.ops import (
+from ratrain.ratrain_ir.ops.compute import (
     Backward,
     BackwardHeads,
     BackwardInput,
@@ -36,7 +36,6 @@ from ratrain.ratrain_ir.ops.ops import (
     Forward,
     Project,
     Recompute,
-    Tensor,
 )
 from ratrain.ratrainc.planner.space.units import KINDS, UNITS, Vector
 from ratrain.targets.target import MachineTarget, target_of
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.ops.tensor import Tensor
     from ratrain.ratrainc.planner.space.setting import Setting
 
 _FORWARD, _BACKWARD = (Forward, Project), (Backward, BackwardHeads)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from ratrain.ratrain_ir.ops.messages import DIRECTIONS, Direction
+from ratrain.ratrain_ir.ops.base import Direction
+from ratrain.ratrain_ir.ops.kinds import DIRECTIONS
 from ratrain.targets.simulator.timed_run import simulate
 
 if TYPE_CHECKING:

@@ -20,7 +20,9 @@ from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import check_plan
 from ratrain.ratrain_ir.config.types import StateKind
-from ratrain.ratrain_ir.ops.ops import OP_CLASSES, Engine, InputGradientOp, WeightGradientOp
+from ratrain.ratrain_ir.ops.base import Engine
+from ratrain.ratrain_ir.ops.compute import InputGradientOp, WeightGradientOp
+from ratrain.ratrain_ir.ops.kinds import OP_CLASSES
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrain_ir.support.time_limit import OutOfTime, time_limit

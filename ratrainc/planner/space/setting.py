@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.slicing import even_work_lengths
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.targets.machine.machine import Machine
 
 

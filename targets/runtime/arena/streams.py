@@ -8,7 +8,7 @@ from typing import Protocol
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.topology import Hop, Rank
 
 

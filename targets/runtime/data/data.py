@@ -18,7 +18,7 @@ from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.plan import Plan, slice_plan
-from ratrain.ratrain_ir.ops.ops import Part, Piece
+from ratrain.ratrain_ir.ops.base import Part, Piece
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Location, Note, fail
 from ratrain.targets.program.kernels import IGNORED_LABEL
 from ratrain.targets.runtime.data.documents import Documents, PiecedTokens, Positions, bounds_of, pieced

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES, Home
-from ratrain.ratrain_ir.ops import ops
-from ratrain.ratrain_ir.ops.ops import Quantity
+from ratrain.ratrain_ir.ops.base import Quantity
+from ratrain.ratrain_ir.ops.collectives import AllReduceScalar
+from ratrain.ratrain_ir.ops.compute import LoadInput, Update
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.runtime.arena.memory import Work
 from ratrain.targets.runtime.engine.messages_ahead import Form, messages_ahead
@@ -81,7 +82,7 @@ def constants_of(
         for stream in stage.streams.values():
             for item in stream:
                 denominators += divides[item.routine] if item.routine is not None else 0
-                if item.keyword == ops.LoadInput.keyword:
+                if item.keyword == LoadInput.keyword:
                     inputs.update((held.dtype, held.shape) for held in _types(stage, item))
             sums += any(map(_sums_squares, stream))
             streams += any(item.routine is not None for item in stream)
@@ -124,6 +125,6 @@ def scratch_bytes(program: Program, kernels: KernelSet) -> int:
 
 def _sums_squares(item: Instruction) -> bool:
     """Whether an instruction sums squares of gradients: an update for the log, or the norm that clips."""
-    return item.keyword == ops.Update.keyword or (
-        item.keyword == ops.AllReduceScalar.keyword and item.variant == Quantity.NORM.value
+    return item.keyword == Update.keyword or (
+        item.keyword == AllReduceScalar.keyword and item.variant == Quantity.NORM.value
     )

@@ -17,8 +17,11 @@ from attrs import field, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.types import Dtype, Home, StateKind
-from ratrain.ratrain_ir.ops import ops
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine, Part
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine, Part
+from ratrain.ratrain_ir.ops.collectives import COLLECTIVE_OPS
+from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, LoadInput, Release, ScaleUpdate, Update
+from ratrain.ratrain_ir.ops.memory import Fetch, Store
+from ratrain.ratrain_ir.ops.messages import MESSAGE_OPS
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, fail
 from ratrain.ratrain_ir.support.loops import compiled_anew
@@ -169,7 +172,7 @@ class ProgramEngine(ABC):
                         scratch = self.scratch_of(rank, Engine.COMPUTE)
                         self.bound[_key(rank, instruction)] = bind_routine(rank, instruction, self.kernels, scratch)
                 for instruction in (each for stream in rank.stage.streams.values() for each in stream):
-                    if instruction.keyword == ops.LoadInput.keyword:
+                    if instruction.keyword == LoadInput.keyword:
                         feed = rank.memory.feed(rank.by_role(instruction)["data"])
                         self.feeds[_key(rank, instruction)] = rank, instruction, feed
 
@@ -489,14 +492,14 @@ _Alone: TypeAlias = Callable[[ProgramEngine, Rank, "Instruction", int], None]
 _ALONE: PerOp[_Alone] = PerOp(
     "execution by one rank alone",
     {
-        **dict.fromkeys(ops.BLOCK_OPS, ProgramEngine.call_routine),
-        ops.LoadInput: ProgramEngine.load_input,
-        ops.Store: ProgramEngine.store,
-        ops.Fetch: ProgramEngine.fetch,
-        ops.Update: ProgramEngine.update,
-        ops.ScaleUpdate: ProgramEngine.update_scale,
+        **dict.fromkeys(BLOCK_OPS, ProgramEngine.call_routine),
+        LoadInput: ProgramEngine.load_input,
+        Store: ProgramEngine.store,
+        Fetch: ProgramEngine.fetch,
+        Update: ProgramEngine.update,
+        ScaleUpdate: ProgramEngine.update_scale,
     },
-    never=(*ops.MESSAGE_OPS, *ops.COLLECTIVE_OPS, ops.Release),
+    never=(*MESSAGE_OPS, *COLLECTIVE_OPS, Release),
 )
 
 

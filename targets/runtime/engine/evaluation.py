@@ -13,8 +13,34 @@ from typing import TYPE_CHECKING, Protocol
 
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.ops import ops
-from ratrain.ratrain_ir.ops.ops import Payload, Phase, Quantity
+from ratrain.ratrain_ir.ops.base import Payload, Phase, Quantity
+from ratrain.ratrain_ir.ops.collectives import (
+    AllGather,
+    AllReduce,
+    AllReduceScalar,
+    CombineLoss,
+    GatherRows,
+    ReduceRows,
+    ReduceScatter,
+    ReduceSums,
+)
+from ratrain.ratrain_ir.ops.compute import (
+    AddBranch,
+    AddBranchBackward,
+    Backward,
+    BackwardHeads,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    LoadInput,
+    Project,
+    Recompute,
+    Release,
+    ScaleUpdate,
+    Update,
+)
+from ratrain.ratrain_ir.ops.memory import MEMORY_OPS
+from ratrain.ratrain_ir.ops.messages import GUEST_OPS, Recv, Send
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.runtime.data.data import Batches, TokenStream, part_of_stream
@@ -27,22 +53,20 @@ _SERVES_LOSS: PerOp[Callable[[Instruction], bool]] = PerOp(
     "part in evaluation",
     {
         **dict.fromkeys(
-            (ops.LoadInput, ops.Project, ops.Forward, ops.AddBranch, ops.AllGather, ops.Update, ops.CombineLoss),
+            (LoadInput, Project, Forward, AddBranch, AllGather, Update, CombineLoss),
             lambda _: True,
         ),
+        **dict.fromkeys((Recompute, BackwardHeads, Backward, BackwardInput, BackwardWeight), lambda _: False),
         **dict.fromkeys(
-            (ops.Recompute, ops.BackwardHeads, ops.Backward, ops.BackwardInput, ops.BackwardWeight), lambda _: False
-        ),
-        **dict.fromkeys(
-            (ops.AddBranchBackward, ops.ReduceScatter, ops.AllReduce, ops.ScaleUpdate, *ops.MEMORY_OPS, *ops.GUEST_OPS),
+            (AddBranchBackward, ReduceScatter, AllReduce, ScaleUpdate, *MEMORY_OPS, *GUEST_OPS),
             lambda _: False,
         ),
-        **dict.fromkeys((ops.Send, ops.Recv), lambda item: item.variant == Payload.ACTIVATION.value),
-        ops.GatherRows: lambda item: item.variant.endswith(f".{Phase.FORWARD.value}"),
-        **dict.fromkeys((ops.ReduceRows, ops.ReduceSums), lambda item: item.variant == Payload.ACTIVATION.value),
-        ops.AllReduceScalar: lambda item: item.variant == Quantity.LOSS.value,
+        **dict.fromkeys((Send, Recv), lambda item: item.variant == Payload.ACTIVATION.value),
+        GatherRows: lambda item: item.variant.endswith(f".{Phase.FORWARD.value}"),
+        **dict.fromkeys((ReduceRows, ReduceSums), lambda item: item.variant == Payload.ACTIVATION.value),
+        AllReduceScalar: lambda item: item.variant == Quantity.LOSS.value,
     },
-    never=(ops.Release,),
+    never=(Release,),
 )
 
 

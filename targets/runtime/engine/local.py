@@ -17,9 +17,20 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeAlias
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import Home
-from ratrain.ratrain_ir.ops import ops
-from ratrain.ratrain_ir.ops.messages import Direction, engines_of
-from ratrain.ratrain_ir.ops.ops import ENGINES, OP_CLASSES, Engine, Group, Quantity
+from ratrain.ratrain_ir.ops.base import ENGINES, Direction, Engine, Group, Quantity
+from ratrain.ratrain_ir.ops.collectives import (
+    AllGather,
+    AllReduce,
+    AllReduceScalar,
+    CombineLoss,
+    GatherRows,
+    ReduceRows,
+    ReduceScatter,
+    ReduceSums,
+)
+from ratrain.ratrain_ir.ops.compute import Release
+from ratrain.ratrain_ir.ops.kinds import LONE_OPS, OP_CLASSES
+from ratrain.ratrain_ir.ops.messages import Accept, Evict, GiveBack, Recv, Send, TakeBack, engines_of
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.support.diagnostics import Note, fail
 from ratrain.targets.runtime.engine import collectives, peer_collectives
@@ -384,20 +395,18 @@ _ALONE = _Execution(LocalEngine.ready_alone, LocalEngine.run_one)
 _EXECUTIONS: PerOp[_Execution] = PerOp(
     "execution in one process",
     {
-        **dict.fromkeys(ops.LONE_OPS, _ALONE),
-        ops.Send: _Execution(LocalEngine.ready_alone, LocalEngine.send),
-        ops.Recv: _Execution(LocalEngine.ready_to_receive, LocalEngine.receive),
-        **dict.fromkeys((ops.Evict, ops.GiveBack), _Execution(LocalEngine.ready_to_meet, LocalEngine.send)),
-        **dict.fromkeys((ops.Accept, ops.TakeBack), _Execution(LocalEngine.ready_to_receive, LocalEngine.receive)),
-        ops.ReduceScatter: _Execution(LocalEngine.ready_members, LocalEngine.reduce_scatter),
-        ops.AllReduce: _Execution(LocalEngine.ready_members, LocalEngine.all_reduce),
-        ops.AllGather: _Execution(LocalEngine.ready_members, LocalEngine.all_gather),
-        ops.AllReduceScalar: _Execution(LocalEngine.ready_members, LocalEngine.all_reduce_scalar),
-        ops.GatherRows: _Execution(LocalEngine.ready_members, LocalEngine.gather_rows),
-        **dict.fromkeys(
-            (ops.ReduceRows, ops.ReduceSums), _Execution(LocalEngine.ready_members, LocalEngine.reduce_rows)
-        ),
-        ops.CombineLoss: _Execution(LocalEngine.ready_members, LocalEngine.combine_loss),
+        **dict.fromkeys(LONE_OPS, _ALONE),
+        Send: _Execution(LocalEngine.ready_alone, LocalEngine.send),
+        Recv: _Execution(LocalEngine.ready_to_receive, LocalEngine.receive),
+        **dict.fromkeys((Evict, GiveBack), _Execution(LocalEngine.ready_to_meet, LocalEngine.send)),
+        **dict.fromkeys((Accept, TakeBack), _Execution(LocalEngine.ready_to_receive, LocalEngine.receive)),
+        ReduceScatter: _Execution(LocalEngine.ready_members, LocalEngine.reduce_scatter),
+        AllReduce: _Execution(LocalEngine.ready_members, LocalEngine.all_reduce),
+        AllGather: _Execution(LocalEngine.ready_members, LocalEngine.all_gather),
+        AllReduceScalar: _Execution(LocalEngine.ready_members, LocalEngine.all_reduce_scalar),
+        GatherRows: _Execution(LocalEngine.ready_members, LocalEngine.gather_rows),
+        **dict.fromkeys((ReduceRows, ReduceSums), _Execution(LocalEngine.ready_members, LocalEngine.reduce_rows)),
+        CombineLoss: _Execution(LocalEngine.ready_members, LocalEngine.combine_loss),
     },
-    never=(ops.Release,),
+    never=(Release,),
 )

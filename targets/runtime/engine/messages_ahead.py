@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from attrs import define, field
 
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.ratrain_ir.ops.messages import Direction, engines_of, meets
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINES, Direction, Engine
+from ratrain.ratrain_ir.ops.messages import engines_of, meets
 from ratrain.ratrain_ir.topology import Hop
 from ratrain.targets.program.program import Program
 from ratrain.targets.runtime.engine.evaluation import serves_the_loss

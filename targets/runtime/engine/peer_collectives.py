@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.tensor_peers import peer_model, share_of
 from ratrain.ratrain_ir.model.blocks import named_block, parameters_within
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.targets.runtime.arena.scratch import Buffer, plan_bytes
 from ratrain.targets.runtime.engine.rank import shape_only
 

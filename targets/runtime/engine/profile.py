@@ -12,7 +12,7 @@ import numpy as np
 from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.topology import Rank
 from ratrain.targets.program.instruction import Instruction
 

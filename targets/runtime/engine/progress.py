@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.targets.program.live_bytes import live_bytes
 from ratrain.targets.runtime.engine.engine import ProgramEngine
 

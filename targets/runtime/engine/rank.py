@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.tensor_peers import ADDED_ONCE, gradients_made_whole
 from ratrain.ratrain_ir.config.types import Home
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
-from ratrain.ratrain_ir.ops.signatures import COPY_SIDES
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine
+from ratrain.ratrain_ir.ops.memory import COPY_SIDES
 from ratrain.ratrain_ir.topology import Rank as MeshRank
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.routine import parse_reference

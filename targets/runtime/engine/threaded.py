@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import define, field
 
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.targets.runtime.engine.local import LocalEngine
 
 if TYPE_CHECKING:

@@ -19,8 +19,11 @@ from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.quantised import packed_bytes
 from ratrain.ratrain_ir.model.blocks import named_block
-from ratrain.ratrain_ir.ops import ops
-from ratrain.ratrain_ir.ops.ops import Engine, Group, Quantity
+from ratrain.ratrain_ir.ops.base import Engine, Group, Quantity
+from ratrain.ratrain_ir.ops.collectives import PEER_OPS, AllGather, AllReduce, AllReduceScalar, ReduceScatter
+from ratrain.ratrain_ir.ops.compute import Release
+from ratrain.ratrain_ir.ops.kinds import LONE_OPS
+from ratrain.ratrain_ir.ops.messages import MESSAGE_OPS
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.targets.runtime.engine import collectives, peer_collectives
 from ratrain.targets.runtime.engine.quantised import gradient_bits, view_bits
@@ -332,12 +335,12 @@ _ALL_REDUCES: dict[Group, Callable[[GroupCollectives, Instruction], Phases]] = {
 _PHASES: PerOp[Callable[[GroupCollectives, Instruction], Phases]] = PerOp(
     "phases of collectives",
     {
-        ops.ReduceScatter: GroupCollectives.reduce_scatter,
-        ops.AllReduce: GroupCollectives.all_reduce,
-        ops.AllGather: GroupCollectives.all_gather,
-        ops.AllReduceScalar: GroupCollectives.all_reduce_scalar,
+        ReduceScatter: GroupCollectives.reduce_scatter,
+        AllReduce: GroupCollectives.all_reduce,
+        AllGather: GroupCollectives.all_gather,
+        AllReduceScalar: GroupCollectives.all_reduce_scalar,
     },
-    never=(*ops.LONE_OPS, *ops.MESSAGE_OPS, *ops.PEER_OPS, ops.Release),
+    never=(*LONE_OPS, *MESSAGE_OPS, *PEER_OPS, Release),
 )
 
 
@@ -348,7 +351,7 @@ def staging_bytes(rank: Rank, reduction: Reduction) -> int:
 
 
 def _staging_of(rank: Rank, instruction: Instruction, reduction: Reduction) -> int:
-    total, scatters = 0, instruction.keyword == ops.ReduceScatter.keyword
+    total, scatters = 0, instruction.keyword == ReduceScatter.keyword
     for role, view in rank.by_role(instruction).items():
         packed = _packed_bytes(rank, instruction, role, len(view))
         if packed is not None:
@@ -374,9 +377,9 @@ def _packed_bytes(rank: Rank, instruction: Instruction, role: str, elements: int
     """Of what is packed: the parts that go out and those that come in, or what a view is gathered of; None where a tensor is not."""
     kind, _, block = role.partition(".")
     program = rank.program
-    if kind == "g" and instruction.keyword == ops.ReduceScatter.keyword:
+    if kind == "g" and instruction.keyword == ReduceScatter.keyword:
         bits, parts, copies = gradient_bits(program, block), program.plan.dp, 2
-    elif instruction.keyword == ops.AllGather.keyword and kind == collectives.gathered_name(instruction):
+    elif instruction.keyword == AllGather.keyword and kind == collectives.gathered_name(instruction):
         bits, copies = _packed_bits(program, instruction, block), 1
         parts = program.topology.group_size(Group(instruction.group))
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from attrs import frozen
 
-from ratrain.ratrain_ir.ops.ops import Group
+from ratrain.ratrain_ir.ops.base import Group
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.topology import Rank
 from ratrain.targets.runtime.ranks.communicator import Communicator

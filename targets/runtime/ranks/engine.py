@@ -17,7 +17,10 @@ from attrs import define
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
-from ratrain.ratrain_ir.ops import ops
+from ratrain.ratrain_ir.ops.collectives import PEER_OPS, STATE_OPS
+from ratrain.ratrain_ir.ops.compute import Release
+from ratrain.ratrain_ir.ops.kinds import LONE_OPS
+from ratrain.ratrain_ir.ops.messages import Accept, Evict, GiveBack, Recv, Send, TakeBack
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.program.instruction import Instruction
@@ -31,7 +34,7 @@ from ratrain.targets.runtime.ranks.stragglers import Stragglers
 from ratrain.targets.runtime.ranks.waiting import VISITED, all_done, finish, wait_until
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.ops.ops import Engine
+    from ratrain.ratrain_ir.ops.base import Engine
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.data.data import Batches
     from ratrain.targets.runtime.kernels import KernelSet
@@ -257,14 +260,14 @@ def _fullest(peaks: NDArray[np.float64], planned: NDArray[np.float64]) -> Reside
 _PHASES: PerOp[Callable[[RankEngine, Instruction], Phases] | None] = PerOp(
     "execution by ranks",
     {
-        **dict.fromkeys(ops.LONE_OPS, None),
-        ops.Send: RankEngine.send,
-        ops.Recv: RankEngine.receive,
-        **dict.fromkeys((ops.Evict, ops.GiveBack), RankEngine.send),
-        **dict.fromkeys((ops.Accept, ops.TakeBack), RankEngine.receive),
-        **dict.fromkeys(ops.STATE_OPS, RankEngine.meet),
-        **dict.fromkeys(ops.PEER_OPS, RankEngine.exchange),
+        **dict.fromkeys(LONE_OPS, None),
+        Send: RankEngine.send,
+        Recv: RankEngine.receive,
+        **dict.fromkeys((Evict, GiveBack), RankEngine.send),
+        **dict.fromkeys((Accept, TakeBack), RankEngine.receive),
+        **dict.fromkeys(STATE_OPS, RankEngine.meet),
+        **dict.fromkeys(PEER_OPS, RankEngine.exchange),
     },
-    never=(ops.Release,),
+    never=(Release,),
 )
 """How an instruction communicates; None of those that a rank runs alone."""

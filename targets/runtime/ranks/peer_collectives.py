@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.ops import ops
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
+from ratrain.ratrain_ir.ops.collectives import STATE_OPS, CombineLoss, GatherRows, ReduceRows, ReduceSums
+from ratrain.ratrain_ir.ops.compute import Release
+from ratrain.ratrain_ir.ops.kinds import LONE_OPS
+from ratrain.ratrain_ir.ops.messages import MESSAGE_OPS
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
 from ratrain.targets.runtime.arena.scratch import Buffer, plan_bytes
@@ -80,11 +83,11 @@ class PeerCollectives:
 _PHASES: PerOp[Callable[[PeerCollectives, Instruction], Phases]] = PerOp(
     "phases of exchanges of tensor peers",
     {
-        ops.GatherRows: PeerCollectives.gather_rows,
-        **dict.fromkeys((ops.ReduceRows, ops.ReduceSums), PeerCollectives.reduce_rows),
-        ops.CombineLoss: PeerCollectives.combine_loss,
+        GatherRows: PeerCollectives.gather_rows,
+        **dict.fromkeys((ReduceRows, ReduceSums), PeerCollectives.reduce_rows),
+        CombineLoss: PeerCollectives.combine_loss,
     },
-    never=(*ops.LONE_OPS, *ops.MESSAGE_OPS, *ops.STATE_OPS, ops.Release),
+    never=(*LONE_OPS, *MESSAGE_OPS, *STATE_OPS, Release),
 )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import asdict, define, evolve, field, frozen
 
-from ratrain.ratrain_ir.ops.ops import Update
+from ratrain.ratrain_ir.ops.compute import Update
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, fail
 from ratrain.ratrain_ir.support.loops import compiled_anew
 from ratrain.targets.program.program import Program

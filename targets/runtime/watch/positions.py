@@ -20,7 +20,7 @@ from typing import Any
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.files import made_directory, opened_regular, replacing
 from ratrain.ratrain_ir.topology import Rank

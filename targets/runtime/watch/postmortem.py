@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, TypeAlias
 import networkx as nx
 from attrs import frozen
 
-from ratrain.ratrain_ir.ops.messages import Direction, engines_of, payload_of
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine, Group
+from ratrain.ratrain_ir.ops.base import ENGINES, Direction, Engine, Group
+from ratrain.ratrain_ir.ops.messages import engines_of, payload_of
 from ratrain.ratrain_ir.topology import Rank
 from ratrain.targets.runtime.watch.liveness import Liveness
 from ratrain.targets.runtime.watch.positions import RankPhase, RankPosition
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.ops.ops import GuestWay, Payload
+    from ratrain.ratrain_ir.ops.base import GuestWay, Payload
     from ratrain.targets.program.instruction import CountWait, Instruction
     from ratrain.targets.program.program import Program
 

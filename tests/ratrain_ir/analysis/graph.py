@@ -15,14 +15,18 @@ from typing import TYPE_CHECKING, TypeVar
 from attrs import frozen
 
 from ratrain.ratrain_ir.analysis.progress import channels, meeting_stages
-from ratrain.ratrain_ir.ops.messages import meets
-from ratrain.ratrain_ir.ops.ops import Engine, Evict, Release, TakeBack, Tensor, is_blocking, piece_of
+from ratrain.ratrain_ir.ops.base import Engine
+from ratrain.ratrain_ir.ops.collectives import is_blocking
+from ratrain.ratrain_ir.ops.compute import Release
+from ratrain.ratrain_ir.ops.kinds import piece_of
+from ratrain.ratrain_ir.ops.messages import Evict, TakeBack, meets
+from ratrain.ratrain_ir.ops.tensor import Tensor
 
 if TYPE_CHECKING:
     import networkx as nx
 
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.ops.ops import Op
+    from ratrain.ratrain_ir.ops.base import Op
 
 STEPS = 2
 """Consecutive steps that are unrolled, so that what crosses the step's end has edges too."""

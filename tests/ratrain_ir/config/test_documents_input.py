@@ -13,7 +13,8 @@ from ratrain.passes.manager import PassManager
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops.ops import Backward, BackwardInput, BlockOp, Forward, LoadInput, Op, Part, Recompute, Tensor
+from ratrain.ratrain_ir.ops.base import Op, Part
+from ratrain.ratrain_ir.ops.compute import Backward, BackwardInput, BlockOp, Forward, LoadInput, Recompute
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.text.parser import parse_module
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.module import Module
+    from ratrain.ratrain_ir.ops.tensor import Tensor
 
 PLAN = Plan(2, 2, (1,), 1, 2, 4, attention_mask="document")
 SLICED = attrs.evolve(PLAN, dp=1, zero=0, slices=(3, 1))

@@ -11,22 +11,14 @@ from ratrain.passes.pass_base import PassContext
 from ratrain.ratrain_ir.config.types import Dtype, StateKind, tensor_type
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.model.blocks import block
+from ratrain.ratrain_ir.ops.base import Engine, Op, Payload, Phase
+from ratrain.ratrain_ir.ops.collectives import AllGather
+from ratrain.ratrain_ir.ops.compute import Forward, Update
+from ratrain.ratrain_ir.ops.kinds import OP_CLASSES
 from ratrain.ratrain_ir.ops.likeness import likeness, timed_fields
+from ratrain.ratrain_ir.ops.messages import MESSAGE_OPS, Recv, Send
 from ratrain.ratrain_ir.ops.op_fields import NOTHING, TIME
-from ratrain.ratrain_ir.ops.ops import (
-    MESSAGE_OPS,
-    OP_CLASSES,
-    AllGather,
-    Engine,
-    Forward,
-    Op,
-    Payload,
-    Phase,
-    Recv,
-    Send,
-    Tensor,
-    Update,
-)
+from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from tests.end_to_end.tiny_runs import MODEL, make_plan
 

@@ -8,12 +8,14 @@ from typing import final
 import pytest
 from attrs import define
 
-from ratrain.ratrain_ir.ops.ops import COLLECTIVE_OPS, LONE_OPS, MESSAGE_OPS, OP_CLASSES, Engine, Forward, Op, Release
+from ratrain.ratrain_ir.ops.base import Engine, Op
+from ratrain.ratrain_ir.ops.collectives import COLLECTIVE_OPS
+from ratrain.ratrain_ir.ops.compute import Forward, Release
+from ratrain.ratrain_ir.ops.kinds import LONE_OPS, OP_CLASSES
+from ratrain.ratrain_ir.ops.messages import MESSAGE_OPS
 from ratrain.ratrain_ir.ops.per_op import TABLES, PerOp
 
 OWNERS = {
-    "direction as a message": "ratrain.ratrain_ir.ops.messages",
-    "signature": "ratrain.ratrain_ir.ops.signatures",
     "meaning in the symbolic run": "ratrain.ratrain_ir.verifier.dataflow",
     "work on the machine": "ratrain.targets.machine.timing",
     "cause of waiting": "ratrain.targets.simulator.bubbles",
@@ -54,6 +56,11 @@ def test_what_a_rank_does_by_itself_is_said_of_each_op() -> None:
     """No kind of op is taken for one that needs no partner because nobody thought of it."""
     assert len({*LONE_OPS, *MESSAGE_OPS, *COLLECTIVE_OPS, Release}) == len(OP_CLASSES)
     assert len((*LONE_OPS, *MESSAGE_OPS, *COLLECTIVE_OPS, Release)) == len(OP_CLASSES)
+
+
+def test_each_kind_says_its_operands_and_messages_their_direction() -> None:
+    assert [kind for kind in OP_CLASSES.values() if (kind.direction is None) is (kind in MESSAGE_OPS)] == []
+    assert [kind for kind in OP_CLASSES.values() if kind.signatures is Op.signatures] == [Release]
 
 
 def test_a_table_that_forgets_an_op_cannot_be_made() -> None:

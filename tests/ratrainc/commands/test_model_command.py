@@ -15,7 +15,7 @@ from ratrain.ratrain_ir.config.model_files import load_model, preset_names
 from ratrain.ratrain_ir.config.plan_text import plan_to_toml
 from ratrain.ratrain_ir.config.types import aligned
 from ratrain.ratrain_ir.lowering import lower
-from ratrain.ratrain_ir.ops.ops import BlockOp, Forward
+from ratrain.ratrain_ir.ops.compute import BlockOp, Forward
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.facts.model_facts import model_facts, summary
 from tests.end_to_end.tiny_runs import MODEL, make_plan

@@ -18,7 +18,9 @@ from ratrain.ratrain_ir.analysis.actions import (
     torch_csv_lines,
     with_gathered_parameters,
 )
-from ratrain.ratrain_ir.ops.ops import Backward, Forward, Op, Payload, Send
+from ratrain.ratrain_ir.ops.base import Op, Payload
+from ratrain.ratrain_ir.ops.compute import Backward, Forward
+from ratrain.ratrain_ir.ops.messages import Send
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.testing.fake_target import FakeTarget
 from ratrain.ratrain_ir.testing.strategies import cases

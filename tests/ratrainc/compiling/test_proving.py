@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ratrain import api
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support import receipts
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.loops import Allowance

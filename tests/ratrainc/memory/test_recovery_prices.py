@@ -8,7 +8,9 @@ import pytest
 
 from ratrain import api
 from ratrain.ratrain_ir.config.types import aligned
-from ratrain.ratrain_ir.ops.ops import Engine, Forward, Recompute, Store
+from ratrain.ratrain_ir.ops.base import Engine
+from ratrain.ratrain_ir.ops.compute import Forward, Recompute
+from ratrain.ratrain_ir.ops.memory import Store
 from ratrain.ratrainc.console.parts import show
 from ratrain.ratrainc.memory.recovery_prices import recovery_facts, recovery_table, stores_anything
 from ratrain.targets.simulator.bubbles import Bubbles, Cause

@@ -19,7 +19,7 @@ from ratrain.ratrain_ir.config.plan import Optimizer, Plan
 from ratrain.ratrain_ir.config.plan_text import parse_plan, plan_to_toml, plan_words
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping
 from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES, STORES, Home, aligned
-from ratrain.ratrain_ir.ops.ops import ENGINES
+from ratrain.ratrain_ir.ops.base import ENGINES
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.strategies import plans
 from ratrain.ratrainc.cli import main

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ratrain import api
-from ratrain.ratrain_ir.ops.ops import ENGINES
+from ratrain.ratrain_ir.ops.base import ENGINES
 from ratrain.ratrainc.report.page import write_report
 from ratrain.ratrainc.running.examples import example_path
 from ratrain.targets.machine.machine import load_machine

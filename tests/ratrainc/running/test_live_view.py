@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve
 from rich.console import Console
 
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.console import console
 from ratrain.ratrainc.running import live_view

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ratrain import api
-from ratrain.ratrain_ir.ops.ops import ENGINES
+from ratrain.ratrain_ir.ops.base import ENGINES
 from ratrain.targets.codegen.emitter import without_reuse
 from ratrain.targets.program.rtx import program_bytes
 from tests.mutation.subjects import SUBJECTS, copy_program

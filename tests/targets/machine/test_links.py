@@ -15,7 +15,7 @@ from ratrain import api
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import check_plan, parse_plan, plan_to_toml
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping, Tile
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module

@@ -9,7 +9,7 @@ import pytest
 
 from ratrain import api
 from ratrain.ratrain_ir.config.quantised import FORMATS, packed_bytes, packed_nbytes
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.targets.machine.collective_cost import packed_reduction
 from ratrain.targets.machine.machine import Machine, load_machine, parse_machine
 from ratrain.targets.machine.timing import collective_way, op_key, op_work

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from ratrain import api
 from ratrain.ratrain_ir.model.blocks import block_chain, shard_elements
-from ratrain.ratrain_ir.ops.ops import AllReduce, Engine, Group
+from ratrain.ratrain_ir.ops.base import Engine, Group
+from ratrain.ratrain_ir.ops.collectives import AllReduce
 from ratrain.ratrain_ir.topology import topology_of
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.machine.shared_gradients import SharedElements, most_shared

@@ -15,7 +15,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.program.rtx import VERSION, parse_program, program_bytes
 from ratrain.targets.verifier.program_verifier import check_program

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.config.types import Home
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.loops import at_any_size
 from ratrain.ratrainc.compiling.opening import machine_of

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine, Group, Payload
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine, Group, Payload
 from ratrain.targets.pytorch.ranks.channel_groups import channel_groups
 from tests.end_to_end.tiny_runs import make_program
 from tests.targets.runtime.ranks.rank_jobs import PLANS, chunked_programs

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from ratrain.ratrain_ir.ops.ops import Engine  # noqa: E402
+from ratrain.ratrain_ir.ops.base import Engine  # noqa: E402
 
 NEAR = {"f32": 2e-6}
 """Of the losses, relative: sums in another order. Other types, families and schedules are those of `test_grid`."""

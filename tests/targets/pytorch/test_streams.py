@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from attrs import define, evolve, field
 
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.topology import Rank
 from tests.end_to_end.tiny_runs import MODEL, make_program, start
 

@@ -10,7 +10,9 @@ from attrs import evolve
 from ratrain import api
 from ratrain.passes.memory.list_times import list_times
 from ratrain.passes.memory.trial import at_own_addresses
-from ratrain.ratrain_ir.ops.ops import AllGather, Engine, ReduceScatter, Update
+from ratrain.ratrain_ir.ops.base import Engine
+from ratrain.ratrain_ir.ops.collectives import AllGather, ReduceScatter
+from ratrain.ratrain_ir.ops.compute import Update
 from ratrain.targets.program.lifting import stored_fields
 from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.simulator.timed_run import simulate
@@ -18,7 +20,7 @@ from tests.end_to_end.tiny_runs import MODEL, make_plan
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.ops.ops import Op
+    from ratrain.ratrain_ir.ops.base import Op
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.program.program import Program
 

@@ -9,7 +9,8 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.ops.ops import OP_CLASSES, Engine
+from ratrain.ratrain_ir.ops.base import Engine
+from ratrain.ratrain_ir.ops.kinds import OP_CLASSES
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.simulator.figures import StepFigures, step_figures
 from ratrain.targets.simulator.given_times import KINDS, GivenTimes

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.ops.ops import PEER_OPS, Engine
+from ratrain.ratrain_ir.ops.base import Engine
+from ratrain.ratrain_ir.ops.collectives import PEER_OPS
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.report.page import write_report
 from ratrain.targets.machine.machine import load_machine

@@ -13,7 +13,7 @@ from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan import Optimizer, Plan
 from ratrain.ratrain_ir.config.plan_text import load_plan
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.choices.machines import with_constants
 from ratrain.ratrainc.cli import main

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.targets.machine.resource_work import ResourceWork
 from ratrain.targets.runtime.ranks.waiting import LONGEST_PAUSE, VISITED
 from ratrain.targets.simulator.rank_threads import threads_step_seconds

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrain_ir.support.loops import Allowance
 from ratrain.ratrain_ir.testing.strategies import Case, cases
 from ratrain.targets.machine.machine import load_machine

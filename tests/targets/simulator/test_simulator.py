@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ratrain import api
 from ratrain.passes.manager import PassManager
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.strategies import Case, cases
 from ratrain.targets.codegen.emitter import emit

@@ -15,7 +15,7 @@ from attrs import evolve
 from ratrain import api
 from ratrain.ratrain_ir.config.plan import Optimizer
 from ratrain.ratrain_ir.config.types import Dtype, StateKind, tensor_type
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import CODES, DiagnosticError
 from ratrain.targets.program.instruction import Access, CountWait, Instruction
 from ratrain.targets.program.program import Program, ProgramStage

@@ -12,7 +12,7 @@ import networkx as nx
 import pytest
 from attrs import evolve
 
-from ratrain.ratrain_ir.ops.ops import ENGINES, Engine
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.support.loops import Allowance
 from ratrain.ratrainc.cli import main

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.ops.ops import Part
+from ratrain.ratrain_ir.ops.base import Part
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.runtime.data import data
 from ratrain.targets.runtime.data.data import Batches, TokenStream, builtin_text_tokens, open_tokens

@@ -12,7 +12,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.ops.ops import Part, Slice
+from ratrain.ratrain_ir.ops.base import Part, Slice
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.choices.run_choices import DataChoice
 from ratrain.ratrainc.running.training_data import open_data

@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.runtime.arena.memory import HostMemory

@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 
 from ratrain import api
-from ratrain.ratrain_ir.ops.ops import Engine
+from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.running.training import default_threads
 from ratrain.targets.machine.machine import load_machine

@@ -1,0 +1,334 @@
+# ruff: noqa: RUF009 - the defaults are attrs fields, made by the codec functions below
+"""Collectives: of replicas about gradients and views, of tensor-parallel ranks within a pass, of all ranks about scalars."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, TypeGuard, final, get_args
+
+from attrs import define
+
+from ratrain.ratrain_ir.config.types import Dtype, StateKind
+from ratrain.ratrain_ir.model.blocks import (
+    PRODUCTS,
+    SQUARES,
+    Block,
+    block_chain,
+    branch_slots,
+    computed_type,
+    parts_view,
+    previous_block,
+    row_sum_slots,
+)
+from ratrain.ratrain_ir.model.peer_blocks import adds_branch_apart
+from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Group, Op, Payload, Phase, Quantity, _phase_field
+from ratrain.ratrain_ir.ops.op_fields import (
+    block_field,
+    blocking_field,
+    blocks_field,
+    enum_field,
+    micro_batch_field,
+    slice_field,
+)
+from ratrain.ratrain_ir.ops.operands import Candidates, Role, Signature
+from ratrain.ratrain_ir.ops.roles import (
+    ACTIVATIONS,
+    PARTIAL,
+    SAVED,
+    check_row_sums,
+    exchanged_role,
+    flag_roles,
+    gradient_role,
+    part_of_sums,
+    parts_of_loss,
+    reduced_role,
+    saved_roles,
+    scalar_role,
+    shard_role,
+    state_role,
+    token_role,
+    view_role,
+    view_shard_role,
+)
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class ReduceScatter(Op):
+    """GradSync into shards: the mean over replicas of each block's gradient.
+
+    An overflow flag goes with each shard. With a micro-batch it reduces that micro-batch's contribution
+    (`reduce = "each-micro-batch"`), without one the whole. If it is blocking, compute waits for it.
+    """
+
+    keyword = "reduce_scatter"
+    default_engine = Engine.COLLECTIVE
+    alike_on_all_stages = True
+    blocks: tuple[Block, ...] = blocks_field()
+    micro_batch: int | None = micro_batch_field(optional=True)
+    blocking: bool = blocking_field()
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        return _reduce_scatter(model, plan, self.blocks)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class AllReduce(Op):
+    """GradSync in place: the mean over replicas, or the sum of tied or shared gradients.
+
+    The overflow flags go with them. Tied gradients are those of the embedding and the head, summed over `ends`. Shared ones are those of
+    parameters that several tensor peers have, summed over `tensor` after replicas have met. If it is blocking, compute waits for it.
+    """
+
+    keyword = "all_reduce"
+    default_engine = Engine.COLLECTIVE
+    alike_on_all_stages = True
+    blocks: tuple[Block, ...] = blocks_field()
+    group: Group = enum_field(Group, Group.REPLICAS)
+    blocking: bool = blocking_field()
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        return _all_reduce(model, plan, self.blocks, self.group)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class GatherRows(Op):
+    """Makes the input of a block, or the gradient of it, whole from the peers' rows.
+
+    Of an activation it says which pass it serves; a gradient serves the backward of the block before.
+    """
+
+    keyword = "gather_rows"
+    default_engine = Engine.TENSOR
+    alike_on_all_stages = True
+    payload: Payload = enum_field(Payload)
+    block: Block = block_field()
+    micro_batch: int = micro_batch_field()
+    slice: int | None = slice_field()
+    phase: Phase | None = _phase_field()
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        return _gather_rows(model, plan, self.block)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class ReduceRows(Op):
+    """Sums what tensor peers have of the input of a block, or of its gradient.
+
+    In f32 in rank order, rounded once. The residual stream is added once, where there is one: the input of the block before, or the gradient of its output. Each peer has
+    the rows that are its own, or all of them where rows are not sharded. Where a model norms what blocks add, it sums what the block before adds.
+    """
+
+    keyword = "reduce_rows"
+    default_engine = Engine.TENSOR
+    alike_on_all_stages = True
+    payload: Payload = enum_field(Payload)
+    block: Block = block_field()
+    micro_batch: int = micro_batch_field()
+    slice: int | None = slice_field()
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        return _reduce_rows(model, plan, self.block, self.payload)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class CombineLoss(BlockPieceOp):
+    """The loss of a micro-batch from what tensor peers know of its rows' logits.
+
+    The logits stay where they are. Every peer has the log of each row's sum of exponentials afterwards, and the loss.
+    """
+
+    keyword = "combine_loss"
+    default_engine = Engine.TENSOR
+    alike_on_all_stages = True
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        return _combine_loss(model, plan, self.block)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class ReduceSums(Op):
+    """Sums over tensor peers what norms of queries and keys take of each row.
+
+    In f32 in rank order; every peer has all sums afterwards. Of an activation the squares of queries and keys, of a gradient their products with it.
+    """
+
+    keyword = "reduce_sums"
+    default_engine = Engine.TENSOR
+    alike_on_all_stages = True
+    payload: Payload = enum_field(Payload)
+    block: Block = block_field()
+    micro_batch: int = micro_batch_field()
+    slice: int | None = slice_field()
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        return _reduce_sums(model, plan, self.block, self.payload)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class AllReduceScalar(Op):
+    """Combines scalars of a group: the loss, overflow flags or the gradient's norm.
+
+    The loss is summed and reported; of the flags any is enough. The norm names the blocks whose reduced gradients it reads, which
+    are all of the stage; it is infinite when one of their flags is set anywhere.
+    """
+
+    keyword = "all_reduce_scalar"
+    default_engine = Engine.COLLECTIVE
+    alike_on_all_stages = True
+    quantity: Quantity = enum_field(Quantity)
+    group: Group = enum_field(Group)
+    blocks: tuple[Block, ...] = blocks_field(optional=True)
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        if self.quantity is Quantity.NORM:
+            return _norm(model, plan, self.blocks)
+        return _all_reduce_scalar(self.quantity, len(self.reads))
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class AllGather(Op):
+    """PrefetchW: makes parameter views whole from the replicas' master shards.
+
+    At the step's end for the next step; with a micro-batch and a phase, within the step for one use (ZeRO 3). Where a group of replicas
+    has views between them (`view_group`), it makes a replica's part of one at the step's end, and within the step the view from the
+    group's parts. If it is blocking, compute waits for it.
+    """
+
+    keyword = "all_gather"
+    default_engine = Engine.COLLECTIVE
+    alike_on_all_stages = True
+    blocks: tuple[Block, ...] = blocks_field()
+    micro_batch: int | None = micro_batch_field(optional=True)
+    slice: int | None = slice_field()
+    phase: Phase | None = _phase_field()
+    blocking: bool = blocking_field()
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        return _all_gather(model, plan, self.blocks, within_step=self.phase is not None)
+
+
+PeerOp = GatherRows | ReduceRows | ReduceSums | CombineLoss
+
+
+PEER_OPS: tuple[type[Op], ...] = get_args(PeerOp)
+"""What tensor peers do together within the passes of a micro-batch."""
+
+
+STATE_OPS: tuple[type[Op], ...] = (ReduceScatter, AllReduce, AllReduceScalar, AllGather)
+"""What the members of a group do together about gradients, views and numbers of a step."""
+
+
+COLLECTIVE_OPS: tuple[type[Op], ...] = (*STATE_OPS, *PEER_OPS)
+"""What the members of a group do together."""
+
+
+TensorCollective = ReduceScatter | AllReduce | AllGather
+"""What combines or moves whole tensors of a group, and may be blocking."""
+
+
+def reduces_over_replicas(op: Op) -> TypeGuard[ReduceScatter | AllReduce]:
+    """Whether an op sums gradients over the replicas of its stage."""
+    return isinstance(op, ReduceScatter) or (isinstance(op, AllReduce) and op.group is Group.REPLICAS)
+
+
+def is_blocking(op: Op) -> bool:
+    """Whether compute waits for an op: it starts when the compute ops before it in the list are done, and those after it wait for it."""
+    return isinstance(op, TensorCollective) and op.blocking
+
+
+@cache
+def _reduce_sums(model: ModelConfig, plan: Plan, block: Block, payload: Payload) -> Candidates:
+    check_row_sums(model, plan, block)
+    (slot,) = row_sum_slots(model, plan, block, SQUARES if payload is Payload.ACTIVATION else PRODUCTS)
+    return [(False, Signature((part_of_sums(plan, "part"),), (Role("sum", SAVED, slot.type, slot=slot.name),)))]
+
+
+@cache
+def _reduce_scatter(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...]) -> Candidates:
+    reads = tuple(gradient_role(model, plan, block, f"g.{block}") for block in blocks)
+    results = (*(shard_role(model, plan, block, f"gs.{block}") for block in blocks), *flag_roles(blocks))
+    return [(False, Signature(reads, results)), (True, Signature(reads, (), results))]
+
+
+@cache
+def _gather_rows(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    whole = Role("whole", ACTIVATIONS, computed_type(model, plan, block))
+    return [(False, Signature((exchanged_role("rows", model, plan, block),), (whole,)))]
+
+
+@cache
+def _reduce_rows(model: ModelConfig, plan: Plan, block: Block, payload: Payload) -> Candidates:
+    """The residual stream goes around all blocks but the embedding, and back around all but the head."""
+    part = Role("part", PARTIAL, computed_type(model, plan, block))
+    activation = payload is Payload.ACTIVATION
+    if (
+        activation
+        and block is not block_chain(model)[0]
+        and adds_branch_apart(model, plan, previous_block(block, model))
+    ):
+        branch = branch_slots(model, plan)[0]
+        return [(False, Signature((part,), (Role("sum", SAVED, branch.type, slot=branch.name),)))]
+    alone = block is block_chain(model)[1] if activation else block.kind == "head"
+    around = () if alone else (exchanged_role("stream", model, plan, block),)
+    return [(False, Signature((part, *around), (exchanged_role("sum", model, plan, block),)))]
+
+
+@cache
+def _combine_loss(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    lse = tuple(role for role in saved_roles(model, plan, block, optional=False) if role.name == "lse")
+    parts = tuple(role._replace(name=f"{role.name}_part") for role in parts_of_loss(plan))
+    reads, loss = (*parts, token_role("labels", plan)), scalar_role("loss", Dtype.F64)
+    return [(False, Signature(reads, (*lse, loss))), (True, Signature(reads, lse, (loss,)))]
+
+
+@cache
+def _all_reduce(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...], group: Group) -> Candidates:
+    if group in (Group.ENDS, Group.TENSOR):
+        shards = tuple(reduced_role(model, plan, block, f"gs.{block}") for block in blocks)
+        return [(True, Signature(updates=(*shards, *flag_roles(blocks))))]
+    gradients = tuple(gradient_role(model, plan, block, f"g.{block}") for block in blocks)
+    return [(True, Signature(writes=flag_roles(blocks), updates=gradients))]
+
+
+@cache
+def _all_gather(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...], *, within_step: bool) -> Candidates:
+    reads, writes = [], []
+    for block in blocks:
+        part = view_shard_role(model, plan, block) if parts_view(plan, block) else None
+        reads.append(part if part and within_step else state_role(model, plan, block, f"p.{block}", StateKind.MASTER))
+        writes.append(part if part and not within_step else view_role(model, plan, block, f"w.{block}"))
+    return [(False, Signature(tuple(reads), tuple(writes)))]
+
+
+@cache
+def _norm(model: ModelConfig, plan: Plan, blocks: tuple[Block, ...]) -> Candidates:
+    gradients = tuple(reduced_role(model, plan, block, f"gs.{block}") for block in blocks)
+    return [(False, Signature((*gradients, *flag_roles(blocks)), (scalar_role("norm", Dtype.F64),)))]
+
+
+@cache
+def _all_reduce_scalar(quantity: Quantity, count: int) -> Candidates:
+    if quantity is Quantity.LOSS:
+        return [(False, Signature((scalar_role("loss", Dtype.F64),)))]
+    flags = tuple(scalar_role(f"flag.{index}", Dtype.U32) for index in range(count))
+    return [(False, Signature(flags, (scalar_role("overflow", Dtype.U32),)))]

@@ -1,0 +1,495 @@
+# ruff: noqa: RUF009 - the defaults are attrs fields, made by the codec functions below
+"""Ops that one rank does alone on its processor: loading input, blocks forward and backward, updates, releases."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, final, get_args
+
+from attrs import define
+
+from ratrain.ratrain_ir.config.types import Dtype, StateKind
+from ratrain.ratrain_ir.model.blocks import (
+    HEADS_SLOTS,
+    INPUT_HALF_SLOTS,
+    PRODUCTS,
+    SQUARES,
+    WEIGHT_HALF_SLOTS,
+    Block,
+    half_slots,
+    keeps_view,
+    kept_in_forward,
+    next_block,
+    normed_gradient_slots,
+    projected_slots,
+    row_sum_slots,
+)
+from ratrain.ratrain_ir.model.peer_blocks import stands_beside
+from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Op, Part
+from ratrain.ratrain_ir.ops.op_fields import block_field, enum_field, micro_batch_field, slice_field
+from ratrain.ratrain_ir.ops.operands import Candidates, Roles, Signature
+from ratrain.ratrain_ir.ops.roles import (
+    beside_roles,
+    branch_roles,
+    branch_sum_roles,
+    check_row_sums,
+    document_roles,
+    exchanged_role,
+    gradient_role,
+    gradients_before_norms,
+    half_roles,
+    input_gradient_role,
+    input_role,
+    made_before_forward,
+    output_role,
+    own_sum_roles,
+    part_of_sums,
+    parts_of_loss,
+    pending_roles,
+    reduced_role,
+    saved_roles,
+    scalar_role,
+    scale_role,
+    seen_key_roles,
+    seen_sum_roles,
+    slot_roles,
+    state_role,
+    token_role,
+    view_role,
+)
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class LoadInput(Op):
+    """Copies tokens, labels or starts of documents of one micro-batch from the host into the arena.
+
+    Starts of documents, where attention keeps these apart: of each row the position in its sequence, from 0, at which its document starts.
+    """
+
+    keyword = "load_input"
+    default_engine = Engine.HOST
+    alike_on_all_stages = True
+    part: Part = enum_field(Part)
+    micro_batch: int = micro_batch_field()
+    slice: int | None = slice_field()
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        del model
+        return _load_input(plan)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Forward(BlockPieceOp):
+    """Forward of one block on one micro-batch; that of the head adds to the step's loss.
+
+    It writes the saved slots that are kept for the backward; the others are recovered by a `recompute`.
+    """
+
+    keyword = "forward"
+    default_engine = Engine.COMPUTE
+    alike_on_all_stages = True
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        return _forward(model, plan, self.block)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Recompute(BlockPieceOp):
+    """Activation recovery: makes again what a block's forward did not keep for its backward.
+
+    It reads the saved slots that were kept and writes the others. It may write the block's output too, as the recovery of an
+    attention does for its mlp where nothing of the layer was kept.
+    """
+
+    keyword = "recompute"
+    default_engine = Engine.COMPUTE
+    alike_on_all_stages = True
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        return _recompute(model, plan, self.block, attends=attends(self))
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Backward(BlockPieceOp):
+    """Backward of one block on one micro-batch: the gradients of its input and of its parameters.
+
+    The first contribution to the parameters' gradient writes it, later ones add to it.
+    """
+
+    keyword = "backward"
+    default_engine = Engine.COMPUTE
+    alike_on_all_stages = True
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        return _backward(model, plan, self.block)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class BackwardInput(BlockPieceOp):
+    """The first half of a split backward: the gradient of the block's input.
+
+    The stage before waits for nothing else. It leaves pending slots for the second half. Attention and mlp blocks have halves.
+    """
+
+    keyword = "backward_input"
+    default_engine = Engine.COMPUTE
+    alike_on_all_stages = True
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        return _backward_input(model, plan, self.block)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class BackwardWeight(BlockPieceOp):
+    """The second half of a split backward: the gradient of the block's parameters.
+
+    It may stand anywhere after the first.
+    """
+
+    keyword = "backward_weight"
+    default_engine = Engine.COMPUTE
+    alike_on_all_stages = True
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        return _backward_weight(model, plan, self.block)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class AddBranch(BlockPieceOp):
+    """Norms what tensor peers have summed of a block, and adds it to the stream.
+
+    On the rows that a peer has, as the norm takes the whole sum. Of attention and mlp blocks whose model norms what they add.
+    """
+
+    keyword = "add_branch"
+    default_engine = Engine.COMPUTE
+    alike_on_all_stages = True
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        return _add_branch(model, plan, self.block)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class AddBranchBackward(BlockPieceOp):
+    """The gradient of what `add_branch` norms and adds, from that of the stream.
+
+    The gradients of the norm's weights (and biases), as f32 sums over the rows that a peer has, are left for the block's backward.
+    """
+
+    keyword = "add_branch_backward"
+    default_engine = Engine.COMPUTE
+    alike_on_all_stages = True
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        return _add_branch_backward(model, plan, self.block)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Project(BlockPieceOp):
+    """Queries, keys and values of an attention, before norms that take sums over tensor peers.
+
+    Of each row of queries and of keys it leaves the sum of squares of what the peer has; heads of keys that several peers have count once. The
+    attention's forward goes on when these are summed.
+    """
+
+    keyword = "project"
+    default_engine = Engine.COMPUTE
+    alike_on_all_stages = True
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        return _project(model, plan, self.block)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class BackwardHeads(BlockPieceOp):
+    """Gradients of queries, keys and values, before norms over tensor peers.
+
+    Of each row of queries and of keys it leaves the sum of products of what the norm's gradient needs, as far as the peer has them. The
+    attention's backward, or the input half of it, goes on when these are summed.
+    """
+
+    keyword = "backward_heads"
+    default_engine = Engine.COMPUTE
+    alike_on_all_stages = True
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        return _backward_heads(model, plan, self.block)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Update(Op):
+    """UpdateShard: AdamW on the master and moments of one block.
+
+    Where nothing is sharded it writes the block's view too.
+    """
+
+    keyword = "update"
+    default_engine = Engine.COMPUTE
+    alike_on_all_stages = True
+    block: Block = block_field()
+    placement: Engine = enum_field(Engine, Engine.COMPUTE, among=(Engine.COMPUTE, Engine.HOST))
+
+    @property
+    def engine(self) -> Engine:
+        """Compute or host, as the machine has it."""
+        return self.placement
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        return _update(model, plan, self.block)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class ScaleUpdate(Op):
+    """Sets the next step's loss scale from this step's overflow flag.
+
+    On the engine on which the flag arrives: the next step's inputs, which the host loads, do not wait for it.
+    """
+
+    keyword = "scale_update"
+    default_engine = Engine.COLLECTIVE
+    alike_on_all_stages = True
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        del model, plan
+        return _scale_update()
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Release(Op):
+    """Ends the lives of tensors; a mark in the list, not work."""
+
+    keyword = "release"
+    default_engine = Engine.NONE
+    alike_on_all_stages = True
+
+
+BlockOp = (
+    Forward
+    | Recompute
+    | Backward
+    | BackwardInput
+    | BackwardWeight
+    | AddBranch
+    | AddBranchBackward
+    | Project
+    | BackwardHeads
+)
+
+
+BLOCK_OPS: tuple[type[Op], ...] = get_args(BlockOp)
+"""What computes on one block of one micro-batch: the ops that run a routine."""
+
+
+InputGradientOp = Backward | BackwardInput
+"""What makes the gradient of a block's input."""
+
+
+WeightGradientOp = Backward | BackwardWeight
+"""What contributes to the gradient of a block's parameters."""
+
+
+@cache
+def _forward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    view, documents = view_role(model, plan, block), document_roles(model, plan, block)
+    if block.kind == "embed":
+        reads: Roles = (token_role("tokens", plan), view, *documents)
+        return [(False, Signature(reads, (output_role("y", model, plan, block),)))]
+    source = input_role("x", model, plan, block)
+    if block.kind == "head":
+        reads = (source, view, token_role("labels", plan))
+        saved, loss = saved_roles(model, plan, block, optional=False), scalar_role("loss", Dtype.F64)
+        if plan.tp > 1:
+            return [(False, Signature(reads, (*parts_of_loss(plan), *(role for role in saved if role.name != "lse"))))]
+        return [(False, Signature(reads, (*saved, loss))), (True, Signature(reads, saved, (loss,)))]
+    saved = saved_roles(model, plan, block, optional=True, needed=kept_in_forward(model, plan, block))
+    if made := made_before_forward(model, plan, block):
+        names = [role.name for role in made]
+        own = tuple(role for role in saved if role.name not in names)
+        reads = (view, *documents, *made, *seen_key_roles(model, plan, block))
+        return [(False, Signature(reads, (output_role("y", model, plan, block), *own)))]
+    beside = beside_roles(model, plan, stands_beside(model, plan, block))
+    reads = (source, view, *documents, *seen_key_roles(model, plan, block), *beside)
+    return [(False, Signature(reads, (output_role("y", model, plan, block), *saved)))]
+
+
+@cache
+def _recompute(model: ModelConfig, plan: Plan, block: Block, *, attends: bool) -> Candidates:
+    sums = tuple(slot.name for slot in row_sum_slots(model, plan, block, SQUARES))
+    given = saved_roles(model, plan, block, optional=True, needed=sums)
+    saved = tuple(role for role in given if role.name not in sums)
+    seen = seen_key_roles(model, plan, block) if attends else ()
+    documents = document_roles(model, plan, block)
+    reads = (input_role("x", model, plan, block), *given, view_role(model, plan, block), *documents, *seen)
+    if block.kind == "head":
+        return [(False, Signature(reads, saved))]
+    # what tensor peers exchange between blocks is small, and kept: making it again would take their collectives again
+    writes = saved if plan.tp > 1 else (*saved, output_role("y", model, plan, block, optional=True))
+    return [(False, Signature(reads, writes))]
+
+
+@cache
+def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    source, view = input_role("x", model, plan, block), view_role(model, plan, block)
+    outputs: Roles = (input_gradient_role(model, plan, block),)
+    saved, documents = saved_roles(model, plan, block, optional=False), document_roles(model, plan, block)
+    if projected_slots(model, plan, block):
+        return _backward_of_norms(model, plan, block)
+    if block.kind == "embed":
+        reads: Roles = (output_role("dy", model, plan, block), token_role("tokens", plan), *documents)
+        outputs = ()
+    elif block.kind == "head":
+        reads = (source, *saved, view, token_role("labels", plan), scale_role())
+    else:
+        others = (*documents, *seen_key_roles(model, plan, block), *own_sum_roles(model, plan, block))
+        others += beside_roles(model, plan, stands_beside(model, plan, next_block(model, block)))
+        others += branch_sum_roles(model, plan, block)
+        reads = (output_role("dy", model, plan, block), source, *saved, view, *others)
+    gradient = gradient_role(model, plan, block)
+    begun, added = (seen_sum_roles(model, plan, block, first=first) for first in (True, False))
+    return [
+        (False, Signature(reads, (*outputs, *begun, gradient), added)),
+        (True, Signature(reads, (*outputs, *begun), (gradient, *added))),
+    ]
+
+
+def _backward_of_norms(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    """The backward of an attention from the gradients of normed queries and keys on, whose norms take sums over tensor peers."""
+    names = [n for h in (INPUT_HALF_SLOTS, WEIGHT_HALF_SLOTS) for n in half_slots(model, plan, block, h)]
+    saved = tuple(role for role in saved_roles(model, plan, block, optional=False) if role.name in names)
+    ends = (output_role("dy", model, plan, block), input_role("x", model, plan, block))
+    reads = (*ends, *saved, view_role(model, plan, block), *gradients_before_norms(model, plan, block))
+    reads += branch_sum_roles(model, plan, block)
+    dx, gradient = (input_gradient_role(model, plan, block),), (gradient_role(model, plan, block),)
+    return [(False, Signature(reads, dx + gradient)), (True, Signature(reads, dx, gradient))]
+
+
+@cache
+def _project(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    check_row_sums(model, plan, block)
+    reads = (input_role("x", model, plan, block), view_role(model, plan, block))
+    return [(False, Signature(reads, (part_of_sums(plan, SQUARES), *slot_roles(projected_slots(model, plan, block)))))]
+
+
+@cache
+def _backward_heads(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    check_row_sums(model, plan, block)
+    others = (
+        *document_roles(model, plan, block),
+        *seen_key_roles(model, plan, block),
+        *own_sum_roles(model, plan, block),
+    )
+    saved = half_roles(model, plan, block, HEADS_SLOTS)
+    reads = (output_role("dy", model, plan, block), *saved, view_role(model, plan, block), *others)
+    begun, added = (seen_sum_roles(model, plan, block, first=first) for first in (True, False))
+    made = (part_of_sums(plan, PRODUCTS), *slot_roles(normed_gradient_slots(model, plan, block)))
+    return [(False, Signature(reads, (*made, *begun), added))]
+
+
+@cache
+def _add_branch(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    branch, *statistics = branch_roles(model, plan, block)
+    reads = (exchanged_role("stream", model, plan, block), branch, view_role(model, plan, block))
+    return [(False, Signature(reads, (exchanged_role("sum", model, plan, next_block(model, block)), *statistics)))]
+
+
+@cache
+def _add_branch_backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    after = next_block(model, block)
+    slots = branch_roles(model, plan, block)
+    reads = (exchanged_role("dsum", model, plan, after), *slots, view_role(model, plan, block))
+    return [
+        (
+            False,
+            Signature(reads, (exchanged_role("dbranch", model, plan, after), *branch_sum_roles(model, plan, block))),
+        )
+    ]
+
+
+@cache
+def _backward_input(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    saved = half_roles(model, plan, block, INPUT_HALF_SLOTS)
+    others = (
+        *document_roles(model, plan, block),
+        *seen_key_roles(model, plan, block),
+        *own_sum_roles(model, plan, block),
+        *beside_roles(model, plan, stands_beside(model, plan, next_block(model, block))),
+    )
+    ends = (output_role("dy", model, plan, block), input_role("x", model, plan, block))
+    if gradients := gradients_before_norms(model, plan, block):
+        reads = (*ends, *saved, view_role(model, plan, block), *gradients)
+        return [
+            (False, Signature(reads, (input_gradient_role(model, plan, block), *pending_roles(model, plan, block)))),
+        ]
+    reads = (*ends, *saved, view_role(model, plan, block), *others)
+    begun, added = (seen_sum_roles(model, plan, block, first=first) for first in (True, False))
+    outputs = (input_gradient_role(model, plan, block), *pending_roles(model, plan, block), *begun)
+    return [(False, Signature(reads, outputs, added))]
+
+
+@cache
+def _backward_weight(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    saved = half_roles(model, plan, block, WEIGHT_HALF_SLOTS)
+    source = () if model.has_pre_norm else (input_role("x", model, plan, block),)
+    values = tuple(role for role in gradients_before_norms(model, plan, block) if role.name == "dv")
+    pending = (*pending_roles(model, plan, block), *values, *branch_sum_roles(model, plan, block))
+    reads = (output_role("dy", model, plan, block), *source, *saved, *pending)
+    gradient = (gradient_role(model, plan, block),)
+    return [(False, Signature(reads, gradient)), (True, Signature(reads, (), gradient))]
+
+
+@cache
+def _load_input(plan: Plan) -> Candidates:
+    return [(False, Signature(writes=(token_role("data", plan),)))]
+
+
+@cache
+def _update(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
+    norm = (scalar_role("norm", Dtype.F64),) if plan.optimizer.clip == "global" else ()
+    reads = (reduced_role(model, plan, block, "g"), scalar_role("flag", Dtype.U32), scale_role(), *norm)
+    state = (
+        state_role(model, plan, block, "p", StateKind.MASTER),
+        state_role(model, plan, block, "m1", StateKind.MOMENT),
+        state_role(model, plan, block, "m2", StateKind.MOMENT),
+        scalar_role("t", Dtype.I64),
+    )
+    writes = (view_role(model, plan, block),) if keeps_view(plan, block) else ()
+    return [(True, Signature(reads, writes, state))]
+
+
+@cache
+def _scale_update() -> Candidates:
+    return [(True, Signature((scalar_role("overflow", Dtype.U32),), (), (scale_role(),)))]
+
+
+def attends(op: Recompute) -> bool:
+    """Whether a recovery computes attention again, rather than what goes into it alone."""
+    return any(tensor.kind is not StateKind.SAVED or tensor.slot in ("o", "lse", "probs") for tensor in op.writes)

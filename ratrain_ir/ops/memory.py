@@ -1,0 +1,82 @@
+"""Copies between DDR and another memory of the same rank."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, final, get_args
+
+from attrs import define
+
+from ratrain.ratrain_ir.config.types import StateKind, TensorType
+from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Op
+from ratrain.ratrain_ir.ops.operands import Candidates, Role, Roles, Signature, SignatureError
+from ratrain.ratrain_ir.ops.roles import ACTIVATIONS, SAVED, STORABLE
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Store(BlockPieceOp):
+    """Copies what a block needs later of a piece into another memory: its bytes in DDR are free then."""
+
+    keyword = "store"
+    default_engine = Engine.STORE
+    alike_on_all_stages = True
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        del model, plan
+        return _copies(self)
+
+
+@final
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class Fetch(BlockPieceOp):
+    """Copies what was stored of a block and a piece back into DDR."""
+
+    keyword = "fetch"
+    default_engine = Engine.FETCH
+    alike_on_all_stages = True
+
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        del model, plan
+        return _copies(self)
+
+
+MemoryOp = Store | Fetch
+"""What moves tensors between DDR and another memory."""
+
+
+MEMORY_OPS: tuple[type[Op], ...] = get_args(MemoryOp)
+
+
+COPY_SIDES = ("from", "to")
+"""What the roles of a tensor that is stored or fetched, and of its copy, begin with; behind the dot is their number."""
+
+
+def _copies(op: Store | Fetch) -> Candidates:
+    """As many operands as there are, each with its copy; a copy of a saved slot is one of the same slot."""
+    if not op.reads:
+        raise SignatureError(f"'{op!r}' copies nothing")
+    for tensor in op.reads:
+        if tensor.kind not in STORABLE:
+            raise SignatureError(
+                f"%{tensor.name} is {tensor.kind.value}, which is not stored in another memory", tensor
+            )
+    return _copies_of(tuple((t.kind is StateKind.SAVED, t.type, t.slot) for t in op.reads))
+
+
+@cache
+def _copies_of(tensors: tuple[tuple[bool, TensorType, str], ...]) -> Candidates:
+    sides: list[Roles] = []
+    for side in COPY_SIDES:
+        roles = (
+            Role(f"{side}.{place}", SAVED if saved else ACTIVATIONS, type_, slot=slot if saved else None)
+            for place, (saved, type_, slot) in enumerate(tensors)
+        )
+        sides.append(tuple(roles))
+    return [(False, Signature(sides[0], sides[1]))]

@@ -1,0 +1,253 @@
+"""Roles that operands of several ops have: the input of a block, its view, its saved slots, ..."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.config.plan import Plan, SlicePlan, slice_plan
+from ratrain.ratrain_ir.config.types import Dtype, StateKind, TensorType, tensor_type
+from ratrain.ratrain_ir.model.blocks import (
+    KEY_SLOTS,
+    PRODUCTS,
+    SPLIT_KINDS,
+    SQUARES,
+    Block,
+    Slot,
+    activation_type,
+    branch_slots,
+    branch_sums,
+    computed_type,
+    flat_elements,
+    half_slots,
+    is_sharded,
+    last_viewer,
+    next_block,
+    normed_gradient_slots,
+    pending_slots,
+    projected_slots,
+    reads_documents,
+    row_sum_slots,
+    row_sums_type,
+    saved_slots,
+    seen_slices,
+    shard_elements,
+    stream_type,
+    sum_slots,
+    token_type,
+    tokens_per_micro_batch,
+    view_shard_elements,
+)
+from ratrain.ratrain_ir.model.peer_blocks import adds_branch_apart
+from ratrain.ratrain_ir.ops.operands import Role, Roles, SignatureError
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+
+ACTIVATIONS = frozenset({StateKind.ACTIVATION, StateKind.BOUNDARY, StateKind.CHECKPOINT})
+
+
+STORABLE = frozenset({*ACTIVATIONS, StateKind.SAVED})
+"""What may be stored in another memory until it is used."""
+
+
+def kind_role(name: str, kind: StateKind, type_: TensorType) -> Role:
+    """Return a role for tensors of one state kind."""
+    return Role(name, frozenset({kind}), type_)
+
+
+PARTIAL = frozenset({StateKind.PARTIAL})
+
+
+GUEST = frozenset({StateKind.GUEST})
+
+
+def input_role(name: str, model: ModelConfig, plan: Plan, block: Block) -> Role:
+    """The input of a block, with all its rows, or what a block reads of the gradient of its output."""
+    return Role(name, ACTIVATIONS, computed_type(model, plan, block))
+
+
+def output_role(name: str, model: ModelConfig, plan: Plan, block: Block, *, optional: bool = False) -> Role:
+    """The output of a block, or its gradient; of several tensor peers each has a part of the output, or of what is to be normed and added."""
+    kinds = PARTIAL if plan.tp > 1 and name == "y" else ACTIVATIONS
+    return Role(name, kinds, computed_type(model, plan, next_block(model, block)), optional)
+
+
+def input_gradient_role(model: ModelConfig, plan: Plan, block: Block) -> Role:
+    """The gradient of a block's input, of which each of several tensor peers has a part."""
+    return Role("dx", PARTIAL if plan.tp > 1 else ACTIVATIONS, computed_type(model, plan, block))
+
+
+def beside_roles(model: ModelConfig, plan: Plan, beside: bool) -> Roles:
+    """What the other of an attention and an mlp side by side has made of the same sum of tensor peers' parts."""
+    return (Role("beside", PARTIAL, stream_type(model, plan)),) if beside else ()
+
+
+def exchanged_role(name: str, model: ModelConfig, plan: Plan, block: Block) -> Role:
+    """The input of a block, or its gradient, as it is between blocks."""
+    return Role(name, ACTIVATIONS, activation_type(model, plan, block))
+
+
+def scalar_role(name: str, dtype: Dtype, elements: int = 1) -> Role:
+    """Return a role for a scalar, or for a few numbers in one tensor."""
+    return kind_role(name, StateKind.SCALAR, tensor_type(dtype, (elements,)))
+
+
+def scale_role() -> Role:
+    """Return the role of the loss scale, with the count of steps since it grew."""
+    return scalar_role("scale", Dtype.F32, 2)
+
+
+def saved_roles(model: ModelConfig, plan: Plan, block: Block, *, optional: bool, needed: tuple[str, ...] = ()) -> Roles:
+    """Return the roles of all saved slots of a block; where they are optional, those `needed` are not."""
+    return tuple(
+        Role(s.name, SAVED, s.type, optional and s.name not in needed, s.name) for s in saved_slots(model, plan, block)
+    )
+
+
+def seen_key_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """The keys and values of the earlier slices that a slice of an attention sees, slice by slice."""
+    if block.kind != "attention":
+        return ()
+    return tuple(
+        Role(of_slice(slot.name, index), SAVED, slot.type, slot=slot.name)
+        for index in seen_slices(model, plan)
+        for slot in saved_slots(model, slice_plan(plan.whole, index), block)
+        if slot.name in KEY_SLOTS
+    )
+
+
+def seen_sum_roles(model: ModelConfig, plan: Plan, block: Block, *, first: bool) -> Roles:
+    """The sums of key and value gradients that a slice of an attention adds to; `first`: those that it is the first to add to."""
+    if block.kind != "attention":
+        return ()
+    index = plan.index if isinstance(plan, SlicePlan) else None
+    earlier = [(each, slice_plan(plan.whole, each)) for each in seen_slices(model, plan)]
+    return tuple(
+        Role(of_slice(slot.name, each), SAVED, slot.type, slot=slot.name)
+        for each, other in earlier
+        if (last_viewer(model, other) == index) is first
+        for slot in sum_slots(model, other, block)
+    )
+
+
+def own_sum_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """What later slices left for the gradients of a slice's own keys and values."""
+    return tuple(Role(slot.name, SAVED, slot.type, slot=slot.name) for slot in sum_slots(model, plan, block))
+
+
+def of_slice(name: str, index: int) -> str:
+    """The role of an operand that belongs to another slice of the same micro-batch."""
+    return f"{name}_{index}"
+
+
+def is_of_other_slice(role: str) -> bool:
+    """Whether a role is that of an operand that belongs to another slice."""
+    return role.rpartition("_")[2].isdigit()
+
+
+SAVED = frozenset({StateKind.SAVED})
+
+
+def view_role(model: ModelConfig, plan: Plan, block: Block, name: str = "w") -> Role:
+    """Return the role of a block's view: its parameters, flat, in the type that blocks compute with."""
+    return kind_role(name, StateKind.VIEW, tensor_type(Dtype(plan.view_dtype), (flat_elements(model, plan, block),)))
+
+
+def view_shard_role(model: ModelConfig, plan: Plan, block: Block) -> Role:
+    """Return the role of a replica's part of a view that a group of replicas holds between them."""
+    elements = view_shard_elements(model, plan, block)
+    return kind_role(f"v.{block}", StateKind.VIEW_SHARD, tensor_type(Dtype(plan.view_dtype), (elements,)))
+
+
+def gradient_role(model: ModelConfig, plan: Plan, block: Block, name: str = "g") -> Role:
+    """Return the role of a block's whole gradient."""
+    return kind_role(name, StateKind.GRAD, tensor_type(Dtype(plan.grad_dtype), (flat_elements(model, plan, block),)))
+
+
+def shard_role(model: ModelConfig, plan: Plan, block: Block, name: str) -> Role:
+    """Return the role of a replica's shard of a block's reduced gradient."""
+    elements = shard_elements(model, plan, block)
+    return kind_role(name, StateKind.GRAD_SHARD, tensor_type(Dtype(plan.grad_shard_dtype), (elements,)))
+
+
+def reduced_role(model: ModelConfig, plan: Plan, block: Block, name: str) -> Role:
+    """The reduced gradient an update reads: the shard, or the whole where nothing is sharded."""
+    return shard_role(model, plan, block, name) if is_sharded(plan, block) else gradient_role(model, plan, block, name)
+
+
+def token_role(name: str, plan: Plan) -> Role:
+    """Return the role of one part of the input of a micro-batch: tokens, labels or starts of documents."""
+    return kind_role(name, StateKind.INPUT, token_type(plan))
+
+
+def document_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """Where the documents of a piece start, for a block that asks."""
+    return (token_role("documents", plan),) if reads_documents(model, plan, block) else ()
+
+
+def state_role(model: ModelConfig, plan: Plan, block: Block, name: str, kind: StateKind) -> Role:
+    """Return the role of a part of a block's optimizer state, in f32."""
+    return kind_role(name, kind, tensor_type(Dtype.F32, (shard_elements(model, plan, block),)))
+
+
+def made_before_forward(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """Where norms of queries and keys take sums over tensor peers: what an attention's forward finds of its own saved slots."""
+    return slot_roles((*projected_slots(model, plan, block), *row_sum_slots(model, plan, block, SQUARES)))
+
+
+def gradients_before_norms(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """There too: the gradients of normed queries and keys, and of values, and the sums that the norms' gradients take."""
+    return slot_roles((*normed_gradient_slots(model, plan, block), *row_sum_slots(model, plan, block, PRODUCTS)))
+
+
+def part_of_sums(plan: Plan, name: str) -> Role:
+    """Return the role of what one tensor-parallel rank has of sums over rows."""
+    return Role(name, PARTIAL, row_sums_type(plan))
+
+
+def check_row_sums(model: ModelConfig, plan: Plan, block: Block) -> None:
+    """Raise `SignatureError` where nothing of a block is summed over rows of tensor peers."""
+    if not projected_slots(model, plan, block):
+        raise SignatureError(f"{block} norms no queries and keys over all heads of tensor peers: nothing is done apart")
+
+
+def half_roles(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str, tuple[str, ...]]) -> Roles:
+    """The saved slots that a half of a split backward reads."""
+    if block.kind not in SPLIT_KINDS:
+        raise SignatureError(f"the backward of {block} is not split: only {' and '.join(SPLIT_KINDS)} blocks' are")
+    wanted = half_slots(model, plan, block, read)
+    return tuple(role for role in saved_roles(model, plan, block, optional=False) if role.name in wanted)
+
+
+def slot_roles(slots: Iterable[Slot]) -> Roles:
+    """Return a role for each slot."""
+    return tuple(Role(slot.name, SAVED, slot.type, slot=slot.name) for slot in slots)
+
+
+def pending_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """Return the roles of what the input half of a split backward leaves for the weight half."""
+    return slot_roles(pending_slots(model, plan, block))
+
+
+def branch_sum_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """What the norm of the block's branch leaves for its backward, where an op of its own adds the branch."""
+    return slot_roles(branch_sums(model, plan, block))
+
+
+def branch_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
+    """What a block adds, and the statistics of its norm."""
+    if not adds_branch_apart(model, plan, block):
+        raise SignatureError(f"what {block} gives is not normed behind a sum of tensor peers: nothing is added apart")
+    return slot_roles(branch_slots(model, plan))
+
+
+def flag_roles(blocks: tuple[Block, ...]) -> Roles:
+    """Return the roles of the overflow flags of blocks."""
+    return tuple(scalar_role(f"flag.{block}", Dtype.U32) for block in blocks)
+
+
+def parts_of_loss(plan: Plan) -> Roles:
+    """What a tensor peer makes of its part of the vocabulary: of each row the log of its sum of exponentials, and the loss within it."""
+    rows = tensor_type(Dtype.F32, (tokens_per_micro_batch(plan),))
+    return Role("lse", PARTIAL, rows), Role("loss", PARTIAL, tensor_type(Dtype.F64, (1,)))
