@@ -152,7 +152,7 @@ def command(
     from ratrain import api
     from ratrain.ratrain_ir.support.files import write_text
     from ratrain.ratrain_ir.support.text import shown
-    from ratrain.ratrainc.bridge.report import imported_json
+    from ratrain.ratrainc.bridge.importing import imported_json
     from ratrain.ratrainc.console.console import print_json
 
     with misuse_of_command():

@@ -12,6 +12,8 @@ from ratrain.passes.idle_options import refuse_deciding_twice, refuse_idle_optio
 from ratrain.passes.manager import AfterPass, PassManager, PassRun
 from ratrain.passes.pipeline_text import parse_pipeline, pass_text
 from ratrain.passes.placed_by import placed_by, placement_in
+from ratrain.passes.placement.foreign_table import read_foreign_table, shape_keys, shape_of_table
+from ratrain.passes.placement.place_from_file import PlaceFromFilePass
 from ratrain.passes.placement.placed_schedule import refuse_contradiction
 from ratrain.ratrain_ir.config.model_fields import check_model
 from ratrain.ratrain_ir.config.model_files import load_model
@@ -30,7 +32,6 @@ from ratrain.ratrainc.choices.machine_choice import MachineChoice, resized
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, hiding_exchanges
 from ratrain.ratrainc.choices.strategies import strategy as strategy_named
 from ratrain.ratrainc.compiling.opening import load_schedule, machine_for, machine_of, program_in
-from ratrain.ratrainc.compiling.schedule_file import load_plan_for_table, placed_by_table
 from ratrain.ratrainc.compiling.soundness import check, info_on
 from ratrain.ratrainc.console.progress import OnProgress, Progress, telling, unheard
 from ratrain.targets.codegen.emitter import emit as emit_module
@@ -379,3 +380,24 @@ def source_module(program: Program, file: str) -> Module:
         why = "its model, plan and passes give another program: its schedule was edited, or compiled by another version"
         fail("RT002", f"what '{file}' was made from cannot be made again: {why}", help=way_out)
     return module
+
+
+def load_plan_for_table(path: str, model: ModelConfig, table: str) -> Plan:
+    """The plan of a file; what it leaves out of pp, micro_batches, chunks, layout and slices is as in a schedule table.
+
+    Raises `DiagnosticError` for what is wrong with either; whether they fit is for the placement to say.
+    """
+    shape = shape_keys(shape_of_table(read_foreign_table(table)))
+    return load_plan(path, model, shape=shape)
+
+
+def placed_by_table(passes: str, table: str) -> str:
+    """The pipeline that places a table, then runs passes.
+
+    Raises ValueError where they place too.
+    """
+    placing = next((item.name for item in parse_pipeline(passes) if item.name.startswith("place-")), None)
+    if placing is not None:
+        raise ValueError(placing)
+    own = pass_text(PlaceFromFilePass(table))
+    return f"{own},{passes}" if passes.strip() else own

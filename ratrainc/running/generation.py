@@ -23,8 +23,7 @@ from ratrain.targets.runtime.checkpoint.checkpoint import MANIFEST_FILE
 from ratrain.targets.runtime.checkpoint.checkpoint_series import facts_of, kept_tokenizer, latest_run, latest_weights
 from ratrain.targets.runtime.data.data import BYTE, TEXT_VOCABULARY
 from ratrain.targets.runtime.data.tokenizer import Encoder, TokenizerChoice, encoder_of, tokenizer_beside
-from ratrain.targets.runtime.engine.forward import Forward
-from ratrain.targets.runtime.engine.sampling import Chooser
+from ratrain.targets.runtime.engine.forward import Chooser, Forward
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.weights.companions import GENERATION_FILE, is_byte_tokenizer, read_companion
 from ratrain.targets.runtime.weights.weight_source import WeightSource

@@ -20,9 +20,8 @@ from ratrain.ratrainc.running.weight_export import export_weights
 from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_weights
 from ratrain.targets.runtime.data.data import Batches, TokenStream
 from ratrain.targets.runtime.engine import forward as forward_module
-from ratrain.targets.runtime.engine.forward import Forward
+from ratrain.targets.runtime.engine.forward import Chooser, Forward
 from ratrain.targets.runtime.engine.rank import resolve
-from ratrain.targets.runtime.engine.sampling import Chooser
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.settings import Sampling
 from ratrain.targets.runtime.weights.weight_source import WeightSource

@@ -156,6 +156,23 @@ def test_no_folder_is_crowded() -> None:
     assert not {str(folder): count for folder, count in files.items() if count > MOST_FILES}
 
 
+WITHOUT_TORCH = {
+    "ratrain.targets.pytorch.availability",
+    "ratrain.targets.pytorch.cuda_libraries",
+    "ratrain.targets.pytorch.ranks.channel_groups",
+}
+"""Small files that are asked, or tested, where PyTorch is not installed; the files that they serve import it."""
+
+
+def test_no_file_is_a_part_of_another() -> None:
+    """What has one importer and few lines belongs into it, unless it is loaded by name."""
+    importers: dict[str, set[str]] = {}
+    for importer, imported in _imported():
+        importers.setdefault(imported, set()).add(importer)
+    small = {m for path, m in all_modules() if path.stem != "__init__" and len(path.read_text().splitlines()) < 40}
+    assert {module for module in small if len(importers.get(module, ())) == 1} - WITHOUT_TORCH == set()
+
+
 def _module_of(name: str, modules: Container[str]) -> str | None:
     """The module that a name is, or stands in."""
     while name and name not in modules:

@@ -3,17 +3,44 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
 
 from ratrain.ratrainc.bridge.shell.text import Script, Text, Unknown, joined, literal, nothing_known
 from ratrain.ratrainc.bridge.shell.world import Answer, World
 
 if TYPE_CHECKING:
+    from tree_sitter import Node
+
     from ratrain.ratrain_ir.support.text import Place
-    from ratrain.ratrainc.bridge.shell.follower import Follower
+    from ratrain.ratrainc.bridge.shell.assigning import Assigning
+    from ratrain.ratrainc.bridge.shell.words import Expander
 
 _FORMAT = re.compile(r"%[-0]?\d*([sdq%])|\\(n|t|\\)")
+
+
+class Follower(Protocol):
+    """Follows statements, in every way that they may go."""
+
+    assigning: Assigning
+    read: Callable[[str, Script], Script | None]
+    """a script by its path, from another"""
+    depth: int
+    """of scripts and functions that run within one another"""
+    outer: tuple[Text, ...]
+    """the words that a shell is started with which runs a script, as `srun` with its options"""
+
+    def script(self, script: Script, world: World) -> list[World]:
+        """Follow a script; the worlds after it."""
+
+    def run(self, nodes: Iterable[Node], script: Script, worlds: list[World]) -> list[World]:
+        """Follow statements; the worlds after them."""
+
+    def inside(self, world: World, run: Callable[[World], list[World]]) -> list[World]:
+        """Follow what a process of its own does; the worlds after it, with variables as before."""
+
+    def expander(self, script: Script, world: World) -> Expander:
+        """Expands words of a script in a world."""
 
 
 class Printing:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeAlias
 
-from attrs import frozen
+from attrs import define, frozen
 
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.ops.base import ENGINES, Direction, Engine, Group, Quantity
@@ -33,13 +33,13 @@ from ratrain.ratrain_ir.ops.kinds import LONE_OPS, OP_CLASSES
 from ratrain.ratrain_ir.ops.messages import Accept, Evict, GiveBack, Recv, Send, TakeBack, engines_of
 from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.support.diagnostics import Note, fail
+from ratrain.targets.runtime.arena.streams import Graph, Order
 from ratrain.targets.runtime.engine import collectives, peer_collectives
 from ratrain.targets.runtime.engine.certificate import certificate
 from ratrain.targets.runtime.engine.channels import Channels
 from ratrain.targets.runtime.engine.engine import Head, ProgramEngine, StepTotals
 from ratrain.targets.runtime.engine.optimizer import update_scratch_bytes
 from ratrain.targets.runtime.engine.rank import Rank
-from ratrain.targets.runtime.engine.repeated import RepeatedStep
 from ratrain.targets.runtime.watch.liveness import Liveness
 from ratrain.targets.runtime.watch.positions import EnginePosition, RankPhase, RankPosition
 from ratrain.targets.runtime.watch.postmortem import diagnose
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.topology import Rank as MeshRank
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.program.program import Program
-    from ratrain.targets.runtime.arena.streams import Graph
     from ratrain.targets.runtime.data.data import Batches
     from ratrain.targets.runtime.engine.collectives import Member
     from ratrain.targets.runtime.engine.profile import Concurrency
@@ -410,3 +409,25 @@ _EXECUTIONS: PerOp[_Execution] = PerOp(
     },
     never=(Release,),
 )
+
+
+WARM_UP_STEPS = 3
+"""Steps before the one that is recorded, for what libraries load and allocate with their first calls: as many as `torch.cuda.make_graphed_callables` makes."""
+
+
+@define(eq=False)
+class RepeatedStep:
+    """Issues some steps, records the next one, and has its graph then."""
+
+    order: Order
+    issued: int = 0
+    graph: Graph | None = None
+
+    def issue(self, issue: Callable[[], None]) -> None:
+        """Do a step whose instructions `issue` issues: at once, or by recording them and doing what was recorded."""
+        if self.issued < WARM_UP_STEPS:
+            self.issued += 1
+            issue()
+            return
+        self.graph = self.order.graph(issue)
+        self.graph.replay()

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError  # noqa: E402
 from ratrain.targets.runtime.arena.scalars import GROWTH_INTERVAL  # noqa: E402
 from ratrain.targets.runtime.engine.evaluation import held_out  # noqa: E402
-from ratrain.targets.runtime.engine.repeated import WARM_UP_STEPS  # noqa: E402
+from ratrain.targets.runtime.engine.local import WARM_UP_STEPS  # noqa: E402
 from ratrain.targets.runtime.kernels import kernel_set  # noqa: E402
 from tests.program_files import prepare  # noqa: E402
 from tests.targets.pytorch.recording import CaptureError, RecordingDevice, no_host_reads, order  # noqa: E402
