@@ -157,7 +157,7 @@ BROKEN: dict[str, tuple[list[str], str, list[tuple[Any, str, Any]]]] = {
     ),
     "export": (
         ["export", "{folder}/tiny.rtir", "--format", "megatron", "-o", "{out}.sh"],
-        "on how many ranks it runs",
+        "micro-batch-size",
         [(exporting, "toml_comment", lambda text: "--micro-batch-size x")],
     ),
 }
