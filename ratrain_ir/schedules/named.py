@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from math import inf
 
 from attrs import frozen
 
@@ -53,18 +54,26 @@ class Schedule:
     """chunks a stage where a plan does not say"""
     layout: str = "loop"
     """how they lie where a plan does not say"""
+    held: float = 1.0
+    """about how many micro-batches the first stage holds, as a share of those under 1F1B; only guesses follow from it"""
+    bubble: float = 1.0
+    """about how long stages idle, as a share of the way through all other stages, divided by chunks and slices; only guesses follow from it"""
 
 
 SCHEDULES: dict[str, Schedule] = {
     "1f1b": Schedule("1F1B", schedule_1f1b),
-    "gpipe": Schedule("GPipe", schedule_gpipe),
-    "zb-h1": Schedule("ZB-H1", schedule_zb_h1),
-    "interleaved": Schedule("interleaved 1F1B", schedule_interleaved, problem=interleaved_problem, chunks=2),
-    "breadth-first": Schedule("breadth-first", schedule_breadth_first, problem=breadth_first_problem, chunks=2),
-    "zb-v": Schedule("ZB-V", schedule_zb_v, problem=vee_problem, chunks=2, layout="vee"),
-    "v-half": Schedule("V-Half", schedule_v_half, problem=vee_problem, chunks=2, layout="vee"),
-    "v-min": Schedule("V-Min", schedule_v_min, problem=vee_problem, chunks=2, layout="vee"),
-    "dualpipe-v": Schedule("DualPipe-V", schedule_dualpipe_v, problem=vee_problem, chunks=2, layout="vee"),
+    "gpipe": Schedule("GPipe", schedule_gpipe, held=inf),
+    "zb-h1": Schedule("ZB-H1", schedule_zb_h1, bubble=0.5),
+    "interleaved": Schedule("interleaved 1F1B", schedule_interleaved, problem=interleaved_problem, chunks=2, held=1.5),
+    "breadth-first": Schedule(
+        "breadth-first", schedule_breadth_first, problem=breadth_first_problem, chunks=2, held=inf
+    ),
+    "zb-v": Schedule("ZB-V", schedule_zb_v, problem=vee_problem, chunks=2, layout="vee", bubble=0.1),
+    "v-half": Schedule("V-Half", schedule_v_half, problem=vee_problem, chunks=2, layout="vee", held=0.5, bubble=0.6),
+    "v-min": Schedule("V-Min", schedule_v_min, problem=vee_problem, chunks=2, layout="vee", held=1 / 3),
+    "dualpipe-v": Schedule(
+        "DualPipe-V", schedule_dualpipe_v, problem=vee_problem, chunks=2, layout="vee", held=1.5, bubble=0.3
+    ),
     "seq1f1b": Schedule("Seq1F1B", schedule_seq1f1b, problem=seq1f1b_problem),
 }
 """Every schedule that a plan may name."""

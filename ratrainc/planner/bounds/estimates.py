@@ -5,10 +5,9 @@ Not a bound, not simulated.
 
 from __future__ import annotations
 
-from math import inf
-
 import numpy as np
 
+from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrainc.planner.bounds.bounds import plan_bounds, recovery_seconds
 from ratrain.ratrainc.planner.bounds.columns import EMBED, Columns, Numbers, least_recovery, unit_sum
 from ratrain.ratrainc.planner.bounds.other_memory import all_offloaded
@@ -42,20 +41,6 @@ def plan_estimates(c: Columns, layers: Numbers) -> Numbers:
     return np.where(fits, pipeline + messages + traffic.max(axis=0) + c.tail[0], np.inf)
 
 
-_HELD = {
-    "v-half": 0.5,
-    "v-min": 1 / 3,
-    "zb-v": 1.0,
-    "dualpipe-v": 1.5,
-    "interleaved": 1.5,
-    "gpipe": inf,
-    "breadth-first": inf,
-}
-"""Of the micro-batches that the first stage holds under 1F1B, about how many it holds under other schedules."""
-_SHORTER = {"zb-h1": 0.5, "zb-v": 0.1, "v-half": 0.6, "dualpipe-v": 0.3}
-"""Of the way through all other stages, divided by chunks and slices, about how much their bubble is."""
-
-
 def shape_guesses(c: Columns) -> Numbers:
     """About how many seconds shapes take, infinite where they hardly fit: with even stages, after the first of them, which holds most.
 
@@ -64,7 +49,7 @@ def shape_guesses(c: Columns) -> Numbers:
     units = np.array([1.0, c.layers, 1.0])
     m, p = c.micro_batches, c.pp
     layers = c.layers / p
-    held = np.minimum(np.minimum(p * _HELD.get(c.schedule, 1.0), m) * layers, m * layers)
+    held = np.minimum(np.minimum(p * SCHEDULES[c.schedule].held, m) * layers, m * layers)
     held = np.where(c.slices > 1, (p + c.slices - 1) * layers, held)  # of layers of passes
     working = c.mlp_saved + c.mlp_ends + c.mlp_view + c.mlp_scratch + c.mlp_gradient
     if c.has_halves:
@@ -75,7 +60,7 @@ def shape_guesses(c: Columns) -> Numbers:
     recovery = m * c.slices * layers * least_recovery(c, free / np.maximum(held - 1, 1.0))
     work = (m * (units @ (c.forward + c.backward)) + units @ c.update) / p
     way = (units @ (c.forward_way + c.backward_way) + recovery * p / m) * (p - 1) / p
-    bubble = way * _SHORTER.get(c.schedule, 1.0) / (c.chunks * c.slices) + 2 * c.message * (p - 1) * c.chunks
+    bubble = way * SCHEDULES[c.schedule].bubble / (c.chunks * c.slices) + 2 * c.message * (p - 1) * c.chunks
     link = (units @ c.link + m * (units @ c.link_each)) / p
     longest = np.maximum(work + recovery + bubble + 0.5 * m * (units @ c.exchange) / p, link)
     return np.where(free > 0, longest + c.tail[EMBED], np.inf)
