@@ -9,7 +9,6 @@ from attrs import evolve, frozen
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.slicing import even_work_lengths
-from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.targets.machine.machine import Machine
 
 
@@ -25,11 +24,6 @@ class Setting:
     """of `recompute`"""
     may_keep_gathered: bool = True
     """whether what tensor peers gathered for a forward may serve its backward too"""
-
-    @property
-    def updates_compute(self) -> bool:
-        """Whether updates run on the compute engine."""
-        return self.machine.update_engine is Engine.COMPUTE
 
     def slice_lengths(self, count: int) -> tuple[int, ...]:
         """Tokens of each of so many slices of even work; none where micro-batches pass whole."""
