@@ -427,9 +427,12 @@ def read_manifest(directory: str, versions: Sequence[int] = (VERSION,)) -> dict[
 
 
 def _left_behind(directory: str) -> str | None:
-    """A way out where an interrupted save left a checkpoint beside its place."""
+    """Return a way out where an interrupted save left a checkpoint beside its place, or a run ended before its first save."""
     whole = left_checkpoints(directory)
-    return f"an interrupted save left a whole checkpoint as '{whole[0][1]}': rename that one" if whole else None
+    if whole:
+        return f"an interrupted save left a whole checkpoint as '{whole[0][1]}': rename that one"
+    nothing = Path(directory).is_dir() and not Path(directory, MANIFEST_FILE).exists()
+    return "a run that ends before its first save leaves no checkpoint: begin without --resume" if nothing else None
 
 
 def saved_model(directory: str, saved: object) -> ModelConfig:

@@ -32,6 +32,7 @@ from ratrain.targets.runtime.checkpoint.checkpoint import (
     clear_leftovers,
     hold_checkpoint_place,
     load_checkpoint,
+    read_manifest,
     save_checkpoint,
 )
 from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_weights, load_latest
@@ -671,3 +672,11 @@ def test_a_device_in_place_of_a_file_is_not_read(saved: Path, name: str) -> None
     (saved / name).symlink_to("/dev/zero")
     with pytest.raises(DiagnosticError, match=r"RT002.*it is not a regular file"):
         load_checkpoint(str(saved), LLAMA)
+
+
+def test_a_run_that_ended_before_its_first_save_is_begun_again(tmp_path: Path) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        read_manifest(str(tmp_path))
+    (problem,) = caught.value.diagnostics
+    assert problem.code == "RT002"
+    assert "begin without --resume" in (problem.help or "")
