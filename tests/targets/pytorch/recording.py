@@ -125,7 +125,7 @@ def no_host_reads() -> Iterator[None]:
             patch.setattr(torch.Tensor, name, refuse)
         for place in ("device_common", "device_tables", "device_head"):
             for check in ("check_documents", "check_tokens", "_check"):
-                patch.setattr(f"ratrain.targets.pytorch.{place}.{check}", lambda *_: None, raising=False)
+                patch.setattr(f"ratrain.targets.pytorch.device.{place}.{check}", lambda *_: None, raising=False)
         for place in ("device_kernels", "device_attention", "device_scores"):
-            patch.setattr(f"ratrain.targets.pytorch.{place}.check_documents", lambda *_: None)
+            patch.setattr(f"ratrain.targets.pytorch.device.{place}.check_documents", lambda *_: None)
         yield
