@@ -26,6 +26,11 @@ class BytesOfStageOp(BlockPieceOp):
 
     peer: int = peer_field()
 
+    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """Return the operands that it may have."""
+        del model, plan
+        return _guests(self)
+
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
@@ -77,11 +82,6 @@ class Evict(BytesOfStageOp):
     default_engine = Engine.STORE
     direction = Direction.OUT
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
-        del model, plan
-        return _guests(self)
-
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
@@ -91,11 +91,6 @@ class Accept(BytesOfStageOp):
     keyword = "accept"
     default_engine = Engine.FETCH
     direction = Direction.IN
-
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
-        del model, plan
-        return _guests(self)
 
 
 @final
@@ -110,11 +105,6 @@ class GiveBack(BytesOfStageOp):
     default_engine = Engine.STORE
     direction = Direction.OUT
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
-        del model, plan
-        return _guests(self)
-
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
@@ -124,11 +114,6 @@ class TakeBack(BytesOfStageOp):
     keyword = "take_back"
     default_engine = Engine.FETCH
     direction = Direction.IN
-
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
-        del model, plan
-        return _guests(self)
 
 
 GuestOp = Evict | Accept | GiveBack | TakeBack
@@ -186,7 +171,7 @@ def _recv(model: ModelConfig, plan: Plan) -> Candidates:
     return [(False, Signature(writes=(_boundary(model, plan),)))]
 
 
-def _guests(op: GuestOp) -> Candidates:
+def _guests(op: BytesOfStageOp) -> Candidates:
     """As many operands as there are: at the stage that they belong to what may be stored, at the one that lends bytes guests."""
     moved = op.reads or op.writes
     if not moved:
