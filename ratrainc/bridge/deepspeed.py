@@ -238,8 +238,8 @@ def _put_sizes(reader: SettingsReader, whole: int | None, micro: int | None, tim
     implied = None if micro is None or times is None else micro * times * dp
     if whole is not None and implied is not None and whole != implied:
         text = f"{WHOLE} {whole} is not {MICRO} {micro} * {TIMES} {times} * {dp} replicas = {implied}"
-        fits = whole % (micro * times) == 0 if micro is not None and times is not None else False
-        other = f", or give --clusters for {whole // (micro * times)} replicas" if fits and micro and times else ""
+        each = implied // dp
+        other = "" if whole % each else f", or give as many --clusters as make {whole // each} replicas"
         reader.wrong(WHOLE, text, way_out=f"leave one of the three out{other}")
         return
     put_batch(reader, (MICRO, micro), (WHOLE, whole if whole is not None else implied), dp)

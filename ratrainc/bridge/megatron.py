@@ -267,7 +267,7 @@ def _state(reader: SettingsReader) -> None:
 
 
 def _shard_group(reader: SettingsReader, zero: int) -> None:
-    """Put `shard_group`: several instances of the distributed optimizer share out the replicas, each with a copy of the state."""
+    """Put `shard_group`: each instance of the distributed optimizer has a copy of the state, over its share of the replicas."""
     name = "num-distributed-optimizer-instances"
     instances, dp = reader.size(name), reader.values.get("dp")
     if instances is None or instances == 1 or dp is None:
@@ -278,8 +278,10 @@ def _shard_group(reader: SettingsReader, zero: int) -> None:
         reader.wrong(name, f"{dp} replicas are not a multiple of {name} {instances}")
     elif instances < dp:
         reader.put("shard_group", dp // instances, name)
+    elif zero == 1:
+        reader.put("zero", 0, name)  # each replica has the whole state
     else:
-        reader.leave(name, "each replica has a state of its own then: zero = 0 says so")
+        reader.wrong(name, f"with {name} {instances} nothing is sharded over {dp} replicas: leave sharding out")
 
 
 def _optimizer(reader: SettingsReader, batch: int) -> None:

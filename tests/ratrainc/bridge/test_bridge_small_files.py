@@ -63,6 +63,11 @@ PLANS = {
         {},
         {"zero": 1, "shard_group": 4},
     ),
+    "an instance a replica": (
+        launch("--use-distributed-optimizer --num-distributed-optimizer-instances 8"),
+        {},
+        {"zero": 0, "shard_group": None},
+    ),
 }
 
 
@@ -134,3 +139,20 @@ def test_a_file_of_stray_words_is_refused_with_some_of_them(tmp_path: Path) -> N
     with pytest.raises(DiagnosticError) as caught:
         plan_of(launch("{ x = " * 20_000), tmp_path)
     assert 10 <= len(caught.value.diagnostics) <= 100
+
+
+@pytest.mark.parametrize(("times", "way_out"), [(2, "as make 8 replicas"), (3, None)])
+def test_clusters_are_advised_where_some_make_the_sizes_fit(times: int, way_out: str | None, tmp_path: Path) -> None:
+    text = (
+        '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", "params": {"lr": 1}},'
+        f' "gradient_accumulation_steps": {times}}}'
+    )
+    with pytest.raises(DiagnosticError) as caught:
+        plan_of(text, tmp_path, "deepspeed", clusters=4, seq_len=64)
+    (problem,) = caught.value.diagnostics
+    assert problem.help is not None
+    assert (way_out or "leave one of the three out") in problem.help
+    if way_out is None:
+        assert "--clusters" not in problem.help
+    else:
+        assert plan_of(text, tmp_path, "deepspeed", clusters=8, seq_len=64).plan.dp == 8
