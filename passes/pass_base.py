@@ -181,6 +181,11 @@ class Pass:
     decides: ClassVar[frozenset[Decision]] = frozenset()
     """Decisions that this pass takes. Only one pass of a pipeline may take each: two would overrule one another."""
 
+    @property
+    def schedule(self) -> str | None:
+        """Name of the schedule that this pass places; None if it places none, or leaves that to the plan or a file."""
+        return None
+
     def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
         """The options that change nothing under a plan, or beside the other options."""
         del plan, model

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.passes.pipeline_text import parse_pipeline
-from ratrain.passes.placed_by import is_placement, schedule_placed
+from ratrain.passes.placed_by import is_placement
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def claim_problem(pipeline: str, plan: Plan) -> Diagnostic | None:
     except DiagnosticError as error:
         return error.diagnostics[0]
     last = next(filter(is_placement, reversed(passes)), None)
-    named = None if last is None else schedule_placed(last)
+    named = None if last is None else last.schedule
     if named is not None and plan.schedule not in (None, named):
         return Diagnostic("RT064", f"it places {named}, and the plan says schedule = '{plan.schedule}'")
     return None

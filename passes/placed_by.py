@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratrain.passes.pipeline_text import parse_pipeline
-from ratrain.ratrain_ir.schedules.named import SCHEDULES
 
 if TYPE_CHECKING:
     from ratrain.passes.pass_base import Pass
@@ -32,13 +31,4 @@ def placed_by(pipeline: str) -> str | None:
     Raises `DiagnosticError` for a text that is no pipeline.
     """
     first = placement_in(pipeline)
-    return None if first is None else schedule_placed(first)
-
-
-def schedule_placed(placement: Pass) -> str | None:
-    """The schedule that a placement names; None where it leaves that to the plan, or to a file."""
-    # by name, not by class: the passes in the rooms below import from here, not the other way round
-    name = (
-        getattr(placement, "kind", None) if placement.name == "place-schedule" else placement.name.removeprefix(_PLACE)
-    )
-    return name if name in SCHEDULES else None
+    return None if first is None else first.schedule

@@ -40,6 +40,11 @@ class Place1F1BPass(Pass):
     requires: ClassVar[frozenset[Fact]] = frozenset()
     decides: ClassVar[frozenset[Decision]] = frozenset({Decision.ORDER})
 
+    @property
+    def schedule(self) -> str | None:
+        """Name of the schedule that this pass places."""
+        return "1f1b"
+
     def run(self, module: Module, context: PassContext) -> None:
         """Reorder whole forward and backward groups of micro-batches; what belongs to the step's end stays there."""
         begin_placing(module, "1f1b")

@@ -28,6 +28,11 @@ class PlaceGpipePass(Pass):
     requires: ClassVar[frozenset[Fact]] = frozenset()
     decides: ClassVar[frozenset[Decision]] = frozenset({Decision.ORDER})
 
+    @property
+    def schedule(self) -> str | None:
+        """Name of the schedule that this pass places."""
+        return "gpipe"
+
     def run(self, module: Module, context: PassContext) -> None:
         """Join the groups of all micro-batches; the plan's schedule becomes `gpipe`."""
         begin_placing(module, "gpipe")

@@ -40,6 +40,11 @@ class PlaceSchedulePass(Pass):
     kind: str | None = field(default=None, metadata={"choices": tuple(SCHEDULES), "default": "the plan's"})
     """Name of the schedule; None: the one of the plan, where it says none the usual one of its chunks and slices."""
 
+    @property
+    def schedule(self) -> str | None:
+        """Name of the schedule that this pass places; None: the one of the plan."""
+        return self.kind
+
     def run(self, module: Module, context: PassContext) -> None:
         """Split the backwards that the schedule has in halves, and reorder whole passes of micro-batches through chunks.
 

@@ -56,6 +56,11 @@ class PlaceZbH1Pass(Pass):
     delay: int | None = field(default=None, metadata={"unit": "micro-batches", "default": "what fits"})
     """Most micro-batches by which the weight halves of a stage follow its input halves; None: as many as fit."""
 
+    @property
+    def schedule(self) -> str | None:
+        """Name of the schedule that this pass places."""
+        return "zb-h1"
+
     def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
         """A delay of more micro-batches than any stage's weight halves can follow by."""
         del model

@@ -1,5 +1,4 @@
-# ruff: noqa: RUF009 - the defaults are attrs fields, made by the codec functions below
-"""The ops: one final class per kind, with typed fields.
+"""The base of all ops: a final class for each kind, with typed fields, in the file of its family.
 
 The text of an op is derived from its class, so a new op adds no grammar rule:
 
@@ -8,8 +7,8 @@ The text of an op is derived from its class, so a new op adds no grammar rule:
 `writes` defines tensors that are not live, `updates` changes live ones in place, `scratch` is workspace that lives only
 while the op runs. Fields print in declaration order, each by its codec.
 
-The seconds an op takes depend on all of its fields, unless the metadata of one say less (`TIME`): so ops are told apart that a target
-may take different times for (`ratrain.ratrain_ir.ops.likeness`).
+The seconds an op takes depend on all of its fields, unless the metadata of one say less (`TIME`): ops that a target may
+take different times for are told apart (`ratrain.ratrain_ir.ops.likeness`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import attrs
 from attrs import define, field
 
 from ratrain.ratrain_ir.model.blocks import Block
-from ratrain.ratrain_ir.ops.op_fields import UNTIMED, block_field, micro_batch_field, read_enum, slice_field
+from ratrain.ratrain_ir.ops.op_fields import UNTIMED, block_field, micro_batch_field, slice_field
 from ratrain.ratrain_ir.ops.tensor import Tensors
 
 if TYPE_CHECKING:
@@ -60,14 +59,14 @@ ENGINES = (
 
 
 class Payload(Enum):
-    """What a message between stages carries."""
+    """Content of a message between neighbouring stages."""
 
     ACTIVATION = "activation"
     GRADIENT = "gradient"
 
 
 class GuestWay(Enum):
-    """Which way a message goes that carries what a stage keeps in the DDR of another."""
+    """Way of a message that moves activations to or from the DDR of another stage."""
 
     OUT = "guests"
     """to the stage that lends bytes"""
@@ -78,7 +77,7 @@ class GuestWay(Enum):
 
 
 class Part(Enum):
-    """Which part of a micro-batch's input a stage loads."""
+    """Part of a micro-batch's input."""
 
     TOKENS = "tokens"
     LABELS = "labels"
@@ -106,7 +105,7 @@ class Group(Enum):
 
 
 class Quantity(Enum):
-    """What an `all_reduce_scalar` combines."""
+    """Scalar that an `all_reduce_scalar` combines."""
 
     LOSS = "loss"
     FLAGS = "flags"
@@ -114,34 +113,29 @@ class Quantity(Enum):
 
 
 class Phase(Enum):
-    """Which use of a sharded view a gather within the step serves."""
+    """Pass that a gather of a sharded view within the step serves."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
 
 
 class Direction(Enum):
-    """Which way a message goes, seen from the stage whose op it is."""
+    """Direction of a message, seen from the stage that has the op."""
 
     OUT = "out"
     IN = "in"
 
 
-def _phase_field() -> Any:
-    codec = {"read": read_enum(Phase), "write": lambda member: member.value, "optional": True}
-    return field(metadata=codec, default=None)
-
-
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Op:
-    """What all ops have. `line` is the op's line in the text it came from, 0 where a pass made it."""
+    """Base of all ops. `line` is the op's line in the text it came from, 0 if a pass made it."""
 
     keyword: ClassVar[str]
     default_engine: ClassVar[Engine]
     direction: ClassVar[Direction | None] = None
-    """Which way it goes, if it is a message."""
+    """None if it is no message"""
     alike_on_all_stages: ClassVar[bool] = False
-    """Whether the op takes as long on one stage as on another; a message does not, whose link depends on where it is sent from."""
+    """True if the op takes equal time on all stages; a message does not, as its link depends on the stage"""
 
     reads: Tensors = ()
     writes: Tensors = ()
@@ -162,14 +156,17 @@ class Op:
     def __repr__(self) -> str:
         return " ".join([self.keyword, *field_texts(self)])
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have: (whether its result adds to an earlier one, operands), the one that does not first."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have, as (accumulates, signature); first one that does not.
+
+        An op accumulates if its result adds to an earlier one: a gradient after its first contribution, for example.
+        """
         raise NotImplementedError
 
 
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class BlockPieceOp(Op):
-    """What an op has that works on one block, for a micro-batch or a slice of one."""
+    """Base of ops on one block, for one micro-batch or one slice of it."""
 
     block: Block = block_field()
     micro_batch: int = micro_batch_field()
@@ -188,23 +185,23 @@ class Slice(NamedTuple):
 
 
 Piece = int | Slice
-"""What passes through the blocks at a time: a micro-batch by its number, or a slice of one."""
+"""Unit of work of a pass: a micro-batch, by its number, or a slice of one."""
 
 
 def piece_fields(piece: Piece) -> dict[str, Any]:
-    """The fields of an op that works on a piece."""
+    """Return the fields of an op that works on a piece."""
     if isinstance(piece, int):
         return {"micro_batch": piece}
     return {"micro_batch": piece.micro_batch, "slice": piece.number}
 
 
 def piece_text(piece: Piece) -> str:
-    """A piece as the text of an op has it: `m0`, or `m0 s1`."""
+    """Format a piece as the text of an op does: `m0`, or `m0 s1`."""
     return f"m{piece}" if isinstance(piece, int) else str(piece)
 
 
 def piece_name(piece: Piece) -> str:
-    """A piece as names of tensors have it: `m0`, or `m0.s1`."""
+    """Format a piece as names of tensors do: `m0`, or `m0.s1`."""
     return f"m{piece}" if isinstance(piece, int) else f"m{piece.micro_batch}.s{piece.number}"
 
 
@@ -220,7 +217,7 @@ _WRITERS: dict[type[Op], tuple[tuple[str, Any, bool, Any], ...]] = {}
 
 
 def _writers(cls: type[Op]) -> tuple[tuple[str, Any, bool, Any], ...]:
-    """Return name, codec, whether the field may be left out, and its default, of each own field; remember them by kind."""
+    """Return (name, writer, optional, default) of each own field; remember them by kind."""
     found = _WRITERS.get(cls)
     if found is None:
         fields = own_fields(cls)
@@ -231,7 +228,7 @@ def _writers(cls: type[Op]) -> tuple[tuple[str, Any, bool, Any], ...]:
 
 
 def field_texts(op: Op) -> list[str]:
-    """The op's fields as the text writes them; optional fields with their default value are left out."""
+    """Write the op's fields as its text has them; leave out optional fields at their default."""
     texts = []
     for name, write, optional, default in _writers(type(op)):
         value = getattr(op, name)

@@ -1,12 +1,11 @@
-# ruff: noqa: RUF009 - the defaults are attrs fields, made by the codec functions below
-"""Collectives: of replicas about gradients and views, of tensor-parallel ranks within a pass, of all ranks about scalars."""
+"""Collectives: of replicas on gradients and views, of tensor-parallel ranks within a pass, of all ranks on scalars."""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, TypeGuard, final, get_args
+from typing import TYPE_CHECKING, Any, TypeGuard, final, get_args
 
-from attrs import define
+from attrs import define, field
 
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.blocks import (
@@ -21,13 +20,14 @@ from ratrain.ratrain_ir.model.blocks import (
     row_sum_slots,
 )
 from ratrain.ratrain_ir.model.peer_blocks import adds_branch_apart
-from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Group, Op, Payload, Phase, Quantity, _phase_field
+from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Group, Op, Payload, Phase, Quantity
 from ratrain.ratrain_ir.ops.op_fields import (
     block_field,
     blocking_field,
     blocks_field,
     enum_field,
     micro_batch_field,
+    read_enum,
     slice_field,
 )
 from ratrain.ratrain_ir.ops.operands import Candidates, Role, Signature
@@ -56,6 +56,11 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan
 
 
+def _phase_field() -> Any:
+    codec = {"read": read_enum(Phase), "write": lambda member: member.value, "optional": True}
+    return field(metadata=codec, default=None)
+
+
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class ReduceScatter(Op):
@@ -72,8 +77,8 @@ class ReduceScatter(Op):
     micro_batch: int | None = micro_batch_field(optional=True)
     blocking: bool = blocking_field()
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         return _reduce_scatter(model, plan, self.blocks)
 
 
@@ -82,8 +87,9 @@ class ReduceScatter(Op):
 class AllReduce(Op):
     """GradSync in place: the mean over replicas, or the sum of tied or shared gradients.
 
-    The overflow flags go with them. Tied gradients are those of the embedding and the head, summed over `ends`. Shared ones are those of
-    parameters that several tensor peers have, summed over `tensor` after replicas have met. If it is blocking, compute waits for it.
+    The overflow flags go with them. Tied gradients, of the embedding and the head, are summed over `ends`. Gradients of
+    parameters that several tensor-parallel ranks have are summed over `tensor`, after the mean over replicas. If it is
+    blocking, compute waits for it.
     """
 
     keyword = "all_reduce"
@@ -93,17 +99,17 @@ class AllReduce(Op):
     group: Group = enum_field(Group, Group.REPLICAS)
     blocking: bool = blocking_field()
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         return _all_reduce(model, plan, self.blocks, self.group)
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class GatherRows(Op):
-    """Makes the input of a block, or the gradient of it, whole from the peers' rows.
+    """Gathers the input of a block, or its gradient, from the rows of all tensor-parallel ranks.
 
-    Of an activation it says which pass it serves; a gradient serves the backward of the block before.
+    If it gathers an activation, it says which pass it serves; a gradient serves the backward of the block before.
     """
 
     keyword = "gather_rows"
@@ -115,18 +121,19 @@ class GatherRows(Op):
     slice: int | None = slice_field()
     phase: Phase | None = _phase_field()
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         return _gather_rows(model, plan, self.block)
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class ReduceRows(Op):
-    """Sums what tensor peers have of the input of a block, or of its gradient.
+    """Sums tensor-parallel ranks' parts of the input of a block, or of its gradient.
 
-    In f32 in rank order, rounded once. The residual stream is added once, where there is one: the input of the block before, or the gradient of its output. Each peer has
-    the rows that are its own, or all of them where rows are not sharded. Where a model norms what blocks add, it sums what the block before adds.
+    It sums in f32 in rank order and rounds once. It adds the residual stream once, if there is one: the input of the
+    block before, or the gradient of its output. Each rank gets its own rows, or all rows if rows are not sharded. In
+    models that norm what blocks add, it sums the output of the block before.
     """
 
     keyword = "reduce_rows"
@@ -137,34 +144,35 @@ class ReduceRows(Op):
     micro_batch: int = micro_batch_field()
     slice: int | None = slice_field()
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         return _reduce_rows(model, plan, self.block, self.payload)
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class CombineLoss(BlockPieceOp):
-    """The loss of a micro-batch from what tensor peers know of its rows' logits.
+    """Combines the loss of a micro-batch from tensor-parallel ranks' parts of the vocabulary.
 
-    The logits stay where they are. Every peer has the log of each row's sum of exponentials afterwards, and the loss.
+    Logits stay where they are. Every rank has the loss afterwards, and for each row the log of its sum of exponentials.
     """
 
     keyword = "combine_loss"
     default_engine = Engine.TENSOR
     alike_on_all_stages = True
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         return _combine_loss(model, plan, self.block)
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class ReduceSums(Op):
-    """Sums over tensor peers what norms of queries and keys take of each row.
+    """Sums over tensor-parallel ranks what norms of queries and keys need of each row.
 
-    In f32 in rank order; every peer has all sums afterwards. Of an activation the squares of queries and keys, of a gradient their products with it.
+    It sums in f32 in rank order; every rank has all sums afterwards. They are squares of queries and keys in the
+    forward, and their products with the gradient in the backward.
     """
 
     keyword = "reduce_sums"
@@ -175,8 +183,8 @@ class ReduceSums(Op):
     micro_batch: int = micro_batch_field()
     slice: int | None = slice_field()
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         return _reduce_sums(model, plan, self.block, self.payload)
 
 
@@ -185,8 +193,8 @@ class ReduceSums(Op):
 class AllReduceScalar(Op):
     """Combines scalars of a group: the loss, overflow flags or the gradient's norm.
 
-    The loss is summed and reported; of the flags any is enough. The norm names the blocks whose reduced gradients it reads, which
-    are all of the stage; it is infinite when one of their flags is set anywhere.
+    The loss is summed and reported; of the flags any is enough. The norm names the blocks whose reduced gradients it
+    reads, which are all of the stage; it is infinite if one of their flags is set anywhere.
     """
 
     keyword = "all_reduce_scalar"
@@ -196,8 +204,8 @@ class AllReduceScalar(Op):
     group: Group = enum_field(Group)
     blocks: tuple[Block, ...] = blocks_field(optional=True)
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         if self.quantity is Quantity.NORM:
             return _norm(model, plan, self.blocks)
         return _all_reduce_scalar(self.quantity, len(self.reads))
@@ -208,9 +216,9 @@ class AllReduceScalar(Op):
 class AllGather(Op):
     """PrefetchW: makes parameter views whole from the replicas' master shards.
 
-    At the step's end for the next step; with a micro-batch and a phase, within the step for one use (ZeRO 3). Where a group of replicas
-    has views between them (`view_group`), it makes a replica's part of one at the step's end, and within the step the view from the
-    group's parts. If it is blocking, compute waits for it.
+    It does so at the step's end for the next step or, with a micro-batch and a phase, within the step for one use
+    (ZeRO 3). Where a group of replicas has views between them (`view_group`), it makes a replica's part of one at the
+    step's end, and within the step the view from the group's parts. If it is blocking, compute waits for it.
     """
 
     keyword = "all_gather"
@@ -222,8 +230,8 @@ class AllGather(Op):
     phase: Phase | None = _phase_field()
     blocking: bool = blocking_field()
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         return _all_gather(model, plan, self.blocks, within_step=self.phase is not None)
 
 
@@ -231,28 +239,31 @@ PeerOp = GatherRows | ReduceRows | ReduceSums | CombineLoss
 
 
 PEER_OPS: tuple[type[Op], ...] = get_args(PeerOp)
-"""What tensor peers do together within the passes of a micro-batch."""
+"""Kinds of collectives of tensor-parallel ranks within the passes of a micro-batch"""
 
 
 STATE_OPS: tuple[type[Op], ...] = (ReduceScatter, AllReduce, AllReduceScalar, AllGather)
-"""What the members of a group do together about gradients, views and numbers of a step."""
+"""Kinds of collectives about gradients, views and scalars of a step"""
 
 
 COLLECTIVE_OPS: tuple[type[Op], ...] = (*STATE_OPS, *PEER_OPS)
-"""What the members of a group do together."""
+"""Kinds of ops that the members of a group do together"""
 
 
 TensorCollective = ReduceScatter | AllReduce | AllGather
-"""What combines or moves whole tensors of a group, and may be blocking."""
+"""Collectives on whole tensors, which may be blocking"""
 
 
 def reduces_over_replicas(op: Op) -> TypeGuard[ReduceScatter | AllReduce]:
-    """Whether an op sums gradients over the replicas of its stage."""
+    """Tell whether an op sums gradients over the replicas of its stage."""
     return isinstance(op, ReduceScatter) or (isinstance(op, AllReduce) and op.group is Group.REPLICAS)
 
 
 def is_blocking(op: Op) -> bool:
-    """Whether compute waits for an op: it starts when the compute ops before it in the list are done, and those after it wait for it."""
+    """Tell whether compute waits for an op.
+
+    A blocking op starts when the compute ops before it in the list are done, and those after it wait for it.
+    """
     return isinstance(op, TensorCollective) and op.blocking
 
 
@@ -278,7 +289,10 @@ def _gather_rows(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
 
 @cache
 def _reduce_rows(model: ModelConfig, plan: Plan, block: Block, payload: Payload) -> Candidates:
-    """The residual stream goes around all blocks but the embedding, and back around all but the head."""
+    """List the one signature of a sum of rows.
+
+    The residual stream goes around all blocks but the embedding, and back around all but the head.
+    """
     part = Role("part", PARTIAL, computed_type(model, plan, block))
     activation = payload is Payload.ACTIVATION
     if (

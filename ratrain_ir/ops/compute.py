@@ -1,4 +1,3 @@
-# ruff: noqa: RUF009 - the defaults are attrs fields, made by the codec functions below
 """Ops that one rank does alone on its processor: loading input, blocks forward and backward, updates, releases."""
 
 from __future__ import annotations
@@ -68,7 +67,8 @@ if TYPE_CHECKING:
 class LoadInput(Op):
     """Copies tokens, labels or starts of documents of one micro-batch from the host into the arena.
 
-    Starts of documents, where attention keeps these apart: of each row the position in its sequence, from 0, at which its document starts.
+    Starts of documents are loaded where attention keeps documents apart: for each row the position in its sequence,
+    from 0, at which its document starts.
     """
 
     keyword = "load_input"
@@ -78,8 +78,8 @@ class LoadInput(Op):
     micro_batch: int = micro_batch_field()
     slice: int | None = slice_field()
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         del model
         return _load_input(plan)
 
@@ -96,8 +96,8 @@ class Forward(BlockPieceOp):
     default_engine = Engine.COMPUTE
     alike_on_all_stages = True
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         return _forward(model, plan, self.block)
 
 
@@ -106,16 +106,16 @@ class Forward(BlockPieceOp):
 class Recompute(BlockPieceOp):
     """Activation recovery: makes again what a block's forward did not keep for its backward.
 
-    It reads the saved slots that were kept and writes the others. It may write the block's output too, as the recovery of an
-    attention does for its mlp where nothing of the layer was kept.
+    It reads the saved slots that were kept and writes the others. It may write the block's output too, as the recovery
+    of an attention does for its MLP where nothing of the layer was kept.
     """
 
     keyword = "recompute"
     default_engine = Engine.COMPUTE
     alike_on_all_stages = True
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         return _recompute(model, plan, self.block, attends=attends(self))
 
 
@@ -131,8 +131,8 @@ class Backward(BlockPieceOp):
     default_engine = Engine.COMPUTE
     alike_on_all_stages = True
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         return _backward(model, plan, self.block)
 
 
@@ -141,15 +141,16 @@ class Backward(BlockPieceOp):
 class BackwardInput(BlockPieceOp):
     """The first half of a split backward: the gradient of the block's input.
 
-    The stage before waits for nothing else. It leaves pending slots for the second half. Attention and mlp blocks have halves.
+    The stage before waits for nothing else. It leaves pending slots for the second half. Attention and mlp blocks have
+    halves.
     """
 
     keyword = "backward_input"
     default_engine = Engine.COMPUTE
     alike_on_all_stages = True
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         return _backward_input(model, plan, self.block)
 
 
@@ -165,78 +166,80 @@ class BackwardWeight(BlockPieceOp):
     default_engine = Engine.COMPUTE
     alike_on_all_stages = True
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         return _backward_weight(model, plan, self.block)
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class AddBranch(BlockPieceOp):
-    """Norms what tensor peers have summed of a block, and adds it to the stream.
+    """Norms the summed output of a block and adds it to the residual stream.
 
-    On the rows that a peer has, as the norm takes the whole sum. Of attention and mlp blocks whose model norms what they add.
+    It works on the rows that a rank has, behind the sum, as the norm needs all of it. Attention and MLP blocks of
+    models that norm what blocks add have one.
     """
 
     keyword = "add_branch"
     default_engine = Engine.COMPUTE
     alike_on_all_stages = True
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         return _add_branch(model, plan, self.block)
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class AddBranchBackward(BlockPieceOp):
-    """The gradient of what `add_branch` norms and adds, from that of the stream.
+    """Gradient of the input of `add_branch`, from that of the residual stream.
 
-    The gradients of the norm's weights (and biases), as f32 sums over the rows that a peer has, are left for the block's backward.
+    It leaves the gradients of the norm's weights (and biases), as f32 sums over the rows that a rank has, for the
+    block's backward.
     """
 
     keyword = "add_branch_backward"
     default_engine = Engine.COMPUTE
     alike_on_all_stages = True
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         return _add_branch_backward(model, plan, self.block)
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Project(BlockPieceOp):
-    """Queries, keys and values of an attention, before norms that take sums over tensor peers.
+    """Queries, keys and values of an attention, before norms over all tensor-parallel ranks.
 
-    Of each row of queries and of keys it leaves the sum of squares of what the peer has; heads of keys that several peers have count once. The
-    attention's forward goes on when these are summed.
+    For each row of queries and of keys it leaves the sum of squares over the rank's own heads; heads of keys that
+    several ranks have count once. The attention's forward goes on when these are summed over ranks.
     """
 
     keyword = "project"
     default_engine = Engine.COMPUTE
     alike_on_all_stages = True
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         return _project(model, plan, self.block)
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class BackwardHeads(BlockPieceOp):
-    """Gradients of queries, keys and values, before norms over tensor peers.
+    """Gradients of queries, keys and values, before norms over all tensor-parallel ranks.
 
-    Of each row of queries and of keys it leaves the sum of products of what the norm's gradient needs, as far as the peer has them. The
-    attention's backward, or the input half of it, goes on when these are summed.
+    For each row of queries and of keys it leaves the sum of products that the norm's gradient needs, over the rank's
+    own heads. The attention's backward, or the input half of it, goes on when these are summed over ranks.
     """
 
     keyword = "backward_heads"
     default_engine = Engine.COMPUTE
     alike_on_all_stages = True
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         return _backward_heads(model, plan, self.block)
 
 
@@ -256,11 +259,11 @@ class Update(Op):
 
     @property
     def engine(self) -> Engine:
-        """Compute or host, as the machine has it."""
+        """Return the engine of updates: compute or host, as the machine has it."""
         return self.placement
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         return _update(model, plan, self.block)
 
 
@@ -276,8 +279,8 @@ class ScaleUpdate(Op):
     default_engine = Engine.COLLECTIVE
     alike_on_all_stages = True
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         del model, plan
         return _scale_update()
 
@@ -306,15 +309,15 @@ BlockOp = (
 
 
 BLOCK_OPS: tuple[type[Op], ...] = get_args(BlockOp)
-"""What computes on one block of one micro-batch: the ops that run a routine."""
+"""Kinds of ops that run a routine: they compute on one block of one micro-batch."""
 
 
 InputGradientOp = Backward | BackwardInput
-"""What makes the gradient of a block's input."""
+"""Ops that make the gradient of a block's input."""
 
 
 WeightGradientOp = Backward | BackwardWeight
-"""What contributes to the gradient of a block's parameters."""
+"""Ops that contribute to the gradient of a block's parameters."""
 
 
 @cache
@@ -382,7 +385,7 @@ def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
 
 
 def _backward_of_norms(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
-    """The backward of an attention from the gradients of normed queries and keys on, whose norms take sums over tensor peers."""
+    """List the signatures of the backward of an attention, from the gradients of normed queries and keys on."""
     names = [n for h in (INPUT_HALF_SLOTS, WEIGHT_HALF_SLOTS) for n in half_slots(model, plan, block, h)]
     saved = tuple(role for role in saved_roles(model, plan, block, optional=False) if role.name in names)
     ends = (output_role("dy", model, plan, block), input_role("x", model, plan, block))
@@ -491,5 +494,5 @@ def _scale_update() -> Candidates:
 
 
 def attends(op: Recompute) -> bool:
-    """Whether a recovery computes attention again, rather than what goes into it alone."""
+    """Tell whether a recovery computes attention again, not only its inputs."""
     return any(tensor.kind is not StateKind.SAVED or tensor.slot in ("o", "lse", "probs") for tensor in op.writes)

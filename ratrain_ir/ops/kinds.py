@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
 
 def piece_of(op: LoadInput | BlockOp | MessageOp | PeerOp | MemoryOp) -> Piece:
-    """The piece that an op works on."""
+    """Return the piece that an op works on."""
     return op.micro_batch if op.slice is None else Slice(op.micro_batch, op.slice)
 
 
 LONE_OPS: tuple[type[Op], ...] = (LoadInput, *BLOCK_OPS, *MEMORY_OPS, Update, ScaleUpdate)
-"""What one rank does by itself. Named one by one: a new kind of op is not among them unless somebody says so."""
+"""Kinds of ops that one rank does by itself. They are named: a new kind is not among them unless somebody says so."""
 
 
 OP_CLASSES: dict[str, type[Op]] = {
@@ -91,7 +91,7 @@ FIELDS: dict[type[Op], tuple[attrs.Attribute[Any], ...]] = {cls: own_fields(cls)
 
 
 def read_fields(cls: type[Op], texts: list[str]) -> dict[str, Any]:
-    """Field values of an op from its words.
+    """Read the field values of an op from its words.
 
     Raises `FieldError` naming the field that is missing, wrong or too many.
     """
@@ -117,4 +117,4 @@ def read_fields(cls: type[Op], texts: list[str]) -> dict[str, Any]:
 
 
 DIRECTIONS: dict[str, Direction | None] = {keyword: cls.direction for keyword, cls in OP_CLASSES.items()}
-"""By keyword; None of what is no message."""
+"""Direction of each kind by its keyword; None for one that is no message"""

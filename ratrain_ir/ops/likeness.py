@@ -1,7 +1,8 @@
 """Which ops take equal time: what a target's seconds of an op may be remembered by.
 
-Ops and tensors declare it in their fields (`ratrain.ratrain_ir.ops.op_fields.TIME`). A field that says nothing counts with all it holds: one that
-is added later may lead to like ops being timed twice, and never to ops that differ sharing their seconds.
+Ops and tensors declare it in their fields (`ratrain.ratrain_ir.ops.op_fields.TIME`). A field that says nothing counts
+with all it holds: one that is added later may lead to like ops being timed twice, and never to ops that differ sharing
+their seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _OPERANDS = ("reads", "writes", "updates")
 
 
 def likeness(op: Op, stage: int) -> object:
-    """Equal for ops of one module that take equal time on their own; `stage` is the index of the stage that has the op."""
+    """Return a key that is equal for ops of one module that take equal time; `stage` is the index of the op's stage."""
     kind = type(op)
     own_fields = _OP_FIELDS.get(kind)
     if own_fields is None:
@@ -38,7 +39,10 @@ def likeness(op: Op, stage: int) -> object:
 
 
 def timed_fields(kind: type[Any], *others: str, apart: Collection[str] = ()) -> Callable[[Any], object]:
-    """Reads off an object what of its fields the time of an op depends on, and other attributes; the fields `apart` are left to the caller."""
+    """Make a reader of an object's fields that the time of an op depends on, and of other attributes.
+
+    The fields `apart` are left to the caller.
+    """
     paths = list(others)
     for field in attrs.fields(kind):
         part = field.metadata.get(TIME)

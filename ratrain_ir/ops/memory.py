@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Store(BlockPieceOp):
-    """Copies what a block needs later of a piece into another memory: its bytes in DDR are free then."""
+    """Copies activations of a block into another memory; their bytes in DDR are free then."""
 
     keyword = "store"
     default_engine = Engine.STORE
     alike_on_all_stages = True
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         del model, plan
         return _copies(self)
 
@@ -35,31 +35,34 @@ class Store(BlockPieceOp):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Fetch(BlockPieceOp):
-    """Copies what was stored of a block and a piece back into DDR."""
+    """Copies stored activations of a block back into DDR."""
 
     keyword = "fetch"
     default_engine = Engine.FETCH
     alike_on_all_stages = True
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         del model, plan
         return _copies(self)
 
 
 MemoryOp = Store | Fetch
-"""What moves tensors between DDR and another memory."""
+"""Ops that copy tensors between DDR and another memory of the same rank."""
 
 
 MEMORY_OPS: tuple[type[Op], ...] = get_args(MemoryOp)
 
 
 COPY_SIDES = ("from", "to")
-"""What the roles of a tensor that is stored or fetched, and of its copy, begin with; behind the dot is their number."""
+"""Prefixes of the roles of a tensor and of its copy: `from.0` is copied `to.0`."""
 
 
 def _copies(op: Store | Fetch) -> Candidates:
-    """As many operands as there are, each with its copy; a copy of a saved slot is one of the same slot."""
+    """List the one signature of a copy: a role for each tensor that it reads, and for its copy, of the same slot.
+
+    Raises `SignatureError`.
+    """
     if not op.reads:
         raise SignatureError(f"'{op!r}' copies nothing")
     for tensor in op.reads:

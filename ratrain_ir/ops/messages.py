@@ -1,4 +1,3 @@
-# ruff: noqa: RUF009 - the defaults are attrs fields, made by the codec functions below
 """Messages between two stages: activations and gradients, and bytes that a stage keeps in the DDR of another."""
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
 
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class BytesOfStageOp(BlockPieceOp):
-    """What an op has that moves bytes of a block between the DDR of two stages: the other one."""
+    """Base of ops that move activations of a block between the DDR of two stages; `peer` is the other stage."""
 
     peer: int = peer_field()
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         del model, plan
         return _guests(self)
 
@@ -46,8 +45,8 @@ class Send(Op):
     chunk: int | None = chunk_field()
     peer: int = peer_field()
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         return _send(model, plan)
 
 
@@ -65,15 +64,15 @@ class Recv(Op):
     chunk: int | None = chunk_field()
     peer: int = peer_field()
 
-    def signatures(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """Return the operands that it may have."""
+    def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
+        """List the signatures that this op may have."""
         return _recv(model, plan)
 
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Evict(BytesOfStageOp):
-    """Sends what a block needs later of a piece to a stage that lends bytes: its own are free then.
+    """Sends activations of a block to a donor stage, whose DDR keeps them; its own bytes are free then.
 
     It starts and ends with the `accept` there.
     """
@@ -86,7 +85,7 @@ class Evict(BytesOfStageOp):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Accept(BytesOfStageOp):
-    """Takes in what another stage evicts: guests in this stage's DDR."""
+    """Receives what another stage evicts, as guests in this stage's DDR."""
 
     keyword = "accept"
     default_engine = Engine.FETCH
@@ -109,7 +108,7 @@ class GiveBack(BytesOfStageOp):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class TakeBack(BytesOfStageOp):
-    """Receives what was evicted of a block and a piece back into DDR."""
+    """Receives evicted activations of a block back into DDR."""
 
     keyword = "take_back"
     default_engine = Engine.FETCH
@@ -117,7 +116,7 @@ class TakeBack(BytesOfStageOp):
 
 
 GuestOp = Evict | Accept | GiveBack | TakeBack
-"""What moves tensors between the DDR of a stage and that of one that lends it bytes."""
+"""Messages that move tensors between the DDR of a stage and that of a donor."""
 
 
 MessageOp = Send | Recv | GuestOp
@@ -127,7 +126,7 @@ GUEST_OPS: tuple[type[Op], ...] = get_args(GuestOp)
 
 
 MESSAGE_OPS: tuple[type[Op], ...] = (Send, Recv, *GUEST_OPS)
-"""What one rank does with a partner on another stage."""
+"""Kinds of ops that one rank does with a partner on another stage."""
 
 
 _WAYS = {
@@ -142,17 +141,20 @@ _PAYLOADS = {payload.value: payload for payload in Payload}
 
 
 def payload_of(keyword: str, variant: str) -> Payload | GuestWay | None:
-    """What a message carries, by its keyword and, of those within the pipeline, what it says; None where it says nothing known."""
+    """Return the content of a message by its keyword and its variant, or None if neither is known."""
     return _WAYS.get(keyword) or _PAYLOADS.get(variant)
 
 
 def engines_of(payload: Payload | GuestWay) -> tuple[Engine, Engine]:
-    """The engines that send and receive a payload."""
+    """Return the engines that send and receive a payload."""
     return (Engine.STORE, Engine.FETCH) if isinstance(payload, GuestWay) else (Engine.SEND, Engine.RECV)
 
 
 def meets(payload: Payload | GuestWay) -> bool:
-    """Whether both ends of its messages always start and end together: nothing but the arenas has room for what is on its way."""
+    """Tell whether both ends of a message start and end together.
+
+    They do where no buffer but the arenas has room for bytes on their way.
+    """
     return isinstance(payload, GuestWay)
 
 
@@ -172,7 +174,10 @@ def _recv(model: ModelConfig, plan: Plan) -> Candidates:
 
 
 def _guests(op: BytesOfStageOp) -> Candidates:
-    """As many operands as there are: at the stage that they belong to what may be stored, at the one that lends bytes guests."""
+    """List the one signature of an op that moves tensors to or from a donor: a role for each operand that it has.
+
+    The tensors are activations and saved slots at their own stage, guests at the donor. Raises `SignatureError`.
+    """
     moved = op.reads or op.writes
     if not moved:
         raise SignatureError(f"'{op!r}' moves nothing")

@@ -30,7 +30,7 @@ Roles = tuple[Role, ...]
 
 @frozen
 class Signature:
-    """The operands of an op, in order."""
+    """Operands of an op, in order."""
 
     reads: Roles = ()
     writes: Roles = ()

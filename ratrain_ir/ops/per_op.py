@@ -1,8 +1,8 @@
 """What a layer adds to the ops: a table with an entry for every kind, or it cannot be made.
 
-An op's class (`ratrain.ratrain_ir.ops.base`, and the files of its families) says all that the IR knows of it. What only a layer knows (its meaning in the symbolic run, its cost, its
-execution) stands in a table of that layer. A new op that one of them forgets fails by name when that layer is imported, and never
-falls into a default.
+An op's class (`ratrain.ratrain_ir.ops.base`, and the files of its families) says all that the IR knows of it. What
+only a layer knows (its meaning in the symbolic run, its cost, its execution) stands in a table of that layer. A new op
+that one of them forgets fails by name when that layer is imported, and never falls into a default.
 """
 
 from __future__ import annotations

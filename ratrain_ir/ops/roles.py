@@ -48,7 +48,7 @@ ACTIVATIONS = frozenset({StateKind.ACTIVATION, StateKind.BOUNDARY, StateKind.CHE
 
 
 STORABLE = frozenset({*ACTIVATIONS, StateKind.SAVED})
-"""What may be stored in another memory until it is used."""
+"""State kinds that may wait in another memory"""
 
 
 def kind_role(name: str, kind: StateKind, type_: TensorType) -> Role:
@@ -63,28 +63,31 @@ GUEST = frozenset({StateKind.GUEST})
 
 
 def input_role(name: str, model: ModelConfig, plan: Plan, block: Block) -> Role:
-    """The input of a block, with all its rows, or what a block reads of the gradient of its output."""
+    """Return the role of a block's input with all its rows, or of the gradient of its output as the block reads it."""
     return Role(name, ACTIVATIONS, computed_type(model, plan, block))
 
 
 def output_role(name: str, model: ModelConfig, plan: Plan, block: Block, *, optional: bool = False) -> Role:
-    """The output of a block, or its gradient; of several tensor peers each has a part of the output, or of what is to be normed and added."""
+    """Return the role of a block's output, or of its gradient.
+
+    With tensor-parallel ranks the output is a part of a sum.
+    """
     kinds = PARTIAL if plan.tp > 1 and name == "y" else ACTIVATIONS
     return Role(name, kinds, computed_type(model, plan, next_block(model, block)), optional)
 
 
 def input_gradient_role(model: ModelConfig, plan: Plan, block: Block) -> Role:
-    """The gradient of a block's input, of which each of several tensor peers has a part."""
+    """Return the role of the gradient of a block's input; with tensor-parallel ranks it is a part of a sum."""
     return Role("dx", PARTIAL if plan.tp > 1 else ACTIVATIONS, computed_type(model, plan, block))
 
 
 def beside_roles(model: ModelConfig, plan: Plan, beside: bool) -> Roles:
-    """What the other of an attention and an mlp side by side has made of the same sum of tensor peers' parts."""
+    """Return the role of the part of a sum that the parallel branch (attention, or MLP) has made; none without one."""
     return (Role("beside", PARTIAL, stream_type(model, plan)),) if beside else ()
 
 
 def exchanged_role(name: str, model: ModelConfig, plan: Plan, block: Block) -> Role:
-    """The input of a block, or its gradient, as it is between blocks."""
+    """Return the role of a block's input, or of its gradient, as ranks exchange it between blocks."""
     return Role(name, ACTIVATIONS, activation_type(model, plan, block))
 
 
@@ -106,7 +109,7 @@ def saved_roles(model: ModelConfig, plan: Plan, block: Block, *, optional: bool,
 
 
 def seen_key_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
-    """The keys and values of the earlier slices that a slice of an attention sees, slice by slice."""
+    """Return the roles of keys and values of the earlier slices that a slice of an attention sees, slice by slice."""
     if block.kind != "attention":
         return ()
     return tuple(
@@ -118,7 +121,10 @@ def seen_key_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
 
 
 def seen_sum_roles(model: ModelConfig, plan: Plan, block: Block, *, first: bool) -> Roles:
-    """The sums of key and value gradients that a slice of an attention adds to; `first`: those that it is the first to add to."""
+    """Return the roles of sums of key and value gradients of earlier slices that a slice of an attention adds to.
+
+    With `first` only those that it begins, else only those that a later slice has begun.
+    """
     if block.kind != "attention":
         return ()
     index = plan.index if isinstance(plan, SlicePlan) else None
@@ -132,17 +138,17 @@ def seen_sum_roles(model: ModelConfig, plan: Plan, block: Block, *, first: bool)
 
 
 def own_sum_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
-    """What later slices left for the gradients of a slice's own keys and values."""
+    """Return the roles of sums that later slices left for the gradients of a slice's own keys and values."""
     return tuple(Role(slot.name, SAVED, slot.type, slot=slot.name) for slot in sum_slots(model, plan, block))
 
 
 def of_slice(name: str, index: int) -> str:
-    """The role of an operand that belongs to another slice of the same micro-batch."""
+    """Name the role of an operand that belongs to another slice of the same micro-batch."""
     return f"{name}_{index}"
 
 
 def is_of_other_slice(role: str) -> bool:
-    """Whether a role is that of an operand that belongs to another slice."""
+    """Tell whether a role belongs to another slice."""
     return role.rpartition("_")[2].isdigit()
 
 
@@ -172,7 +178,7 @@ def shard_role(model: ModelConfig, plan: Plan, block: Block, name: str) -> Role:
 
 
 def reduced_role(model: ModelConfig, plan: Plan, block: Block, name: str) -> Role:
-    """The reduced gradient an update reads: the shard, or the whole where nothing is sharded."""
+    """Return the role of the reduced gradient that an update reads: a shard, or the whole if nothing is sharded."""
     return shard_role(model, plan, block, name) if is_sharded(plan, block) else gradient_role(model, plan, block, name)
 
 
@@ -182,7 +188,7 @@ def token_role(name: str, plan: Plan) -> Role:
 
 
 def document_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
-    """Where the documents of a piece start, for a block that asks."""
+    """Return the role of the starts of documents, for a block that reads them."""
     return (token_role("documents", plan),) if reads_documents(model, plan, block) else ()
 
 
@@ -192,12 +198,15 @@ def state_role(model: ModelConfig, plan: Plan, block: Block, name: str, kind: St
 
 
 def made_before_forward(model: ModelConfig, plan: Plan, block: Block) -> Roles:
-    """Where norms of queries and keys take sums over tensor peers: what an attention's forward finds of its own saved slots."""
+    """Return the roles of saved slots that an attention's forward finds made, if its norms take sums over ranks."""
     return slot_roles((*projected_slots(model, plan, block), *row_sum_slots(model, plan, block, SQUARES)))
 
 
 def gradients_before_norms(model: ModelConfig, plan: Plan, block: Block) -> Roles:
-    """There too: the gradients of normed queries and keys, and of values, and the sums that the norms' gradients take."""
+    """Return the roles of gradients that an attention's backward finds made, if its norms take sums over ranks.
+
+    They are the gradients of normed queries and keys, of values, and the sums that the norms' gradients need.
+    """
     return slot_roles((*normed_gradient_slots(model, plan, block), *row_sum_slots(model, plan, block, PRODUCTS)))
 
 
@@ -213,7 +222,7 @@ def check_row_sums(model: ModelConfig, plan: Plan, block: Block) -> None:
 
 
 def half_roles(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str, tuple[str, ...]]) -> Roles:
-    """The saved slots that a half of a split backward reads."""
+    """Return the roles of the saved slots that a half of a split backward reads. Raises `SignatureError`."""
     if block.kind not in SPLIT_KINDS:
         raise SignatureError(f"the backward of {block} is not split: only {' and '.join(SPLIT_KINDS)} blocks' are")
     wanted = half_slots(model, plan, block, read)
@@ -231,12 +240,12 @@ def pending_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
 
 
 def branch_sum_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
-    """What the norm of the block's branch leaves for its backward, where an op of its own adds the branch."""
+    """Return the roles of sums that `add_branch_backward` leaves for the block's backward."""
     return slot_roles(branch_sums(model, plan, block))
 
 
 def branch_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
-    """What a block adds, and the statistics of its norm."""
+    """Return the roles of a block's branch and the statistics of its norm. Raises `SignatureError`."""
     if not adds_branch_apart(model, plan, block):
         raise SignatureError(f"what {block} gives is not normed behind a sum of tensor peers: nothing is added apart")
     return slot_roles(branch_slots(model, plan))
@@ -248,6 +257,9 @@ def flag_roles(blocks: tuple[Block, ...]) -> Roles:
 
 
 def parts_of_loss(plan: Plan) -> Roles:
-    """What a tensor peer makes of its part of the vocabulary: of each row the log of its sum of exponentials, and the loss within it."""
+    """Return the roles of a rank's part of the loss, over its part of the vocabulary.
+
+    They are, for each row, the log of its sum of exponentials, and the loss: f32[rows] and f64[1].
+    """
     rows = tensor_type(Dtype.F32, (tokens_per_micro_batch(plan),))
     return Role("lse", PARTIAL, rows), Role("loss", PARTIAL, tensor_type(Dtype.F64, (1,)))

@@ -33,7 +33,7 @@ class Binding:
 
 
 def bind(op: Op, model: ModelConfig, plan: Plan) -> Binding:
-    """The operands of an op by role.
+    """Bind the operands of an op to their roles.
 
     Raises `SignatureError` where they do not fit the op.
     """
@@ -42,10 +42,10 @@ def bind(op: Op, model: ModelConfig, plan: Plan) -> Binding:
 
 
 def operand_roles(op: Op, model: ModelConfig, plan: Plan) -> tuple[tuple[str, ...], bool]:
-    """The roles of what an op reads, writes and updates, one by one, and whether its result adds to an earlier one.
+    """Return the roles of what an op reads, writes and updates, in order, and whether it accumulates.
 
-    They depend on the fields of the op but for its micro-batch, and on kinds, types and saved slots of its operands. Raises
-    `SignatureError` where these do not fit the op.
+    They depend on the fields of the op but for its micro-batch, and on kinds, types and saved slots of its operands.
+    Raises `SignatureError` where these do not fit the op.
     """
     problem: SignatureError | None = None
     for accumulates, signature in signatures(op, model, plan):
@@ -83,11 +83,11 @@ def _match(op: Op, group: str, tensors: Tensors, roles: Roles) -> list[str]:
 
 
 def signatures(op: Op, model: ModelConfig, plan: Plan) -> Candidates:
-    """The signatures an op may have: (whether it accumulates, operands), the likelier first."""
+    """List the signatures that an op may have, of its slice, as (accumulates, signature); the likelier first."""
     index = getattr(op, "slice", None)
     if index is not None or (plan.slices and type(op) in _OF_SLICES):
         plan = _plan_of_slice(op, plan, index)
-    candidates = op.signatures(model, plan)
+    candidates = op.candidates(model, plan)
     return candidates[::-1] if op.updates else candidates
 
 
@@ -100,4 +100,4 @@ def _plan_of_slice(op: Op, plan: Plan, index: int | None) -> Plan:
 
 
 _OF_SLICES = frozenset({LoadInput, *BLOCK_OPS, *PEER_OPS, *MEMORY_OPS, *MESSAGE_OPS})
-"""What works on one slice where micro-batches are cut."""
+"""Kinds of ops that work on one slice where micro-batches are cut into slices"""

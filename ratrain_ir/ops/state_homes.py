@@ -1,8 +1,8 @@
 """Training state in other memories than DDR: which ops work on it there, and on which engine.
 
-Masters and moments are the bulk of a step's state and are touched rarely: by their block's update, masters by the gathers of its view
-too. These two ops reach into another memory themselves, a piece at a time through a workspace of theirs; for all other ops what is in
-another memory has to be fetched first.
+Masters and moments are the bulk of a step's state and are touched rarely: by their block's update, masters by the
+gathers of its view too. These two ops reach into another memory themselves, a piece at a time through a workspace of
+theirs; for all other ops what is in another memory has to be fetched first.
 """
 
 from __future__ import annotations
@@ -38,5 +38,8 @@ def streamed_state(op: Op) -> tuple[Tensor, ...]:
 
 
 def engine_of_update(op: Update, of_target: Engine) -> Engine:
-    """The engine that updates a block: the target's own, but the host beside it where state streams, which compute need not wait for."""
+    """Return the engine that updates a block.
+
+    It is the target's own, or the host where state streams from another memory: compute need not wait for that.
+    """
     return Engine.HOST if streamed_state(op) else of_target

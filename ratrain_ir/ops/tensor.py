@@ -12,7 +12,8 @@ from ratrain.ratrain_ir.ops.op_fields import UNTIMED
 class Tensor:
     """A named piece of training state of one stage. Compared by identity.
 
-    `carried` tensors live across the step's end. `offset` is bytes into the stage's part of the memory that is its home, once allocated.
+    `carried` tensors live across the step's end. `offset` is in bytes, from the start of the stage's part of the
+    memory that is its home; None until it is allocated.
     """
 
     name: str = field(metadata=UNTIMED)
@@ -25,12 +26,12 @@ class Tensor:
 
     @property
     def slot(self) -> str:
-        """The last part of the name: for saved tensors the slot of their block that they hold."""
+        """Return the last part of the name: for a saved tensor, the slot of its block."""
         return self.name.rpartition(".")[2]
 
     @property
     def role(self) -> str | StateKind:
-        """What of its name and kind the time of an op depends on: the slot of a saved tensor, else the kind."""
+        """Return the slot of a saved tensor, else the kind: the time of an op depends on no more of name and kind."""
         return self.name.rpartition(".")[2] if self.kind is StateKind.SAVED else self.kind
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ import ast
 import tomllib
 from collections import Counter
 from collections.abc import Container, Iterator
+from functools import cache
 from importlib.util import resolve_name
 from pathlib import Path
 
@@ -125,15 +126,18 @@ ENTRY = "ratrain.__main__"
 """The way in, which nobody imports: it stands in the room of the API and starts the command line above it."""
 
 
-def _imported() -> Iterator[tuple[str, str]]:
-    """Yield (module, module that it imports) of the package."""
+@cache
+def _imported() -> frozenset[tuple[str, str]]:
+    """Return the pairs (module, module that it imports) of the package."""
+    found = set()
     modules = {module: path for path, module in all_modules()}
     for module, path in modules.items():
         package = module if path.stem == "__init__" else module.rpartition(".")[0]
         for _, name in _imports(ast.parse(path.read_text(encoding="utf-8")), package):
             imported = _module_of(name, modules)
             if imported not in (None, module):
-                yield module, imported
+                found.add((module, imported))
+    return frozenset(found)
 
 
 def _rooms() -> dict[str, str]:

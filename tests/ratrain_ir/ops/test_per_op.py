@@ -60,7 +60,7 @@ def test_what_a_rank_does_by_itself_is_said_of_each_op() -> None:
 
 def test_each_kind_says_its_operands_and_messages_their_direction() -> None:
     assert [kind for kind in OP_CLASSES.values() if (kind.direction is None) is (kind in MESSAGE_OPS)] == []
-    assert [kind for kind in OP_CLASSES.values() if kind.signatures is Op.signatures] == [Release]
+    assert [kind for kind in OP_CLASSES.values() if kind.candidates is Op.candidates] == [Release]
 
 
 def test_a_table_that_forgets_an_op_cannot_be_made() -> None:
