@@ -55,9 +55,9 @@ class Schedule:
     layout: str = "loop"
     """how they lie where a plan does not say"""
     held: float = 1.0
-    """about how many micro-batches the first stage holds, as a share of those under 1F1B; only guesses follow from it"""
+    """micro-batches that the first stage holds, as a share of 1F1B's; rough: only the order of the search follows"""
     bubble: float = 1.0
-    """about how long stages idle, as a share of the way through all other stages, divided by chunks and slices; only guesses follow from it"""
+    """idle time, as a share of the way through all other stages over chunks * slices; rough, as `held`"""
 
 
 SCHEDULES: dict[str, Schedule] = {

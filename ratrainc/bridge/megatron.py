@@ -267,7 +267,7 @@ def _state(reader: SettingsReader) -> None:
 
 
 def _shard_group(reader: SettingsReader, zero: int) -> None:
-    """Put `shard_group`: each instance of the distributed optimizer has a copy of the state, over its share of the replicas."""
+    """Put `shard_group`: each instance of the distributed optimizer has a copy of the state, on its replicas."""
     name = "num-distributed-optimizer-instances"
     instances, dp = reader.size(name), reader.values.get("dp")
     if instances is None or instances == 1 or dp is None:

@@ -106,7 +106,7 @@ def _read(reader: SettingsReader) -> None:
 
 
 def _clip(reader: SettingsReader) -> None:
-    """Put `clip` and `max_norm`. torchtitan always scales gradients to the norm: 0 makes all of them 0, and inf leaves them."""
+    """Put `clip` and `max_norm`. torchtitan scales gradients to any norm: 0 makes all of them 0, inf leaves them."""
     name = "training.max_norm"
     said = reader.settings[name].value if reader.has(name) else None
     if isinstance(said, float) and math.isinf(said):

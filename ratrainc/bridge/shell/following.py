@@ -80,7 +80,10 @@ def _kept(worlds: list[World]) -> list[World]:
 
 
 def _one_of_lines(world: World) -> list[Launch]:
-    """What a world starts; lines that are arguments alone, as in a file of arguments, are one command, and none beside a program."""
+    """Return the commands that a world starts.
+
+    Lines of arguments alone, as in a file of arguments, are one command together; beside a program they are none.
+    """
     programs = [each for each in world.launches if not each.words[0].shown.startswith("--")]
     if programs or not world.launches:
         return programs

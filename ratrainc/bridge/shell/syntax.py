@@ -21,7 +21,7 @@ _ESCAPED = re.compile(r"\\[^\w'`\n]")
 """Escaped characters that stand for themselves wherever a backslash does anything; in single quotes they end nothing."""
 _BACKQUOTED = re.compile(r"`[^`\n]*`")
 _NOTHING = re.compile(r"(?<!\S)(?:`[ \t]*(?:#[^`\n]*)?`|\$\(\s*(?:#[^\n]*\n\s*)*\))(?!\S)")
-"""Words that run nothing, as the comments in backquotes between the lines of a command; the grammar takes them for broken commands."""
+"""Words that run nothing, such as comments in backquotes between lines; the grammar takes them for broken commands."""
 _LAST_BACKSLASH = re.compile(r"\\(?=(?:\n\s*)?\Z)")
 
 

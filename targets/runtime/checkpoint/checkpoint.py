@@ -427,7 +427,7 @@ def read_manifest(directory: str, versions: Sequence[int] = (VERSION,)) -> dict[
 
 
 def _left_behind(directory: str) -> str | None:
-    """Return a way out where an interrupted save left a checkpoint beside its place, or a run ended before its first save."""
+    """Return a way out if an interrupted save left a checkpoint beside its place, or a run ended before its first."""
     whole = left_checkpoints(directory)
     if whole:
         return f"an interrupted save left a whole checkpoint as '{whole[0][1]}': rename that one"
