@@ -10,15 +10,15 @@ from __future__ import annotations
 import itertools
 import string
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.config.types import Home
+from ratrain.ratrain_ir.analysis.columns import Alike, StageColumns
+from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES, Home
 from ratrain.ratrain_ir.module import Module, SourceText, Stage
-from ratrain.ratrain_ir.ops.base import Op
 from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.text.parser import Call, Statements
@@ -40,34 +40,13 @@ from ratrain.ratrain_ir.text.text_sweep import (
     compiled_sweep,
 )
 
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.ops.base import Op
+
 Int64s = NDArray[np.int64]
 _STAGE, _END = b"\n  stage @", b"\n  }\n"
 _LARGEST = 1 << 50
 """No tensor begins behind it."""
-
-
-@frozen(eq=False)
-class StageNumbersOfText:
-    """What the text of a stage says."""
-
-    kinds: Int64s
-    """of each op those that are alike, by number"""
-    micro_batches: Int64s
-    """of each op; `NONE` where it has none"""
-    bounds: Int64s
-    """of each op four ends, in `operands`: of what it reads, of what it updates, of what it writes, of what it works in; nothing of a release"""
-    operands: Int64s
-    ended_bounds: Int64s
-    """of each op the end, in `ended`, of what it releases"""
-    ended: Int64s
-    examples: Sequence[Op]
-    """an op of each kind"""
-    carried: NDArray[np.bool_]
-    """by tensor, in the order of declarations"""
-    nbytes: Int64s
-    """by tensor"""
-    offsets: Int64s
-    """by tensor; `NONE` of one that has no address"""
 
 
 @frozen(eq=False)
@@ -85,9 +64,9 @@ class NumberedText:
         """Of the text."""
         return len(self._text)
 
-    def stage(self, index: int) -> StageNumbersOfText:
+    def stage(self, index: int) -> StageColumns:
         """A stage. Raises `UnusualTextError`."""
-        return _StageText(self._text, *self._bodies[index], self._statements).read()
+        return _StageText(index, self._text, *self._bodies[index], self._statements).read()
 
 
 def numbered_text(data: bytes, file: str) -> NumberedText:
@@ -120,6 +99,7 @@ def numbered_text(data: bytes, file: str) -> NumberedText:
 
 @define(eq=False)
 class _StageText:
+    index: int
     text: NDArray[np.uint8]
     begin: int
     stop: int
@@ -132,7 +112,7 @@ class _StageText:
     tensors: dict[int, Tensor] = field(factory=dict)
     """Those that ops of `examples` take."""
 
-    def read(self) -> StageNumbersOfText:
+    def read(self) -> StageColumns:
         lines = int(np.count_nonzero(self.text[self.begin : self.stop] == ord("\n")))
         room = 4 * lines + 1024
         while True:
@@ -145,7 +125,7 @@ class _StageText:
             raise UnusualTextError
         return self.numbers(arrays)
 
-    def numbers(self, arrays: dict[str, Any]) -> StageNumbersOfText:
+    def numbers(self, arrays: dict[str, Any]) -> StageColumns:
         count = arrays["counts"]
         for shape in range(count[SHAPES]):
             self.learn(shape, arrays["shape_lines"][shape], arrays["shape_sections"][shape].tolist())
@@ -160,17 +140,19 @@ class _StageText:
         micro_batches = arrays["micro_batches"][:ops]
         if ops and micro_batches.max() >= self.statements.module.plan.micro_batches:
             raise UnusualTextError
-        return StageNumbersOfText(
-            arrays["op_kinds"][:ops],
-            micro_batches,
-            arrays["bounds"][: 4 * ops],
-            arrays["operands"][: count[OPERANDS]],
-            arrays["ended_bounds"][:ops],
-            arrays["ended"][: count[ENDED]],
-            [self.example(kind, arrays) for kind in range(count[KINDS])],
+        examples = [self.example(kind, arrays) for kind in range(count[KINDS])]
+        whole = -(-nbytes[shapes] // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        stops = np.where(offsets == NONE, NONE, offsets + whole)
+        return StageColumns(
+            self.index,
+            *(arrays["op_kinds"][:ops], micro_batches, arrays["bounds"][: 4 * ops]),
+            *(arrays["operands"][: count[OPERANDS]], arrays["ended_bounds"][:ops], arrays["ended"][: count[ENDED]]),
+            examples,
+            [Alike() for _ in examples],
             carried[shapes],
-            nbytes[shapes],
             offsets,
+            stops,
+            {Home.DDR: int(stops.max(initial=0))},
         )
 
     def line(self, begin: int, stop: int) -> str:
