@@ -33,6 +33,8 @@ from ratrain.ratrain_ir.verifier.symbolic_sweep import (
     ONCE,
     RECOVER,
     SET,
+    Holdings,
+    Traces,
     compiled_sweep,
 )
 
@@ -159,10 +161,9 @@ class _Sweep:
         bounds, operands = (np.array(each, np.int64) for each in (columns.bounds, columns.operands))
         held, carried_in, owned = (np.full(len(carried), NONE, np.int64) for _ in range(3))
         recovered, done = np.zeros(len(carried), np.bool_), np.zeros(len(self.templates) * self.span, np.bool_)
-        wrong = compiled_sweep()(
-            *(kinds, micro_batches, bounds, operands, begins, *(np.ascontiguousarray(column) for column in rows.T)),
-            *(carried, held, carried_in, owned, recovered, done),
-        )
+        traces = Traces(begins, *np.ascontiguousarray(rows.T))
+        tensors = Holdings(carried, held, carried_in, owned, recovered)
+        wrong = compiled_sweep()(kinds, micro_batches, bounds, operands, traces, tensors, done)
         if wrong != NONE or not done[required].all():
             return False
         value_of = {number: value for value, (number, grows) in self.known.items() if not grows}
