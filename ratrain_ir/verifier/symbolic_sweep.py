@@ -1,4 +1,4 @@
-"""The symbolic run over numbers, compiled: do ops find the values they mean, by the steps of `symbolic_traces`?
+"""The symbolic run over numbers, compiled: ops must find the values they mean, by the steps of `symbolic_traces`.
 
 A value is a number: `(template * span) + count`. Steps of a trace stand one after the other; a step that shifts has the
 micro-batch added to its count.
