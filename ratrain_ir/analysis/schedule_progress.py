@@ -9,12 +9,17 @@ What a rank waits for never depends on timing, so one run of the table, each ran
 
 from __future__ import annotations
 
-from collections import defaultdict
+from typing import TYPE_CHECKING
 
+import numpy as np
 from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.analysis.actions import BACKWARDS, MESSAGES, RECVS, SENDS, ActionTable, Part, PlacedAction
+from ratrain.ratrain_ir.analysis.wait_graph import WaitGraph, circle_of
 from ratrain.ratrain_ir.schedules.action import ActionKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Key = tuple[ActionKind, int, Part]
 
@@ -86,76 +91,42 @@ class Blocked:
 
 def waiting_circle(index: ActionIndex, *, rendezvous: bool) -> list[Blocked] | None:
     """Ranks each of which waits for the next and the last for the first, or None where all get to the end of their rows."""
-    return _Run(index, rendezvous).circle()
+    rows = [_cells(row) for row in index.table.rows]
+    cells = [(rank, place, cell) for rank, row in enumerate(rows) for place, cell in enumerate(row)]
+    numbers = {id(action): number for number, (_, _, cell) in enumerate(cells) for action in cell}
+    lowered = index.table.is_lowered
+    meets = lowered and rendezvous
+    edges = [(number - 1, number) for number, (_, place, _) in enumerate(cells) if place]
+    waits: list[tuple[int, Blocked]] = []
+    """What an action waits for: a cell to be done, and why."""
+    for number, (_, _, cell) in enumerate(cells):
+        for action in cell:
+            if not lowered:
+                awaited = index.producer(action)
+            else:
+                awaited = index.partner(action) if action.kind in (MESSAGES if rendezvous else RECVS) else None
+            if awaited is None:
+                continue
+            # the other end of a rendezvous need only be reached: what is before it must be done, if there is anything
+            source = numbers[id(awaited)] - meets
+            if not meets or cells[source + 1][1]:
+                edges.append((source, number))
+                waits.append((source, Blocked(action, awaited)))
+    graph = WaitGraph(len(cells))
+    graph.after(*np.array(edges, np.int64).reshape(-1, 2).T)
+    never = graph.never()
+    heads = {rank: number for number, (rank, _, _) in reversed([*enumerate(cells)]) if never[number]}
+    blocked: dict[int, Blocked] = {}
+    for source, wait in waits:
+        if never[source] and heads.get(wait.at.rank) == numbers[id(wait.at)]:
+            blocked.setdefault(wait.at.rank, wait)
+    circle = circle_of({rank: [blocked[rank].awaits.rank] for rank in sorted(blocked)})
+    return [blocked[rank] for rank in circle] or None
 
 
-@define(eq=False)
-class _Run:
-    index: ActionIndex
-    rendezvous: bool
-    cells: list[list[list[PlacedAction]]] = field(factory=list)
-    position: list[int] = field(factory=list)
-    done: set[int] = field(factory=set)
-    """Identities of actions: hashing their fields would cost more than all the rest."""
-    waiters: dict[int, list[int]] = field(factory=lambda: defaultdict(list))
-    blocked: dict[int, Blocked] = field(factory=dict)
-    lowered: bool = False
-
-    def __attrs_post_init__(self) -> None:
-        table = self.index.table
-        self.lowered = table.is_lowered
-        self.position = [0] * len(table.rows)
-        for row in table.rows:
-            cells: dict[int, list[PlacedAction]] = {}
-            for action in row:
-                cells.setdefault(action.slot, []).append(action)
-            self.cells.append(list(cells.values()))
-
-    def circle(self) -> list[Blocked] | None:
-        ready = list(range(len(self.cells)))
-        while ready:
-            self.advance(ready.pop(), ready)
-        if not self.blocked:
-            return None
-        rank = min(self.blocked)
-        visited: dict[int, int] = {}
-        path: list[Blocked] = []
-        while rank not in visited:
-            visited[rank] = len(path)
-            path.append(self.blocked[rank])
-            rank = path[-1].awaits.rank
-        return path[visited[rank] :]
-
-    def advance(self, rank: int, ready: list[int]) -> None:
-        """Let a rank run until it must wait; ranks that waited for what it does become ready."""
-        self.blocked.pop(rank, None)
-        cells = self.cells[rank]
-        while self.position[rank] < len(cells):
-            cell = cells[self.position[rank]]
-            for action in cell:
-                awaited = self.awaited(action)
-                if awaited is not None:
-                    self.blocked[rank] = Blocked(action, awaited)
-                    self.waiters[id(awaited)].append(rank)
-                    return
-            self.position[rank] += 1
-            for action in cell:
-                self.done.add(id(action))
-                ready.extend(self.waiters.pop(id(action), ()))
-
-    def awaited(self, action: PlacedAction) -> PlacedAction | None:
-        """What an action at the head of its rank still waits for."""
-        if not self.lowered:
-            awaited = self.index.producer(action)
-        elif action.kind in RECVS or (self.rendezvous and action.kind in MESSAGES):
-            awaited = self.index.partner(action)
-        else:
-            return None
-        if awaited is None or id(awaited) in self.done or (self.rendezvous and self.lowered and self.is_head(awaited)):
-            return None
-        return awaited
-
-    def is_head(self, action: PlacedAction) -> bool:
-        """Whether the action's rank stands at it."""
-        cells, position = self.cells[action.rank], self.position[action.rank]
-        return position < len(cells) and any(action is other for other in cells[position])
+def _cells(row: Sequence[PlacedAction]) -> list[list[PlacedAction]]:
+    """The actions of a row, cell by cell."""
+    cells: dict[int, list[PlacedAction]] = {}
+    for action in row:
+        cells.setdefault(action.slot, []).append(action)
+    return list(cells.values())

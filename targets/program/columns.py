@@ -344,29 +344,6 @@ class ProgramColumns:
         ]
 
 
-def ready_order(streams: Sequence[Sequence[Sequence[tuple[int, int]]]]) -> list[tuple[int, int]]:
-    """Instructions as (engine, position), each after all that it waits for, given by engine and instruction: engines and counts.
-
-    Shorter than the streams where engines wait for each other.
-    """
-    done = [0] * len(streams)
-    order: list[tuple[int, int]] = []
-    before = -1
-    while before < len(order):
-        before = len(order)
-        for engine, stream in enumerate(streams):
-            while done[engine] < len(stream):
-                for other, count in stream[done[engine]]:
-                    if done[other] < count:
-                        break
-                else:
-                    order.append((engine, done[engine]))
-                    done[engine] += 1
-                    continue
-                break
-    return order
-
-
 def _runs(stops: Int64s, counts: Int32s, first: int, stop: int) -> tuple[slice, Iterable[slice]]:
     """Where the items of a range of instructions stand among all, and those of each among these."""
     begin = int(stops[first]) - int(counts[0])

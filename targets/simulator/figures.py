@@ -33,7 +33,8 @@ from ratrain.targets.program.columns import (
     classes_of_runs,
 )
 from ratrain.targets.simulator.op_works import OpWorks
-from ratrain.targets.simulator.timed_run import STEPS, UNLIMITED, simulate_works
+from ratrain.targets.simulator.progress import STEPS
+from ratrain.targets.simulator.timed_run import UNLIMITED, simulate_works
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine

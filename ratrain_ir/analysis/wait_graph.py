@@ -1,0 +1,149 @@
+"""The wait graph: who waits for whom, who waits for ever, and the circle that says why.
+
+A node is a place in a stream: an op of one of several steps, a cell of a table of actions, the instruction at which an engine
+stands. An edge runs from what must have happened to what waits for it: from the one before in the stream, from what a wait of
+an engine names, from the send to the receive of a message. Places that are passed together, as the ends of a rendezvous or the
+members of a collective, are one node.
+
+    rank 0:  recv b  <--  send b  :rank 1      `recv b` waits for `send b`, which stands behind `recv a`;
+               |            ^                  that waits for `send a`, which stands behind `recv b`:
+               v            |                  a circle of four
+             send a  -->  recv a
+
+What can happen does happen, whatever happens first: no timing makes a difference. So one sweep decides (Kahn, 1962): cross out
+what waits for nothing that is left, until nothing can be crossed out. Exactly what is left waits for ever: the circles, and
+what waits for them. Each of it waits for something that is left too; a walk from one to the next comes back to where it was,
+and what lies between is a circle.
+
+The sweep takes one visit an event and an edge, of arrays without an object for either; the walk is taken by what hangs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from attrs import define, field
+
+from ratrain.ratrain_ir.support.loops import Allowance
+from ratrain.ratrain_ir.support.native_loops import native
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Int64s = NDArray[np.int64]
+
+_EDGES = 300_000
+"""A fifth of a second of plain Python: less than it takes to compile the loop where it is not kept."""
+ALLOWANCE = Allowance(_EDGES)
+N = TypeVar("N", bound=Hashable)
+
+
+@define(eq=False)
+class WaitGraph:
+    """The waits of many events, which are numbers from 0 on."""
+
+    events: int
+    one: Int64s = field(init=False)
+    """by event the one that it is one with"""
+    sources: list[Int64s] = field(factory=list)
+    targets: list[Int64s] = field(factory=list)
+    """ends of edges, some at a time"""
+
+    def __attrs_post_init__(self) -> None:
+        self.one = np.arange(self.events)
+
+    def after(self, sources: Int64s, targets: Int64s) -> None:
+        """Let each target wait for its source."""
+        self.sources.append(sources)
+        self.targets.append(targets)
+
+    def together(self, events: Int64s, others: Int64s) -> None:
+        """Make each event one with another, which must be one with none but itself."""
+        self.one[events] = others
+
+    def never(self) -> NDArray[np.bool_]:
+        """Tell which events never happen."""
+        return stuck_events(self.events, *self._edges())[self.one]
+
+    def circle(self) -> list[int]:
+        """List events each of which waits for the next, the last for the first; none where all happen.
+
+        It is the circle that a walk finds from the least event that never happens, always to the least that an event waits for.
+        """
+        sources, targets = self._edges()
+        stuck = stuck_events(self.events, sources, targets)
+        among = stuck[sources] & stuck[targets]
+        waits: dict[int, list[int]] = {}
+        for target, source in sorted(zip(targets[among].tolist(), sources[among].tolist(), strict=True)):
+            waits.setdefault(target, []).append(source)
+        return circle_of(waits)
+
+    def _edges(self) -> tuple[Int64s, Int64s]:
+        none = np.zeros(0, np.int64)
+        sources, targets = (self.one[np.concatenate((none, *each))] for each in (self.sources, self.targets))
+        return sources, targets
+
+
+def circle_of(waits: Mapping[N, Collection[N]]) -> list[N]:
+    """List nodes each of which waits for the next, the last for the first; none where nobody waits for ever.
+
+    `waits` has of every node what it waits for. The walk starts at the first node that waits for ever, and goes on to the first
+    such node that each waits for.
+    """
+    numbers = {node: number for number, node in enumerate(waits)}
+    edges = [(numbers[other], numbers[node]) for node, others in waits.items() for other in others]
+    stuck = stuck_events(len(numbers), *np.array(edges, np.int64).reshape(-1, 2).T).tolist()
+    path: dict[N, None] = {}
+    node = next((node for node in waits if stuck[numbers[node]]), None)
+    while node is not None and node not in path:
+        path[node] = None
+        node = next(other for other in waits[node] if stuck[numbers[other]])
+    nodes = list(path)
+    return nodes[nodes.index(node) :] if node is not None else nodes
+
+
+def all_behind(waits: Mapping[N, Collection[N]], node: N) -> set[N]:
+    """Return all that wait for a node, directly or for one that does."""
+    found: set[N] = set()
+    new = {node}
+    while new:
+        new = {other for other, awaited in waits.items() if not new.isdisjoint(awaited)} - found
+        found |= new
+    return found
+
+
+def stuck_events(events: int, sources: Int64s, targets: Int64s) -> NDArray[np.bool_]:
+    """Tell which events never happen, where the source of each edge comes before its target."""
+    later = targets[np.argsort(sources, kind="stable")]
+    ends = np.cumsum(np.bincount(sources, minlength=events))
+    waiting = np.bincount(targets, minlength=events)
+    first = np.flatnonzero(waiting == 0)
+    ready, count = np.concatenate((first, np.zeros(events - len(first), np.int64))), len(first)
+    if ALLOWANCE.take(len(targets)):
+        left = waiting.tolist()
+        drain(ends.tolist(), later.tolist(), left, ready.tolist(), count)
+        return np.array(left, np.int64) > 0
+    _compiled()(ends, later, waiting, ready, count)
+    return waiting > 0
+
+
+@cache
+def _compiled() -> Any:
+    return native(drain)
+
+
+def drain(ends: Any, later: Any, waiting: Any, ready: Any, count: int) -> None:
+    """Leave in `waiting` how many each event still waits for. The first `count` are ready. Takes lists as well as arrays."""
+    done = 0
+    while done < count:
+        event = ready[done]
+        done += 1
+        for place in range(0 if event == 0 else ends[event - 1], ends[event]):
+            target = later[place]
+            waiting[target] -= 1
+            if waiting[target] == 0:
+                ready[count] = target
+                count += 1
