@@ -72,9 +72,7 @@ def blocking_cycle(
 
     `numbers` has the numbers of a stage where they are known already.
     """
-    places = channels(module)
-    topology = module.topology
-    events = each_stage(lambda stage: _stage_events(stage, topology, numbers(stage), places), module.stages)
+    events = each_stage(lambda stage: _stage_events(stage, module.topology, numbers(stage)), module.stages)
     return cycle_of(events, rendezvous=rendezvous)
 
 
@@ -112,16 +110,15 @@ def cycle_of(stages: Sequence[StageEvents], *, rendezvous: bool) -> list[Event] 
     return [event(node) for node in graph.circle()] or None
 
 
-def _stage_events(
-    stage: Stage, topology: Topology, numbers: StageNumbers, places: dict[Hop, tuple[list[Place], list[Place]]]
-) -> StageEvents:
+def _stage_events(stage: Stage, topology: Topology, numbers: StageNumbers) -> StageEvents:
     meetings: dict[tuple[int, ...], list[int]] = {}
+    sends: dict[Hop, list[int]] = {}
+    recvs: dict[Hop, list[int]] = {}
     for position, op in enumerate(stage.ops):
-        key = meeting_stages(op, stage, topology)
-        if key:
+        if isinstance(op, MessageOp) and (hop := hop_of(op, stage, topology)) is not None:
+            (sends if op.direction is Direction.OUT else recvs).setdefault(hop, []).append(position)
+        elif key := meeting_stages(op, stage, topology):
             meetings.setdefault(key, []).append(position)
-    sends = {hop: [at for _, at in ends[0]] for hop, ends in places.items() if hop.source == stage.index}
-    recvs = {hop: [at for _, at in ends[1]] for hop, ends in places.items() if hop.target == stage.index}
     return StageEvents(len(stage.ops), *stage_edges(numbers), *(_arrays(each) for each in (meetings, sends, recvs)))
 
 
@@ -129,7 +126,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def _arrays(lists: Mapping[T, list[int]]) -> dict[T, Int64s]:
-    return {key: np.array(values, np.int64) for key, values in lists.items() if values}
+    return {key: np.array(values, np.int64) for key, values in lists.items()}
 
 
 def stage_edges(numbers: StageNumbers) -> tuple[Int64s, Int64s]:

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.analysis.actions import BACKWARDS, MESSAGES, RECVS, SENDS, ActionTable, Part, PlacedAction
-from ratrain.ratrain_ir.analysis.wait_graph import WaitGraph, circle_of
+from ratrain.ratrain_ir.analysis.wait_graph import WaitGraph, circle_of, edge_ends
 from ratrain.ratrain_ir.schedules.action import ActionKind
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ def waiting_circle(index: ActionIndex, *, rendezvous: bool) -> list[Blocked] | N
                 edges.append((source, number))
                 waits.append((source, Blocked(action, awaited)))
     graph = WaitGraph(len(cells))
-    graph.after(*np.array(edges, np.int64).reshape(-1, 2).T)
+    graph.after(*edge_ends(edges))
     never = graph.never()
     heads = {rank: number for number, (rank, _, _) in reversed([*enumerate(cells)]) if never[number]}
     blocked: dict[int, Blocked] = {}

@@ -20,7 +20,7 @@ The sweep takes one visit an event and an edge, of arrays without an object for 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -68,6 +68,18 @@ class WaitGraph:
         """Tell which events never happen."""
         return stuck_events(self.events, *self._edges())[self.one]
 
+    def ends(self, seconds: Sequence[float]) -> list[float] | None:
+        """Tell when each event ends that takes its seconds as soon as all that it waits for have ended; None where some never do.
+
+        No events may be one. The first ones start at 0.
+        """
+        _, order, bounds, later = (array.tolist() for array in _swept(self.events, *self._edges()))
+        found = [*seconds]
+        for event in order:
+            for target in later[bounds[event - 1] if event else 0 : bounds[event]]:
+                found[target] = max(found[target], found[event] + seconds[target])
+        return found if len(order) == self.events else None
+
     def circle(self) -> list[int]:
         """List events each of which waits for the next, the last for the first; none where all happen.
 
@@ -95,7 +107,7 @@ def circle_of(waits: Mapping[N, Collection[N]]) -> list[N]:
     """
     numbers = {node: number for number, node in enumerate(waits)}
     edges = [(numbers[other], numbers[node]) for node, others in waits.items() for other in others]
-    stuck = stuck_events(len(numbers), *np.array(edges, np.int64).reshape(-1, 2).T).tolist()
+    stuck = stuck_events(len(numbers), *edge_ends(edges)).tolist()
     path: dict[N, None] = {}
     node = next((node for node in waits if stuck[numbers[node]]), None)
     while node is not None and node not in path:
@@ -115,19 +127,34 @@ def all_behind(waits: Mapping[N, Collection[N]], node: N) -> set[N]:
     return found
 
 
+def edge_ends(edges: Sequence[tuple[int, int]]) -> tuple[Int64s, Int64s]:
+    """Return the sources and the targets of edges."""
+    sources, targets = np.array(edges, np.int64).reshape(-1, 2).T
+    return sources, targets
+
+
 def stuck_events(events: int, sources: Int64s, targets: Int64s) -> NDArray[np.bool_]:
     """Tell which events never happen, where the source of each edge comes before its target."""
+    stuck: NDArray[np.bool_] = _swept(events, sources, targets)[0] > 0
+    return stuck
+
+
+def _swept(events: int, sources: Int64s, targets: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    """Cross out what can happen: by event how many it still waits for; and what happens, in an order that keeps the edges.
+
+    Then the edges: by event its end among the targets, which are put in the order of their sources.
+    """
     later = targets[np.argsort(sources, kind="stable")]
-    ends = np.cumsum(np.bincount(sources, minlength=events))
+    bounds = np.cumsum(np.bincount(sources, minlength=events))
     waiting = np.bincount(targets, minlength=events)
     first = np.flatnonzero(waiting == 0)
     ready, count = np.concatenate((first, np.zeros(events - len(first), np.int64))), len(first)
-    if ALLOWANCE.take(len(targets)):
-        left = waiting.tolist()
-        drain(ends.tolist(), later.tolist(), left, ready.tolist(), count)
-        return np.array(left, np.int64) > 0
-    _compiled()(ends, later, waiting, ready, count)
-    return waiting > 0
+    if not ALLOWANCE.take(len(targets)):
+        count = _compiled()(bounds, later, waiting, ready, count)
+        return waiting, ready[:count], bounds, later
+    left, order = waiting.tolist(), ready.tolist()
+    count = drain(bounds.tolist(), later.tolist(), left, order, count)
+    return np.array(left, np.int64), np.array(order[:count], np.int64), bounds, later
 
 
 @cache
@@ -135,15 +162,16 @@ def _compiled() -> Any:
     return native(drain)
 
 
-def drain(ends: Any, later: Any, waiting: Any, ready: Any, count: int) -> None:
-    """Leave in `waiting` how many each event still waits for. The first `count` are ready. Takes lists as well as arrays."""
+def drain(bounds: Any, later: Any, waiting: Any, ready: Any, count: int) -> int:
+    """Fill `ready`, of which the first `count` are; how many are in it. Takes lists as well as arrays."""
     done = 0
     while done < count:
         event = ready[done]
         done += 1
-        for place in range(0 if event == 0 else ends[event - 1], ends[event]):
+        for place in range(0 if event == 0 else bounds[event - 1], bounds[event]):
             target = later[place]
             waiting[target] -= 1
             if waiting[target] == 0:
                 ready[count] = target
                 count += 1
+    return count
