@@ -96,9 +96,19 @@ class ProgramStage:
         """
         return self._places(ProgramColumns.execution_order)
 
+    def live_bytes(self) -> dict[tuple[Engine, int], int]:
+        """Live bytes in DDR while an instruction, (engine, position), runs, in execution order."""
+        columns, number = self._columns
+        live = columns.live_bytes(number, columns.execution_order(number))
+        return dict(zip(self.execution_order(), live.tolist(), strict=False))
+
+    @property
+    def _columns(self) -> tuple[ProgramColumns, int]:
+        return self.unread or (columns_of([self.objects], 0), 0)
+
     def _places(self, order: Callable[[ProgramColumns, int], Int64s]) -> list[tuple[Engine, int]]:
         """Instructions, as (engine, position), in an order that columns have."""
-        columns, number = self.unread or (columns_of([self.objects], 0), 0)
+        columns, number = self._columns
         stops = columns.stream_stops[number * len(ENGINES) : (number + 1) * len(ENGINES)]
         found = order(columns, number)
         engines = np.searchsorted(stops, found, side="right")
