@@ -1,6 +1,6 @@
 """Progress: whether every op of every stage can run, whatever the timing, across the end of a step.
 
-Two consecutive steps are unrolled into one event graph: engines take ops in list order, ops wait for their dependences, a
+Two consecutive steps are unrolled into one wait graph: engines take ops in list order, ops wait for their dependences, a
 collective is one event of all its members, and a message is either buffered (the receive ends after its send) or rendezvous
 (send and receive are one event; those of guests always are). The program makes progress exactly when the graph has no cycle; a
 third step is the second's image.

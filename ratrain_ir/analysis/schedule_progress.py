@@ -4,7 +4,8 @@ A rank takes its cells one by one. In a lowered table a receive ends after its s
 receive. In a compute-only table the runtime places the messages, which it can do without a hang exactly where the stages'
 dependences and the rows' orders agree; so a computation waits for the one that makes its input, and rendezvous adds nothing.
 
-What a rank waits for never depends on timing, so one run of the table, each rank as far as it gets, decides for all.
+What a rank waits for never depends on timing, so one wait graph of all cells decides for all. A rank stands at the first of its
+cells that is never done; what keeps it there is on another rank that stands too, and so on round the circle.
 """
 
 from __future__ import annotations
@@ -91,35 +92,29 @@ class Blocked:
 def waiting_circle(index: ActionIndex, *, rendezvous: bool) -> list[Blocked] | None:
     """Ranks each of which waits for the next and the last for the first, or None where all get to the end of their rows."""
     rows = [_cells(row) for row in index.table.rows]
-    cells = [(rank, place, cell) for rank, row in enumerate(rows) for place, cell in enumerate(row)]
-    numbers = {id(action): number for number, (_, _, cell) in enumerate(cells) for action in cell}
+    cells = [(place, cell) for row in rows for place, cell in enumerate(row)]
+    numbers = {id(action): number for number, (_, cell) in enumerate(cells) for action in cell}
     lowered = index.table.is_lowered
     meets = lowered and rendezvous
-    edges = [(number - 1, number) for number, (_, place, _) in enumerate(cells) if place]
+    edges = [(number - 1, number) for number, (place, _) in enumerate(cells) if place]
     waits: list[tuple[int, Blocked]] = []
-    """What an action waits for: a cell to be done, and why."""
-    for number, (_, _, cell) in enumerate(cells):
-        for action in cell:
-            if not lowered:
-                awaited = index.producer(action)
-            else:
-                awaited = index.partner(action) if action.kind in (MESSAGES if rendezvous else RECVS) else None
-            if awaited is None:
-                continue
-            # the other end of a rendezvous need only be reached: what is before it must be done, if there is anything
-            source = numbers[id(awaited)] - meets
-            if not meets or cells[source + 1][1]:
-                edges.append((source, number))
-                waits.append((source, Blocked(action, awaited)))
+    for number, action in ((number, action) for number, (_, cell) in enumerate(cells) for action in cell):
+        if not lowered:
+            awaited = index.producer(action)
+        else:
+            awaited = index.partner(action) if action.kind in (MESSAGES if rendezvous else RECVS) else None
+        # the other end of a rendezvous need only be reached: the cell before it must be done, if there is one
+        if awaited is not None and not (meets and cells[numbers[id(awaited)]][0] == 0):
+            waits.append((numbers[id(awaited)] - meets, Blocked(action, awaited)))
+            edges.append((waits[-1][0], number))
     graph = WaitGraph(len(cells))
     graph.after(*edge_ends(edges))
     never = graph.never()
-    heads = {rank: number for number, (rank, _, _) in reversed([*enumerate(cells)]) if never[number]}
     blocked: dict[int, Blocked] = {}
-    for source, wait in waits:
-        if never[source] and heads.get(wait.at.rank) == numbers[id(wait.at)]:
+    for source, wait in waits:  # rank by rank, cell by cell: of each rank, the first that keeps it is where it stands
+        if never[source]:
             blocked.setdefault(wait.at.rank, wait)
-    circle = circle_of({rank: [blocked[rank].awaits.rank] for rank in sorted(blocked)})
+    circle = circle_of({rank: [wait.awaits.rank] for rank, wait in blocked.items()})
     return [blocked[rank] for rank in circle] or None
 
 

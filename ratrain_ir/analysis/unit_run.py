@@ -1,7 +1,7 @@
 """One order of the whole pipeline: the run of a schedule in which every forward, and every half of a backward, takes one unit of time.
 
-Messages take none and pass as soon as what they carry is made. Stage lists that follow the order of this run agree with it, and so
-with each other, message by message.
+Messages take none and pass as soon as what they carry is made: a computation starts at the end of the longest way to it through the
+wait graph. Stage lists that follow the order of this run agree with it, and so with each other, message by message.
 """
 
 from __future__ import annotations
