@@ -22,8 +22,6 @@ from ratrain.targets.machine.capacity import capacity_of
 from ratrain.targets.machine.machine import Machine
 from ratrain.targets.machine.record import machine_info
 from ratrain.targets.machine.registry import TARGETS
-from ratrain.targets.machine.shared_gradients import most_shared
-from ratrain.targets.machine.store_cost import Elsewhere
 from ratrain.targets.machine.timing import TimedOp, message_seconds, op_work, timed_op
 from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.lifting import group_name
@@ -115,15 +113,13 @@ class MachineTarget:
     def timed(self, module: Module, stage: Stage, op: Op) -> TimedOp:
         """What the time of an op depends on."""
         routine = self.routine(module, op) if isinstance(op, BlockOp) else None
-        moved = [(t.kind, t.type, Access.READ) for t in op.reads]
-        moved += [(t.kind, t.type, Access.WRITE) for t in op.writes]
-        moved += [(t.kind, t.type, Access.UPDATE) for t in op.updates]
-        hop = (stage.index, op.peer) if isinstance(op, MessageOp) else None
-        elsewhere = Elsewhere.of((t.home, t.type) for t in op.operands)
-        shared = None
-        if isinstance(op, AllReduce) and op.group is Group.TENSOR:
-            shared = most_shared(module.model, module.plan, op.blocks)
-        return timed_op(op.keyword, group_name(op), op.engine, routine, moved, hop, elsewhere, shared)
+        accesses = ((op.reads, Access.READ), (op.writes, Access.WRITE), (op.updates, Access.UPDATE))
+        operands = [(tensor, access) for tensors, access in accesses for tensor in tensors]
+        operands += [(tensor, Access.SCRATCH) for tensor in op.scratch]
+        ends = (stage.index, op.peer) if isinstance(op, MessageOp) else None
+        blocks = op.blocks if isinstance(op, AllReduce) else ()
+        fields = op.keyword, group_name(op), op.engine
+        return timed_op(module.model, module.plan, *fields, routine, operands, ends, blocks)
 
     def message_seconds(self, nbytes: int, link: Link) -> float:
         """Seconds of a message between stages that has its link to itself."""

@@ -6,26 +6,14 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from ratrain.ratrain_ir.analysis.exchanges import exchanging_block
 from ratrain.ratrain_ir.analysis.progress import hop_of
-from ratrain.ratrain_ir.ops.base import Op, Part, Payload, Phase
-from ratrain.ratrain_ir.ops.collectives import AllGather, PeerOp, ReduceScatter
-from ratrain.ratrain_ir.ops.compute import (
-    AddBranch,
-    AddBranchBackward,
-    Backward,
-    BackwardHeads,
-    BackwardInput,
-    BackwardWeight,
-    Forward,
-    LoadInput,
-    Project,
-    Recompute,
-)
-from ratrain.ratrain_ir.ops.messages import Recv, Send
+from ratrain.ratrain_ir.ops.base import Direction, Op, WorkGroup
+from ratrain.ratrain_ir.ops.compute import BackwardWeight
+from ratrain.ratrain_ir.ops.messages import MessageOp
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind, Work
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.model.blocks import Block
     from ratrain.ratrain_ir.module import Stage
     from ratrain.ratrain_ir.topology import Topology
 
@@ -59,38 +47,33 @@ class WorkGroups:
 def split_into_groups(stage: Stage, topology: Topology) -> WorkGroups:
     """Group a stage's ops, without releases or addresses (whose order would then be wrong)."""
     groups = WorkGroups()
-    halves = {(op.block, op.micro_batch) for op in stage.ops if type(op) is BackwardWeight and not op.slice}
-    chunk_of = topology.chunk_of
-    last = len(topology.chunk_stages) - 1
+    sides = {
+        WorkGroup.FORWARD: groups.forward,
+        WorkGroup.BACKWARD: groups.backward,
+        WorkGroup.WEIGHT: groups.weight,
+    }
+    halves = {(op.block, op.micro_batch, op.slice or 0) for op in stage.ops if type(op) is BackwardWeight}
     for op in stage.ops:
-        if isinstance(op, Forward | AddBranch | Project):
-            side, chunk = groups.forward, chunk_of[op.block]
-        elif isinstance(op, LoadInput):
-            chunks = {Part.TOKENS: 0, Part.LABELS: last, Part.DOCUMENTS: topology.chunks_of(stage.index)[0]}
-            side, chunk = groups.forward, chunks[op.part]
-        elif isinstance(op, BackwardWeight):
-            side, chunk = groups.weight, chunk_of[op.block]
-        elif isinstance(op, Backward | BackwardInput | BackwardHeads | AddBranchBackward | Recompute):
-            side, chunk = groups.backward, chunk_of[op.block]
-        elif isinstance(op, Send | Recv):
-            side = groups.forward if op.payload is Payload.ACTIVATION else groups.backward
-            hop = hop_of(op, stage, topology)
-            assert hop is not None  # the verifier has refused messages between stages that are no neighbours
-            chunk = hop.channel.source if type(op) is Send else hop.channel.target
-        elif isinstance(op, ReduceScatter) and op.micro_batch is not None:
-            waits = any((block, op.micro_batch) in halves for block in op.blocks)
-            side, chunk = groups.weight if waits else groups.backward, chunk_of[op.blocks[0]]
-        elif isinstance(op, AllGather) and op.micro_batch is not None:
-            side, chunk = groups.forward if op.phase is Phase.FORWARD else groups.backward, chunk_of[op.blocks[0]]
-        elif isinstance(op, PeerOp):
-            block, is_forward = exchanging_block(op, topology.model)
-            side, chunk = groups.forward if is_forward else groups.backward, chunk_of[block]
-        else:
+        group = op.work_group
+        if group is WorkGroup.STEP_END:
             groups.step_end.append(op)
             continue
-        assert op.micro_batch is not None
-        number = (
-            0 if isinstance(op, ReduceScatter) else op.slice or 0
-        )  # slices descend: slice 0 is the last to contribute
-        side.setdefault((chunk, op.micro_batch, number), []).append(op)
+        micro_batch = getattr(op, "micro_batch", None)
+        assert isinstance(micro_batch, int)
+        # what is of all slices counts with slice 0: backward they descend, so that it is the last to contribute
+        number = getattr(op, "slice", None) or 0
+        blocks = op.served_blocks(topology.model)
+        if group is WorkGroup.WEIGHT and halves.isdisjoint((block, micro_batch, number) for block in blocks):
+            group = WorkGroup.BACKWARD
+        work = _chunk(op, blocks, stage, topology), micro_batch, number
+        sides[group].setdefault(work, []).append(op)
     return groups
+
+
+def _chunk(op: Op, blocks: tuple[Block, ...], stage: Stage, topology: Topology) -> int:
+    """The chunk whose pass an op serves."""
+    if isinstance(op, MessageOp):
+        hop = hop_of(op, stage, topology)
+        assert hop is not None  # the verifier has refused messages between stages that are no neighbours
+        return hop.channel.source if op.direction is Direction.OUT else hop.channel.target
+    return topology.chunk_of[blocks[0]] if blocks else topology.chunks_of(stage.index)[0]

@@ -1,6 +1,6 @@
 """Progress: whether every op of every stage can run, whatever the timing, across the end of a step.
 
-Two consecutive steps are unrolled into one event graph: engines take ops in list order, ops wait for their dependences, a
+Two consecutive steps are unrolled into one wait graph: engines take ops in list order, ops wait for their dependences, a
 collective is one event of all its members, and a message is either buffered (the receive ends after its send) or rendezvous
 (send and receive are one event; those of guests always are). The program makes progress exactly when the graph has no cycle; a
 third step is the second's image.
@@ -12,11 +12,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.analysis.dependence import StageNumbers, stage_numbers
-from ratrain.ratrain_ir.analysis.progress_sweep import stuck_events
+from ratrain.ratrain_ir.analysis.wait_graph import WaitGraph
 from ratrain.ratrain_ir.ops.base import ENGINES, Direction, Group, Op
 from ratrain.ratrain_ir.ops.collectives import AllReduce, AllReduceScalar
 from ratrain.ratrain_ir.ops.messages import MessageOp, Recv, Send, meets, payload_of
@@ -72,27 +72,53 @@ def blocking_cycle(
 
     `numbers` has the numbers of a stage where they are known already.
     """
-    places = channels(module)
-    topology = module.topology
-    events = each_stage(lambda stage: _stage_events(stage, topology, numbers(stage), places), module.stages)
+    events = each_stage(lambda stage: _stage_events(stage, module.topology, numbers(stage)), module.stages)
     return cycle_of(events, rendezvous=rendezvous)
 
 
 def cycle_of(stages: Sequence[StageEvents], *, rendezvous: bool) -> list[Event] | None:
     """A cycle of events of some stages each of which waits for the next, or None where there is none."""
-    return _EventGraph(stages, rendezvous).cycle()
+    firsts = np.cumsum([0, *(2 * stage.count for stage in stages)])
+    graph = WaitGraph(int(firsts[-1]))
+
+    def events(stage: int, positions: Int64s) -> Int64s:
+        """List the events of ops of a stage in both steps."""
+        found: Int64s = np.concatenate((positions, positions + stages[stage].count)) + firsts[stage]
+        return found
+
+    met: dict[tuple[int, ...], Int64s] = {}
+    for index, stage in enumerate(stages):
+        graph.after(firsts[index] + stage.sources, firsts[index] + stage.targets)
+        for (
+            key,
+            positions,
+        ) in stage.meetings.items():  # the k-th collectives of all that meet are one, that of the first
+            mine = events(index, positions)
+            graph.together(mine, met.setdefault(key, mine))
+    for hop, sends in ((hop, sends) for stage in stages for hop, sends in stage.sends.items()):
+        sent, received = events(hop.source, sends), events(hop.target, stages[hop.target].recvs[hop])
+        if rendezvous or meets(hop.channel.payload):
+            graph.together(received, sent)
+        else:
+            graph.after(sent, received)
+
+    def event(node: int) -> Event:
+        stage = int(np.searchsorted(firsts, node, side="right")) - 1
+        step, position = divmod(node - int(firsts[stage]), stages[stage].count)
+        return Event(stage, position, step)
+
+    return [event(node) for node in graph.circle()] or None
 
 
-def _stage_events(
-    stage: Stage, topology: Topology, numbers: StageNumbers, places: dict[Hop, tuple[list[Place], list[Place]]]
-) -> StageEvents:
+def _stage_events(stage: Stage, topology: Topology, numbers: StageNumbers) -> StageEvents:
     meetings: dict[tuple[int, ...], list[int]] = {}
+    sends: dict[Hop, list[int]] = {}
+    recvs: dict[Hop, list[int]] = {}
     for position, op in enumerate(stage.ops):
-        key = meeting_stages(op, stage, topology)
-        if key:
+        if isinstance(op, MessageOp) and (hop := hop_of(op, stage, topology)) is not None:
+            (sends if op.direction is Direction.OUT else recvs).setdefault(hop, []).append(position)
+        elif key := meeting_stages(op, stage, topology):
             meetings.setdefault(key, []).append(position)
-    sends = {hop: [at for _, at in ends[0]] for hop, ends in places.items() if hop.source == stage.index}
-    recvs = {hop: [at for _, at in ends[1]] for hop, ends in places.items() if hop.target == stage.index}
     return StageEvents(len(stage.ops), *stage_edges(numbers), *(_arrays(each) for each in (meetings, sends, recvs)))
 
 
@@ -100,7 +126,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def _arrays(lists: Mapping[T, list[int]]) -> dict[T, Int64s]:
-    return {key: np.array(values, np.int64) for key, values in lists.items() if values}
+    return {key: np.array(values, np.int64) for key, values in lists.items()}
 
 
 def stage_edges(numbers: StageNumbers) -> tuple[Int64s, Int64s]:
@@ -119,92 +145,6 @@ def stage_edges(numbers: StageNumbers) -> tuple[Int64s, Int64s]:
     sources += [needed, needed[same_step] - count]
     targets += [count + waiting, waiting[same_step]]
     return np.concatenate(sources), np.concatenate(targets)
-
-
-@define(eq=False)
-class _EventGraph:
-    stages: Sequence[StageEvents]
-    rendezvous: bool
-    first: list[int] = field(factory=list)
-    """by stage its first event"""
-    representative: Int64s = field(init=False)
-    """by event the one that it is one with"""
-    sources: list[Int64s] = field(factory=list)
-    targets: list[Int64s] = field(factory=list)
-    """Edges, some at a time."""
-
-    def __attrs_post_init__(self) -> None:
-        total = 0
-        for stage in self.stages:
-            self.first.append(total)
-            total += 2 * stage.count
-        self.representative = np.arange(total)
-        self.join_collectives()
-        self.join_messages()
-        for stage, first in zip(self.stages, self.first, strict=True):
-            self.add_edges(first + stage.sources, first + stage.targets)
-
-    def events(self, stage: int, positions: Int64s) -> Int64s:
-        """The events of ops of a stage in both steps."""
-        first = self.first[stage] + positions
-        return np.concatenate((first, first + self.stages[stage].count))
-
-    def join_collectives(self) -> None:
-        """The k-th collectives of all that meet are one event, that of the first stage that has as many."""
-        met: dict[tuple[int, ...], list[tuple[int, Int64s]]] = {}
-        for index, stage in enumerate(self.stages):
-            for key, positions in stage.meetings.items():
-                met.setdefault(key, []).append((index, positions))
-        for each in met.values():
-            kept = np.zeros((2, 0), np.int64)
-            for index, positions in each:
-                mine = self.events(index, positions).reshape(2, -1)
-                common = min(kept.shape[1], mine.shape[1])
-                self.representative[mine[:, :common]] = kept[:, :common]
-                kept = np.concatenate((kept, mine[:, common:]), axis=1)
-
-    def join_messages(self) -> None:
-        none = np.zeros(0, np.int64)
-        for hop in {hop: None for stage in self.stages for hop in (*stage.sends, *stage.recvs)}:
-            sends = self.events(hop.source, self.stages[hop.source].sends.get(hop, none))
-            recvs = self.events(hop.target, self.stages[hop.target].recvs.get(hop, none))
-            if self.rendezvous or meets(hop.channel.payload):
-                self.representative[recvs] = sends
-            else:
-                self.add_edges(sends, recvs)
-
-    def add_edges(self, sources: Int64s, targets: Int64s) -> None:
-        self.sources.append(sources)
-        self.targets.append(targets)
-
-    def cycle(self) -> list[Event] | None:
-        """What never happens holds a cycle, found by walking back."""
-        if not self.sources:
-            return None
-        sources, targets = (self.representative[np.concatenate(each)] for each in (self.sources, self.targets))
-        stuck = stuck_events(len(self.representative), sources, targets)
-        if not stuck.any():
-            return None
-        among = stuck[sources] & stuck[targets]
-        return self.walk_back(sorted(zip(sources[among].tolist(), targets[among].tolist(), strict=True)))
-
-    def walk_back(self, edges: list[tuple[int, int]]) -> list[Event]:
-        before: dict[int, int] = {}
-        for source, target in edges:
-            before.setdefault(target, source)
-        event = min(before)
-        path: list[int] = []
-        index: dict[int, int] = {}
-        while event not in index:
-            index[event] = len(path)
-            path.append(event)
-            event = before[event]
-        return [self.event(node) for node in path[index[event] :]]
-
-    def event(self, node: int) -> Event:
-        stage = max(s for s, first in enumerate(self.first) if first <= node)
-        step, position = divmod(node - self.first[stage], self.stages[stage].count)
-        return Event(stage, position, step)
 
 
 def channels(module: Module) -> dict[Hop, tuple[list[Place], list[Place]]]:

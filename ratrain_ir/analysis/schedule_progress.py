@@ -4,17 +4,22 @@ A rank takes its cells one by one. In a lowered table a receive ends after its s
 receive. In a compute-only table the runtime places the messages, which it can do without a hang exactly where the stages'
 dependences and the rows' orders agree; so a computation waits for the one that makes its input, and rendezvous adds nothing.
 
-What a rank waits for never depends on timing, so one run of the table, each rank as far as it gets, decides for all.
+What a rank waits for never depends on timing, so one wait graph of all cells decides for all. A rank stands at the first of its
+cells that is never done; what keeps it there is on another rank that stands too, and so on round the circle.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.analysis.actions import BACKWARDS, MESSAGES, RECVS, SENDS, ActionTable, Part, PlacedAction
+from ratrain.ratrain_ir.analysis.wait_graph import WaitGraph, circle_of, edge_ends
 from ratrain.ratrain_ir.schedules.action import ActionKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Key = tuple[ActionKind, int, Part]
 
@@ -86,76 +91,36 @@ class Blocked:
 
 def waiting_circle(index: ActionIndex, *, rendezvous: bool) -> list[Blocked] | None:
     """Ranks each of which waits for the next and the last for the first, or None where all get to the end of their rows."""
-    return _Run(index, rendezvous).circle()
-
-
-@define(eq=False)
-class _Run:
-    index: ActionIndex
-    rendezvous: bool
-    cells: list[list[list[PlacedAction]]] = field(factory=list)
-    position: list[int] = field(factory=list)
-    done: set[int] = field(factory=set)
-    """Identities of actions: hashing their fields would cost more than all the rest."""
-    waiters: dict[int, list[int]] = field(factory=lambda: defaultdict(list))
-    blocked: dict[int, Blocked] = field(factory=dict)
-    lowered: bool = False
-
-    def __attrs_post_init__(self) -> None:
-        table = self.index.table
-        self.lowered = table.is_lowered
-        self.position = [0] * len(table.rows)
-        for row in table.rows:
-            cells: dict[int, list[PlacedAction]] = {}
-            for action in row:
-                cells.setdefault(action.slot, []).append(action)
-            self.cells.append(list(cells.values()))
-
-    def circle(self) -> list[Blocked] | None:
-        ready = list(range(len(self.cells)))
-        while ready:
-            self.advance(ready.pop(), ready)
-        if not self.blocked:
-            return None
-        rank = min(self.blocked)
-        visited: dict[int, int] = {}
-        path: list[Blocked] = []
-        while rank not in visited:
-            visited[rank] = len(path)
-            path.append(self.blocked[rank])
-            rank = path[-1].awaits.rank
-        return path[visited[rank] :]
-
-    def advance(self, rank: int, ready: list[int]) -> None:
-        """Let a rank run until it must wait; ranks that waited for what it does become ready."""
-        self.blocked.pop(rank, None)
-        cells = self.cells[rank]
-        while self.position[rank] < len(cells):
-            cell = cells[self.position[rank]]
-            for action in cell:
-                awaited = self.awaited(action)
-                if awaited is not None:
-                    self.blocked[rank] = Blocked(action, awaited)
-                    self.waiters[id(awaited)].append(rank)
-                    return
-            self.position[rank] += 1
-            for action in cell:
-                self.done.add(id(action))
-                ready.extend(self.waiters.pop(id(action), ()))
-
-    def awaited(self, action: PlacedAction) -> PlacedAction | None:
-        """What an action at the head of its rank still waits for."""
-        if not self.lowered:
-            awaited = self.index.producer(action)
-        elif action.kind in RECVS or (self.rendezvous and action.kind in MESSAGES):
-            awaited = self.index.partner(action)
+    rows = [_cells(row) for row in index.table.rows]
+    cells = [(place, cell) for row in rows for place, cell in enumerate(row)]
+    numbers = {id(action): number for number, (_, cell) in enumerate(cells) for action in cell}
+    lowered = index.table.is_lowered
+    meets = lowered and rendezvous
+    edges = [(number - 1, number) for number, (place, _) in enumerate(cells) if place]
+    waits: list[tuple[int, Blocked]] = []
+    for number, action in ((number, action) for number, (_, cell) in enumerate(cells) for action in cell):
+        if not lowered:
+            awaited = index.producer(action)
         else:
-            return None
-        if awaited is None or id(awaited) in self.done or (self.rendezvous and self.lowered and self.is_head(awaited)):
-            return None
-        return awaited
+            awaited = index.partner(action) if action.kind in (MESSAGES if rendezvous else RECVS) else None
+        # the other end of a rendezvous need only be reached: the cell before it must be done, if there is one
+        if awaited is not None and not (meets and cells[numbers[id(awaited)]][0] == 0):
+            waits.append((numbers[id(awaited)] - meets, Blocked(action, awaited)))
+            edges.append((waits[-1][0], number))
+    graph = WaitGraph(len(cells))
+    graph.after(*edge_ends(edges))
+    never = graph.never()
+    blocked: dict[int, Blocked] = {}
+    for source, wait in waits:  # rank by rank, cell by cell: of each rank, the first that keeps it is where it stands
+        if never[source]:
+            blocked.setdefault(wait.at.rank, wait)
+    circle = circle_of({rank: [wait.awaits.rank] for rank, wait in blocked.items()})
+    return [blocked[rank] for rank in circle] or None
 
-    def is_head(self, action: PlacedAction) -> bool:
-        """Whether the action's rank stands at it."""
-        cells, position = self.cells[action.rank], self.position[action.rank]
-        return position < len(cells) and any(action is other for other in cells[position])
+
+def _cells(row: Sequence[PlacedAction]) -> list[list[PlacedAction]]:
+    """The actions of a row, cell by cell."""
+    cells: dict[int, list[PlacedAction]] = {}
+    for action in row:
+        cells.setdefault(action.slot, []).append(action)
+    return list(cells.values())

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from attrs import define, field, frozen
+from attrs import frozen
 
-from ratrain.ratrain_ir.analysis.actions import COMPUTES, ActionTable, PlacedAction
+from ratrain.ratrain_ir.analysis.actions import COMPUTES, ActionTable
 from ratrain.ratrain_ir.analysis.schedule_progress import ActionIndex
+from ratrain.ratrain_ir.analysis.wait_graph import WaitGraph, edge_ends
 from ratrain.ratrain_ir.schedules.action import ActionKind, most_in_flight
 
 
@@ -65,9 +66,21 @@ def step_time(table: ActionTable, times: PassTimes) -> StepTime:
 
     Two actions that share a cell are one after the other, as one processor does them.
     """
-    run = _TimedRun(ActionIndex(table), times)
-    run.finish()
-    return StepTime(max(run.clocks), {rank: run.busy[rank] for rank, row in enumerate(table.rows) if row})
+    index = ActionIndex(table)
+    rows = [[action for action in row if action.kind in COMPUTES] for row in table.rows]
+    actions = [action for row in rows for action in row]
+    numbers = {id(action): number for number, action in enumerate(actions)}
+    edges = [
+        (number - 1, number) for number in range(1, len(actions)) if actions[number].rank == actions[number - 1].rank
+    ]
+    awaited = [(index.producer(action), number) for number, action in enumerate(actions)]
+    edges += [(numbers[id(producer)], number) for producer, number in awaited if producer is not None]
+    graph = WaitGraph(len(actions))
+    graph.after(*edge_ends(edges))
+    ends = graph.ends([times.of(action.kind) for action in actions])
+    assert ends is not None  # the table is sound
+    busy = {rank: sum((times.of(action.kind) for action in row), 0.0) for rank, row in enumerate(rows)}
+    return StepTime(max(ends, default=0.0), {rank: busy[rank] for rank, row in enumerate(table.rows) if row})
 
 
 def in_flight_on_ranks(table: ActionTable) -> list[int]:
@@ -81,44 +94,3 @@ def in_flight_on_stages(table: ActionTable) -> dict[int, int]:
     for action in table.actions:
         kinds[action.stage].append(action.kind)
     return {stage: most_in_flight(kinds[stage]) for stage in sorted(kinds)}
-
-
-@define(eq=False)
-class _TimedRun:
-    """Lets each rank run as far as it gets; a rank that waits goes on when what it waits for has ended."""
-
-    index: ActionIndex
-    times: PassTimes
-    rows: list[list[PlacedAction]] = field(init=False)
-    clocks: list[float] = field(init=False)
-    busy: list[float] = field(init=False)
-    positions: list[int] = field(init=False)
-    ends: dict[int, float] = field(factory=dict)
-    """By the identity of an action: hashing its fields would cost more than all the rest."""
-    waiters: dict[int, list[int]] = field(factory=lambda: defaultdict(list))
-
-    def __attrs_post_init__(self) -> None:
-        self.rows = [[action for action in row if action.kind in COMPUTES] for row in self.index.table.rows]
-        self.clocks, self.busy = [0.0] * len(self.rows), [0.0] * len(self.rows)
-        self.positions = [0] * len(self.rows)
-
-    def finish(self) -> None:
-        ready = list(range(len(self.rows)))
-        while ready:
-            self.advance(ready.pop(), ready)
-
-    def advance(self, rank: int, ready: list[int]) -> None:
-        """Let a rank run until it must wait; ranks that waited for what it does become ready."""
-        row = self.rows[rank]
-        while self.positions[rank] < len(row):
-            action = row[self.positions[rank]]
-            awaited = self.index.producer(action)
-            if awaited is not None and id(awaited) not in self.ends:
-                self.waiters[id(awaited)].append(rank)
-                return
-            start = self.clocks[rank] if awaited is None else max(self.clocks[rank], self.ends[id(awaited)])
-            seconds = self.times.of(action.kind)
-            self.clocks[rank] = self.ends[id(action)] = start + seconds
-            self.busy[rank] += seconds
-            self.positions[rank] += 1
-            ready.extend(self.waiters.pop(id(action), ()))

@@ -1,16 +1,16 @@
 """One order of the whole pipeline: the run of a schedule in which every forward, and every half of a backward, takes one unit of time.
 
-Messages take none and pass as soon as what they carry is made. Stage lists that follow the order of this run agree with it, and so
-with each other, message by message.
+Messages take none and pass as soon as what they carry is made: a computation starts at the end of the longest way to it through the
+wait graph. Stage lists that follow the order of this run agree with it, and so with each other, message by message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
 
-from attrs import define, field, frozen
+from attrs import frozen
 
+from ratrain.ratrain_ir.analysis.wait_graph import WaitGraph, edge_ends
 from ratrain.ratrain_ir.ops.base import Payload
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind, Work
 
@@ -38,9 +38,6 @@ class Message:
 
 Event = Computation | Message
 
-_UNITS = {ActionKind.BACKWARD: 2}
-"""A whole backward has two halves; all else takes one unit."""
-
 _STEPS = {
     ActionKind.FORWARD: (Payload.ACTIVATION, 1),
     ActionKind.BACKWARD: (Payload.GRADIENT, -1),
@@ -58,8 +55,16 @@ def unit_run(orders: Sequence[Sequence[Action]], chunk_stages: Sequence[int]) ->
     `chunk_stages[c]` is the stage of chunk c. Raises ValueError where the orders wait for each other in a circle.
     """
     run = _Run(orders, chunk_stages)
-    run.go()
-    return [event for _, _, _, event in sorted(run.events, key=lambda item: item[:3])]
+    found: list[tuple[tuple[int, bool, int, int], Event]] = []
+    for each, end in zip(run.computations, run.ends, strict=True):
+        action, stage, start = each.action, each.stage, end - _units(each.action)
+        found.append(((start, True, start, stage), each))
+        item = run.makes(action)
+        if item is not None and chunk_stages[item[1]] != stage:
+            into = item[1] if item[0] is Payload.ACTIVATION else action.chunk
+            message = Message(item[0], into, action.micro_batch, action.slice, stage, chunk_stages[item[1]])
+            found.append(((end, False, start, stage), message))
+    return [event for _, event in sorted(found, key=lambda item: item[0])]
 
 
 def computations(
@@ -70,11 +75,9 @@ def computations(
     Raises ValueError where the orders wait for each other in a circle.
     """
     run = _Run(orders, chunk_stages)
-    run.go()
     found: list[dict[Action, tuple[int, int]]] = [{} for _ in orders]
-    for start, _, _, event in run.events:
-        if isinstance(event, Computation):
-            found[event.stage][event.action] = start, start + _UNITS.get(event.action.kind, 1)
+    for each, end in zip(run.computations, run.ends, strict=True):
+        found[each.stage][each.action] = end - _units(each.action), end
     return found
 
 
@@ -84,82 +87,47 @@ def gradient_waits(orders: Sequence[Sequence[Action]], chunk_stages: Sequence[in
     Raises ValueError where the orders wait for each other in a circle.
     """
     run = _Run(orders, chunk_stages)
-    run.go()
-    return [[work for _, work in sorted(waits, key=lambda item: -item[0])] for waits in run.gradient_waits]
+    waits: list[list[tuple[int, Work]]] = [[] for _ in orders]
+    free = [0] * len(orders)
+    for each, end in zip(run.computations, run.ends, strict=True):
+        waited = end - _units(each.action) - free[each.stage]
+        if waited and each.action.kind is not ActionKind.FORWARD:  # weight halves never wait
+            waits[each.stage].append((waited, each.action.work))
+        free[each.stage] = end
+    return [[work for _, work in sorted(each, key=lambda item: -item[0])] for each in waits]
 
 
-@define
+def _units(action: Action) -> int:
+    """How long an action takes: a whole backward has two halves."""
+    return 2 if action.kind is ActionKind.BACKWARD else 1
+
+
 class _Run:
-    orders: Sequence[Sequence[Action]]
-    chunk_stages: Sequence[int]
-    events: list[tuple[int, bool, int, Event]] = field(factory=list)
-    """Time, whether it is a computation, number, event."""
-    made: dict[_Item, int] = field(factory=dict)
-    """When what a chunk takes was there."""
-    ready: list[tuple[int, int]] = field(factory=list)
-    """A heap of (start, stage) of the actions that have their input."""
-    gradient_waits: list[list[tuple[int, Work]]] = field(factory=list)
-    """Of each stage, in order: how long it waits for a gradient, and what that is of."""
+    """The computations of all orders, stage by stage, and when each ends that starts as soon as it has its input."""
 
-    def go(self) -> None:
-        count = len(self.orders)
-        self.gradient_waits = [[] for _ in range(count)]
-        position, free = [0] * count, [0] * count
-        for stage in range(count):
-            self.wake(stage, position, free)
-        while self.ready:
-            start, stage = heappop(self.ready)
-            action = self.orders[stage][position[stage]]
-            position[stage] += 1
-            free[stage] = start + _UNITS.get(action.kind, 1)
-            self.record(start, Computation(stage, action))
-            item = self.makes(action)
-            if item is not None:
-                self.made[item] = free[stage]
-            self.wake(stage, position, free)
-            if item is not None:
-                taker = self.chunk_stages[item[1]]
-                if taker != stage:
-                    into = item[1] if item[0] is Payload.ACTIVATION else action.chunk
-                    self.record(free[stage], Message(item[0], into, action.micro_batch, action.slice, stage, taker))
-                    if self.needs(taker, position) == item:
-                        self.wake(taker, position, free)
-        if any(done < len(order) for done, order in zip(position, self.orders, strict=True)):
+    def __init__(self, orders: Sequence[Sequence[Action]], chunk_stages: Sequence[int]) -> None:
+        self.chunks = range(len(chunk_stages))
+        self.computations = [Computation(stage, action) for stage, order in enumerate(orders) for action in order]
+        actions = [each.action for each in self.computations]
+        makers = {self.makes(action): number for number, action in enumerate(actions)}
+        firsts = {sum(map(len, orders[:stage])) for stage in range(len(orders))}
+        edges = [(number - 1, number) for number in range(len(actions)) if number not in firsts]
+        for number, action in enumerate(actions):
+            payload, step = _STEPS.get(action.kind, (None, 0))
+            if payload is not None and action.chunk - step in self.chunks:
+                # what nobody makes is waited for for ever: its taker waits for itself
+                edges.append((makers.get((payload, *action.work), number), number))
+        graph = WaitGraph(len(actions))
+        graph.after(*edge_ends(edges))
+        ends = graph.ends([_units(action) for action in actions])
+        if ends is None:
             raise ValueError("the orders of the stages wait for each other in a circle")
-
-    def record(self, time: int, event: Event) -> None:
-        self.events.append((time, isinstance(event, Computation), len(self.events), event))
-
-    def wake(self, stage: int, position: list[int], free: list[int]) -> None:
-        """Make a stage's next action ready if its input is there."""
-        if position[stage] == len(self.orders[stage]):
-            return
-        start = free[stage]
-        item = self.needs(stage, position)
-        if item is not None:
-            passed = self.made.get(item)
-            if passed is None:
-                return
-            if passed > start and item[0] is Payload.GRADIENT:
-                self.gradient_waits[stage].append((passed - start, item[1:]))
-            start = max(start, passed)
-        heappush(self.ready, (start, stage))
-
-    def needs(self, stage: int, position: list[int]) -> _Item | None:
-        """What the next action of a stage takes from a neighbouring chunk."""
-        if position[stage] == len(self.orders[stage]):
-            return None
-        action = self.orders[stage][position[stage]]
-        if action.kind not in _STEPS:
-            return None
-        payload, step = _STEPS[action.kind]
-        before = action.chunk - step
-        return (payload, *action.work) if 0 <= before < len(self.chunk_stages) else None
+        self.ends = [int(end) for end in ends]
 
     def makes(self, action: Action) -> _Item | None:
         """What an action makes for a neighbouring chunk."""
-        if action.kind not in _STEPS:
-            return None
-        payload, step = _STEPS[action.kind]
+        payload, step = _STEPS.get(action.kind, (None, 0))
         after = action.chunk + step
-        return (payload, after, action.micro_batch, action.slice) if 0 <= after < len(self.chunk_stages) else None
+        if payload is None or after not in self.chunks:
+            return None
+        return payload, after, action.micro_batch, action.slice

@@ -20,7 +20,7 @@ import attrs
 from attrs import define, field
 
 from ratrain.ratrain_ir.model.blocks import Block
-from ratrain.ratrain_ir.ops.op_fields import UNTIMED, block_field, micro_batch_field, slice_field
+from ratrain.ratrain_ir.ops.op_fields import UNTIMED, block_field, enum_field, micro_batch_field, slice_field
 from ratrain.ratrain_ir.ops.tensor import Tensors
 
 if TYPE_CHECKING:
@@ -56,6 +56,18 @@ ENGINES = (
     Engine.HOST,
 )
 """The engines that execute something, in the order streams are stored."""
+
+
+class WorkGroup(Enum):
+    """Work of a stage that ops stand with: a pass of a micro-batch through a chunk, or the end of the step."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    WEIGHT = "weight"
+    """weight half of a split backward; the backward if it is whole"""
+    STEP_END = "step end"
+
+    __hash__ = object.__hash__  # as for `Engine`
 
 
 class Payload(Enum):
@@ -134,6 +146,7 @@ class Op:
     default_engine: ClassVar[Engine]
     direction: ClassVar[Direction | None] = None
     """None if it is no message"""
+    default_work_group: ClassVar[WorkGroup] = WorkGroup.STEP_END
     alike_on_all_stages: ClassVar[bool] = False
     """True if the op takes equal time on all stages; a message does not, as its link depends on the stage"""
 
@@ -147,6 +160,16 @@ class Op:
     def engine(self) -> Engine:
         """The engine that runs this op."""
         return self.default_engine
+
+    @property
+    def work_group(self) -> WorkGroup:
+        """The work that this op stands with in the list of its stage."""
+        return self.default_work_group
+
+    def served_blocks(self, model: ModelConfig) -> tuple[Block, ...]:
+        """List the blocks of one chunk whose pass this op serves; if there are none, it serves all of its stage."""
+        del model
+        return ()
 
     @property
     def operands(self) -> Tensors:
@@ -171,6 +194,23 @@ class BlockPieceOp(Op):
     block: Block = block_field()
     micro_batch: int = micro_batch_field()
     slice: int | None = slice_field()
+
+    def served_blocks(self, model: ModelConfig) -> tuple[Block, ...]:
+        """List the blocks of one chunk whose pass this op serves."""
+        del model
+        return (self.block,)
+
+
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class PayloadOp(Op):
+    """Base of ops that serve the pass that what they carry belongs to."""
+
+    payload: Payload = enum_field(Payload)
+
+    @property
+    def work_group(self) -> WorkGroup:
+        """The pass that the payload belongs to."""
+        return WorkGroup.FORWARD if self.payload is Payload.ACTIVATION else WorkGroup.BACKWARD
 
 
 class Slice(NamedTuple):

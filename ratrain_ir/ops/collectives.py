@@ -20,7 +20,7 @@ from ratrain.ratrain_ir.model.blocks import (
     row_sum_slots,
 )
 from ratrain.ratrain_ir.model.peer_blocks import adds_branch_apart
-from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Group, Op, Payload, Phase, Quantity
+from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Group, Op, Payload, PayloadOp, Phase, Quantity, WorkGroup
 from ratrain.ratrain_ir.ops.op_fields import (
     block_field,
     blocking_field,
@@ -61,9 +61,34 @@ def _phase_field() -> Any:
     return field(metadata=codec, default=None)
 
 
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class BlocksOp(Op):
+    """Base of collectives on the gradients or views of some blocks."""
+
+    blocks: tuple[Block, ...] = blocks_field()
+
+    def served_blocks(self, model: ModelConfig) -> tuple[Block, ...]:
+        """List the blocks of one chunk whose pass this op serves."""
+        del model
+        return self.blocks
+
+
+@define(eq=False, weakref_slot=False, repr=False, kw_only=True)
+class PeerPieceOp(PayloadOp):
+    """Base of exchanges of an activation, or of its gradient, between tensor-parallel ranks, at the input of a block."""
+
+    block: Block = block_field()
+    micro_batch: int = micro_batch_field()
+    slice: int | None = slice_field()
+
+    def served_blocks(self, model: ModelConfig) -> tuple[Block, ...]:
+        """List the block that has made what is exchanged: of an activation, the one before."""
+        return (previous_block(self.block, model) if self.payload is Payload.ACTIVATION else self.block,)
+
+
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class ReduceScatter(Op):
+class ReduceScatter(BlocksOp):
     """GradSync into shards: the mean over replicas of each block's gradient.
 
     An overflow flag goes with each shard. With a micro-batch it reduces that micro-batch's contribution
@@ -73,9 +98,13 @@ class ReduceScatter(Op):
     keyword = "reduce_scatter"
     default_engine = Engine.COLLECTIVE
     alike_on_all_stages = True
-    blocks: tuple[Block, ...] = blocks_field()
     micro_batch: int | None = micro_batch_field(optional=True)
     blocking: bool = blocking_field()
+
+    @property
+    def work_group(self) -> WorkGroup:
+        """The end of the step; of one micro-batch, what makes the gradients."""
+        return WorkGroup.STEP_END if self.micro_batch is None else WorkGroup.WEIGHT
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
         """List the signatures that this op may have."""
@@ -84,7 +113,7 @@ class ReduceScatter(Op):
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class AllReduce(Op):
+class AllReduce(BlocksOp):
     """GradSync in place: the mean over replicas, or the sum of tied or shared gradients.
 
     The overflow flags go with them. Tied gradients, of the embedding and the head, are summed over `ends`. Gradients of
@@ -95,7 +124,6 @@ class AllReduce(Op):
     keyword = "all_reduce"
     default_engine = Engine.COLLECTIVE
     alike_on_all_stages = True
-    blocks: tuple[Block, ...] = blocks_field()
     group: Group = enum_field(Group, Group.REPLICAS)
     blocking: bool = blocking_field()
 
@@ -106,7 +134,7 @@ class AllReduce(Op):
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class GatherRows(Op):
+class GatherRows(PeerPieceOp):
     """Gathers the input of a block, or its gradient, from the rows of all tensor-parallel ranks.
 
     If it gathers an activation, it says which pass it serves; a gradient serves the backward of the block before.
@@ -115,11 +143,16 @@ class GatherRows(Op):
     keyword = "gather_rows"
     default_engine = Engine.TENSOR
     alike_on_all_stages = True
-    payload: Payload = enum_field(Payload)
-    block: Block = block_field()
-    micro_batch: int = micro_batch_field()
-    slice: int | None = slice_field()
     phase: Phase | None = _phase_field()
+
+    @property
+    def work_group(self) -> WorkGroup:
+        """The pass that reads the rows."""
+        return WorkGroup.FORWARD if self.phase is Phase.FORWARD else WorkGroup.BACKWARD
+
+    def served_blocks(self, model: ModelConfig) -> tuple[Block, ...]:
+        """List the block that reads the rows: of a gradient, the one before."""
+        return (self.block if self.payload is Payload.ACTIVATION else previous_block(self.block, model),)
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
         """List the signatures that this op may have."""
@@ -128,7 +161,7 @@ class GatherRows(Op):
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class ReduceRows(Op):
+class ReduceRows(PeerPieceOp):
     """Sums tensor-parallel ranks' parts of the input of a block, or of its gradient.
 
     It sums in f32 in rank order and rounds once. It adds the residual stream once, if there is one: the input of the
@@ -139,10 +172,6 @@ class ReduceRows(Op):
     keyword = "reduce_rows"
     default_engine = Engine.TENSOR
     alike_on_all_stages = True
-    payload: Payload = enum_field(Payload)
-    block: Block = block_field()
-    micro_batch: int = micro_batch_field()
-    slice: int | None = slice_field()
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
         """List the signatures that this op may have."""
@@ -159,6 +188,7 @@ class CombineLoss(BlockPieceOp):
 
     keyword = "combine_loss"
     default_engine = Engine.TENSOR
+    default_work_group = WorkGroup.FORWARD
     alike_on_all_stages = True
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
@@ -168,7 +198,7 @@ class CombineLoss(BlockPieceOp):
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class ReduceSums(Op):
+class ReduceSums(PeerPieceOp):
     """Sums over tensor-parallel ranks what norms of queries and keys need of each row.
 
     It sums in f32 in rank order; every rank has all sums afterwards. They are squares of queries and keys in the
@@ -178,10 +208,11 @@ class ReduceSums(Op):
     keyword = "reduce_sums"
     default_engine = Engine.TENSOR
     alike_on_all_stages = True
-    payload: Payload = enum_field(Payload)
-    block: Block = block_field()
-    micro_batch: int = micro_batch_field()
-    slice: int | None = slice_field()
+
+    def served_blocks(self, model: ModelConfig) -> tuple[Block, ...]:
+        """List the block that norms queries and keys."""
+        del model
+        return (self.block,)
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
         """List the signatures that this op may have."""
@@ -213,7 +244,7 @@ class AllReduceScalar(Op):
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class AllGather(Op):
+class AllGather(BlocksOp):
     """PrefetchW: makes parameter views whole from the replicas' master shards.
 
     It does so at the step's end for the next step or, with a micro-batch and a phase, within the step for one use
@@ -224,11 +255,17 @@ class AllGather(Op):
     keyword = "all_gather"
     default_engine = Engine.COLLECTIVE
     alike_on_all_stages = True
-    blocks: tuple[Block, ...] = blocks_field()
     micro_batch: int | None = micro_batch_field(optional=True)
     slice: int | None = slice_field()
     phase: Phase | None = _phase_field()
     blocking: bool = blocking_field()
+
+    @property
+    def work_group(self) -> WorkGroup:
+        """The end of the step; of one micro-batch, the pass that uses the views."""
+        if self.micro_batch is None:
+            return WorkGroup.STEP_END
+        return WorkGroup.FORWARD if self.phase is Phase.FORWARD else WorkGroup.BACKWARD
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
         """List the signatures that this op may have."""
@@ -252,6 +289,12 @@ COLLECTIVE_OPS: tuple[type[Op], ...] = (*STATE_OPS, *PEER_OPS)
 
 TensorCollective = ReduceScatter | AllReduce | AllGather
 """Collectives on whole tensors, which may be blocking"""
+
+
+def exchanging_block(op: PeerOp, model: ModelConfig) -> tuple[Block, bool]:
+    """Return the block that reads or has made what peers exchange, and whether it does so in the forward pass."""
+    (block,) = op.served_blocks(model)
+    return block, op.work_group is WorkGroup.FORWARD
 
 
 def reduces_over_replicas(op: Op) -> TypeGuard[ReduceScatter | AllReduce]:

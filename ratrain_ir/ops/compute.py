@@ -15,6 +15,7 @@ from ratrain.ratrain_ir.model.blocks import (
     SQUARES,
     WEIGHT_HALF_SLOTS,
     Block,
+    block_chain,
     half_slots,
     keeps_view,
     kept_in_forward,
@@ -24,7 +25,7 @@ from ratrain.ratrain_ir.model.blocks import (
     row_sum_slots,
 )
 from ratrain.ratrain_ir.model.peer_blocks import stands_beside
-from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Op, Part
+from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Op, Part, WorkGroup
 from ratrain.ratrain_ir.ops.op_fields import block_field, enum_field, micro_batch_field, slice_field
 from ratrain.ratrain_ir.ops.operands import Candidates, Roles, Signature
 from ratrain.ratrain_ir.ops.roles import (
@@ -73,10 +74,16 @@ class LoadInput(Op):
 
     keyword = "load_input"
     default_engine = Engine.HOST
+    default_work_group = WorkGroup.FORWARD
     alike_on_all_stages = True
     part: Part = enum_field(Part)
     micro_batch: int = micro_batch_field()
     slice: int | None = slice_field()
+
+    def served_blocks(self, model: ModelConfig) -> tuple[Block, ...]:
+        """List the block that takes the part: the first one, or the last; starts of documents are for all of the stage."""
+        places = {Part.TOKENS: 0, Part.LABELS: -1}
+        return (block_chain(model)[places[self.part]],) if self.part in places else ()
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
         """List the signatures that this op may have."""
@@ -94,6 +101,7 @@ class Forward(BlockPieceOp):
 
     keyword = "forward"
     default_engine = Engine.COMPUTE
+    default_work_group = WorkGroup.FORWARD
     alike_on_all_stages = True
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
@@ -112,6 +120,7 @@ class Recompute(BlockPieceOp):
 
     keyword = "recompute"
     default_engine = Engine.COMPUTE
+    default_work_group = WorkGroup.BACKWARD
     alike_on_all_stages = True
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
@@ -129,6 +138,7 @@ class Backward(BlockPieceOp):
 
     keyword = "backward"
     default_engine = Engine.COMPUTE
+    default_work_group = WorkGroup.BACKWARD
     alike_on_all_stages = True
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
@@ -147,6 +157,7 @@ class BackwardInput(BlockPieceOp):
 
     keyword = "backward_input"
     default_engine = Engine.COMPUTE
+    default_work_group = WorkGroup.BACKWARD
     alike_on_all_stages = True
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
@@ -164,6 +175,7 @@ class BackwardWeight(BlockPieceOp):
 
     keyword = "backward_weight"
     default_engine = Engine.COMPUTE
+    default_work_group = WorkGroup.WEIGHT
     alike_on_all_stages = True
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
@@ -182,6 +194,7 @@ class AddBranch(BlockPieceOp):
 
     keyword = "add_branch"
     default_engine = Engine.COMPUTE
+    default_work_group = WorkGroup.FORWARD
     alike_on_all_stages = True
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
@@ -200,6 +213,7 @@ class AddBranchBackward(BlockPieceOp):
 
     keyword = "add_branch_backward"
     default_engine = Engine.COMPUTE
+    default_work_group = WorkGroup.BACKWARD
     alike_on_all_stages = True
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
@@ -218,6 +232,7 @@ class Project(BlockPieceOp):
 
     keyword = "project"
     default_engine = Engine.COMPUTE
+    default_work_group = WorkGroup.FORWARD
     alike_on_all_stages = True
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
@@ -236,6 +251,7 @@ class BackwardHeads(BlockPieceOp):
 
     keyword = "backward_heads"
     default_engine = Engine.COMPUTE
+    default_work_group = WorkGroup.BACKWARD
     alike_on_all_stages = True
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:

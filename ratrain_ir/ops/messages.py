@@ -9,8 +9,8 @@ from attrs import define
 
 from ratrain.ratrain_ir.config.types import StateKind, TensorType
 from ratrain.ratrain_ir.model.blocks import exchanged_type
-from ratrain.ratrain_ir.ops.base import BlockPieceOp, Direction, Engine, GuestWay, Op, Payload
-from ratrain.ratrain_ir.ops.op_fields import chunk_field, enum_field, micro_batch_field, peer_field, slice_field
+from ratrain.ratrain_ir.ops.base import BlockPieceOp, Direction, Engine, GuestWay, Op, Payload, PayloadOp
+from ratrain.ratrain_ir.ops.op_fields import chunk_field, micro_batch_field, peer_field, slice_field
 from ratrain.ratrain_ir.ops.operands import Candidates, Role, Signature, SignatureError
 from ratrain.ratrain_ir.ops.roles import ACTIVATIONS, GUEST, SAVED, STORABLE
 
@@ -33,13 +33,12 @@ class BytesOfStageOp(BlockPieceOp):
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class Send(Op):
+class Send(PayloadOp):
     """Sends an activation to the stage of the next chunk, or a gradient back."""
 
     keyword = "send"
     default_engine = Engine.SEND
     direction = Direction.OUT
-    payload: Payload = enum_field(Payload)
     micro_batch: int = micro_batch_field()
     slice: int | None = slice_field()
     chunk: int | None = chunk_field()
@@ -52,13 +51,12 @@ class Send(Op):
 
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
-class Recv(Op):
+class Recv(PayloadOp):
     """Receives an activation from the stage of the chunk before, or a gradient back."""
 
     keyword = "recv"
     default_engine = Engine.RECV
     direction = Direction.IN
-    payload: Payload = enum_field(Payload)
     micro_batch: int = micro_batch_field()
     slice: int | None = slice_field()
     chunk: int | None = chunk_field()

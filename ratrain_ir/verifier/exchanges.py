@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain.ratrain_ir.analysis.exchanges import exchanging_block
 from ratrain.ratrain_ir.config.tensor_peers import norms_over_peers
 from ratrain.ratrain_ir.model.blocks import block_chain, shares_rows
 from ratrain.ratrain_ir.model.peer_blocks import source_block, stands_beside
 from ratrain.ratrain_ir.ops.base import Op, Payload
-from ratrain.ratrain_ir.ops.collectives import CombineLoss, GatherRows, PeerOp, ReduceSums
+from ratrain.ratrain_ir.ops.collectives import CombineLoss, GatherRows, PeerOp, ReduceSums, exchanging_block
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.model.blocks import Block

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve, frozen
 
 from ratrain.ratrain_ir.config.quantised import FORMATS, packed_nbytes
-from ratrain.ratrain_ir.config.types import Dtype, StateKind, TensorType
+from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.blocks import shares_rows
 from ratrain.ratrain_ir.ops.base import Engine, Group
 from ratrain.ratrain_ir.ops.collectives import PEER_OPS, AllGather, AllReduce, AllReduceScalar, ReduceScatter
@@ -32,16 +32,21 @@ from ratrain.targets.machine.measured_kernels import call_sizes, digest
 from ratrain.targets.machine.op_table import MEMBERS_MARK, SHAPES_MARK
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.resource_work import ResourceWork
+from ratrain.targets.machine.shared_gradients import most_shared
 from ratrain.targets.machine.slowest_rank import slowest_rank
 from ratrain.targets.machine.store_cost import NOTHING_ELSEWHERE, Elsewhere, Streams, streamed_work, transfer_work
 from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.routine import Routine, Step, parse_reference
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrain_ir.model.blocks import Block
+    from ratrain.ratrain_ir.ops.tensor import Tensor
     from ratrain.targets.machine.link_groups import Link
     from ratrain.targets.machine.machine import Machine
-    from ratrain.targets.machine.shared_gradients import SharedElements
+    from ratrain.targets.program.columns import TensorForm
+    from ratrain.targets.program.instruction import ProgramTensor
 
 _SCALAR_BYTES = 8
 _WRITTEN_PAYLOAD = ("all_gather", "gather_rows", "load_input", "recv", "accept", "take_back")
@@ -65,43 +70,49 @@ class TimedOp:
     own_bytes: int
     """bytes of its tensors that it reads and writes; what it updates counts twice"""
     hop: tuple[int, int] | None = None
-    """of a message: the stages it goes from and to, in ascending order"""
+    """of a message: the stages at its ends, in ascending order"""
     elsewhere: Elsewhere = NOTHING_ELSEWHERE
     """what it has in another memory: what is stored or fetched, or state that streams"""
 
 
 def timed_op(
+    model: ModelConfig,
+    plan: Plan,
     keyword: str,
     group: str,
     engine: Engine,
     routine: Routine | None,
-    tensors: Iterable[tuple[StateKind, TensorType, Access]],
-    hop: tuple[int, int] | None = None,
-    elsewhere: Elsewhere = NOTHING_ELSEWHERE,
-    shared: SharedElements | None = None,
+    operands: Iterable[tuple[Tensor | ProgramTensor | TensorForm, Access]],
+    ends: tuple[int, int] | None,
+    blocks: Iterable[Block],
 ) -> TimedOp:
-    """What the time of an op depends on, given the tensors it accesses; of a message, the stages at its ends; of what is stored, where.
+    """Read off an op, or an instruction, what its time depends on: of one that calls a routine, that alone.
 
-    Of an `all_reduce` over tensor peers: `shared`, what it exchanges of its gradients.
+    `ends` are the stages at both ends of a message, in any order; `blocks` are those of a collective.
     """
+    if routine is not None:
+        return TimedOp(keyword, "", engine, routine, 0, 0, 0)
+    operands = list(operands)
     carries = (Access.WRITE,) if keyword in _WRITTEN_PAYLOAD else (Access.READ, Access.UPDATE)
     if keyword == "reduce_scatter":  # the shards it adds to stay where they are
         carries = (Access.READ,)
     parts_alone = keyword in _OF_PARTS
     nbytes = elements = own = 0
-    for kind, type_, access in tensors:
-        if kind is StateKind.SCALAR:
+    for tensor, access in operands:
+        if tensor.kind is StateKind.SCALAR:
             continue
-        if access in carries and (kind is StateKind.PARTIAL or not parts_alone):
-            nbytes += type_.nbytes
-            elements += type_.elements
-        own += type_.nbytes * _PASSES[access]
-    if shared is not None:
+        if access in carries and (tensor.kind is StateKind.PARTIAL or not parts_alone):
+            nbytes += tensor.type.nbytes
+            elements += tensor.type.elements
+        own += tensor.type.nbytes * _PASSES[access]
+    if sums_shared(keyword, group):
+        shared = most_shared(model, plan, blocks)
         itemsize = nbytes // max(1, elements)
         nbytes, elements = shared.given * itemsize, shared.given
         own = (shared.added + shared.given) * itemsize
-    ends = None if hop is None else (min(hop), max(hop))
-    return TimedOp(keyword, group, engine, routine, nbytes, elements, own, ends, elsewhere)
+    hop = None if ends is None else (min(ends), max(ends))
+    elsewhere = Elsewhere.of((tensor.home, tensor.type) for tensor, _ in operands)
+    return TimedOp(keyword, group, engine, None, nbytes, elements, own, hop, elsewhere)
 
 
 def sums_shared(keyword: str, group: str) -> bool:

@@ -238,13 +238,16 @@ class ProgramColumns:
         return np.concatenate(found)
 
     def peak_live_bytes(self, stage: int) -> int:
-        """Most bytes of a stage's arena that are live at once in list order.
+        """Most bytes of a stage's arena that are live at once in list order."""
+        return int(self.live_bytes(stage, self.list_order(stage)).max(initial=0))
+
+    def live_bytes(self, stage: int, order: Int64s) -> Int64s:
+        """The bytes of a stage's arena that are live at each instruction of an order, and behind them.
 
         A tensor lives from the instruction that writes it to the last one that accesses it; a carried one across the step's end too.
         """
-        order = self.list_order(stage)
         if not len(order):
-            return 0
+            return np.empty(0, np.int64)
         first = int(self.stream_stops[stage * len(ENGINES)] - self.lengths[stage, 0])
         stop = int(self.stream_stops[(stage + 1) * len(ENGINES) - 1])
         places = np.full(stop - first, len(order), np.int64)
@@ -270,7 +273,8 @@ class ProgramColumns:
         np.subtract.at(curve, ended, sizes[tensors[starts]])
         untouched = carried.copy()
         untouched[tensors] = False
-        return int(np.cumsum(curve).max()) + int(sizes[untouched].sum())
+        live: Int64s = np.cumsum(curve) + sizes[untouched].sum()
+        return live
 
     def execution_order(self, stage: int) -> Int64s:
         """The instructions of a stage in the order of `ProgramStage.execution_order`, by number."""
@@ -342,29 +346,6 @@ class ProgramColumns:
                 rows[:, :OPERANDS].tolist(), is_cut, operand_runs, wait_runs, block_runs, strict=True
             )
         ]
-
-
-def ready_order(streams: Sequence[Sequence[Sequence[tuple[int, int]]]]) -> list[tuple[int, int]]:
-    """Instructions as (engine, position), each after all that it waits for, given by engine and instruction: engines and counts.
-
-    Shorter than the streams where engines wait for each other.
-    """
-    done = [0] * len(streams)
-    order: list[tuple[int, int]] = []
-    before = -1
-    while before < len(order):
-        before = len(order)
-        for engine, stream in enumerate(streams):
-            while done[engine] < len(stream):
-                for other, count in stream[done[engine]]:
-                    if done[other] < count:
-                        break
-                else:
-                    order.append((engine, done[engine]))
-                    done[engine] += 1
-                    continue
-                break
-    return order
 
 
 def _runs(stops: Int64s, counts: Int32s, first: int, stop: int) -> tuple[slice, Iterable[slice]]:

@@ -16,22 +16,20 @@ from ratrain.passes.memory.insert_release import insert_releases
 from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import Block, named_block
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops.base import ENGINES, Engine, Group, Op, Part, Payload, Phase, Quantity
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine, Group, Op, Part, Payload, PayloadOp, Phase, Quantity
 from ratrain.ratrain_ir.ops.collectives import (
     AllGather,
     AllReduce,
     AllReduceScalar,
     GatherRows,
     PeerOp,
-    ReduceRows,
     ReduceScatter,
-    ReduceSums,
     is_blocking,
 )
 from ratrain.ratrain_ir.ops.compute import BlockOp, LoadInput, Update
 from ratrain.ratrain_ir.ops.kinds import FIELDS, OP_CLASSES
 from ratrain.ratrain_ir.ops.memory import MemoryOp
-from ratrain.ratrain_ir.ops.messages import GuestOp, MessageOp, Recv, Send
+from ratrain.ratrain_ir.ops.messages import GuestOp, MessageOp
 from ratrain.ratrain_ir.ops.signatures import Binding, bind
 from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.targets.program.instruction import Access, Instruction, Operand
@@ -80,11 +78,9 @@ def stored_operands(op: Op, binding: Binding, index: Mapping[Tensor, int]) -> tu
 
 
 def _variant(op: Op) -> str:
-    if isinstance(op, Send | Recv):
-        return op.payload.value
     if isinstance(op, LoadInput):
         return op.part.value
-    if isinstance(op, GatherRows | ReduceRows | ReduceSums):
+    if isinstance(op, PayloadOp):
         phase = op.phase if isinstance(op, GatherRows) else None
         return op.payload.value if phase is None else f"{op.payload.value}.{phase.value}"
     if isinstance(op, AllGather):

@@ -6,6 +6,7 @@ before. Waits on the engine's own past are implied by its order. What is verifie
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from threading import Lock
 from typing import Any
@@ -21,7 +22,7 @@ from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrain_ir.ops.messages import Evict, GiveBack
 from ratrain.ratrain_ir.support.notebook import ShownInNotebook
 from ratrain.ratrain_ir.topology import Topology, topology_of
-from ratrain.targets.program.columns import ENGINE_NUMBERS, ProgramColumns, StageObjects, columns_of, ready_order
+from ratrain.targets.program.columns import Int64s, ProgramColumns, StageObjects, columns_of
 from ratrain.targets.program.instruction import Access, Instruction, ProgramTensor
 from ratrain.targets.program.routine import Routine
 
@@ -86,9 +87,30 @@ class ProgramStage:
 
     def list_order(self) -> list[tuple[Engine, int]]:
         """One step's instructions, as (engine, position), in list order; shorter than the streams where engines wait for each other."""
-        columns, number = self.unread or (columns_of([self.objects], 0), 0)
+        return self._places(ProgramColumns.list_order)
+
+    def execution_order(self) -> list[tuple[Engine, int]]:
+        """One step's instructions, as (engine, position), each after all that it waits for in its step.
+
+        Shorter than the streams where engines wait for each other.
+        """
+        return self._places(ProgramColumns.execution_order)
+
+    def live_bytes(self) -> dict[tuple[Engine, int], int]:
+        """Live bytes in DDR while an instruction, (engine, position), runs, in execution order."""
+        columns, number = self._columns
+        live = columns.live_bytes(number, columns.execution_order(number))
+        return dict(zip(self.execution_order(), live.tolist(), strict=False))
+
+    @property
+    def _columns(self) -> tuple[ProgramColumns, int]:
+        return self.unread or (columns_of([self.objects], 0), 0)
+
+    def _places(self, order: Callable[[ProgramColumns, int], Int64s]) -> list[tuple[Engine, int]]:
+        """Instructions, as (engine, position), in an order that columns have."""
+        columns, number = self._columns
         stops = columns.stream_stops[number * len(ENGINES) : (number + 1) * len(ENGINES)]
-        found = columns.list_order(number)
+        found = order(columns, number)
         engines = np.searchsorted(stops, found, side="right")
         positions = found - (stops - columns.lengths[number])[engines]
         return list(zip(map(ENGINES.__getitem__, engines.tolist()), positions.tolist(), strict=True))
@@ -107,20 +129,6 @@ class ProgramStage:
                         if operand.tensor not in numbers:
                             numbers.append(operand.tensor)
         return carried
-
-    def execution_order(self) -> list[tuple[Engine, int]]:
-        """One step's instructions, as (engine, position), each after all that it waits for in its step.
-
-        Shorter than the streams where engines wait for each other.
-        """
-        streams = [
-            [
-                [(ENGINE_NUMBERS[wait.engine], wait.count) for wait in item.waits if not wait.previous_step]
-                for item in self.streams[engine]
-            ]
-            for engine in ENGINES
-        ]
-        return [(ENGINES[engine], position) for engine, position in ready_order(streams)]
 
     @cached_property
     def arena_bytes(self) -> int:

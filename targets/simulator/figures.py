@@ -15,9 +15,8 @@ from ratrain.ratrain_ir.model.blocks import parse_block
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.resource_work import Bandwidths, ResourceWork
-from ratrain.targets.machine.shared_gradients import most_shared
-from ratrain.targets.machine.store_cost import Elsewhere, store_paths
-from ratrain.targets.machine.timing import TimedOp, collective_names, op_work, sums_shared, timed_op
+from ratrain.targets.machine.store_cost import store_paths
+from ratrain.targets.machine.timing import TimedOp, collective_names, op_work, timed_op
 from ratrain.targets.program.columns import (
     ACCESS,
     ACCESSES,
@@ -34,7 +33,8 @@ from ratrain.targets.program.columns import (
     classes_of_runs,
 )
 from ratrain.targets.simulator.op_works import OpWorks
-from ratrain.targets.simulator.timed_run import STEPS, UNLIMITED, simulate_works
+from ratrain.targets.simulator.progress import STEPS
+from ratrain.targets.simulator.timed_run import UNLIMITED, simulate_works
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
@@ -174,7 +174,7 @@ def _works(program: Program, columns: ProgramColumns, machine: Machine) -> tuple
         item = columns.instruction(op)
         forms = columns.tensor_forms[columns.tensors_of(stage)]
         tensors = [columns.forms[forms[operand.tensor]] for operand in item.operands]
-        timed = _timed(program, stage, ENGINES[engine], item, tensors)
+        timed = timed_instruction(program, stage, ENGINES[engine], item, tensors)
         number = known.setdefault(timed if timed.routine is None else kind, len(works))
         if number == len(works):
             works.append(op_work(timed, program.plan, machine))
@@ -204,38 +204,23 @@ def _alike(columns: ProgramColumns) -> tuple[Int64s, Int64s]:
     return classes([calls.astype(np.int64), rows[:, KEYWORD], engines, numbers])
 
 
-def timed_instruction(program: Program, stage: int, engine: Engine, instruction: Instruction) -> TimedOp:
-    """What the time of an instruction depends on."""
-    tensors = program.stages[stage].tensors
-    return _timed(program, stage, engine, instruction, [tensors[operand.tensor] for operand in instruction.operands])
-
-
-def _timed(
+def timed_instruction(
     program: Program,
     stage: int,
     engine: Engine,
     instruction: Instruction,
-    tensors: Sequence[ProgramTensor | TensorForm],
+    tensors: Sequence[ProgramTensor | TensorForm] | None = None,
 ) -> TimedOp:
-    """What the time of an instruction depends on, given the tensors of its operands."""
-    if instruction.routine is not None:
-        return timed_op(instruction.keyword, "", engine, program.routines[instruction.routine], ())
-    bound = list(zip(tensors, instruction.operands, strict=True))
-    hop = None if instruction.peer is None else (stage, instruction.peer)
-    shared = None
-    if sums_shared(instruction.keyword, instruction.group):
-        blocks = [owner for name in instruction.blocks if (owner := parse_block(name)) is not None]
-        shared = most_shared(program.model, program.plan, blocks)
-    return timed_op(
-        instruction.keyword,
-        instruction.group,
-        engine,
-        None,
-        [(tensor.kind, tensor.type, operand.access) for tensor, operand in bound],
-        hop,
-        Elsewhere.of((tensor.home, tensor.type) for tensor in tensors),
-        shared,
-    )
+    """What the time of an instruction depends on; `tensors` are those of its operands, where the stage need not make them."""
+    routine = None if instruction.routine is None else program.routines[instruction.routine]
+    if tensors is None:
+        tensors = [program.stages[stage].tensors[operand.tensor] for operand in instruction.operands]
+    accesses = [operand.access for operand in instruction.operands]
+    ends = None if instruction.peer is None else (stage, instruction.peer)
+    blocks = (owner for name in instruction.blocks if (owner := parse_block(name)) is not None)
+    fields = instruction.keyword, instruction.group, engine
+    operands = zip(tensors, accesses, strict=True)
+    return timed_op(program.model, program.plan, *fields, routine, operands, ends, blocks)
 
 
 def one_core_step_seconds(program: Program, machine: Machine) -> float:

@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
-from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.machine.resource_work import Bandwidths, LinkLevel, ResourceWork
 from ratrain.targets.program.instruction import Instruction
-from ratrain.targets.simulator.flat_program import (
-    STREAMS,
-    flatten,
-)
+from ratrain.targets.simulator.flat_program import flatten
 from ratrain.targets.simulator.op_works import OpWorks
+from ratrain.targets.simulator.progress import STEPS, check_done
 from ratrain.targets.simulator.routes import routes_of
-from ratrain.targets.simulator.run_state import RunState, moved_bytes, new_state
+from ratrain.targets.simulator.run_state import moved_bytes, new_state
 from ratrain.targets.simulator.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -35,11 +32,8 @@ DurationOf = Callable[[int, Instruction], float]
 WorkOf = Callable[[int, Engine, Instruction], ResourceWork]
 """The works of an instruction of a stage on an engine."""
 
-STEPS = 3
-"""Consecutive steps that are timed: the first from cold, the distance of the last two is the steady period."""
 UNLIMITED = Bandwidths(np.inf, (LinkLevel(np.inf),), np.inf)
 """Nothing is short, where no instruction has bytes to move."""
-_SHOWN_WAITING = 20
 
 
 def simulate(program: Program, duration_of: DurationOf, *, rendezvous: bool = False, steps: int = STEPS) -> Timeline:
@@ -98,8 +92,7 @@ def simulate_works(
     small = interpreted_loop.ALLOWANCE.take(steps * len(works))
     run = interpreted_loop.run if small else event_loop.run
     events = run(flat, works, state, steps, rendezvous, starts, ends)
-    if (state.streams["done"] < steps * (flat.streams["stop"] - flat.streams["first"])).any():
-        _hang(columns, state, steps, rendezvous=rendezvous)
+    check_done(columns, state.streams["done"], steps, rendezvous=rendezvous)
     return Timeline(
         program,
         columns,
@@ -112,17 +105,3 @@ def simulate_works(
         moved_bytes(state, columns.stages, len(bandwidths.links)),
         events,
     )
-
-
-def _hang(columns: ProgramColumns, state: RunState, steps: int, *, rendezvous: bool) -> None:
-    waiting = []
-    lengths = columns.lengths.ravel()
-    for stream, done in enumerate(state.streams["done"].tolist()):
-        stage, engine = stream // STREAMS, ENGINES[stream % STREAMS]
-        if done < steps * lengths[stream]:
-            first = columns.stream_stops[stream] - lengths[stream]
-            title = columns.instruction(int(first + done % lengths[stream])).title
-            waiting.append(f"stage @{stage} {engine.value} engine at '{title}'")
-    mode = "rendezvous" if rendezvous else "buffered"
-    text = "; ".join(waiting[:_SHOWN_WAITING])
-    fail("RT042", f"the program cannot end with {mode} sends; these wait for ever: {text}")

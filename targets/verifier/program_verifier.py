@@ -31,13 +31,11 @@ from ratrain.ratrain_ir.verifier.memory import check_memory
 from ratrain.ratrain_ir.verifier.report import Reporter
 from ratrain.targets.codegen.derivation import derivation_problem, form_of
 from ratrain.targets.codegen.routines import representative
-from ratrain.targets.machine.resource_work import ResourceWork
 from ratrain.targets.program.columns import KEYWORD, ProgramColumns
 from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.lifting import lift
 from ratrain.targets.program.program import Program
-from ratrain.targets.simulator.op_works import OpWorks
-from ratrain.targets.simulator.timed_run import UNLIMITED, simulate_works
+from ratrain.targets.simulator.progress import check_progress
 from ratrain.targets.verifier.program_rules import check_workspace_of_others
 from ratrain.targets.verifier.races import check_races
 from ratrain.targets.verifier.routine_verifier import routine_problem
@@ -79,9 +77,7 @@ def check_program(program: Program, machine: Machine | None = None) -> None:
         diagnostics.check()
         _check_addresses(program, module, diagnostics)
         diagnostics.check()
-        alike = OpWorks([ResourceWork(1.0)], np.zeros(len(columns), np.int64))
-        for rendezvous in (False, True):
-            simulate_works(program, columns, alike, UNLIMITED, rendezvous=rendezvous)
+        check_progress(columns, program.topology)
         check_races(program, diagnostics)
         diagnostics.check()
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.manager import PassManager
-from ratrain.ratrain_ir.analysis import columns, progress_sweep
+from ratrain.ratrain_ir.analysis import columns, wait_graph
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
@@ -102,8 +102,8 @@ def test_events_are_stuck_exactly_behind_cycles(events, edges):
     sources, targets = (np.array([edge[side] for edge in edges], np.int64) for side in (0, 1))
     for accesses in (PLAIN, COMPILED):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(progress_sweep, "ALLOWANCE", Allowance(accesses))
-            assert progress_sweep.stuck_events(events, sources, targets).tolist() == expected
+            patch.setattr(wait_graph, "ALLOWANCE", Allowance(accesses))
+            assert wait_graph.stuck_events(events, sources, targets).tolist() == expected
 
 
 def findings(module: Module) -> list[str]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 from attrs import frozen
 
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
-from ratrain.targets.program.live_bytes import live_bytes
 from ratrain.targets.runtime.engine.engine import ProgramEngine
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class StageWatch:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.live = [live_bytes(stage) for stage in program.stages]
+        self.live = [stage.live_bytes() for stage in program.stages]
 
     def views(self, source: ProgressSource) -> list[StageView]:
         """One view for each stage in reach."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
-import networkx as nx
 from attrs import frozen
 
+from ratrain.ratrain_ir.analysis.wait_graph import all_behind, circle_of
 from ratrain.ratrain_ir.ops.base import ENGINES, Direction, Engine, Group
 from ratrain.ratrain_ir.ops.messages import engines_of, payload_of
 from ratrain.ratrain_ir.topology import Rank
@@ -120,7 +120,8 @@ class _Inquiry:
         self.at: dict[Rank, RankPosition] = {position.place: position for position in positions}
         self.states = {place: state_of(position) for place, position in self.at.items()}
         self.causes: dict[Node, Cause] = {}
-        self.graph: nx.DiGraph[Node] = nx.DiGraph()
+        self.waits: dict[Node, dict[Node, None]] = {}
+        """of each engine, those that it waits for"""
         for place in self.places():
             for engine in ENGINES:
                 if program.stages[place.stage].streams[engine]:
@@ -134,7 +135,7 @@ class _Inquiry:
 
     def visit(self, node: Node) -> None:
         """Enter what an engine waits for, or why it does not wait."""
-        self.graph.add_node(node)
+        waits = self.waits.setdefault(node, {})
         whole = self.cause_of_rank(node[0])
         if whole is not None:
             self.causes[node] = whole
@@ -142,7 +143,9 @@ class _Inquiry:
         targets = self.targets(node)
         if targets is None:
             self.causes[node] = self.cause_of_instruction(node)
-        self.graph.add_edges_from((node, target) for target in targets or ())
+        for target in targets or ():
+            self.waits.setdefault(target, {})
+            waits[target] = None
 
     def cause_of_rank(self, place: Rank) -> Cause | None:
         """Why a whole rank makes no progress, whatever its engines wait for."""
@@ -365,13 +368,7 @@ class _Inquiry:
         line = f"{self.name(place)} (process {position.number}): {self.doing(place)}"
         if self.states[place] in (Liveness.STOPPED, Liveness.GONE) and position.phase is not RankPhase.ENDED:
             return f"{line}; {self.states[place].value}"
-        others = {
-            target[0]
-            for engine in ENGINES
-            if (place, engine) in self.graph
-            for target in self.graph.successors((place, engine))
-            if target[0] != place
-        }
+        others = {target[0] for engine in ENGINES for target in self.waits.get((place, engine), ())} - {place}
         names = ", ".join(map(self.name, sorted(others)))
         return f"{line}; waits for {names}" if names else line
 
@@ -380,7 +377,7 @@ class _Inquiry:
     def diagnosis(self) -> Diagnosis:
         """Follow the waits to their ends."""
         lines = tuple(self.rank_line(place) for place in self.places())
-        cycle = self.cycle()
+        cycle = circle_of(self.waits)
         if cycle:
             links = [f"{self.node_name(node)}" for node in cycle]
             text = " waits for ".join([*links, links[0]])
@@ -398,14 +395,7 @@ class _Inquiry:
         """Whether another rank waits for this, directly or through others; or the whole rank is gone."""
         if self.causes[node].fault in (Fault.GONE, Fault.STOPPED, Fault.MISSING, Fault.LOST_MESSAGE, Fault.STUCK):
             return True
-        return any(other[0] != node[0] for other in nx.ancestors(self.graph, node))
-
-    def cycle(self) -> list[Node]:
-        """Nodes of a circle of waits; empty where there is none."""
-        try:
-            return [edge[0] for edge in nx.find_cycle(self.graph)]
-        except nx.NetworkXNoCycle:
-            return []
+        return any(other[0] != node[0] for other in all_behind(self.waits, node))
 
     def longest_wait(self, nodes: Sequence[Node]) -> float:
         """Seconds that the oldest of some waits has lasted."""

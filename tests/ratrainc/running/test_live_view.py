@@ -15,7 +15,6 @@ from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.console import console
 from ratrain.ratrainc.running import live_view
-from ratrain.targets.program.live_bytes import live_bytes
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.engine.memory_monitor import MemoryMonitor
 from ratrain.targets.runtime.engine.progress import LocalProgress, StageWatch
@@ -32,7 +31,7 @@ def test_live_bytes_are_what_the_memory_monitor_counts(name: str) -> None:
     for index, stage in enumerate(program.stages):
         rank = Rank(program, index, 0)
         monitor = MemoryMonitor([[Rank(program, number, 0)] for number in range(len(program.stages))], poison=False)
-        found = live_bytes(stage)
+        found = stage.live_bytes()
         assert list(found) == stage.execution_order()
         for engine, position in found:
             monitor.before(rank, stage.streams[engine][position])
@@ -62,7 +61,7 @@ def test_the_phase_is_the_next_instruction() -> None:
     (later,) = watch.views(Counts(program, compute=len(stream) // 2))
     assert later.phase == stream[len(stream) // 2].title
     assert 0 < later.done < 1
-    assert later.live_bytes == live_bytes(program.stages[0])[Engine.COMPUTE, len(stream) // 2]
+    assert later.live_bytes == program.stages[0].live_bytes()[Engine.COMPUTE, len(stream) // 2]
     (finished,) = watch.views(Counts(program, compute=len(stream)))
     assert finished.phase not in {item.title for item in stream}
 

@@ -1,0 +1,80 @@
+"""Progress of a program: whether all of its streams get to their ends, whatever the timing, and which stand where if not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ratrain.ratrain_ir.analysis.wait_graph import WaitGraph
+from ratrain.ratrain_ir.ops.base import ENGINES
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.targets.simulator.flat_program import NEVER, STREAMS, FlatProgram, Int64s, flatten
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.topology import Topology
+    from ratrain.targets.program.columns import ProgramColumns
+
+STEPS = 3
+"""Consecutive steps of a run: the first from cold, the distance of the last two is the steady period."""
+_SHOWN_WAITING = 20
+
+
+def check_progress(columns: ProgramColumns, topology: Topology) -> None:
+    """Raise `DiagnosticError` RT042 unless a program ends, with buffered and with rendezvous sends.
+
+    Both ends of each message must be there. A rendezvous only adds waits: what ends with it ends with buffered sends too.
+    """
+    flat = flatten(columns, topology)
+    met = instructions_done(flat, rendezvous=True)
+    if (met < STEPS * columns.lengths.ravel()).any():
+        check_done(columns, instructions_done(flat, rendezvous=False), STEPS, rendezvous=False)
+        check_done(columns, met, STEPS, rendezvous=True)
+
+
+def instructions_done(flat: FlatProgram, *, rendezvous: bool) -> Int64s:
+    """Count by stream the instructions of all steps that can be done."""
+    count = len(flat.ops)
+    graph = WaitGraph(STEPS * count)
+    steps = np.arange(STEPS)[:, None] * count
+
+    def of_all_steps(ops: Int64s) -> Int64s:
+        found: Int64s = (steps + ops).ravel()
+        return found
+
+    def after(sources: Int64s, targets: Int64s) -> None:
+        """Let ops wait in every step; what they wait for may be of the step before, and before the first one all is done."""
+        awaited, waiting = of_all_steps(sources), of_all_steps(targets)
+        graph.after(awaited[awaited >= 0], waiting[awaited >= 0])
+
+    ops = np.arange(count)
+    later = np.setdiff1d(ops, flat.first_ops)
+    after(later - 1, later)
+    after(flat.last_ops - count, flat.first_ops)
+    awaited = flat.streams["first"][flat.waits["stream"]] + flat.waits["count"] - 1 - flat.waits["previous"] * count
+    after(awaited, np.repeat(ops, flat.ops["wait_stop"] - flat.ops["wait_first"]))
+    lengths = flat.channels["send_stop"] - flat.channels["send_first"]
+    meet = np.repeat(flat.channels["meets"] > 0, lengths) | rendezvous
+    after(flat.sends[~meet], flat.recvs[~meet])
+    graph.together(of_all_steps(flat.recvs[meet]), of_all_steps(flat.sends[meet]))
+    sizes = flat.meetings["stop"] - flat.meetings["first"]
+    leaders = np.repeat(flat.members[flat.meetings["first"]], sizes)
+    graph.together(of_all_steps(flat.members), of_all_steps(leaders))
+    partnerless = np.flatnonzero(flat.ops["mode"] == NEVER)
+    after(partnerless, partnerless)
+    done = np.tile(flat.ops["stream"], STEPS)[~graph.never()]
+    return np.bincount(done, minlength=len(flat.streams))
+
+
+def check_done(columns: ProgramColumns, done: Int64s, steps: int, *, rendezvous: bool) -> None:
+    """Raise `DiagnosticError` RT042, naming who waits, unless all streams have done the instructions of all steps."""
+    waiting = []
+    lengths = columns.lengths.ravel()
+    for stream in np.flatnonzero(done < steps * lengths).tolist():
+        first = columns.stream_stops[stream] - lengths[stream]
+        title = columns.instruction(int(first + done[stream] % lengths[stream])).title
+        waiting.append(f"stage @{stream // STREAMS} {ENGINES[stream % STREAMS].value} engine at '{title}'")
+    if waiting:
+        mode = "rendezvous" if rendezvous else "buffered"
+        text = "; ".join(waiting[:_SHOWN_WAITING])
+        fail("RT042", f"the program cannot end with {mode} sends; these wait for ever: {text}")
