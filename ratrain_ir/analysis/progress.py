@@ -1,14 +1,14 @@
-"""Progress: whether every op of every stage can run, whatever the timing, across the end of a step.
+"""Progress: every op of every stage can run, whatever the timing, across the end of a step.
 
-Two consecutive steps are unrolled into one wait graph: engines take ops in list order, ops wait for their dependences, a
-collective is one event of all its members, and a message is either buffered (the receive ends after its send) or rendezvous
-(send and receive are one event; those of guests always are). The program makes progress exactly when the graph has no cycle; a
-third step is the second's image.
+Two consecutive steps are unrolled into one wait graph: engines take ops in list order, ops wait for their dependences,
+a collective is one event of all its members, and a message is either buffered (the receive ends after its send) or
+rendezvous (send and receive are one event; those of guests always are). The program makes progress exactly when the
+graph has no cycle; a third step is the second's image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -44,8 +44,6 @@ def meeting_stages(op: Op, stage: Stage, topology: Topology) -> tuple[int, ...]:
     return topology.stages_of(op.group, stage.index)
 
 
-Place = tuple[int, int]
-"""(stage, position) of an op."""
 Int64s = NDArray[np.int64]
 
 
@@ -65,14 +63,9 @@ class StageEvents:
     recvs: Mapping[Hop, Int64s]
 
 
-def blocking_cycle(
-    module: Module, *, rendezvous: bool, numbers: Callable[[Stage], StageNumbers] = stage_numbers
-) -> list[Event] | None:
-    """A cycle of events each of which waits for the next, or None where the program makes progress.
-
-    `numbers` has the numbers of a stage where they are known already.
-    """
-    events = each_stage(lambda stage: _stage_events(stage, module.topology, numbers(stage)), module.stages)
+def blocking_cycle(module: Module, *, rendezvous: bool) -> list[Event] | None:
+    """Find a cycle of events each of which waits for the next; return None where the program makes progress."""
+    events = each_stage(lambda stage: _stage_events(stage, module.topology), module.stages)
     return cycle_of(events, rendezvous=rendezvous)
 
 
@@ -89,10 +82,8 @@ def cycle_of(stages: Sequence[StageEvents], *, rendezvous: bool) -> list[Event] 
     met: dict[tuple[int, ...], Int64s] = {}
     for index, stage in enumerate(stages):
         graph.after(firsts[index] + stage.sources, firsts[index] + stage.targets)
-        for (
-            key,
-            positions,
-        ) in stage.meetings.items():  # the k-th collectives of all that meet are one, that of the first
+        for key, positions in stage.meetings.items():
+            # the k-th collectives of all that meet are one event, that of the first
             mine = events(index, positions)
             graph.together(mine, met.setdefault(key, mine))
     for hop, sends in ((hop, sends) for stage in stages for hop, sends in stage.sends.items()):
@@ -110,7 +101,7 @@ def cycle_of(stages: Sequence[StageEvents], *, rendezvous: bool) -> list[Event] 
     return [event(node) for node in graph.circle()] or None
 
 
-def _stage_events(stage: Stage, topology: Topology, numbers: StageNumbers) -> StageEvents:
+def _stage_events(stage: Stage, topology: Topology) -> StageEvents:
     meetings: dict[tuple[int, ...], list[int]] = {}
     sends: dict[Hop, list[int]] = {}
     recvs: dict[Hop, list[int]] = {}
@@ -119,7 +110,9 @@ def _stage_events(stage: Stage, topology: Topology, numbers: StageNumbers) -> St
             (sends if op.direction is Direction.OUT else recvs).setdefault(hop, []).append(position)
         elif key := meeting_stages(op, stage, topology):
             meetings.setdefault(key, []).append(position)
-    return StageEvents(len(stage.ops), *stage_edges(numbers), *(_arrays(each) for each in (meetings, sends, recvs)))
+    return StageEvents(
+        len(stage.ops), *stage_edges(stage_numbers(stage)), *(_arrays(each) for each in (meetings, sends, recvs))
+    )
 
 
 T = TypeVar("T", bound=Hashable)
@@ -145,20 +138,6 @@ def stage_edges(numbers: StageNumbers) -> tuple[Int64s, Int64s]:
     sources += [needed, needed[same_step] - count]
     targets += [count + waiting, waiting[same_step]]
     return np.concatenate(sources), np.concatenate(targets)
-
-
-def channels(module: Module) -> dict[Hop, tuple[list[Place], list[Place]]]:
-    """Sends and receives of each channel, as (stage, position), in order; those that name no neighbour are left out."""
-    places: dict[Hop, tuple[list[Place], list[Place]]] = {}
-    topology = module.topology
-    for stage in module.stages:
-        for position, op in enumerate(stage.ops):
-            if isinstance(op, MessageOp):
-                hop = hop_of(op, stage, topology)
-                if hop is not None:
-                    mine = places.setdefault(hop, ([], []))[op.direction is Direction.IN]
-                    mine.append((stage.index, position))
-    return places
 
 
 def hop_of(op: MessageOp, stage: Stage, topology: Topology) -> Hop | None:

@@ -146,6 +146,7 @@ class Op:
     default_engine: ClassVar[Engine]
     direction: ClassVar[Direction | None] = None
     """None if it is no message"""
+    default_members: ClassVar[Group | None] = None
     default_work_group: ClassVar[WorkGroup] = WorkGroup.STEP_END
     alike_on_all_stages: ClassVar[bool] = False
     """True if the op takes equal time on all stages; a message does not, as its link depends on the stage"""
@@ -160,6 +161,11 @@ class Op:
     def engine(self) -> Engine:
         """The engine that runs this op."""
         return self.default_engine
+
+    @property
+    def members(self) -> Group | None:
+        """The ranks that meet in this op, or None if it is no collective."""
+        return self.default_members
 
     @property
     def work_group(self) -> WorkGroup:

@@ -77,6 +77,7 @@ class BlocksOp(Op):
 class PeerPieceOp(PayloadOp):
     """Base of exchanges of an activation, or of its gradient, between tensor-parallel ranks, at the input of a block."""
 
+    default_members = Group.TENSOR
     block: Block = block_field()
     micro_batch: int = micro_batch_field()
     slice: int | None = slice_field()
@@ -97,6 +98,7 @@ class ReduceScatter(BlocksOp):
 
     keyword = "reduce_scatter"
     default_engine = Engine.COLLECTIVE
+    default_members = Group.REPLICAS
     alike_on_all_stages = True
     micro_batch: int | None = micro_batch_field(optional=True)
     blocking: bool = blocking_field()
@@ -126,6 +128,11 @@ class AllReduce(BlocksOp):
     alike_on_all_stages = True
     group: Group = enum_field(Group, Group.REPLICAS)
     blocking: bool = blocking_field()
+
+    @property
+    def members(self) -> Group:
+        """The ranks that the text names."""
+        return self.group
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
         """List the signatures that this op may have."""
@@ -188,6 +195,7 @@ class CombineLoss(BlockPieceOp):
 
     keyword = "combine_loss"
     default_engine = Engine.TENSOR
+    default_members = Group.TENSOR
     default_work_group = WorkGroup.FORWARD
     alike_on_all_stages = True
 
@@ -235,6 +243,11 @@ class AllReduceScalar(Op):
     group: Group = enum_field(Group)
     blocks: tuple[Block, ...] = blocks_field(optional=True)
 
+    @property
+    def members(self) -> Group:
+        """The ranks that the text names."""
+        return self.group
+
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
         """List the signatures that this op may have."""
         if self.quantity is Quantity.NORM:
@@ -259,6 +272,13 @@ class AllGather(BlocksOp):
     slice: int | None = slice_field()
     phase: Phase | None = _phase_field()
     blocking: bool = blocking_field()
+
+    @property
+    def members(self) -> Group:
+        """The ranks with all parts of a view; or those with the same part, to make it of masters; or all with shards."""
+        if any(tensor.kind is StateKind.VIEW_SHARD for tensor in self.reads):
+            return Group.VIEWS
+        return Group.PARTS if any(tensor.kind is StateKind.VIEW_SHARD for tensor in self.writes) else Group.SHARDS
 
     @property
     def work_group(self) -> WorkGroup:

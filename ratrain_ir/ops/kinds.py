@@ -5,36 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ratrain.ratrain_ir.ops.base import Direction, Op, Piece, Slice, own_fields
-from ratrain.ratrain_ir.ops.collectives import (
-    AllGather,
-    AllReduce,
-    AllReduceScalar,
-    CombineLoss,
-    GatherRows,
-    PeerOp,
-    ReduceRows,
-    ReduceScatter,
-    ReduceSums,
-)
-from ratrain.ratrain_ir.ops.compute import (
-    BLOCK_OPS,
-    AddBranch,
-    AddBranchBackward,
-    Backward,
-    BackwardHeads,
-    BackwardInput,
-    BackwardWeight,
-    BlockOp,
-    Forward,
-    LoadInput,
-    Project,
-    Recompute,
-    Release,
-    ScaleUpdate,
-    Update,
-)
-from ratrain.ratrain_ir.ops.memory import MEMORY_OPS, Fetch, MemoryOp, Store
-from ratrain.ratrain_ir.ops.messages import Accept, Evict, GiveBack, MessageOp, Recv, Send, TakeBack
+from ratrain.ratrain_ir.ops.collectives import COLLECTIVE_OPS, PeerOp
+from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, BlockOp, LoadInput, Release, ScaleUpdate, Update
+from ratrain.ratrain_ir.ops.memory import MEMORY_OPS, MemoryOp
+from ratrain.ratrain_ir.ops.messages import MESSAGE_OPS, MessageOp
 from ratrain.ratrain_ir.ops.op_fields import FieldError
 
 if TYPE_CHECKING:
@@ -50,40 +24,9 @@ LONE_OPS: tuple[type[Op], ...] = (LoadInput, *BLOCK_OPS, *MEMORY_OPS, Update, Sc
 """Kinds of ops that one rank does by itself. They are named: a new kind is not among them unless somebody says so."""
 
 
-OP_CLASSES: dict[str, type[Op]] = {
-    cls.keyword: cls
-    for cls in (
-        LoadInput,
-        Forward,
-        Recompute,
-        Backward,
-        BackwardInput,
-        BackwardWeight,
-        AddBranch,
-        AddBranchBackward,
-        Project,
-        BackwardHeads,
-        Send,
-        Recv,
-        ReduceScatter,
-        AllReduce,
-        AllReduceScalar,
-        Update,
-        AllGather,
-        GatherRows,
-        ReduceRows,
-        ReduceSums,
-        CombineLoss,
-        Store,
-        Fetch,
-        Evict,
-        Accept,
-        GiveBack,
-        TakeBack,
-        ScaleUpdate,
-        Release,
-    )
-}
+_ALL: tuple[type[Op], ...] = (*LONE_OPS, *MESSAGE_OPS, *COLLECTIVE_OPS, Release)
+OP_CLASSES: dict[str, type[Op]] = {kind.keyword: kind for kind in _ALL}
+"""All kinds of ops by keyword: a kind is here by its place among those of its family."""
 
 
 FIELDS: dict[type[Op], tuple[attrs.Attribute[Any], ...]] = {cls: own_fields(cls) for cls in OP_CLASSES.values()}

@@ -13,23 +13,14 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from ratrain.passes.memory.insert_release import insert_releases
-from ratrain.ratrain_ir.config.types import StateKind
 from ratrain.ratrain_ir.model.blocks import Block, named_block
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops.base import ENGINES, Engine, Group, Op, Part, Payload, PayloadOp, Phase, Quantity
+from ratrain.ratrain_ir.ops.base import ENGINES, Engine, Group, Op, Part, Payload, Phase, Quantity
 from ratrain.ratrain_ir.ops.collectives import (
-    AllGather,
-    AllReduce,
-    AllReduceScalar,
-    GatherRows,
-    PeerOp,
-    ReduceScatter,
     is_blocking,
 )
-from ratrain.ratrain_ir.ops.compute import BlockOp, LoadInput, Update
+from ratrain.ratrain_ir.ops.compute import Update
 from ratrain.ratrain_ir.ops.kinds import FIELDS, OP_CLASSES
-from ratrain.ratrain_ir.ops.memory import MemoryOp
-from ratrain.ratrain_ir.ops.messages import GuestOp, MessageOp
 from ratrain.ratrain_ir.ops.signatures import Binding, bind
 from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.targets.program.instruction import Access, Instruction, Operand
@@ -54,18 +45,26 @@ class StoredFields:
 
 
 def stored_fields(op: Op) -> StoredFields:
-    """The fields of an op as an instruction holds them."""
-    peer = op.peer if isinstance(op, MessageOp) else None
+    """Give the fields of an op as an instruction holds them."""
+    block = getattr(op, "block", None)
     return StoredFields(
         getattr(op, "micro_batch", None),
-        peer,
-        _variant(op),
+        getattr(op, "peer", None),
+        ".".join(word.value for name in _VARIANTS[type(op)] if (word := getattr(op, name)) is not None),
         group_name(op),
-        _blocks(op),
+        tuple(map(str, getattr(op, "blocks", ()) if block is None else (block,))),
         is_blocking(op),
         getattr(op, "chunk", None),
         getattr(op, "slice", None),
     )
+
+
+_IN_VARIANT = ("part", "payload", "quantity", "phase")
+_VARIANTS = {
+    kind: [name for name in _IN_VARIANT if any(name == attribute.name for attribute in attributes)]
+    for kind, attributes in FIELDS.items()
+}
+"""Fields of each kind of op that stand in an instruction's variant, with dots between them; the last may be missing."""
 
 
 def stored_operands(op: Op, binding: Binding, index: Mapping[Tensor, int]) -> tuple[Operand, ...]:
@@ -77,41 +76,9 @@ def stored_operands(op: Op, binding: Binding, index: Mapping[Tensor, int]) -> tu
     return tuple(operands)
 
 
-def _variant(op: Op) -> str:
-    if isinstance(op, LoadInput):
-        return op.part.value
-    if isinstance(op, PayloadOp):
-        phase = op.phase if isinstance(op, GatherRows) else None
-        return op.payload.value if phase is None else f"{op.payload.value}.{phase.value}"
-    if isinstance(op, AllGather):
-        return op.phase.value if op.phase is not None else ""
-    return op.quantity.value if isinstance(op, AllReduceScalar) else ""
-
-
 def group_name(op: Op) -> str:
-    """The group of a collective by name; empty for any other op."""
-    if isinstance(op, AllReduce | AllReduceScalar):
-        return op.group.value
-    if isinstance(op, PeerOp):
-        return Group.TENSOR.value
-    if isinstance(op, AllGather):
-        return _gathering(op).value
-    return Group.REPLICAS.value if isinstance(op, ReduceScatter) else ""
-
-
-def _gathering(op: AllGather) -> Group:
-    """Who gathers: those that have all parts of a view, those that have the same one, which they make of masters, or all that have shards."""
-    if any(tensor.kind is StateKind.VIEW_SHARD for tensor in op.reads):
-        return Group.VIEWS
-    return Group.PARTS if any(tensor.kind is StateKind.VIEW_SHARD for tensor in op.writes) else Group.SHARDS
-
-
-def _blocks(op: Op) -> tuple[str, ...]:
-    if isinstance(op, BlockOp | Update | PeerOp | MemoryOp | GuestOp):
-        return (str(op.block),)
-    if isinstance(op, ReduceScatter | AllReduce | AllGather | AllReduceScalar):
-        return tuple(map(str, op.blocks))
-    return ()
+    """Give the group of a collective by name; empty for any other op."""
+    return "" if op.members is None else op.members.value
 
 
 def _only_block(instruction: Instruction) -> Block:
@@ -120,12 +87,16 @@ def _only_block(instruction: Instruction) -> Block:
     return named_block(instruction.blocks[0])
 
 
+def _word(instruction: Instruction, name: str) -> str:
+    """Give the word of a field in the variant of an instruction; empty where it is missing."""
+    words = dict(zip(_VARIANTS[OP_CLASSES[instruction.keyword]], instruction.variant.split("."), strict=False))
+    return words.get(name, "")
+
+
 def _phase(instruction: Instruction) -> Phase | None:
-    """Of a gather within the step: which pass it serves; of tensor peers it stands behind what they exchange."""
-    name = instruction.variant
-    if instruction.keyword == GatherRows.keyword:
-        name = name.partition(".")[2]
-    return Phase(name) if name else None
+    """Read which pass a gather within the step serves."""
+    word = _word(instruction, "phase")
+    return Phase(word) if word else None
 
 
 _FIELD_READERS: dict[str, Callable[[Instruction, Engine], Any]] = {
@@ -135,10 +106,10 @@ _FIELD_READERS: dict[str, Callable[[Instruction, Engine], Any]] = {
     "slice": lambda instruction, _engine: instruction.slice,
     "chunk": lambda instruction, _engine: instruction.chunk,
     "peer": lambda instruction, _engine: instruction.peer,
-    "payload": lambda instruction, _engine: Payload(instruction.variant.partition(".")[0]),
-    "part": lambda instruction, _engine: Part(instruction.variant),
+    "payload": lambda instruction, _engine: Payload(_word(instruction, "payload")),
+    "part": lambda instruction, _engine: Part(_word(instruction, "part")),
     "phase": lambda instruction, _engine: _phase(instruction),
-    "quantity": lambda instruction, _engine: Quantity(instruction.variant),
+    "quantity": lambda instruction, _engine: Quantity(_word(instruction, "quantity")),
     "group": lambda instruction, _engine: Group(instruction.group),
     "blocking": lambda instruction, _engine: instruction.blocking,
     "placement": lambda _instruction, engine: engine,

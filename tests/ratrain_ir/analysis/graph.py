@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from attrs import frozen
 
-from ratrain.ratrain_ir.analysis.progress import channels, meeting_stages
-from ratrain.ratrain_ir.ops.base import Engine
+from ratrain.ratrain_ir.analysis.progress import hop_of, meeting_stages
+from ratrain.ratrain_ir.ops.base import Direction, Engine
 from ratrain.ratrain_ir.ops.collectives import is_blocking
 from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.ops.kinds import piece_of
-from ratrain.ratrain_ir.ops.messages import Evict, TakeBack, meets
+from ratrain.ratrain_ir.ops.messages import Evict, MessageOp, TakeBack, meets
 from ratrain.ratrain_ir.ops.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.ratrain_ir.ops.base import Op
+    from ratrain.ratrain_ir.topology import Hop
 
 STEPS = 2
 """Consecutive steps that are unrolled, so that what crosses the step's end has edges too."""
@@ -203,10 +204,20 @@ def _evicted_pairs(stage: Stage) -> Iterator[tuple[StageNode, StageNode]]:
 
 def _messages(module: Module) -> Iterator[tuple[list[ModuleNode], bool]]:
     """[send, recv] of every message, and whether these always meet: the k-th receive of a channel takes the k-th message sent."""
-    for hop, (sent, received) in channels(module).items():
+    for hop, (sent, received) in _channels(module).items():
         for send, recv in zip(sent, received, strict=True):
             for step in range(STEPS):
                 yield [(send[0], step, send[1]), (recv[0], step, recv[1])], meets(hop.channel.payload)
+
+
+def _channels(module: Module) -> dict[Hop, tuple[list[tuple[int, int]], list[tuple[int, int]]]]:
+    """Sends and receives of each channel, as (stage, position), in order."""
+    places: dict[Hop, tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {}
+    for stage in module.stages:
+        for position, op in enumerate(stage.ops):
+            if isinstance(op, MessageOp) and (hop := hop_of(op, stage, module.topology)) is not None:
+                places.setdefault(hop, ([], []))[op.direction is Direction.IN].append((stage.index, position))
+    return places
 
 
 def _collectives(module: Module) -> Iterator[list[ModuleNode]]:
