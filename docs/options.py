@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
-SETTINGS, REQUEST = "ratrain.ratrainc.running.training:run_training", "ratrain.ratrainc.planner.search.requests:Request"
+SETTINGS, REQUEST = (
+    "ratrain.ratrainc.running.training:run_training",
+    "ratrain.ratrainc.planner.search.plan_request:PlanRequest",
+)
 
 
 @frozen

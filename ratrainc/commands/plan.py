@@ -28,9 +28,11 @@ from ratrain.ratrainc.commands.words.options import (
 from ratrain.ratrainc.console.terminal import echo
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.planner.answer.fewest import Fewest
-    from ratrain.ratrainc.planner.answer.fronts import Front
-    from ratrain.ratrainc.planner.answer.planned import LinksReport, Planned, WhatIf
+    from ratrain.ratrainc.planner.answer.fewest_clusters import FewestClusters
+    from ratrain.ratrainc.planner.answer.pareto_front import ParetoFront
+    from ratrain.ratrainc.planner.answer.planned import Planned
+    from ratrain.ratrainc.planner.answer.robust_links import RobustLinks
+    from ratrain.ratrainc.planner.answer.what_if import WhatIf
 
 _EPILOG = """\b
 Examples:
@@ -231,7 +233,7 @@ def command(
     from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, strategy
     from ratrain.ratrainc.console.console import bar
     from ratrain.ratrainc.console.pictures import picture_kind
-    from ratrain.ratrainc.planner.answer.planned import machine_beside
+    from ratrain.ratrainc.planner.answer.what_if import machine_beside
 
     refuse_idle_levels(strategy(plans.strategy or DEFAULT_STRATEGY))
     if front.plot is not None:
@@ -287,7 +289,7 @@ def command(
 
 def _show(
     planned: Planned,
-    links: LinksReport | None,
+    links: RobustLinks | None,
     scenarios: WhatIf | None,
     output: str | None,
     *,
@@ -334,7 +336,7 @@ def _show(
 _OF_GOAL = ("goal_objective", "goal_keep", "goal_explain")
 
 
-def _show_smallest(fewest: Fewest, output: str | None, *, as_json: bool) -> None:
+def _show_smallest(fewest: FewestClusters, output: str | None, *, as_json: bool) -> None:
     from ratrain.ratrainc.console.console import print_json
     from ratrain.ratrainc.console.parts import show
 
@@ -362,7 +364,7 @@ def _check_goal(goal: Goal, front: FrontChoice) -> None:
         refuse_idle("is about one plan: it does not go with --keep", "questions_what_ifs", "questions_robust_links")
 
 
-def _show_front(found: Front, output: str | None, plot: str | None, *, as_json: bool) -> None:
+def _show_front(found: ParetoFront, output: str | None, plot: str | None, *, as_json: bool) -> None:
     """Write a front's plans and its picture, and show it."""
     from ratrain.ratrainc.console.console import print_json
     from ratrain.ratrainc.console.parts import show

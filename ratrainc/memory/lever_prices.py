@@ -1,7 +1,7 @@
 """What levers free and cost, tried one by one in the time that is given for it.
 
 A lever is compiled, placed and simulated: whole, where all of them are expected to end in time, else with its step folded to fewer
-micro-batches (`ratrainc/planner/search/evaluation.py`), and is then called an estimate. Estimates are held against that of the plan as it is,
+micro-batches (`ratrainc/planner/search/plan_evaluation.py`), and is then called an estimate. Estimates are held against that of the plan as it is,
 folded too. Time is the computing time of a process: what others do on the machine changes no answer, and of several processes each has all of it,
 for levers and for what else it does beside them.
 """
@@ -16,7 +16,7 @@ from attrs import define, evolve, field, frozen
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.choices.levers import Outcome, Setting, changes
-from ratrain.ratrainc.planner.search.evaluation import Evaluation, Task, compiled_units, evaluate
+from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task, compiled_units, evaluate
 
 _OPS_A_SECOND = 8000.0
 """Ops of a schedule that are compiled, placed and simulated in a second, before anything is known: about as measured, on one core."""
@@ -51,7 +51,7 @@ class Prices:
 class Found:
     """What a setting came to."""
 
-    evaluation: Evaluation | None
+    evaluation: PlanEvaluation | None
     """None where there was no time for it, or it was refused"""
     rate: float | None = None
     """seconds that a unit of its work took"""

@@ -26,7 +26,7 @@ from ratrain.ratrain_ir.schedules.named import default_schedule, most_held
 from ratrain.ratrain_ir.topology import mesh_of
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.planner.search.evaluation import Task
+    from ratrain.ratrainc.planner.search.plan_evaluation import Task
 
 _SCHEDULE = "1f1b"
 _F16, _F32 = 2, 4

@@ -13,7 +13,7 @@ from attrs import evolve, field, frozen
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.support.notebook import ShownInNotebook
 from ratrain.ratrainc.calibration.fitting import Errors
-from ratrain.ratrainc.planner.search.evaluation import Evaluation, Task
+from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task
 from ratrain.ratrainc.planner.search.workers import evaluate_all
 from ratrain.ratrainc.validation.folding import task_of
 from ratrain.ratrainc.validation.frameworks import framework_bytes
@@ -25,7 +25,7 @@ class Outcome:
     """A row and what its simulation says."""
 
     row: Row
-    evaluation: Evaluation | None
+    evaluation: PlanEvaluation | None
     """None where the row needs something"""
     first: Outcome | None = field(default=None, repr=False)
     """the row of its group that it is compared with"""

@@ -23,7 +23,7 @@ from ratrain.ratrainc.calibration.tables import Cells, TableLine, check_header, 
 from ratrain.ratrainc.choices.machine_choice import resized
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, strategy
 from ratrain.ratrainc.choices.times_text import textbook_times
-from ratrain.ratrainc.planner.search.evaluation import Task
+from ratrain.ratrainc.planner.search.plan_evaluation import Task
 from ratrain.ratrainc.validation.frameworks import FRAMEWORKS, Framework, refusal
 from ratrain.targets.machine.capacity import capacity_of
 from ratrain.targets.machine.machine import Machine, largest_value, load_machine

@@ -387,7 +387,7 @@ def schedule_names(_context: click.Context, _parameter: click.Parameter, text: s
     if text is None:
         return None
     from ratrain.ratrain_ir.schedules.named import SCHEDULES
-    from ratrain.ratrainc.planner.space.families import problem_of
+    from ratrain.ratrainc.planner.space.plan_families import problem_of
 
     names = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
     if names == ("all",):

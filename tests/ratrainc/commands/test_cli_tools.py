@@ -18,7 +18,7 @@ from ratrain.ratrainc.choices import levers
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.console.parts import text_of
 from ratrain.ratrainc.facts import machine_facts
-from ratrain.ratrainc.planner.answer.comparing import Comparison
+from ratrain.ratrainc.planner.answer.strategy_comparison import Comparison
 from ratrain.ratrainc.running.examples import example_path
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.program.rtx import write_program

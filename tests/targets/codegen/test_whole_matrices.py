@@ -16,8 +16,8 @@ from ratrain.ratrainc.choices.levers import Setting, levers_of
 from ratrain.ratrainc.choices.machines import with_constants
 from ratrain.ratrainc.choices.plan_choices import PlanChoice
 from ratrain.ratrainc.choices.strategies import strategy
+from ratrain.ratrainc.planner.search.plan_request import planning_request
 from ratrain.ratrainc.planner.search.quick import quick_answer
-from ratrain.ratrainc.planner.search.requests import planning_request
 from ratrain.targets.codegen.routines import RoutineForm, derived_routine
 from ratrain.targets.machine.cost import routine_work
 from ratrain.targets.machine.machine import load_machine

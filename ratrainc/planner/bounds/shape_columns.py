@@ -1,4 +1,4 @@
-"""What the bounds need of many shapes, as arrays."""
+"""Columns: the numbers that bounds need of many shapes, as arrays with one entry a shape."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
-from attrs import field, frozen
+from attrs import field, fields, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
-from ratrain.ratrainc.planner.bounds.placements import has_halves
-from ratrain.ratrainc.planner.bounds.state_profile import state_key
+from ratrain.ratrainc.planner.bounds.exchange_profile import ExchangeProfile
+from ratrain.ratrainc.planner.bounds.held_passes import has_halves
+from ratrain.ratrainc.planner.bounds.state_profile import StateProfile
+from ratrain.ratrainc.planner.bounds.work_profile import WorkProfile
 from ratrain.ratrainc.planner.space.space import Shape
+from ratrain.ratrainc.planner.space.units import EMBED, HEAD, LAYER
 from ratrain.targets.machine.slowest_rank import slowest_rank
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.planner.bounds.profile import Profiles
+    from ratrain.ratrainc.planner.bounds.profiles import Profiles
 
 Numbers = NDArray[np.float64]
-
-EMBED, LAYER, HEAD = range(3)
 
 
 @frozen(eq=False, slots=False)  # for its cached property
 class Columns:
-    """What the bounds need of many shapes, which are along the last axis of each column; units (embed, layer, head) or lines along the first."""
+    """Numbers of many shapes, on the last axis of a column; the first axis has units or lines."""
 
     pp: Numbers
     micro_batches: Numbers
@@ -47,10 +48,10 @@ class Columns:
     head_scratch: Numbers
     message: Numbers
     recovery_slope: Numbers
-    """of the lines whose largest is a layer's recovery over the bytes it keeps, the last one apart"""
+    """of the lines whose maximum is a layer's recovery over the bytes it keeps, without the last one"""
     recovery_intercept: Numbers
     recovery_least: Numbers
-    """seconds however much is kept: the last line, which is flat"""
+    """seconds if everything is kept: the last line, which is flat"""
     carried: Numbers
     state: Numbers
     """of these, bytes of masters and moments"""
@@ -69,53 +70,53 @@ class Columns:
     tail_update: Numbers
     """of these, seconds of the update"""
     first_forward: Numbers
-    """the way of the first slice of a micro-batch, or of all of it where it passes whole: its compute and what tensor peers exchange for it"""
+    """way of the first slice, or of a whole micro-batch: compute plus exchanges of tensor peers"""
     first_backward: Numbers
     forward_way: Numbers
-    """the way of a whole micro-batch: with tensor peers longer than its compute, else that"""
+    """way of a whole micro-batch: its compute, plus exchanges with tensor peers"""
     backward_way: Numbers
     weight_half: Numbers
-    """seconds of backward that may follow when the gradient has passed; 0 where backwards are whole"""
+    """seconds of backward that may follow after the gradient has passed; 0 if backwards are whole"""
     exchange: Numbers
     """seconds of the tensor engine for a micro-batch"""
     merged: Numbers
-    """1 where passes may be merged with the one behind them, as those of tensor peers may, else 0"""
+    """1 if a pass may be merged with the next one, as with tensor peers, else 0"""
     always_kept: Numbers
-    """bytes that a layer of a pass holds beside its input, whatever is recovered"""
+    """bytes that a layer of a pass holds in addition to its input, whatever is recovered"""
     pending: Numbers
-    """bytes that it holds from the input half of its backward to its weight half, where they are apart"""
+    """bytes that it holds from the input half of its backward to its weight half, if they are apart"""
     chunks: Numbers
     slices: Numbers
     orders: Sequence[PipelineShape]
-    """the distinct ones of all shapes"""
+    """the distinct pipeline shapes"""
     order: NDArray[np.intp]
-    """which of them each shape has"""
+    """index into `orders` for each shape"""
     schedule: str
     has_halves: bool
-    """whether weight halves may come later than the gradients of inputs"""
+    """True if weight halves may come later than the gradients of inputs"""
     head_stage: int
-    """the stage of the head: the last or, in a vee, the first"""
+    """stage of the head: -1, or 0 in a vee"""
     other: OtherMemory | None = None
-    """the memory that plans may use beside DDR; what stands above is then what is left in DDR whatever goes there"""
+    """memory that plans may use beside DDR; the columns above are then what stays in DDR in any case"""
 
     @cached_property
     def has_peers(self) -> bool:
-        """Whether some shape has several tensor peers; where none has, what only concerns them is left out, for speed."""
+        """True if some shape has several tensor peers; else the terms for them are skipped, for speed."""
         return bool(self.merged.any())
 
     @property
     def in_order(self) -> bool:
-        """Whether stages follow 1F1B exactly, so that the bounds of its order hold."""
+        """True if stages follow 1F1B exactly, so that the bounds of its order hold."""
         return self.schedule == "1f1b"
 
     @property
     def is_one_chunk_order(self) -> bool:
-        """Whether forwards and the gradients of inputs stand where they do under 1F1B, and backwards on the first stage are whole."""
+        """True if forwards and input gradients are ordered as in 1F1B, with whole backwards on the first stage."""
         return self.schedule in ("1f1b", "zb-h1")
 
     @classmethod
     def of(cls, profiles: Profiles, shapes: Sequence[Shape], *, schedule: str = "1f1b") -> Columns:
-        """The columns of some shapes of a schedule; profiles are made once for each micro-batch size, number of slices and state."""
+        """Make the columns of shapes of a schedule; each distinct micro-batch and state is profiled once."""
         attributes = _Attributes(shapes)
         sizes, size = attributes.grouped("micro_batch_size", "slices", "tp")
         examples, order = attributes.grouped("pp", "micro_batches", "chunks", "layout", "slices")
@@ -127,7 +128,7 @@ class Columns:
         of_size = _table(works, _WORK_COLUMNS) | _recovery_lines([(work.kept_bytes, work.recovery) for work in works])
         jitter = profiles.setting.machine.rank_jitter
         slowest = np.array([slowest_rank(jitter, shape.clusters) for shape in meshes])[mesh]
-        of_state = _table([profiles.state(state_key(shape)) for shape in states], _STATE_COLUMNS)
+        of_state = _table([profiles.state(shape) for shape in states], _STATE_COLUMNS)
         of_work: dict[str, Any] = {
             name: column.take(size, axis=-1) * (slowest if name in _COMPUTE_COLUMNS else 1.0)
             for name, column in of_size.items()
@@ -166,7 +167,7 @@ class Columns:
         return everything @ (self.forward_way + self.backward_way) + 2 * self.message * (self.pp - 1)
 
     def rows(self, index: slice | NDArray[np.intp]) -> Columns:
-        """Some of the shapes."""
+        """Return the columns of some of the shapes."""
         columns: dict[str, Any] = attrs.asdict(self, recurse=False)
         if self.other is not None:
             columns["other"] = attrs.evolve(self.other, whole=self.other.whole.rows(index))
@@ -176,7 +177,7 @@ class Columns:
         return Columns(**columns)
 
     def with_capacity(self, capacity: Numbers) -> Columns:
-        """The same where a rank has other bytes for tensors."""
+        """Return the columns with another capacity of a rank."""
         other = self.other
         if other is not None:
             other = attrs.evolve(other, whole=attrs.evolve(other.whole, capacity=capacity))
@@ -184,9 +185,10 @@ class Columns:
 
 
 def of_any_levels(gathered: Columns, kept: Columns) -> Columns:
-    """Columns of shapes whatever levels their blocks have: of those that gather views for each use, and of those that keep them, the least.
+    """Return the least of two columns: shapes that gather views for each use, and the same shapes that keep them.
 
-    What of views is dead at an instant is at most a part that is gathered from then: whole ones are no part of what is left.
+    They bound any mix of levels. `layer_part` stays that of the gathered shapes: it is subtracted, and whole views are
+    never freed.
     """
     least = {name: np.minimum(getattr(gathered, name), getattr(kept, name)) for name in _STATE_COLUMNS}
     other = gathered.other
@@ -197,81 +199,41 @@ def of_any_levels(gathered: Columns, kept: Columns) -> Columns:
 
 @frozen(eq=False)
 class OtherMemory:
-    """A memory beside DDR, in which plans may have state and what waits for its backward."""
+    """A memory beside DDR for state, and for activations that wait for their backward."""
 
     whole: Columns
-    """the same shapes with all of that in DDR"""
+    """columns of the same shapes with everything in DDR"""
     room: float
-    """its bytes of a rank; infinite where they are not known"""
+    """its bytes a rank; infinite if unknown"""
     rate: float
-    """bytes a second of the slower one of its ways"""
+    """bytes a second of its slower direction"""
     both_ways: float
-    """seconds of a byte there and back, one after the other"""
+    """seconds of a byte there and back"""
     takes_state: bool
-    """whether masters and moments may be in it"""
+    """True if masters and moments may be in it"""
     streams: bool
-    """whether these cross its ways in every step; else something updates them there"""
+    """True if these are transferred in every step; False if they are updated in place"""
 
 
-_WORK_COLUMNS = (
-    "forward",
-    "backward",
-    "activation",
-    "mlp_ends",
-    "head_ends",
-    "inputs",
-    "documents",
-    "mlp_saved",
-    "mlp_scratch",
-    "head_scratch",
-    "first_forward",
-    "first_backward",
-    "passed_back",
-    "weight_half",
-    "always_kept",
-    "pending",
+_WORK_COLUMNS = tuple(
+    each.name for each in fields(WorkProfile) if each.name not in ("kept_bytes", "recovery", "boundary")
 )
-_COMPUTE_COLUMNS = (
-    "forward",
-    "backward",
-    "first_forward",
-    "first_backward",
-    "passed_back",
-    "weight_half",
-    "recovery_slope",
-    "recovery_intercept",
-    "recovery_least",
-)
-"""Seconds of the compute engine, which are those of the slowest rank."""
-_EXCHANGE_COLUMNS = ("engine", "forward", "backward", "first_forward", "first_backward")
-_STATE_COLUMNS = (
-    "carried",
-    "state",
-    "gradients",
-    "sliced_gradients",
-    "mlp_gradient",
-    "head_gradient",
-    "mlp_view",
-    "embed_view",
-    "head_view",
-    "layer_part",
-    "update",
-    "link",
-    "link_each",
-    "tail",
-    "tail_update",
-)
+_COMPUTE_SECONDS = ("forward", "backward", "first_forward", "first_backward", "passed_back", "weight_half")
+_COMPUTE_COLUMNS = {*_COMPUTE_SECONDS, "recovery_slope", "recovery_intercept", "recovery_least"}
+"""Columns of the compute engine's seconds, which are those of the slowest rank."""
+_EXCHANGE_COLUMNS = tuple(each.name for each in fields(ExchangeProfile))
+_STATE_COLUMNS = tuple(each.name for each in fields(StateProfile))
 
 
 @frozen(eq=False)
 class _Attributes:
-    """The attributes of many shapes, each as numbers that are equal where the attribute is."""
+    """Attributes of many shapes as numbers, equal for equal values."""
 
     shapes: Sequence[Shape]
     numbers: dict[str, NDArray[np.int64]] = field(factory=dict)
 
     def of(self, name: str) -> NDArray[np.int64]:
-        """Values of an attribute, by the order in which they first come."""
+        """Return the values of an attribute, numbered in order of first occurrence."""
         if name not in self.numbers:
             value = attrgetter(name)
             place = {common: at for at, common in enumerate(dict.fromkeys(map(value, self.shapes)))}
@@ -280,7 +242,7 @@ class _Attributes:
         return self.numbers[name]
 
     def grouped(self, *names: str) -> tuple[list[Shape], NDArray[np.intp]]:
-        """One shape of each group that has some attributes in common, and the group of each shape."""
+        """Group shapes by attributes; return one shape of each group, and the group of each shape."""
         key = np.zeros(len(self.shapes), np.int64)
         for name in names:
             numbers = self.of(name)
@@ -290,12 +252,12 @@ class _Attributes:
 
 
 def _table(profiles: Sequence[object], names: Sequence[str]) -> dict[str, Numbers]:
-    """Some attributes of profiles, which are along the last axis."""
+    """Return attributes of profiles as arrays whose last axis has the profiles."""
     return {name: np.array([getattr(profile, name) for profile in profiles], float).T for name in names}
 
 
 def _recovery_lines(hulls: Sequence[tuple[Numbers, Numbers]]) -> dict[str, Numbers]:
-    """The lines of some hulls, as many for each: a convex function is the largest of its segments' lines."""
+    """Return the lines of hulls, padded to equal numbers: a convex function is the maximum of its segments' lines."""
     least = np.array([seconds[-1] for _, seconds in hulls])
     slopes = np.zeros((max(len(x) for x, _ in hulls) - 1, len(hulls)))
     intercepts = np.tile(least, (len(slopes), 1))
@@ -306,16 +268,27 @@ def _recovery_lines(hulls: Sequence[tuple[Numbers, Numbers]]) -> dict[str, Numbe
     return {"recovery_slope": slopes, "recovery_intercept": intercepts, "recovery_least": least}
 
 
-def unit_sum(column: Numbers, layers: Numbers, head_stage: int = -1) -> Numbers:
-    """A column summed over the units (embed, layers, head) of stages; axes of `layers` as for `stage_bounds`."""
+def unit_sum(c: Columns, column: Numbers, layers: Numbers) -> Numbers:
+    """Sum a column over the units (embed, layers, head) of stages; axes of `layers` as for `stage_bounds`."""
     total: Numbers = layers * column[LAYER]
     total[0] += column[EMBED]
-    total[head_stage] += column[HEAD]
+    total[c.head_stage] += column[HEAD]
     return total
 
 
+def raise_to_engines(c: Columns, longest: Numbers, work: Numbers, layers: Numbers) -> Numbers:
+    """Raise step seconds in place to the busy seconds of the compute, tensor and collective engines.
+
+    `work` are the seconds of compute without updates.
+    """
+    np.maximum(longest, work + unit_sum(c, c.update, layers), out=longest)
+    if c.has_peers:
+        np.maximum(longest, unit_sum(c, c.micro_batches * c.exchange, layers), out=longest)
+    return np.maximum(longest, unit_sum(c, c.link + c.micro_batches * c.link_each, layers), out=longest)
+
+
 def least_recovery(c: Columns, share: Numbers) -> Numbers:
-    """Least seconds of recovery of a layer of a pass for which so many bytes are free."""
+    """Return the least seconds of recovery of a layer of a pass with `share` free bytes."""
     seconds = np.zeros_like(share)
     seconds += c.recovery_least
     for slope, intercept in zip(c.recovery_slope, c.recovery_intercept, strict=True):
@@ -326,26 +299,27 @@ def least_recovery(c: Columns, share: Numbers) -> Numbers:
 
 
 def surely_held(c: Columns, passes: Numbers) -> Numbers:
-    """Passes that a stage holds when a backward begins, of those that its order says: merged with that backward, the last forward is not done."""
+    """Return how many passes a stage surely holds when a backward begins: one less if it is merged with a forward."""
     return np.where(passes > 1, passes - c.merged, passes) if c.has_peers else passes
 
 
 def left_behind(c: Columns, layers: Numbers) -> Numbers:
-    """The most seconds of a stage's backwards that may follow when its last gradient has left: weight halves of two merged passes."""
+    """Return the most backward seconds after a stage's last gradient has left: weight halves of two merged passes."""
     seconds: Numbers = 2 * layers * c.weight_half[LAYER] if c.has_peers else np.zeros(1)
     return seconds
 
 
 def stage_numbers(layers: Numbers) -> Numbers:
-    """The numbers of the stages, along the first axis of `layers`."""
+    """Return the stage numbers along the first axis of `layers`."""
     stages = np.arange(len(layers), dtype=float)
     return stages.reshape(-1, *(1,) * (layers.ndim - 1))
 
 
 def evenest(c: Columns, units: Numbers) -> Numbers:
-    """The least that the heaviest stage of each shape has of something that embedding, layer and head have so much of, whatever the cuts.
+    """Return a lower bound, over all cuts, of the heaviest stage of each shape, for a quantity given by unit.
 
-    Layers are whole: so many fit the stages under a load, and the least load under which all do is searched by halving.
+    Layers are whole. The search halves an interval for the smallest load under which the stages have room for all
+    layers.
     """
     special = np.stack([units[EMBED], units[HEAD]]) if c.head_stage else (units[EMBED] + units[HEAD])[None]
     plain = c.pp - len(special)
@@ -366,7 +340,7 @@ _HALVINGS = 24
 
 
 def least_bytes(c: Columns) -> Numbers:
-    """Bytes that some stage of each shape needs at least: its part of the carried state, and what the backward of one mlp works on."""
+    """Return the bytes that some stage needs at least: a P-th of the state, and the operands of one mlp backward."""
     carried = np.array([1.0, c.layers, 1.0]) @ c.carried - c.embed_view - c.head_view
     own = c.mlp_saved + c.mlp_ends + c.mlp_view
     if c.in_order or not c.has_halves:

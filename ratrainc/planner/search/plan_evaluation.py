@@ -1,10 +1,11 @@
-"""Level two: one plan compiled, placed, verified by its passes and simulated; long steps are folded first.
+"""Evaluation of one plan (level two): compiled, placed, verified by its passes and simulated, long steps folded.
 
-Under 1F1B, of slices too, the micro-batches between warm-up and cool-down repeat. A folded plan has 2P + (M mod P) of M micro-batches
-(3P + (M mod P) where P is small), and the pace of its last P backwards on the first stage stands for those left out. In k slices
-it is not P but the micro-batches of the P + k - 1 slices that the first stage holds. That is an estimate, and
-is called so; what a search reports as its answer is always simulated whole. Plans of several chunks a stage, whose cool-down is longer than
-that, are not folded.
+Under 1F1B, also with slices, the micro-batches between warm-up and cool-down repeat. A folded plan has 2P + (M mod P)
+of M micro-batches (3P + (M mod P) if P is small), and the pace of its last P backwards on the first stage stands for
+the others. With k slices, P is replaced by the micro-batches of the P + k - 1 slices that the first stage holds.
+Example: P = 16, M = 100 is simulated with 36 micro-batches, and 64 times the pace is added. A folded time is an
+estimate and is called so; the answer of a search is always simulated whole. Plans of several chunks a stage have a
+longer cool-down and are not folded.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _SMALL_PIPELINE = 8
 
 @frozen
 class Task:
-    """A plan to be evaluated under a pipeline of passes."""
+    """A plan to evaluate under a pipeline of passes."""
 
     model: ModelConfig
     plan: Plan
@@ -54,45 +55,45 @@ class Task:
     machine: Machine
     folded: bool = False
     checked_below: float = 0.0
-    """a step of fewer seconds is verified too, schedule and program"""
+    """a step of fewer seconds is verified too, both schedule and program"""
     disturbed: bool = False
-    """whether to say how the step time bears a slow stage and jitter"""
+    """simulate with a slow stage and with jitter too"""
     with_tail: bool = True
-    """whether to say what idle time is the tail's: that takes a walk through all of it"""
+    """find the exposed tail, which takes a walk through all idle time"""
     apportioned: bool = False
-    """whether to say what of the bytes follows from the schedule"""
+    """find the bytes that follow from the schedule"""
     times: GivenTimes | None = None
-    """what ops take, in place of the machine's times; all of the evaluation is then in their unit"""
+    """times of ops that replace the machine's; the whole evaluation is then in their unit"""
     seconds: float | None = None
-    """after so many of computing it is stopped; None: it takes as long as it needs"""
+    """limit of computing time; None: no limit"""
 
 
 @frozen
-class Evaluation:
-    """What a task came to. Without `step_seconds` it does not fit: `refusal` says why."""
+class PlanEvaluation:
+    """The outcome of a task. Without `step_seconds` the plan does not fit, and `refusal` is the reason."""
 
     step_seconds: float | None
     peak_bytes: tuple[int, ...]
-    """by stage; of a folded plan they are those of the folded step, which holds as many micro-batches in flight"""
+    """by stage; a folded step holds as many micro-batches in flight as the whole one"""
     exposed_tail_seconds: float | None = None
     refusal: str = ""
     estimated: bool = False
-    """whether the step was folded"""
+    """True if the step was folded"""
     bubble_fraction: float = 0.0
     """idle share of the compute engines"""
     disturbance: Disturbance | None = None
     schedule_bytes: tuple[int, ...] = ()
-    """by stage, of an apportioned task: checkpoints, what crosses cuts, inputs and scalars, the most at once"""
+    """by stage, of an apportioned task: peak of checkpoints, boundary tensors, inputs and scalars"""
     verified: bool = False
-    """whether schedule and program were proved, and nothing was folded"""
+    """True if schedule and program were verified, and nothing was folded"""
     stopped: bool = False
-    """whether its time was over before anything was known"""
+    """True if the time limit passed"""
     taken: float = 0.0
-    """seconds of computing that the evaluation itself took"""
+    """seconds of computing time of the evaluation itself"""
 
 
 def folded_micro_batches(plan: Plan) -> int:
-    """Micro-batches of the folded plan; all of them where folding saves nothing, or a stage has several chunks."""
+    """Return the micro-batches of the folded plan; all if folding saves nothing, or a stage has several chunks."""
     if plan.chunks > 1:
         return plan.micro_batches
     depth = _depth(plan)
@@ -100,34 +101,41 @@ def folded_micro_batches(plan: Plan) -> int:
     return min(plan.micro_batches, turns * depth + plan.micro_batches % depth)
 
 
+def is_folded(plan: Plan) -> bool:
+    """Return True if folding the plan's step saves micro-batches."""
+    return folded_micro_batches(plan) < plan.micro_batches
+
+
 def _depth(plan: Plan) -> int:
-    """Micro-batches that the first stage has in flight: P, or of k slices as many as P + k - 1 slices are of."""
+    """Return the micro-batches in flight on the first stage: P, or with k slices those of P + k - 1 slices."""
     slices = max(1, len(plan.slices))
     return -(-(plan.pp + slices - 1) // slices)
 
 
 def compiled_units(plan: Plan, layers: int, *, folded: bool, in_halves: bool) -> float:
-    """About how much work the evaluation of a plan is: passes of micro-batches, or slices, through layers, and their halves and parts."""
+    """Estimate the work of an evaluation: passes of micro-batches or slices through layers, halves and peer parts."""
     micro_batches = folded_micro_batches(plan) if folded else plan.micro_batches
     return layers * micro_batches * max(1, len(plan.slices)) * (1 + in_halves) * (2 if plan.tp > 1 else 1)
 
 
-def evaluate(task: Task) -> Evaluation:
-    """Compile, place and simulate a task, within its time.
+def evaluate(task: Task) -> PlanEvaluation:
+    """Compile, place and simulate a task within its time limit.
 
-    Raises `DiagnosticError` where the plan is not allowed for the model.
+    Raises `DiagnosticError` if the plan is not allowed for the model.
     """
     begin = time.thread_time()
     try:
         with time_limit(task.seconds):
             found = _evaluated(task)
     except OutOfTime:
-        found = Evaluation(None, (), refusal="stopped: it takes longer than the search has time for it", stopped=True)
+        found = PlanEvaluation(
+            None, (), refusal="stopped: it takes longer than the search has time for it", stopped=True
+        )
     return attrs.evolve(found, taken=time.thread_time() - begin)
 
 
-def _evaluated(task: Task) -> Evaluation:
-    """What a task comes to. Raises `OutOfTime` where its time is over, `DiagnosticError` where the plan is not allowed."""
+def _evaluated(task: Task) -> PlanEvaluation:
+    """Evaluate a task. Raises `OutOfTime` after its limit, `DiagnosticError` if the plan is not allowed."""
     check_plan(task.plan, task.model)
     plan = task.plan
     if task.folded:
@@ -136,7 +144,7 @@ def _evaluated(task: Task) -> Evaluation:
     if isinstance(timed, RefusedPlan):
         if not timed.is_for_bytes:
             raise timed.error
-        return Evaluation(None, timed.peak_bytes, refusal=timed.error.diagnostics[0].message)
+        return PlanEvaluation(None, timed.peak_bytes, refusal=timed.error.diagnostics[0].message)
     figures: StepFigures = timed.figures
     if verified := not task.folded and figures.step_seconds < task.checked_below:
         with paused_gc():
@@ -147,7 +155,7 @@ def _evaluated(task: Task) -> Evaluation:
         figures = step_figures(timeline)
     left_out = task.plan.micro_batches - plan.micro_batches
     seconds = figures.step_seconds + (left_out * _pace(timeline, plan) if left_out else 0.0)
-    return Evaluation(
+    return PlanEvaluation(
         seconds,
         timed.peak_bytes,
         timed.exposed_tail_seconds if task.with_tail else None,
@@ -160,13 +168,13 @@ def _evaluated(task: Task) -> Evaluation:
 
 
 def _schedule_bytes(module: Module) -> tuple[int, ...]:
-    """By stage, the most bytes live at once of what follows from the schedule and from what is recomputed."""
+    """Return, by stage, the peak of the bytes that follow from the schedule and from recomputation."""
     kinds = (StateKind.BOUNDARY, StateKind.CHECKPOINT, StateKind.INPUT, StateKind.SCALAR)
     return tuple(lifetimes(stage).peak_bytes_of(kinds) for stage in module.stages)
 
 
 def _verify(module: Module, program: Program, machine: Machine) -> None:
-    """Raise `DiagnosticError` unless schedule and program are sound on a machine, which may be one of a what-if."""
+    """Raise `DiagnosticError` unless schedule and program are sound on a machine."""
     diagnostics = Diagnostics()
     verify(module, diagnostics)
     diagnostics.check()
@@ -174,7 +182,7 @@ def _verify(module: Module, program: Program, machine: Machine) -> None:
 
 
 def _pace(timeline: Timeline, plan: Plan) -> float:
-    """Seconds a micro-batch takes in the steady part: between the first stage's backwards of as many as are in flight."""
+    """Return the seconds a micro-batch of the steady part, between first-stage backwards that are its depth apart."""
     spans = timeline.spans[0][Engine.COMPUTE]
     count = len(timeline.program.stages[0].streams[Engine.COMPUTE])
     ends: dict[int, float] = {}

@@ -1,7 +1,8 @@
-"""What the bounds take from an order itself: how many passes a stage holds, and how often anew.
+"""Passes that a stage holds, read off its order for the bounds.
 
-A pass is one micro-batch, or one slice of it, through one chunk of a stage; it is held from its forward until the gradient of its input is
-made. Instants are beginnings of such gradients.
+A pass is one micro-batch, or one slice of it, through one chunk of a stage. It is held from its forward until the
+gradient of its input is made; an instant is the beginning of such a gradient. Example: in the 1F1B order F0 F1 B0 F2 B1
+F3 B2 B3 two passes are held at each instant before B3.
 """
 
 from __future__ import annotations
@@ -22,39 +23,39 @@ _FREEING = (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)
 
 
 @frozen
-class StagePlacement:
-    """What a stage's order says, at instants before any gradient is final: before the last micro-batch's backward goes on."""
+class HeldPasses:
+    """Numbers of held passes at instants before any gradient is final: before the last micro-batch's backward."""
 
     early: int
-    """passes that are held at some instant at least"""
+    """the most passes held at an instant"""
     late: int
-    """passes that are held at some instant at which every chunk has gradients already; 0 where there is none such"""
+    """the most passes held at an instant when every chunk has gradients; 0 if there is none"""
     windows: int
-    """instants of that kind, no two of which hold a pass in common"""
+    """number of such instants, no two of which hold a common pass"""
     pending: int
-    """the most passes whose weight half comes apart from their input half that wait for it at once"""
+    """the most passes that wait at once for a weight half that is apart from their input half"""
     pending_held: int
-    """passes that are held besides, then"""
+    """other passes held at that time"""
 
 
 @lru_cache(maxsize=4096)
-def stage_placements(schedule: str, shape: PipelineShape) -> tuple[StagePlacement, ...]:
-    """What the order of each stage says under a schedule."""
+def held_passes(schedule: str, shape: PipelineShape) -> tuple[HeldPasses, ...]:
+    """Return the held passes of each stage under a schedule."""
     return tuple(_read(SCHEDULES[schedule].actions(shape, stage), shape, stage) for stage in range(shape.stages))
 
 
 def has_halves(schedule: str, shape: PipelineShape) -> bool:
-    """Whether a schedule has the halves of backwards apart; so it has, if at all, for the fewest stages and micro-batches of these chunks."""
+    """Return True if a schedule splits backwards into halves; the smallest `shape` of these chunks shows it."""
     orders = (SCHEDULES[schedule].actions(shape, stage) for stage in range(shape.stages))
     return any(action.kind is ActionKind.BACKWARD_WEIGHT for order in orders for action in order)
 
 
-def _read(order: Order, shape: PipelineShape, stage: int) -> StagePlacement:
-    """All instants once for how many are held, then the late ones for how often that is."""
+def _read(order: Order, shape: PipelineShape, stage: int) -> HeldPasses:
+    """Read an order: the most passes held, then the number of late instants that hold as many."""
     last = shape.micro_batches - 1
     chunks = len(shape.chunks_of(stage))
     held: dict[Work, int] = {}
-    """when each pass began, in that order"""
+    """start of each held pass, in order"""
     begun: set[int] = set()
     early = late = 0
     waiting: set[Work] = set()
@@ -82,7 +83,7 @@ def _read(order: Order, shape: PipelineShape, stage: int) -> StagePlacement:
     for count, time, oldest in instants:
         if count == late and oldest > before:
             windows, before = windows + 1, time
-    return StagePlacement(early, late, windows, *pending)
+    return HeldPasses(early, late, windows, *pending)
 
 
 def _is_weight_half(actions: Order, work: Work) -> bool:

@@ -1,8 +1,19 @@
-"""The search: shapes, then stage cuts, then pipelines, in the order of what they can be expected to cost; what a bound rules out is never tried.
+"""The search: shapes, then stage cuts, then pipelines, in the order of expected cost.
 
-A leaf stands for one plan under one pipeline; a shape whose cuts are not chosen yet stands for many. Bounds hold for all of them. Families
-are searched together: the next shape is the cheapest of all, and what the best plan rules out it rules out everywhere. The answer carries
-the least bound of whatever was neither simulated whole nor ruled out: no plan of the space can be better than that.
+What a bound rules out is never tried.
+
+A leaf of the queue is one plan under one pipeline; a shape whose cuts are not chosen yet stands for many plans. Bounds
+hold for all of them.
+
+1. Take the most promising shape of all families. If it comes before the first leaf, choose its cuts and queue them as a
+   leaf; repeat.
+2. Else evaluate the first leaf, unless its bound is no better than the best plan (the limit), or its time is too long.
+3. A plan that fits lowers the limit, which rules out leaves and shapes everywhere. Its other pipelines and its
+   neighbouring cuts are queued.
+4. When nothing is left, or time is up, simulate the best plans whole and verify them.
+
+Guarantee: every shape or plan that is dropped leaves its bound in `open_bound`, so the answer's bound holds for every
+plan of the space.
 """
 
 from __future__ import annotations
@@ -16,12 +27,10 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING
 
 import attrs
-import numpy as np
 from attrs import define, field, frozen
 
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrainc.choices.strategies import hiding_exchanges
-from ratrain.ratrainc.planner.bounds.columns import least_bytes
 from ratrain.ratrainc.planner.bounds.cuts import (
     BestCuts,
     best_cuts,
@@ -31,36 +40,37 @@ from ratrain.ratrainc.planner.bounds.cuts import (
     neighbours,
     partitions,
 )
-from ratrain.ratrainc.planner.bounds.estimates import plan_estimates
-from ratrain.ratrainc.planner.bounds.profile import Profiles
-from ratrain.ratrainc.planner.search.answer import Answer, Candidate, Rejected, Request
-from ratrain.ratrainc.planner.search.effort import EffortModel
-from ratrain.ratrainc.planner.search.evaluation import Evaluation, Task, compiled_units, folded_micro_batches
+from ratrain.ratrainc.planner.bounds.estimates import cuts_estimate
+from ratrain.ratrainc.planner.bounds.profiles import Profiles
+from ratrain.ratrainc.planner.search.answer import Answer, Candidate, OversizedShape
 from ratrain.ratrainc.planner.search.family_spaces import FamilySpace, family_spaces
 from ratrain.ratrainc.planner.search.levels import PLANS, WORTH, all_gathered, bounds_of_any_levels, with_levels
-from ratrain.ratrainc.planner.search.losers import losers
-from ratrain.ratrainc.planner.search.workers import Runner, workers
+from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task, compiled_units
+from ratrain.ratrainc.planner.search.plan_request import PlanRequest
+from ratrain.ratrainc.planner.search.rejected_plans import rejected_plans
+from ratrain.ratrainc.planner.search.time_budget import TimeBudget
+from ratrain.ratrainc.planner.search.workers import WorkerPool, workers
 from ratrain.ratrainc.planner.space.objective import TIME, WORST, Cost, scaled
 from ratrain.ratrainc.planner.space.space import Shape
-from ratrain.ratrainc.planner.space.variants import pipeline_for, storing, trials_of, variants
+from ratrain.ratrainc.planner.space.variants import storing, trials_of, variants
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
 _WORTH_TRYING = 1.03
-"""What is expected to cost more than this many times the best is left to an exhaustive search."""
+"""Factor over the best cost beyond which a plan is left to an exhaustive search."""
 _WHOLE = 2
-"""Plans that are simulated whole at the end: the winner, and the runner-up where a folded step does not tell them apart."""
+"""Plans simulated whole at the end: the winner, and the runner-up if folded steps do not tell them apart."""
 _FOLDED_APART = 1.01
-"""From so many times the best on, folded steps tell plans apart."""
+"""Factor over the best cost from which on folded steps tell plans apart."""
 _TRIED_AT_LEAST = 4
-"""Plans that are evaluated whatever the time, while nothing fits."""
+"""Plans evaluated whatever the time, while nothing fits."""
 _REFUSED_LIKE = 1.1
-"""By how much a plan counts as dearer for each one of its kind that was refused."""
+"""Factor on the order of a plan for each refused plan of its kind."""
 _SHAPES_AT_ONCE = 256
-"""Shapes whose cuts are chosen before the next plan is compiled, at most."""
+"""Most shapes whose cuts are chosen before the next plan is compiled."""
 _PESSIMISM = 1.5
-"""By how much what has hardly room counts as dearer, where plans are put in order."""
+"""Factor on the order of a plan that hardly fits."""
 
 
 Kind = tuple[str, int, str, int, int | None]
@@ -71,26 +81,24 @@ class _Leaf:
     """An entry of the queue: one plan under one pipeline."""
 
     order: Cost
-    """what it is taken in the order of"""
+    """sort key of the queue"""
     number: int
     expected: Cost = field(order=False)
-    """what it may cost by what was simulated of its like, or its bound"""
+    """its bound, scaled by the ratio of simulated cost to bound of similar plans"""
     bound: Cost = field(order=False)
-    bound_seconds: float = field(order=False)
-    bound_bytes: float = field(order=False)
     space: FamilySpace = field(order=False)
     shape: Shape = field(order=False)
-    layers: tuple[int, ...] = field(order=False)
+    cuts: BestCuts = field(order=False)
     units: float = field(order=False)
-    """of work that its evaluation takes (`compiled_units`)"""
+    """work of its evaluation (`compiled_units`)"""
     pipeline: str | None = field(order=False, default=None)
-    """None: the strategy's own, and its variants after it"""
+    """None: the strategy's own, followed by its variants"""
     refused: int = field(order=False, default=0)
-    """plans of its kind that had been refused when it was put in order"""
+    """refused plans of its kind when it was queued"""
 
     @property
     def kind(self) -> Kind:
-        """What plans that need bytes for the same reasons have in common."""
+        """Key of plans that need bytes for the same reasons."""
         shape = self.shape
         return self.space.family.name, shape.zero, shape.reduce, shape.tp, shape.ends
 
@@ -100,35 +108,35 @@ Tick = Callable[[str], None]
 
 @define(eq=False)
 class Search:
-    """One search; `run` gives its answer."""
+    """One search; `run` returns its answer."""
 
-    request: Request
+    request: PlanRequest
     tick: Tick = lambda _text: None
     """called after each evaluation with a line for a progress bar"""
     profiles: Profiles = field(init=False)
     spaces: list[FamilySpace] = field(factory=list)
     fitting: list[Candidate] = field(factory=list)
     refused: list[Candidate] = field(factory=list)
-    rejected: list[Rejected] = field(factory=list)
+    oversized: list[OversizedShape] = field(factory=list)
     open_bound: Cost = WORST
-    """the least bound of what was put aside without being tried"""
+    """the least bound of all that was dropped untried"""
     limit: Cost = WORST
-    """what a plan must cost less than to be one of those that are wanted"""
+    """cost that a plan must stay below to be wanted"""
     queue: list[_Leaf] = field(factory=list)
     numbers: Iterator[int] = field(factory=count)
     evaluations: int = 0
-    effort: EffortModel = field(init=False)
+    effort: TimeBudget = field(init=False)
     refused_of: Counter[Kind] = field(factory=Counter)
-    """plans that were refused, by kind"""
+    """refused plans by kind"""
     tried_one_peer: bool = False
-    """whether a plan of one tensor peer was evaluated"""
+    """True if a plan of one tensor peer was evaluated"""
     cuts_seen: dict[tuple[str, Shape], set[tuple[int, ...]]] = field(factory=dict)
     least: dict[tuple[str, Plan], Cost] = field(factory=dict)
-    """what each plan that was evaluated and fits costs, under its best pipeline"""
+    """cost of each evaluated plan that fits, under its best pipeline"""
 
     def __attrs_post_init__(self) -> None:
         self.profiles = Profiles(self.request.setting)
-        self.effort = EffortModel(self.request.seconds)
+        self.effort = TimeBudget(self.request.seconds)
 
     def run(self) -> Answer:
         """Search until it is proven that nothing is left to gain, nothing is worth trying, or time is up."""
@@ -138,8 +146,8 @@ class Search:
             self.explore(run)
             self.choose_levels(run)
             self.simulate_whole(run)
-        if not self.fitting and not self.rejected:
-            self.reject_smallest_state()
+        if not self.fitting and not self.oversized:
+            self.oversized = [space.least_state for space in self.spaces]
         objective = self.request.objective
         ranked = sorted(self.fitting, key=lambda candidate: candidate.rank(objective))
         best = ranked[0].cost(objective) if ranked else WORST
@@ -148,7 +156,7 @@ class Search:
             self.request,
             ranked,
             self.refused,
-            self.rejected,
+            self.oversized,
             min(bound, best),
             min(self.relaxed_bound(), best),
             sum(len(space.shapes) for space in self.spaces),
@@ -156,11 +164,11 @@ class Search:
             self.evaluations,
             self.effort.elapsed,
             bool(ranked) and bound >= best,
-            losers(self, ranked[0]) if ranked else [],
+            rejected_plans(self.request, self.spaces, ranked[0], self.fitting, self.refused) if ranked else [],
         )
 
     def next_leaf(self, *, of_one_peer: bool = False) -> _Leaf | None:
-        """The next plan worth evaluating, or the next of one tensor peer; shapes that may come before it get their cuts."""
+        """Return the next plan worth evaluating, of one tensor peer if asked; shapes before it get their cuts."""
         others: list[_Leaf] = []
         left = _SHAPES_AT_ONCE
         while True:
@@ -190,11 +198,11 @@ class Search:
         return None
 
     def is_too_long(self, leaf: _Leaf) -> bool:
-        """Whether compiling a plan is expected to take longer than there is time for it, while another one fits already."""
+        """Return True if another plan fits already and compiling this one is expected to exceed the time."""
         return bool(self.fitting) and not self.request.exhaustive and not self.effort.is_affordable(leaf.units)
 
     def next_space(self, *, of_one_peer: bool) -> tuple[Cost, FamilySpace, int] | None:
-        """The most promising shape of all families that is not ruled out: what it may cost, its space and its row there."""
+        """Return the most promising shape that is not ruled out: the guess of its cost, its space and its row."""
         found: tuple[Cost, FamilySpace, int] | None = None
         for space in self.spaces:
             row = space.next_row(lambda cost: self.is_out(cost, cost), of_one_peer=of_one_peer)
@@ -203,8 +211,8 @@ class Search:
         return found
 
     def is_out(self, bound: Cost, expected: Cost) -> bool:
-        """Whether nothing that is wanted can be had of what costs so much at least, or can be expected to."""
-        if bound >= self.limit:  # the limit may be an estimate, so what it rules out is remembered too
+        """Return True if plans of this bound cannot be wanted, or are not expected to be."""
+        if bound >= self.limit:  # the limit may be an estimate, so its victims stay in `open_bound`
             return True
         if self.request.exhaustive:
             return False
@@ -216,16 +224,18 @@ class Search:
     def choose_cuts(self, space: FamilySpace, row: int) -> None:
         """Queue the best cuts of a shape, or note that none fit."""
         space.taken.add(row)
-        shape, columns = space.shapes[row], space.columns_of(space.shapes[row])
-        cuts = best_cuts(columns, roomiest=self.request.objective.of_bytes)
+        shape = space.shapes[row]
+        cuts = space.best_cuts(shape)
         if not isfinite(cuts.seconds):
-            self.reject(space, shape, cuts)
+            self.oversized.append(space.oversized(shape, cuts))
             return
-        estimate = float(plan_estimates(columns, np.array([cuts.layers], float))[0])
-        objective = self.request.objective
-        cost = max(objective.cost(cuts.seconds, cuts.peak_bytes, shape.clusters), space.guess(row))
-        doubtful = not isfinite(estimate)  # what has hardly room may be refused
+        cost = max(self.cost_of(shape, cuts), space.guess(row))
+        doubtful = not isfinite(cuts_estimate(space.columns_of(shape), cuts.layers))  # it may be refused
         self.push(space, shape, cuts, order=scaled(cost, _PESSIMISM) if doubtful else cost)
+
+    def cost_of(self, shape: Shape, cuts: BestCuts, ratio: float = 1.0) -> Cost:
+        """Return the bound on the cost of cuts, with its seconds multiplied by `ratio`."""
+        return self.request.objective.cost(ratio * cuts.seconds, cuts.peak_bytes, shape.clusters)
 
     def push(
         self,
@@ -237,54 +247,31 @@ class Search:
         ratio: float = 1.0,
         pipeline: str | None = None,
     ) -> None:
-        """Queue cuts of a shape; `ratio` is what the like of it costs over its bound."""
-        bound = self.request.objective.cost(cuts.seconds, cuts.peak_bytes, shape.clusters)
-        expected = self.request.objective.cost(ratio * cuts.seconds, cuts.peak_bytes, shape.clusters)
-        units = self.units(space, shape, cuts) * trials_of(
-            pipeline or hiding_exchanges(space.family.strategy.passes, shape.tp)
-        )
-        leaf = _Leaf(
-            scaled(order or expected, self.effort.dearness(units)),
-            next(self.numbers),
-            expected,
-            bound,
-            cuts.seconds,
-            cuts.peak_bytes,
-            space,
-            shape,
-            cuts.layers,
-            units,
-            pipeline,
-        )
-        heapq.heappush(self.queue, leaf)
+        """Queue cuts of a shape; `ratio` is the cost over the bound of a similar plan."""
+        expected = self.cost_of(shape, cuts, ratio)
+        usual = pipeline or hiding_exchanges(space.family.strategy.passes, shape.tp)
+        units = self.units(space, shape, cuts) * trials_of(usual)
+        order = scaled(order or expected, self.effort.dearness(units))
+        bound, number = self.cost_of(shape, cuts), next(self.numbers)
+        heapq.heappush(self.queue, _Leaf(order, number, expected, bound, space, shape, cuts, units, pipeline))
 
     def units(self, space: FamilySpace, shape: Shape, cuts: BestCuts) -> float:
-        """About how much work the evaluation of a plan is."""
+        """Estimate the work of evaluating a plan."""
         plan = shape.plan(self.profiles.setting, cuts_of(cuts.layers, shape))
         in_halves, layers = space.columns.has_halves, self.request.model.layers
         return compiled_units(plan, layers, folded=not self.request.exhaustive, in_halves=in_halves)
 
-    def reject(self, space: FamilySpace, shape: Shape, cuts: BestCuts) -> None:
-        """Note that no cuts of a shape fit."""
-        self.rejected.append(Rejected(shape, cuts.stage, cuts.short_bytes, space.family.name))
-
-    def reject_smallest_state(self) -> None:
-        """Where the state alone is too large for every shape: what the one with least of it lacks."""
-        for space in self.spaces:
-            shape = space.shapes[int(np.argmin(least_bytes(space.columns)))]
-            self.reject(space, shape, best_cuts(space.columns_of(shape)))
-
     def set_aside(self, bound: Cost) -> None:
-        """Leave something untried; the answer's bound remembers it."""
+        """Drop something untried; the answer's bound keeps its bound."""
         self.open_bound = min(self.open_bound, bound)
 
-    def explore(self, run: Runner) -> None:
+    def explore(self, run: WorkerPool) -> None:
         """Evaluate leaves, as many at a time as there are workers."""
-        running: dict[Future[Evaluation], _Leaf] = {}
+        running: dict[Future[PlanEvaluation], _Leaf] = {}
         while True:
             while len(running) < run.width:
                 late = not self.may_go_on()
-                # a plan of one tensor peer is tried whatever the time: with more the answer is none the worse
+                # One plan of one tensor peer is tried whatever the time, so that plans of several make no answer worse.
                 leaf = None if late and self.tried_one_peer else self.next_leaf(of_one_peer=late)
                 if leaf is None:
                     break
@@ -301,66 +288,55 @@ class Search:
             self.set_aside(space.least_left())
 
     def may_go_on(self) -> bool:
-        """Whether a new evaluation may start: in time, or late while nothing fits yet."""
+        """Return True if a new evaluation may start: in time, or late while nothing fits yet."""
         if self.fitting:
             return not self.effort.is_over(self.left_to_simulate)
         return not self.effort.is_over_without_a_plan or self.evaluations < _TRIED_AT_LEAST
 
     @property
     def left_to_simulate(self) -> float:
-        """Units of the whole simulation of the best plan, where only a folded one is known."""
+        """Work of simulating the best plan whole, if only its folded step is known."""
         best = min(self.fitting, key=lambda candidate: candidate.cost(self.request.objective))
         if best.is_exact:
             return 0.0
-        space = next(space for space in self.spaces if space.family.name == best.family)
-        units = compiled_units(best.plan, self.request.model.layers, folded=False, in_halves=space.columns.has_halves)
+        in_halves = self.space_of(best).columns.has_halves
+        units = compiled_units(best.plan, self.request.model.layers, folded=False, in_halves=in_halves)
         return units * trials_of(best.pipeline)
 
     def task(self, leaf: _Leaf) -> Task:
-        """What a leaf asks of a worker."""
+        """Return the evaluation of a leaf."""
         request = leaf.space.request
-        plan = leaf.shape.plan(self.profiles.setting, cuts_of(leaf.layers, leaf.shape))
-        pipeline = leaf.pipeline or pipeline_for(request.strategy.passes, plan, least_bytes=request.objective.of_bytes)
-        folded = not request.exhaustive and folded_micro_batches(plan) < plan.micro_batches
+        plan = leaf.shape.plan(self.profiles.setting, cuts_of(leaf.cuts.layers, leaf.shape))
+        task = request.task(plan, leaf.pipeline or leaf.space.passes_for(plan))
+        folded = task.folded and not request.exhaustive
         wanted = self.limit[1] if request.objective is TIME else inf  # no other measure is seconds alone
-        return Task(
-            request.model,
-            plan,
-            pipeline,
-            request.machine,
-            folded,
-            checked_below=wanted,
-            disturbed=self.request.robust and not folded,
-        )
+        return attrs.evolve(task, folded=folded, checked_below=wanted, disturbed=self.request.robust and not folded)
 
-    def record(self, leaf: _Leaf, evaluation: Evaluation) -> None:
-        """Keep what an evaluation found and queue what it makes worth trying."""
+    def space_of(self, candidate: Candidate) -> FamilySpace:
+        """Return the space of a candidate's family."""
+        return next(space for space in self.spaces if space.family.name == candidate.family)
+
+    def record(self, leaf: _Leaf, evaluation: PlanEvaluation) -> None:
+        """Keep the plan of an evaluation, and queue others that it makes worth trying."""
         self.evaluations += 1
         self.effort.learn(leaf.units, evaluation)
         if evaluation.stopped:
             if self.fitting:
                 self.set_aside(leaf.bound)
-            else:  # later, and longer
+            else:  # try again later, and longer
                 heapq.heappush(self.queue, attrs.evolve(leaf, order=scaled(leaf.order, _REFUSED_LIKE)))
             self.tick("one takes too long" if self.fitting else "nothing fits yet, one took too long")
             return
         task = self.task(leaf)
-        candidate = Candidate(
-            leaf.shape,
-            task.plan,
-            task.pipeline,
-            leaf.bound_seconds,
-            evaluation,
-            bound_bytes=leaf.bound_bytes,
-            family=leaf.space.family.name,
-        )
+        found = leaf.space.candidate(leaf.shape, leaf.cuts)
+        candidate = attrs.evolve(found, plan=task.plan, pipeline=task.pipeline, evaluation=evaluation)
         (self.refused if evaluation.step_seconds is None else self.fitting).append(candidate)
         self.refused_of[leaf.kind] += evaluation.step_seconds is None
         self.tighten(candidate)
         self.branch(leaf, candidate)
 
     def tighten(self, candidate: Candidate) -> None:
-        """Take a candidate into account for what is still wanted."""
+        """Lower the limit to a candidate's cost, if it is among the best."""
         objective, keep = self.request.objective, self.request.keep
         cost = candidate.cost(objective)
         if isfinite(cost[0]):
@@ -375,31 +351,30 @@ class Search:
             self.tick("nothing fits yet")
 
     def branch(self, leaf: _Leaf, candidate: Candidate) -> None:
-        """Other pipelines of the plan, and other cuts of its shape."""
+        """Queue other pipelines of the plan, and other cuts of its shape."""
         fits = isfinite(candidate.seconds)
-        ratio = candidate.seconds / leaf.bound_seconds if fits else 1.0
+        ratio = candidate.seconds / leaf.cuts.seconds if fits else 1.0
         if leaf.pipeline is not None:
             return
         space, shape = leaf.space, leaf.shape
         request = space.request
         if not request.objective.of_bytes:
-            own = BestCuts(leaf.bound_seconds, leaf.layers, peak_bytes=leaf.bound_bytes)
             tried = fits or request.exhaustive
             for pipeline in variants(request.strategy.passes, candidate.plan) if tried else storing(candidate.pipeline):
-                self.push(space, shape, own, ratio=ratio, pipeline=pipeline)
-        self.branch_cuts(space, shape, leaf.layers, ratio)
+                self.push(space, shape, leaf.cuts, ratio=ratio, pipeline=pipeline)
+        self.branch_cuts(space, shape, leaf.cuts.layers, ratio)
         if not fits:
             self.branch_to(space, shape, [best_cuts(space.columns_of(shape), roomiest=True)], ratio)
 
     def branch_cuts(self, space: FamilySpace, shape: Shape, layers: tuple[int, ...], ratio: float) -> None:
-        """Other cuts of a shape."""
+        """Queue other cuts of a shape."""
         key = space.family.name, shape
         first = key not in self.cuts_seen
         self.cuts_seen.setdefault(key, set()).add(layers)
         self.branch_to(space, shape, self.other_cuts(space, shape, layers, first=first), ratio)
 
     def branch_to(self, space: FamilySpace, shape: Shape, cuts: list[BestCuts], ratio: float) -> None:
-        """Queue those of some cuts that were not queued before."""
+        """Queue the cuts that were not queued before."""
         seen = self.cuts_seen.setdefault((space.family.name, shape), set())
         for each in cuts:
             if each.layers not in seen:
@@ -407,22 +382,21 @@ class Search:
                 self.push(space, shape, each, ratio=ratio)
 
     def other_cuts(self, space: FamilySpace, shape: Shape, layers: tuple[int, ...], *, first: bool) -> list[BestCuts]:
-        """More cuts of a shape: all of them where they can be listed, else the neighbours of those that were tried."""
+        """Return more cuts of a shape: all if they can be listed, else the neighbours of the cuts just tried."""
         total = self.request.model.layers
         columns = space.columns_of(shape)
         if can_be_listed(total, shape.pp, shape.chunks):
             return listed(columns, list(partitions(total, shape.pp, shape.chunks))) if first else []
-        if first:  # the cuts that are never listed
-            best = best_cuts(columns, roomiest=self.request.objective.of_bytes)
-            self.set_aside(self.request.objective.cost(best.seconds, best.peak_bytes, shape.clusters))
+        if first:  # most cuts of the shape are never listed: keep the bound on all of them
+            self.set_aside(self.cost_of(shape, space.best_cuts(shape)))
         return listed(columns, neighbours(layers, shape.chunks))[:_NEIGHBOURS]
 
-    def choose_levels(self, run: Runner) -> None:
-        """Try the best plan with levels of single blocks, where time allows it and there is something to gain."""
+    def choose_levels(self, run: WorkerPool) -> None:
+        """Try the best plan with levels of single blocks, if there is time for it and something to gain."""
         if not self.fitting or self.request.objective.of_bytes or self.effort.is_over(self.left_to_simulate):
             return
         best = min(self.fitting, key=lambda candidate: candidate.rank(self.request.objective))
-        space = next(space for space in self.spaces if space.family.name == best.family)
+        space = self.space_of(best)
         shape = all_gathered(space, best.shape)
         if shape is None:
             return
@@ -439,27 +413,21 @@ class Search:
         task = Task(self.request.model, chosen, best.pipeline, self.request.machine, checked_below=inf)
         evaluation = run.submit(attrs.evolve(task, disturbed=self.request.robust)).result()
         self.evaluations += 1
-        bound_bytes = float(bounds.peak_bytes.max())
-        found = attrs.evolve(
-            best,
-            shape=shape,
-            plan=chosen,
-            bound_seconds=float(bounds.seconds[0]),
-            evaluation=evaluation,
-            bound_bytes=bound_bytes,
-        )
+        peak = float(bounds.peak_bytes.max())
+        bounded = attrs.evolve(best, bound_seconds=float(bounds.seconds[0]), bound_bytes=peak)
+        found = attrs.evolve(bounded, shape=shape, plan=chosen, evaluation=evaluation)
         (self.refused if evaluation.step_seconds is None else self.fitting).append(found)
         if found.cost(self.request.objective) < best.cost(self.request.objective):
-            self.set_aside(found.bound(self.request.objective))  # other levels of its blocks may be better still
+            self.set_aside(found.bound(self.request.objective))  # other levels of its blocks may be even better
         self.tighten(found)
 
-    def simulate_whole(self, run: Runner) -> None:
+    def simulate_whole(self, run: WorkerPool) -> None:
         """Simulate whole steps, and verify them, until the best plans and a runner-up are known exactly."""
         while pending := [c for c in self.leaders() if c.evaluation is None or not c.evaluation.verified]:
             self.simulate_again(run, pending)
 
     def leaders(self) -> list[Candidate]:
-        """The best plans that are wanted and a runner-up, each under its fastest pipeline."""
+        """Return the wanted best plans and a runner-up, each under its fastest pipeline."""
         objective = self.request.objective
         fastest: dict[tuple[str, Plan], Candidate] = {}
         for candidate in sorted(self.fitting, key=lambda candidate: candidate.rank(objective)):
@@ -469,8 +437,8 @@ class Search:
         near = [c for c in ranked[keep:_WHOLE] if c.cost(objective) <= scaled(ranked[0].cost(objective), _FOLDED_APART)]
         return ranked[:keep] + near
 
-    def simulate_again(self, run: Runner, candidates: list[Candidate]) -> None:
-        """Replace the evaluations of candidates by those of their whole steps."""
+    def simulate_again(self, run: WorkerPool, candidates: list[Candidate]) -> None:
+        """Replace the evaluations of candidates by evaluations of their whole steps."""
         request = self.request
         self.tick("the whole step of the best plan")
         tasks = [
@@ -483,17 +451,17 @@ class Search:
             (self.fitting if isfinite(whole.seconds) else self.refused).append(whole)
 
     def lower_bound(self, ranked: list[Candidate]) -> Cost:
-        """The least that any plan of the space can cost."""
+        """Return a lower bound on the cost of every plan of the space."""
         objective = self.request.objective
         open_bounds = [c.bound(objective) for c in (*ranked, *self.refused) if not c.is_exact]
         exact = [c.cost(objective) for c in ranked if c.is_exact]
         return min([self.open_bound, *open_bounds, *exact])
 
     def relaxed_bound(self) -> Cost:
-        """The least closed-form bound of all plans: it holds for schedules that no pass makes, too."""
+        """Return the least closed-form bound of all plans, which also holds for orders that no pass makes."""
         objective = self.request.objective
         return min([self.open_bound, *(c.bound(objective) for c in self.fitting + self.refused)])
 
 
 _NEIGHBOURS = 8
-"""Neighbouring cuts that are queued after each evaluation of a shape with too many cuts to list."""
+"""Neighbouring cuts queued after each evaluation of a shape with too many cuts to list."""

@@ -1,22 +1,23 @@
-"""What the planner knows of a model on a machine: seconds and bytes of its units, asked of the compiler's own functions.
+"""Profiles: lower bounds of the seconds and bytes of a model's units, asked of the compiler's own functions.
 
-Units are the embedding, one layer (attention and mlp) and the head. This file and those of the profiles that it makes
-(`work_profile.py`, `state_profile.py`, `exchanges.py`) are all of the planner that asks a target for times; everything else computes with the
-arrays made here. Each figure is a lower bound of what the compiler and the simulator use.
+Units are the embedding, one layer (attention and mlp) and the head. This module and the profiles that it makes
+(`work_profile.py`, `state_profile.py`, `exchange_profile.py`) are the only ones of the planner that ask a target for
+times; all others compute with the arrays made here. No figure exceeds that of the compiler and the simulator.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attrs import define, evolve, field
+from attrs import define, field
 
 from ratrain.ratrain_ir.ops.base import Group
 from ratrain.ratrain_ir.topology import grid
-from ratrain.ratrainc.planner.bounds.exchanges import NO_EXCHANGES, ExchangeProfile, exchange_profile
-from ratrain.ratrainc.planner.bounds.state_profile import StateKey, StateProfile, state_profile
+from ratrain.ratrainc.planner.bounds.exchange_profile import NO_EXCHANGES, ExchangeProfile, exchange_profile
+from ratrain.ratrainc.planner.bounds.state_profile import StateProfile, state_profile
 from ratrain.ratrainc.planner.bounds.work_profile import WorkProfile, work_profile
-from ratrain.ratrainc.planner.space.setting import Setting
+from ratrain.ratrainc.planner.space.search_setting import SearchSetting
+from ratrain.ratrainc.planner.space.space import Shape
 from ratrain.ratrainc.planner.space.tilings import Tiles
 from ratrain.targets.machine.capacity import mesh_capacity
 from ratrain.targets.machine.link_groups import Link
@@ -27,56 +28,57 @@ from ratrain.targets.target import target_of
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.target import Capacity
-    from ratrain.ratrainc.planner.space.space import Shape
     from ratrain.targets.machine.machine import Machine
 
 
 @define(eq=False)
 class Profiles:
-    """The profiles of a setting, each made once."""
+    """The profiles of a setting; each is made once."""
 
-    setting: Setting
+    setting: SearchSetting
     works: dict[tuple[int, int, int], WorkProfile] = field(factory=dict)
-    states: dict[StateKey, StateProfile] = field(factory=dict)
+    states: dict[Shape, StateProfile] = field(factory=dict)
     crossed: dict[tuple[int, int, int, Tiles], frozenset[Link]] = field(factory=dict)
     exchanged: dict[tuple[int, int, int, Members], ExchangeProfile] = field(factory=dict)
     timed: dict[tuple[int, int, int | None, int | None, Tiles], dict[TimedOp, float]] = field(factory=dict)
-    """seconds of collectives and updates, by what they depend on: the levels of blocks say which there are, not how long one takes"""
+    """seconds of collectives and updates by dp, tp, shard and view group and tiles; levels decide which ops there are,
+    not their seconds"""
     peers_near: dict[tuple[int, int, Tiles], Members] = field(factory=dict)
     capacities: dict[tuple[int, int, int], int] = field(factory=dict)
 
     def work(self, micro_batch_size: int, slices: int = 1, tp: int = 1) -> WorkProfile:
-        """The profile of one micro-batch size and numbers of slices and tensor peers, from a module of one layer."""
+        """Return the profile of one micro-batch of a size, cut into slices, on one of `tp` tensor peers."""
         key = micro_batch_size, slices, tp
         if key not in self.works:
             self.works[key] = work_profile(self.setting, *key)
         return self.works[key]
 
-    def state(self, key: StateKey) -> StateProfile:
-        """The profile of a state under a mapping of the replicas."""
+    def state(self, shape: Shape) -> StateProfile:
+        """Return the profile of the training state of a shape's stages."""
+        key = shape.stage
         if key not in self.states:
-            self.states[key] = state_profile(self.setting, key, self.timed.setdefault(key.near, {}))
+            near = key.dp, key.tp, key.shard_group, key.view_group, key.tiles
+            self.states[key] = state_profile(self.setting, key, self.timed.setdefault(near, {}))
         return self.states[key]
 
     def message(self, shape: Shape) -> float:
-        """Seconds of a boundary's way to the next stage, the quickest of all stages."""
+        """Return the seconds of a boundary tensor to the next stage, over the fastest link between two stages."""
         key = (shape.pp, shape.dp, shape.tp, shape.tiles)
         if key not in self.crossed:
             self.crossed[key] = _links_between_stages(self.setting.machine, *key)
-        target, nbytes = (
-            target_of(self.setting.machine),
-            self.work(shape.micro_batch_size, shape.slices, shape.tp).boundary,
-        )
+        target = target_of(self.setting.machine)
+        nbytes = self.work(shape.micro_batch_size, shape.slices, shape.tp).boundary
         return min(target.message_seconds(nbytes, link) for link in self.crossed[key])
 
     def exchange(self, shape: Shape) -> ExchangeProfile:
-        """What the tensor peers of a shape exchange; shapes whose peers are equally near each other have the same."""
+        """Return the exchanges of a shape's peers; shapes whose peers are equally near each other share a profile."""
         if shape.tp == 1:
             return NO_EXCHANGES
         near = shape.dp, shape.tp, shape.tiles
         if near not in self.peers_near:
-            tiles = tuple(evolve(tile, stages=1) for tile in shape.tiles)
-            placement = Placement(self.setting.machine.link_groups, grid(1, shape.dp, shape.tp), tiles or None)
+            placement = Placement(
+                self.setting.machine.link_groups, grid(1, shape.dp, shape.tp), shape.stage.tiles or None
+            )
             self.peers_near[near] = placement.members(Group.TENSOR.value)
         key = shape.micro_batch_size, shape.slices, shape.tp, self.peers_near[near]
         if key not in self.exchanged:
@@ -84,7 +86,7 @@ class Profiles:
         return self.exchanged[key]
 
     def capacity(self, shape: Shape) -> int:
-        """Bytes that a rank of a shape has left for tensors."""
+        """Return the bytes that a rank of a shape has left for tensors."""
         mesh = shape.pp, shape.dp, shape.tp
         if mesh not in self.capacities:
             self.capacities[mesh] = rank_capacity(self.setting.model, self.setting.machine, shape).left
@@ -92,7 +94,7 @@ class Profiles:
 
 
 def rank_capacity(model: ModelConfig, machine: Machine, shape: Shape) -> Capacity:
-    """The DDR of a rank of a shape, and what is left of it for tensors."""
+    """Return the DDR of a rank of a shape, with the bytes left for tensors."""
     return mesh_capacity(machine, grid(shape.pp, shape.dp, shape.tp), tied=model.tied_embeddings)
 
 

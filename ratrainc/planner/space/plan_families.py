@@ -1,8 +1,8 @@
-"""Families of plans: those of one schedule and one use of memories, which one pipeline of passes makes.
+"""Families of plans: a family has one schedule, one use of memories, and the pipeline of passes that makes its plans.
 
-A search over the whole space has several. What the bounds know is of a family, so that each has arrays of its own
-(`family_spaces.py`); the best plan and what it rules out are common to all. `1f1b+host` is a schedule with a memory beside DDR: one that the
-machine has (`host`, `file`), in which state may stay and activations may wait, or the DDR of other stages (`peer`), in which these may wait.
+A search over the whole space has several. Each has arrays of bounds of its own (`family_spaces.py`); the best plan, and
+what it rules out, is common to all. In `1f1b+host` a schedule has a memory beside DDR: `host` or `file`, if the machine
+has it, may take state and activations; `peer`, the DDR of other stages, may take activations.
 """
 
 from __future__ import annotations
@@ -25,21 +25,24 @@ if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
 
 USUAL = ("1f1b", "zb-h1", "interleaved", "zb-v", "v-half", "v-min", "seq1f1b")
-"""Schedules of the whole space. GPipe and breadth-first hold more for the same bubble, DualPipe-V more than ZB-V; `--schedules` has them."""
+"""Schedules of the whole space. GPipe and breadth-first hold more for the same bubble, DualPipe-V more than ZB-V;
+`--schedules` has them."""
+_WITH = "+"
+_MEMORIES = (*(home.value for home in STORES), PEER)
 
 
 @frozen
-class Family:
+class PlanFamily:
     """Plans that one pipeline makes."""
 
     name: str
-    """its schedule, with the memory it may use beside DDR behind a +; or its strategy"""
+    """its schedule, followed by + and a memory if it has one; or its strategy"""
     strategy: Strategy
 
     @property
     def schedule(self) -> str:
         """Its schedule, or its strategy."""
-        return schedule_of(self.name)
+        return family_schedule(self.name)
 
     @property
     def memory(self) -> str | None:
@@ -47,21 +50,18 @@ class Family:
         return self.name.partition(_WITH)[2] or None
 
 
-_WITH = "+"
-
-
-def schedule_of(name: str) -> str:
-    """The schedule of a family by its name, or its strategy."""
+def family_schedule(name: str) -> str:
+    """Return the schedule, or the strategy, in the name of a family."""
     return name.partition(_WITH)[0]
 
 
 def with_memories(schedules: Sequence[str], machine: Machine) -> tuple[str, ...]:
-    """Names of families: of each schedule alone, then with each memory that a machine has beside DDR."""
+    """Name families: each schedule alone, then each with each memory that the machine has beside DDR."""
     return (*schedules, *(f"{each}{_WITH}{home.value}" for home, _ in machine.stores for each in schedules))
 
 
 def problem_of(name: str) -> str | None:
-    """What is wrong with the name of a family; None where nothing is."""
+    """Return what is wrong with the name of a family, or None."""
     schedule, _, memory = name.partition(_WITH)
     if schedule not in SCHEDULES:
         return f"'{schedule}' is not a schedule"
@@ -70,32 +70,31 @@ def problem_of(name: str) -> str | None:
     return None
 
 
-_MEMORIES = (*(home.value for home in STORES), PEER)
+def families(strategy: Strategy, names: Sequence[str]) -> tuple[PlanFamily, ...]:
+    """Make a family for each name, with the passes of a strategy behind the placement of its schedule.
 
-
-def families(strategy: Strategy, names: Sequence[str]) -> tuple[Family, ...]:
-    """A family for each schedule, or schedule and memory, with a strategy's passes behind its placement.
-
-    Raises `DiagnosticError` RT064 for a schedule or a memory that does not exist, for a strategy that places a schedule itself, and for one
-    that does not decide with `joint-order`, which chooses what goes to a memory.
+    Raises `DiagnosticError` RT064 for an unknown schedule or memory, for a strategy that places a schedule itself, and
+    for a memory with a strategy that does not decide with `joint-order`, the pass that chooses what goes there.
     """
     if strategy.schedule is not None:
         text = f"the strategy '{strategy.name}' places {strategy.schedule}, and schedules to choose from are given"
         fail("RT064", text, help="leave one of them out")
     for name in names:
         if (problem := problem_of(name)) is not None:
-            known = SCHEDULES if schedule_of(name) not in SCHEDULES else _MEMORIES
+            known = SCHEDULES if family_schedule(name) not in SCHEDULES else _MEMORIES
             fail("RT064", problem, help=nearest(name, known) or ", ".join(known))
-    return tuple(Family(name, evolve(strategy, passes=_passes(strategy, name))) for name in names)
+    return tuple(PlanFamily(name, evolve(strategy, passes=_passes(strategy, name))) for name in names)
 
 
 def _passes(strategy: Strategy, name: str) -> str:
+    """Return the pipeline of a family; 1F1B needs no pass that places it."""
     schedule, _, memory = name.partition(_WITH)
-    return _placed(_using(strategy, memory) if memory else strategy.passes, schedule)
+    passes = _using(strategy, memory) if memory else strategy.passes
+    return passes if schedule == "1f1b" else pipeline_text([PlaceSchedulePass(schedule), *parse_pipeline(passes)])
 
 
 def _using(strategy: Strategy, memory: str) -> str:
-    """A strategy's pipeline in which masters and moments may stay in a memory; of other stages' DDR, in which activations may wait there."""
+    """Return a strategy's pipeline that may keep state in a memory; for `peer`, that may keep activations there."""
     items = parse_pipeline(strategy.passes)
     if not any(isinstance(item, JointOrderPass) and (memory != PEER or item.policy == "auto") for item in items):
         text = f"the strategy '{strategy.name}' does not choose what goes to the memory '{memory}'"
@@ -105,8 +104,3 @@ def _using(strategy: Strategy, memory: str) -> str:
         return evolve(item, store=memory) if memory == PEER else evolve(item, offload=memory)
 
     return pipeline_text([using(item) if isinstance(item, JointOrderPass) else item for item in items])
-
-
-def _placed(passes: str, schedule: str) -> str:
-    """A pipeline behind the placement of a schedule; without one where it is placed anyway."""
-    return passes if schedule == "1f1b" else pipeline_text([PlaceSchedulePass(schedule), *parse_pipeline(passes)])

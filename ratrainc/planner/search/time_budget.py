@@ -1,4 +1,4 @@
-"""How long a search goes on, what an evaluation is expected to take of that, and how long it may take."""
+"""The time of a search: when it is over, how long an evaluation is expected to take, and how long it may take."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import TYPE_CHECKING
 from attrs import define
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.planner.search.evaluation import Evaluation
+    from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation
 
 _PATIENCE = 3
-"""How many times the time for the search is used while nothing fits."""
+"""Factor on the time of the search while nothing fits."""
 _SECONDS_A_UNIT = 0.02
-"""Of the first evaluation; from then on, what was seen counts."""
+"""Guess for the first evaluation; then measured times count."""
 _FIRST_UNITS = 200.0
-"""As many units of evaluations as that first guess counts for."""
+"""Units of work that the first guess counts for."""
 _LEAST_SECONDS = 20.0
-"""An evaluation may take so long whatever the time: without it there is no answer."""
+"""Time that any evaluation may take: without one there is no answer."""
 _CHEAP = 0.1
-"""of the time for the search: an evaluation that takes no longer is taken in the order of what it may find alone"""
+"""Share of the time; evaluations that take no longer are ordered by their promise alone."""
 _DEARER = 0.03
-"""How much dearer a plan counts for each time that its evaluation is twice as long as a cheap one."""
+"""Extra cost of a plan for each doubling of its evaluation time over a cheap one."""
 
 
 @define
-class EffortModel:
+class TimeBudget:
     """The time of one search."""
 
     seconds: float
-    """for the search; infinite where it goes on until nothing is left"""
+    """time of the search; infinite for one that goes on until nothing is left"""
     _begin: float = 0.0
     _taken: float = _SECONDS_A_UNIT * _FIRST_UNITS
     _units: float = _FIRST_UNITS
     _stops: int = 0
 
     def begin(self) -> None:
-        """Time runs from now on."""
+        """Start the clock."""
         self._begin = time.monotonic()
 
     @property
@@ -46,30 +46,30 @@ class EffortModel:
         return time.monotonic() - self._begin
 
     def is_over(self, left: float = 0.0) -> bool:
-        """Whether the time is over, so many units being left to evaluate at the end; of the time these may take half."""
+        """Return True if the time is over, up to half of it being reserved for `left` units of work at the end."""
         return self.elapsed + min(self.expected(left), self.seconds / 2) >= self.seconds
 
     @property
     def is_over_without_a_plan(self) -> bool:
-        """The same while nothing fits."""
+        """True if the time is over while nothing fits."""
         return self.elapsed >= _PATIENCE * self.seconds
 
-    def learn(self, units: float, evaluation: Evaluation) -> None:
-        """Take into account how long an evaluation took."""
+    def learn(self, units: float, evaluation: PlanEvaluation) -> None:
+        """Take the time of an evaluation into account."""
         self._taken += evaluation.taken
         self._units += units
         self._stops += evaluation.stopped
 
     def expected(self, units: float) -> float:
-        """Seconds that an evaluation of so many units may take."""
+        """Return the expected seconds of an evaluation of `units` units of work."""
         return units * self._taken / self._units
 
     def is_affordable(self, units: float) -> bool:
-        """Whether it is expected to end in time."""
+        """Return True if an evaluation is expected to end in time."""
         return self.expected(units) <= max(self.seconds - self.elapsed, self._shortest)
 
     def allowed(self, *, fits: bool) -> float | None:
-        """Seconds after which an evaluation that begins now is stopped; while nothing fits, longer each time one was."""
+        """Return the time limit of an evaluation; while nothing fits, it doubles each time one was stopped."""
         if self.seconds == inf:
             return None
         if fits:
@@ -81,7 +81,7 @@ class EffortModel:
         return max(self.seconds / 2, _LEAST_SECONDS)
 
     def dearness(self, units: float) -> float:
-        """By how much a plan counts as dearer for what its evaluation takes."""
+        """Return the factor on a plan's order for the time of its evaluation."""
         if self.seconds == inf:
             return 1.0
         cheap = max(_CHEAP * self.seconds, _LEAST_SECONDS / 10)
