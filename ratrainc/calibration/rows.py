@@ -34,7 +34,7 @@ _COLUMNS = (*_REQUIRED, *_MEASURES, *_PLAN_COLUMNS, "use")
 
 
 @frozen
-class Row:
+class MeasuredRow:
     """A measured step."""
 
     model: ModelConfig
@@ -45,7 +45,7 @@ class Row:
     label: str
 
 
-def read_rows(path: str, strategy: Strategy) -> list[Row]:
+def read_rows(path: str, strategy: Strategy) -> list[MeasuredRow]:
     """The rows of a table, which ran under a strategy.
 
     Raises `DiagnosticError` RT002 where it is not such a table, and all that is wrong with its values, each at line and column; RT064 where
@@ -59,7 +59,7 @@ def read_rows(path: str, strategy: Strategy) -> list[Row]:
     return read_lines(lines, header, lambda cells: _row(cells, strategy))
 
 
-def _row(cells: Cells, strategy: Strategy) -> Row:
+def _row(cells: Cells, strategy: Strategy) -> MeasuredRow:
     name = cells.text("model")
     with cells.line.blamed(cells.header.index("model")):
         model = load_model(str(cells.beside(name)) if name.endswith(".json") else name)
@@ -77,7 +77,7 @@ def _row(cells: Cells, strategy: Strategy) -> Row:
     measure = next(key for key in _MEASURES if key in cells.header)
     value = cells.number(measure)
     seconds = value if measure == "step_seconds" else plan.tokens_per_step / value
-    return Row(model, plan, seconds, use, f"{model.name} on {plan.clusters}")
+    return MeasuredRow(model, plan, seconds, use, f"{model.name} on {plan.clusters}")
 
 
 def _count(cells: Cells, key: str) -> int:
@@ -87,7 +87,7 @@ def _count(cells: Cells, key: str) -> int:
     return int(text)
 
 
-def compiled(rows: Sequence[Row], machine: Machine, strategy: Strategy) -> list[Program]:
+def compiled(rows: Sequence[MeasuredRow], machine: Machine, strategy: Strategy) -> list[Program]:
     """The programs of rows, for a machine, each plan as the strategy has it.
 
     Raises `DiagnosticError` where a row's plan does not fit the machine, or cannot be that of the strategy.
@@ -109,6 +109,6 @@ def predicted(programs: Sequence[Program], machine: Machine) -> Seconds:
     return np.array([simulate(program, machine=machine).step_seconds for program in programs])
 
 
-def held_out(rows: Sequence[Row], every: int) -> list[bool]:
+def held_out(rows: Sequence[MeasuredRow], every: int) -> list[bool]:
     """Which rows are not fitted: what the table says, else each `every`-th; none with 0."""
     return [row.use == "held-out" if row.use else bool(every) and i % every == 0 for i, row in enumerate(rows, 1)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from ratrain.ratrainc.commands.words.options import (
+    InputFile,
     Result,
-    Source,
     jobs_option,
     json_option,
     output_file,
@@ -35,10 +35,10 @@ built, and leaves the row out. docs/validation-tables.md has all columns.
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("tables", type=Source("validation table"), nargs=-1, required=True, metavar="TABLE.csv...")
+@click.argument("tables", type=InputFile("validation table"), nargs=-1, required=True, metavar="TABLE.csv...")
 @click.option(
     "--machine",
-    type=Source("machine"),
+    type=InputFile("machine"),
     metavar="FILE",
     help="A machine file (TOML), or the name of a built-in machine, in place of those that rows name.",
 )

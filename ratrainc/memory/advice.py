@@ -17,7 +17,7 @@ from ratrain.ratrain_ir.config.plan_text import changes_text
 from ratrain.ratrain_ir.schedules.named import default_schedule
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Note
 from ratrain.ratrain_ir.support.files import write_text
-from ratrain.ratrainc.choices.levers import Outcome, Setting, outcomes, try_setting
+from ratrain.ratrainc.choices.levers import CompileSetting, LeverOutcome, outcomes, try_setting
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY
 from ratrain.ratrainc.choices.strategies import strategy as strategy_named
 from ratrain.ratrainc.console.console import seconds_text, size_text
@@ -65,7 +65,9 @@ class Advice:
     suggestion: Suggestion | None = None
 
 
-def advice(setting: Setting, strategy: Strategy, command: str | None, whole_command: str | None = None) -> Advice:
+def advice(
+    setting: CompileSetting, strategy: Strategy, command: str | None, whole_command: str | None = None
+) -> Advice:
     """What fits in place of a setting that does not.
 
     `command` asks the planner for a plan, where that can be asked for the setting's passes; `whole_command` asks it for one of any schedule.
@@ -84,8 +86,8 @@ def advice(setting: Setting, strategy: Strategy, command: str | None, whole_comm
     return _planned(setting, strategy, command, whole_command, begin + SECONDS)
 
 
-def _fitting_changes(setting: Setting, heaviest: int) -> list[Outcome]:
-    fitting: list[Outcome] = []
+def _fitting_changes(setting: CompileSetting, heaviest: int) -> list[LeverOutcome]:
+    fitting: list[LeverOutcome] = []
     for outcome in outcomes(setting, heaviest, SECONDS - _PLANNER_SECONDS):
         if outcome.fits:
             fitting.append(outcome)
@@ -95,7 +97,7 @@ def _fitting_changes(setting: Setting, heaviest: int) -> list[Outcome]:
 
 
 def _planned(
-    setting: Setting, strategy: Strategy, command: str | None, whole_command: str | None, deadline: float
+    setting: CompileSetting, strategy: Strategy, command: str | None, whole_command: str | None, deadline: float
 ) -> Advice:
     """The planner's plan for the same passes, else for any schedule of the default strategy."""
     notes = [Note("no single change and no pair of changes that was tried fits")]
@@ -137,7 +139,7 @@ def _planned(
     return Advice(notes)
 
 
-def _request(setting: Setting, strategy: Strategy, searched: tuple[PlanFamily, ...]) -> PlanRequest:
+def _request(setting: CompileSetting, strategy: Strategy, searched: tuple[PlanFamily, ...]) -> PlanRequest:
     """What is asked of the planner: the same clusters and step, with dtypes and optimizer of the plan."""
     plan = setting.plan
     return PlanRequest(

@@ -13,7 +13,7 @@ from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, Shown
 from ratrain.ratrainc.console.progress import OnProgress, Progress
-from ratrain.ratrainc.memory.allocation_csv import Table, read_problem, write_solution
+from ratrain.ratrainc.memory.allocation_csv import AllocationTable, read_problem, write_solution
 
 _SHOWN = 16
 _UNLIMITED = 1 << 60
@@ -24,7 +24,7 @@ class Placing(Shown):
     """Where buffers lie."""
 
     file: str
-    table: Table = field(eq=False)
+    table: AllocationTable = field(eq=False)
     allocation: Allocation = field(eq=False)
 
     @property
@@ -64,7 +64,9 @@ class Placing(Shown):
 class RefusedPlacingError(DiagnosticError):
     """Raised where no placement fits, or none was found; with what is known of it."""
 
-    def __init__(self, problem: Diagnostic, table: Table, bound: LowerBound, allocation: Allocation | None) -> None:
+    def __init__(
+        self, problem: Diagnostic, table: AllocationTable, bound: LowerBound, allocation: Allocation | None
+    ) -> None:
         super().__init__([problem])
         self.table = table
         self.bound = bound
@@ -97,7 +99,7 @@ def place_buffers(file: str, capacity: int, seconds: float | None, progress: OnP
         return _placed(table, file, capacity, seconds, progress)
 
 
-def _placed(table: Table, file: str, capacity: int, seconds: float | None, progress: OnProgress) -> Placing:
+def _placed(table: AllocationTable, file: str, capacity: int, seconds: float | None, progress: OnProgress) -> Placing:
     bound = lower_bound(table.problem)
     if bound.nbytes > capacity:
         raise RefusedPlacingError(_too_much_live(table, bound, capacity), table, bound, None)
@@ -111,7 +113,7 @@ def _placed(table: Table, file: str, capacity: int, seconds: float | None, progr
     return Placing(file, table, allocation)
 
 
-def _as_given(table: Table, offsets: list[int], bound: LowerBound, capacity: int) -> Allocation:
+def _as_given(table: AllocationTable, offsets: list[int], bound: LowerBound, capacity: int) -> Allocation:
     """The placement that the file has. Raises `RefusedPlacingError` RT050 and RT052 where it is not sound, or does not fit."""
     ends = (offset + size for offset, size in zip(offsets, table.problem.sizes, strict=True) if size)
     made = Allocation(offsets, max(ends, default=0), bound.nbytes, bound.nbytes, "as given")
@@ -131,7 +133,7 @@ def _effort(seconds: float | None) -> Effort:
     return Effort() if seconds is None else Effort(work=_UNLIMITED, nodes=_UNLIMITED, seconds=seconds)
 
 
-def _too_much_live(table: Table, bound: LowerBound, capacity: int) -> Diagnostic:
+def _too_much_live(table: AllocationTable, bound: LowerBound, capacity: int) -> Diagnostic:
     sizes = table.problem.sizes
     largest = sorted(bound.live, key=lambda i: (-sizes[i], i))
     names = ", ".join(f"{table.ids[i]} ({sizes[i]})" for i in largest[:_SHOWN])

@@ -24,7 +24,7 @@ from ratrain.ratrainc.choices.machine_choice import resized
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, strategy
 from ratrain.ratrainc.choices.times_text import textbook_times
 from ratrain.ratrainc.planner.search.plan_evaluation import Task
-from ratrain.ratrainc.validation.frameworks import FRAMEWORKS, Framework, refusal
+from ratrain.ratrainc.validation.frameworks import FRAMEWORKS, FrameworkBytes, refusal
 from ratrain.targets.machine.capacity import capacity_of
 from ratrain.targets.machine.machine import Machine, largest_value, load_machine
 
@@ -63,7 +63,7 @@ _WHAT = "validation table"
 
 
 @frozen
-class Row:
+class ValidationRow:
     """What was measured of one step, and the task that simulates it."""
 
     line: TableLine
@@ -85,7 +85,7 @@ class Row:
     """what a measured peak has beside tensors: the machine's overheads of a rank"""
     left_bytes: int = 0
     """what the machine's overheads leave of its DDR"""
-    framework: Framework | None = None
+    framework: FrameworkBytes | None = None
     """whose bytes the row is about; None: those of the simulated program"""
     peak_stages: tuple[int, ...] = ()
     """whose ranks the measured peak was read of; empty: of all"""
@@ -103,7 +103,7 @@ class ValidationTable:
     path: str
     comments: tuple[str, ...]
     """the lines above its header"""
-    rows: tuple[Row, ...]
+    rows: tuple[ValidationRow, ...]
 
 
 def read_validation_table(path: str, machine: Machine | None = None) -> ValidationTable:
@@ -136,7 +136,7 @@ class _RowReader:
     """of the rows before"""
     problems: Diagnostics = field(factory=Diagnostics)
 
-    def row(self) -> Row:
+    def row(self) -> ValidationRow:
         """The row. Raises `DiagnosticError` with all that is wrong with it."""
         cells = self.cells
         name = self.attempt("id", self.id)
@@ -159,7 +159,7 @@ class _RowReader:
         assert measure is not None
         assert measured is not None
         about = {key: cells.text(key) for key in ABOUT}
-        return Row(
+        return ValidationRow(
             *(cells.line, name, kind, split, measure, measured, cells.text("group"), needs, about),
             task=task if task is None or framework is None else _unbounded(task),
             overhead_bytes=overhead or 0,
@@ -222,7 +222,7 @@ class _RowReader:
             self.cells.fail("peak_of", f"peak_of says what a peak holds: it changes nothing of {measure}")
         return taken if whole_rank else 0
 
-    def framework(self, measure: str | None, task: Task | None) -> Framework | None:
+    def framework(self, measure: str | None, task: Task | None) -> FrameworkBytes | None:
         """The framework of the published run; it is about bytes, of plans that it could have run."""
         if not self.cells.text("framework"):
             return None
@@ -346,7 +346,7 @@ class _RowReader:
         return Place(self.cells.place(key), self.cells.line.text)
 
 
-def _left_bytes(capacity: Capacity, framework: Framework | None) -> int:
+def _left_bytes(capacity: Capacity, framework: FrameworkBytes | None) -> int:
     """What is left of a rank's memory; a framework has its own account of what its allocator loses."""
     slack = 0 if framework is None else dict(capacity.overheads).get("allocator_slack", 0)
     return capacity.left + slack

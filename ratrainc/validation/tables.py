@@ -13,7 +13,7 @@ from ratrain.ratrainc.validation.rows import COMPARED_IN_GROUPS, SPLITS
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.calibration.fitting import Errors
-    from ratrain.ratrainc.validation.outcome import Outcome, Validation
+    from ratrain.ratrainc.validation.outcome import RowOutcome, Validation
 
 _GB, _MB = 1e9, 1e6
 
@@ -42,22 +42,22 @@ def class_tables(validation: Validation) -> Iterator[TextTable]:
         yield TextTable(kind, columns, [_cells(each, outcomes) for each in outcomes])
 
 
-def _fit_cells(outcome: Outcome) -> list[str]:
+def _fit_cells(outcome: RowOutcome) -> list[str]:
     words = {True: "fits", False: "does not fit"}
     fits = [words[outcome.row.fits], _folded_mark(outcome) + words[outcome.fits], outcome.verdict]
     return [*fits, *(_value_text("peak_bytes", value) for value in (outcome.needed_bytes, outcome.row.left_bytes))]
 
 
-def _under_a_framework(outcomes: Sequence[Outcome]) -> bool:
+def _under_a_framework(outcomes: Sequence[RowOutcome]) -> bool:
     """Whether peaks of some rows are a framework's, so that those of the program stand beside them."""
     return any(each.row.framework is not None for each in outcomes) and outcomes[0].row.kind == "memory"
 
 
-def _folded_mark(outcome: Outcome) -> str:
+def _folded_mark(outcome: RowOutcome) -> str:
     return "~" if outcome.evaluation is not None and outcome.evaluation.estimated else ""
 
 
-def _cells(outcome: Outcome, outcomes: Sequence[Outcome]) -> list[str]:
+def _cells(outcome: RowOutcome, outcomes: Sequence[RowOutcome]) -> list[str]:
     """A row among those of its class."""
     row, simulated, error = outcome.row, outcome.simulated, outcome.error
     cells = [row.id, row.split, _value_text(row.measure, row.measured)]

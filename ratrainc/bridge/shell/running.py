@@ -14,7 +14,7 @@ from ratrain.ratrainc.bridge.shell.conditions import Conditions
 from ratrain.ratrainc.bridge.shell.syntax import parse, source_of
 from ratrain.ratrainc.bridge.shell.text import Script, Text, Unknown, joined, literal, nothing_known
 from ratrain.ratrainc.bridge.shell.words import Expander
-from ratrain.ratrainc.bridge.shell.world import Answer, Value, World, merged, split
+from ratrain.ratrainc.bridge.shell.world import CommandOutcome, Value, World, merged, split
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -95,7 +95,7 @@ class Runner:
         """The worlds after one statement."""
         found = getattr(self, f"_{node.type}", None)
         if found is None:
-            world.status = Answer(None, source_of(node, script)[:60], key=("other", source_of(node, script)))
+            world.status = CommandOutcome(None, source_of(node, script)[:60], key=("other", source_of(node, script)))
             return [world]
         worlds: list[World] = found(node, script, world)
         return worlds
@@ -115,7 +115,7 @@ class Runner:
     def _test_command(self, node: Node, script: Script, world: World) -> list[World]:
         return self._answered(Conditions(self.expander(script, world)).answer(node), node, script, world)
 
-    def _answered(self, answer: Answer, node: Node, script: Script, world: World) -> list[World]:
+    def _answered(self, answer: CommandOutcome, node: Node, script: Script, world: World) -> list[World]:
         shown = " ".join(source_of(node, script).split())
         world.status = evolve(answer, shown=shown, place=script.place(node.start_byte, node.end_byte))
         return [world]
@@ -162,7 +162,7 @@ class Runner:
             elif child.is_named and child.type not in _REDIRECTS:
                 written.append(child)
         words = expander.words(written)
-        world.status = Answer(value=True)
+        world.status = CommandOutcome(value=True)
         place = script.place(node.start_byte, node.end_byte)
         return Commands(self, script, place).run(words, world, stdin, prefix)
 
@@ -250,13 +250,13 @@ class Runner:
             if len(worlds) != 1:
                 for each in worlds:
                     each.output = keeps
-                    each.status = Answer(None, whole[:60], key=("command", whole))
+                    each.status = CommandOutcome(None, whole[:60], key=("command", whole))
                 return worlds
             world = worlds[0]
             if not last:
                 text = None if world.output is None else joined(world.output)
                 world.output = keeps
-        world.status = Answer(
+        world.status = CommandOutcome(
             None, " ".join(whole.split())[:60], script.place(node.start_byte, node.end_byte), ("command", whole)
         )
         return [world]
@@ -281,7 +281,7 @@ class Runner:
 
     def _variable_assignment(self, node: Node, script: Script, world: World) -> list[World]:
         self.assigning.assign(node, self.expander(script, world))
-        world.status = Answer(value=True)
+        world.status = CommandOutcome(value=True)
         return [world]
 
     def _variable_assignments(self, node: Node, script: Script, world: World) -> list[World]:
@@ -310,7 +310,7 @@ class Runner:
                 world.variables.setdefault(name, {})
             if exports:
                 world.exported.add(name)
-        world.status = Answer(value=True)
+        world.status = CommandOutcome(value=True)
         return [world]
 
     def _unset_command(self, node: Node, script: Script, world: World) -> list[World]:
@@ -337,7 +337,7 @@ class Runner:
                 if value == (sign == "&&"):
                     after += self.statement(sides[1], script, way)
                 else:
-                    way.status = Answer(value)
+                    way.status = CommandOutcome(value)
                     after.append(way)
         return merged(after)
 
@@ -373,7 +373,7 @@ class Runner:
                 after.append(each)
                 continue
             for way, value in split(each, each.status):
-                way.status = Answer(value=True)
+                way.status = CommandOutcome(value=True)
                 after += self.run(body, script, [way]) if value else self._branches(rest, otherwise, script, way)
         return merged(after)
 

@@ -39,7 +39,7 @@ class Unknown:
 
 
 @frozen
-class Piece:
+class TextRun:
     """A run of characters with one origin."""
 
     text: str
@@ -50,11 +50,11 @@ class Piece:
     """its characters stand one for one in its origin"""
     unknown: Unknown | None = None
 
-    def part(self, start: int, end: int) -> Piece:
+    def part(self, start: int, end: int) -> TextRun:
         """The characters from an index to an exclusive end index."""
         if self.unknown is not None or not self.exact:
-            return Piece(self.text[start:end], self.place, self.start, self.end, exact=False, unknown=self.unknown)
-        return Piece(self.text[start:end], self.place, self.start + start, self.start + end)
+            return TextRun(self.text[start:end], self.place, self.start, self.end, exact=False, unknown=self.unknown)
+        return TextRun(self.text[start:end], self.place, self.start + start, self.start + end)
 
     def where(self) -> Place:
         """Return the place of this piece in its file."""
@@ -65,7 +65,7 @@ class Piece:
 class Text:
     """A text in pieces. Two are equal where they read the same, wherever they come from."""
 
-    pieces: tuple[Piece, ...] = field(default=(), eq=False)
+    pieces: tuple[TextRun, ...] = field(default=(), eq=False)
     key: tuple[object, ...] = field(init=False, repr=False)
     quoted_empty: bool = field(default=False, eq=False)
     bare: bool = field(default=False, eq=False)
@@ -119,7 +119,7 @@ class Text:
         """The text with parts that have become known."""
         if not known or not any(piece.unknown in known for piece in self.pieces):
             return self
-        pieces: list[Piece] = []
+        pieces: list[TextRun] = []
         for piece in self.pieces:
             pieces += known[piece.unknown].pieces if piece.unknown in known else (piece,)
         return Text(tuple(pieces), quoted_empty=self.quoted_empty)
@@ -136,7 +136,7 @@ class Text:
 
 def joined(texts: Iterable[Text], between: Text | None = None) -> Text:
     """One text of several."""
-    pieces: list[Piece] = []
+    pieces: list[TextRun] = []
     for number, text in enumerate(texts):
         if number and between is not None:
             pieces += between.pieces
@@ -148,13 +148,13 @@ def literal(text: str, origin: Text | None = None) -> Text:
     """A text that nobody wrote as it is, at the place of another that it follows from."""
     first = origin.pieces[0] if origin is not None and origin.pieces else None
     if first is None:
-        return Text((Piece(text, _nowhere, 0, 0, exact=False),)) if text else Text()
-    return Text((Piece(text, first.place, first.start, first.end, exact=False),))
+        return Text((TextRun(text, _nowhere, 0, 0, exact=False),)) if text else Text()
+    return Text((TextRun(text, first.place, first.start, first.end, exact=False),))
 
 
 def nothing_known(shown: str, unknown: Unknown) -> Text:
     """A text of which nothing is known."""
-    return Text((Piece(shown, lambda _start, _end: unknown.place, 0, 0, exact=False, unknown=unknown),))
+    return Text((TextRun(shown, lambda _start, _end: unknown.place, 0, 0, exact=False, unknown=unknown),))
 
 
 def _nowhere(_start: int, _end: int) -> Place:

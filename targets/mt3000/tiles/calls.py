@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.targets.mt3000.tiles.schedule import Load, TileSchedule, statements
+from ratrain.targets.mt3000.tiles.schedule import TileLoad, TileSchedule, statements
 from ratrain.targets.mt3000.tiles.verifier import operands_problem, schedule_problem
 from ratrain.targets.program.per_kernel import PerKernel
 
@@ -130,7 +130,7 @@ def _options_problem(step: Step, schedule: TileSchedule) -> str | None:
     b = (("n",), ("k",)) if step.options.get("trans_b") else (("k",), ("n",))
     expected = {"a": a, "b": b, "out": (("m",), ("n",))}
     expected |= {name: c for name, c in (("bias", (("n",),)), ("residual", (("m",), ("n",)))) if name in step.operands}
-    adds = any(isinstance(s, Load) and s.source == "out" for s in statements(schedule.body))
+    adds = any(isinstance(s, TileLoad) and s.source == "out" for s in statements(schedule.body))
     if (
         axes != expected
         or {name for name, _ in schedule.dims} != {"m", "n", "k"}

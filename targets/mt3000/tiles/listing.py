@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ratrain.targets.mt3000.tiles.core_program import Await, Event, Run, Transfer, core_events
-from ratrain.targets.mt3000.tiles.schedule import Barrier, Memory
+from ratrain.targets.mt3000.tiles.schedule import Barrier, OnChipMemory
 
 if TYPE_CHECKING:
     from ratrain.targets.mt3000.tiles.schedule import Axes, Ranges, TileSchedule
@@ -17,7 +17,7 @@ def tile_lines(schedule: TileSchedule, steps: Sequence[str], core: int, limit: i
     memories = schedule.memories
     extents = " ".join(f"{dim}={extent}" for dim, extent in schedule.dims)
     yield f"tiles {schedule.kernel} {extents}: {memories.cores} cores; {', '.join(steps)}"
-    for memory in Memory:
+    for memory in OnChipMemory:
         buffers = [buffer for buffer in schedule.buffers if buffer.memory is memory]
         used = max((buffer.end for buffer in buffers), default=0)
         yield f"  {memory.value}: {used} of {memories.capacity(memory)} bytes"

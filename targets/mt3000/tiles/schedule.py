@@ -35,7 +35,7 @@ COPY_ALIGNMENT = 64
 """Bytes: copies of buffers start at multiples of it."""
 
 
-class Memory(Enum):
+class OnChipMemory(Enum):
     """The on-chip memory a buffer lies in."""
 
     GSM = "gsm"
@@ -52,9 +52,11 @@ class Memories:
     am_bytes: int
     sm_bytes: int
 
-    def capacity(self, memory: Memory) -> int:
+    def capacity(self, memory: OnChipMemory) -> int:
         """Bytes of a memory: of the cluster for GSM, of one core elsewhere."""
-        return {Memory.GSM: self.gsm_bytes, Memory.AM: self.am_bytes, Memory.SM: self.sm_bytes}[memory]
+        return {OnChipMemory.GSM: self.gsm_bytes, OnChipMemory.AM: self.am_bytes, OnChipMemory.SM: self.sm_bytes}[
+            memory
+        ]
 
 
 @frozen
@@ -67,11 +69,11 @@ class TiledOperand:
 
 
 @frozen
-class Buffer:
+class OnChipBuffer:
     """`copies` arrays of `shape` that are used in turn; copy i starts at `offset` + i * `copy_bytes`, on channel `channel` + i."""
 
     name: str
-    memory: Memory
+    memory: OnChipMemory
     dtype: Dtype
     axes: Axes
     shape: tuple[int, ...]
@@ -91,7 +93,7 @@ class Buffer:
 
 
 @frozen
-class Load:
+class TileLoad:
     """Transfer into `buffer` from an operand or another buffer."""
 
     buffer: str
@@ -100,7 +102,7 @@ class Load:
 
 
 @frozen
-class Store:
+class TileStore:
     """Transfer from the current copy of `buffer` to an operand."""
 
     buffer: str
@@ -155,7 +157,7 @@ class Loop:
     sees: str = ""
 
 
-Statement: TypeAlias = "Load | Store | Claim | Wait | Barrier | Compute | Loop"
+Statement: TypeAlias = "TileLoad | TileStore | Claim | Wait | Barrier | Compute | Loop"
 
 
 @frozen(cache_hash=True)  # a key of caches and of the container's table of schedules
@@ -170,7 +172,7 @@ class TileSchedule:
     """keys a query sees; None: all before it"""
     memories: Memories
     operands: tuple[TiledOperand, ...]
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[OnChipBuffer, ...]
     body: tuple[Statement, ...]
 
     @property
@@ -255,9 +257,9 @@ def _nest_to_json(body: tuple[Statement, ...]) -> list[Any]:
         match item:
             case Loop(dim, tile, inner, cores, stride, sees):
                 nest.append(["loop", dim, tile, cores, stride, sees, _nest_to_json(inner)])
-            case Load(buffer, source, ahead):
+            case TileLoad(buffer, source, ahead):
                 nest.append(["load", buffer, source, ahead])
-            case Store(buffer, target):
+            case TileStore(buffer, target):
                 nest.append(["store", buffer, target])
             case Claim(buffer):
                 nest.append(["claim", buffer])
@@ -289,10 +291,10 @@ def tiles_from_json(data: Any) -> TileSchedule:
 
 def _buffer(
     name: Any, memory: Any, dtype: Any, axes: Any, shape: Any, copies: Any, offset: Any, channel: Any
-) -> Buffer:
+) -> OnChipBuffer:
     extents = tuple(whole(extent) for extent in shape)
     places = whole(copies), whole(offset), whole(channel)
-    return Buffer(word(name), Memory(memory), Dtype(dtype), _axes(axes), extents, *places)
+    return OnChipBuffer(word(name), OnChipMemory(memory), Dtype(dtype), _axes(axes), extents, *places)
 
 
 def _axes(data: Any) -> Axes:
@@ -313,12 +315,12 @@ def _nest(data: Any, depth: int) -> tuple[Statement, ...]:
                 counts = whole(cores), whole(stride)
                 nest.append(Loop(word(dim), whole(tile), _nest(inner, depth + 1), *counts, text(sees)))
             case "load", [buffer, source, ahead]:
-                nest.append(Load(word(buffer), word(source), whole(ahead)))
+                nest.append(TileLoad(word(buffer), word(source), whole(ahead)))
             case "compute", [kernel, writes, reads, (rows, vectors)]:
                 micro = whole(rows), whole(vectors)
                 nest.append(Compute(word(kernel), _names(writes), _names(reads), micro))
             case "store", [buffer, target]:
-                nest.append(Store(word(buffer), word(target)))
+                nest.append(TileStore(word(buffer), word(target)))
             case "claim", [buffer]:
                 nest.append(Claim(word(buffer)))
             case "wait", [buffer]:

@@ -6,25 +6,25 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from ratrain.targets.mt3000.tiles.schedule import Axes, Buffer, Memories, Memory
+from ratrain.targets.mt3000.tiles.schedule import Axes, Memories, OnChipBuffer, OnChipMemory
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.types import Dtype
 
 
 @define
-class Layout:
+class BufferLayout:
     """Collects the buffers of a schedule and gives each its bytes and channels."""
 
     memories: Memories
-    buffers: list[Buffer] = field(factory=list)
-    used: dict[Memory, int] = field(factory=lambda: dict.fromkeys(Memory, 0))
+    buffers: list[OnChipBuffer] = field(factory=list)
+    used: dict[OnChipMemory, int] = field(factory=lambda: dict.fromkeys(OnChipMemory, 0))
     channels: int = 0
 
     def add(
         self,
         name: str,
-        memory: Memory,
+        memory: OnChipMemory,
         dtype: Dtype,
         axes: Axes,
         shape: tuple[int, ...],
@@ -33,7 +33,9 @@ class Layout:
         transfers: bool = True,
     ) -> str:
         """Place a buffer behind those before it; its name. One without `transfers` takes no channel."""
-        buffer = Buffer(name, memory, dtype, axes, shape, copies, self.used[memory], self.channels if transfers else 0)
+        buffer = OnChipBuffer(
+            name, memory, dtype, axes, shape, copies, self.used[memory], self.channels if transfers else 0
+        )
         self.buffers.append(buffer)
         self.used[memory] = buffer.end
         self.channels += copies if transfers else 0
@@ -42,4 +44,4 @@ class Layout:
     @property
     def fits(self) -> bool:
         """Whether everything lies within its memory."""
-        return all(self.used[memory] <= self.memories.capacity(memory) for memory in Memory)
+        return all(self.used[memory] <= self.memories.capacity(memory) for memory in OnChipMemory)

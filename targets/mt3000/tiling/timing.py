@@ -19,14 +19,14 @@ from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.mt3000.tiles.schedule import (
     Axes,
     Barrier,
-    Buffer,
     Compute,
-    Load,
     Loop,
-    Memory,
+    OnChipBuffer,
+    OnChipMemory,
     Statement,
-    Store,
+    TileLoad,
     TileSchedule,
+    TileStore,
     Wait,
     statements,
 )
@@ -134,7 +134,7 @@ class _Walk:
     closed: _Seconds = field(factory=_Seconds)
     open: _Section = field(init=False)
     transfers: dict[tuple[str, str], int] = field(factory=dict)
-    buffers: dict[str, Buffer] = field(init=False)
+    buffers: dict[str, OnChipBuffer] = field(init=False)
     synchronising: dict[int, bool] = field(factory=dict)
     repeats: float = 1.0
     """how often the closed sections of the loop being walked occur in all"""
@@ -174,10 +174,10 @@ class _Walk:
                 case Barrier():
                     if self.open.computes:
                         self.close()
-                case Load(name, source):
+                case TileLoad(name, source):
                     self.transfer(self.buffers[name], source, spans, times, is_load=True)
                     self.expose(statement, spans, times)
-                case Store(name, target):
+                case TileStore(name, target):
                     self.transfer(self.buffers[name], target, spans, times, is_load=False)
                 case Compute():
                     self.compute(statement, spans, times)
@@ -265,10 +265,10 @@ class _Walk:
         """Elements, by core."""
         return prod(np.asarray(spans[dim][1] - spans[dim][0]) for axis in axes for dim in axis)
 
-    def transfer(self, buffer: Buffer, other: str, spans: _Spans, times: PerCore, *, is_load: bool) -> None:
+    def transfer(self, buffer: OnChipBuffer, other: str, spans: _Spans, times: PerCore, *, is_load: bool) -> None:
         nbytes = times * self.sizes(buffer.axes, spans) * buffer.dtype.itemsize
         calls = times
-        if buffer.memory is Memory.GSM:  # core 0 moves it for all
+        if buffer.memory is OnChipMemory.GSM:  # core 0 moves it for all
             nbytes, calls = nbytes[:1], np.concatenate([times[:1], np.zeros(len(times) - 1)])
         near = buffer.memory.value
         far = self.buffers[other].memory.value if other in self.buffers else "ddr"
@@ -281,7 +281,7 @@ class _Walk:
         if "gsm" in pair:
             self.open.gsm += total
 
-    def expose(self, load: Load, spans: _Spans, times: PerCore) -> None:
+    def expose(self, load: TileLoad, spans: _Spans, times: PerCore) -> None:
         """Add the time a core waits for transfers that nothing hides.
 
         They are loads that are not issued ahead, and the first one from what a GSM buffer has just received.
@@ -293,7 +293,7 @@ class _Walk:
             rate = cluster.gsm_bandwidth if load.source in self.buffers else cluster.ddr_bandwidth
             self.open.core = self.open.core + times * nbytes * cluster.cores / rate * cluster.clock
         for other in statements(self.schedule.body):
-            if isinstance(other, Load) and other.source == load.buffer and other.ahead:
+            if isinstance(other, TileLoad) and other.source == load.buffer and other.ahead:
                 buffer = self.buffers[other.buffer]
                 nbytes = prod(buffer.shape) * buffer.dtype.itemsize
                 self.open.core = self.open.core + times * nbytes * cluster.cores / cluster.gsm_bandwidth * cluster.clock
@@ -351,7 +351,7 @@ def _fill_seconds(schedule: TileSchedule, cluster: Cluster) -> float:
     for statement in statements(schedule.body):
         if isinstance(statement, Compute) and statement.kernel in ("product", "add_product"):
             break
-        if isinstance(statement, Load) and statement.source not in buffers and statement.ahead:
+        if isinstance(statement, TileLoad) and statement.source not in buffers and statement.ahead:
             nbytes += _first_bytes(schedule, buffers[statement.buffer], cluster)
     return nbytes / cluster.ddr_bandwidth
 
@@ -359,14 +359,14 @@ def _fill_seconds(schedule: TileSchedule, cluster: Cluster) -> float:
 def _drain_seconds(schedule: TileSchedule, cluster: Cluster) -> float:
     """After the last micro-kernel: one tile of the last buffer that is stored."""
     buffers = {buffer.name: buffer for buffer in schedule.buffers}
-    last = [s for s in statements(schedule.body) if isinstance(s, Store)][-1]
+    last = [s for s in statements(schedule.body) if isinstance(s, TileStore)][-1]
     return _first_bytes(schedule, buffers[last.buffer], cluster) / cluster.ddr_bandwidth
 
 
-def _first_bytes(schedule: TileSchedule, buffer: Buffer, cluster: Cluster) -> float:
+def _first_bytes(schedule: TileSchedule, buffer: OnChipBuffer, cluster: Cluster) -> float:
     """Bytes of a full tile, on all cores where each has its own, and not more than there is."""
     shape = [
         min(extent, prod(schedule.extent(dim) for dim in axis))
         for extent, axis in zip(buffer.shape, buffer.axes, strict=True)
     ]
-    return prod(shape) * buffer.dtype.itemsize * (1 if buffer.memory is Memory.GSM else cluster.cores)
+    return prod(shape) * buffer.dtype.itemsize * (1 if buffer.memory is OnChipMemory.GSM else cluster.cores)

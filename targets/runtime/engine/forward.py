@@ -53,7 +53,7 @@ class _Bound:
     blocks: tuple[Callable[[], None], ...]
 
 
-class Forward:
+class ForwardModel:
     """A model with its weights, ready to say what comes behind a prefix."""
 
     def __init__(self, model: ModelConfig, source: WeightSource, dtype: Dtype, kernels: KernelSet) -> None:

@@ -34,7 +34,7 @@ def check_reduction(plan: Plan, reduction: Reduction) -> None:
 
 
 @frozen
-class Layout:
+class RankLayout:
     """The map between process numbers and the ranks of a mesh."""
 
     mesh: Mesh
@@ -42,7 +42,7 @@ class Layout:
     mapping: RankMapping | None = None
 
     @classmethod
-    def of_plan(cls, plan: Plan, order: RankOrder) -> Layout:
+    def of_plan(cls, plan: Plan, order: RankOrder) -> RankLayout:
         """The layout of a plan's ranks.
 
         Raises `DiagnosticError` RT064 where the order is that of a mapping and the plan has none.

@@ -141,7 +141,7 @@ def test_compare_says_what_a_strategy_lacks() -> None:
     ],
 )
 def test_a_lever_changes_only_what_its_name_says(passes: str, changed: str) -> None:
-    setting = levers.Setting(*api.resolved(MODEL, PLAN), f"place-1f1b,{passes},allocate-ddr", load_machine(None))
+    setting = levers.CompileSetting(*api.resolved(MODEL, PLAN), f"place-1f1b,{passes},allocate-ddr", load_machine(None))
     (lever,) = (lever for lever in levers.levers_of(0) if lever.name == "recompute{policy=full}")
     found = lever.apply(setting)
     assert found is not None

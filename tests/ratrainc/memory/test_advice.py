@@ -15,7 +15,7 @@ from attrs import evolve
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import check_plan, plan_from_fields
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
-from ratrain.ratrainc.choices.levers import Setting, try_setting
+from ratrain.ratrainc.choices.levers import CompileSetting, try_setting
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.choices.machines import with_constants
 from ratrain.ratrainc.choices.strategies import strategy
@@ -71,7 +71,7 @@ def test_advice_says_only_what_is_known(
     """Where no change of the plan is tried, or fits: the plan named fits with the peak named, or none exists."""
     monkeypatch.setattr(advice_module, "_fitting_changes", lambda *_: [])
     request = request_of(capacity)
-    setting = Setting(MODEL, GIVEN, request.strategy.passes, request.machine)
+    setting = CompileSetting(MODEL, GIVEN, request.strategy.passes, request.machine)
     refused = try_setting(setting, "")
     assert refused is not None
     assert not refused.fits
@@ -233,13 +233,15 @@ def test_more_clusters_are_needed_only_where_no_schedule_fits(
     """A strategy that keeps everything, where nothing, only other strategies' plans, and its own plans have room by the bounds."""
     monkeypatch.setattr(advice_module, "_fitting_changes", lambda *_: [])
     request = request_of(capacity, "full-save")
-    setting = Setting(MODEL, GIVEN, request.strategy.passes, request.machine)
+    setting = CompileSetting(MODEL, GIVEN, request.strategy.passes, request.machine)
     found = advice(setting, request.strategy, "ratrainc plan ...", "ratrainc plan ...")
     said = "\n".join(note.message for note in found.notes)
     assert words in said
     assert ("needs more clusters" in said) == (capacity == 1.6e6)
     assert quick_answer(request).proven_empty == (capacity < 2e6)
     if found.suggestion is not None:
-        outcome = try_setting(Setting(MODEL, found.suggestion.plan, found.suggestion.pipeline, request.machine), "")
+        outcome = try_setting(
+            CompileSetting(MODEL, found.suggestion.plan, found.suggestion.pipeline, request.machine), ""
+        )
         assert outcome is not None
         assert outcome.fits

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.mt3000.tiles.core_program import Run, Transfer, core_events
-from ratrain.targets.mt3000.tiles.schedule import Memory, TileSchedule, elements, tiles_from_json
+from ratrain.targets.mt3000.tiles.schedule import OnChipMemory, TileSchedule, elements, tiles_from_json
 from ratrain.targets.mt3000.tiles.verifier import schedule_problem
 from ratrain.targets.mt3000.tiling.attention import (
     PARTS,
@@ -62,7 +62,7 @@ def stored(schedule: TileSchedule) -> Counter[str]:
 def check_schedule(schedule: TileSchedule, cluster: Cluster, results: tuple[str, ...]) -> None:
     assert schedule_problem(schedule) is None
     assert tiles_from_json(json.loads(json.dumps(schedule.to_json()))) == schedule
-    for memory in Memory:
+    for memory in OnChipMemory:
         used = max((buffer.end for buffer in schedule.buffers if buffer.memory is memory), default=0)
         assert used <= cluster.memories.capacity(memory)
     time = tile_time(schedule, cluster)
