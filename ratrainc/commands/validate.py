@@ -80,7 +80,7 @@ def command(
     from ratrain.ratrainc.console.console import bar, print_json
     from ratrain.ratrainc.console.parts import show
     from ratrain.ratrainc.validation.markdown import page
-    from ratrain.ratrainc.validation.tables import validation_parts
+    from ratrain.ratrainc.validation.validation_tables import validation_parts
 
     chosen = None if machine is None else given_machine(machine)
     with bar(None, "validating") as progress:

@@ -17,7 +17,7 @@ from ratrain.ratrainc.console.extras import check_installed
 from ratrain.ratrainc.console.terminal import echo
 from ratrain.targets.runtime.engine.processes import Processes
 from ratrain.targets.runtime.ranks.communicator import Transport
-from ratrain.targets.runtime.ranks.layout import RankLayout, check_reduction
+from ratrain.targets.runtime.ranks.rank_layout import RankLayout, check_reduction
 from ratrain.targets.runtime.settings import HOST_DEVICE
 
 if TYPE_CHECKING:

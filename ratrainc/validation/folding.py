@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ratrain.passes.pass_base import Pass
     from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrainc.planner.search.plan_evaluation import Task
-    from ratrain.ratrainc.validation.rows import ValidationRow
+    from ratrain.ratrainc.validation.validation_rows import ValidationRow
 
 _BYTES = ("peak_bytes", "fits")
 

@@ -17,7 +17,13 @@ from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task
 from ratrain.ratrainc.planner.search.workers import evaluate_all
 from ratrain.ratrainc.validation.folding import task_of
 from ratrain.ratrainc.validation.frameworks import framework_bytes
-from ratrain.ratrainc.validation.rows import COMPARED_IN_GROUPS, MEASURES_OF, SPLITS, ValidationRow, ValidationTable
+from ratrain.ratrainc.validation.validation_rows import (
+    COMPARED_IN_GROUPS,
+    MEASURES_OF,
+    SPLITS,
+    ValidationRow,
+    ValidationTable,
+)
 
 
 @frozen

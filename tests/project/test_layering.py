@@ -27,7 +27,7 @@ FORBIDDEN = (
         for name in (
             *(
                 f"targets.{room}"
-                for room in ("program", "codegen", "machine", "simulator", "runtime", "verifier", "target")
+                for room in ("program", "codegen", "machine", "simulator", "runtime", "verifier", "machine_target")
             ),
             "ratrainc",
             "api",
@@ -220,7 +220,7 @@ BAD = {
     ),
     "formatted": ("ratrain.ratrain_ir.plug", "import importlib\nimportlib.import_module(f'ratrain.passes.{name}')"),
     "__import__": ("ratrain.grammar.text", "__import__('ratrain.passes')"),
-    "runtime to machine": ("ratrain.targets.runtime.arena", "import ratrain.targets.mt3000.target"),
+    "runtime to machine": ("ratrain.targets.runtime.arena", "import ratrain.targets.mt3000.mt3000_target"),
     "runtime to machine, from": ("ratrain.targets.runtime.arena", "from ratrain.targets import mt3000"),
     "runtime to machine, relative": ("ratrain.targets.runtime.arena", "from ..mt3000 import cost"),
     "runtime to machine, deeper": ("ratrain.targets.runtime.kernels.fast.fast", "from ....mt3000.cost import seconds"),
@@ -228,11 +228,14 @@ BAD = {
         "ratrain.targets.runtime.arena",
         "import importlib\nimport_module('..mt3000', __package__)",
     ),
-    "program to machine": ("ratrain.targets.program.rtx", "from ratrain.targets.mt3000.tiles.schedule import Memory"),
+    "program to machine": (
+        "ratrain.targets.program.rtx",
+        "from ratrain.targets.mt3000.tiles.tile_schedule import Memory",
+    ),
     "cost to machine": ("ratrain.targets.machine.cost", "from ..mt3000.tiles.calls import PARTS"),
     "emitter to machine, for types only": (
         "ratrain.targets.codegen.emitter",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ratrain.targets.mt3000 import target",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ratrain.targets.mt3000 import mt3000_target",
     ),
     "simulator to machine": ("ratrain.targets.simulator.figures", "import ratrain.targets.mt3000"),
     "torch": ("ratrain.targets.runtime.ranks.engine", "def f():\n    import torch.distributed as dist"),

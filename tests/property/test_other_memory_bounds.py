@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
-from ratrain.ratrainc.choices.machines import with_constants
+from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.planner.bounds.bounds import plan_bounds, shape_bounds
 from ratrain.ratrainc.planner.bounds.cuts import best_cuts

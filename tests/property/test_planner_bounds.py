@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.config.tensor_peers import problems
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.families import in_family
-from ratrain.ratrainc.choices.machines import with_constants
+from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.choices.strategies import STRATEGIES, strategy
 from ratrain.ratrainc.choices.timed_plan import time_plan
 from ratrain.ratrainc.planner.bounds.bounds import plan_bounds, shape_bounds

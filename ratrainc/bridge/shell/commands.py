@@ -11,7 +11,7 @@ from attrs import evolve
 from ratrain.ratrainc.bridge.shell.conditions import Conditions
 from ratrain.ratrainc.bridge.shell.printing import Printing
 from ratrain.ratrainc.bridge.shell.scheduler import of_slurm
-from ratrain.ratrainc.bridge.shell.text import Script, Text, TextRun, Unknown, joined, literal
+from ratrain.ratrainc.bridge.shell.shell_text import Script, Text, TextRun, Unknown, joined, literal
 from ratrain.ratrainc.bridge.shell.world import CommandOutcome, Launch, Value, World
 
 SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}

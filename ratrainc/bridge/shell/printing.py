@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from ratrain.ratrainc.bridge.shell.text import Script, Text, Unknown, joined, literal, nothing_known
+from ratrain.ratrainc.bridge.shell.shell_text import Script, Text, Unknown, joined, literal, nothing_known
 from ratrain.ratrainc.bridge.shell.world import CommandOutcome, World
 
 if TYPE_CHECKING:

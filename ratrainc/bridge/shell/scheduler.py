@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from ratrain.ratrainc.bridge.shell.text import Script, Text, TextRun, literal
+from ratrain.ratrainc.bridge.shell.shell_text import Script, Text, TextRun, literal
 
 _LINE = re.compile(r"#SBATCH[ \t]+(.*)")
 _OPTION = re.compile(r"(?<!\S)(--[\w-]+|-[A-Za-z])(?:=|[ \t]*(?!-))([^\s#]*)")

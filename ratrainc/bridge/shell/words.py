@@ -10,8 +10,8 @@ from attrs import define, evolve
 
 from ratrain.ratrainc.bridge.shell.arithmetic import ArithmeticError_, evaluate
 from ratrain.ratrainc.bridge.shell.patterns import changed_by
-from ratrain.ratrainc.bridge.shell.syntax import source_of
-from ratrain.ratrainc.bridge.shell.text import Script, Text, TextRun, Unknown, joined, literal, nothing_known
+from ratrain.ratrainc.bridge.shell.shell_syntax import source_of
+from ratrain.ratrainc.bridge.shell.shell_text import Script, Text, TextRun, Unknown, joined, literal, nothing_known
 
 if TYPE_CHECKING:
     from tree_sitter import Node

@@ -7,7 +7,7 @@ from typing import Any
 from attrs import define, evolve, field, frozen
 
 from ratrain.ratrain_ir.support.text import Place
-from ratrain.ratrainc.bridge.shell.text import Script, Text, Unknown
+from ratrain.ratrainc.bridge.shell.shell_text import Script, Text, Unknown
 
 Value = Text | list[Text] | dict[str, Text]
 """Of a variable: a text, an array, or an array by words."""

@@ -71,12 +71,7 @@ def _mapping_lines(answer: Answer, candidate: Candidate) -> Iterator[str]:
 
 
 def plan_text(
-    plan: Plan,
-    pipeline: str,
-    config: ModelConfig,
-    model: str,
-    head: Sequence[str],
-    target: MachineChoice | None = None,
+    plan: Plan, pipeline: str, config: ModelConfig, model: str, head: Sequence[str], target: MachineChoice | None = None
 ) -> str:
     """Return the text of a plan for a pipeline, under comment lines `head` and how to compile it.
 

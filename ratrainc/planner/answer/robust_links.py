@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
 
-from ratrain.ratrainc.choices.machines import changed_machine, with_constants
+from ratrain.ratrainc.choices.machine_changes import changed_machine, with_constants
 from ratrain.ratrainc.choices.timed_plan import TimedPlan, time_plan
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
@@ -108,11 +108,7 @@ def robust_links(planned: Planned, tick: Callable[[str], None]) -> RobustLinks:
 
 
 def _ports(
-    answer: Answer,
-    program: Program,
-    port: tuple[str, float],
-    collectives: tuple[str, ...],
-    tick: Callable[[str], None],
+    answer: Answer, program: Program, port: tuple[str, float], collectives: tuple[str, ...], tick: Callable[[str], None]
 ) -> Ports:
     """Plan again with another port and some collectives; `program` is that of the answer's plan."""
     machine = evolve(answer.request.machine, collectives=collectives)

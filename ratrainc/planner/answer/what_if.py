@@ -8,8 +8,8 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from ratrain.ratrain_ir.support.files import write_text
+from ratrain.ratrainc.choices.machine_changes import changed_machine, parse_changes
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
-from ratrain.ratrainc.choices.machines import changed_machine, parse_changes
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.planner.answer.no_plan import no_plan

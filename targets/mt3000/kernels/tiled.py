@@ -15,7 +15,7 @@ from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.mt3000.kernels.tiled_compute import TilePosition
 from ratrain.targets.mt3000.kernels.tiled_memory import PlaceOf, TiledMemory, memory_plan
 from ratrain.targets.mt3000.tiles.calls import PARTS, UNTILED_BLOCKS, UNTILED_SCORES, tiles_of
-from ratrain.targets.mt3000.tiles.schedule import OnChipMemory, Ranges, TileSchedule
+from ratrain.targets.mt3000.tiles.tile_schedule import OnChipMemory, Ranges, TileSchedule
 from ratrain.targets.runtime.arena.scratch import plan_bytes
 from ratrain.targets.runtime.kernels.fast.fast import Fast
 from ratrain.targets.runtime.kernels.reference.reference_common import quiet

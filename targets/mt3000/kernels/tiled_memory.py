@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ratrain.targets.mt3000.kernels import tiled_compute
 from ratrain.targets.mt3000.tiles.core_program import Await, Event, Run, Transfer, core_events
 from ratrain.targets.mt3000.tiles.micro_kernels import MICRO_KERNELS
-from ratrain.targets.mt3000.tiles.schedule import (
+from ratrain.targets.mt3000.tiles.tile_schedule import (
     Barrier,
     Memories,
     OnChipBuffer,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.targets.mt3000.tiles.schedule import TileLoad, TileSchedule, statements
+from ratrain.targets.mt3000.tiles.tile_schedule import TileLoad, TileSchedule, statements
 from ratrain.targets.mt3000.tiles.verifier import operands_problem, schedule_problem
 from ratrain.targets.program.per_kernel import PerKernel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ratrain.targets.mt3000.tiles.schedule import Axes
+    from ratrain.targets.mt3000.tiles.tile_schedule import Axes
     from ratrain.targets.program.kernels import Types
     from ratrain.targets.program.routine import OnChipSchedule, Step
 

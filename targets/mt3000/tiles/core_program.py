@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from attrs import define, field, frozen
 
-from ratrain.targets.mt3000.tiles.schedule import (
+from ratrain.targets.mt3000.tiles.tile_schedule import (
     Barrier,
     Claim,
     Compute,

@@ -9,7 +9,7 @@ from attrs import define, field
 
 from ratrain.targets.mt3000.tiles.core_program import Await, Run, Transfer, core_events
 from ratrain.targets.mt3000.tiles.micro_kernels import MICRO_KERNELS
-from ratrain.targets.mt3000.tiles.schedule import (
+from ratrain.targets.mt3000.tiles.tile_schedule import (
     Axes,
     Barrier,
     Loop,

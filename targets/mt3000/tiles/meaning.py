@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import define, evolve, field
 
 from ratrain.targets.mt3000.tiles.micro_kernels import MICRO_KERNELS
-from ratrain.targets.mt3000.tiles.schedule import (
+from ratrain.targets.mt3000.tiles.tile_schedule import (
     Axes,
     Barrier,
     Compute,

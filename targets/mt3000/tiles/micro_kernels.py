@@ -11,7 +11,7 @@ import re
 
 from attrs import frozen
 
-from ratrain.targets.mt3000.tiles.schedule import OnChipMemory
+from ratrain.targets.mt3000.tiles.tile_schedule import OnChipMemory
 
 _MEMORIES = {"a": OnChipMemory.AM, "s": OnChipMemory.SM}
 _TEXT = re.compile(r"(\w+):([as]+)([=~]?)([*?]?)")

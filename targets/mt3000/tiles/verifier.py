@@ -23,7 +23,7 @@ from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.mt3000.tiles.hazards import check_hazards
 from ratrain.targets.mt3000.tiles.meaning import check_meaning
 from ratrain.targets.mt3000.tiles.micro_kernels import MICRO_KERNELS
-from ratrain.targets.mt3000.tiles.schedule import (
+from ratrain.targets.mt3000.tiles.tile_schedule import (
     COPY_ALIGNMENT,
     Axes,
     Claim,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.config.model_flops import visible_pairs
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.mt3000.tiles.calls import attention_operands
-from ratrain.targets.mt3000.tiles.schedule import (
+from ratrain.targets.mt3000.tiles.tile_schedule import (
     Axes,
     Barrier,
     Claim,
@@ -37,8 +37,8 @@ from ratrain.targets.mt3000.tiles.schedule import (
     TileStore,
     Wait,
 )
+from ratrain.targets.mt3000.tiling.buffer_layout import BufferLayout
 from ratrain.targets.mt3000.tiling.core import MICRO_TILES, Cluster, lanes, registers, step_cycles
-from ratrain.targets.mt3000.tiling.layout import BufferLayout
 
 
 @frozen

@@ -13,7 +13,7 @@ from math import prod
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.targets.mt3000.tiles.schedule import (
+from ratrain.targets.mt3000.tiles.tile_schedule import (
     Axes,
     Barrier,
     Claim,
@@ -28,8 +28,8 @@ from ratrain.targets.mt3000.tiles.schedule import (
     TileStore,
     Wait,
 )
+from ratrain.targets.mt3000.tiling.buffer_layout import BufferLayout
 from ratrain.targets.mt3000.tiling.core import MICRO_TILES, Cluster, lanes, registers, step_cycles
-from ratrain.targets.mt3000.tiling.layout import BufferLayout
 
 
 @frozen

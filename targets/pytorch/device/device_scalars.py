@@ -18,7 +18,7 @@ from ratrain.targets.pytorch.device.device_adamw import DeviceAdamW
 from ratrain.targets.pytorch.device.device_common import F32, F64, I64, Array
 from ratrain.targets.pytorch.device.device_flat import DeviceFlat
 from ratrain.targets.pytorch.device.device_quantised import DeviceQuantised
-from ratrain.targets.runtime.arena.memory import SQUARES_CHUNK
+from ratrain.targets.runtime.arena.kernel_memory import SQUARES_CHUNK
 from ratrain.targets.runtime.arena.scalars import GROWTH_INTERVAL, LARGEST_SCALE, StepLog
 from ratrain.targets.runtime.arena.scratch import Buffer
 

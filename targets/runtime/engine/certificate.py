@@ -14,7 +14,7 @@ from ratrain.ratrain_ir.ops.base import Quantity
 from ratrain.ratrain_ir.ops.collectives import AllReduceScalar
 from ratrain.ratrain_ir.ops.compute import LoadInput, Update
 from ratrain.targets.program.kernels import KERNELS
-from ratrain.targets.runtime.arena.memory import Work
+from ratrain.targets.runtime.arena.kernel_memory import Work
 from ratrain.targets.runtime.engine.messages_ahead import Form, messages_ahead
 from ratrain.targets.runtime.engine.optimizer import update_scratch_bytes
 from ratrain.targets.runtime.engine.peer_collectives import exchange_scratch_bytes

@@ -15,7 +15,7 @@ from ratrain.ratrain_ir.config.tensor_peers import peer_model, share_of
 from ratrain.ratrain_ir.model.blocks import block, named_block, parameters_within, tied_table_elements
 from ratrain.ratrain_ir.ops.base import Group
 from ratrain.targets.program.instruction import Instruction
-from ratrain.targets.runtime.arena.memory import SQUARES_CHUNK
+from ratrain.targets.runtime.arena.kernel_memory import SQUARES_CHUNK
 from ratrain.targets.runtime.engine.quantised import gradient_bits, mean_of_packed, round_view, view_bits
 from ratrain.targets.runtime.engine.rank import RankExecutor
 from ratrain.targets.runtime.engine.streamed_state import cast_master

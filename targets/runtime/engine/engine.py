@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.topology import Hop, Rank
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.program.program import Program
-    from ratrain.targets.runtime.arena.memory import Feed, Memory
+    from ratrain.targets.runtime.arena.kernel_memory import Feed, Memory
     from ratrain.targets.runtime.data.data import Batches
     from ratrain.targets.runtime.engine.profile import Concurrency, Profile
     from ratrain.targets.runtime.kernels import KernelSet, Scratch

@@ -22,7 +22,7 @@ from ratrain.ratrain_ir.topology import Rank
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.routine import parse_reference
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
-from ratrain.targets.runtime.arena.memory import HOST, Memory
+from ratrain.targets.runtime.arena.kernel_memory import HOST, Memory
 from ratrain.targets.runtime.arena.process_memory import Traffic
 from ratrain.targets.runtime.arena.stores import FileBytes, HostBytes, StoredArray, StoredBytes
 from ratrain.targets.runtime.arena.streams import Issue

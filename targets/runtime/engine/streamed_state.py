@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ratrain.targets.program.instruction import Instruction
-    from ratrain.targets.runtime.arena.memory import Memory
+    from ratrain.targets.runtime.arena.kernel_memory import Memory
     from ratrain.targets.runtime.arena.stores import StoredArray
     from ratrain.targets.runtime.engine.rank import RankExecutor
     from ratrain.targets.runtime.kernels import KernelSet, Scratch

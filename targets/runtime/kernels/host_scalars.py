@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratrain.targets.program.kernels import IGNORED_LABEL
-from ratrain.targets.runtime.arena.memory import HOST
+from ratrain.targets.runtime.arena.kernel_memory import HOST
 from ratrain.targets.runtime.arena.scalars import LossScale, StepLog
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.engine.rank import RankExecutor
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
     from ratrain.targets.runtime.ranks.communicators import Communicators
-    from ratrain.targets.runtime.ranks.layout import Reduction
+    from ratrain.targets.runtime.ranks.rank_layout import Reduction
 
 Phases: TypeAlias = Generator[Sequence[Request], None, None]
 

@@ -16,7 +16,7 @@ from ratrain.targets.runtime.ranks.waiting import finish
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.ranks.communicator import Transport
-    from ratrain.targets.runtime.ranks.layout import RankLayout
+    from ratrain.targets.runtime.ranks.rank_layout import RankLayout
 
 T = TypeVar("T")
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels import KernelSet
     from ratrain.targets.runtime.ranks.communicator import Buffer
     from ratrain.targets.runtime.ranks.communicators import Communicators
-    from ratrain.targets.runtime.ranks.layout import Reduction
+    from ratrain.targets.runtime.ranks.rank_layout import Reduction
 
 
 @define(eq=False)

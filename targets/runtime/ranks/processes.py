@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.data.data import Batches
     from ratrain.targets.runtime.kernels import KernelSet
     from ratrain.targets.runtime.ranks.communicator import Transport
-    from ratrain.targets.runtime.ranks.layout import RankLayout, Reduction
+    from ratrain.targets.runtime.ranks.rank_layout import RankLayout, Reduction
 
 T = TypeVar("T")
 

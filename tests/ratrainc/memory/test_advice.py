@@ -16,8 +16,8 @@ from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import check_plan, plan_from_fields
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.choices.levers import CompileSetting, try_setting
+from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
-from ratrain.ratrainc.choices.machines import with_constants
 from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.memory import advice as advice_module

@@ -11,8 +11,8 @@ from attrs import evolve
 
 from ratrain.passes.pipeline_text import parse_pipeline
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.choices.machine_changes import parse_changes, with_constants
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
-from ratrain.ratrainc.choices.machines import parse_changes, with_constants
 from ratrain.ratrainc.choices.plan_choices import PlanChoice
 from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.cli import main

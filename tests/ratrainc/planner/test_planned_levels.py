@@ -12,7 +12,7 @@ from attrs import evolve
 from ratrain.ratrain_ir.config.plan_text import parse_plan
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.model.blocks import block_chain
-from ratrain.ratrainc.choices.machines import with_constants
+from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.planner.answer.plan_files import plan_file
 from ratrain.ratrainc.planner.bounds.cuts import cuts_of
 from ratrain.ratrainc.planner.bounds.profiles import Profiles

@@ -21,7 +21,7 @@ from ratrain.ratrain_ir.schedules.action import ActionKind, most_in_flight
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, most_held
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
-from ratrain.ratrainc.choices.machines import parse_changes, with_constants
+from ratrain.ratrainc.choices.machine_changes import parse_changes, with_constants
 from ratrain.ratrainc.choices.strategies import hiding_exchanges, strategy
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.facts.slices_note import slices_note

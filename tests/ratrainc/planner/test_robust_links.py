@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
-from ratrain.ratrainc.choices.machines import with_constants
 from ratrain.ratrainc.choices.plan_choices import SearchEffort
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.console.parts import show

@@ -17,8 +17,8 @@ from ratrain.ratrainc.console import console
 from ratrain.ratrainc.running import live_view
 from ratrain.targets.program.live_bytes import live_bytes
 from ratrain.targets.program.rtx import write_program
+from ratrain.targets.runtime.engine.live_progress import LocalProgress, StageWatch
 from ratrain.targets.runtime.engine.memory_monitor import MemoryMonitor
-from ratrain.targets.runtime.engine.progress import LocalProgress, StageWatch
 from ratrain.targets.runtime.engine.rank import RankExecutor
 from tests.end_to_end.tiny_runs import make_program, start
 

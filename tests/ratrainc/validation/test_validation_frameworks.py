@@ -14,8 +14,8 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.running.examples import example_path
 from ratrain.ratrainc.validation.frameworks import ALLOCATOR_LOSS, FRAMEWORKS, framework_bytes
 from ratrain.ratrainc.validation.outcome import RowOutcome, validate
-from ratrain.ratrainc.validation.rows import ValidationRow, read_validation_table
-from ratrain.ratrainc.validation.tables import class_tables
+from ratrain.ratrainc.validation.validation_rows import ValidationRow, read_validation_table
+from ratrain.ratrainc.validation.validation_tables import class_tables
 from ratrain.targets.machine.machine import load_machine
 
 PUBLISHED = Path(__file__).parents[3] / "benchmarks" / "published"

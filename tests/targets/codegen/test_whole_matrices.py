@@ -13,7 +13,7 @@ from ratrain.ratrain_ir.config.plan_text import check_plan, parse_plan, plan_to_
 from ratrain.ratrain_ir.model.blocks import block, saved_slots, scores_type
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.choices.levers import CompileSetting, levers_of
-from ratrain.ratrainc.choices.machines import with_constants
+from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.choices.plan_choices import PlanChoice
 from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.planner.search.plan_request import planning_request

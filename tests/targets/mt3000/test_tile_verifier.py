@@ -11,7 +11,7 @@ from attrs import evolve
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.mt3000.kernels.tiled_compute import TilePosition
 from ratrain.targets.mt3000.kernels.tiled_memory import TiledMemory, memory_plan
-from ratrain.targets.mt3000.tiles.schedule import (
+from ratrain.targets.mt3000.tiles.tile_schedule import (
     Barrier,
     Claim,
     Compute,
@@ -28,7 +28,7 @@ from ratrain.targets.mt3000.tiles.schedule import (
 from ratrain.targets.mt3000.tiles.verifier import schedule_problem
 from ratrain.targets.mt3000.tiling.attention import PARTS, AttentionShape
 from ratrain.targets.mt3000.tiling.gemm import GemmShape
-from ratrain.targets.mt3000.tiling.search import attention_tiles, gemm_tiles
+from ratrain.targets.mt3000.tiling.tile_search import attention_tiles, gemm_tiles
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
 from tests.targets.mt3000.tile_shapes import SMALL
 

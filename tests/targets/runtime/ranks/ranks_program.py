@@ -17,8 +17,8 @@ from threadpoolctl import threadpool_limits
 from ratrain.targets.program.rtx import read_program
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.ranks.engine import RankEngine
-from ratrain.targets.runtime.ranks.layout import RankLayout
 from ratrain.targets.runtime.ranks.processes import RankProcesses
+from ratrain.targets.runtime.ranks.rank_layout import RankLayout
 from tests.end_to_end.tiny_runs import reports_of, run_settings, stream_for
 from tests.program_files import prepare
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.topology import Mesh, grid
-from ratrain.targets.runtime.ranks.layout import RankLayout, check_reduction
+from ratrain.targets.runtime.ranks.rank_layout import RankLayout, check_reduction
 from tests.end_to_end.tiny_runs import make_plan
 
 

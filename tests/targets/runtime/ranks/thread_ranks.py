@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.ranks.communicator import whole_bytes
-from ratrain.targets.runtime.ranks.layout import RankLayout
 from ratrain.targets.runtime.ranks.processes import RankProcesses
+from ratrain.targets.runtime.ranks.rank_layout import RankLayout
 from tests.end_to_end.tiny_runs import run_settings, stream_for
 from tests.program_files import prepare
 

@@ -19,7 +19,13 @@ from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.support.text import Place
 from ratrain.ratrain_ir.topology import topology_of
-from ratrain.ratrainc.calibration.tables import Cells, TableLine, check_header, read_commented_table, read_lines
+from ratrain.ratrainc.calibration.measured_tables import (
+    Cells,
+    TableLine,
+    check_header,
+    read_commented_table,
+    read_lines,
+)
 from ratrain.ratrainc.choices.machine_choice import resized
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, strategy
 from ratrain.ratrainc.choices.times_text import textbook_times

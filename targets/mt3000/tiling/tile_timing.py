@@ -16,7 +16,7 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.targets.mt3000.tiles.schedule import (
+from ratrain.targets.mt3000.tiles.tile_schedule import (
     Axes,
     Barrier,
     Compute,

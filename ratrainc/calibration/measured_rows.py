@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import check_plan, load_plan
 from ratrain.ratrain_ir.support.diagnostics import fail
-from ratrain.ratrainc.calibration.tables import Cells, check_header, read_lines, read_table
+from ratrain.ratrainc.calibration.measured_tables import Cells, check_header, read_lines, read_table
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.calibration.fitting import Seconds

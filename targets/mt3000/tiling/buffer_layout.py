@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from ratrain.targets.mt3000.tiles.schedule import Axes, Memories, OnChipBuffer, OnChipMemory
+from ratrain.targets.mt3000.tiles.tile_schedule import Axes, Memories, OnChipBuffer, OnChipMemory
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.types import Dtype

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ratrain.targets.mt3000.tiles.core_program import Await, Event, Run, Transfer, core_events
-from ratrain.targets.mt3000.tiles.schedule import Barrier, OnChipMemory
+from ratrain.targets.mt3000.tiles.tile_schedule import Barrier, OnChipMemory
 
 if TYPE_CHECKING:
-    from ratrain.targets.mt3000.tiles.schedule import Axes, Ranges, TileSchedule
+    from ratrain.targets.mt3000.tiles.tile_schedule import Axes, Ranges, TileSchedule
 
 
 def tile_lines(schedule: TileSchedule, steps: Sequence[str], core: int, limit: int) -> Iterator[str]:

@@ -14,8 +14,8 @@ from ratrain.ratrainc.calibration.calibrated import Calibrated
 from ratrain.ratrainc.calibration.fitting import OUTLIER, Errors, Seconds, check_solver, errors, fitted
 from ratrain.ratrainc.calibration.gpt_layers import MeasuredLayer, measured_layers
 from ratrain.ratrainc.calibration.gpt_rows import is_gpt_header, predicted_gpt, read_gpt_rows
-from ratrain.ratrainc.calibration.rows import MeasuredRow, compiled, held_out, predicted, read_rows
-from ratrain.ratrainc.calibration.tables import read_table
+from ratrain.ratrainc.calibration.measured_rows import MeasuredRow, compiled, held_out, predicted, read_rows
+from ratrain.ratrainc.calibration.measured_tables import read_table
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, Strategy
 from ratrain.ratrainc.choices.strategies import strategy as strategy_named
 from ratrain.ratrainc.console.parts import Part, TextTable

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, TextTable
-from ratrain.ratrainc.validation.rows import COMPARED_IN_GROUPS, SPLITS
+from ratrain.ratrainc.validation.validation_rows import COMPARED_IN_GROUPS, SPLITS
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.calibration.fitting import Errors

@@ -18,10 +18,10 @@ from ratrain.targets.mt3000.tiling.attention import (
     attention_schedule,
 )
 from ratrain.targets.mt3000.tiling.gemm import GemmShape, gemm_bound_seconds, gemm_candidates, gemm_schedule
-from ratrain.targets.mt3000.tiling.timing import TileTime, tile_time
+from ratrain.targets.mt3000.tiling.tile_timing import TileTime, tile_time
 
 if TYPE_CHECKING:
-    from ratrain.targets.mt3000.tiles.schedule import TileSchedule
+    from ratrain.targets.mt3000.tiles.tile_schedule import TileSchedule
     from ratrain.targets.mt3000.tiling.core import Cluster
 
 _TIMED = 4

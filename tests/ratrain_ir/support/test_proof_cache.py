@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.ratrain_ir.support import receipts
-from ratrain.ratrain_ir.support.receipts import VARIABLE, digest_of_files, prove, receipt_name
+from ratrain.ratrain_ir.support import proof_cache
+from ratrain.ratrain_ir.support.proof_cache import VARIABLE, digest_of_files, prove, receipt_name
 
 
 class _Proof:
@@ -25,7 +25,7 @@ class _Proof:
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(receipts, "installation", lambda: "this one")
+    monkeypatch.setattr(proof_cache, "installation", lambda: "this one")
     return tmp_path / "cache" / "receipts"
 
 
@@ -81,13 +81,13 @@ def test_a_failed_proof_leaves_nothing(cache):
 
 def test_another_installation_proves_anew(cache, monkeypatch):
     assert _again(b"some bytes")
-    monkeypatch.setattr(receipts, "installation", lambda: "another one")
+    monkeypatch.setattr(proof_cache, "installation", lambda: "another one")
     assert _again(b"some bytes")
 
 
 def test_a_process_that_cannot_tell_what_it_runs_proves(cache, monkeypatch):
     assert _again(b"some bytes")
-    monkeypatch.setattr(receipts, "installation", lambda: None)
+    monkeypatch.setattr(proof_cache, "installation", lambda: None)
     assert _again(b"some bytes")
 
 
@@ -121,7 +121,7 @@ def test_without_a_place_every_proof_is_made(cache, monkeypatch, folder):
 
 
 def test_the_oldest_receipts_go(cache, monkeypatch):
-    monkeypatch.setattr(receipts, "_MOST", 3)
+    monkeypatch.setattr(proof_cache, "_MOST", 3)
     for number in range(6):
         assert _again(bytes([number]))
     assert len(list(cache.iterdir())) == 3
@@ -147,18 +147,18 @@ def test_any_changed_name_or_byte_of_the_package_is_another_digest(tmp_path):
 
 
 def test_the_installation_is_told_by_its_files(monkeypatch):
-    receipts.installation.cache_clear()
-    told = receipts.installation()
+    proof_cache.installation.cache_clear()
+    told = proof_cache.installation()
     assert told is not None
-    assert digest_of_files(receipts._PACKAGE) in told
-    receipts.installation.cache_clear()
-    monkeypatch.setattr(receipts, "_STARTED", 0.0)  # every file is newer than this process
-    assert receipts.installation() is None
-    receipts.installation.cache_clear()
+    assert digest_of_files(proof_cache._PACKAGE) in told
+    proof_cache.installation.cache_clear()
+    monkeypatch.setattr(proof_cache, "_STARTED", 0.0)  # every file is newer than this process
+    assert proof_cache.installation() is None
+    proof_cache.installation.cache_clear()
 
 
 def test_a_package_without_files_is_not_told(monkeypatch, tmp_path):
-    receipts.installation.cache_clear()
-    monkeypatch.setattr(receipts, "_PACKAGE", tmp_path)
-    assert receipts.installation() is None
-    receipts.installation.cache_clear()
+    proof_cache.installation.cache_clear()
+    monkeypatch.setattr(proof_cache, "_PACKAGE", tmp_path)
+    assert proof_cache.installation() is None
+    proof_cache.installation.cache_clear()

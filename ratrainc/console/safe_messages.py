@@ -11,14 +11,14 @@ from ratrain.ratrain_ir.support.diagnostics import Diagnostic, Severity
 from ratrain.ratrainc.console.console import show_diagnostic
 
 
-def tell(diagnostic: Diagnostic) -> None:
+def show_safely(diagnostic: Diagnostic) -> None:
     """Say it on stderr, where there is somebody to hear it."""
     with suppress(OSError, ValueError):  # ValueError: the stream is closed, or cannot hold the characters
         show_diagnostic(diagnostic)
 
 
 @define
-class Telling:
+class SafeMessages:
     """Tells until that fails; then says so once, and is silent."""
 
     has_failed: bool = False
@@ -32,4 +32,4 @@ class Telling:
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a picture of the run, the run is worth more
             self.has_failed = True
             text = f"the run cannot be shown ({type(error).__name__}: {error}): it continues without being shown"
-            tell(Diagnostic("RT002", text, severity=Severity.WARNING))
+            show_safely(Diagnostic("RT002", text, severity=Severity.WARNING))

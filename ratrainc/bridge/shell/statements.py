@@ -11,8 +11,8 @@ from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrainc.bridge.shell.assigning import Assigning
 from ratrain.ratrainc.bridge.shell.commands import Commands
 from ratrain.ratrainc.bridge.shell.conditions import Conditions
-from ratrain.ratrainc.bridge.shell.syntax import parse, source_of
-from ratrain.ratrainc.bridge.shell.text import Script, Text, Unknown, joined, literal, nothing_known
+from ratrain.ratrainc.bridge.shell.shell_syntax import parse, source_of
+from ratrain.ratrainc.bridge.shell.shell_text import Script, Text, Unknown, joined, literal, nothing_known
 from ratrain.ratrainc.bridge.shell.words import Expander
 from ratrain.ratrainc.bridge.shell.world import CommandOutcome, Value, World, merged, split
 

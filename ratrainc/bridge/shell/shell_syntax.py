@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tree_sitter import Node, Parser
 
-    from ratrain.ratrainc.bridge.shell.text import Script
+    from ratrain.ratrainc.bridge.shell.shell_text import Script
 
 _ESCAPED = re.compile(r"\\[^\w'`\n]")
 """Escaped characters that stand for themselves wherever a backslash does anything; in single quotes they end nothing."""
