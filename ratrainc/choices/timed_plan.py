@@ -15,10 +15,10 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrain_ir.support.time_limit import go_on
 from ratrain.targets.codegen.emitter import emit
-from ratrain.targets.machine_target import target_of
 from ratrain.targets.program.program import Program
 from ratrain.targets.simulator.figures import Figures, simulated
 from ratrain.targets.simulator.timeline import Timeline
+from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

@@ -36,8 +36,8 @@ from ratrain.ratrainc.compiling.soundness import check, info_on
 from ratrain.ratrainc.console.progress import OnProgress, Progress, telling, unheard
 from ratrain.targets.codegen.emitter import emit as emit_module
 from ratrain.targets.machine.machine import Machine, load_machine
-from ratrain.targets.machine_target import target_of
 from ratrain.targets.program.rtx import program_bytes, write_program
+from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

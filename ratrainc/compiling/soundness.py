@@ -12,7 +12,7 @@ from ratrain.ratrain_ir.verifier import verify as verify_module
 from ratrain.ratrain_ir.verifier.report import Reporter
 from ratrain.ratrainc.compiling.opening import machine_for
 from ratrain.targets.machine.record import target_info
-from ratrain.targets.machine_target import target_of
+from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, TargetInfo

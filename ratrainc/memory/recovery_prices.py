@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.ratrain_ir.ops.base import Piece
     from ratrain.ratrain_ir.ops.tensor import Tensor
-    from ratrain.targets.machine_target import MachineTarget
     from ratrain.targets.simulator.timeline import Timeline
+    from ratrain.targets.target import MachineTarget
 
 _Key = tuple[Block, int | None]
 """A block, and the slice where micro-batches are cut."""

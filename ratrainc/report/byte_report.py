@@ -29,8 +29,8 @@ from ratrain.ratrainc.facts.slices_note import slices_note
 from ratrain.ratrainc.memory.lever_prices import Prices, Pricing, pricing_of
 from ratrain.ratrainc.memory.recovery_prices import recovery_facts, recovery_table, stores_anything
 from ratrain.targets.codegen.emitter import without_reuse
-from ratrain.targets.machine_target import target_of
 from ratrain.targets.simulator.figures import simulated
+from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Stage

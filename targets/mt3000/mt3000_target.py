@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.targets.machine_target import MachineTarget
 from ratrain.targets.mt3000.tiling.core import cluster_of
 from ratrain.targets.mt3000.tiling.select import with_tiles
+from ratrain.targets.target import MachineTarget
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module

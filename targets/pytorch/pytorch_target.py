@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from ratrain.targets.machine_target import MachineTarget
+from ratrain.targets.target import MachineTarget
 
 
 @frozen

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ratrain.ratrain_ir.ops.compute import BlockOp, Release
 from ratrain.ratrain_ir.verifier.workspace import check_op_workspace
 from ratrain.targets.machine.record import compiled_for
-from ratrain.targets.machine_target import MachineTarget, target_of
+from ratrain.targets.target import MachineTarget, target_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, TargetInfo

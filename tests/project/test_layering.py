@@ -27,7 +27,7 @@ FORBIDDEN = (
         for name in (
             *(
                 f"targets.{room}"
-                for room in ("program", "codegen", "machine", "simulator", "runtime", "verifier", "machine_target")
+                for room in ("program", "codegen", "machine", "simulator", "runtime", "verifier", "target")
             ),
             "ratrainc",
             "api",

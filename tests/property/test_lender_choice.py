@@ -20,7 +20,7 @@ from ratrain.passes.recovery.recompute_choice import Chosen, StageShape, as_chos
 from ratrain.passes.recovery.rewriting import Lender, Rewriting
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.targets.machine.machine import load_machine
-from ratrain.targets.machine_target import target_of
+from ratrain.targets.target import target_of
 from tests.end_to_end.tiny_runs import MODEL, make_plan
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.choices.machine_choice import resized
 from ratrain.ratrainc.planner.search.plan_evaluation import Task, evaluate
 from ratrain.targets.machine.machine import load_machine
-from ratrain.targets.machine_target import target_of
 from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.simulator.timed_run import simulate
+from ratrain.targets.target import target_of
 from tests.end_to_end.tiny_runs import MODEL, losses, make_plan, same_bits, train
 from tests.end_to_end.toys import GEMMA3, NEOX, OLMO2
 

@@ -16,7 +16,7 @@ from ratrain.passes.recovery.recompute_choice import StageShape, as_chosen, choo
 from ratrain.passes.recovery.rewriting import EVERYTHING, Rewriting
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
-from ratrain.targets.machine_target import target_of
+from ratrain.targets.target import target_of
 from tests.end_to_end.tiny_runs import MODEL, make_plan
 from tests.mutation.subjects import WITH_STORES
 

@@ -14,7 +14,7 @@ from ratrain.ratrain_ir.ops.collectives import AllGather, AllReduce, GatherRows,
 from ratrain.ratrainc.console.console import size_text
 from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.timing import collective_way
-from ratrain.targets.machine_target import target_of
+from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

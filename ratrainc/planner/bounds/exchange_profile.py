@@ -17,7 +17,7 @@ from ratrain.ratrain_ir.model.blocks import previous_block
 from ratrain.ratrain_ir.ops.base import Engine, Payload, Phase
 from ratrain.ratrain_ir.ops.collectives import CombineLoss, GatherRows, PeerOp, ReduceRows
 from ratrain.ratrainc.planner.space.units import UNIT_OF, Vector
-from ratrain.targets.machine_target import target_of
+from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

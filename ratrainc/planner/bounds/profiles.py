@@ -23,7 +23,7 @@ from ratrain.targets.machine.capacity import mesh_capacity
 from ratrain.targets.machine.link_groups import Link
 from ratrain.targets.machine.placement import Members, Placement
 from ratrain.targets.machine.timing import TimedOp
-from ratrain.targets.machine_target import target_of
+from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

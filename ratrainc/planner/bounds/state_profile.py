@@ -29,7 +29,7 @@ from ratrain.ratrain_ir.ops.compute import Update
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 from ratrain.ratrainc.planner.space.units import KINDS, UNITS, Vector, block_of
 from ratrain.targets.machine.timing import TimedOp, op_work
-from ratrain.targets.machine_target import MachineTarget, target_of
+from ratrain.targets.target import MachineTarget, target_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan

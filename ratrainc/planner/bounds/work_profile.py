@@ -38,7 +38,7 @@ from ratrain.ratrain_ir.ops.compute import (
     Recompute,
 )
 from ratrain.ratrainc.planner.space.units import KINDS, UNITS, Vector
-from ratrain.targets.machine_target import MachineTarget, target_of
+from ratrain.targets.target import MachineTarget, target_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig

@@ -197,7 +197,7 @@ class Answer:
 
     @property
     def relaxed_bound_seconds(self) -> float:
-        """The same for the closed form."""
+        """Lower bound of the closed form on the seconds of all plans."""
         return self.relaxed_bound[1]
 
     @property
@@ -207,7 +207,7 @@ class Answer:
 
     @property
     def relaxed_gap(self) -> float | None:
-        """The same for the closed form: the most that another schedule or plan could win."""
+        """Distance from the bound of the closed form: the most that another schedule or plan could win."""
         return self._gap_to(self.relaxed_bound)
 
     def _gap_to(self, bound: Cost) -> float | None:

@@ -33,7 +33,7 @@ TARGET = """
 from attrs import frozen
 from ratrain.ratrain_ir.target import WorkspaceRequest
 from ratrain.targets.machine.registry import TARGETS
-from ratrain.targets.machine_target import MachineTarget
+from ratrain.targets.target import MachineTarget
 
 @frozen
 class Roomy(MachineTarget):

@@ -19,8 +19,8 @@ from ratrain.ratrainc.memory.lever_prices import Prices, Pricing, pricing_of
 from ratrain.ratrainc.report import byte_report
 from ratrain.targets.codegen.emitter import without_reuse
 from ratrain.targets.machine.machine import load_machine
-from ratrain.targets.machine_target import target_of
 from ratrain.targets.simulator.figures import simulated
+from ratrain.targets.target import target_of
 from tests.mutation.subjects import SUBJECTS
 from tests.ratrainc.commands.test_cli_tools import MODEL, PLAN, SOURCES
 

@@ -13,8 +13,8 @@ from ratrain.ratrain_ir.ops.compute import Forward, Recompute
 from ratrain.ratrain_ir.ops.memory import Store
 from ratrain.ratrainc.console.parts import show
 from ratrain.ratrainc.memory.recovery_prices import recovery_facts, recovery_table, stores_anything
-from ratrain.targets.machine_target import target_of
 from ratrain.targets.simulator.bubbles import Bubbles, Cause
+from ratrain.targets.target import target_of
 from tests.end_to_end.tiny_runs import make_plan
 from tests.mutation.subjects import SMALL, SUBJECTS, WITH_STORES
 

@@ -20,11 +20,11 @@ from ratrain.ratrain_ir.topology import topology_of
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.machine.shared_gradients import SharedElements, most_shared
 from ratrain.targets.machine.timing import collective_way, op_work, sums_shared
-from ratrain.targets.machine_target import target_of
 from ratrain.targets.runtime.engine import peer_collectives
 from ratrain.targets.runtime.engine.peer_collectives import shared_ranges
 from ratrain.targets.runtime.ranks.collectives import _ALL_REDUCES
 from ratrain.targets.simulator.figures import timed_instruction
+from ratrain.targets.target import target_of
 from tests.end_to_end.tiny_runs import MODEL, make_plan
 from tests.end_to_end.toys import GEMMA3, GPT2, NEOX
 from tests.property.test_tensor_peers import shared_models

@@ -139,6 +139,6 @@ def target_of(machine: Machine) -> MachineTarget:
     if not (isinstance(cls, type) and issubclass(cls, MachineTarget)):
         fail(
             "RT072",
-            f"'{TARGETS.place(machine.target)}' is not a target: it is not a class derived from `MachineTarget` (ratrain.targets.machine_target)",
+            f"'{TARGETS.place(machine.target)}' is not a target: it is not a class derived from `MachineTarget` (ratrain.targets.target)",
         )
     return cls(machine)
