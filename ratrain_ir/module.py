@@ -91,6 +91,11 @@ class Stage:
         found = {tensor.home for tensor in self.tensors.values()}
         return tuple(home for home in Home if home in found)
 
+    @property
+    def bytes_by_home(self) -> dict[Home, int]:
+        """Bytes that the stage takes of each memory its tensors are in."""
+        return {home: self.bytes_in(home) for home in self.homes}
+
     def bytes_in(self, home: Home) -> int:
         """Bytes the stage takes of a memory: the highest end of a tensor that is allocated there."""
         ends = (

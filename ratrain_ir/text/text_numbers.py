@@ -1,8 +1,8 @@
-"""The stages of a `.rtir` as numbers: what a loop reads of the text, without an object for each op and each tensor.
+"""The stages of a `.rtir` as columns, read by a loop over its bytes, without an object for each op and each tensor.
 
-Only ops and tensors of which others are like are made: one op of each kind, the tensors that it takes. Lines of one shape say the same of other
-names, so that one line of each is read as `ratrain.ratrain_ir.text.parser` reads it. What is in another layout than usual, or wrong, raises `UnusualTextError`: the
-whole text is for the parser to read, and to refuse.
+One op of each kind is made, with its tensors. Lines of one shape say the same of other names, so that one line of each
+shape is read as `ratrain.ratrain_ir.text.parser` reads it. What is wrong, or laid out in another way than the printer's,
+raises `UnusualTextError`: the parser reads the whole text then, or refuses it.
 """
 
 from __future__ import annotations
@@ -10,64 +10,52 @@ from __future__ import annotations
 import itertools
 import string
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from ratrain.ratrain_ir.config.types import Home
+from ratrain.ratrain_ir.analysis.columns import Alike, StageColumns
+from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES, Home
 from ratrain.ratrain_ir.module import Module, SourceText, Stage
-from ratrain.ratrain_ir.ops.base import Op
 from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.text.parser import Call, Statements
 from ratrain.ratrain_ir.text.quick_syntax import UnusualTextError, quick_statement
 from ratrain.ratrain_ir.text.syntax import DeclarationRecord
 from ratrain.ratrain_ir.text.text_sweep import (
+    COUNTS,
     ENDED,
-    FORMS,
     IN_NAME,
     KINDS,
+    LINE_NUMBERS,
     MORE_ROOM,
     NONE,
     OPERANDS,
     OPS,
     READ,
     SHAPES,
+    TABLE_COLUMNS,
     TENSORS,
     UNUSUAL,
+    Declared,
+    Groups,
+    Kinds,
+    OpRows,
+    Shapes,
+    StageArrays,
+    TensorForms,
     compiled_sweep,
 )
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.ops.base import Op
 
 Int64s = NDArray[np.int64]
 _STAGE, _END = b"\n  stage @", b"\n  }\n"
 _LARGEST = 1 << 50
 """No tensor begins behind it."""
-
-
-@frozen(eq=False)
-class StageNumbersOfText:
-    """What the text of a stage says."""
-
-    kinds: Int64s
-    """of each op those that are alike, by number"""
-    micro_batches: Int64s
-    """of each op; `NONE` where it has none"""
-    bounds: Int64s
-    """of each op four ends, in `operands`: of what it reads, of what it updates, of what it writes, of what it works in; nothing of a release"""
-    operands: Int64s
-    ended_bounds: Int64s
-    """of each op the end, in `ended`, of what it releases"""
-    ended: Int64s
-    examples: Sequence[Op]
-    """an op of each kind"""
-    carried: NDArray[np.bool_]
-    """by tensor, in the order of declarations"""
-    nbytes: Int64s
-    """by tensor"""
-    offsets: Int64s
-    """by tensor; `NONE` of one that has no address"""
 
 
 @frozen(eq=False)
@@ -85,9 +73,9 @@ class NumberedText:
         """Of the text."""
         return len(self._text)
 
-    def stage(self, index: int) -> StageNumbersOfText:
+    def stage(self, index: int) -> StageColumns:
         """A stage. Raises `UnusualTextError`."""
-        return _StageText(self._text, *self._bodies[index], self._statements).read()
+        return _StageText(index, self._text, *self._bodies[index], self._statements).read()
 
 
 def numbered_text(data: bytes, file: str) -> NumberedText:
@@ -120,6 +108,7 @@ def numbered_text(data: bytes, file: str) -> NumberedText:
 
 @define(eq=False)
 class _StageText:
+    index: int
     text: NDArray[np.uint8]
     begin: int
     stop: int
@@ -132,12 +121,12 @@ class _StageText:
     tensors: dict[int, Tensor] = field(factory=dict)
     """Those that ops of `examples` take."""
 
-    def read(self) -> StageNumbersOfText:
+    def read(self) -> StageColumns:
         lines = int(np.count_nonzero(self.text[self.begin : self.stop] == ord("\n")))
         room = 4 * lines + 1024
         while True:
             arrays = _arrays(lines, room)
-            outcome = compiled_sweep()(self.text, self.begin, self.stop, _CLASSES, *arrays.values())
+            outcome = compiled_sweep()(self.text, self.begin, self.stop, _CLASSES, arrays)
             if outcome != MORE_ROOM:
                 break
             room *= 2
@@ -145,32 +134,34 @@ class _StageText:
             raise UnusualTextError
         return self.numbers(arrays)
 
-    def numbers(self, arrays: dict[str, Any]) -> StageNumbersOfText:
-        count = arrays["counts"]
-        for shape in range(count[SHAPES]):
-            self.learn(shape, arrays["shape_lines"][shape], arrays["shape_sections"][shape].tolist())
-        ops, tensors = count[OPS], count[TENSORS]
-        shapes = arrays["tensor_shapes"][:tensors]
-        carried, nbytes = np.zeros(count[SHAPES], np.bool_), np.zeros(count[SHAPES], np.int64)
+    def numbers(self, made: StageArrays) -> StageColumns:
+        counts, rows = made.counts, made.ops
+        for shape in range(counts[SHAPES]):
+            self.learn(shape, made.shapes.lines[shape], made.shapes.sections[shape].tolist())
+        ops, tensors = counts[OPS], counts[TENSORS]
+        shapes = made.tensors.shapes[:tensors]
+        carried, nbytes = np.zeros(counts[SHAPES], np.bool_), np.zeros(counts[SHAPES], np.int64)
         for shape, tensor in self.declared.items():
             carried[shape], nbytes[shape] = tensor.carried, tensor.type.nbytes
-        offsets = arrays["tensor_offsets"][:tensors]
+        offsets = made.tensors.offsets[:tensors]
         if tensors and offsets.max() > _LARGEST:
             raise UnusualTextError
-        micro_batches = arrays["micro_batches"][:ops]
+        micro_batches = rows.micro_batches[:ops]
         if ops and micro_batches.max() >= self.statements.module.plan.micro_batches:
             raise UnusualTextError
-        return StageNumbersOfText(
-            arrays["op_kinds"][:ops],
-            micro_batches,
-            arrays["bounds"][: 4 * ops],
-            arrays["operands"][: count[OPERANDS]],
-            arrays["ended_bounds"][:ops],
-            arrays["ended"][: count[ENDED]],
-            [self.example(kind, arrays) for kind in range(count[KINDS])],
+        examples = [self.example(kind, made) for kind in range(counts[KINDS])]
+        whole = -(-nbytes[shapes] // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        stops = np.where(offsets == NONE, NONE, offsets + whole)
+        return StageColumns(
+            self.index,
+            *(rows.kinds[:ops], micro_batches, rows.bounds[: 4 * ops], rows.operands[: counts[OPERANDS]]),
+            *(rows.ended_bounds[:ops], rows.ended[: counts[ENDED]]),
+            examples,
+            [Alike() for _ in examples],
             carried[shapes],
-            nbytes[shapes],
             offsets,
+            stops,
+            {Home.DDR: int(stops.max(initial=0))},
         )
 
     def line(self, begin: int, stop: int) -> str:
@@ -191,30 +182,30 @@ class _StageText:
             raise UnusualTextError
         self.calls[shape] = called[0]
 
-    def example(self, kind: int, arrays: dict[str, Any]) -> Op:
-        """The first op of a kind."""
-        op = int(arrays["kind_ops"][kind])
-        make, fields = self.calls[int(arrays["kind_numbers"][arrays["kind_starts"][kind]])]
-        bounds = [int(arrays["bounds"][4 * op - 1]) if op else 0, *arrays["bounds"][4 * op : 4 * op + 4].tolist()]
+    def example(self, kind: int, made: StageArrays) -> Op:
+        """Make the first op of a kind."""
+        op, rows = int(made.kinds.ops[kind]), made.ops
+        make, fields = self.calls[int(made.kinds.numbers[made.kinds.starts[kind]])]
+        bounds = [int(rows.bounds[4 * op - 1]) if op else 0, *rows.bounds[4 * op : 4 * op + 4].tolist()]
         reads, updates, writes, scratch = (
-            tuple(self.tensor(number, arrays) for number in arrays["operands"][start:stop].tolist())
+            tuple(self.tensor(number, made.tensors) for number in rows.operands[start:stop].tolist())
             for start, stop in itertools.pairwise(bounds)
         )
         operands: dict[str, Any] = {"reads": reads, "writes": writes, "updates": updates, "scratch": scratch}
-        micro_batch = int(arrays["micro_batches"][op])
+        micro_batch = int(rows.micro_batches[op])
         if micro_batch != NONE:
             operands["micro_batch"] = micro_batch
-        made = make(**operands, **fields)
-        if (type(made) is Release) != (arrays["is_release"][kind] == 1):
+        op_made = make(**operands, **fields)
+        if (type(op_made) is Release) != (made.kinds.is_release[kind] == 1):
             raise UnusualTextError
-        return made
+        return op_made
 
-    def tensor(self, number: int, arrays: dict[str, Any]) -> Tensor:
+    def tensor(self, number: int, declared: Declared) -> Tensor:
         tensor = self.tensors.get(number)
         if tensor is None:
-            like = self.declared[int(arrays["tensor_shapes"][number])]
-            name = self.line(int(arrays["tensor_starts"][number]), int(arrays["tensor_ends"][number]))
-            offset = int(arrays["tensor_offsets"][number])
+            like = self.declared[int(declared.shapes[number])]
+            name = self.line(int(declared.starts[number]), int(declared.stops[number]))
+            offset = int(declared.offsets[number])
             tensor = Tensor(name, like.kind, like.type, like.carried, None if offset == NONE else offset)
             self.tensors[number] = tensor
         return tensor
@@ -232,31 +223,24 @@ _CLASSES = _classes()
 """Of bytes."""
 
 
-def _arrays(lines: int, room: int) -> dict[str, Any]:
-    """Those that the loop fills, in the order in which it takes them."""
+def _arrays(lines: int, room: int) -> StageArrays:
+    """Make the arrays that the loop fills, for a number of lines; `room`: operands, and sixteenths of bytes of shapes."""
 
     def numbers(*sizes: int) -> Int64s:
         return np.empty(sizes, np.int64)
 
-    return {
-        "counts": numbers(FORMS + 8),
-        "shape_bytes": np.empty(16 * room, np.uint8),
-        **{name: numbers(lines) for name in ("shape_starts", "shape_stops")},
-        "shape_lines": numbers(lines, 2),
-        "shape_sections": numbers(lines, 6),
-        **{f"tensor_{name}": numbers(lines) for name in ("shapes", "starts", "ends", "forms", "offsets")},
-        **{
-            name: numbers(lines)
-            for name in ("next_in_group", "group_firsts", "group_lasts", "group_starts", "group_ends")
-        },
-        **{name: numbers(lines) for name in ("slot_starts", "slot_ends", "form_shapes", "form_slots")},
-        **{name: numbers(lines) for name in ("op_kinds", "micro_batches")},
-        "bounds": numbers(4 * lines),
-        "operands": numbers(room),
-        "ended_bounds": numbers(lines),
-        "ended": numbers(room),
-        "kind_numbers": numbers(room),
-        **{name: numbers(lines) for name in ("kind_starts", "kind_stops", "kind_ops", "is_release")},
-        "found": numbers(3 * room),
-        "table": np.full((1 << (2 * lines).bit_length(), 5), NONE, np.int64),
-    }
+    def of_lines(count: int) -> list[Int64s]:
+        return [numbers(lines) for _ in range(count)]
+
+    return StageArrays(
+        np.zeros(COUNTS, np.int64),
+        Shapes(np.empty(16 * room, np.uint8), numbers(lines), numbers(lines), numbers(lines, 2), numbers(lines, 6)),
+        Declared(*of_lines(6)),
+        Groups(*of_lines(4)),
+        TensorForms(*of_lines(4)),
+        OpRows(numbers(lines), numbers(lines), numbers(4 * lines), numbers(room), numbers(lines), numbers(room)),
+        Kinds(numbers(room), *of_lines(4)),
+        numbers(3 * room),
+        np.full((1 << (2 * lines).bit_length(), TABLE_COLUMNS), NONE, np.int64),
+        numbers(LINE_NUMBERS),
+    )

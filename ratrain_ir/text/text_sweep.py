@@ -1,350 +1,492 @@
 """The inner loop of `ratrain.ratrain_ir.text.text_numbers`, compiled: the lines of a stage as numbers.
 
-What lines are made of, apart from their names of tensors, their micro-batch and their offset, is their *shape*: lines of one shape say the
-same of others. Shapes, names, kinds of ops are numbered as they come, and compared byte by byte.
+    %y.m1 = forward mlp.0 m1 (%w, %x.m1)        the shape of both lines:  $ = forward mlp.0 # ($, $)
+    %y.m2 = forward mlp.0 m2 (%w, %x.m2)
+
+The *shape* of a line is what is left of it when a mark stands for each name of a tensor, for its micro-batch and for
+its offset: lines of one shape say the same of others. Shapes, names and kinds of ops are numbered as they come, compared
+byte by byte, and found again by a hash table with open addressing.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
+from ratrain.ratrain_ir.support.loops import part
 from ratrain.ratrain_ir.support.native_loops import native
 
 NONE = -1
 NAME, MICRO_BATCH, OFFSET = 1, 2, 3
-"""What stands in a shape where a name, a micro-batch, an offset was: bytes that no line has."""
-READ, UNUSUAL, MORE_ROOM, IN_NAME = range(4)
-"""Outcomes: all lines are read; there is something that only the grammar knows, or that is wrong; the arrays are too small.
+"""Marks in a shape: bytes that no line has."""
+READ, MORE_ROOM, UNUSUAL, IN_NAME = range(4)
+"""What the loop returns: all is read, an array was too small, a line is not in the usual layout.
 
 `UNUSUAL` is also what a byte is that stands in no usual line, `IN_NAME` one that may stand in a name, `READ` any other.
 """
 (
     LINES, SHAPES, SHAPE_BYTES, TENSORS, GROUPS, SLOTS, FORMS, OPS, KINDS, KIND_NUMBERS, OPERANDS, ENDED,
-) = range(12)  # fmt: skip
-"""Counts that the loop returns, by place."""
+) = range(COUNTS := 12)  # fmt: skip
+"""Places of the counts that the loop keeps."""
+(
+    MICRO_BATCH_NUMBER, OFFSET_NUMBER, NAMES, WRITES_STOP, UPDATES_BEGIN, UPDATES_STOP, READS_BEGIN, READS_STOP,
+    NAMED_BEFORE, DECLARES, IN_READS, HASH, SHAPE_STOP,
+) = range(LINE_NUMBERS := 13)  # fmt: skip
+"""Places of what the loop knows of a line: its numbers, how many names it has and which of them stand where."""
+_OF_SHAPES, _OF_TENSORS, _OF_GROUPS, _OF_SLOTS, _OF_KINDS = range(TABLE_COLUMNS := 5)
+"""Columns of the hash table."""
+_TAB, _NEWLINE, _BLANK, _PERCENT, _OPEN, _CLOSE, _STAR, _PLUS, _DOT, _ZERO, _NINE, _COLON, _EQUALS = b"\t\n %()*+.09:="
+_UPPER_A, _UPPER_F, _UPPER_Z, _UNDERLINE, _A, _F, _M, _X, _Z = b"AFZ_afmxz"
+_SAVED, _RELEASE = tuple(b"saved "), tuple(b"release")
+
+
+class Shapes(NamedTuple):
+    """Shapes of lines."""
+
+    text: Any
+    """bytes, one shape behind the other"""
+    starts: Any
+    stops: Any
+    lines: Any
+    """of each where its first line begins and ends in the text"""
+    sections: Any
+    """of each how many tensors it writes, updates, reads and names behind; whether it has a micro-batch, an offset"""
+
+
+class Declared(NamedTuple):
+    """Tensors, in the order of their declarations."""
+
+    shapes: Any
+    starts: Any
+    """where its name begins in the text"""
+    stops: Any
+    forms: Any
+    offsets: Any
+    next_in_group: Any
+    """the next one whose name is the same but for its last part"""
+
+
+class Groups(NamedTuple):
+    """Tensors whose names are the same but for their last parts, which `%name.*` means."""
+
+    firsts: Any
+    lasts: Any
+    starts: Any
+    stops: Any
+
+
+class TensorForms(NamedTuple):
+    """All that a rule about one op depends on of a tensor: the shape of its declaration, and of saved ones the slot."""
+
+    shapes: Any
+    slots: Any
+    slot_starts: Any
+    slot_stops: Any
+
+
+class OpRows(NamedTuple):
+    """Ops in their order; columns as in `StageColumns`."""
+
+    kinds: Any
+    micro_batches: Any
+    bounds: Any
+    operands: Any
+    ended_bounds: Any
+    ended: Any
+
+
+class Kinds(NamedTuple):
+    """Ops that are alike: shape, how many tensors each reads, updates, writes and works in, and the forms of these.
+
+    Releases of one shape are of one kind.
+    """
+
+    numbers: Any
+    """of all kinds, one behind the other"""
+    starts: Any
+    stops: Any
+    ops: Any
+    """of each the first op"""
+    is_release: Any
+
+
+class StageArrays(NamedTuple):
+    """All that the loop fills."""
+
+    counts: Any
+    shapes: Shapes
+    tensors: Declared
+    groups: Groups
+    forms: TensorForms
+    ops: OpRows
+    kinds: Kinds
+    names: Any
+    """of each name of a line: start, stop, hash"""
+    table: Any
+    """of numbers by hash, a column a sort of things; `NONE` where it is free; a power of two rows"""
+    line: Any
+    """what is known of the line"""
 
 
 @cache
 def compiled_sweep() -> Any:
-    """The loop."""
+    """Compile the loop."""
     return native(sweep)
 
 
-def sweep(
-    text: Any, begin: int, stop: int, classes: Any,
-    counts: Any, shape_bytes: Any, shape_starts: Any, shape_stops: Any, shape_lines: Any, shape_sections: Any,
-    tensor_shapes: Any, tensor_starts: Any, tensor_ends: Any, tensor_forms: Any, tensor_offsets: Any,
-    next_in_group: Any, group_firsts: Any, group_lasts: Any, group_starts: Any, group_ends: Any, slot_starts: Any, slot_ends: Any,
-    form_shapes: Any, form_slots: Any,
-    op_kinds: Any, micro_batches: Any, bounds: Any, operands: Any, ended_bounds: Any, ended: Any,
-    kind_numbers: Any, kind_starts: Any, kind_stops: Any, kind_ops: Any, kind_is_release: Any, found: Any, table: Any,
-) -> int:  # fmt: skip
-    """Read the lines from `begin` to `stop`; an outcome. `table` is empty (-1), a power of two in size, of rows of 5 columns.
-
-    Of a kind of ops the numbers are: shape, how many tensors it reads, updates, writes, works in, and the form of each. Releases are of one kind a shape,
-    and what they end is apart, in `ended`. All declarations stand before the ops.
-    """
-
-    def intern(column: int, hashed: int, source: Any, start: int, end: int, starts: Any, ends: Any, count: int) -> Any:
-        """The number of some of the source, `count` where it is new: its place is kept then."""
-        at = hashed & (len(table) - 1)
-        while table[at, column] != NONE:
-            number = table[at, column]
-            if ends[number] - starts[number] == end - start:
-                same = True
-                for index in range(end - start):
-                    if source[starts[number] + index] != source[start + index]:
-                        same = False
-                        break
-                if same:
-                    return number
-            at = (at + 1) & (len(table) - 1)
-        table[at, column] = count
-        starts[count] = start
-        ends[count] = end
-        return count
-
-    def find(column: int, hashed: int, start: int, end: int, starts: Any, ends: Any) -> Any:
-        """The number of a part of the text; `NONE` where it has none."""
-        at = hashed & (len(table) - 1)
-        while table[at, column] != NONE:
-            number = table[at, column]
-            if ends[number] - starts[number] == end - start:
-                same = True
-                for index in range(end - start):
-                    if text[starts[number] + index] != text[start + index]:
-                        same = False
-                        break
-                if same:
-                    return number
-            at = (at + 1) & (len(table) - 1)
-        return NONE
-
-    def mixed(hashed: int, value: int) -> int:
-        return ((hashed ^ value) * 16777619) & 0xFFFFFFFFFFF
-
-    lines = shapes = shape_stop = tensors = groups = slots = forms = ops = kinds = kind_stop = used = ends = 0
+def sweep(text: Any, begin: int, stop: int, classes: Any, made: StageArrays) -> int:
+    """Read the lines from `begin` to `stop`; return an outcome. All declarations stand before the ops."""
     position = begin
     while position < stop:
-        line_stop = position
-        while line_stop < stop and text[line_stop] != 10:
-            line_stop += 1
-        line = position
-        while position < line_stop and (text[position] == 32 or text[position] == 9):
+        first = position
+        while position < stop and text[position] != _NEWLINE:
             position += 1
-        lines += 1
-        if position == line_stop:
-            position = line_stop + 1
-            continue
-        if shape_stop + line_stop - position > len(shape_bytes):
-            return MORE_ROOM
-        # the shape, and what stands between
-        shape_start = shape_stop
-        hashed = 7
-        micro_batch = offset = NONE
-        is_declaration = in_reads = False
-        names = names_read = reads_begin = reads_stop = updates_begin = updates_stop = writes_stop = 0
-        start = position
-        while position < line_stop:
-            character = text[position]
-            after_blank = position == start or text[position - 1] == 32
-            mark = character
-            if character == 37:  # %
-                mark = NAME
-                position += 1
-                if 3 * names + 2 >= len(found):
-                    return MORE_ROOM
-                found[3 * names] = position
-                name_hash = group_hash = 7
-                dot = NONE
-                while position < line_stop:
-                    character = text[position]
-                    if classes[character] != IN_NAME:
-                        break
-                    if character == 46:
-                        dot = position
-                        group_hash = name_hash
-                    name_hash = mixed(name_hash, character)
-                    position += 1
-                found[3 * names + 1] = position
-                is_group = dot != NONE and dot == position - 2 and text[position - 1] == 42
-                found[3 * names + 2] = group_hash if is_group else name_hash
-                names += 1
-            elif classes[character] == UNUSUAL:
-                return UNUSUAL
-            elif (
-                character == 109
-                and after_blank
-                and micro_batch == NONE
-                and position > start
-                and text[position - 2] != 61
-            ):
-                # a word that is m and digits, but for the first word of the op, behind which it may stand
-                place = position + 1
-                number = 0
-                while place < line_stop and 48 <= text[place] <= 57 and place - position < 10:
-                    number = 10 * number + text[place] - 48
-                    place += 1
-                if place > position + 1 and (place == line_stop or text[place] == 32):
-                    mark, micro_batch, position = MICRO_BATCH, number, place
-                else:
-                    position += 1
-            elif (
-                character == 48
-                and after_blank
-                and offset == NONE
-                and position + 1 < line_stop
-                and text[position + 1] == 120
-            ):
-                place = position + 2
-                number = 0
-                digits = 0
-                while place < line_stop and digits < 13:
-                    digit = text[place]
-                    if 48 <= digit <= 57:
-                        digit -= 48
-                    elif 97 <= digit <= 102:
-                        digit -= 87
-                    elif 65 <= digit <= 70:
-                        digit -= 55
-                    else:
-                        break
-                    number = 16 * number + digit
-                    digits += 1
-                    place += 1
-                if digits and place == line_stop:
-                    mark, offset, position = OFFSET, number, place
-                else:
-                    position += 1
-            else:
-                if character == 58:
-                    is_declaration = True
-                elif character == 61:
-                    if text[position - 1] == 43:
-                        updates_begin, updates_stop = max(writes_stop, 0), names
-                    else:
-                        writes_stop = names
-                    names_read = names
-                elif character == 40:
-                    reads_begin = names
-                    in_reads = True
-                elif character == 41:
-                    reads_stop = names
-                    in_reads = False
-                    names_read = names
-                position += 1
-            shape_bytes[shape_stop] = mark
-            shape_stop += 1
-            hashed = mixed(hashed, mark)
-        if in_reads or shape_stop == shape_start:
-            return UNUSUAL
-        if shapes == len(shape_lines):
-            return MORE_ROOM
-        shape = intern(0, hashed, shape_bytes, shape_start, shape_stop, shape_starts, shape_stops, shapes)
-        if shape == shapes:
-            shape_lines[shapes, 0], shape_lines[shapes, 1] = line, line_stop
-            sections = shape_sections[shapes]
-            sections[0], sections[1], sections[2] = writes_stop, updates_stop - updates_begin, reads_stop - reads_begin
-            sections[3], sections[4], sections[5] = names - names_read, micro_batch != NONE, offset != NONE
-            shapes += 1
-        else:
-            shape_stop = shape_start
-        position = line_stop + 1
-        if is_declaration:
-            if names != 1 or ops or micro_batch != NONE or tensors == len(tensor_starts):
-                return UNUSUAL
-            first, end = found[0], found[1]
-            # a name: letters, digits, '_' and '-' between single dots; it begins with a letter or '_'
-            character = text[first]
-            if first == end or not (97 <= character <= 122 or 65 <= character <= 90 or character == 95):
-                return UNUSUAL
-            dot = NONE
-            whole = group_hash = 7
-            slot_hash = 7
-            for place in range(first, end):
-                character = text[place]
-                if character == 42 or (character == 46 and (place == end - 1 or text[place + 1] == 46)):
-                    return UNUSUAL
-                if character == 46:
-                    dot = place
-                    group_hash = whole
-                    slot_hash = 7
-                else:
-                    slot_hash = mixed(slot_hash, character)
-                whole = mixed(whole, character)
-            if intern(1, whole, text, first, end, tensor_starts, tensor_ends, tensors) != tensors:
-                return UNUSUAL
-            next_in_group[tensors] = NONE
-            if dot != NONE:
-                group = intern(2, group_hash, text, first, dot, group_starts, group_ends, groups)
-                if group == groups:
-                    groups += 1
-                    group_firsts[group] = tensors
-                else:
-                    next_in_group[group_lasts[group]] = tensors
-                group_lasts[group] = tensors
-            slot = NONE
-            saved = shape_starts[shape]
-            if (
-                shape_bytes[saved] == 115
-                and shape_bytes[saved + 1] == 97
-                and shape_bytes[saved + 2] == 118
-                and shape_bytes[saved + 3] == 101
-                and shape_bytes[saved + 4] == 100
-                and shape_bytes[saved + 5] == 32
-            ):
-                slot_start = first if dot == NONE else dot + 1
-                slot = intern(3, slot_hash, text, slot_start, end, slot_starts, slot_ends, slots)
-                if slot == slots:
-                    slots += 1
-            form = NONE
-            for known in range(forms):
-                if form_shapes[known] == shape and form_slots[known] == slot:
-                    form = known
-                    break
-            if form == NONE:
-                form = forms
-                if forms == len(form_shapes):
-                    return UNUSUAL
-                form_shapes[form], form_slots[form] = shape, slot
-                forms += 1
-            tensor_shapes[tensors], tensor_forms[tensors], tensor_offsets[tensors] = shape, form, offset
-            tensors += 1
-            continue
-        # an op
-        if offset != NONE or ops == len(op_kinds):
-            return UNUSUAL
-        letters = shape_starts[shape]
-        is_release = (
-            shape_stops[shape] - letters >= 7
-            and shape_bytes[letters] == 114
-            and shape_bytes[letters + 1] == 101
-            and shape_bytes[letters + 2] == 108
-            and shape_bytes[letters + 3] == 101
-            and shape_bytes[letters + 4] == 97
-            and shape_bytes[letters + 5] == 115
-            and shape_bytes[letters + 6] == 101
-            and (shape_stops[shape] - letters == 7 or shape_bytes[letters + 7] == 32)
-        )
-        if is_release and (names_read != names or writes_stop or updates_stop):
-            return UNUSUAL
-        kind_start = kind_stop
-        if kind_stop + 5 > len(kind_numbers):
-            return MORE_ROOM
-        kind_numbers[kind_stop] = shape
-        kind_stop += 5
-        for section in range(4):
-            if section == 0:
-                first, end = reads_begin, reads_stop
-            elif section == 1:
-                first, end = updates_begin, updates_stop
-            elif section == 2:
-                first, end = 0, writes_stop
-            else:
-                first, end = names_read, names
-            before = ends if is_release else used
-            for name in range(first, end):
-                start, name_stop, name_hash = found[3 * name], found[3 * name + 1], found[3 * name + 2]
-                if name_stop - start > 2 and text[name_stop - 1] == 42 and text[name_stop - 2] == 46:
-                    group = find(2, name_hash, start, name_stop - 2, group_starts, group_ends)
-                    if group == NONE:
-                        return UNUSUAL
-                    tensor = group_firsts[group]
-                else:
-                    group = NONE
-                    tensor = find(1, name_hash, start, name_stop, tensor_starts, tensor_ends)
-                    if tensor == NONE:
-                        return UNUSUAL
-                while tensor != NONE:
-                    if used == len(operands) or ends == len(ended) or kind_stop == len(kind_numbers):
-                        return MORE_ROOM
-                    if is_release:
-                        ended[ends] = tensor
-                        ends += 1
-                    else:
-                        operands[used] = tensor
-                        used += 1
-                        kind_numbers[kind_stop] = tensor_forms[tensor]
-                        kind_stop += 1
-                    tensor = NONE if group == NONE else next_in_group[tensor]
-            bounds[4 * ops + section] = used
-            kind_numbers[kind_start + 1 + section] = 0 if is_release else used - before
-        ended_bounds[ops] = ends
-        hashed = 7
-        for place in range(kind_start, kind_stop):
-            hashed = mixed(hashed, kind_numbers[place])
-        if kinds == len(kind_ops):
-            return MORE_ROOM
-        kind = intern(4, hashed, kind_numbers, kind_start, kind_stop, kind_starts, kind_stops, kinds)
-        if kind == kinds:
-            kind_ops[kinds], kind_is_release[kinds] = ops, is_release
-            kinds += 1
-        else:
-            kind_stop = kind_start
-        op_kinds[ops], micro_batches[ops] = kind, micro_batch
-        ops += 1
-    counts[LINES], counts[SHAPES], counts[SHAPE_BYTES], counts[TENSORS] = lines, shapes, shape_stop, tensors
-    counts[GROUPS], counts[SLOTS], counts[FORMS], counts[OPS] = groups, slots, forms, ops
-    counts[KINDS], counts[KIND_NUMBERS], counts[OPERANDS], counts[ENDED] = kinds, kind_stop, used, ends
+        made.counts[LINES] += 1
+        start = first
+        while start < position and (text[start] == _BLANK or text[start] == _TAB):
+            start += 1
+        if start < position:
+            outcome = _read_line(text, first, start, position, classes, made)
+            if outcome != READ:
+                return outcome
+        position += 1
     return READ
+
+
+@part
+def _read_line(text: Any, first: int, start: int, stop: int, classes: Any, made: Any) -> int:
+    """Read a line that begins at `first`, with blanks up to `start`."""
+    outcome = _read_shape(text, start, stop, classes, made)
+    if outcome != READ:
+        return outcome
+    counts, shapes, line = made.counts, made.shapes, made.line
+    if counts[SHAPES] == len(shapes.lines):
+        return MORE_ROOM
+    known = counts[SHAPES]
+    shape = _intern(
+        _OF_SHAPES, line[HASH], shapes.text, counts[SHAPE_BYTES], line[SHAPE_STOP], shapes.starts, shapes.stops, known,
+        made.table,
+    )  # fmt: skip
+    if shape == known:
+        shapes.lines[shape, 0], shapes.lines[shape, 1] = first, stop
+        sections = shapes.sections[shape]
+        sections[0], sections[1] = line[WRITES_STOP], line[UPDATES_STOP] - line[UPDATES_BEGIN]
+        sections[2], sections[3] = line[READS_STOP] - line[READS_BEGIN], line[NAMES] - line[NAMED_BEFORE]
+        sections[4], sections[5] = line[MICRO_BATCH_NUMBER] != NONE, line[OFFSET_NUMBER] != NONE
+        counts[SHAPES] += 1
+        counts[SHAPE_BYTES] = line[SHAPE_STOP]
+    if line[DECLARES]:
+        return _declare(text, shape, made)
+    return _add_op(text, shape, made)
+
+
+@part
+def _read_shape(text: Any, start: int, stop: int, classes: Any, made: Any) -> int:
+    """Write the shape of a line behind the known ones; note its names, its numbers and what stands where."""
+    line, written, at = made.line, made.shapes.text, made.counts[SHAPE_BYTES]
+    if at + stop - start > len(written):
+        return MORE_ROOM
+    line[:] = 0
+    line[MICRO_BATCH_NUMBER] = line[OFFSET_NUMBER] = NONE
+    hashed, begin, position = 7, at, start
+    while position < stop:
+        character = mark = text[position]
+        behind_blank = position == start or text[position - 1] == _BLANK
+        if character == _PERCENT:
+            if 3 * line[NAMES] + 2 >= len(made.names):
+                return MORE_ROOM
+            position = _read_name(text, position + 1, stop, classes, made.names, line)
+            mark = NAME
+        elif classes[character] == UNUSUAL:
+            return UNUSUAL
+        elif character == _M and behind_blank and position > start and text[position - 2] != _EQUALS:
+            # a word behind the first word of the op, which may itself stand behind an equals sign
+            position, mark = _read_micro_batch(text, position, stop, line)
+        elif character == _ZERO and behind_blank:
+            position, mark = _read_offset(text, position, stop, line)
+        else:
+            _note_sign(text, position, line)
+            position += 1
+        written[at] = mark
+        at += 1
+        hashed = _mixed(hashed, mark)
+    line[HASH], line[SHAPE_STOP] = hashed, at
+    return UNUSUAL if line[IN_READS] or at == begin else READ
+
+
+@part
+def _read_name(text: Any, position: int, stop: int, classes: Any, names: Any, line: Any) -> int:
+    """Note a name; return where it ends. Of `name.*` the hash is that of the part before the dot."""
+    number = 3 * line[NAMES]
+    names[number] = position
+    whole = group = 7
+    dot = NONE
+    while position < stop and classes[text[position]] == IN_NAME:
+        if text[position] == _DOT:
+            dot = position
+            group = whole
+        whole = _mixed(whole, text[position])
+        position += 1
+    names[number + 1] = position
+    is_group = dot != NONE and dot == position - 2 and text[position - 1] == _STAR
+    names[number + 2] = group if is_group else whole
+    line[NAMES] += 1
+    return position
+
+
+@part
+def _read_micro_batch(text: Any, position: int, stop: int, line: Any) -> Any:
+    """Note the micro-batch where a whole word is an m and digits; return where to go on, and the mark."""
+    place, number = position + 1, 0
+    while place < stop and _ZERO <= text[place] <= _NINE and place - position < 10:
+        number = 10 * number + text[place] - _ZERO
+        place += 1
+    if line[MICRO_BATCH_NUMBER] == NONE and place > position + 1 and (place == stop or text[place] == _BLANK):
+        line[MICRO_BATCH_NUMBER] = number
+        return place, MICRO_BATCH
+    return position + 1, _M
+
+
+@part
+def _read_offset(text: Any, position: int, stop: int, line: Any) -> Any:
+    """Note the offset where the rest of the line is 0x and digits; return where to go on, and the mark."""
+    place, number = position + 2, 0
+    if position + 1 < stop and text[position + 1] == _X:
+        while place < stop and place - position < 15:
+            digit = text[place]
+            if _ZERO <= digit <= _NINE:
+                value = digit - _ZERO
+            elif _A <= digit <= _F:
+                value = digit - _A + 10
+            elif _UPPER_A <= digit <= _UPPER_F:
+                value = digit - _UPPER_A + 10
+            else:
+                break
+            number = 16 * number + value
+            place += 1
+        if line[OFFSET_NUMBER] == NONE and place > position + 2 and place == stop:
+            line[OFFSET_NUMBER] = number
+            return place, OFFSET
+    return position + 1, _ZERO
+
+
+@part
+def _note_sign(text: Any, position: int, line: Any) -> None:
+    """Note what a sign says of the names before and behind it."""
+    character = text[position]
+    if character == _COLON:
+        line[DECLARES] = 1
+    elif character == _EQUALS:
+        if text[position - 1] == _PLUS:
+            line[UPDATES_BEGIN], line[UPDATES_STOP] = line[WRITES_STOP], line[NAMES]
+        else:
+            line[WRITES_STOP] = line[NAMES]
+        line[NAMED_BEFORE] = line[NAMES]
+    elif character == _OPEN:
+        line[READS_BEGIN] = line[NAMES]
+        line[IN_READS] = 1
+    elif character == _CLOSE:
+        line[READS_STOP] = line[NAMES]
+        line[IN_READS] = 0
+        line[NAMED_BEFORE] = line[NAMES]
+
+
+@part
+def _declare(text: Any, shape: int, made: Any) -> int:
+    """Add the tensor of a declaration."""
+    counts, tensors, groups, line = made.counts, made.tensors, made.groups, made.line
+    number = counts[TENSORS]
+    if line[NAMES] != 1 or counts[OPS] or line[MICRO_BATCH_NUMBER] != NONE or number == len(tensors.starts):
+        return UNUSUAL
+    first, stop = made.names[0], made.names[1]
+    # a name: letters, digits, '_' and '-' between single dots; it begins with a letter or '_'
+    letter = text[first]
+    if first == stop or not (_A <= letter <= _Z or _UPPER_A <= letter <= _UPPER_Z or letter == _UNDERLINE):
+        return UNUSUAL
+    dot = NONE
+    whole = group_hash = slot_hash = 7
+    for place in range(first, stop):
+        character = text[place]
+        if character == _STAR or (character == _DOT and (place == stop - 1 or text[place + 1] == _DOT)):
+            return UNUSUAL
+        if character == _DOT:
+            dot, group_hash, slot_hash = place, whole, 7
+        else:
+            slot_hash = _mixed(slot_hash, character)
+        whole = _mixed(whole, character)
+    if _intern(_OF_TENSORS, whole, text, first, stop, tensors.starts, tensors.stops, number, made.table) != number:
+        return UNUSUAL  # declared twice
+    tensors.next_in_group[number] = NONE
+    if dot != NONE:
+        known = counts[GROUPS]
+        group = _intern(_OF_GROUPS, group_hash, text, first, dot, groups.starts, groups.stops, known, made.table)
+        if group == known:
+            counts[GROUPS] += 1
+            groups.firsts[group] = number
+        else:
+            tensors.next_in_group[groups.lasts[group]] = number
+        groups.lasts[group] = number
+    form = _form(text, shape, first if dot == NONE else dot + 1, stop, slot_hash, made)
+    if form == NONE:
+        return UNUSUAL
+    tensors.shapes[number], tensors.forms[number], tensors.offsets[number] = shape, form, line[OFFSET_NUMBER]
+    counts[TENSORS] += 1
+    return READ
+
+
+@part
+def _form(text: Any, shape: int, slot_start: int, stop: int, slot_hash: int, made: Any) -> Any:
+    """Number the form of a tensor; return `NONE` where there are too many."""
+    counts, shapes, forms = made.counts, made.shapes, made.forms
+    slot = NONE
+    if _begins_with(shapes.text, shapes.starts[shape], shapes.stops[shape], _SAVED):
+        known = counts[SLOTS]
+        slot = _intern(
+            _OF_SLOTS, slot_hash, text, slot_start, stop, forms.slot_starts, forms.slot_stops, known, made.table
+        )
+        counts[SLOTS] += slot == known
+    for form in range(counts[FORMS]):
+        if forms.shapes[form] == shape and forms.slots[form] == slot:
+            return form
+    form = counts[FORMS]
+    if form == len(forms.shapes):
+        return NONE
+    forms.shapes[form], forms.slots[form] = shape, slot
+    counts[FORMS] += 1
+    return form
+
+
+@part
+def _add_op(text: Any, shape: int, made: Any) -> int:
+    """Add an op, and number its kind."""
+    counts, shapes, ops, kinds, line = made.counts, made.shapes, made.ops, made.kinds, made.line
+    op = counts[OPS]
+    if line[OFFSET_NUMBER] != NONE or op == len(ops.kinds):
+        return UNUSUAL
+    start, stop = shapes.starts[shape], shapes.stops[shape]
+    word_stop = start + len(_RELEASE)
+    is_release = _begins_with(shapes.text, start, stop, _RELEASE) and (
+        word_stop == stop or shapes.text[word_stop] == _BLANK
+    )
+    if is_release and (line[NAMED_BEFORE] != line[NAMES] or line[WRITES_STOP] or line[UPDATES_STOP]):
+        return UNUSUAL
+    begin = counts[KIND_NUMBERS]
+    if begin + 5 > len(kinds.numbers):
+        return MORE_ROOM
+    kinds.numbers[begin] = shape
+    counts[KIND_NUMBERS] += 5
+    sections = (
+        (line[READS_BEGIN], line[READS_STOP]),
+        (line[UPDATES_BEGIN], line[UPDATES_STOP]),
+        (0, line[WRITES_STOP]),
+        (line[NAMED_BEFORE], line[NAMES]),
+    )
+    for section in range(4):
+        before = counts[OPERANDS]
+        for name in range(sections[section][0], sections[section][1]):
+            outcome = _add_operands(text, name, is_release, made)
+            if outcome != READ:
+                return outcome
+        ops.bounds[4 * op + section] = counts[OPERANDS]
+        kinds.numbers[begin + 1 + section] = counts[OPERANDS] - before
+    ops.ended_bounds[op] = counts[ENDED]
+    if counts[KINDS] == len(kinds.ops):
+        return MORE_ROOM
+    ops.kinds[op], ops.micro_batches[op] = _kind(op, begin, is_release, made), line[MICRO_BATCH_NUMBER]
+    counts[OPS] += 1
+    return READ
+
+
+@part
+def _kind(op: int, begin: int, is_release: bool, made: Any) -> Any:
+    """Number the kind of an op, whose numbers stand behind all others, from `begin`; they stay only if it is new."""
+    counts, kinds = made.counts, made.kinds
+    hashed = 7
+    for place in range(begin, counts[KIND_NUMBERS]):
+        hashed = _mixed(hashed, kinds.numbers[place])
+    known, stop = counts[KINDS], counts[KIND_NUMBERS]
+    kind = _intern(_OF_KINDS, hashed, kinds.numbers, begin, stop, kinds.starts, kinds.stops, known, made.table)
+    if kind == known:
+        kinds.ops[kind], kinds.is_release[kind] = op, is_release
+        counts[KINDS] += 1
+    else:
+        counts[KIND_NUMBERS] = begin
+    return kind
+
+
+@part
+def _add_operands(text: Any, name: int, is_release: bool, made: Any) -> int:
+    """Add the tensor that a name means, or all that `name.*` means, to an op; to what it ends if it is a release."""
+    counts, tensors, groups, ops, kinds = made.counts, made.tensors, made.groups, made.ops, made.kinds
+    start, stop, hashed = made.names[3 * name], made.names[3 * name + 1], made.names[3 * name + 2]
+    is_group = stop - start > 2 and text[stop - 1] == _STAR and text[stop - 2] == _DOT
+    if is_group:
+        group, _ = _find(_OF_GROUPS, hashed, text, start, stop - 2, groups.starts, groups.stops, made.table)
+        tensor = NONE if group == NONE else groups.firsts[group]
+    else:
+        tensor, _ = _find(_OF_TENSORS, hashed, text, start, stop, tensors.starts, tensors.stops, made.table)
+    if tensor == NONE:
+        return UNUSUAL
+    while tensor != NONE:
+        used, ends, place = counts[OPERANDS], counts[ENDED], counts[KIND_NUMBERS]
+        if used == len(ops.operands) or ends == len(ops.ended) or place == len(kinds.numbers):
+            return MORE_ROOM
+        if is_release:
+            ops.ended[ends] = tensor
+            counts[ENDED] += 1
+        else:
+            ops.operands[used] = tensor
+            kinds.numbers[place] = tensors.forms[tensor]
+            counts[OPERANDS] += 1
+            counts[KIND_NUMBERS] += 1
+        tensor = tensors.next_in_group[tensor] if is_group else NONE
+    return READ
+
+
+@part
+def _begins_with(text: Any, start: int, stop: int, word: Any) -> bool:
+    """Tell whether bytes begin with a word."""
+    if stop - start < len(word):
+        return False
+    for index in range(len(word)):  # noqa: SIM110 - numba compiles no generators
+        if text[start + index] != word[index]:
+            return False
+    return True
+
+
+@part
+def _mixed(hashed: int, value: int) -> int:
+    """Mix a number into a hash."""
+    return ((hashed ^ value) * 16777619) & 0xFFFFFFFFFFF
+
+
+@part
+def _find(
+    column: int, hashed: int, source: Any, start: int, stop: int, starts: Any, stops: Any, table: Any
+) -> Any:  # fmt: skip
+    """Find the number of a part of the source, else `NONE`; and its row in the table, else the free one."""
+    row = hashed & (len(table) - 1)
+    while table[row, column] != NONE:
+        number = table[row, column]
+        if stops[number] - starts[number] == stop - start:
+            same = True
+            for index in range(stop - start):
+                if source[starts[number] + index] != source[start + index]:
+                    same = False
+                    break
+            if same:
+                return number, row
+        row = (row + 1) & (len(table) - 1)
+    return NONE, row
+
+
+@part
+def _intern(
+    column: int, hashed: int, source: Any, start: int, stop: int, starts: Any, stops: Any, count: int, table: Any
+) -> Any:  # fmt: skip
+    """Number a part of the source: `count` where it is new, and its place is kept then."""
+    number, row = _find(column, hashed, source, start, stop, starts, stops, table)
+    if number == NONE:
+        number = table[row, column] = count
+        starts[count], stops[count] = start, stop
+    return number

@@ -12,6 +12,9 @@
 5. workspace (`workspace`), where a target is given: each op of a module that names its target has what its routine needs RT025.
 
 Errors in one layer stop the later ones, whose findings would be noise. All errors of a layer are reported.
+
+Each rule is written once, over an op of each kind or over columns (`columns`). A large text is proved from columns that
+are read of it without making its ops (`prove_text`); what is wrong there is said after the text was parsed.
 """
 
 from __future__ import annotations
@@ -19,18 +22,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ratrain.ratrain_ir.side_by_side import each_stage, processes_for
+from ratrain.ratrain_ir.analysis.columns import FoundError, StageColumns
+from ratrain.ratrain_ir.module import Level, Stage
+from ratrain.ratrain_ir.ops.messages import GUEST_OPS
+from ratrain.ratrain_ir.side_by_side import each, each_stage, processes_for
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
-from ratrain.ratrain_ir.verifier.communication import check_communication
+from ratrain.ratrain_ir.support.loops import at_any_size
+from ratrain.ratrain_ir.verifier.communication import check_communication, check_stage_claim
 from ratrain.ratrain_ir.verifier.memory import check_memory
-from ratrain.ratrain_ir.verifier.report import FoundError, Reporter, refuser
+from ratrain.ratrain_ir.verifier.report import Reporter, refuser
+from ratrain.ratrain_ir.verifier.stage_ends import StageEnds, stage_ends
 from ratrain.ratrain_ir.verifier.structure import check_structure
 from ratrain.ratrain_ir.verifier.symbolic_traces import check_dataflow
 from ratrain.ratrain_ir.verifier.workspace import check_workspace
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.module import Module, Stage
+    from ratrain.ratrain_ir.module import Module
     from ratrain.ratrain_ir.target import Target
+    from ratrain.ratrain_ir.text.text_numbers import NumberedText
 
 LAYERS: tuple[Callable[[Module, Reporter, Sequence[Stage]], None], ...] = (
     check_structure,
@@ -38,41 +47,31 @@ LAYERS: tuple[Callable[[Module, Reporter, Sequence[Stage]], None], ...] = (
     check_memory,
 )
 """What is asked of each stage alone, before what is asked of them all."""
+_BYTES_OF_AN_OP = 150
+"""Bytes of text an op takes, with its declarations: about."""
 
 
 def verify(module: Module, diagnostics: Diagnostics, target: Target | None = None) -> None:
     """Report everything that is wrong with a module; with the target it names, also what its routines lack."""
     reporter = Reporter(module, diagnostics)
     ops = sum(len(stage.ops) for stage in module.stages)
-    if processes_for(len(module.stages), work=ops) > 1 and _stages_are_sound(module, target):
-        check_communication(module, reporter)
-        return
+    if processes_for(len(module.stages), work=ops) > 1:
+        first, *others = module.stages
+        # the first one loads the loops, for processes beside this one too
+        found = [_proved(module, first, target)]
+        found += each_stage(lambda stage: _proved(module, stage, target), others) if found[0] is not None else []
+        ends = [each for each in found if each is not None]
+        if len(ends) == len(module.stages):
+            check_communication(module, reporter, ends, claimed=True)
+            return
     for layer in LAYERS:
         layer(module, reporter, module.stages)
         if diagnostics.errors:
             return
-    check_communication(module, reporter)
+    ends = [stage_ends(module, stage, reporter.columns(stage)) for stage in module.stages]
+    check_communication(module, reporter, ends)
     if target is not None and not diagnostics.errors:
         check_workspace(module, target, reporter, module.stages)
-
-
-def _stages_are_sound(module: Module, target: Target | None) -> bool:
-    """Whether no rule about one stage finds anything in any, each looked at by itself, side by side."""
-    report = refuser(module)
-
-    def is_sound(stage: Stage) -> bool:
-        try:
-            for layer in LAYERS:
-                layer(module, report, [stage])
-            if target is not None:
-                check_workspace(module, target, report, [stage])
-        except FoundError:
-            return False
-        return not report.diagnostics.items
-
-    first, *others = module.stages
-    # the first one loads the loops, for processes beside this one too
-    return is_sound(first) and all(each_stage(is_sound, others))
 
 
 def check(module: Module, target: Target | None = None) -> None:
@@ -80,3 +79,57 @@ def check(module: Module, target: Target | None = None) -> None:
     diagnostics = Diagnostics()
     verify(module, diagnostics, target)
     diagnostics.check()
+
+
+def is_provable(module: Module) -> bool:
+    """Tell whether a text of a module can be proved from columns: where it is allocated, and without slices."""
+    return module.level is Level.ALLOCATED and module.target is not None and not module.plan.slices
+
+
+def prove_text(module: Module, text: NumberedText, target: Target | None) -> int | None:
+    """Prove the text of a module that `is_provable` sound on a target; return how many ops it has.
+
+    Return None where something may be wrong, or where stages keep bytes for each other or use other memories: the text
+    is then to be parsed and verified. Raises `UnusualTextError` as it is read.
+    """
+    if target is None:
+        return None
+
+    def proved(index: int) -> StageEnds | None:
+        with at_any_size():  # the compiler is there: the text was read by it
+            columns = text.stage(index)
+            if any(isinstance(op, GUEST_OPS) for op in columns.examples):
+                return None
+            return _proved(module, module.stages[index], target, columns)
+
+    # the first one loads the loops, for processes beside this one too
+    found = [proved(0), *each(proved, range(1, len(module.stages)), work=text.nbytes // _BYTES_OF_AN_OP)]
+    ends = [each for each in found if each is not None]
+    if len(ends) < len(found):
+        return None
+    try:
+        check_communication(module, refuser(module), ends, claimed=True)
+    except FoundError:
+        return None
+    return sum(stage.events.count for stage in ends)
+
+
+def _proved(
+    module: Module, stage: Stage, target: Target | None, columns: StageColumns | None = None
+) -> StageEnds | None:
+    """Look at a stage by itself; return its ends unless a rule about one stage finds something."""
+    report = refuser(module)
+    ordered = stage
+    if columns is not None:
+        report.know(stage, columns)
+        ordered = Stage(stage.index, {}, list(columns.bare_passes()))
+    try:
+        for layer in LAYERS:
+            layer(module, report, [stage])
+        if target is not None:
+            check_workspace(module, target, report, [stage])
+        if module.level is not Level.DATAFLOW:
+            check_stage_claim(module, ordered, report)
+        return stage_ends(module, stage, report.columns(stage))
+    except FoundError:
+        return None

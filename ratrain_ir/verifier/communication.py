@@ -2,167 +2,174 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+import numpy as np
 from attrs import evolve
 
 from ratrain.ratrain_ir.analysis.chunk_actions import chunk_actions
-from ratrain.ratrain_ir.analysis.progress import Event, blocking_cycle, channels, meeting_stages
-from ratrain.ratrain_ir.model.blocks import Block
+from ratrain.ratrain_ir.analysis.columns import FoundError
+from ratrain.ratrain_ir.analysis.progress import Event, cycle_of
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops.base import Op, Piece, piece_text
-from ratrain.ratrain_ir.ops.collectives import AllReduce, AllReduceScalar
+from ratrain.ratrain_ir.ops.base import Op, piece_text
 from ratrain.ratrain_ir.ops.compute import Forward, InputGradientOp
-from ratrain.ratrain_ir.ops.kinds import piece_of
-from ratrain.ratrain_ir.ops.messages import GuestOp, MessageOp
 from ratrain.ratrain_ir.schedules.action import Action, ActionKind
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, most_held
 from ratrain.ratrain_ir.support.diagnostics import Location, Note
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.topology import Hop
     from ratrain.ratrain_ir.verifier.report import Reporter
+    from ratrain.ratrain_ir.verifier.stage_ends import Message, StageEnds
 
 
-def check_communication(module: Module, report: Reporter) -> None:
-    """Run all rules of this layer."""
-    check_channels(module, report)
-    check_collectives(module, report)
+def check_communication(module: Module, report: Reporter, ends: Sequence[StageEnds], *, claimed: bool = False) -> None:
+    """Run all rules of this layer; `claimed`: each stage is known to have the order of the schedule."""
+    check_channels(module, ends, report)
+    check_collectives(module, ends, report)
     if module.level is Level.DATAFLOW or report.diagnostics.errors:
         return
-    check_schedule_claim(module, report)
-    check_progress(module, report)
+    for stage in () if claimed else module.stages:
+        check_stage_claim(module, stage, report)
+    check_progress(module, ends, report)
 
 
-def check_channels(module: Module, report: Reporter) -> None:
+def _op(module: Module, stage: int, position: int) -> Op:
+    """Find an op for its words. Raises `FoundError` where the module's ops were not made."""
+    ops = module.stages[stage].ops
+    if not ops:
+        raise FoundError
+    return ops[position]
+
+
+def check_channels(module: Module, ends: Sequence[StageEnds], report: Reporter) -> None:
     """RT040, RT041: the k-th receive of a channel takes the k-th message sent."""
-    for hop, (sends, recvs) in channels(module).items():
-        sent = [_op(module, place) for place in sends]
-        received = [_op(module, place) for place in recvs]
-        source, destination = hop.source, hop.target
-        name = f"{hop.channel.payload.value} from @{source} to @{destination}"
-        if not _check_matched(name, sent, received, module, report, source, destination):
-            continue
-        for send, recv in zip(sent, received, strict=True):
-            if _carried(send) != _carried(recv):
-                note = report.note(f"@{source} sends here", send)
-                got, given = (_words_of(_carried(op)) for op in (recv, send))
-                text = f"crossed messages, {name}: @{destination} receives {got} where @{source} sends {given}"
-                report.at_op("RT041", text, module.stages[destination], recv, notes=[note])
-                break
-            if isinstance(send, GuestOp) and not _same_tensors(send, recv, module.stages[destination], report):
-                break
+    sent = {hop: messages for stage in ends for hop, messages in stage.sent.items()}
+    received = {hop: messages for stage in ends for hop, messages in stage.received.items()}
+    for hop in sorted(sent.keys() | received.keys(), key=lambda hop: _first_op(hop, ends)):
+        _check_channel(module, hop, sent.get(hop, []), received.get(hop, []), ends, report)
 
 
-_Carried = tuple[Block | None, Piece]
-"""What a message is of; the block where it says one."""
+def _first_op(hop: Hop, ends: Sequence[StageEnds]) -> tuple[int, int]:
+    """Find the first op of a channel, as stage and position."""
+    places = (ends[hop.source].events.sends.get(hop), ends[hop.target].events.recvs.get(hop))
+    stages = (hop.source, hop.target)
+    return min((stage, int(at[0])) for stage, at in zip(stages, places, strict=True) if at is not None)
 
 
-def _carried(op: MessageOp) -> _Carried:
-    return (op.block if isinstance(op, GuestOp) else None), piece_of(op)
-
-
-def _words_of(carried: _Carried) -> str:
-    block, piece = carried
-    return piece_text(piece) if block is None else f"{block} {piece_text(piece)}"
-
-
-def _same_tensors(send: MessageOp, recv: MessageOp, stage: Stage, report: Reporter) -> bool:
-    """RT041: what is received has the types of what is sent, one by one."""
-    given, got = ([str(tensor.type) for tensor in tensors] for tensors in (send.reads, recv.writes))
-    if given == got:
-        return True
-    note = report.note(f"sent here: {', '.join(given)}", send)
-    report.at_op("RT041", f"'{recv!r}' receives {', '.join(got)}, which is not what is sent", stage, recv, notes=[note])
-    return False
-
-
-def _check_matched(
-    name: str,
-    sent: Sequence[MessageOp],
-    received: Sequence[MessageOp],
+def _check_channel(
     module: Module,
+    hop: Hop,
+    sent: Sequence[Message],
+    received: Sequence[Message],
+    ends: Sequence[StageEnds],
     report: Reporter,
-    source: int,
-    destination: int,
-) -> bool:
-    """RT040: each message is sent once and received once."""
-    sound = True
-    out, into = set(map(_carried, sent)), set(map(_carried, received))
-    for ops, others, stage, missing in (
-        (sent, into, source, "is never received"),
-        (received, out, destination, "is never sent"),
-    ):
-        seen: set[_Carried] = set()
-        for op in ops:
-            carried = _carried(op)
-            if carried not in others:
-                report.at_op("RT040", f"the {name} of {_words_of(carried)} {missing}", module.stages[stage], op)
-                sound = False
-            if carried in seen:
-                text = f"'{op!r}' happens twice"
-                report.at_op("RT040", text, module.stages[stage], op)
-                sound = False
-            seen.add(carried)
-    return sound
-
-
-def _op(module: Module, place: tuple[int, int]) -> MessageOp:
-    op = module.stages[place[0]].ops[place[1]]
-    assert isinstance(op, MessageOp)
-    return op
-
-
-def check_collectives(module: Module, report: Reporter) -> None:
-    """RT043: every member of a group sees the same collectives in the same order."""
-    topology = module.topology
-    orders: dict[tuple[int, ...], dict[int, list[Op]]] = {}
-    for stage in module.stages:
-        for op in stage.ops:
-            group = meeting_stages(op, stage, topology)
-            if group:
-                orders.setdefault(group, {}).setdefault(stage.index, []).append(op)
-    for group, by_stage in orders.items():
-        reference = by_stage.get(group[0], [])
-        for member in group[1:]:
-            _compare_orders(module, group[0], reference, member, by_stage.get(member, []), report)
-
-
-def _compare_orders(
-    module: Module, first: int, reference: list[Op], member: int, ops: list[Op], report: Reporter
 ) -> None:
-    for index in range(max(len(reference), len(ops))):
-        mine = reference[index] if index < len(reference) else None
-        theirs = ops[index] if index < len(ops) else None
-        if mine is None or theirs is None or collective_name(mine) != collective_name(theirs):
-            op, stage, other = (theirs, member, mine) if theirs is not None else (mine, first, None)
-            assert op is not None
-            missing = f"@{first if theirs is not None else member}"
-            if other is None:
-                text = f"'{op!r}' is collective {index} of its group on @{stage}, but {missing} has none"
-                report.at_op("RT043", text, module.stages[stage], op)
-            else:
-                note = report.note(f"{missing} has this one there", other)
-                text = f"'{op!r}' is collective {index} of its group on @{stage}, {missing} has another"
-                report.at_op("RT043", text, module.stages[stage], op, notes=[note])
+    if sent == received and len({message.carried for message in sent}) == len(sent):
+        return
+    source, target = module.stages[hop.source], module.stages[hop.target]
+    sends, recvs = (
+        [_op(module, stage, at) for at in places.get(hop, _NOWHERE).tolist()]
+        for stage, places in ((hop.source, ends[hop.source].events.sends), (hop.target, ends[hop.target].events.recvs))
+    )
+    name = f"{hop.channel.payload.value} from @{source.index} to @{target.index}"
+    out, into = ({message.carried for message in messages} for messages in (sent, received))
+    sound = _check_once(name, sent, sends, source, into, "is never received", report)
+    sound = _check_once(name, received, recvs, target, out, "is never sent", report) and sound
+    if not sound:
+        return
+    for given, got, send, recv in zip(sent, received, sends, recvs, strict=True):
+        if given.carried != got.carried:
+            note = report.note(f"@{source.index} sends here", send)
+            text = (
+                f"crossed messages, {name}: @{target.index} receives {_words_of(got)} where @{source.index} sends "
+                f"{_words_of(given)}"
+            )
+            report.at_op("RT041", text, target, recv, notes=[note])
+            return
+        if given.types != got.types:
+            note = report.note(f"sent here: {', '.join(given.types)}", send)
+            text = f"'{recv!r}' receives {', '.join(got.types)}, which is not what is sent"
+            report.at_op("RT041", text, target, recv, notes=[note])
             return
 
 
-def collective_name(op: Op) -> str:
-    """What must be equal on all members: the kind of collective, and what it combines."""
-    assert isinstance(op, AllReduce | AllReduceScalar)
-    quantity = op.quantity.value if isinstance(op, AllReduceScalar) else "gradient"
-    return f"{op.keyword} {quantity} {op.group.value}"
+_NOWHERE = np.zeros(0, np.int64)
 
 
-def check_schedule_claim(module: Module, report: Reporter) -> None:
-    """RT044: the order is that of the schedule the plan names; a plan that names none claims nothing."""
-    for stage in module.stages:
-        check_stage_claim(module, stage, report)
+def _words_of(message: Message) -> str:
+    piece = piece_text(message.piece)
+    return piece if message.block is None else f"{message.block} {piece}"
+
+
+def _check_once(
+    name: str,
+    messages: Sequence[Message],
+    ops: Sequence[Op],
+    stage: Stage,
+    others: Collection[object],
+    missing: str,
+    report: Reporter,
+) -> bool:
+    """RT040: each message is sent once and received once."""
+    sound = True
+    seen: set[object] = set()
+    for message, op in zip(messages, ops, strict=True):
+        if message.carried not in others:
+            report.at_op("RT040", f"the {name} of {_words_of(message)} {missing}", stage, op)
+            sound = False
+        if message.carried in seen:
+            report.at_op("RT040", f"'{op!r}' happens twice", stage, op)
+            sound = False
+        seen.add(message.carried)
+    return sound
+
+
+def check_collectives(module: Module, ends: Sequence[StageEnds], report: Reporter) -> None:
+    """RT043: every member of a group sees the same collectives in the same order."""
+    for group in dict.fromkeys(group for stage in ends for group in stage.met):
+        reference = ends[group[0]].met.get(group, [])
+        for member in group[1:]:
+            names = ends[member].met.get(group, [])
+            if names != reference:
+                _report_collective(module, group, reference, member, names, ends, report)
+
+
+def _report_collective(
+    module: Module,
+    group: tuple[int, ...],
+    reference: Sequence[str],
+    member: int,
+    names: Sequence[str],
+    ends: Sequence[StageEnds],
+    report: Reporter,
+) -> None:
+    """Report the first collective that one stage has, and another has not there."""
+    index = next(k for k, (mine, theirs) in enumerate(zip_longest(reference, names)) if mine != theirs)
+    stage, missing = (member, group[0]) if index < len(names) else (group[0], member)
+    op, other = (_collective(module, group, each, index, ends) for each in (stage, missing))
+    assert op is not None
+    if other is None:
+        text = f"'{op!r}' is collective {index} of its group on @{stage}, but @{missing} has none"
+        report.at_op("RT043", text, module.stages[stage], op)
+    else:
+        note = report.note(f"@{missing} has this one there", other)
+        text = f"'{op!r}' is collective {index} of its group on @{stage}, @{missing} has another"
+        report.at_op("RT043", text, module.stages[stage], op, notes=[note])
+
+
+def _collective(module: Module, group: tuple[int, ...], stage: int, index: int, ends: Sequence[StageEnds]) -> Op | None:
+    places = ends[stage].events.meetings.get(group, _NOWHERE)
+    return _op(module, stage, int(places[index])) if index < len(places) else None
 
 
 def check_stage_claim(module: Module, stage: Stage, report: Reporter) -> None:
-    """RT044 of one stage; of its ops, forwards and backwards count."""
+    """RT044: the order is that of the schedule the plan names; a plan that names none claims nothing.
+
+    Of a stage's ops forwards and backwards count.
+    """
     schedule = module.plan.schedule
     if schedule is not None and _keeps_in_flight(module, stage, schedule, report):
         _check_order(module, stage, schedule, report)
@@ -283,30 +290,31 @@ def _report_in_flight(
     report.at_op("RT044", text, stage, op, help=_OWN_ORDER)
 
 
-def check_progress(module: Module, report: Reporter) -> None:
+def check_progress(module: Module, ends: Sequence[StageEnds], report: Reporter) -> None:
     """RT042: no cycle of waiting, with buffered and with rendezvous sends; the cycle is the counterexample.
 
     A rendezvous only adds waits, so a program that ends with it ends with buffered sends too.
     """
-    cycle = blocking_cycle(module, rendezvous=True, numbers=report.numbers)
+    events = [stage.events for stage in ends]
+    cycle = cycle_of(events, rendezvous=True)
     if cycle is None:
         return
-    buffered = blocking_cycle(module, rendezvous=False, numbers=report.numbers)
+    buffered = cycle_of(events, rendezvous=False)
     mode = "rendezvous sends" if buffered is None else "buffered sends"
     cycle = buffered or cycle
     notes = [Note(_event(module, event), _place(module, event)) for event in cycle]
     first = cycle[0]
     stage = module.stages[first.stage]
     text = f"the program hangs with {mode}: each of these {len(cycle)} ops waits for the next, the last for the first"
-    report.at_op("RT042", text, stage, stage.ops[first.position], notes=notes)
+    report.at_op("RT042", text, stage, _op(module, first.stage, first.position), notes=notes)
 
 
 def _event(module: Module, event: Event) -> str:
-    op = module.stages[event.stage].ops[event.position]
+    op = _op(module, event.stage, event.position)
     step = "" if event.step == 0 else " of the next step"
     return f"stage @{event.stage} '{op!r}'{step} ({op.engine.value} engine)"
 
 
 def _place(module: Module, event: Event) -> Location | None:
-    op = module.stages[event.stage].ops[event.position]
+    op = _op(module, event.stage, event.position)
     return module.source.locate(op.line, op.keyword) if module.source else None

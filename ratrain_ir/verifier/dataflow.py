@@ -74,9 +74,9 @@ from ratrain.ratrain_ir.verifier.report import MAX_REPORTS
 from ratrain.ratrain_ir.verifier.slices import Value, seen_keys, sum_steps
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.analysis.columns import Alike
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrain_ir.ops.tensor import Tensor
-    from ratrain.ratrain_ir.verifier.alike import Alike
 
 
 from ratrain.ratrain_ir.verifier.symbolic_updates import SymbolicUpdates
@@ -89,9 +89,10 @@ class SymbolicRun(SymbolicUpdates):
 
     def run(self) -> None:
         """Visit all ops; then the step must be complete."""
-        for op, alike in zip(self.stage.ops, self.report.alike(self.stage), strict=True):
+        columns = self.report.columns(self.stage)
+        for op, kind in zip(columns.ops, columns.kinds, strict=True):
             if type(op) is not Release:
-                self.visit(op, alike)
+                self.visit(op, columns.alike[kind])
         self.check_complete()
 
     def visit(self, op: Op, alike: Alike) -> None:

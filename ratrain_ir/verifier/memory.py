@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from ratrain.ratrain_ir.analysis.dependence import end_byte, first_byte
+import numpy as np
+
+from ratrain.ratrain_ir.analysis.dependence_sweep import NONE
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES, Home, aligned
 from ratrain.ratrain_ir.module import Level, Module, Stage
@@ -14,6 +16,7 @@ from ratrain.ratrain_ir.text.printer import declaration_text
 from ratrain.ratrain_ir.verifier.memory_sweep import conflicts
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.analysis.columns import StageColumns
     from ratrain.ratrain_ir.ops.base import Op
     from ratrain.ratrain_ir.ops.tensor import Tensor
     from ratrain.ratrain_ir.verifier.report import Reporter
@@ -22,10 +25,11 @@ if TYPE_CHECKING:
 def check_memory(module: Module, report: Reporter, stages: Sequence[Stage]) -> None:
     """Run all rules of this layer, on some stages; below the level `allocated` no tensor may claim an address."""
     for stage in stages:
+        columns = report.columns(stage)
         if module.level is Level.ALLOCATED:
-            if check_offsets(stage, report):
-                check_no_shared_byte(stage, report)
-            check_capacity(module, stage, report)
+            if check_offsets(columns, report):
+                check_no_shared_byte(stage, columns, report)
+            check_capacity(module, stage, columns.bytes_by_home, report)
         else:
             check_peak(module, stage, report)
             for tensor in stage.tensors.values():
@@ -34,26 +38,24 @@ def check_memory(module: Module, report: Reporter, stages: Sequence[Stage]) -> N
                     report.at_tensor("RT051", text, tensor)
 
 
-def check_offsets(stage: Stage, report: Reporter) -> bool:
+def check_offsets(columns: StageColumns, report: Reporter) -> bool:
     """RT051: every tensor has an aligned offset."""
-    sound = True
-    for tensor in stage.tensors.values():
-        if tensor.offset is None:
-            report.at_tensor("RT051", f"%{tensor.name} has no offset", tensor)
-            sound = False
-        elif tensor.offset % ALIGNMENT_BYTES:
+    starts = np.asarray(columns.starts, np.int64)
+    wrong = np.flatnonzero((starts == NONE) | (starts % ALIGNMENT_BYTES != 0)).tolist()
+    for number in wrong:
+        tensor = columns.tensors[number]
+        text = f"%{tensor.name} has no offset"
+        if tensor.offset is not None:
             text = f"the offset {tensor.offset:#x} of %{tensor.name} is not a multiple of {ALIGNMENT_BYTES}"
-            report.at_tensor("RT051", text, tensor)
-            sound = False
-    return sound
+        report.at_tensor("RT051", text, tensor)
+    return not wrong
 
 
-def check_capacity(module: Module, stage: Stage, report: Reporter) -> None:
+def check_capacity(module: Module, stage: Stage, bytes_by_home: Mapping[Home, int], report: Reporter) -> None:
     """RT052: the arena, and what is stored in other memories, fit the capacities of the target."""
     if module.target is None:
         return
-    for home in stage.homes:
-        nbytes = stage.bytes_in(home)
+    for home, nbytes in bytes_by_home.items():
         excess = nbytes - module.target.capacity_of(home)
         if excess > 0:
             what = "the arena" if home is Home.DDR else f"what is stored in '{home.value}'"
@@ -74,30 +76,25 @@ def check_peak(module: Module, stage: Stage, report: Reporter) -> None:
             report.at_stage("RT053", text, stage)
 
 
-def check_no_shared_byte(stage: Stage, report: Reporter) -> None:
+def check_no_shared_byte(stage: Stage, columns: StageColumns, report: Reporter) -> None:
     """RT050: no two tensors that are live together share a byte of a memory.
 
-    A backward liveness sweep (what is carried is live at the end; a use makes live, a definition ends that) keeps the occupied
-    ranges sorted by address, and compares every range that enters with its neighbours.
+    A backward liveness sweep (what is carried is live at the end; a use makes live, a definition ends that) keeps the
+    occupied ranges sorted by address, and compares every range that enters with its neighbours.
     """
-    numbers = report.numbers(stage)
-    swept, tensors = numbers.swept, list(numbers.tensors)
-    touched = set(tensors)
-    untouched = [tensor for tensor in stage.tensors.values() if tensor.carried and tensor not in touched]
-    tensors += untouched
-    starts = [*swept.starts, *map(first_byte, untouched)]
-    stops = [*swept.stops, *map(end_byte, untouched)]
-    number_of = {tensor: number for number, tensor in enumerate(tensors) if tensor.carried}
-    carried = [number_of[tensor] for tensor in stage.tensors.values() if tensor.carried]
-    operands = swept.tensors + carried
-    bounds = swept.bounds + [len(operands)] * 4
-    if not conflicts(bounds, operands, starts, stops, [0] * len(tensors), 1):
+    carried: Any = np.flatnonzero(columns.carried)
+    operands: Any = np.concatenate((np.asarray(columns.operands, np.int64), carried))
+    bounds: Any = np.concatenate((np.asarray(columns.bounds, np.int64), np.full(4, len(operands))))
+    given = bounds, operands, columns.starts, columns.stops
+    if not conflicts(*given, [0] * len(columns.starts), 1):
         return
-    # which of several that share a byte are neighbours depends on the order of those that have the same bytes: that of their names
-    places = {name: place for place, name in enumerate(sorted(stage.tensors))}
+    # which of several that share a byte are neighbours depends on the order of those that have the same bytes: that of
+    # their names
+    tensors = [columns.tensors[number] for number in range(len(columns.starts))]
+    places = {name: place for place, name in enumerate(sorted(tensor.name for tensor in tensors))}
     ranks = [places[tensor.name] for tensor in tensors]
     reported: set[frozenset[str]] = set()
-    for entering, there, position in conflicts(bounds, operands, starts, stops, ranks, 2 * len(operands)):
+    for entering, there, position in conflicts(*given, ranks, 2 * len(operands)):
         tensor, other = tensors[entering], tensors[there]
         pair = frozenset({tensor.name, other.name})
         if pair not in reported:

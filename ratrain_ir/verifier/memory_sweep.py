@@ -24,17 +24,10 @@ Conflict = tuple[int, int, int]
 """A tensor that enters where another one is, the other one, and the position of the op."""
 
 
-def conflicts(
-    bounds: Sequence[int],
-    operands: Sequence[int],
-    starts: Sequence[int],
-    stops: Sequence[int],
-    ranks: Sequence[int],
-    most: int,
-) -> list[Conflict]:
+def conflicts(bounds: Any, operands: Any, starts: Any, stops: Any, ranks: Any, most: int) -> list[Conflict]:
     """Pairs of tensors that are live together and share a byte, the last op's first, at most so many.
 
-    Ops are given as in `SweptOps`; behind them stands one more that reads what is carried.
+    Ops are given as in `SweptOps`, in lists or arrays; behind them stands one more that reads what is carried.
     """
     tensors = len(starts)
     given = bounds, operands, starts, stops, ranks
@@ -42,7 +35,7 @@ def conflicts(
     found: Sequence[Any]
     if ALLOWANCE.take(len(operands)):
         made = [[0] * size for size in sizes]
-        count = sweep(*given, *made)
+        count = sweep(*(each.tolist() if isinstance(each, np.ndarray) else each for each in given), *made)
         found = made[2:]
     else:
         arrays = [np.zeros(size, np.int64) for size in sizes]

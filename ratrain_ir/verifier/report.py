@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from attrs import define, field
 
-from ratrain.ratrain_ir.analysis.dependence import StageNumbers, stage_numbers
+from ratrain.ratrain_ir.analysis.columns import FoundError, StageColumns, columns_of
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Location, Note
 from ratrain.ratrain_ir.text.printer import declaration_text, op_text
-from ratrain.ratrain_ir.verifier.alike import Alike, alike_ops
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.ops.base import Op
@@ -27,22 +26,18 @@ class Reporter:
 
     module: Module
     diagnostics: Diagnostics
-    _numbers: dict[int, StageNumbers] = field(factory=dict, init=False)
-    _alike: dict[int, list[Alike]] = field(factory=dict, init=False)
+    _columns: dict[int, StageColumns] = field(factory=dict, init=False)
 
-    def numbers(self, stage: Stage) -> StageNumbers:
-        """The ops of a stage as numbers, which several layers sweep over."""
-        found = self._numbers.get(stage.index)
+    def columns(self, stage: Stage) -> StageColumns:
+        """Give the columns of a stage, which are made once for all layers."""
+        found = self._columns.get(stage.index)
         if found is None:
-            found = self._numbers[stage.index] = stage_numbers(stage)
+            found = self._columns[stage.index] = columns_of(self.module, stage)
         return found
 
-    def alike(self, stage: Stage) -> list[Alike]:
-        """Of each op of a stage the ops that it is alike with."""
-        found = self._alike.get(stage.index)
-        if found is None:
-            found = self._alike[stage.index] = alike_ops(self.module, stage)
-        return found
+    def know(self, stage: Stage, columns: StageColumns) -> None:
+        """Take the columns of a stage that was not made of ops."""
+        self._columns[stage.index] = columns
 
     def at_op(
         self,
@@ -103,10 +98,6 @@ class Reporter:
         """A note about another op."""
         source = self.module.source
         return Note(f"{message}: {op_text(op)[:120]}", source.locate(op.line, op.keyword) if source else None)
-
-
-class FoundError(Exception):
-    """A rule has found something, where nobody asks for its words."""
 
 
 class Refuser(Reporter):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from attrs import define, field
-
+from ratrain.ratrain_ir.analysis.columns import FoundError, StageColumns
 from ratrain.ratrain_ir.analysis.progress import hop_of
 from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.model.blocks import (
@@ -36,28 +35,43 @@ from ratrain.ratrain_ir.ops.messages import GUEST_OPS, Accept, GiveBack, GuestOp
 from ratrain.ratrain_ir.ops.operands import SignatureError
 from ratrain.ratrain_ir.ops.signatures import bind
 from ratrain.ratrain_ir.ops.state_homes import LEAST_STAGING, streamed_state
-from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 from ratrain.ratrain_ir.verifier.exchanges import check_exchange
-from ratrain.ratrain_ir.verifier.report import Reporter
+from ratrain.ratrain_ir.verifier.liveness import check_lives
+from ratrain.ratrain_ir.verifier.report import Reporter, refuser
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.ops.tensor import Tensors
 
 
 def check_structure(module: Module, report: Reporter, stages: Sequence[Stage]) -> None:
     """Run all rules of this layer, on some stages."""
     check_target_named(module, report)
     for stage in stages:
-        owned = frozenset(module.topology.stage_blocks[stage.index])
-        for op, alike in zip(stage.ops, report.alike(stage), strict=True):
-            if not alike.has_legal_structure:
-                found = len(report.diagnostics.items)
-                check_op(module, stage, owned, op, report)
-                # of what is in another memory it counts which operands are the same tensor
-                in_ddr = all(tensor.home is Home.DDR for tensor in op.operands)
-                alike.has_legal_structure = in_ddr and len(report.diagnostics.items) == found
+        check_ops(module, stage, report.columns(stage), report)
     if report.diagnostics.errors:
         return  # what an op touches is not known where its operands are wrong
     has_releases = has_all_releases(module)
     for stage in stages:
-        _Liveness(module, stage, report, has_releases).run()
+        check_lives(stage, report.columns(stage), report, has_releases=has_releases)
+
+
+def check_ops(module: Module, stage: Stage, columns: StageColumns, report: Reporter) -> None:
+    """Run the rules about one op alone: on one op of each kind, then on every op of the kinds where one is not sound.
+
+    What is in another memory may be one tensor as several operands of an op, which counts: of these each op is looked at.
+    """
+    owned = frozenset(module.topology.stage_blocks[stage.index])
+    asked = refuser(module)
+    unsure: set[int] = set()
+    for kind, op in enumerate(columns.examples):
+        try:
+            check_op(module, stage, owned, op, asked)
+        except FoundError:
+            unsure.add(kind)
+        if any(tensor.home is not Home.DDR for tensor in op.operands):
+            unsure.add(kind)
+    for op in columns.ops_of(unsure):
+        check_op(module, stage, owned, op, report)
 
 
 def check_op(module: Module, stage: Stage, owned: frozenset[Block], op: Op, report: Reporter) -> None:
@@ -323,92 +337,3 @@ def _blocks_of(op: Any) -> tuple[Block, ...]:
     if type(op) in _ONE_BLOCK:
         return (op.block,)
     return op.blocks if type(op) in _BLOCKS else ()
-
-
-@define(eq=False)
-class _Liveness:
-    """RT020 - RT023 and RT028: definition before use, nothing after release, no leak."""
-
-    module: Module
-    stage: Stage
-    report: Reporter
-    has_releases: bool
-    live: set[Tensor] = field(factory=set)
-    ended: dict[Tensor, Op] = field(factory=dict)
-    defined: dict[Tensor, Op] = field(factory=dict)
-    assumed: set[Tensor] = field(factory=set)
-    """Live only so that a use before the definition is reported once, and the late definition not at all."""
-
-    def run(self) -> None:
-        self.live = {t for t in self.stage.tensors.values() if t.carried}
-        for op in self.stage.ops:
-            if type(op) is Release:
-                self.release(op)
-                continue
-            if not (self.live.issuperset(op.reads) and self.live.issuperset(op.updates)):
-                for tensor in op.reads + op.updates:
-                    if tensor not in self.live:
-                        self.use_dead(op, tensor)
-            if op.writes:
-                self.define(op)
-        self.check_end()
-
-    def use_dead(self, op: Op, tensor: Tensor) -> None:
-        if tensor in self.ended:
-            note = self.report.note("released here", self.ended[tensor])
-            self.report.at_op(
-                "RT021", f"%{tensor.name} is used after its release", self.stage, op, tensor, notes=[note]
-            )
-        else:
-            text = f"%{tensor.name} is used before it is defined"
-            self.report.at_op("RT020", text, self.stage, op, tensor)
-            self.live.add(tensor)  # say it once
-            self.assumed.add(tensor)
-
-    def define(self, op: Op) -> None:
-        if not self.live.isdisjoint(op.writes) or _has_one_twice(op.writes):
-            for place, tensor in enumerate(op.writes):
-                if tensor in self.live or tensor in op.writes[:place]:
-                    self.define_again(op, tensor, first=tensor not in op.writes[:place])
-        self.live.update(op.writes)
-        self.assumed.difference_update(op.writes)
-        for tensor in op.writes:
-            self.ended.pop(tensor, None)
-        self.defined.update(dict.fromkeys(op.writes, op))
-
-    def define_again(self, op: Op, tensor: Tensor, *, first: bool) -> None:
-        """`first`: of the times that the op itself defines it."""
-        redefinable = tensor.carried and not self.has_releases
-        if redefinable or (first and tensor in self.assumed):
-            return
-        earlier = self.defined.get(tensor) if first else op
-        notes = [self.report.note("defined here", earlier)] if earlier else []
-        text = f"%{tensor.name} is defined again while it is live"
-        way_out = "declare a tensor of its own for this value, or release the first one before"
-        self.report.at_op("RT022", text, self.stage, op, tensor, notes=notes, help=way_out)
-
-    def release(self, op: Op) -> None:
-        if not self.live.issuperset(op.reads) or _has_one_twice(op.reads):
-            for place, tensor in enumerate(op.reads):
-                again = tensor in op.reads[:place]
-                if again or tensor not in self.live:
-                    earlier = op if again else self.ended.get(tensor)
-                    notes = [self.report.note("already released here", earlier)] if earlier else []
-                    text = f"%{tensor.name} is released but not live"
-                    self.report.at_op("RT028", text, self.stage, op, tensor, notes=notes)
-        self.live.difference_update(op.reads)
-        self.ended.update(dict.fromkeys(op.reads, op))
-
-    def check_end(self) -> None:
-        for tensor in self.stage.tensors.values():
-            if tensor.carried and tensor not in self.live:
-                op = self.ended[tensor]
-                text = f"%{tensor.name} is carried into the next step, but released and not defined again"
-                self.report.at_op("RT024", text, self.stage, op, tensor)
-            elif self.has_releases and not tensor.carried and tensor in self.live:
-                text = f"%{tensor.name} is never released: it would leak into the next step"
-                self.report.at_op("RT023", text, self.stage, self.defined.get(tensor, self.stage.ops[-1]), tensor)
-
-
-def _has_one_twice(tensors: Tensors) -> bool:
-    return len(tensors) > 1 and len(set(tensors)) < len(tensors)

@@ -14,17 +14,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 from numpy.typing import NDArray
 
+from ratrain.ratrain_ir.analysis.columns import Alike, FoundError, StageColumns
 from ratrain.ratrain_ir.model.blocks import reduces_each_micro_batch
 from ratrain.ratrain_ir.module import Level, Module, Stage
-from ratrain.ratrain_ir.ops.base import Op
 from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.support.loops import Allowance
-from ratrain.ratrain_ir.verifier.alike import Alike
 from ratrain.ratrain_ir.verifier.dataflow import SymbolicRun
-from ratrain.ratrain_ir.verifier.report import FoundError, Reporter, refuser
+from ratrain.ratrain_ir.verifier.report import Reporter, refuser
 from ratrain.ratrain_ir.verifier.slices import Value
 from ratrain.ratrain_ir.verifier.symbolic_sweep import (
     AMONG,
@@ -34,10 +33,13 @@ from ratrain.ratrain_ir.verifier.symbolic_sweep import (
     ONCE,
     RECOVER,
     SET,
+    Holdings,
+    Traces,
     compiled_sweep,
 )
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.ops.base import Op
     from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 
 _OPS = 40_000
@@ -47,68 +49,26 @@ _ANY = 1 << 40
 """In place of the number of a micro-batch that is not the first."""
 
 Int64s = NDArray[np.int64]
-Numbers = Sequence[int] | NDArray[Any]
 
 
 def check_dataflow(module: Module, report: Reporter, stages: Sequence[Stage]) -> None:
     """Run some stages symbolically."""
     for stage in stages:
-        if not _is_swept(module, stage) or not is_sound(module, stage, numbered(stage, report)):
+        columns = report.columns(stage)
+        if not _is_swept(module, columns) or not is_sound(module, stage, columns):
             SymbolicRun(module, stage, report).run()
 
 
-def _is_swept(module: Module, stage: Stage) -> bool:
-    return module.level is not Level.DATAFLOW and not module.plan.slices and not ALLOWANCE.take(len(stage.ops))
+def _is_swept(module: Module, columns: StageColumns) -> bool:
+    return module.level is not Level.DATAFLOW and not module.plan.slices and not ALLOWANCE.take(len(columns))
 
 
-@frozen(eq=False)
-class NumberedOps:
-    """The ops of a stage as numbers, and one of each kind that are alike."""
-
-    kinds: Numbers
-    """of each op; `NONE` of a release"""
-    micro_batches: Numbers
-    """of each op; `NONE` where it has none"""
-    bounds: Numbers
-    """as in `SweptOps`"""
-    operands: Numbers
-    examples: Sequence[tuple[Op, Alike]]
-    """of each kind"""
-    carried: Numbers
-    """by tensor, which are carried; tensors that no op touches are among them"""
-
-
-def numbered(stage: Stage, report: Reporter) -> NumberedOps:
-    """The ops of a stage that are objects."""
-    numbers, alike = report.numbers(stage), report.alike(stage)
-    kind_of: dict[Alike, int] = {}
-    examples: list[tuple[Op, Alike]] = []
-    kinds: list[int] = []
-    micro_batches: list[int] = []
-    for op, of_op in zip(stage.ops, alike, strict=True):
-        if type(op) is Release:
-            kinds.append(NONE)
-            micro_batches.append(NONE)
-            continue
-        kind = kind_of.get(of_op)
-        if kind is None:
-            kind = kind_of[of_op] = len(examples)
-            examples.append((op, of_op))
-        kinds.append(kind)
-        micro_batch = getattr(op, "micro_batch", None)
-        micro_batches.append(NONE if micro_batch is None else micro_batch)
-    touched = set(numbers.tensors)
-    carried = [tensor.carried for tensor in numbers.tensors]
-    carried += [True for tensor in stage.tensors.values() if tensor.carried and tensor not in touched]
-    return NumberedOps(kinds, micro_batches, numbers.swept.bounds, numbers.swept.tensors, examples, carried)
-
-
-def is_sound(module: Module, stage: Stage, ops: NumberedOps) -> bool:
-    """Whether the symbolic run of a stage was swept, and found nothing."""
-    if module.plan.micro_batches > len(ops.kinds):
+def is_sound(module: Module, stage: Stage, columns: StageColumns) -> bool:
+    """Sweep the symbolic run of a stage; tell whether that was possible and found nothing."""
+    if module.plan.micro_batches > len(columns):
         return False  # a plan can promise millions of micro-batches that a text does not have
     try:
-        return _Sweep(module, stage, ops).finds_nothing()
+        return _Sweep(module, stage, columns).finds_nothing()
     except (_UnrecordedError, FoundError):
         return False
 
@@ -177,7 +137,7 @@ _Number = tuple[int, int]
 class _Sweep:
     module: Module
     stage: Stage
-    ops: NumberedOps
+    columns: StageColumns
     span: int = field(init=False)
     """Counts of each template."""
     templates: dict[Value, int] = field(factory=dict)
@@ -191,18 +151,19 @@ class _Sweep:
         self.recorder = _Recorder(self.module, self.stage, refuser(self.module))
 
     def finds_nothing(self) -> bool:
-        kinds, micro_batches = (np.array(each, np.int64) for each in (self.ops.kinds, self.ops.micro_batches))
+        columns = self.columns
+        works = [kind if type(op) is not Release else NONE for kind, op in enumerate(columns.examples)]
+        kinds, micro_batches = (np.array(each, np.int64) for each in (columns.of_ops(works), columns.micro_batches))
         halved = self.record(kinds, micro_batches)
         required = np.concatenate([*self.required(), *halved])
-        carried = np.array(self.ops.carried, np.bool_)
+        carried = np.array(columns.carried, np.bool_)
         begins, rows = np.array(self.begins, np.int64), np.array(self.rows, np.int64).reshape(-1, 7)
-        bounds, operands = (np.array(each, np.int64) for each in (self.ops.bounds, self.ops.operands))
+        bounds, operands = (np.array(each, np.int64) for each in (columns.bounds, columns.operands))
         held, carried_in, owned = (np.full(len(carried), NONE, np.int64) for _ in range(3))
         recovered, done = np.zeros(len(carried), np.bool_), np.zeros(len(self.templates) * self.span, np.bool_)
-        wrong = compiled_sweep()(
-            *(kinds, micro_batches, bounds, operands, begins, *(np.ascontiguousarray(column) for column in rows.T)),
-            *(carried, held, carried_in, owned, recovered, done),
-        )
+        traces = Traces(begins, *np.ascontiguousarray(rows.T))
+        tensors = Holdings(carried, held, carried_in, owned, recovered)
+        wrong = compiled_sweep()(kinds, micro_batches, bounds, operands, traces, tensors, done)
         if wrong != NONE or not done[required].all():
             return False
         value_of = {number: value for value, (number, grows) in self.known.items() if not grows}
@@ -217,10 +178,10 @@ class _Sweep:
     def record(self, kinds: Int64s, micro_batches: Int64s) -> list[Int64s]:
         """The steps of all traces that ops have; numbers of what must happen besides."""
         required: list[Int64s] = []
-        ends = np.array([[0, 0]] * len(self.ops.examples), np.int64)
+        ends = np.array([[0, 0]] * len(self.columns.examples), np.int64)
         there = kinds != NONE
         np.add.at(ends, (kinds[there], (micro_batches[there] > 0).astype(np.int64)), 1)
-        for kind, (op, alike) in enumerate(self.ops.examples):
+        for kind, (op, alike) in enumerate(zip(self.columns.examples, self.columns.alike, strict=True)):
             has_first, has_others = ends[kind].tolist()
             self.trace(op, 0, alike, wanted=has_first > 0)
             self.trace(op, _ANY, alike, wanted=has_others > 0)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
+from ratrain.ratrain_ir.analysis.columns import Alike
 from ratrain.ratrain_ir.config.plan import Plan, slice_plan
 from ratrain.ratrain_ir.model.blocks import (
     Block,
@@ -15,7 +16,6 @@ from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops.base import Op, Piece
 from ratrain.ratrain_ir.ops.collectives import AllGather, GatherRows
 from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
-from ratrain.ratrain_ir.verifier.alike import Alike
 from ratrain.ratrain_ir.verifier.report import Reporter
 from ratrain.ratrain_ir.verifier.slices import Contributions, Value
 

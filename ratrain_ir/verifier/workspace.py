@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ratrain.ratrain_ir.analysis.columns import FoundError
 from ratrain.ratrain_ir.ops.compute import Release
+from ratrain.ratrain_ir.verifier.report import refuser
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.ratrain_ir.ops.base import Op
@@ -20,9 +22,23 @@ def check_workspace(module: Module, target: Target, report: Reporter, stages: Se
     if module.target is None:
         return  # `legalise` is still to come
     for stage in stages:
-        for op, alike in zip(stage.ops, report.alike(stage), strict=True):
-            if type(op) is not Release and not alike.has_workspace:
-                alike.has_workspace = check_op_workspace(module, stage, op, target, report)
+        check_stage_workspace(module, stage, target, report, lambda op: type(op) is not Release)
+
+
+def check_stage_workspace(
+    module: Module, stage: Stage, target: Target, report: Reporter, wanted: Callable[[Op], bool]
+) -> None:
+    """RT025 of the ops of a stage that are `wanted`: of one op of each kind, then of all of the kinds that lack some."""
+    columns, asked = report.columns(stage), refuser(module)
+    lacking: set[int] = set()
+    for kind, op in enumerate(columns.examples):
+        try:
+            if wanted(op):
+                check_op_workspace(module, stage, op, target, asked)
+        except FoundError:
+            lacking.add(kind)
+    for op in columns.ops_of(lacking):
+        check_op_workspace(module, stage, op, target, report)
 
 
 def check_op_workspace(module: Module, stage: Stage, op: Op, target: Target, report: Reporter) -> bool:

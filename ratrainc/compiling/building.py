@@ -326,7 +326,7 @@ def make_for(module: Module, machine: Machine) -> None:
     if module.level is Level.ALLOCATED:
         diagnostics = Diagnostics()
         for stage in module.stages:
-            check_capacity(module, stage, Reporter(module, diagnostics))
+            check_capacity(module, stage, stage.bytes_by_home, Reporter(module, diagnostics))
         diagnostics.check()
 
 

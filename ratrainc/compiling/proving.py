@@ -126,7 +126,7 @@ def proved_by_numbers(data: bytes, path: str, machine: str | Machine | None) -> 
 
     from ratrain.ratrain_ir.text.quick_syntax import UnusualTextError
     from ratrain.ratrain_ir.text.text_numbers import numbered_text
-    from ratrain.ratrain_ir.verifier.by_numbers import is_provable, sound_ops
+    from ratrain.ratrain_ir.verifier import is_provable, prove_text
     from ratrain.ratrainc.compiling.soundness import on_machine
 
     try:
@@ -136,7 +136,7 @@ def proved_by_numbers(data: bytes, path: str, machine: str | Machine | None) -> 
                 return None
             check_carried_by(text.module, path)
             there, target = on_machine(text.module, machine)
-            ops = sound_ops(there, text, target)
+            ops = prove_text(there, text, target)
     except (UnusualTextError, UnexpectedInput, DiagnosticError):
         return None
     return None if ops is None else (text.module, ops)

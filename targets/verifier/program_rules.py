@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.ops.compute import BlockOp, Release
-from ratrain.ratrain_ir.verifier.workspace import check_op_workspace
+from ratrain.ratrain_ir.verifier.workspace import check_stage_workspace
 from ratrain.targets.machine.record import compiled_for
 from ratrain.targets.target import MachineTarget, target_of
 
@@ -28,9 +28,7 @@ def check_workspace_of_others(module: Module, report: Reporter, machine: Machine
     assert module.target is not None
     target = known_target(module.target) if machine is None else target_of(machine)
     for stage in module.stages:
-        for op, alike in zip(stage.ops, report.alike(stage), strict=True):
-            if not isinstance(op, BlockOp | Release) and not alike.has_workspace:
-                alike.has_workspace = check_op_workspace(module, stage, op, target, report)
+        check_stage_workspace(module, stage, target, report, lambda op: not isinstance(op, BlockOp | Release))
 
 
 @lru_cache(maxsize=8)

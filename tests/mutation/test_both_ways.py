@@ -71,7 +71,7 @@ def dataflow_agrees(module: Module) -> tuple[int, int]:
     for stage in module.stages if not found.errors else ():
         visits = Diagnostics()
         SymbolicRun(module, stage, Reporter(module, visits)).run()
-        accepted = symbolic_traces.is_sound(module, stage, symbolic_traces.numbered(stage, report))
+        accepted = symbolic_traces.is_sound(module, stage, report.columns(stage))
         assert not (accepted and visits.items), visits.items[0].render()
         swept, visited = swept + accepted, visited + (not visits.items)
     return swept, visited

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lark.exceptions import UnexpectedInput
 
 from ratrain.passes.manager import PassManager
+from ratrain.ratrain_ir.analysis.dependence import end_byte, first_byte
 from ratrain.ratrain_ir.ops.compute import Release
 from ratrain.ratrain_ir.ops.kinds import FIELDS
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
@@ -22,13 +23,13 @@ from ratrain.ratrain_ir.text.text_numbers import numbered_text
 from tests.property.test_fast_parser import EDITS, spoil
 
 if TYPE_CHECKING:
+    from ratrain.ratrain_ir.analysis.columns import StageColumns
     from ratrain.ratrain_ir.module import Module, Stage
-    from ratrain.ratrain_ir.text.text_numbers import StageNumbersOfText
 
 SMALL = {"max_layers": 2, "max_stages": 2, "max_micro_batches": 2, "max_slices": 1}
 
 
-def read_stages(text: str) -> tuple[Module, list[StageNumbersOfText]] | None:
+def read_stages(text: str) -> tuple[Module, list[StageColumns]] | None:
     """What the loop reads of a text; None where it is for the parser."""
     try:
         found = numbered_text(text.encode(), "<text>")
@@ -52,11 +53,11 @@ def compare(text: str) -> bool:
     return True
 
 
-def compare_stage(stage: Stage, numbers: StageNumbersOfText) -> None:
+def compare_stage(stage: Stage, numbers: StageColumns) -> None:
     tensors = list(stage.tensors.values())
     assert [t.carried for t in tensors] == numbers.carried.tolist()
-    assert [t.type.nbytes for t in tensors] == numbers.nbytes.tolist()
-    assert [-1 if t.offset is None else t.offset for t in tensors] == numbers.offsets.tolist()
+    assert [first_byte(t) for t in tensors] == numbers.starts.tolist()
+    assert [end_byte(t) for t in tensors] == numbers.stops.tolist()
     number_of = {tensor: number for number, tensor in enumerate(tensors)}
     kinds: dict[int, object] = {}
     used = ended = 0

@@ -1,0 +1,270 @@
+"""A stage as columns, a row an op: the form that rules about many ops run over.
+
+    forward mlp.0 m0 (%w, %x.m0)      kind 0   micro-batch 0   operands 0 1
+    forward mlp.0 m1 (%w, %x.m1)      kind 0   micro-batch 1   operands 0 2
+    release (%x.m0)                   kind 1   micro-batch -   ends 1
+
+Ops of one kind are equal in all that a rule about one op alone depends on: class, fields but for which of the plan's
+micro-batches they name, and the kind, type, memory and saved slot of each operand. Such a rule judges one op of a kind
+and has judged them all; rules about lives, bytes, values and messages are loops over numbers.
+
+Columns are made of a module's ops, or of a `.rtir` text without making its ops (`ratrain_ir.text.text_numbers`). The
+rules are the same. Words about a finding need the ops, which the columns of a text do not have: there a rule that finds
+something raises `FoundError`, and the text is parsed and verified again for its words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+import numpy as np
+from attrs import define, field, frozen
+from numpy.typing import NDArray
+
+from ratrain.ratrain_ir.analysis.dependence import ENGINE_INDEX, end_byte, first_byte
+from ratrain.ratrain_ir.analysis.dependence_sweep import NONE, SweptOps
+from ratrain.ratrain_ir.config.types import Home, StateKind
+from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Op
+from ratrain.ratrain_ir.ops.collectives import is_blocking
+from ratrain.ratrain_ir.ops.compute import BackwardWeight, Forward, InputGradientOp, Release
+from ratrain.ratrain_ir.ops.kinds import FIELDS, piece_of
+from ratrain.ratrain_ir.ops.messages import Evict, TakeBack
+from ratrain.ratrain_ir.ops.numbering import Numbers
+from ratrain.ratrain_ir.ops.signatures import operand_roles
+from ratrain.ratrain_ir.ops.tensor import Tensor
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.module import Module, Stage
+
+Column: TypeAlias = Any
+"""Integers: of ops a list, which plain Python goes through faster; of a text an array of int64."""
+
+
+class FoundError(Exception):
+    """A rule has found something, where nobody asks for its words."""
+
+
+@define(eq=False)
+class Alike:
+    """What is known of the ops of one kind."""
+
+    _roles: tuple[str, ...] | None = None
+
+    def roles(self, op: Op, module: Module) -> dict[str, Tensor]:
+        """Name the operands of one of these ops by their roles.
+
+        Raises `SignatureError` where they do not fit the op.
+        """
+        if self._roles is None:
+            self._roles, _ = operand_roles(op, module.model, module.plan)
+        return dict(zip(self._roles, op.reads + op.writes + op.updates, strict=True))
+
+
+class _Unmade(Sequence[Any]):
+    """In place of the ops or tensors of a text: whoever asks for one has found something."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def __getitem__(self, _: object) -> NoReturn:
+        raise FoundError
+
+
+@frozen(eq=False)
+class StageColumns:
+    """One stage of a module; see the module's text."""
+
+    index: int
+    kinds: Column
+    """of each op its kind"""
+    micro_batches: Column
+    """of each op; `NONE` where it has none"""
+    bounds: Column
+    """of each op four ends, in `operands`: of what it reads, updates, writes and works in; nothing of a release"""
+    operands: Column
+    """tensors by number, in the order of their declarations"""
+    ended_bounds: Column
+    """of each op the end, in `ended`, of what it releases"""
+    ended: Column
+    examples: Sequence[Op]
+    """of each kind its first op"""
+    alike: Sequence[Alike]
+    """of each kind"""
+    carried: Column
+    """by tensor, whether it lives on in the next step"""
+    starts: Column
+    """by tensor its first byte, in one space of the addresses of all memories; `NONE` where it has no address"""
+    stops: Column
+    """by tensor the end of its bytes, with those that align it"""
+    bytes_by_home: Mapping[Home, int]
+    """bytes that the stage takes of each memory its tensors are in"""
+    ops: Sequence[Op] = field(factory=_Unmade)
+    tensors: Sequence[Tensor] = field(factory=_Unmade)
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def of_ops(self, of_kinds: Sequence[int]) -> Column:
+        """Give each op what its kind has."""
+        if isinstance(self.kinds, np.ndarray):
+            return np.array(of_kinds, np.int64)[self.kinds]
+        return [of_kinds[kind] for kind in self.kinds]
+
+    def ops_of(self, kinds: Collection[int]) -> Iterator[Op]:
+        """Go through the ops of some kinds, in order."""
+        for place in self.places(kinds).tolist() if kinds else ():
+            yield self.ops[place]
+
+    def places(self, kinds: Collection[int]) -> NDArray[np.int64]:
+        """Positions of the ops of some kinds, in order."""
+        return np.flatnonzero(np.isin(self._kinds, list(kinds)))
+
+    @cached_property
+    def _kinds(self) -> NDArray[np.int64]:
+        return np.asarray(self.kinds, np.int64)
+
+    @cached_property
+    def swept(self) -> SweptOps:
+        """The same ops as dependences and shared bytes are swept over."""
+        engines, blocks = [], []
+        for op in self.examples:
+            engine = NONE if type(op) is Release else ENGINE_INDEX[op.engine]
+            engines.append(engine)
+            blocks.append(int(engine != NONE and op.engine is Engine.COLLECTIVE and is_blocking(op)))
+        posts, awaits = self._slots()
+        rows = self.of_ops(engines), self.of_ops(blocks), self.bounds, self.operands
+        return SweptOps(*rows, self.starts, self.stops, posts, awaits)
+
+    def _slots(self) -> tuple[list[int], list[int]]:
+        """Number what is kept in another stage's memory: of each op what it sends away, and what it takes back."""
+        posts, awaits = [NONE] * len(self), [NONE] * len(self)
+        numbers: Numbers[object] = Numbers()
+        guests = [kind for kind, op in enumerate(self.examples) if isinstance(op, Evict | TakeBack)]
+        for place in self.places(guests).tolist() if guests else ():
+            op: Any = self.ops[place]
+            (posts if type(op) is Evict else awaits)[place] = numbers[op.peer, op.block, piece_of(op)]
+        return posts, awaits
+
+    def bare_passes(self) -> Iterator[Op]:
+        """Make the forwards and backwards, which a schedule orders, without their operands."""
+        makes = [
+            _bare(op) if isinstance(op, Forward | InputGradientOp | BackwardWeight) else None for op in self.examples
+        ]
+        for kind, micro_batch in zip(self._kinds.tolist(), np.asarray(self.micro_batches).tolist(), strict=True):
+            make = makes[kind]
+            if make is not None:
+                yield make(micro_batch=micro_batch)
+
+
+def _bare(op: BlockPieceOp) -> Callable[..., Op]:
+    """Make ops like one, but for their operands, of any micro-batch."""
+    return partial(type(op), block=op.block, slice=op.slice)
+
+
+@define(eq=False)
+class _Forms(dict[Tensor, int]):
+    """Tensors by the number of their form: all that a rule about one op depends on."""
+
+    numbers: dict[object, int] = field(factory=dict)
+
+    def __missing__(self, tensor: Tensor) -> int:
+        kind = tensor.kind
+        form = kind, tensor.type, tensor.home, tensor.slot if kind is StateKind.SAVED else None
+        number = self[tensor] = self.numbers.setdefault(form, len(self.numbers))
+        return number
+
+
+def columns_of(module: Module, stage: Stage) -> StageColumns:
+    """Make the columns of a stage of its ops."""
+    kind_keys: Numbers[object] = Numbers()
+    tensors: Numbers[Tensor] = Numbers({tensor: place for place, tensor in enumerate(stage.tensors.values())})
+    number = tensors.__getitem__
+    key_of = _Keys(module.plan.micro_batches)
+    examples: list[Op] = []
+    kinds: list[int] = []
+    micro_batches: list[int] = []
+    bounds: list[int] = []
+    operands: list[int] = []
+    ended_bounds: list[int] = []
+    ended: list[int] = []
+    for op in stage.ops:
+        kind = kind_keys[key_of(op)]
+        if kind == len(examples):
+            examples.append(op)
+        kinds.append(kind)
+        if type(op) is Release:
+            micro_batches.append(NONE)
+            ended += map(number, op.reads)
+            bounds += (len(operands),) * 4
+        else:
+            micro_batch = getattr(op, "micro_batch", None)
+            micro_batches.append(NONE if micro_batch is None else micro_batch)
+            operands += map(number, op.reads)
+            read = len(operands)
+            operands += map(number, op.updates)
+            updated = len(operands)
+            operands += map(number, op.writes)
+            written = len(operands)
+            operands += map(number, op.scratch)
+            bounds += read, updated, written, len(operands)
+        ended_bounds.append(len(ended))
+    known = list(tensors)
+    starts, stops = (list(map(end, known)) for end in (first_byte, end_byte))
+    if stops and max(stops) > _FARTHEST:  # beyond any capacity, and perhaps beyond what a column holds
+        starts, stops = ([min(address, _FARTHEST) for address in each] for each in (starts, stops))
+    return StageColumns(
+        stage.index,
+        *(kinds, micro_batches, bounds, operands, ended_bounds, ended),
+        examples,
+        [Alike() for _ in examples],
+        [tensor.carried for tensor in known],
+        starts,
+        stops,
+        stage.bytes_by_home,
+        stage.ops,
+        known,
+    )
+
+
+@frozen
+class _Keys:
+    """Keys of ops, equal for ops of one kind."""
+
+    micro_batches: int
+    """of the plan: one that it does not have is a kind of its own"""
+    form: Callable[[Tensor], int] = field(init=False, factory=lambda: _Forms().__getitem__)
+
+    def __call__(self, op: Op) -> object:
+        kind, form = type(op), self.form
+        if kind is Release:  # which may end whatever there is
+            return (kind, *map(form, op.scratch))
+        micro_batch_of, own_fields = _FIELDS[kind]
+        micro_batch = micro_batch_of(op)
+        return (
+            kind,
+            micro_batch is None or (micro_batch < self.micro_batches or micro_batch),
+            own_fields(op),
+            tuple(map(form, op.reads)),
+            tuple(map(form, op.writes)),
+            tuple(map(form, op.updates)),
+            tuple(map(form, op.scratch)),
+        )
+
+
+def _readers(kind: type[Op]) -> tuple[Callable[[Op], int | None], Callable[[Op], object]]:
+    """Make the readers of the micro-batch of ops of a class, and of their other fields."""
+    names = [attribute.name for attribute in FIELDS[kind]]
+    others = [name for name in names if name != _MICRO_BATCH]
+    return attrgetter(_MICRO_BATCH) if _MICRO_BATCH in names else _nothing, attrgetter(*others) if others else _nothing
+
+
+def _nothing(_: object) -> None:
+    return None
+
+
+_FARTHEST = 1 << 62
+_MICRO_BATCH = "micro_batch"
+_FIELDS = {kind: _readers(kind) for kind in FIELDS}

@@ -1,0 +1,134 @@
+"""Layer 1, the lives of tensors: defined before they are used, not twice, released once, none left over.
+
+RT020 used before it is defined, RT021 used after its release, RT022 defined again while it is live, RT023 never
+released, RT024 carried and not there at the end, RT028 released and not live. One loop over the columns of a stage
+finds them, in plain Python for few ops, compiled for many; their words are made of its findings.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ratrain.ratrain_ir.support.loops import Allowance
+from ratrain.ratrain_ir.support.native_loops import native
+from ratrain.ratrain_ir.verifier.report import MAX_REPORTS
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.analysis.columns import StageColumns
+    from ratrain.ratrain_ir.module import Stage
+    from ratrain.ratrain_ir.verifier.report import Reporter
+
+NONE = -1
+UNDEFINED, ENDED, AGAIN, NOT_LIVE, CARRIED_ENDED, NEVER_RELEASED = range(6)
+"""What a finding is."""
+_ACCESSES = 100_000
+"""A tenth of a second of plain Python: less than it takes to compile the loop where it is not kept."""
+ALLOWANCE = Allowance(_ACCESSES)
+
+
+def check_lives(stage: Stage, columns: StageColumns, report: Reporter, *, has_releases: bool) -> None:
+    """Report what is wrong with the lives of a stage's tensors; `has_releases`: each must have its release."""
+    for what, op, tensor, earlier in _findings(columns, has_releases=has_releases):
+        _report(what, op, tensor, earlier, stage, columns, report)
+
+
+def _report(
+    what: int, op: int, tensor: int, earlier: int, stage: Stage, columns: StageColumns, report: Reporter
+) -> None:
+    at, subject = columns.ops[op], columns.tensors[tensor]
+    code, words, of_earlier, way_out = _WORDS[what]
+    notes = [report.note(of_earlier, columns.ops[earlier])] if of_earlier and earlier != NONE else []
+    report.at_op(code, f"%{subject.name} {words}", stage, at, subject, notes=notes, help=way_out)
+
+
+_WORDS = {
+    UNDEFINED: ("RT020", "is used before it is defined", None, None),
+    ENDED: ("RT021", "is used after its release", "released here", None),
+    AGAIN: (
+        "RT022",
+        "is defined again while it is live",
+        "defined here",
+        "declare a tensor of its own for this value, or release the first one before",
+    ),
+    NOT_LIVE: ("RT028", "is released but not live", "already released here", None),
+    CARRIED_ENDED: ("RT024", "is carried into the next step, but released and not defined again", None, None),
+    NEVER_RELEASED: ("RT023", "is never released: it would leak into the next step", None, None),
+}
+
+
+def _findings(columns: StageColumns, *, has_releases: bool) -> list[tuple[int, int, int, int]]:
+    """What, op, tensor, and the op before that the words name; `NONE` where there is none."""
+    given = columns.bounds, columns.operands, columns.ended_bounds, columns.ended, columns.carried
+    tensors = len(columns.carried)
+    sizes = tensors, tensors, tensors, tensors, 4 * MAX_REPORTS
+    if ALLOWANCE.take(len(columns.operands)):
+        made: Any = [[value] * size for size, value in zip(sizes, (0, NONE, NONE, 0, 0), strict=True)]
+        count = sweep(*given, has_releases, *made)
+    else:
+        made = [np.full(size, value, np.int64) for size, value in zip(sizes, (0, NONE, NONE, 0, 0), strict=True)]
+        count = compiled_sweep()(*(np.asarray(each, np.int64) for each in given), has_releases, *made)
+    found = [int(each) for each in made[-1][: 4 * count]]
+    return list(zip(*(iter(found),) * 4, strict=True))
+
+
+@cache
+def compiled_sweep() -> Any:
+    """Compile the loop."""
+    return native(sweep)
+
+
+def sweep(
+    bounds: Any, operands: Any, ended_bounds: Any, ended: Any, carried: Any, has_releases: bool,
+    live: Any, released: Any, defined: Any, assumed: Any, found: Any,
+) -> int:  # fmt: skip
+    """Fill `found` with four numbers a finding, as many as it has room for; return how many findings.
+
+    By tensor: whether it is `live`; the op that last `released` and `defined` it, where none did since -1; whether it
+    is `assumed` to be live after a use before its definition, so that this is said once, and its late definition is no
+    error.
+    """
+    count, room = 0, len(found) // 4
+    for tensor in range(len(carried)):
+        live[tensor] = carried[tensor]
+    for op in range(len(ended_bounds)):
+        for place in range(0 if op == 0 else ended_bounds[op - 1], ended_bounds[op]):
+            tensor = ended[place]
+            if not live[tensor] and count < room:
+                found[4 * count], found[4 * count + 1] = NOT_LIVE, op
+                found[4 * count + 2], found[4 * count + 3] = tensor, released[tensor]
+                count += 1
+            live[tensor] = 0
+            released[tensor] = op
+        for place in range(0 if op == 0 else bounds[4 * op - 1], bounds[4 * op + 1]):
+            tensor = operands[place]
+            if live[tensor]:
+                continue
+            if count < room:
+                found[4 * count], found[4 * count + 1] = UNDEFINED if released[tensor] == NONE else ENDED, op
+                found[4 * count + 2], found[4 * count + 3] = tensor, released[tensor]
+                count += 1
+            if released[tensor] == NONE:
+                live[tensor] = assumed[tensor] = 1
+        for place in range(bounds[4 * op + 1], bounds[4 * op + 2]):
+            tensor = operands[place]
+            may_be_live = assumed[tensor] or (carried[tensor] and not has_releases)
+            if live[tensor] and not may_be_live and count < room:
+                found[4 * count], found[4 * count + 1] = AGAIN, op
+                found[4 * count + 2], found[4 * count + 3] = tensor, defined[tensor]
+                count += 1
+            live[tensor] = 1
+            assumed[tensor] = 0
+            released[tensor] = NONE
+            defined[tensor] = op
+    last = len(ended_bounds) - 1
+    for tensor in range(len(carried)):
+        is_lost = carried[tensor] and not live[tensor]
+        if (is_lost or (has_releases and live[tensor] and not carried[tensor])) and count < room:
+            found[4 * count] = CARRIED_ENDED if is_lost else NEVER_RELEASED
+            found[4 * count + 1] = released[tensor] if is_lost else last if defined[tensor] == NONE else defined[tensor]
+            found[4 * count + 2], found[4 * count + 3] = tensor, NONE
+            count += 1
+    return count
