@@ -25,7 +25,7 @@ from ratrain.targets.runtime.ranks.processes import RankProcesses
 
 if TYPE_CHECKING:
     from ratrain.targets.program.instruction import Instruction
-    from ratrain.targets.runtime.engine.rank import Rank
+    from ratrain.targets.runtime.engine.rank import RankExecutor
     from ratrain.targets.runtime.ranks.collectives import Phases
 
 
@@ -50,7 +50,7 @@ class FaultyEngine(RankEngine):
 
     is_faulty = False
 
-    def begin(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
+    def begin(self, rank: RankExecutor, engine: Engine, instruction: Instruction) -> None:
         super().begin(rank, engine, instruction)
         here = rank.place == (FAULT.stage, FAULT.replica, FAULT.peer)
         index = rank.completed[engine] % len(rank.stage.streams[engine])
@@ -69,7 +69,7 @@ class FaultyEngine(RankEngine):
             while True:
                 time.sleep(1)
 
-    def complete(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
+    def complete(self, rank: RankExecutor, engine: Engine, instruction: Instruction) -> None:
         if self.is_slow and engine is Engine.COMPUTE:
             time.sleep((FAULT.factor - 1) * (time.perf_counter() - self.begun))
         if self.is_faulty and FAULT.kind == "nan" and engine is Engine.COMPUTE:

@@ -16,12 +16,12 @@ from rich.table import Table
 
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.machine.machine import load_machine
-from ratrain.targets.mt3000.tiles.schedule import Loop, TileSchedule, statements
+from ratrain.targets.mt3000.tiles.tile_schedule import Loop, TileSchedule, statements
 from ratrain.targets.mt3000.tiling.attention import PARTS, AttentionShape
 from ratrain.targets.mt3000.tiling.core import Cluster, cluster_of
 from ratrain.targets.mt3000.tiling.gemm import GemmShape, GemmTiles, gemm_schedule
-from ratrain.targets.mt3000.tiling.search import attention_tiles, gemm_tiles
-from ratrain.targets.mt3000.tiling.timing import TileTime, tile_time
+from ratrain.targets.mt3000.tiling.tile_search import attention_tiles, gemm_tiles
+from ratrain.targets.mt3000.tiling.tile_timing import TileTime, tile_time
 
 MT3000 = cluster_of(load_machine("mt3000"))
 FASTER = cluster_of(load_machine("mt3000-1.2ghz"))

@@ -21,25 +21,27 @@ import numpy as np
 from attrs import evolve
 
 from ratrain.ratrain_ir.config.model_files import load_model
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.files import write_lines
+from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.choices.plan_choices import PlanChoice, SearchEffort
 from ratrain.ratrainc.choices.strategies import strategy
-from ratrain.ratrainc.planner.answer.comparison import best_of_each, comparison_rows
-from ratrain.ratrainc.planner.answer.report import plan_file, plan_text, shape_text
+from ratrain.ratrainc.planner.answer.fewest_clusters import fewest_clusters
+from ratrain.ratrainc.planner.answer.plan_files import plan_file
+from ratrain.ratrainc.planner.answer.strategy_comparison import best_of_each, rows_on_best_plans
 from ratrain.ratrainc.planner.bounds.bounds import plan_bounds
-from ratrain.ratrainc.planner.bounds.columns import Columns
-from ratrain.ratrainc.planner.bounds.profile import Profiles
-from ratrain.ratrainc.planner.search.evaluation import Evaluation, Task, evaluate, folded_micro_batches
+from ratrain.ratrainc.planner.bounds.profiles import Profiles
+from ratrain.ratrainc.planner.bounds.shape_columns import Columns
+from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task, evaluate, is_folded
+from ratrain.ratrainc.planner.search.plan_request import planning_request
+from ratrain.ratrainc.planner.search.plan_search import Search
 from ratrain.ratrainc.planner.search.quick import quick_answer
-from ratrain.ratrainc.planner.search.requests import planning_request
-from ratrain.ratrainc.planner.search.search import Search
-from ratrain.ratrainc.planner.search.smallest import smallest_clusters
-from ratrain.ratrainc.planner.space.families import USUAL
+from ratrain.ratrainc.planner.space.plan_families import USUAL
 from ratrain.ratrainc.planner.space.space import Shape, divisions
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan
-    from ratrain.ratrainc.planner.search.answer import Request
+    from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 
 PAPER = {"llama-2-7b": 8, "baichuan2-13b": 16, "qwen2.5-32b": 64, "llama-2-70b": 96}
 """The models of the paper and the fewest clusters published for each."""
@@ -122,22 +124,21 @@ def smallest() -> None:
             request = planning_request(
                 load_model(name), published + 32, 8, 2048, plans=PlanChoice(zero_levels=levels), fewest=True
             )
-            fewest = smallest_clusters(request, lambda _text: None)
-            text = (
-                "nothing"
-                if fewest.candidate is None
-                else f"{fewest.clusters} clusters, {shape_text(fewest.candidate)}, cuts {fewest.candidate.plan.cuts}"
-            )
+            try:
+                fewest = fewest_clusters(request, name, MachineChoice(), lambda _text: None)
+            except DiagnosticError:
+                fewest = None
+            text = "nothing"
+            if fewest is not None:
+                text = f"{fewest.clusters} clusters, {fewest.plan.summary}, cuts {fewest.plan.cuts}"
             print(
                 f"{name} (published {published}), ZeRO {levels}: {text}; {time.perf_counter() - start:.1f} s",
                 flush=True,
             )
-            if fewest.candidate is not None and 3 in levels:
-                clusters, best = fewest.clusters, fewest.candidate
-                head = [f"The fewest clusters on which {name} was found to fit {request.machine.name}: {clusters}."]
-                path = EXAMPLES / "smallest" / f"{name}-{clusters}.toml"
+            if fewest is not None and 3 in levels:
+                path = EXAMPLES / "smallest" / f"{name}-{fewest.clusters}.toml"
                 path.parent.mkdir(exist_ok=True)
-                write_lines(str(path), plan_text(best, name, head).splitlines())
+                fewest.save(str(path))
 
 
 def plan() -> None:
@@ -149,7 +150,7 @@ def plan() -> None:
             request = planning_request(load_model(name), clusters, SEQUENCES * clusters, 2048, effort=effort(seconds))
             for kind, answer in (("quick", quick_answer(request)), ("full", Search(request).run())):
                 best = answer.best
-                text = "nothing fits" if best is None else f"{shape_text(best)} {best.seconds:.2f} s"
+                text = "nothing fits" if best is None else f"{best.plan.summary} {best.seconds:.2f} s"
                 gap = "-" if answer.relaxed_gap is None else f"{100 * answer.relaxed_gap:.2f} %"
                 print(
                     f"{name} on {clusters}, {kind}: {text}, bound {answer.relaxed_bound_seconds:.2f} s, gap {gap}, "
@@ -182,7 +183,7 @@ def spaces() -> None:
             gain = "" if before is None else f", {100 * (1 - best.seconds / before):.1f} % less"
             before = best.seconds if before is None else min(before, best.seconds)
             print(
-                f"{name} on {clusters}, {part}: {best.family} {shape_text(best)} {best.seconds:.2f} s{gain}, closed form "
+                f"{name} on {clusters}, {part}: {best.family} {best.plan.summary} {best.seconds:.2f} s{gain}, closed form "
                 f"{answer.relaxed_bound_seconds:.2f} s, gap {100 * answer.relaxed_gap:.1f} %, {answer.plans:.3g} plans, "
                 f"{answer.evaluations} evaluations, {taken:.0f} CPU s",
                 flush=True,
@@ -204,31 +205,30 @@ def compare() -> None:
             _on_one_plan(name, request, owner, plan)
 
 
-def _each_on_its_best(name: str, request: Request, names: Sequence[str]) -> dict[str, Plan]:
+def _each_on_its_best(name: str, request: PlanRequest, names: Sequence[str]) -> dict[str, Plan]:
     chosen = [strategy(item) for item in names]
     answers = best_of_each(request, chosen, lambda _text: None)
-    for row, answer in zip(comparison_rows(chosen, answers), answers, strict=True):
+    for row, answer in zip(rows_on_best_plans(chosen, answers), answers, strict=True):
         where = f"{name}, ZeRO {request.zero_levels}, {row['name']} on its best"
         if answer.best is None:
             print(f"{where}: nothing fits", flush=True)
             continue
         print(
-            f"{where}: {shape_text(answer.best)} cuts {answer.best.plan.cuts} {_times(row)}, "
+            f"{where}: {answer.best.plan.summary} cuts {answer.best.plan.cuts} {_times(row)}, "
             f"bound {answer.bound_seconds:.2f} s, {answer.seconds:.0f} s",
             flush=True,
         )
     return {item: answer.best.plan for item, answer in zip(names, answers, strict=True) if answer.best}
 
 
-def _on_one_plan(name: str, request: Request, owner: str, plan: Plan) -> None:
+def _on_one_plan(name: str, request: PlanRequest, owner: str, plan: Plan) -> None:
     named = [strategy(item) for item in COMPARED]
     adapted = {item.name: item.adapted(plan, request.model, request.machine) for item in named}
-    known: dict[tuple[Plan, str], Evaluation] = {}
+    known: dict[tuple[Plan, str], PlanEvaluation] = {}
     for item in named:
         key = (adapted[item.name], item.passes_for(plan))
         if key not in known:
-            folded = folded_micro_batches(plan) < plan.micro_batches
-            known[key] = evaluate(Task(request.model, *key, request.machine, folded))
+            known[key] = evaluate(Task(request.model, *key, request.machine, is_folded(plan)))
     first = known[adapted[named[0].name], named[0].passes_for(plan)].step_seconds
     for item in named:
         outcome = known[adapted[item.name], item.passes_for(plan)]
@@ -261,7 +261,7 @@ def examples() -> None:
             path = EXAMPLES / "best" / f"{name}-{clusters}.toml"
             write_lines(str(path), plan_file(answer, answer.best, name).splitlines())
             print(
-                f"{path.name}: {shape_text(answer.best)} {answer.best.seconds:.2f} s, gap {answer.gap:.2%}, "
+                f"{path.name}: {answer.best.plan.summary} {answer.best.seconds:.2f} s, gap {answer.gap:.2%}, "
                 f"closed form {answer.relaxed_bound_seconds:.2f} s, gap {answer.relaxed_gap:.2%}, "
                 f"{answer.evaluations} evaluations, {answer.seconds:.1f} s",
                 flush=True,

@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrainc.choices.strategies import STRATEGIES, Strategy
 from ratrain.targets.machine.machine import load_machine
-from ratrain.targets.mt3000.target import Mt3000Target
+from ratrain.targets.mt3000.mt3000_target import Mt3000Target
 
 DEFAULT = ("llama-2-70b", str(Path(__file__).resolve().parent.parent / "examples" / "llama-2-70b-96.toml"))
 

@@ -20,9 +20,9 @@ from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan_text import load_plan
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Location
+from ratrain.ratrainc.calibration.calibration_report import Calibration, calibrate
 from ratrain.ratrainc.calibration.fitting import with_values
-from ratrain.ratrainc.calibration.report import Calibration, calibrate
-from ratrain.ratrainc.calibration.rows import Row
+from ratrain.ratrainc.calibration.measured_rows import MeasuredRow
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, Strategy, strategy
 from ratrain.targets.machine.machine import Machine, load_machine
 
@@ -47,11 +47,11 @@ def plan_of(clusters: int) -> Plan:
     return evolve(plan, dp=clusters // plan.pp)
 
 
-def measured_rows(plans: dict[int, Plan]) -> list[Row]:
+def measured_rows(plans: dict[int, Plan]) -> list[MeasuredRow]:
     """The published points under plans of so many clusters."""
     model = load_model("llama-2-7b")
     return [
-        Row(model, plan, plan.tokens_per_step / PUBLISHED[clusters], "", str(clusters))
+        MeasuredRow(model, plan, plan.tokens_per_step / PUBLISHED[clusters], "", str(clusters))
         for clusters, plan in plans.items()
     ]
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
-SETTINGS, REQUEST = "ratrain.ratrainc.running.training:run_training", "ratrain.ratrainc.planner.search.requests:Request"
+SETTINGS, REQUEST = (
+    "ratrain.ratrainc.running.training:run_training",
+    "ratrain.ratrainc.planner.search.plan_request:PlanRequest",
+)
 
 
 @frozen
@@ -49,7 +52,7 @@ _QUICK = "--model m.json --plan auto --strategies full-save --seq-len 8 --second
 _CALLER = "--from deepspeed auto.json --clusters 4 --seq-len 8"
 _NO_CALLER = ("--from torchtitan job.toml",)
 _SIZES, _BF16 = "--micro-batch-size 1 --global-batch 8", "--dtype bf16"
-_FIT = "ratrain.ratrainc.calibration.report:calibrate_rows"
+_FIT = "ratrain.ratrainc.calibration.calibration_report:calibrate_rows"
 _ROWS = "--rows rows.csv --fit launch"
 _TIMED = "ratrain.ratrainc.calibration.from_device:machine_of_device"
 _TIMED_PLAN = "--device cpu --model m2.json --plan p.toml"
@@ -870,7 +873,9 @@ OPTIONS = {
         {
             "--capacity": Option("the bytes there are", "--capacity 10", "b.csv"),
             "-o": Option("the addresses that are written", "-o b2.csv"),
-            "--seconds": Option("time for the search", "--seconds 1", None, "ratrain.ratrainc.memory.placing:allocate"),
+            "--seconds": Option(
+                "time for the search", "--seconds 1", None, "ratrain.ratrainc.memory.buffer_placing:allocate"
+            ),
             "--json": _JSON,
         },
         wall=True,

@@ -23,7 +23,7 @@ from ratrain.passes.memory.trial import Trials
 from ratrain.passes.recovery.guests import UnitTimes
 from ratrain.passes.recovery.kept_bytes import checkpoint_bytes
 from ratrain.passes.recovery.lender_search import LenderSearch
-from ratrain.passes.recovery.prospects import WORTH, Beside, Outcome, Prospects, step_seconds
+from ratrain.passes.recovery.prospects import WORTH, Beside, Prospect, Prospects, step_seconds
 from ratrain.passes.recovery.recompute_choice import Chosen, typical_slice
 from ratrain.passes.recovery.rewriting import LayerChoice, Lender
 from ratrain.ratrain_ir.config.plan import slice_plan
@@ -125,7 +125,7 @@ class _Choice:
     usable: float = 1.0
     """of the bytes that lenders have; seen likewise"""
 
-    def best(self) -> Outcome:
+    def best(self) -> Prospect:
         """The best of the outcomes that are written out, and of the one in which nothing moves."""
         alone = [each.alone_period for each in self.prospects]
         best = self.outcome(alone, [each.front.chosen(each.alone) for each in self.prospects])
@@ -148,9 +148,9 @@ class _Choice:
                 best = found
         return best
 
-    def outcome(self, periods: list[float], chosen: list[Chosen]) -> Outcome:
+    def outcome(self, periods: list[float], chosen: list[Chosen]) -> Prospect:
         """That of a period and a choice of each stage."""
-        return Outcome(step_seconds(self.module, periods), chosen, periods)
+        return Prospect(step_seconds(self.module, periods), chosen, periods)
 
     def lacks(self, each: Prospects, period: float) -> bool:
         """Whether a stage has too few bytes to keep a period."""
@@ -185,7 +185,7 @@ class _Choice:
             low, high = (low, middle) if covers(middle) else (middle, high)
         return high
 
-    def written_out(self, period: float) -> Outcome | None:
+    def written_out(self, period: float) -> Prospect | None:
         """Choices for a period, and how long a step they make; None where they do not fit."""
         away: dict[int, _Evicted] = {}
         for each in self.prospects:
@@ -199,7 +199,7 @@ class _Choice:
         self.overhead = max(self.overhead, moved / lacking)
         spoilt: Counter[int] = Counter()
         lost = 0
-        best: Outcome | None = None
+        best: Prospect | None = None
         for _ in range(_ROUNDS):
             housed = self.housed(away, period, spoilt)
             if housed is None:

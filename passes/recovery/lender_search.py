@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from attrs import define, evolve, field, frozen
 
 from ratrain.passes.recovery.guests import UnitTimes
-from ratrain.passes.recovery.prospects import WORTH, Beside, Outcome, Prospects, step_seconds
+from ratrain.passes.recovery.prospects import WORTH, Beside, Prospect, Prospects, step_seconds
 from ratrain.passes.recovery.recompute_choice import FEW, Chosen, Front
 from ratrain.passes.recovery.rewriting import LayerChoice, Lender
 from ratrain.ratrain_ir.config.types import Home
@@ -57,10 +57,10 @@ class LenderSearch:
     work: int = field(default=_WORK, init=False)
     _borrowing: dict[tuple[int, _Items], _Borrowing] = field(factory=dict, init=False)
     _lending: dict[object, Beside] = field(factory=dict, init=False)
-    _near: dict[object, tuple[Outcome, _Away]] = field(factory=dict, init=False)
+    _near: dict[object, tuple[Prospect, _Away]] = field(factory=dict, init=False)
     """what came of all that was tried and was not much longer than the best then"""
 
-    def better(self, found: Outcome) -> Outcome:
+    def better(self, found: Prospect) -> Prospect:
         """The best outcome from one, from that in which nothing moves, and from those that came near the best."""
         away = {index: items for index, chosen in enumerate(found.chosen) if any(items := _items_away(chosen))}
         best = self._descend(found, found, away)
@@ -70,13 +70,13 @@ class LenderSearch:
         return best
 
     @cached_property
-    def _nothing(self) -> Outcome:
+    def _nothing(self) -> Prospect:
         """What comes of each stage by itself."""
         periods = [each.alone_period for each in self.prospects]
         chosen = [each.front.chosen(each.alone) for each in self.prospects]
-        return Outcome(step_seconds(self.module, periods), chosen, periods)
+        return Prospect(step_seconds(self.module, periods), chosen, periods)
 
-    def _descend(self, start: Outcome, best: Outcome, away: _Away) -> Outcome:
+    def _descend(self, start: Prospect, best: Prospect, away: _Away) -> Prospect:
         """Change one stage after another of a start while that gives something better than the best."""
         now, gained = start, True
         while gained:
@@ -92,7 +92,7 @@ class LenderSearch:
                         away, gained = changed, True
         return best
 
-    def _may_gain(self, now: Outcome, index: int, seconds: float) -> bool:
+    def _may_gain(self, now: Prospect, index: int, seconds: float) -> bool:
         """Whether a stage that kept everything for nothing, beside lenders that have no guests, would make a shorter step."""
         periods = list(map(min, now.periods, self._nothing.periods))
         periods[index] = min(periods[index], self.prospects[index].periods[-1])
@@ -125,7 +125,7 @@ class LenderSearch:
                 for share in range(1, shares + 1):
                     yield _items(shape.stored(shape.items * share // shares, choice))
 
-    def _tried(self, away: _Away, seconds: float) -> Outcome | None:
+    def _tried(self, away: _Away, seconds: float) -> Prospect | None:
         """What comes of some items that go away; None where that is clearly longer than so many seconds, or without work left."""
         near = seconds * (1 + _NEAR)
         periods, chosen = list(self._nothing.periods), list(self._nothing.chosen)
@@ -144,7 +144,7 @@ class LenderSearch:
             if beside is None or not beside.fits:
                 return None
             periods[index], chosen[index] = beside.period, beside.chosen
-        found = Outcome(step_seconds(self.module, periods), chosen, periods)
+        found = Prospect(step_seconds(self.module, periods), chosen, periods)
         if found.seconds > near:
             return None
         self._near[_key(away)] = found, away

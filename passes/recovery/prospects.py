@@ -10,7 +10,7 @@ from attrs import define, field, frozen
 
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.recovery.guests import take_in
-from ratrain.passes.recovery.recompute_choice import Chosen, Front, Shape, as_chosen
+from ratrain.passes.recovery.recompute_choice import Chosen, Front, StageShape, as_chosen
 from ratrain.passes.recovery.rewriting import Rewriting
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops.base import Engine
@@ -26,7 +26,7 @@ WORTH = 1e-3
 
 
 @frozen(eq=False)
-class Outcome:
+class Prospect:
     """Choices for all stages, and the seconds that a step would take for each micro-batch."""
 
     seconds: float
@@ -47,14 +47,14 @@ class Prospects:
     stage: Stage
     trials: Trials
     capacity: int
-    shape: Shape = field(init=False)
+    shape: StageShape = field(init=False)
     front: Front = field(init=False)
     alone: int = field(init=False)
     """its choice with the bytes that it has"""
     alone_period: float = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.shape = Shape.of(self.stage, self.trials)
+        self.shape = StageShape.of(self.stage, self.trials)
         self.front = Front.of(self.shape, self.shape.none_stored)
         self.alone = self.front.best_within(self.capacity, self.rewriting, self.trials)
         self.alone_period = self.trials.period(self.draft(self.front.chosen(self.alone)))

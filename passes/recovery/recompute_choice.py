@@ -146,7 +146,7 @@ def choose(rewriting: Rewriting, trials: Trials, capacity: int, store: Home = Ho
     step shortest: those of the first layers, which wait longest. What stays is chosen for the bytes that this leaves.
     """
     stage = rewriting.stage
-    shape = Shape.of(stage, trials)
+    shape = StageShape.of(stage, trials)
     best = kept_in_ddr(rewriting, trials, capacity, shape, shape.none_stored)
     if store is Home.DDR or best.keeps_everything:
         return best
@@ -188,7 +188,7 @@ def least(most: int, holds: Callable[[int], bool]) -> int:
     return high
 
 
-def _most_hidden(stage: Stage, trials: Trials, shape: Shape, store: Home) -> int:
+def _most_hidden(stage: Stage, trials: Trials, shape: StageShape, store: Home) -> int:
     """How many layers of micro-batches in flight can go to another memory, or come back, in the time that a step computes anyway."""
     everything = rewritten(stage, lambda _layer, _piece: EVERYTHING)
     computes = sum(trials.op_seconds(everything, op) for op in everything.ops if op.engine is Engine.COMPUTE)
@@ -209,7 +209,7 @@ def as_chosen(rewriting: Rewriting, trials: Trials, chosen: Chosen) -> Stage:
 
 
 @frozen
-class Shape:
+class StageShape:
     """The layers of a stage by kind, and how many of each are in flight."""
 
     kinds: tuple[tuple[int, ...], ...]
@@ -219,7 +219,7 @@ class Shape:
     """of a layer of each kind"""
 
     @classmethod
-    def of(cls, stage: Stage, trials: Trials) -> Shape:
+    def of(cls, stage: Stage, trials: Trials) -> StageShape:
         """That of a stage."""
         plan = trials.module.plan
         slices = plan.shape.slices
@@ -251,13 +251,13 @@ class Shape:
 class Front:
     """The choices for what a stage does not store that no other beats in both bytes and seconds of recovery; bytes ascend, seconds fall."""
 
-    shape: Shape
+    shape: StageShape
     stored: Sequence[Mapping[LayerChoice, int]]
     """of each kind, the items that are decided on already"""
     points: list[Point]
 
     @classmethod
-    def of(cls, shape: Shape, stored: Sequence[Mapping[LayerChoice, int]]) -> Front:
+    def of(cls, shape: StageShape, stored: Sequence[Mapping[LayerChoice, int]]) -> Front:
         """That of the items that are left."""
         left = [
             len(layers) * shape.in_flight - sum(counts.values())
@@ -307,7 +307,7 @@ class Front:
 
 
 def kept_in_ddr(
-    rewriting: Rewriting, trials: Trials, capacity: int, shape: Shape, stored: Sequence[Mapping[LayerChoice, int]]
+    rewriting: Rewriting, trials: Trials, capacity: int, shape: StageShape, stored: Sequence[Mapping[LayerChoice, int]]
 ) -> Chosen:
     """The cheapest choice that fits for what is not stored."""
     front = Front.of(shape, stored)

@@ -10,16 +10,16 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, fail, nearest
 from ratrain.ratrain_ir.support.text import Place, Source, shown
+from ratrain.ratrainc.bridge.framework_settings import Asked, Setting
 from ratrain.ratrainc.bridge.launchers import LAUNCHER, RANKS, WORLD, NotSaid, started, value_of
 from ratrain.ratrainc.bridge.megatron_flags import BARE, COUNTS, KNOWN, MANY
-from ratrain.ratrainc.bridge.settings import Asked, Setting
 from ratrain.ratrainc.bridge.shell.commands import name_of
 from ratrain.ratrainc.bridge.shell.following import Followed, follow
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from ratrain.ratrainc.bridge.shell.text import Text, Unknown
+    from ratrain.ratrainc.bridge.shell.shell_text import Text, Unknown
     from ratrain.ratrainc.bridge.shell.world import Launch
 
 _TRAINING = ("train-iters", "train-samples", "train-tokens")

@@ -68,7 +68,7 @@ class BlockShape:
 
 
 @frozen
-class Work:
+class BlockWork:
     """Kernels of one direction of a block, and the sums over tensor peers among them."""
 
     routine: Routine
@@ -93,10 +93,10 @@ class Work:
 class Blocks:
     """A layer, the head and the embedding in both directions, of one micro-batch."""
 
-    forward: Work
-    backward: Work
-    head: Work
-    embedding: Work
+    forward: BlockWork
+    backward: BlockWork
+    head: BlockWork
+    embedding: BlockWork
 
 
 class _Builder:
@@ -132,9 +132,9 @@ class _Builder:
         operands |= {f"mask{i}": self.operand(*shape, dtype=Dtype.U8) for i in range(masks)}
         self.steps.append(Step("cast", operands, {}))
 
-    def work(self, all_reduces: int = 0, row_sums: int = 0) -> Work:
+    def work(self, all_reduces: int = 0, row_sums: int = 0) -> BlockWork:
         routine = Routine(self.key, tuple(self.formals.values()), (), (), 0, tuple(self.steps))
-        return Work(routine, all_reduces, row_sums)
+        return BlockWork(routine, all_reduces, row_sums)
 
 
 @cache
@@ -155,7 +155,7 @@ def _pairs(shape: BlockShape) -> tuple[int, int, int]:
     return matrices, matrices * shape.seq_len, shape.hidden // shape.heads
 
 
-def _forward(shape: BlockShape) -> Work:
+def _forward(shape: BlockShape) -> BlockWork:
     rows, hidden, seq_len, part = shape.rows, shape.hidden, shape.seq_len, shape.hidden // shape.peers
     matrices, score_rows, width = _pairs(shape)
     made = _Builder("gpt-forward")
@@ -178,7 +178,7 @@ def _forward(shape: BlockShape) -> Work:
     return made.work(_REDUCED if shape.peers > 1 else 0)
 
 
-def _backward(shape: BlockShape) -> Work:
+def _backward(shape: BlockShape) -> BlockWork:
     rows, hidden, seq_len, part = shape.rows, shape.hidden, shape.seq_len, shape.hidden // shape.peers
     matrices, score_rows, width = _pairs(shape)
     made = _Builder("gpt-backward")
@@ -216,7 +216,7 @@ _WORDS_ALIGNED = 2
 """Elements: a product whose extent is an odd number of f16 cannot load two at once."""
 
 
-def _head(shape: BlockShape) -> Work:
+def _head(shape: BlockShape) -> BlockWork:
     """Norm, logits, loss and back: by the head's own efficiency where its words are an odd number, else as other products."""
     rows, hidden, words = shape.rows, shape.hidden, shape.words
     made = _Builder("gpt-head")
@@ -245,7 +245,7 @@ _LOSS_SUMS = 3
 """Over peers, of each row: the maximum, the label's logit, the sum of exponents."""
 
 
-def _embedding(shape: BlockShape) -> Work:
+def _embedding(shape: BlockShape) -> BlockWork:
     rows, hidden, words = shape.rows, shape.hidden, shape.words
     made = _Builder("gpt-embedding")
     made.kernel(2, rows, hidden)  # rows of words

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, Location, fail, nearest
 from ratrain.ratrainc.calibration.gpt_iteration import GptRun, GptTimes
-from ratrain.ratrainc.calibration.tables import TableLine, read_table
+from ratrain.ratrainc.calibration.measured_tables import TableLine, read_table
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.calibration.fitting import Seconds

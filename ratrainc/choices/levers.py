@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @frozen
-class Setting:
+class CompileSetting:
     """What a module is made from."""
 
     model: ModelConfig
@@ -42,16 +42,16 @@ class Lever:
     """One change, in words and as a function."""
 
     name: str
-    apply: Callable[[Setting], Setting | None]
+    apply: Callable[[CompileSetting], CompileSetting | None]
     """The changed setting, or None where the change makes no sense."""
 
 
 @frozen
-class Outcome:
+class LeverOutcome:
     """What a setting came to. Without `step_seconds` it does not fit."""
 
     name: str
-    setting: Setting
+    setting: CompileSetting
     peak_bytes: tuple[int, ...]
     step_seconds: float | None
     exposed_tail_seconds: float | None = None
@@ -63,7 +63,7 @@ class Outcome:
         return self.step_seconds is not None
 
 
-def try_setting(setting: Setting, name: str) -> Outcome | None:
+def try_setting(setting: CompileSetting, name: str) -> LeverOutcome | None:
     """Compile, place and simulate; None where the plan is not allowed, or a pass refuses it for another reason than bytes."""
     try:
         check_plan(setting.plan, setting.model)
@@ -73,8 +73,8 @@ def try_setting(setting: Setting, name: str) -> Outcome | None:
     if isinstance(timed, RefusedPlan):
         if not timed.is_for_bytes:
             return None
-        return Outcome(name, setting, timed.peak_bytes, None)
-    return Outcome(name, setting, timed.peak_bytes, timed.figures.step_seconds, timed.exposed_tail_seconds)
+        return LeverOutcome(name, setting, timed.peak_bytes, None)
+    return LeverOutcome(name, setting, timed.peak_bytes, timed.figures.step_seconds, timed.exposed_tail_seconds)
 
 
 def levers_of(heaviest: int) -> list[Lever]:
@@ -98,7 +98,7 @@ def levers_of(heaviest: int) -> list[Lever]:
     ]
 
 
-def outcomes(setting: Setting, heaviest: int, seconds: float, *, together: int = 2) -> Iterator[Outcome]:
+def outcomes(setting: CompileSetting, heaviest: int, seconds: float, *, together: int = 2) -> Iterator[LeverOutcome]:
     """Try every lever alone, then up to `together` of them at once, until the time is used up; single changes come first."""
     deadline = time.monotonic() + seconds
     for name, changed in changes(setting, heaviest, together=together):
@@ -109,12 +109,12 @@ def outcomes(setting: Setting, heaviest: int, seconds: float, *, together: int =
             yield outcome
 
 
-def changes(setting: Setting, heaviest: int, *, together: int = 1) -> Iterator[tuple[str, Setting]]:
+def changes(setting: CompileSetting, heaviest: int, *, together: int = 1) -> Iterator[tuple[str, CompileSetting]]:
     """Every setting that up to `together` levers make of one, by their names; single ones come first."""
     made = {(setting.plan, setting.pipeline)}
     levers = levers_of(heaviest)
     for chosen in chain.from_iterable(combinations(levers, count) for count in range(1, together + 1)):
-        changed: Setting | None = setting
+        changed: CompileSetting | None = setting
         for lever in chosen:
             changed = lever.apply(changed) if changed is not None else None
         if changed is not None and (changed.plan, changed.pipeline) not in made:
@@ -122,14 +122,16 @@ def changes(setting: Setting, heaviest: int, *, together: int = 1) -> Iterator[t
             yield " and ".join(lever.name for lever in chosen), changed
 
 
-def _replace_pass(setting: Setting, names: tuple[str, ...], change: Callable[[Pass], Pass]) -> Setting | None:
+def _replace_pass(
+    setting: CompileSetting, names: tuple[str, ...], change: Callable[[Pass], Pass]
+) -> CompileSetting | None:
     passes = parse_pipeline(setting.pipeline)
     changed = [change(item) if item.name in names else item for item in passes]
     text = pipeline_text(changed)
     return None if text == setting.pipeline else attrs.evolve(setting, pipeline=text)
 
 
-def _with_policy(setting: Setting, policy: str) -> Setting | None:
+def _with_policy(setting: CompileSetting, policy: str) -> CompileSetting | None:
     def with_policy(item: Pass) -> Pass:
         assert isinstance(item, JointOrderPass | RecomputePass)
         return attrs.evolve(item, policy=policy)
@@ -137,13 +139,13 @@ def _with_policy(setting: Setting, policy: str) -> Setting | None:
     return _replace_pass(setting, ("recompute", "joint-order"), with_policy)
 
 
-def _without_overlap(setting: Setting) -> Setting | None:
+def _without_overlap(setting: CompileSetting) -> CompileSetting | None:
     passes = [item for item in parse_pipeline(setting.pipeline) if not isinstance(item, OverlapTensorPass)]
     text = pipeline_text(passes)
     return None if text == setting.pipeline else attrs.evolve(setting, pipeline=text)
 
 
-def _smaller_buckets(setting: Setting) -> Setting | None:
+def _smaller_buckets(setting: CompileSetting) -> CompileSetting | None:
     default = BucketGradSyncPass().bytes
     assert isinstance(default, int)
 
@@ -160,7 +162,7 @@ def _smaller_buckets(setting: Setting) -> Setting | None:
     return _replace_pass(setting, ("bucket-grad-sync", "joint-order"), quarter)
 
 
-def _move_layer(setting: Setting, stage: int, step: int) -> Setting | None:
+def _move_layer(setting: CompileSetting, stage: int, step: int) -> CompileSetting | None:
     """A layer of a stage's longest chunk goes to the chunk one step after or before, where another stage holds that."""
     plan, chunk_stages = setting.plan, setting.plan.shape.chunk_stages
     source = max(plan.shape.chunks_of(stage), key=lambda chunk: len(plan.chunk_layers(chunk, setting.model)))
@@ -175,7 +177,7 @@ def _move_layer(setting: Setting, stage: int, step: int) -> Setting | None:
     return None
 
 
-def _smaller_micro_batch(setting: Setting) -> Setting | None:
+def _smaller_micro_batch(setting: CompileSetting) -> CompileSetting | None:
     plan = setting.plan
     if plan.micro_batch_size % 2:
         return None
@@ -183,38 +185,38 @@ def _smaller_micro_batch(setting: Setting) -> Setting | None:
     return attrs.evolve(setting, plan=changed)
 
 
-def _with_attention(setting: Setting, attention: str, *instead_of: str) -> Setting | None:
+def _with_attention(setting: CompileSetting, attention: str, *instead_of: str) -> CompileSetting | None:
     if setting.plan.attention not in instead_of:
         return None
     return attrs.evolve(setting, plan=attrs.evolve(setting.plan, attention=attention))
 
 
-def _with_chunked_logits(setting: Setting) -> Setting | None:
+def _with_chunked_logits(setting: CompileSetting) -> CompileSetting | None:
     plan = setting.plan
     return attrs.evolve(setting, plan=attrs.evolve(plan, logits="chunked")) if plan.holds_logits else None
 
 
-def _smaller_head_chunk(setting: Setting) -> Setting | None:
+def _smaller_head_chunk(setting: CompileSetting) -> CompileSetting | None:
     if setting.plan.holds_logits:
         return None
     rows = min(setting.plan.head_chunk, setting.plan.most_rows)
     return attrs.evolve(setting, plan=attrs.evolve(setting.plan, head_chunk=rows // 2)) if rows > 1 else None
 
 
-def _smaller_mlp_chunk(setting: Setting) -> Setting | None:
+def _smaller_mlp_chunk(setting: CompileSetting) -> CompileSetting | None:
     rows = setting.plan.most_rows
     chunk = min(setting.plan.mlp_chunk or rows, rows)
     return attrs.evolve(setting, plan=attrs.evolve(setting.plan, mlp_chunk=-(-chunk // 2))) if chunk > 1 else None
 
 
-def _with_zero(setting: Setting, zero: int, reduce: str) -> Setting | None:
+def _with_zero(setting: CompileSetting, zero: int, reduce: str) -> CompileSetting | None:
     plan = setting.plan
     if plan.dp == 1 or (plan.zero, plan.reduce) >= (zero, reduce) or plan.reduce == "each-micro-batch":
         return None
     return attrs.evolve(setting, plan=attrs.evolve(plan, zero=zero, reduce=reduce))
 
 
-def _more_stages(setting: Setting) -> Setting | None:
+def _more_stages(setting: CompileSetting) -> CompileSetting | None:
     plan = setting.plan
     count = plan.pp * 2 * plan.chunks
     if plan.dp % 2 or count > setting.model.layers:

@@ -60,7 +60,7 @@ def given_machine(name: str | None) -> Machine:
 
 def resized(machine: Machine, capacity: int) -> Machine:
     """The machine with so many bytes of DDR, under a name of its own unless it has as many."""
-    from ratrain.ratrainc.choices.machines import with_constants
+    from ratrain.ratrainc.choices.machine_changes import with_constants
 
     if capacity == machine.whole("ddr_capacity"):
         return machine

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve, field, frozen
 
-from ratrain.targets.runtime.ranks.layout import RankOrder, Reduction
+from ratrain.targets.runtime.ranks.rank_layout import RankOrder, Reduction
 from ratrain.targets.runtime.settings import Sampling
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.words.options import FiniteRange, Result, Source, byte_count, json_option, output_file
+from ratrain.ratrainc.commands.words.options import FiniteRange, InputFile, Result, byte_count, json_option, output_file
 from ratrain.ratrainc.console.terminal import echo
 
 _EPILOG = """\b
@@ -23,7 +23,7 @@ Exit code 0: every buffer has its place under the capacity; 1: diagnostics; 2: u
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", type=Source("allocation problem"), metavar="PROBLEM.csv")
+@click.argument("file", type=InputFile("allocation problem"), metavar="PROBLEM.csv")
 @click.option(
     "--capacity", required=True, callback=byte_count, metavar="BYTES", help="The bytes there are, like 20GiB."
 )

@@ -8,9 +8,9 @@ import click
 
 from ratrain.ratrainc.commands.words import completing
 from ratrain.ratrainc.commands.words.options import (
+    InputFile,
     KernelSetName,
     Result,
-    Source,
     device_name,
     json_option,
     machine_option,
@@ -53,12 +53,12 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str | Non
 
 
 @click.command(epilog=_EPILOG)
-@click.option("--rows", type=Source("rows"), metavar="measured.csv", help="Measured step times.")
+@click.option("--rows", type=InputFile("rows"), metavar="measured.csv", help="Measured step times.")
 @click.option("--fit", "names", callback=_names, metavar="NAME,...", help="Constants of the machine file to fit.")
 @click.option(
     "--profile",
     "profiles",
-    type=Source("profile"),
+    type=InputFile("profile"),
     multiple=True,
     metavar="FILE.json",
     help="Instead of rows: op times of 'ratrainc run --profile'. May be given for several runs, as of stages and of replicas.",
@@ -84,7 +84,7 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str | Non
 @seconds_option(30.0, "With --device: about how long kernels are timed, all in turn; each three times at least.")
 @click.option(
     "--links",
-    type=Source("machine"),
+    type=InputFile("machine"),
     metavar="NAME|FILE.toml",
     help="With --device: the machine whose links it has to others of its kind. Default: the built-in one of such devices.",
 )

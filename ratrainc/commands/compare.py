@@ -8,7 +8,7 @@ from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.choices.plan_choices import SearchEffort
 from ratrain.ratrainc.commands.words import completing
 from ratrain.ratrainc.commands.words.options import (
-    Source,
+    InputFile,
     in_groups,
     jobs_option,
     json_option,
@@ -31,7 +31,7 @@ Examples:
 @model_option(required=True)
 @click.option(
     "--plan",
-    type=Source("plan"),
+    type=InputFile("plan"),
     required=True,
     metavar="P.toml|auto",
     help="The parallel plan, in TOML; auto: the best for ratrain, then the best for each strategy.",

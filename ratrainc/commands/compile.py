@@ -7,8 +7,8 @@ import click
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.commands.words import completing
 from ratrain.ratrainc.commands.words.options import (
+    InputFile,
     Result,
-    Source,
     in_groups,
     json_option,
     misuse_of_command,
@@ -36,7 +36,7 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("schedule", type=Source("schedule"), required=False, metavar="[FILE.rtir]")
+@click.argument("schedule", type=InputFile("schedule"), required=False, metavar="[FILE.rtir]")
 @model_option(required=False)
 @plan_option(required=False)
 @target_options
@@ -51,7 +51,7 @@ Examples:
 )
 @click.option(
     "--schedule-file",
-    type=Source("table"),
+    type=InputFile("table"),
     metavar="F.csv",
     help="Place the schedule of this table (CSV of torch.distributed.pipelining). What the plan leaves out of pp, micro_batches, chunks, "
     "layout and slices is as in the table.",

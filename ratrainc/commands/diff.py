@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.words.options import Source, json_option
+from ratrain.ratrainc.commands.words.options import InputFile, json_option
 
 _EPILOG = """\b
 Examples:
@@ -15,8 +15,8 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("before", type=Source("schedule"), metavar="A.rtir")
-@click.argument("after", type=Source("schedule"), metavar="B.rtir")
+@click.argument("before", type=InputFile("schedule"), metavar="A.rtir")
+@click.argument("after", type=InputFile("schedule"), metavar="B.rtir")
 @json_option
 def command(before: str, after: str, as_json: bool) -> None:
     """Show what differs between two schedules, in schedule terms: ops added, dropped, moved; tensors; peaks."""

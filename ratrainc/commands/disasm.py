@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.words.options import Source, misuse_of_command, refuse_idle
+from ratrain.ratrainc.commands.words.options import InputFile, misuse_of_command, refuse_idle
 from ratrain.ratrainc.console.terminal import echo
 
 _EPILOG = """\b
@@ -17,7 +17,7 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", type=Source("program"), metavar="FILE.rtx")
+@click.argument("file", type=InputFile("program"), metavar="FILE.rtx")
 @click.option("--stage", type=click.IntRange(min=0), help="Only this stage.")
 @click.option("--engine", metavar="ENGINE", help="Only this engine: compute, send, recv, collective or host.")
 @click.option("--routines", is_flag=True, help="Print the routines instead: kernels, operands, workspace.")

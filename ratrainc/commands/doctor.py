@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.words.options import Source, json_option, machine_option, model_option, plan_option
+from ratrain.ratrainc.commands.words.options import InputFile, json_option, machine_option, model_option, plan_option
 
 _EPILOG = """\b
 Examples:
@@ -15,7 +15,7 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", type=Source("program"), required=False, metavar="[FILE.rtx|FILE.rtir]")
+@click.argument("file", type=InputFile("program"), required=False, metavar="[FILE.rtx|FILE.rtir]")
 @model_option(required=False)
 @plan_option(required=False)
 @machine_option

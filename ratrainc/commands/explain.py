@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ratrain.ratrainc.commands.words.options import (
-    Source,
+    InputFile,
     json_option,
     machine_option,
     misuse_of_command,
@@ -31,7 +31,7 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", type=Source("program"), metavar="FILE.rtir|FILE.rtx")
+@click.argument("file", type=InputFile("program"), metavar="FILE.rtir|FILE.rtx")
 @click.option("--time", "of_time", is_flag=True, help="Explain the time of a step instead of its bytes.")
 @click.option("--cold", is_flag=True, help="With --time: the first step, from cold, instead of a steady one.")
 @click.option(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrain.ratrainc.commands.words.options import Result, Source, output_file, refuse_idle
+from ratrain.ratrainc.commands.words.options import InputFile, Result, output_file, refuse_idle
 from ratrain.ratrainc.console.terminal import echo, echo_document
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _ENDINGS = {"torch-csv": ".csv", "megatron": ".sh", "torchtitan": ".toml"}
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", type=Source("schedule"), metavar="FILE.rtir")
+@click.argument("file", type=InputFile("schedule"), metavar="FILE.rtir")
 @click.option(
     "--format",
     "table_format",

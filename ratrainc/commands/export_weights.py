@@ -8,8 +8,8 @@ import click
 
 from ratrain.ratrain_ir.config.hf_export import TORCH_DTYPES
 from ratrain.ratrainc.commands.words.options import (
+    InputFile,
     Result,
-    Source,
     byte_count,
     choice_option,
     json_option,
@@ -28,7 +28,7 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("checkpoint", type=Source("checkpoint"), metavar="CKPT")
+@click.argument("checkpoint", type=InputFile("checkpoint"), metavar="CKPT")
 @click.option(
     "-o",
     "--output",

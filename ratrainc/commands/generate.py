@@ -7,7 +7,7 @@ import click
 from ratrain.ratrainc.choices.run_choices import Generation, Prompt
 from ratrain.ratrainc.commands.words.options import (
     FiniteRange,
-    Source,
+    InputFile,
     choice_option,
     in_groups,
     json_option,
@@ -37,7 +37,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str | N
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("path", type=Source("checkpoint"), metavar="CKPT|DIR")
+@click.argument("path", type=InputFile("checkpoint"), metavar="CKPT|DIR")
 @click.option("--prompt", "prompt_text", metavar="TEXT", help="What the text begins with.")
 @click.option(
     "--prompt-tokens",
@@ -84,7 +84,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str | N
 @click.option(
     "--tokenizer",
     "asked_tokenizer",
-    type=Source("tokenizer"),
+    type=InputFile("tokenizer"),
     metavar="TOKENIZER.json|bytes",
     help="What makes tokens of text. Default: the tokenizer that the run used, or that is in the directory.",
 )

@@ -6,11 +6,11 @@ from typing import Literal
 
 import click
 
-from ratrain.ratrainc.bridge.settings import Asked
+from ratrain.ratrainc.bridge.framework_settings import Asked
 from ratrain.ratrainc.commands.words.options import (
     FiniteRange,
+    InputFile,
     Result,
-    Source,
     in_groups,
     json_option,
     misuse_of_command,
@@ -46,7 +46,7 @@ def _variables(context: click.Context, parameter: click.Parameter, values: tuple
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", type=Source("settings"), metavar="FILE")
+@click.argument("file", type=InputFile("settings"), metavar="FILE")
 @click.option(
     "--from",
     "framework",

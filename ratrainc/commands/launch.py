@@ -7,7 +7,7 @@ from typing import Literal, NoReturn
 
 import click
 
-from ratrain.ratrainc.commands.words.options import Source, choice_option, misuse_of_command
+from ratrain.ratrainc.commands.words.options import InputFile, choice_option, misuse_of_command
 
 _EPILOG = """\b
 Examples:
@@ -67,7 +67,7 @@ def _begins(word: str, names: Collection[str]) -> bool:
 )
 @click.option(
     "--mpirun",
-    type=Source("launcher"),
+    type=InputFile("launcher"),
     metavar="PATH",
     help="The launcher. Default: the first mpirun beside Python or on the PATH.",
 )
@@ -78,7 +78,7 @@ def _begins(word: str, names: Collection[str]) -> bool:
     "torch",
     text="What starts ranks and moves their bytes: mpirun and MPI, or torchrun and torch.distributed.",
 )
-@click.argument("file", type=Source("program"), metavar="FILE.rtx|FILE.rtir")
+@click.argument("file", type=InputFile("program"), metavar="FILE.rtx|FILE.rtir")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[RUN OPTIONS]...")
 def command(ranks: int, mpirun: str | None, engine: Literal["mpi", "torch"], file: str, words: tuple[str, ...]) -> int:
     """Start a run with a process a rank, by mpirun or torchrun, and watch over it.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrain.ratrainc.commands.words.options import FiniteRange, Source, json_option, refuse_idle
+from ratrain.ratrainc.commands.words.options import FiniteRange, InputFile, json_option, refuse_idle
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.schedule_worth import PassTimes
@@ -34,7 +34,7 @@ _SECONDS = FiniteRange(min=0, min_open=True)
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", type=Source("table"), metavar="FILE.csv")
+@click.argument("file", type=InputFile("table"), metavar="FILE.csv")
 @click.option(
     "--format",
     "table_format",

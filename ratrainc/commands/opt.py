@@ -8,8 +8,8 @@ import click
 
 from ratrain.ratrainc.commands.words import completing
 from ratrain.ratrainc.commands.words.options import (
+    InputFile,
     Result,
-    Source,
     machine_option,
     output_directory,
     output_file,
@@ -97,7 +97,7 @@ def _write_reproducer(file: str, pipeline: str) -> str:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", type=Source("schedule"), metavar="FILE.rtir")
+@click.argument("file", type=InputFile("schedule"), metavar="FILE.rtir")
 @click.option(
     "--passes",
     "pipeline",

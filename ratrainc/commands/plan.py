@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,9 +28,14 @@ from ratrain.ratrainc.commands.words.options import (
 from ratrain.ratrainc.console.terminal import echo
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.planner.answer.fewest import Fewest
-    from ratrain.ratrainc.planner.answer.fronts import Front
-    from ratrain.ratrainc.planner.answer.planned import LinksReport, Planned, WhatIf
+    from collections.abc import Sequence
+
+    from ratrain.ratrainc.console.parts import Shown
+    from ratrain.ratrainc.planner.answer.fewest_clusters import FewestClusters
+    from ratrain.ratrainc.planner.answer.pareto_front import ParetoFront
+    from ratrain.ratrainc.planner.answer.planned import Planned
+    from ratrain.ratrainc.planner.answer.robust_links import RobustLinks
+    from ratrain.ratrainc.planner.answer.what_if import WhatIf
 
 _EPILOG = """\b
 Examples:
@@ -227,11 +232,11 @@ def command(
         )
     from ratrain import api
     from ratrain.ratrain_ir.support.files import check_writable
-    from ratrain.ratrainc.choices.machines import parse_changes
+    from ratrain.ratrainc.choices.machine_changes import parse_changes
     from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, strategy
     from ratrain.ratrainc.console.console import bar
     from ratrain.ratrainc.console.pictures import picture_kind
-    from ratrain.ratrainc.planner.answer.planned import machine_beside
+    from ratrain.ratrainc.planner.answer.what_if import machine_beside
 
     refuse_idle_levels(strategy(plans.strategy or DEFAULT_STRATEGY))
     if front.plot is not None:
@@ -287,65 +292,39 @@ def command(
 
 def _show(
     planned: Planned,
-    links: LinksReport | None,
+    links: RobustLinks | None,
     scenarios: WhatIf | None,
     output: str | None,
     *,
     keep: bool,
     as_json: bool,
 ) -> None:
-    """Write what was asked for, and say what was found."""
-    from ratrain.ratrainc.console.console import print_json
-    from ratrain.ratrainc.console.parts import show
-
-    changed_file = None
-    kept: list[str] = []
-    if output is not None:
-        if keep:
-            kept = planned.save_kept(output)
-        elif scenarios is None:
-            planned.save(output)
-        else:
-            changed_file = scenarios.save(output)
-    if as_json:
-        robust = {} if links is None else {"robust_links": links.to_json()}
-        what_ifs = {} if scenarios is None else {"what_if": scenarios.to_json()}
-        outputs = (
-            {"output": output}
-            | ({"outputs": kept} if keep else {})
-            | ({} if changed_file is None else {"machine_output": changed_file})
-        )
-        print_json(planned.to_json() | robust | what_ifs | outputs)
-        return
-    for found in (planned, links, scenarios):
-        if found is not None:
-            show(found.parts())
-    if output is None:
-        return
-    if keep:
-        for name in kept:
-            echo(f"wrote {name}")
-    elif scenarios is not None:
-        echo(f"wrote {output}, the plan of {scenarios.scenarios[0].change}, and {changed_file}, that machine")
-    else:
-        echo(f"wrote {output}")
+    """Write the plan or plans, and show the answer."""
+    files: dict[str, Any] = {"output": output}
+    written: list[str] = [] if output is None else [output]
+    if output is not None and keep:
+        files["outputs"] = written = planned.save_kept(output)
+    elif output is not None and scenarios is not None:
+        files["machine_output"] = scenarios.save(output)
+        change = scenarios.scenarios[0].change
+        written = [f"{output}, the plan of {change}, and {files['machine_output']}, that machine"]
+    elif output is not None:
+        planned.save(output)
+    elif keep:
+        files["outputs"] = []
+    robust = {} if links is None else {"robust_links": links.to_json()}
+    what_ifs = {} if scenarios is None else {"what_if": scenarios.to_json()}
+    others = [found for found in (links, scenarios) if found is not None]
+    _print(planned, robust | what_ifs | files, written, others, as_json=as_json)
 
 
 _OF_GOAL = ("goal_objective", "goal_keep", "goal_explain")
 
 
-def _show_smallest(fewest: Fewest, output: str | None, *, as_json: bool) -> None:
-    from ratrain.ratrainc.console.console import print_json
-    from ratrain.ratrainc.console.parts import show
-
+def _show_smallest(fewest: FewestClusters, output: str | None, *, as_json: bool) -> None:
     if output is not None:
         fewest.save(output)
-    if as_json:
-        print_json(fewest.to_json() | {"output": output})
-        return
-    show(fewest.parts())
-    if output is not None:
-        echo(f"wrote {output}")
+    _print(fewest, {"output": output}, [] if output is None else [output], as_json=as_json)
 
 
 def _check_goal(goal: Goal, front: FrontChoice) -> None:
@@ -362,17 +341,30 @@ def _check_goal(goal: Goal, front: FrontChoice) -> None:
         refuse_idle("is about one plan: it does not go with --keep", "questions_what_ifs", "questions_robust_links")
 
 
-def _show_front(found: Front, output: str | None, plot: str | None, *, as_json: bool) -> None:
+def _show_front(found: ParetoFront, output: str | None, plot: str | None, *, as_json: bool) -> None:
     """Write a front's plans and its picture, and show it."""
-    from ratrain.ratrainc.console.console import print_json
-    from ratrain.ratrainc.console.parts import show
-
     names = [] if output is None else found.save(output)
     if plot is not None:
         found.draw(plot)
+    _print(found, {"outputs": names, "plot": plot}, [*names, *([] if plot is None else [plot])], as_json=as_json)
+
+
+def _print(
+    answer: Planned | FewestClusters | ParetoFront,
+    more: dict[str, Any],
+    written: Sequence[str],
+    others: Sequence[Shown] = (),
+    *,
+    as_json: bool,
+) -> None:
+    """Print an answer with `more` keys as JSON, or else show it with others and name the written files."""
+    from ratrain.ratrainc.console.console import print_json
+    from ratrain.ratrainc.console.parts import show
+
     if as_json:
-        print_json(found.to_json() | {"outputs": names, "plot": plot})
+        print_json(answer.to_json() | more)
         return
-    show(found.parts())
-    for name in (*names, *([] if plot is None else [plot])):
+    for each in (answer, *others):
+        show(each.parts())
+    for name in written:
         echo(f"wrote {name}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.words.options import Source, json_option
+from ratrain.ratrainc.commands.words.options import InputFile, json_option
 from ratrain.ratrainc.console.terminal import echo
 
 _EPILOG = """\b
@@ -15,7 +15,7 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("directory", type=Source("run"), metavar="DIR")
+@click.argument("directory", type=InputFile("run"), metavar="DIR")
 @json_option
 def command(directory: str, as_json: bool) -> int:
     """Say where the ranks of a run were, who waits for whom, and why it ended or makes no progress.

@@ -8,8 +8,8 @@ import click
 
 from ratrain.ratrainc.commands.words.given_times import loaded_times, refuse_machine_of_given_times, times_option
 from ratrain.ratrainc.commands.words.options import (
+    InputFile,
     Result,
-    Source,
     json_option,
     machine_option,
     output_file,
@@ -33,7 +33,7 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", type=Source("program"), metavar="FILE.rtx|FILE.rtir")
+@click.argument("file", type=InputFile("program"), metavar="FILE.rtx|FILE.rtir")
 @click.option(
     "-o",
     "--output",
@@ -45,7 +45,7 @@ Examples:
 )
 @click.option(
     "--against",
-    type=Source("program"),
+    type=InputFile("program"),
     metavar="FILE.rtx|FILE.rtir",
     help="Compare with this program: one page of both, side by side on common axes, with what differs.",
 )

@@ -14,9 +14,9 @@ from click.core import ParameterSource
 from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs, Ranks, of_a_process
 from ratrain.ratrainc.commands.words.options import (
     FiniteRange,
+    InputFile,
     KernelSetName,
     Result,
-    Source,
     TrackerName,
     byte_count,
     choice_option,
@@ -73,11 +73,11 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", type=Source("program"), metavar="FILE.rtx|FILE.rtir")
+@click.argument("file", type=InputFile("program"), metavar="FILE.rtx|FILE.rtir")
 @click.option(
     "--data",
     "data_paths",
-    type=Source("data"),
+    type=InputFile("data"),
     multiple=True,
     metavar="TEXT|DOCS.jsonl|TOKENS.bin|DIR",
     help="UTF-8 text (byte tokens), JSONL with a document a line, token file, or a folder of them; again for more. Default: Python's own help texts.",
@@ -122,7 +122,7 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
 @click.option(
     "--tokenizer",
     "data_tokenizer",
-    type=Source("tokenizer"),
+    type=InputFile("tokenizer"),
     metavar="TOKENIZER.json|bytes",
     help="Tokenise text with this, or take a byte as a token. Default: the tokenizer.json of --init's directory, or of the checkpoint's run; else bytes.",
 )
@@ -201,7 +201,7 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
 @click.option(
     "--scratch",
     "settings_execution_store_folder",
-    type=Source("folder"),
+    type=InputFile("folder"),
     metavar="DIR",
     help="Where a program that stores tensors in files has them, which go with the run. Default: where this system has temporary files.",
 )
@@ -215,7 +215,7 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
 @click.option(
     "--init",
     "settings_start_weights",
-    type=Source("weights"),
+    type=InputFile("weights"),
     metavar="W.safetensors|DIR",
     help="Start from these weights (Hugging Face names).",
 )
@@ -244,7 +244,7 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
 @click.option(
     "--resume",
     "settings_start_checkpoint",
-    type=Source("checkpoint"),
+    type=InputFile("checkpoint"),
     metavar="DIR",
     help="Go on from a checkpoint, or from the newest sound one of several.",
 )
@@ -296,7 +296,7 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
 @click.option(
     "--eval-data",
     "settings_evaluation_paths",
-    type=Source("data"),
+    type=InputFile("data"),
     multiple=True,
     metavar="TEXT|DOCS.jsonl|TOKENS.bin|DIR",
     help="Held-out data; again for more. Default: the last part of --data.",

@@ -7,8 +7,8 @@ import click
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.choices.plan_choices import PlanChoice, SearchEffort
 from ratrain.ratrainc.commands.words.options import (
+    InputFile,
     Result,
-    Source,
     exhaustive_option,
     in_groups,
     jobs_option,
@@ -58,7 +58,7 @@ def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 )
 @click.option(
     "--plan",
-    type=Source("plan"),
+    type=InputFile("plan"),
     metavar="P.toml",
     help="Keep this plan's stages and only add replicas. Default: plan anew each time.",
 )

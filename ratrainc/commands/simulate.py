@@ -8,8 +8,8 @@ import click
 
 from ratrain.ratrainc.commands.words.given_times import loaded_times, refuse_machine_of_given_times, times_option
 from ratrain.ratrainc.commands.words.options import (
+    InputFile,
     Result,
-    Source,
     json_option,
     machine_option,
     output_file,
@@ -46,7 +46,7 @@ T_B + T_W), T_comm a message between stages. All else, embedding and head too, t
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", type=Source("program"), metavar="FILE.rtx|FILE.rtir")
+@click.argument("file", type=InputFile("program"), metavar="FILE.rtx|FILE.rtir")
 @machine_option
 @rendezvous_option
 @sharing_option

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from ratrain.ratrainc.commands.words.options import (
+    InputFile,
     Result,
-    Source,
     jobs_option,
     json_option,
     output_file,
@@ -35,10 +35,10 @@ built, and leaves the row out. docs/validation-tables.md has all columns.
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("tables", type=Source("validation table"), nargs=-1, required=True, metavar="TABLE.csv...")
+@click.argument("tables", type=InputFile("validation table"), nargs=-1, required=True, metavar="TABLE.csv...")
 @click.option(
     "--machine",
-    type=Source("machine"),
+    type=InputFile("machine"),
     metavar="FILE",
     help="A machine file (TOML), or the name of a built-in machine, in place of those that rows name.",
 )
@@ -80,7 +80,7 @@ def command(
     from ratrain.ratrainc.console.console import bar, print_json
     from ratrain.ratrainc.console.parts import show
     from ratrain.ratrainc.validation.markdown import page
-    from ratrain.ratrainc.validation.tables import validation_parts
+    from ratrain.ratrainc.validation.validation_tables import validation_parts
 
     chosen = None if machine is None else given_machine(machine)
     with bar(None, "validating") as progress:

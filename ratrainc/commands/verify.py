@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ratrain.ratrainc.commands.words.options import (
-    Source,
+    InputFile,
     json_option,
     machine_option,
     misuse_of_command,
@@ -25,7 +25,7 @@ Exit code 0: sound; 1: diagnostics; 2: usage.
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", type=Source("program"), metavar="FILE.rtir|FILE.rtx")
+@click.argument("file", type=InputFile("program"), metavar="FILE.rtir|FILE.rtx")
 @machine_option
 @processes_option()
 @json_option

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import click
 
-from ratrain.ratrainc.commands.words.options import FiniteRange, Result, Source, json_option, output_file, refuse_idle
+from ratrain.ratrainc.commands.words.options import (
+    FiniteRange,
+    InputFile,
+    Result,
+    json_option,
+    output_file,
+    refuse_idle,
+)
 
 _EPILOG = """\b
 Examples:
@@ -16,7 +23,7 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("runs", type=Source("log"), nargs=-1, required=True, metavar="LOG.jsonl|DIR...")
+@click.argument("runs", type=InputFile("log"), nargs=-1, required=True, metavar="LOG.jsonl|DIR...")
 @click.option(
     "-o",
     "--output",

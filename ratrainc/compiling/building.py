@@ -41,7 +41,7 @@ from ratrain.targets.target import target_of
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
-    from ratrain.ratrainc.choices.levers import Setting
+    from ratrain.ratrainc.choices.levers import CompileSetting
     from ratrain.targets.program.program import Program
 
 
@@ -176,14 +176,14 @@ def compiled(
     except DiagnosticError as error:
         if asking is None:
             raise
-        from ratrain.ratrainc.choices.levers import Setting
+        from ratrain.ratrainc.choices.levers import CompileSetting
 
         planner = whole = None
         if isinstance(model, str) and isinstance(plan, str):
             planner = _planner_command(model, plan, adapted, chosen.name, asking) if passes is None else None
             whole = _planner_command(model, plan, adapted, None, asking)
         named_or_own = chosen if passes is None else Strategy("--passes", passes, "as given")
-        setting = Setting(config, adapted, pipeline, machine)
+        setting = CompileSetting(config, adapted, pipeline, machine)
         where = None if suggest is None else (suggest, str(model), asking)
         raise _advised(error, setting, named_or_own, (planner, whole), where, progress) from None
     return Compiled(module, machine, runs, given, levels)
@@ -232,7 +232,7 @@ def _check_schedule(plan: Plan, path: str | Path | Plan, chosen: Strategy, passe
 
 def _advised(
     error: DiagnosticError,
-    setting: Setting,
+    setting: CompileSetting,
     strategy: Strategy,
     commands: tuple[str | None, str | None],
     suggest: tuple[str, str, MachineChoice] | None,

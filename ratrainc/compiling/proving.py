@@ -1,4 +1,4 @@
-"""Schedules and programs of files, proved sound: by a proof, or by the receipt of one (`ratrain.ratrain_ir.support.receipts`)."""
+"""Schedules and programs of files, proved sound: by a proof, or by the receipt of one (`ratrain.ratrain_ir.support.proof_cache`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, misuse
 from ratrain.ratrain_ir.support.files import read_bytes
 from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrain_ir.support.loops import Allowance
-from ratrain.ratrain_ir.support.receipts import prove
+from ratrain.ratrain_ir.support.proof_cache import prove
 from ratrain.ratrainc.compiling.opening import check_carried_by, machine_for, program_in, schedule_in
 from ratrain.ratrainc.console.parts import Part, Shown
 from ratrain.targets.machine.machine import load_machine

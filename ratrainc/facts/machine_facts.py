@@ -41,7 +41,7 @@ _CORE_TYPES = frozenset({"OPENBLAS_CORETYPE", "MKL_CBWR", "BLIS_ARCH_TYPE"})
 
 
 @frozen
-class Fact:
+class MachineFact:
     """One thing that was looked at."""
 
     found: str
@@ -53,10 +53,10 @@ class Fact:
         return asdict(self)
 
 
-def machine_facts() -> dict[str, Fact]:
+def machine_facts() -> dict[str, MachineFact]:
     """Python, BLAS, threads, bf16, the kernels' cache, MPI, torch.distributed, memory."""
     return {
-        "python": Fact(f"{platform.python_version()}, {platform.system()} {platform.machine()}"),
+        "python": MachineFact(f"{platform.python_version()}, {platform.system()} {platform.machine()}"),
         "blas": _blas(),
         "threads": _threads(),
         "matrix products": _matrix_products(),
@@ -64,11 +64,11 @@ def machine_facts() -> dict[str, Fact]:
         "kernel cache": _kernel_cache(),
         "mpi": _mpi(),
         "torch.distributed": _torch(),
-        "free memory": Fact(size_text(free_memory())),
+        "free memory": MachineFact(size_text(free_memory())),
     }
 
 
-def program_fact(program: Program) -> Fact:
+def program_fact(program: Program) -> MachineFact:
     """Whether all ranks of a program fit the free memory, as the local engine runs them, and if not, how many do."""
     from ratrain.targets.runtime.engine.certificate import scratch_bytes
     from ratrain.targets.runtime.kernels import kernel_set
@@ -81,10 +81,10 @@ def program_fact(program: Program) -> Fact:
         f"{program.plan.clusters} ranks in one process: arenas {size_text(arenas)}, kernel scratch {size_text(scratch)}"
     )
     if arenas + scratch <= free:
-        return Fact(words, f"largest rank: {size_text(largest)}")
+        return MachineFact(words, f"largest rank: {size_text(largest)}")
     fitting = free // (largest + scratch)
     remark = f"more than is free; the largest rank needs {size_text(largest)}: {fitting} of its size fit here"
-    return Fact(words, remark, stops_a_run=True)
+    return MachineFact(words, remark, stops_a_run=True)
 
 
 def free_memory() -> int:
@@ -128,7 +128,7 @@ def _available() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 
-def _blas() -> Fact:
+def _blas() -> MachineFact:
     import numpy as np
 
     from ratrain.targets.runtime.checkpoint.manifest import blas_facts
@@ -142,28 +142,30 @@ def _blas() -> Fact:
         remark = f"the environment sets {', '.join(pinned)}; the core type is this processor's own"
     else:
         remark = "the environment pins nothing: bits may differ on another processor"
-    return Fact(words, remark)
+    return MachineFact(words, remark)
 
 
-def _threads() -> Fact:
+def _threads() -> MachineFact:
     from threadpoolctl import threadpool_info
 
     pools = ", ".join(f"{pool['internal_api']} {pool['num_threads']}" for pool in threadpool_info())
     usable = f"{len(usable_cores())} of {os.cpu_count()} processors usable"
-    return Fact(f"{usable}; pools: {pools or 'none'}", "a run sets BLAS to one thread")
+    return MachineFact(f"{usable}; pools: {pools or 'none'}", "a run sets BLAS to one thread")
 
 
-def _matrix_products() -> Fact:
+def _matrix_products() -> MachineFact:
     from threadpoolctl import threadpool_limits
 
     from ratrain.targets.runtime.training.utilisation import measured_peak_flops
 
     with threadpool_limits(limits=1):
         peak = measured_peak_flops()
-    return Fact(f"{peak / 1e9:.0f} GFLOP/s in f32 on one core", "measured now; what utilisation is counted against")
+    return MachineFact(
+        f"{peak / 1e9:.0f} GFLOP/s in f32 on one core", "measured now; what utilisation is counted against"
+    )
 
 
-def bf16_fact(flags: Collection[str]) -> Fact:
+def bf16_fact(flags: Collection[str]) -> MachineFact:
     """Whether a processor with these flags multiplies bf16, and what a plan in it gains all the same."""
     native = bf16_instructions(flags)
     found = f"this processor multiplies it ({', '.join(native)})" if native else "this processor does not multiply it"
@@ -171,7 +173,7 @@ def bf16_fact(flags: Collection[str]) -> Fact:
         "" if is_installed("torch") else " (pip install 'ratrain[torch]')"
     )
     used = f"{by_pytorch}; the other kernels" if native else "the kernels here"
-    return Fact(
+    return MachineFact(
         found,
         f"{used} multiply in f32, where bf16 saves memory, not time: activations, views and gradients take half of what they take in f32 "
         f"({_parameter_bytes(Dtype.BF16)} bytes a parameter, not {_parameter_bytes(Dtype.F32)}, where nothing is sharded), as much as in f16, which needs a loss scale",
@@ -183,7 +185,7 @@ def _parameter_bytes(dtype: Dtype) -> int:
     return 2 * dtype.itemsize + 3 * Dtype.F32.itemsize
 
 
-def _kernel_cache() -> Fact:
+def _kernel_cache() -> MachineFact:
     """Where numba keeps compiled kernels, tried by writing there."""
     import numba
 
@@ -194,22 +196,24 @@ def _kernel_cache() -> Fact:
     compiled = [value.stats for value in vars(fast_rows).values() if hasattr(value, "stats")]
     folder = next((stats.cache_path for stats in compiled if stats.cache_path is not None), None)
     if not compiled:
-        return Fact(f"{version} compiles nothing", "kernels run as plain Python, very slowly: unset NUMBA_DISABLE_JIT")
+        return MachineFact(
+            f"{version} compiles nothing", "kernels run as plain Python, very slowly: unset NUMBA_DISABLE_JIT"
+        )
     if folder is None:
-        return Fact(f"{version}, no place to keep kernels", f"they are compiled in every process; {WAY_OUT}")
+        return MachineFact(f"{version}, no place to keep kernels", f"they are compiled in every process; {WAY_OUT}")
     try:  # a file, as a disk can be full where numba has found a folder
         Path(folder).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as stream:
             stream.write(b"x")
     except OSError as error:
-        return Fact(f"{version}, '{folder}': {error.strerror}", f"kernels cannot be kept there; {WAY_OUT}")
-    return Fact(f"{version}, '{folder}' is writable")
+        return MachineFact(f"{version}, '{folder}': {error.strerror}", f"kernels cannot be kept there; {WAY_OUT}")
+    return MachineFact(f"{version}, '{folder}' is writable")
 
 
 _OPTIONAL = "not needed by the local engine, which runs all ranks in one process"
 
 
-def _mpi() -> Fact:
+def _mpi() -> MachineFact:
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     launcher = shutil.which("mpirun", path=places) or shutil.which("mpiexec", path=places)
     launched = f"launcher {launcher}" if launcher else "no launcher (mpirun, mpiexec) beside Python or on the path"
@@ -221,16 +225,16 @@ def _mpi() -> Fact:
     except (ImportError, RuntimeError, OSError) as error:
         is_missing = isinstance(error, ModuleNotFoundError) and error.name == "mpi4py"
         found = "mpi4py is not installed" if is_missing else str(error)
-        return Fact(f"{found}; {launched}", f"{_OPTIONAL}; pip install 'ratrain[mpi]'")
+        return MachineFact(f"{found}; {launched}", f"{_OPTIONAL}; pip install 'ratrain[mpi]'")
     library = " ".join(MPI.Get_library_version().strip("\0\n ").splitlines()[0].split())
-    return Fact(f"mpi4py {mpi4py.__version__}, {library}; {launched}", _OPTIONAL)
+    return MachineFact(f"mpi4py {mpi4py.__version__}, {library}; {launched}", _OPTIONAL)
 
 
-def _torch() -> Fact:
+def _torch() -> MachineFact:
     from ratrain.ratrainc.console.extras import is_installed
 
     if not is_installed("torch"):
-        return Fact("PyTorch is not installed", f"{_OPTIONAL}; pip install 'ratrain[torch]'")
+        return MachineFact("PyTorch is not installed", f"{_OPTIONAL}; pip install 'ratrain[torch]'")
     from ratrain.targets.pytorch.availability import distributed_words
 
-    return Fact(distributed_words(), f"{_OPTIONAL}; --engine torch uses gloo, and NCCL between GPUs")
+    return MachineFact(distributed_words(), f"{_OPTIONAL}; --engine torch uses gloo, and NCCL between GPUs")

@@ -11,9 +11,9 @@ from ratrain.ratrainc.compiling.building import chosen_machine
 from ratrain.ratrainc.console.progress import OnProgress, Progress, counting, unheard
 
 if TYPE_CHECKING:
+    from ratrain.ratrainc.calibration.calibration_report import Calibration
     from ratrain.ratrainc.calibration.from_device import DeviceChoice, DeviceMachine
     from ratrain.ratrainc.calibration.from_profile import ProfiledMachine
-    from ratrain.ratrainc.calibration.report import Calibration
     from ratrain.ratrainc.validation.outcome import Validation
     from ratrain.targets.machine.machine import Machine
 
@@ -32,7 +32,7 @@ def calibrate_rows(
 
     Raises `DiagnosticError` where the table is wrong, scipy is not installed, or rows cannot tell the constants.
     """
-    from ratrain.ratrainc.calibration.report import calibrate_rows as fitted
+    from ratrain.ratrainc.calibration.calibration_report import calibrate_rows as fitted
 
     named = None if strategy is None else strategy_named(strategy)
     return fitted(rows, chosen_machine(machine), fit, every=hold_out, strategy=named)
@@ -82,7 +82,7 @@ def validate(
     all that is wrong with the tables, which are read before the first row is simulated.
     """
     from ratrain.ratrainc.validation.outcome import validate as validated
-    from ratrain.ratrainc.validation.rows import read_validation_table
+    from ratrain.ratrainc.validation.validation_rows import read_validation_table
 
     chosen = None if machine is None else chosen_machine(machine)
     problems = Diagnostics()

@@ -48,7 +48,7 @@ def program_parts(program: Program) -> Iterator[Part]:
 
 def _validation(validation: Validation) -> str:
     from ratrain.ratrainc.console.parts import html_of
-    from ratrain.ratrainc.validation.tables import validation_parts
+    from ratrain.ratrainc.validation.validation_tables import validation_parts
 
     return html_of(validation_parts(validation))
 

@@ -13,24 +13,27 @@ from ratrain.ratrain_ir.config.plan_text import load_plan, place_in_plan
 from ratrain.ratrain_ir.support.diagnostics import misuse
 from ratrain.ratrain_ir.support.text import Place
 from ratrain.ratrainc.bridge import importing
-from ratrain.ratrainc.bridge.settings import Asked
+from ratrain.ratrainc.bridge.framework_settings import Asked
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.choices.plan_choices import Goal, PlanChoice, SearchEffort
 from ratrain.ratrainc.compiling.building import resolved
 from ratrain.ratrainc.console.progress import OnProgress, counting
-from ratrain.ratrainc.planner.answer import comparing, planned
-from ratrain.ratrainc.planner.answer.fewest import Fewest, fewest_clusters
-from ratrain.ratrainc.planner.answer.fronts import Front, front_of
-from ratrain.ratrainc.planner.answer.report import no_plan
+from ratrain.ratrainc.planner.answer import planned, strategy_comparison
+from ratrain.ratrainc.planner.answer import robust_links as links
+from ratrain.ratrainc.planner.answer import what_if as changed
+from ratrain.ratrainc.planner.answer.fewest_clusters import FewestClusters, fewest_clusters
+from ratrain.ratrainc.planner.answer.pareto_front import ParetoFront, pareto_front
 from ratrain.ratrainc.planner.answer.scaling import Scaling, fixed_points, planned_points
-from ratrain.ratrainc.planner.search.requests import planning_request
+from ratrain.ratrainc.planner.search.plan_request import planning_request
 from ratrain.targets.machine.machine import Machine, load_machine
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.ratrainc.bridge.importing import Imported
-    from ratrain.ratrainc.planner.answer.comparing import Comparison
-    from ratrain.ratrainc.planner.answer.planned import LinksReport, Planned, WhatIf
+    from ratrain.ratrainc.planner.answer.planned import Planned
+    from ratrain.ratrainc.planner.answer.robust_links import RobustLinks
+    from ratrain.ratrainc.planner.answer.strategy_comparison import Comparison
+    from ratrain.ratrainc.planner.answer.what_if import WhatIf
 
 MachineLike = str | Machine | MachineChoice | None
 """A machine by its name or its file, as it is, or one of these with another capacity; None: the default one."""
@@ -73,8 +76,6 @@ def plan(
         whole=True,
     )
     answer = planned.answer_to(request, tick, quick=quick)
-    if answer.best is None:
-        no_plan(answer)
     return planned.Planned(answer, quick, tokens, _words(model), named)
 
 
@@ -91,7 +92,7 @@ def pareto(
     quick: bool = False,
     tokens: float | None = None,
     progress: OnProgress | None = None,
-) -> Front:
+) -> ParetoFront:
     """The plans that are faster than any with as few clusters, up to `clusters`, or as few bytes of the fullest rank.
 
     All usual schedules are searched where `plans` names neither a strategy nor schedules. Raises `DiagnosticError` RT053 where nothing fits.
@@ -100,7 +101,7 @@ def pareto(
         _model(model), clusters, global_batch, seq_len, machine=_loaded(machine), plans=plans, effort=effort, whole=True
     )
     named = _named(machine)
-    return front_of(
+    return pareto_front(
         request, against, counting(progress), quick=quick, tokens=tokens, model=_words(model), machine=named
     )
 
@@ -110,12 +111,12 @@ def what_if(answer: Planned, *changes: str, progress: OnProgress | None = None) 
 
     Raises `DiagnosticError` for a change that cannot be read.
     """
-    return planned.what_if(answer, changes, counting(progress))
+    return changed.what_if(answer, changes, counting(progress))
 
 
-def robust_links(answer: Planned, *, progress: OnProgress | None = None) -> LinksReport:
+def robust_links(answer: Planned, *, progress: OnProgress | None = None) -> RobustLinks:
     """What each constant of the links does to a plan, and whether another is best where clusters share a port."""
-    return planned.links_report(answer, counting(progress))
+    return links.robust_links(answer, counting(progress))
 
 
 def smallest(
@@ -126,7 +127,7 @@ def smallest(
     machine: MachineLike = None,
     plans: PlanChoice | None = None,
     progress: OnProgress | None = None,
-) -> Fewest:
+) -> FewestClusters:
     """The fewest clusters, up to `clusters`, on which a plan fits, and the plan.
 
     Where `plans` names neither a strategy nor schedules, plans may use the memories that the machine has beside DDR. Raises `DiagnosticError`
@@ -192,8 +193,8 @@ def compare(
     Raises `DiagnosticError` RT064 for a strategy that was named and cannot have the plan.
     """
     config, known = resolved(model, plan)
-    total = len(comparing.chosen_strategies(strategies))
-    return comparing.compare_on_plan(
+    total = len(strategy_comparison.chosen_strategies(strategies))
+    return strategy_comparison.compare_on_plan(
         config, known, strategies, _loaded(machine), counting(progress, total), _place(plan)
     )
 
@@ -212,7 +213,7 @@ def compare_best(
     """What strategies come to on the best plan of the default one, and each on its own best plan."""
     chosen, effort = _loaded(machine), effort or SearchEffort(seconds=20.0)
     request = planning_request(_model(model), clusters, global_batch, seq_len, machine=chosen, effort=effort)
-    return comparing.compare_on_best(request, strategies, chosen, counting(progress))
+    return strategy_comparison.compare_on_best(request, strategies, chosen, counting(progress))
 
 
 def import_plan(

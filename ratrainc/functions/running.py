@@ -15,7 +15,7 @@ from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Generation
 from ratrain.ratrainc.compiling.proving import sound_program
 from ratrain.ratrainc.console.parts import Part, Shown
 from ratrain.ratrainc.console.progress import OnProgress, Progress, unheard
-from ratrain.ratrainc.facts.machine_facts import Fact
+from ratrain.ratrainc.facts.machine_facts import MachineFact
 from ratrain.targets.runtime.settings import RunSettings, available_threads
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def postmortem(directory: str) -> Postmortem:
 class Offer(Shown):
     """What this machine offers a run."""
 
-    facts: dict[str, Fact]
+    facts: dict[str, MachineFact]
 
     @property
     def problems(self) -> list[str]:

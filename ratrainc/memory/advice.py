@@ -17,22 +17,22 @@ from ratrain.ratrain_ir.config.plan_text import changes_text
 from ratrain.ratrain_ir.schedules.named import default_schedule
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Note
 from ratrain.ratrain_ir.support.files import write_text
-from ratrain.ratrainc.choices.levers import Outcome, Setting, outcomes, try_setting
+from ratrain.ratrainc.choices.levers import CompileSetting, LeverOutcome, outcomes, try_setting
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY
 from ratrain.ratrainc.choices.strategies import strategy as strategy_named
 from ratrain.ratrainc.console.console import seconds_text, size_text
-from ratrain.ratrainc.planner.answer.report import nearest_text, text_of_plan
-from ratrain.ratrainc.planner.search.answer import Request
-from ratrain.ratrainc.planner.search.evaluation import Task, evaluate, folded_micro_batches
+from ratrain.ratrainc.planner.answer.no_plan import nearest_text
+from ratrain.ratrainc.planner.answer.plan_files import plan_text
+from ratrain.ratrainc.planner.search.plan_evaluation import evaluate
+from ratrain.ratrainc.planner.search.plan_request import PlanRequest, without_schedule
 from ratrain.ratrainc.planner.search.quick import quick_answer
-from ratrain.ratrainc.planner.search.requests import without_schedule
-from ratrain.ratrainc.planner.space.families import USUAL, Family, families, with_memories
+from ratrain.ratrainc.planner.space.plan_families import USUAL, PlanFamily, families, with_memories
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.choices.machine_choice import MachineChoice
     from ratrain.ratrainc.choices.strategies import Strategy
     from ratrain.ratrainc.planner.search.answer import Answer, Candidate
-    from ratrain.ratrainc.planner.search.evaluation import Evaluation
+    from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation
 
 SECONDS = 45.0
 """After so many nothing new is tried."""
@@ -54,7 +54,7 @@ class Suggestion:
     def save(self, path: str, model: str, machine: MachineChoice) -> None:
         """Write the plan's file, with how to compile it. Raises `DiagnosticError` RT002 where that cannot be written."""
         head = [f"In place of a plan that does not fit: {self.how}."]
-        write_text(path, text_of_plan(self.plan, self.pipeline, self.model, model, head, machine))
+        write_text(path, plan_text(self.plan, self.pipeline, self.model, model, head, machine))
 
 
 @frozen
@@ -65,7 +65,9 @@ class Advice:
     suggestion: Suggestion | None = None
 
 
-def advice(setting: Setting, strategy: Strategy, command: str | None, whole_command: str | None = None) -> Advice:
+def advice(
+    setting: CompileSetting, strategy: Strategy, command: str | None, whole_command: str | None = None
+) -> Advice:
     """What fits in place of a setting that does not.
 
     `command` asks the planner for a plan, where that can be asked for the setting's passes; `whole_command` asks it for one of any schedule.
@@ -84,8 +86,8 @@ def advice(setting: Setting, strategy: Strategy, command: str | None, whole_comm
     return _planned(setting, strategy, command, whole_command, begin + SECONDS)
 
 
-def _fitting_changes(setting: Setting, heaviest: int) -> list[Outcome]:
-    fitting: list[Outcome] = []
+def _fitting_changes(setting: CompileSetting, heaviest: int) -> list[LeverOutcome]:
+    fitting: list[LeverOutcome] = []
     for outcome in outcomes(setting, heaviest, SECONDS - _PLANNER_SECONDS):
         if outcome.fits:
             fitting.append(outcome)
@@ -95,7 +97,7 @@ def _fitting_changes(setting: Setting, heaviest: int) -> list[Outcome]:
 
 
 def _planned(
-    setting: Setting, strategy: Strategy, command: str | None, whole_command: str | None, deadline: float
+    setting: CompileSetting, strategy: Strategy, command: str | None, whole_command: str | None, deadline: float
 ) -> Advice:
     """The planner's plan for the same passes, else for any schedule of the default strategy."""
     notes = [Note("no single change and no pair of changes that was tried fits")]
@@ -137,10 +139,10 @@ def _planned(
     return Advice(notes)
 
 
-def _request(setting: Setting, strategy: Strategy, searched: tuple[Family, ...]) -> Request:
+def _request(setting: CompileSetting, strategy: Strategy, searched: tuple[PlanFamily, ...]) -> PlanRequest:
     """What is asked of the planner: the same clusters and step, with dtypes and optimizer of the plan."""
     plan = setting.plan
-    return Request(
+    return PlanRequest(
         setting.model,
         setting.machine,
         plan.clusters,
@@ -154,14 +156,13 @@ def _request(setting: Setting, strategy: Strategy, searched: tuple[Family, ...])
     )
 
 
-def _first_placed(answer: Answer, deadline: float) -> tuple[Candidate, Evaluation] | None:
+def _first_placed(answer: Answer, deadline: float) -> tuple[Candidate, PlanEvaluation] | None:
     """The first of the candidates that is compiled and placed, and what it comes to."""
     request = answer.request
     for number, candidate in enumerate(answer.candidates):
         if number and time.monotonic() > deadline:
             return None
-        folded = folded_micro_batches(candidate.plan) < candidate.plan.micro_batches
-        evaluation = evaluate(Task(request.model, candidate.plan, candidate.pipeline, request.machine, folded))
+        evaluation = evaluate(request.task(candidate.plan, candidate.pipeline))
         if evaluation.step_seconds is not None:
             return candidate, evaluation
     return None

@@ -51,7 +51,7 @@ _Buffers: TypeAlias = "tuple[list[str], list[int], list[tuple[Interval, ...]]]"
 
 
 @frozen(eq=False)
-class Table:
+class AllocationTable:
     """A problem, its buffers' names, and its lines as they were."""
 
     problem: AllocationProblem
@@ -62,7 +62,7 @@ class Table:
     """the offset of each buffer, where the file has them"""
 
 
-def read_problem(path: str) -> Table:
+def read_problem(path: str) -> AllocationTable:
     """The problem in a CSV file.
 
     Raises `DiagnosticError` RT002 when the file is not such a table, RT005 and RT006 for wrong values, with their lines.
@@ -70,7 +70,7 @@ def read_problem(path: str) -> Table:
     return parse_problem(read_text(path, "allocation problem"), path)
 
 
-def parse_problem(text: str, path: str) -> Table:
+def parse_problem(text: str, path: str) -> AllocationTable:
     """The problem in the text of a CSV file. Raises `DiagnosticError` as `read_problem`."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
@@ -88,7 +88,7 @@ def parse_problem(text: str, path: str) -> Table:
         places = [Location(path, line) for line, _ in lines[1:]]
         optional = {name: [row[header.index(name)].strip() for row in rows] for name in header if name not in _COLUMNS}
         given = _more(optional, ids, sizes, places)
-    return Table(AllocationProblem(sizes, intervals, positions), ids, header, rows, given)
+    return AllocationTable(AllocationProblem(sizes, intervals, positions), ids, header, rows, given)
 
 
 def _more(
@@ -210,7 +210,7 @@ def _diagnosed(path: str, header: list[str], lines: list[tuple[int, list[str]]])
     return list(seen), sizes, intervals
 
 
-def write_solution(path: str, table: Table, offsets: list[int]) -> None:
+def write_solution(path: str, table: AllocationTable, offsets: list[int]) -> None:
     """Write the table with the column offset, atomically.
 
     Raises `DiagnosticError` RT002 when it cannot be written, and RT011 where it would not be read as this placement.
@@ -224,7 +224,7 @@ def write_solution(path: str, table: Table, offsets: list[int]) -> None:
     write_text(path, checked("".join(f"{line}\n" for line in _lines(table, offsets)), "solution", read))
 
 
-def _lines(table: Table, offsets: list[int]) -> Iterator[str]:
+def _lines(table: AllocationTable, offsets: list[int]) -> Iterator[str]:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="")
     kept = [k for k, name in enumerate(table.header) if name != _OFFSET]

@@ -1,7 +1,7 @@
 """What levers free and cost, tried one by one in the time that is given for it.
 
 A lever is compiled, placed and simulated: whole, where all of them are expected to end in time, else with its step folded to fewer
-micro-batches (`ratrainc/planner/search/evaluation.py`), and is then called an estimate. Estimates are held against that of the plan as it is,
+micro-batches (`ratrainc/planner/search/plan_evaluation.py`), and is then called an estimate. Estimates are held against that of the plan as it is,
 folded too. Time is the computing time of a process: what others do on the machine changes no answer, and of several processes each has all of it,
 for levers and for what else it does beside them.
 """
@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from attrs import define, evolve, field, frozen
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
-from ratrain.ratrainc.choices.levers import Outcome, Setting, changes
-from ratrain.ratrainc.planner.search.evaluation import Evaluation, Task, compiled_units, evaluate
+from ratrain.ratrainc.choices.levers import CompileSetting, LeverOutcome, changes
+from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task, compiled_units, evaluate
 
 _OPS_A_SECOND = 8000.0
 """Ops of a schedule that are compiled, placed and simulated in a second, before anything is known: about as measured, on one core."""
@@ -34,7 +34,7 @@ _WORTH_FOLDING = 2 / 3
 class Prices:
     """What the levers of a setting came to."""
 
-    tried: list[Outcome]
+    tried: list[LeverOutcome]
     freed_bytes: list[int | None]
     """by each of these, of the stage asked for; None where the plan has no such stage"""
     estimated: bool
@@ -51,7 +51,7 @@ class Prices:
 class Found:
     """What a setting came to."""
 
-    evaluation: Evaluation | None
+    evaluation: PlanEvaluation | None
     """None where there was no time for it, or it was refused"""
     rate: float | None = None
     """seconds that a unit of its work took"""
@@ -62,14 +62,14 @@ class Found:
 class Pricing:
     """The levers for the bytes of a stage, to be tried one by one or side by side; each process has the time for itself."""
 
-    setting: Setting
+    setting: CompileSetting
     stage: int
     rate: float
     """seconds that a unit of work (`compiled_units`) is thought to take"""
     seconds: float
     """of computing, for each process"""
     folded: bool
-    levers: list[tuple[str, Setting]] = field(init=False)
+    levers: list[tuple[str, CompileSetting]] = field(init=False)
     _begun: dict[int, float] = field(factory=dict, init=False)
     """by process, the computing time of its thread when it began"""
     _has_tried: bool = field(default=False, init=False)
@@ -80,7 +80,7 @@ class Pricing:
         self.levers = list(changes(self.setting, self.stage))
 
     @property
-    def tasks(self) -> list[Setting]:
+    def tasks(self) -> list[CompileSetting]:
         """What is to be tried, in this order: the setting as it is first, where steps are folded."""
         return [*([self.setting] if self.folded else []), *(changed for _, changed in self.levers)]
 
@@ -88,7 +88,7 @@ class Pricing:
         """Let the time of this process begin; else it does with the first that is tried."""
         self._begun.setdefault(os.getpid(), time.thread_time())
 
-    def found(self, setting: Setting) -> Found:
+    def found(self, setting: CompileSetting) -> Found:
         """What a setting comes to, within the time of this process."""
         own = setting is self.setting
         self.begin()
@@ -109,7 +109,7 @@ class Pricing:
         self._given_up |= own and evaluation.stopped
         return Found(evaluation, rate)
 
-    def prices(self, now: Outcome, found: Sequence[Found], processes: int = 1) -> Prices:
+    def prices(self, now: LeverOutcome, found: Sequence[Found], processes: int = 1) -> Prices:
         """What the levers came to, by what so many processes `found` for the tasks; `now` is what the setting comes to."""
         of_levers = list(found)
         against = now
@@ -122,7 +122,7 @@ class Pricing:
             elif own.evaluation.step_seconds is not None:
                 evaluated = own.evaluation
                 against = evolve(now, peak_bytes=evaluated.peak_bytes, step_seconds=evaluated.step_seconds)
-        tried: list[Outcome] = []
+        tried: list[LeverOutcome] = []
         left: list[str] = []
         for (name, changed), each in zip(self.levers, of_levers, strict=True):
             if each.refused:
@@ -133,7 +133,7 @@ class Pricing:
             step = each.evaluation.step_seconds
             if step is not None and now.step_seconds is not None and against.step_seconds is not None:
                 step *= now.step_seconds / against.step_seconds
-            tried.append(Outcome(name, changed, each.evaluation.peak_bytes, step))
+            tried.append(LeverOutcome(name, changed, each.evaluation.peak_bytes, step))
         had = against.peak_bytes[self.stage]
         freed = [had - each.peak_bytes[self.stage] if self.stage < len(each.peak_bytes) else None for each in tried]
         refused = bool(self.levers) and all(each.refused for each in of_levers)
@@ -148,7 +148,7 @@ class Pricing:
         return rate * (sum(units) + (processes - 1) * max(units, default=0.0)) / processes
 
 
-def pricing_of(setting: Setting, stage: int, ops: int, seconds: float | None) -> Pricing:
+def pricing_of(setting: CompileSetting, stage: int, ops: int, seconds: float | None) -> Pricing:
     """The levers of a setting with a schedule of so many ops; steps are folded where the time is not expected to last for whole ones.
 
     Without a number of seconds there are enough where all levers take a minute or less, and few where they take longer.
@@ -166,6 +166,6 @@ def pricing_of(setting: Setting, stage: int, ops: int, seconds: float | None) ->
     return Pricing(setting, stage, rate, seconds, folded=folded)
 
 
-def _units(setting: Setting, *, folded: bool) -> float:
+def _units(setting: CompileSetting, *, folded: bool) -> float:
     """About how much work a setting is."""
     return compiled_units(setting.plan, setting.model.layers, folded=folded, in_halves=False)

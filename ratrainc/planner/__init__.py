@@ -1,5 +1,5 @@
-"""The planner: which plan to run on so many clusters, and how far it can be from the best possible.
+"""The planner: the plan to run on a number of clusters, and its distance from the best possible.
 
-`profile` reads times and bytes of the units of a model, `bounds` makes lower bounds of them for whole arrays of plans, `cuts` searches the
-stage cuts, `evaluation` compiles and simulates one plan, `search` joins both levels into an answer with a certificate.
+`space` has the plans to consider, `bounds` profiles of a model and lower bounds for whole arrays of plans, `search` both
+levels of the search with their answer and its certificate, `answer` what commands show and write of it.
 """

@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.module import Level, Module
 from ratrain.ratrain_ir.side_by_side import each, each_stage, processes_for
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.gc import paused_gc
-from ratrain.ratrainc.choices.levers import Outcome, Setting
+from ratrain.ratrainc.choices.levers import CompileSetting, LeverOutcome
 from ratrain.ratrainc.choices.timed_plan import RefusedPlan
 from ratrain.ratrainc.compiling.building import emit
 from ratrain.ratrainc.console.console import seconds_text, size_text
@@ -185,7 +185,7 @@ def _ops(module: Module) -> int:
 
 def _pricing(
     module: Module, stage: int, machine: Machine, seconds: float | None
-) -> tuple[Pricing | None, Outcome | None, str]:
+) -> tuple[Pricing | None, LeverOutcome | None, str]:
     """The levers to be tried, and what a module without addresses comes to as it is; or why there are none."""
     if not module.pipeline:
         return None, None, "no levers are tried: no pipeline made the module"
@@ -194,7 +194,7 @@ def _pricing(
     plan = evolve(module.plan, schedule=None) if made else module.plan
     is_allocated, outcome = module.level is Level.ALLOCATED, None
     pipeline = module.pipeline if is_allocated else f"{module.pipeline},allocate-ddr"
-    setting = Setting(module.model, plan, pipeline, machine)
+    setting = CompileSetting(module.model, plan, pipeline, machine)
     if not is_allocated:
         outcome = _allocated(setting, module)
         if outcome is None:
@@ -202,11 +202,11 @@ def _pricing(
     return pricing_of(setting, stage, _ops(module), seconds), outcome, ""
 
 
-def _refusal(setting: Setting) -> str:
+def _refusal(setting: CompileSetting) -> str:
     return f"no levers are tried: the pipeline '{setting.pipeline}' cannot be run again here"
 
 
-def _add_levers(facts: dict[str, Any], outcome: Outcome, prices: Prices) -> str:
+def _add_levers(facts: dict[str, Any], outcome: LeverOutcome, prices: Prices) -> str:
     """Add what was tried, and what was not for want of time, to the facts; why nothing was tried, empty where something was."""
     if prices.refused:
         return _refusal(outcome.setting)
@@ -222,7 +222,7 @@ def _add_levers(facts: dict[str, Any], outcome: Outcome, prices: Prices) -> str:
     return ""
 
 
-def _allocated(setting: Setting, module: Module) -> Outcome | None:
+def _allocated(setting: CompileSetting, module: Module) -> LeverOutcome | None:
     """What a module without addresses comes to once it has some; None where it cannot get them, for another reason than bytes."""
     copy = copy_module(module)
     try:
@@ -234,11 +234,11 @@ def _allocated(setting: Setting, module: Module) -> Outcome | None:
     return _outcome(setting, tuple(_peaks(program)), simulated(program, setting.machine)[0].step_seconds)
 
 
-def _outcome(setting: Setting, peak_bytes: tuple[int, ...], step_seconds: float | None) -> Outcome:
-    return Outcome("as it is", setting, peak_bytes, step_seconds)
+def _outcome(setting: CompileSetting, peak_bytes: tuple[int, ...], step_seconds: float | None) -> LeverOutcome:
+    return LeverOutcome("as it is", setting, peak_bytes, step_seconds)
 
 
-def _lever(outcome: Outcome, freed: int | None, *, estimated: bool) -> dict[str, Any]:
+def _lever(outcome: LeverOutcome, freed: int | None, *, estimated: bool) -> dict[str, Any]:
     return {
         "name": outcome.name,
         "peak_bytes": max(outcome.peak_bytes),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.support.files import replacing
 from ratrain.ratrainc.console.console import seconds_text, size_text
-from ratrain.ratrainc.report import tables
+from ratrain.ratrainc.report import page_tables
 from ratrain.ratrainc.report.page import (
     FINDER,
     SCRIPT,
@@ -74,9 +74,9 @@ def _parts(one: Side, other: Side, found: Differences) -> Iterator[str]:
     yield _stage_tables(found)
     yield _op_tables(found)
     for side in sides:
-        bubbles = tables.bubble_tables(side.program, side.bubbles)
+        bubbles = page_tables.bubble_tables(side.program, side.bubbles)
         yield f"<details><summary>Stages and bubbles of {escape(side.name)}</summary>\n"
-        yield tables.stage_table(side.timeline, side.figures) + bubbles + "</details>\n"
+        yield page_tables.stage_table(side.timeline, side.figures) + bubbles + "</details>\n"
     cold = [Bubbles(side.timeline, cold=True) for side in sides]
     scale = _scale(sides, cold)
     for side, from_cold, prefix in zip(sides, cold, _PREFIXES, strict=True):
@@ -123,7 +123,9 @@ def _first(found: Differences) -> str:
     causes.sort(key=lambda row: -abs(row[1].change or 0.0))
     idle = _pair_table("Idle seconds of all compute engines, by what was waited for", found.names, causes)
     settings = [[key, before or "-", after or "-"] for key, (before, after) in found.settings.items()]
-    told = tables.table("Settings that differ", ("setting", *found.names), settings, words=True) if settings else ""
+    told = (
+        page_tables.table("Settings that differ", ("setting", *found.names), settings, words=True) if settings else ""
+    )
     ops = "".join(f"<li>{escape(_in_short(stage))}</li>\n" for stage in found.ops if not stage.is_empty)
     same = "<p>Ops, their order, tensors and addresses are the same.</p>\n" if found.ops and not ops else ""
     listed = f'<ul class="ops">\n{ops}</ul>\n' if ops else same
@@ -149,7 +151,7 @@ def _pair_table(caption: str, names: tuple[str, str], rows: Sequence[tuple[str, 
         [name, *("-" if value is None else form(value) for value in (pair.before, pair.after)), _change(pair, form)]
         for name, pair, form in rows
     ]
-    return tables.table(caption, ("", *names, "change"), cells)
+    return page_tables.table(caption, ("", *names, "change"), cells)
 
 
 def _change(pair: Pair, form: Callable[[float], str]) -> str:
@@ -189,7 +191,7 @@ def _stage_tables(found: Differences) -> str:
                 rows.append([f"@{index} {_FIGURES.get(key, key)}", *values, _change(pair, form)])
     if not rows:
         return "<h2>Stages</h2>\n<p>All figures of all stages are the same.</p>\n"
-    return "<h2>Stages</h2>\n" + tables.table(
+    return "<h2>Stages</h2>\n" + page_tables.table(
         "What differs of each stage in the steady step (seconds are simulated)", ("", *found.names, "change"), rows
     )
 
@@ -211,7 +213,7 @@ def _op_tables(found: Differences) -> str:
             *_some("tensor gone", stage.gone_tensors),
         ]
         caption = f"Stage @{stage.stage}; places are counted in list order, without releases"
-        listed = tables.table(caption, ("what", "which"), rows, words=True)
+        listed = page_tables.table(caption, ("what", "which"), rows, words=True)
         parts.append(f"<details><summary>{escape(_in_short(stage))}</summary>\n{listed}</details>\n")
     return "<h2>Ops and tensors</h2>\n" + "".join(parts) if parts else ""
 

@@ -14,8 +14,8 @@ from attrs import frozen
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.ops.base import ENGINES
 from ratrain.ratrain_ir.support.files import replacing
-from ratrain.ratrainc.report import tables
-from ratrain.ratrainc.report.columns import CAUSES, KINDS, StepView, op_elements, tensor_elements
+from ratrain.ratrainc.report import page_tables
+from ratrain.ratrainc.report.page_columns import CAUSES, KINDS, StepView, op_elements, tensor_elements
 from ratrain.ratrainc.report.reports import in_slices
 from ratrain.targets.program.columns import KEYWORD
 from ratrain.targets.simulator.bubbles import Bubbles
@@ -52,17 +52,17 @@ def _parts(timeline: Timeline, figures: Figures, machine: Machine) -> Iterator[s
     head, tail = split_page(title)
     yield head
     yield f"<h1>{escape(title)}</h1>\n<p>{escape(_subtitle(timeline))}</p>\n"
-    yield f'<dl class="figures">{tables.key_figures(program, figures, machine)}</dl>\n'
+    yield f'<dl class="figures">{page_tables.key_figures(program, figures, machine)}</dl>\n'
     finder, charts = page_file("finder.html"), page_file("charts.html")
     controls = page_file("controls.html").replace(FINDER, finder)
     yield f'<section id="charts" aria-label="Charts">\n{controls}{charts}</section>\n'
-    yield "<h2>Stages</h2>\n" + tables.stage_table(timeline, figures)
+    yield "<h2>Stages</h2>\n" + page_tables.stage_table(timeline, figures)
     steady, from_cold = Bubbles(timeline), Bubbles(timeline, cold=True)
-    yield "<h2>Bubbles</h2>\n" + tables.bubble_tables(program, steady)
-    cold = tables.bubble_tables(program, from_cold)
+    yield "<h2>Bubbles</h2>\n" + page_tables.bubble_tables(program, steady)
+    cold = page_tables.bubble_tables(program, from_cold)
     yield f"<details><summary>The first step, from cold</summary>\n{cold}</details>\n"
-    yield "<h2>Plan</h2>\n" + tables.plan_tables(program)
-    yield "<h2>Machine</h2>\n" + tables.machine_table(machine)
+    yield "<h2>Plan</h2>\n" + page_tables.plan_tables(program)
+    yield "<h2>Machine</h2>\n" + page_tables.machine_table(machine)
     yield from data_elements(timeline, steady, from_cold)
     yield tail.replace(SCRIPT, scripts(SCRIPTS))
 

@@ -23,7 +23,7 @@ from ratrain.targets.runtime.checkpoint.checkpoint import MANIFEST_FILE
 from ratrain.targets.runtime.checkpoint.checkpoint_series import facts_of, kept_tokenizer, latest_run, latest_weights
 from ratrain.targets.runtime.data.data import BYTE, TEXT_VOCABULARY
 from ratrain.targets.runtime.data.tokenizer import Encoder, TokenizerChoice, encoder_of, tokenizer_beside
-from ratrain.targets.runtime.engine.forward import Chooser, Forward
+from ratrain.targets.runtime.engine.forward import Chooser, ForwardModel
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.weights.companions import GENERATION_FILE, is_byte_tokenizer, read_companion
 from ratrain.targets.runtime.weights.weight_source import WeightSource
@@ -96,7 +96,7 @@ def generate(path: str, prompt: Prompt, asked: Generation) -> Generated:
     start = time.perf_counter()
     with threadpool_limits(limits=1):  # kernels share their work themselves
         kernels = kernel_set(asked.kernels, asked.threads)
-        forward = Forward(origin.model, origin.source, Dtype(asked.dtype or origin.dtype), kernels)
+        forward = ForwardModel(origin.model, origin.source, Dtype(asked.dtype or origin.dtype), kernels)
         added = _continuation(forward, tokens, ends, asked, path)
     seconds = time.perf_counter() - start
     whole = None if language is None else language.decode([*tokens, *added])
@@ -105,7 +105,7 @@ def generate(path: str, prompt: Prompt, asked: Generation) -> Generated:
 
 
 def _continuation(
-    forward: Forward, prompt: Sequence[int], ends: frozenset[int], asked: Generation, path: str
+    forward: ForwardModel, prompt: Sequence[int], ends: frozenset[int], asked: Generation, path: str
 ) -> list[int]:
     chooser = Chooser(asked.sampling)
     added: list[int] = []

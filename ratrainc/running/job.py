@@ -17,7 +17,7 @@ from ratrain.ratrainc.console.extras import check_installed
 from ratrain.ratrainc.console.terminal import echo
 from ratrain.targets.runtime.engine.processes import Processes
 from ratrain.targets.runtime.ranks.communicator import Transport
-from ratrain.targets.runtime.ranks.layout import Layout, check_reduction
+from ratrain.targets.runtime.ranks.rank_layout import RankLayout, check_reduction
 from ratrain.targets.runtime.settings import HOST_DEVICE
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class RankJob(Job):
         """
         from ratrain.targets.runtime.ranks.processes import RankProcesses
 
-        layout = Layout.of_plan(program.plan, self.ranks.order)
+        layout = RankLayout.of_plan(program.plan, self.ranks.order)
         check_reduction(program.plan, self.ranks.reduction)
         return RankProcesses(self.transport, layout, self.ranks.reduction)
 

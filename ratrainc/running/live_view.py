@@ -18,7 +18,7 @@ from rich.text import Text
 from ratrain.ratrainc.console.console import drawn, errors, size_text, unseen_progress
 from ratrain.ratrainc.running.loss_plot import Curves, chart_lines
 from ratrain.targets.program.program import Program
-from ratrain.targets.runtime.engine.progress import ProgressSource, StageWatch
+from ratrain.targets.runtime.engine.live_progress import ProgressSource, StageWatch
 from ratrain.targets.runtime.training.training import TimedStep
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrainc.console.console import errors, progress, say, size_text, unseen_progress
-from ratrain.targets.runtime.arena.memory import HOST
+from ratrain.targets.runtime.arena.kernel_memory import HOST
 from ratrain.targets.runtime.checkpoint.overrides import words
 from ratrain.targets.runtime.data.data import in_words
 
 if TYPE_CHECKING:
     from ratrain.ratrainc.choices.run_choices import Display
-    from ratrain.ratrainc.console.telling import Telling
+    from ratrain.ratrainc.console.safe_messages import SafeMessages
     from ratrain.ratrainc.running.run_log import RunLog
     from ratrain.ratrainc.running.trackers import Tracker
     from ratrain.targets.runtime.arena.process_memory import MemoryUse
@@ -63,7 +63,7 @@ def run_steps(
     run: TrainingRun,
     should_stop: Callable[[], int],
     writers: Sequence[RunLog | Tracker],
-    telling: Telling,
+    messages: SafeMessages,
     display: Display,
 ) -> None:
     """Run all steps, or those before a signal asks for the end; each is written to all that keep its figures."""
@@ -72,7 +72,7 @@ def run_steps(
     steps = unseen_progress(total)
     task = steps.tasks[0]
     live = display.live and errors().is_terminal
-    with _display(run, telling, live=live) as show:
+    with _display(run, messages, live=live) as show:
         for timed in run.steps(should_stop):
             for writer in writers:
                 writer.write(timed)
@@ -85,18 +85,18 @@ def run_steps(
                 continue
             if index % shown_every == 0 or index == total - 1 or timed.eval_loss is not None:
                 line = _step_line(timed, task.time_remaining)
-                telling(partial(say, line))
+                messages(partial(say, line))
 
 
 @contextmanager
-def _display(run: TrainingRun, telling: Telling, *, live: bool) -> Iterator[Callable[[TimedStep], None]]:
+def _display(run: TrainingRun, messages: SafeMessages, *, live: bool) -> Iterator[Callable[[TimedStep], None]]:
     """What is told of each step while a run goes on; where it cannot be, the block goes on without."""
     feeds: list[Callable[[TimedStep], None]] = []
     with ExitStack() as opening:
-        telling(lambda: feeds.append(opening.enter_context(_live_view(run) if live else _progress_bar(run))))
+        messages(lambda: feeds.append(opening.enter_context(_live_view(run) if live else _progress_bar(run))))
         opened = opening.pop_all()
     try:
-        yield lambda timed: telling(lambda: [feed(timed) for feed in feeds])
+        yield lambda timed: messages(lambda: [feed(timed) for feed in feeds])
     finally:
         with suppress(Exception):  # it was told when it began to fail
             opened.close()
@@ -105,7 +105,7 @@ def _display(run: TrainingRun, telling: Telling, *, live: bool) -> Iterator[Call
 @contextmanager
 def _live_view(run: TrainingRun) -> Iterator[Callable[[TimedStep], None]]:
     from ratrain.ratrainc.running.live_view import live_view
-    from ratrain.targets.runtime.engine.progress import LocalProgress
+    from ratrain.targets.runtime.engine.live_progress import LocalProgress
 
     with live_view(run.program, LocalProgress(run.engine), run.settings.steps) as show:
         yield show

@@ -10,7 +10,7 @@ from attrs import evolve
 
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Severity
 from ratrain.ratrainc.console.console import status
-from ratrain.ratrainc.console.telling import tell
+from ratrain.ratrainc.console.safe_messages import show_safely
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.training.training import TrainingRun
@@ -23,7 +23,7 @@ def saved_first(run: TrainingRun) -> Iterator[None]:
         yield
     except Exception:
         for said in _save(run):
-            tell(said)
+            show_safely(said)
         raise
 
 

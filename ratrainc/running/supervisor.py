@@ -26,8 +26,8 @@ from ratrain.ratrainc.console.failures import (
     EXIT_TERMINATED,
     EXIT_USAGE,
 )
+from ratrain.ratrainc.console.safe_messages import show_safely
 from ratrain.ratrainc.console.signals import ending_signals
-from ratrain.ratrainc.console.telling import tell
 from ratrain.targets.program.rtx import read_program
 from ratrain.targets.runtime.watch.liveness import Departures, Liveness, liveness
 from ratrain.targets.runtime.watch.positions import RankPhase, RankPosition, RunFolder, read_positions
@@ -201,7 +201,7 @@ class Supervisor:
             if self._process is not None and self._tell_ranks(number, (Liveness.ALIVE,)):
                 return
             if number == signal.SIGUSR1:  # it would end a launcher, and ranks that do not listen yet
-                tell(Diagnostic("RT093", "where the run is: its ranks are starting", severity=Severity.WARNING))
+                show_safely(Diagnostic("RT093", "where the run is: its ranks are starting", severity=Severity.WARNING))
             elif self._process is None:
                 self._early_signal = number
             else:
@@ -223,7 +223,7 @@ class Supervisor:
             diagnosis = examine(self.folder)
             title = "a rank was lost" if self.folder.lost() else f"the ranks ended with code {code}"
             report = report_of(diagnosis, title, help_text=self.advice)
-            tell(report)
+            show_safely(report)
             self.folder.keep_report(report.render())
 
     def _report_launcher(self, launcher: str, code: int) -> None:
@@ -233,7 +233,7 @@ class Supervisor:
                 return
             how = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
             text = f"'{launcher}' {how} before any rank had begun"
-            tell(Diagnostic("RT093", text, help="the reason stands above, if the launcher or a rank gave one"))
+            show_safely(Diagnostic("RT093", text, help="the reason stands above, if the launcher or a rank gave one"))
 
 
 def examine(folder: RunFolder) -> Diagnosis:

@@ -16,8 +16,8 @@ from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, Severity
 from ratrain.ratrain_ir.support.files import check_directory_writable, check_writable
 from ratrain.ratrainc.console.console import status
+from ratrain.ratrainc.console.safe_messages import SafeMessages, show_safely
 from ratrain.ratrainc.console.signals import StopAsked, ending_in_order, saying_where
-from ratrain.ratrainc.console.telling import Telling, tell
 from ratrain.ratrainc.running.loss_plot import write_losses
 from ratrain.ratrainc.running.run_display import run_steps, say_start
 from ratrain.ratrainc.running.run_end import check_trained, saved_first
@@ -77,24 +77,24 @@ def run_training(
         if outputs.profile is not None:
             run.engine.profile = run.processes.begin_profile()
         for warning in run.warnings:
-            tell(warning)
+            show_safely(warning)
         stop = StopAsked()
         start = time.perf_counter()
         problems: list[Diagnostic] = []
         ending.enter_context(ending_in_order(stop))
         ending.enter_context(_counting_losses(run))
         with (
-            run_log(outputs.log, run.first_step, tell) as open_log,
-            open_trackers(outputs.trackers, run, tell) as trackers,
+            run_log(outputs.log, run.first_step, show_safely) as open_log,
+            open_trackers(outputs.trackers, run, show_safely) as trackers,
         ):
             writers: list[RunLog | Tracker] = [*([] if open_log is None else [open_log]), *trackers]
             with threadpool_limits(limits=1), _watching(run):
-                telling = Telling()
+                messages = SafeMessages()
                 if not display.quiet:
-                    telling(lambda: say_start(run))
+                    messages(lambda: say_start(run))
                 should_stop = run.engine.agreed_stop(lambda: stop.signal)
                 with saved_first(run):
-                    run_steps(run, should_stop, writers, telling, display)
+                    run_steps(run, should_stop, writers, messages, display)
                 stop.answer = "no step is left: ending when everything is written; Ctrl-C again stops at once"
                 with status("saving the state") if settings.saving.directory is not None else nullcontext():
                     saved = run.save()
@@ -110,7 +110,7 @@ def run_training(
         of_training = check_trained(run)
         problems += [each for each in of_training if each.severity is Severity.ERROR]
         for problem in (*problems, *(each for each in of_training if each not in problems)):
-            tell(problem)
+            show_safely(problem)
         held_out = run.held_out
         return RunResult(
             tuple(run.done),
@@ -219,8 +219,8 @@ def _lost_words(run: TrainingRun) -> str:
 @contextmanager
 def _watching(run: TrainingRun) -> Iterator[None]:
     """Watch over the run, where its ranks say where they are."""
-    run.engine.tell = tell
-    watchdog = run.watchdog(tell)
+    run.engine.tell = show_safely
+    watchdog = run.watchdog(show_safely)
     watchdog.start()
     try:
         yield

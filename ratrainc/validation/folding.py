@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from ratrain.passes.pass_base import Pass
     from ratrain.ratrain_ir.config.plan import Plan
-    from ratrain.ratrainc.planner.search.evaluation import Task
-    from ratrain.ratrainc.validation.rows import Row
+    from ratrain.ratrainc.planner.search.plan_evaluation import Task
+    from ratrain.ratrainc.validation.validation_rows import ValidationRow
 
 _BYTES = ("peak_bytes", "fits")
 
 
-def task_of(row: Row, *, whole: bool) -> Task | None:
+def task_of(row: ValidationRow, *, whole: bool) -> Task | None:
     """What simulates a row: folded where that tells the same, unless `whole`; None where the row needs something."""
     if row.task is None or whole or row.measure == "bubble_fraction":
         return row.task

@@ -26,7 +26,7 @@ from ratrain.ratrain_ir.schedules.named import default_schedule, most_held
 from ratrain.ratrain_ir.topology import mesh_of
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.planner.search.evaluation import Task
+    from ratrain.ratrainc.planner.search.plan_evaluation import Task
 
 _SCHEDULE = "1f1b"
 _F16, _F32 = 2, 4
@@ -40,7 +40,7 @@ benchmarks/published/dlperf-v100-memory.csv (0.05 to 0.16), and of no others."""
 
 
 @frozen
-class Framework:
+class FrameworkBytes:
     """How a framework of a published run holds its bytes, as far as its code says."""
 
     zero: int
@@ -57,22 +57,22 @@ class Framework:
     """which flat buffers the end of the step takes: `megatron-ddp` or `deepspeed-zero1`; none where it is empty"""
 
 
-FRAMEWORKS: Mapping[str, Framework] = {
+FRAMEWORKS: Mapping[str, FrameworkBytes] = {
     # Megatron-LM of 2020 and 2021. Logits: mpu/cross_entropy.py computes the exponentials in the f32 copy that model/gpt_model.py makes of
     # the f16 logits; its gradient is written there too, and turned into f16. Gradients: optimizer/optimizer.py keeps main_param.grad in f32
     # from step to step, as zero_grad is of the f16 parameters only. model/distributed.py reduces a flat copy of all f16 gradients.
-    "megatron-lm": Framework(0, loss_logit_bytes=6, main_grad_bytes=_F32, step_buffers="megatron-ddp"),
+    "megatron-lm": FrameworkBytes(0, loss_logit_bytes=6, main_grad_bytes=_F32, step_buffers="megatron-ddp"),
     # Megatron-DeepSpeed of 2021 with pipelines (one stage too). runtime/pipe/engine.py keeps a forward's output in pipe_buffers until the next
     # forward into the same buffer has replaced it, and on the last stage returns from the backward before it is dropped; schedule.py has two
     # buffers there. Outputs are the f32 logits. So a forward has those of two micro-batches before it, its f16 logits and its f32 ones.
-    "megatron-deepspeed": Framework(1, loss_logit_bytes=14, kept_logit_bytes=8, step_buffers="deepspeed-zero1"),
+    "megatron-deepspeed": FrameworkBytes(1, loss_logit_bytes=14, kept_logit_bytes=8, step_buffers="deepspeed-zero1"),
     # DeepSpeed's ZeRO 3 under Megatron's model, without pipelines. runtime/zero/stage3.py reduces in one flat f16 bucket.
-    "megatron-deepspeed-zero3": Framework(3, loss_logit_bytes=6, backward_bucket_bytes=_BUCKET_ELEMENTS * _F16),
+    "megatron-deepspeed-zero3": FrameworkBytes(3, loss_logit_bytes=6, backward_bucket_bytes=_BUCKET_ELEMENTS * _F16),
 }
 """The frameworks a table can name."""
 
 
-def refusal(framework: Framework, model: ModelConfig, plan: Plan, pipeline: str) -> str:
+def refusal(framework: FrameworkBytes, model: ModelConfig, plan: Plan, pipeline: str) -> str:
     """Why a framework says nothing of a plan; empty where it does."""
     passes = parse_pipeline(pipeline)
     policies = {each.policy for each in passes if isinstance(each, RecomputePass)} or {"none"}
@@ -88,7 +88,7 @@ def refusal(framework: Framework, model: ModelConfig, plan: Plan, pipeline: str)
     return next((text for text, right in wrong.items() if not right), "")
 
 
-def framework_bytes(framework: Framework, task: Task, schedule_bytes: Sequence[int]) -> list[dict[str, int]]:
+def framework_bytes(framework: FrameworkBytes, task: Task, schedule_bytes: Sequence[int]) -> list[dict[str, int]]:
     """What a rank of each stage held under a framework, bytes by what they are; of the program are those of its schedule, by stage."""
     policies = [each.policy for each in parse_pipeline(task.pipeline) if isinstance(each, RecomputePass)]
     recomputes = policies == ["full"]
@@ -102,7 +102,7 @@ def framework_bytes(framework: Framework, task: Task, schedule_bytes: Sequence[i
 class _Stage:
     """One stage of a plan under a framework."""
 
-    framework: Framework
+    framework: FrameworkBytes
     model: ModelConfig
     plan: Plan
     index: int

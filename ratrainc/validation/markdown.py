@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratrain.ratrainc.console.markdown_text import escaped, prose, wrapped
-from ratrain.ratrainc.validation.rows import label_of
-from ratrain.ratrainc.validation.tables import (
+from ratrain.ratrainc.validation.validation_rows import label_of
+from ratrain.ratrainc.validation.validation_tables import (
     class_tables,
     error_table,
     fit_table,
@@ -19,7 +19,7 @@ from ratrain.ratrainc.validation.tables import (
 if TYPE_CHECKING:
     from ratrain.ratrainc.console.parts import TextTable
     from ratrain.ratrainc.validation.outcome import Validation
-    from ratrain.ratrainc.validation.rows import ValidationTable
+    from ratrain.ratrainc.validation.validation_rows import ValidationTable
 
 _INTRODUCTION = (
     "What was published of steps that ran, and what the simulator says of the same plans. Written by `ratrainc validate ... --markdown` "

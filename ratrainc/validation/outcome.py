@@ -13,21 +13,27 @@ from attrs import evolve, field, frozen
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, Diagnostics
 from ratrain.ratrain_ir.support.notebook import ShownInNotebook
 from ratrain.ratrainc.calibration.fitting import Errors
-from ratrain.ratrainc.planner.search.evaluation import Evaluation, Task
+from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task
 from ratrain.ratrainc.planner.search.workers import evaluate_all
 from ratrain.ratrainc.validation.folding import task_of
 from ratrain.ratrainc.validation.frameworks import framework_bytes
-from ratrain.ratrainc.validation.rows import COMPARED_IN_GROUPS, MEASURES_OF, SPLITS, Row, ValidationTable
+from ratrain.ratrainc.validation.validation_rows import (
+    COMPARED_IN_GROUPS,
+    MEASURES_OF,
+    SPLITS,
+    ValidationRow,
+    ValidationTable,
+)
 
 
 @frozen
-class Outcome:
+class RowOutcome:
     """A row and what its simulation says."""
 
-    row: Row
-    evaluation: Evaluation | None
+    row: ValidationRow
+    evaluation: PlanEvaluation | None
     """None where the row needs something"""
-    first: Outcome | None = field(default=None, repr=False)
+    first: RowOutcome | None = field(default=None, repr=False)
     """the row of its group that it is compared with"""
 
     @property
@@ -184,7 +190,7 @@ class Validation(ShownInNotebook):
     """The outcomes of all rows of some tables."""
 
     tables: tuple[ValidationTable, ...]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RowOutcome, ...]
 
     def __repr__(self) -> str:
         rows = sum(each.evaluation is not None for each in self.outcomes)
@@ -194,7 +200,7 @@ class Validation(ShownInNotebook):
         """The classes there are rows of that could be simulated, in their usual order."""
         return [kind for kind in MEASURES_OF if self.of_class(kind)]
 
-    def of_class(self, kind: str) -> list[Outcome]:
+    def of_class(self, kind: str) -> list[RowOutcome]:
         """The outcomes of a class that were simulated."""
         return [each for each in self.outcomes if each.row.kind == kind and each.evaluation is not None]
 
@@ -236,7 +242,7 @@ class Validation(ShownInNotebook):
         }
 
 
-def _by_split(outcomes: Iterable[Outcome], error_of: Callable[[Outcome], float | None]) -> dict[str, Errors]:
+def _by_split(outcomes: Iterable[RowOutcome], error_of: Callable[[RowOutcome], float | None]) -> dict[str, Errors]:
     signed: dict[str, list[float]] = {split: [] for split in SPLITS}
     for each in outcomes:
         error = error_of(each)
@@ -274,20 +280,20 @@ def validate(
         if isinstance(evaluation, DiagnosticError):
             problems.items.extend(_at_row(row, evaluation))
         else:
-            outcomes.append(Outcome(row, evaluation))
+            outcomes.append(RowOutcome(row, evaluation))
     problems.check()
     return Validation(tuple(tables), tuple(_compared(outcomes)))
 
 
-def _at_row(row: Row, error: DiagnosticError) -> Iterator[Any]:
+def _at_row(row: ValidationRow, error: DiagnosticError) -> Iterator[Any]:
     """The diagnostics of a row that cannot be simulated, with its place."""
     for each in error.diagnostics:
         yield evolve(each, message=f"row '{row.id}': {each.message}", location=row.line.place, source=row.line.text)
 
 
-def _compared(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+def _compared(outcomes: Iterable[RowOutcome]) -> Iterator[RowOutcome]:
     """The outcomes, those after the first of a group with that first one."""
-    firsts: dict[tuple[str, str, str], Outcome] = {}
+    firsts: dict[tuple[str, str, str], RowOutcome] = {}
     for each in outcomes:
         row = each.row
         if each.evaluation is None or not row.group or row.kind not in COMPARED_IN_GROUPS:

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
         run,
         watch,
     )
-    from ratrain.ratrainc.memory.placing import RefusedPlacingError
+    from ratrain.ratrainc.memory.buffer_placing import RefusedPlacingError
     from ratrain.ratrainc.report.table_report import UnsoundTableError
     from ratrain.ratrainc.report.timing import (
         explain_time,
@@ -101,7 +101,7 @@ _ROOMS = {
     "ratrain.ratrainc.functions.running": "doctor export_weights generate launch postmortem precompile run watch",
     "ratrain.ratrainc.compiling.soundness": "check",
     "ratrain.ratrainc.report.timing": "explain_time report report_against simulate simulate_given simulate_on_cores write_trace",
-    "ratrain.ratrainc.memory.placing": "RefusedPlacingError",
+    "ratrain.ratrainc.memory.buffer_placing": "RefusedPlacingError",
     "ratrain.ratrainc.console.progress": "OnProgress Progress",
     "ratrain.ratrainc.report.table_report": "UnsoundTableError",
 }

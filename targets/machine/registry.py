@@ -17,8 +17,8 @@ TARGETS = Registry(
     "target",
     "ratrain.targets",
     {
-        "mt3000": "ratrain.targets.mt3000.target:Mt3000Target",
-        "pytorch": "ratrain.targets.pytorch.target:PytorchTarget",
+        "mt3000": "ratrain.targets.mt3000.mt3000_target:Mt3000Target",
+        "pytorch": "ratrain.targets.pytorch.pytorch_target:PytorchTarget",
     },
 )
 DEFAULT_TARGET = "mt3000"

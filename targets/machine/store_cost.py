@@ -37,7 +37,7 @@ NOTHING_ELSEWHERE = Elsewhere(Home.DDR, 0)
 
 
 @frozen
-class Streams:
+class StreamedBytes:
     """Bytes that an op moves itself, a piece at a time, from and to another memory."""
 
     home: Home
@@ -58,7 +58,7 @@ def transfer_work(nbytes: float, home: Home, machine: Machine, *, fetches: bool)
     return ResourceWork(seconds, nbytes, flows=(Flow(nbytes, None, path=StorePath(home, fetches)),))
 
 
-def streamed_work(work: ResourceWork, streams: Streams, machine: Machine) -> ResourceWork:
+def streamed_work(work: ResourceWork, streams: StreamedBytes, machine: Machine) -> ResourceWork:
     """An op whose bytes come from and go to another memory while it works: the longest of all, and a piece on its way before and after.
 
     Pieces are of a `collective_chunk`; each takes the memory's latency.

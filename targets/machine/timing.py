@@ -34,7 +34,7 @@ from ratrain.targets.machine.placement import placement_of
 from ratrain.targets.machine.resource_work import ResourceWork
 from ratrain.targets.machine.shared_gradients import most_shared
 from ratrain.targets.machine.slowest_rank import slowest_rank
-from ratrain.targets.machine.store_cost import NOTHING_ELSEWHERE, Elsewhere, Streams, streamed_work, transfer_work
+from ratrain.targets.machine.store_cost import NOTHING_ELSEWHERE, Elsewhere, StreamedBytes, streamed_work, transfer_work
 from ratrain.targets.program.instruction import Access
 from ratrain.targets.program.routine import Routine, Step, parse_reference
 
@@ -268,11 +268,11 @@ def _streaming_update(op: TimedOp, work: ResourceWork, machine: Machine) -> Reso
     """An update of state that is elsewhere: it comes and goes; or, where it is updated where it is, gradients go there and views come back."""
     home, streamed = op.elsewhere.home, op.elsewhere.nbytes
     if not machine.updates_in(home):
-        return streamed_work(work, Streams(home, fetched=streamed, stored=streamed), machine)
+        return streamed_work(work, StreamedBytes(home, fetched=streamed, stored=streamed), machine)
     given = op.payload_bytes - streamed
     taken = op.own_bytes - op.payload_bytes - streamed
     there = ResourceWork(machine.host_handover + op.own_bytes / machine["host_update"], given + taken)
-    return streamed_work(there, Streams(home, fetched=taken, stored=given), machine)
+    return streamed_work(there, StreamedBytes(home, fetched=taken, stored=given), machine)
 
 
 def _streaming_gather(op: TimedOp, work: ResourceWork, machine: Machine) -> ResourceWork:
@@ -280,7 +280,7 @@ def _streaming_gather(op: TimedOp, work: ResourceWork, machine: Machine) -> Reso
     home, fetched = op.elsewhere.home, op.elsewhere.nbytes
     if machine.updates_in(home):
         fetched = fetched // _MASTER_BYTES * op.payload_bytes // max(1, op.payload_elements)
-    return streamed_work(work, Streams(home, fetched=fetched), machine)
+    return streamed_work(work, StreamedBytes(home, fetched=fetched), machine)
 
 
 _MASTER_BYTES = 4

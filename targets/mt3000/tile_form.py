@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ratrain.targets.mt3000.tiles.calls import tiles_problem
-from ratrain.targets.mt3000.tiles.listing import tile_lines
-from ratrain.targets.mt3000.tiles.schedule import TileSchedule, tiles_from_json
+from ratrain.targets.mt3000.tiles.tile_listing import tile_lines
+from ratrain.targets.mt3000.tiles.tile_schedule import TileSchedule, tiles_from_json
 from ratrain.targets.mt3000.tiles.verifier import structure_problem
 from ratrain.targets.mt3000.tiling.core import cluster_of
 from ratrain.targets.program.on_chip import Constants, OnChipForm

@@ -87,7 +87,7 @@ def _operand(text: str) -> KernelOperand:
 
 
 @frozen
-class Option:
+class KernelOption:
     """One option of a kernel."""
 
     annotation: str
@@ -113,7 +113,7 @@ class Kernel:
     name: str
     meaning: str
     operands: tuple[KernelOperand, ...] = field(converter=_operands)
-    options: Mapping[str, Option] = field(factory=dict)
+    options: Mapping[str, KernelOption] = field(factory=dict)
     spec: type[AttentionSpec | AttentionBlockSpec] | None = None
     """What takes those options of a step that are its fields; an implementation has it as `spec`, in their place."""
     in_place: tuple[tuple[str, str], ...] = ()
@@ -197,34 +197,38 @@ def _is_positive(value: Any) -> bool:
     return type(value) in (int, float) and 0 < value < 1e30 and isfinite(value)
 
 
-_FLAG, _COUNT, _POSITIVE = Option("bool", _is_flag), Option("int", _is_count), Option("float", _is_positive)
-_UNLESS_GIVEN = Option("bool", _is_flag, default=False)
-_POSITION, _STARTS_AT = Option("int", _is_position), Option("int", _is_position, default=0)
-_NUMBER = Option("float")
-_DENOMINATOR = Option("SupportsFloat", _is_positive)
+_FLAG, _COUNT, _POSITIVE = (
+    KernelOption("bool", _is_flag),
+    KernelOption("int", _is_count),
+    KernelOption("float", _is_positive),
+)
+_UNLESS_GIVEN = KernelOption("bool", _is_flag, default=False)
+_POSITION, _STARTS_AT = KernelOption("int", _is_position), KernelOption("int", _is_position, default=0)
+_NUMBER = KernelOption("float")
+_DENOMINATOR = KernelOption("SupportsFloat", _is_positive)
 """A number, or what a memory has for one that differs from step to step."""
 _ADDS = {"accumulate": _FLAG}
-_SCALES = Option("float", _is_positive, default=1.0)
-_TOKEN = Option("int | None", _is_position, default=None)
-_POSITIVE_OR_NONE = Option("float | None", _is_positive, default=None)
+_SCALES = KernelOption("float", _is_positive, default=1.0)
+_TOKEN = KernelOption("int | None", _is_position, default=None)
+_POSITIVE_OR_NONE = KernelOption("float | None", _is_positive, default=None)
 _OFFSETS = {"unit_offset": _UNLESS_GIVEN}
 _OF_FIELD = {
     "float | None": _POSITIVE_OR_NONE,
     "int": _COUNT,
     "Position": _POSITION,
-    "int | None": Option("int | None", _is_count_or_none),
+    "int | None": KernelOption("int | None", _is_count_or_none),
     "bool": _FLAG,
 }
 
 
 _OF_NAME = {
-    "all_heads": Option("int | None", _is_count, default=None),
-    "first_head": Option("int | None", lambda _: False, default=None),
+    "all_heads": KernelOption("int | None", _is_count, default=None),
+    "first_head": KernelOption("int | None", lambda _: False, default=None),
 }
 """Of fields that a step says where the heads are some of all; at which they begin, the rank knows."""
 
 
-def _options_of(spec: type[AttentionSpec | AttentionBlockSpec]) -> dict[str, Option]:
+def _options_of(spec: type[AttentionSpec | AttentionBlockSpec]) -> dict[str, KernelOption]:
     """One option for each field of a spec; a step gives all but those that are a number or None, which it may."""
     return {each.name: _OF_NAME.get(each.name) or _OF_FIELD[str(each.type)] for each in attrs.fields(spec)}
 
@@ -388,9 +392,9 @@ _DECLARED = (
             "theta": _POSITIVE,
             "inverse": _FLAG,
             "first_position": _STARTS_AT,
-            "rotary_dim": Option("int | None", _is_count_or_none, default=None),
+            "rotary_dim": KernelOption("int | None", _is_count_or_none, default=None),
             "interleaved": _UNLESS_GIVEN,
-            "scaling": Option("str", _is_scaling, default=""),
+            "scaling": KernelOption("str", _is_scaling, default=""),
         },
         rule=_rope_rule,
     ),
@@ -591,9 +595,9 @@ _DECLARED = (
         "counts from 1, and only the elements [start, stop) of `decay` are decayed.",
         "master:f32[n]~ m:f32[n]~ v:f32[n]~ grad:*[n] view:*[n]=?",
         {
-            "step": Option("int"),
+            "step": KernelOption("int"),
             **dict.fromkeys(("grad_multiplier", "lr", "beta1", "beta2", "eps", "weight_decay"), _NUMBER),
-            "decay": Option("Sequence[tuple[int, int]]"),
+            "decay": KernelOption("Sequence[tuple[int, int]]"),
         },
         in_routines=False,
     ),
@@ -601,7 +605,7 @@ _DECLARED = (
         "mean_of_replicas",
         "out = [out +] (parts[0] + parts[1] + ...) * (1 / divisor), summed in the given order. Whether all parts and the result are finite.",
         "parts:*[n]... out:*[n]+",
-        {"accumulate": Option("bool"), "divisor": _NUMBER},
+        {"accumulate": KernelOption("bool"), "divisor": _NUMBER},
         in_place=(("out", "parts"),),
         in_routines=False,
         returns="bool",
@@ -612,21 +616,21 @@ _DECLARED = (
         "a / scale, to nearest even. A block has the scale 0 where that would be less than 2^-126, NaN where an element is not finite; its "
         "codes are 0 then.",
         "a:*[n] packed:u8[m]=",
-        {"bits": Option("int")},
+        {"bits": KernelOption("int")},
         in_routines=False,
     ),
     Kernel(
         "dequantise",
         "out = code * scale of each element, rounded once.",
         "packed:u8[m] out:*[n]=",
-        {"bits": Option("int")},
+        {"bits": KernelOption("int")},
         in_routines=False,
     ),
     Kernel(
         "mean_of_quantised",
         "`mean_of_replicas` of what the parts stand for, which are not rounded before.",
         "parts:u8[m]... out:*[n]+",
-        {"accumulate": Option("bool"), "divisor": _NUMBER, "bits": Option("int")},
+        {"accumulate": KernelOption("bool"), "divisor": _NUMBER, "bits": KernelOption("int")},
         in_routines=False,
         returns="bool",
     ),

@@ -37,7 +37,7 @@ def ready_places(
     if ALLOWANCE.take(total):
         places: list[int] = [0] * total
         given = [each.tolist() for each in (begins, lengths, wait_ends, engines, counts)]
-        loop: Any = sweep
+        loop: Any = sweep_ready
         return np.array(places[: loop(*given, [0] * len(lengths), places)], np.int64)
     order = np.empty(total, np.int64)
     return order[: _compiled()(begins, lengths, wait_ends, engines, counts, np.zeros(len(lengths), np.int64), order)]
@@ -45,10 +45,10 @@ def ready_places(
 
 @cache
 def _compiled() -> Any:
-    return native(sweep)
+    return native(sweep_ready)
 
 
-def sweep(begins: Any, lengths: Any, wait_ends: Any, engines: Any, counts: Any, done: Any, order: Any) -> int:
+def sweep_ready(begins: Any, lengths: Any, wait_ends: Any, engines: Any, counts: Any, done: Any, order: Any) -> int:
     """Fill `order`; how many places are in it. `done` are the instructions of each engine that are."""
     found, before = 0, -1
     while before < found:

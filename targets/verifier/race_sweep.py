@@ -94,7 +94,7 @@ def swept(stage: SweptStage) -> Swept:
     )  # fmt: skip
     if ALLOWANCE.take(STEPS * len(stage.tensors)):
         made: list[Any] = [[value] * size for size, value in sizes]
-        found = sweep(*given, stage.size, *made)
+        found = sweep_races(*given, stage.size, *made)
     else:
         import numpy as np
 
@@ -109,10 +109,10 @@ def swept(stage: SweptStage) -> Swept:
 
 @cache
 def _compiled() -> Any:
-    return native(sweep)
+    return native(sweep_races)
 
 
-def sweep(
+def sweep_races(
     lengths: Any, operand_ends: Any, tensors: Any, reads: Any, wait_ends: Any, waits: Any, starts: Any, stops: Any,
     size: int,
     seg_starts: Any, seg_slots: Any, free: Any, writer_engines: Any, writers: Any, readers: Any,

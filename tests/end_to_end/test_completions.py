@@ -17,7 +17,7 @@ from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.running.training_data import open_data
 from ratrain.targets.runtime.data.documents import Documents, bounds_of
 from ratrain.targets.runtime.engine.evaluation import held_out
-from ratrain.targets.runtime.engine.forward import Forward
+from ratrain.targets.runtime.engine.forward import ForwardModel
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.weights.weights import random_weights
 from tests.end_to_end.tiny_runs import MODEL, losses, make_program, make_stream, run_settings, same_bits
@@ -71,7 +71,7 @@ def test_the_loss_is_the_mean_over_the_tokens_that_count() -> None:
     """Against the log-probabilities of the forward routines."""
     run = trained(stream_of_pairs(), 1, **F32)
     plan, batches = run.program.plan, run.engine.batches
-    forward = Forward(MODEL, random_weights(MODEL, plan.seed), Dtype.F32, kernel_set("reference"))
+    forward = ForwardModel(MODEL, random_weights(MODEL, plan.seed), Dtype.F32, kernel_set("reference"))
     documents, tokens = run.stream.documents, run.stream.tokens
     terms = []
     for index in range(plan.global_batch):

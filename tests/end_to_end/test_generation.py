@@ -20,7 +20,7 @@ from ratrain.ratrainc.running.weight_export import export_weights
 from ratrain.targets.runtime.checkpoint.checkpoint_series import latest_weights
 from ratrain.targets.runtime.data.data import Batches, TokenStream
 from ratrain.targets.runtime.engine import forward as forward_module
-from ratrain.targets.runtime.engine.forward import Chooser, Forward
+from ratrain.targets.runtime.engine.forward import Chooser, ForwardModel
 from ratrain.targets.runtime.engine.rank import resolve
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.settings import Sampling
@@ -74,7 +74,7 @@ def evaluated_logits(model: ModelConfig, checkpoint: str, tokens: tuple[int, ...
 def test_a_checkpoint_in_bf16(tmp_path: Path) -> None:
     checkpoint = trained(MODEL, tmp_path, view_dtype="bf16", grad_dtype="bf16", grad_shard_dtype="bf16", loss_scale=1.0)
     whole = (*PROMPT, *generate(checkpoint, Prompt(tokens=PROMPT), Generation(6)).tokens)
-    logits = Forward(MODEL, latest_weights(checkpoint)[1], Dtype.BF16, kernel_set("reference")).logits(whole[:-1])
+    logits = ForwardModel(MODEL, latest_weights(checkpoint)[1], Dtype.BF16, kernel_set("reference")).logits(whole[:-1])
     assert int(logits.argmax()) == whole[-1]
 
 
@@ -95,7 +95,7 @@ def test_the_likeliest_token_is_that_of_the_evaluation(
     assert logits.shape == (len(whole), model.vocab_size)
     said = logits.argmax(axis=1).tolist()
     assert said[len(PROMPT) - 1 : -1] == list(made.tokens)
-    forward = Forward(model, latest_weights(checkpoint)[1], Dtype.F32, kernel_set(kernels))
+    forward = ForwardModel(model, latest_weights(checkpoint)[1], Dtype.F32, kernel_set(kernels))
     for length in (1, 3, 4, 5, len(whole)):
         np.testing.assert_allclose(forward.logits(whole[:length]), logits[length - 1], rtol=2e-4, atol=2e-5)
 
@@ -106,7 +106,7 @@ def test_a_checkpoint_goes_on_in_the_type_it_was_trained_in(tmp_path: Path) -> N
     source = latest_weights(checkpoint)[1]
     logits = evaluated_logits(MODEL, checkpoint, whole)[-1]
     f16, f32 = (
-        np.abs(Forward(MODEL, source, dtype, kernel_set("reference")).logits(whole) - logits).max()
+        np.abs(ForwardModel(MODEL, source, dtype, kernel_set("reference")).logits(whole) - logits).max()
         for dtype in (Dtype.F16, Dtype.F32)
     )
     assert f16 < f32
@@ -266,10 +266,10 @@ def test_weights_too_large_for_f16_are_said(tmp_path: Path) -> None:
         def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
             return (1e5 * piece for piece in source.pieces(name, start, stop))
 
-    forward = Forward(model, Enlarged(source.parameters), Dtype.F16, kernel_set("reference"))
+    forward = ForwardModel(model, Enlarged(source.parameters), Dtype.F16, kernel_set("reference"))
     assert not np.isfinite(forward.logits(PROMPT)).all()
     export_weights(checkpoint, str(tmp_path / "hf"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Forward, "logits", lambda *_: np.array([np.nan, 1.0], np.float32))
+        patch.setattr(ForwardModel, "logits", lambda *_: np.array([np.nan, 1.0], np.float32))
         with pytest.raises(DiagnosticError, match=r"RT094.*not finite[\s\S]*--dtype f32"):
             generate(str(tmp_path / "hf"), Prompt(tokens=PROMPT), Generation(1))

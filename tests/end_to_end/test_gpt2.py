@@ -20,7 +20,7 @@ from ratrain.ratrain_ir.config.plan_text import plan_to_toml
 from ratrain.ratrain_ir.model.blocks import block_chain
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.planner.search.requests import planning_request
+from ratrain.ratrainc.planner.search.plan_request import planning_request
 from ratrain.targets.runtime.checkpoint.state import training_state
 from ratrain.targets.runtime.data.data import Batches
 from ratrain.targets.runtime.weights.weight_files import write_weights

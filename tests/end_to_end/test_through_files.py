@@ -27,7 +27,7 @@ from ratrain.ratrain_ir.testing.strategies import SCALINGS
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrainc.cli import commands, main
-from ratrain.ratrainc.commands.words.options import Source
+from ratrain.ratrainc.commands.words.options import InputFile
 from tests.end_to_end.tiny_runs import MODEL, make_plan, train
 from tests.mutation.subjects import WITH_STORES
 from tests.program_files import through_its_file
@@ -188,7 +188,7 @@ def test_every_command_that_reads_a_program_is_here() -> None:
         for name, command in named.items()
         if command is not None
         for parameter in command.params
-        if isinstance(parameter.type, Source) and parameter.type.kind == "program" and parameter.name == "file"
+        if isinstance(parameter.type, InputFile) and parameter.type.kind == "program" and parameter.name == "file"
     }
     assert reading == READERS.keys()
 

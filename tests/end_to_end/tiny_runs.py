@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.program.program import Program
-    from ratrain.targets.runtime.engine.rank import Rank
+    from ratrain.targets.runtime.engine.rank import RankExecutor
     from ratrain.targets.runtime.training.training import TrainingRun
 
 
@@ -152,7 +152,7 @@ def state(run: TrainingRun) -> dict[str, npt.NDArray[Any]]:
     return found
 
 
-def elements(rank: Rank, number: int) -> npt.NDArray[Any]:
+def elements(rank: RankExecutor, number: int) -> npt.NDArray[Any]:
     """What a tensor holds, wherever it is."""
     tensor = rank.stage.tensors[number]
     if tensor.home is not Home.FILE:

@@ -20,7 +20,7 @@ from ratrain.ratrain_ir.ops.collectives import ReduceScatter
 from ratrain.ratrain_ir.ops.compute import Forward, Update
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.targets.machine.machine import Machine, load_machine
-from ratrain.targets.mt3000.target import Mt3000Target
+from ratrain.targets.mt3000.mt3000_target import Mt3000Target
 from tests.end_to_end.tiny_runs import MODEL, make_plan
 
 if TYPE_CHECKING:

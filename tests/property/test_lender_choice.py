@@ -16,7 +16,7 @@ from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import PassContext
 from ratrain.passes.recovery.guests import UnitTimes, take_in
 from ratrain.passes.recovery.lender_choice import choose_lenders
-from ratrain.passes.recovery.recompute_choice import Chosen, Shape, as_chosen, kept_in_ddr
+from ratrain.passes.recovery.recompute_choice import Chosen, StageShape, as_chosen, kept_in_ddr
 from ratrain.passes.recovery.rewriting import Lender, Rewriting
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.targets.machine.machine import load_machine
@@ -74,7 +74,7 @@ class Case:
         self.alone = [self.kept(stage.index, stage) for stage in self.module.stages]
 
     def kept(self, index: int, stage: Stage) -> Chosen:
-        shape = Shape.of(self.module.stages[index], self.trials[index])
+        shape = StageShape.of(self.module.stages[index], self.trials[index])
         return kept_in_ddr(Rewriting(stage), self.trials[index], self.capacity, shape, shape.none_stored)
 
     def step(self, borrowers: dict[int, Chosen]) -> float:
@@ -102,7 +102,7 @@ class Case:
     def all_choices(self) -> Iterator[dict[int, Chosen]]:
         """Every number of items of every stage kept with one other, of one choice of what is kept of them."""
         stages = range(len(self.module.stages))
-        shapes = [Shape.of(stage, trials) for stage, trials in zip(self.module.stages, self.trials, strict=True)]
+        shapes = [StageShape.of(stage, trials) for stage, trials in zip(self.module.stages, self.trials, strict=True)]
         yield {}
         for lenders in product(*([None, *(other for other in stages if other != each)] for each in stages)):
             borrowers = [index for index, lender in enumerate(lenders) if lender is not None]

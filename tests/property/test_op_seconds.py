@@ -20,7 +20,7 @@ from ratrain.ratrain_ir.ops.compute import Release, Update
 from ratrain.ratrain_ir.ops.messages import Send
 from ratrain.ratrain_ir.testing.strategies import Case, cases, for_plan
 from ratrain.targets.machine.machine import load_machine
-from ratrain.targets.mt3000.target import Mt3000Target
+from ratrain.targets.mt3000.mt3000_target import Mt3000Target
 from tests.end_to_end.tiny_runs import make_plan
 from tests.end_to_end.toys import UNEVEN
 from tests.targets.machine.test_links import group, machine

@@ -8,13 +8,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ratrain.passes.pipeline_text import parse_pipeline, pipeline_text
-from ratrain.ratrainc.choices.machines import with_constants
+from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.planner.bounds.bounds import plan_bounds, shape_bounds
 from ratrain.ratrainc.planner.bounds.cuts import best_cuts
 from ratrain.ratrainc.planner.bounds.other_memory import granted
 from ratrain.ratrainc.planner.bounds.shape_bytes import shape_bounds_with_bytes
-from ratrain.ratrainc.planner.space.families import families
+from ratrain.ratrainc.planner.space.plan_families import families
 from ratrain.ratrainc.planner.space.variants import storing
 from tests.property.test_planner_bounds import (
     ROUNDING,

@@ -18,9 +18,9 @@ from ratrain.passes.pass_base import PassContext
 from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.choices.machine_choice import resized
-from ratrain.ratrainc.choices.machines import with_constants
-from ratrain.ratrainc.planner.search.evaluation import Task, evaluate
+from ratrain.ratrainc.planner.search.plan_evaluation import Task, evaluate
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.simulator.bubbles import Bubbles, Cause
 from ratrain.targets.simulator.timed_run import simulate

@@ -18,19 +18,18 @@ from ratrain.ratrain_ir.config.tensor_peers import problems
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.families import in_family
-from ratrain.ratrainc.choices.machines import with_constants
+from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.choices.strategies import STRATEGIES, strategy
 from ratrain.ratrainc.choices.timed_plan import time_plan
 from ratrain.ratrainc.planner.bounds.bounds import plan_bounds, shape_bounds
-from ratrain.ratrainc.planner.bounds.columns import Columns
 from ratrain.ratrainc.planner.bounds.cuts import best_cuts, cuts_of, partitions
-from ratrain.ratrainc.planner.bounds.profile import Profiles
+from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.bounds.shape_bytes import shape_bounds_with_bytes
-from ratrain.ratrainc.planner.search.evaluation import Task, evaluate
-from ratrain.ratrainc.planner.space.setting import Setting
+from ratrain.ratrainc.planner.bounds.shape_columns import Columns
+from ratrain.ratrainc.planner.search.plan_evaluation import Task, evaluate
+from ratrain.ratrainc.planner.space.search_setting import SearchSetting
 from ratrain.ratrainc.planner.space.space import STATE_MODES, Shape, divisions, template
 from ratrain.ratrainc.planner.space.tilings import tilings
-from ratrain.ratrainc.planner.space.variants import may_keep_gathered, pipeline_for, recompute_policy
 from ratrain.targets.machine.machine import load_machine
 from tests.targets.machine.test_links import group
 from tests.targets.machine.test_links import machine as grouped_machine
@@ -269,7 +268,7 @@ def test_bounds_of_tensor_peers_are_near_what_is_found(pp, name, sharded):
     setting = setting_of(model, named, machine)
     setting = evolve(setting, template=evolve(setting.template, sequence_sharding=sharded))
     plan = shape.plan(setting, cuts_of(layers))
-    timed = time_plan(model, plan, pipeline_for(named.passes, plan), machine)
+    timed = time_plan(model, plan, named.passes_for(plan), machine)
     profiles = Profiles(setting)
     columns = Columns.of(profiles, [shape])
     engine = shape.micro_batches * (np.array([1, model.layers, 1]) @ profiles.exchange(shape).engine)
@@ -319,8 +318,7 @@ def found_for(task):
 
 
 def setting_of(model, named, machine):
-    policy, keeps = recompute_policy(named.passes), may_keep_gathered(named.passes)
-    return Setting(model, machine, evolve(template(32), head_chunk=8), policy, keeps)
+    return SearchSetting(model, machine, evolve(template(32), head_chunk=8), named.passes)
 
 
 def columns_of(model, shape, named, machine):

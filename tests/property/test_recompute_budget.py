@@ -24,7 +24,7 @@ from ratrain.ratrain_ir.analysis.lifetime import lifetimes
 from ratrain.ratrain_ir.lowering import lower
 from ratrain.ratrain_ir.ops.compute import Backward, Recompute
 from ratrain.targets.machine.machine import load_machine
-from ratrain.targets.mt3000.target import Mt3000Target
+from ratrain.targets.mt3000.mt3000_target import Mt3000Target
 from tests.end_to_end.tiny_runs import MODEL, make_plan
 
 if TYPE_CHECKING:

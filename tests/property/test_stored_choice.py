@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ratrain import api
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import PassContext
-from ratrain.passes.recovery.recompute_choice import Shape, as_chosen, choose, kept_in_ddr
+from ratrain.passes.recovery.recompute_choice import StageShape, as_chosen, choose, kept_in_ddr
 from ratrain.passes.recovery.rewriting import EVERYTHING, Rewriting
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
@@ -58,7 +58,7 @@ def check_number(
     )
     capacity = int(least + room * max(0, most - least))
     seconds = trials.period(as_chosen(Rewriting(stage), trials, choose(Rewriting(stage), trials, capacity, Home.HOST)))
-    shape = Shape.of(stage, trials)
+    shape = StageShape.of(stage, trials)
     stored = evolve(EVERYTHING, home=Home.HOST)
     every = (
         kept_in_ddr(Rewriting(stage), trials, capacity, shape, shape.stored(count, stored))

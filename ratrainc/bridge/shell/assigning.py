@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ratrain.ratrainc.bridge.shell.syntax import source_of
-from ratrain.ratrainc.bridge.shell.text import Script, Text, Unknown, joined, literal, nothing_known
+from ratrain.ratrainc.bridge.shell.shell_syntax import source_of
+from ratrain.ratrainc.bridge.shell.shell_text import Script, Text, Unknown, joined, literal, nothing_known
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

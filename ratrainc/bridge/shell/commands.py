@@ -11,8 +11,8 @@ from attrs import evolve
 from ratrain.ratrainc.bridge.shell.conditions import Conditions
 from ratrain.ratrainc.bridge.shell.printing import Printing
 from ratrain.ratrainc.bridge.shell.scheduler import of_slurm
-from ratrain.ratrainc.bridge.shell.text import Piece, Script, Text, Unknown, joined, literal
-from ratrain.ratrainc.bridge.shell.world import Answer, Launch, Value, World
+from ratrain.ratrainc.bridge.shell.shell_text import Script, Text, TextRun, Unknown, joined, literal
+from ratrain.ratrainc.bridge.shell.world import CommandOutcome, Launch, Value, World
 
 SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
 _SUBMITS = {"sbatch", "qsub", "bsub", "salloc"}
@@ -103,7 +103,7 @@ class Commands(Printing):
                 restore(each, before)
             return worlds
         if name in (":", "true", "false"):
-            world.status = Answer(value=name != "false")
+            world.status = CommandOutcome(value=name != "false")
             return [world]
         if name == "[":
             return self._do_test(rest[:-1], world, stdin)
@@ -131,7 +131,7 @@ class Commands(Printing):
         for word in words:
             value = self.runner.expander(self.script, world).whole(word)
         known = value != 0 if isinstance(value, int) else None
-        return self._status(world, Answer(known, "let", self.place, ("let", tuple(words))))
+        return self._status(world, CommandOutcome(known, "let", self.place, ("let", tuple(words))))
 
     def _do_set(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
         options = iter(words)
@@ -147,15 +147,15 @@ class Commands(Printing):
                 world.strict = text[0] == "-"
             if "a" in text[1:] and text[:1] == "-" and text != "--":
                 world.exported |= {*world.variables}
-        return self._status(world, Answer(value=True))
+        return self._status(world, CommandOutcome(value=True))
 
     def _do_shift(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
         count = int(words[0].shown) if words and words[0].shown.isdecimal() and len(words[0].shown) < 5 else 1
         if world.arguments is not None:
             enough = len(world.arguments) >= count
             world.arguments = world.arguments[count:] if enough else world.arguments
-            return self._status(world, Answer(enough))
-        return self._status(world, Answer(value=True))
+            return self._status(world, CommandOutcome(enough))
+        return self._status(world, CommandOutcome(value=True))
 
     def _do_eval(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
         script, variables = as_script(joined(words, literal(" ")), self.script)
@@ -172,13 +172,13 @@ class Commands(Printing):
             texts = [stdin.part(*match.span()) for match in re.finditer(f"[^{re.escape(cut)}\n]+", stdin.shown)]
             if array and names:
                 world.variables[names[0]] = list(texts)
-                return self._status(world, Answer(value=True))
+                return self._status(world, CommandOutcome(value=True))
             for number, name in enumerate(names):
                 last = number + 1 == len(names)
                 world.variables[name] = (
                     joined(texts[number:], literal(" ")) if last else (texts[number : number + 1] or [Text()])[0]
                 )
-            return self._status(world, Answer(value=True))
+            return self._status(world, CommandOutcome(value=True))
         for name in names:
             self.runner.assigning.put(name, self._unknown("read", name), world)
         return self._status(world, self._command_status(words, "read"))
@@ -187,24 +187,24 @@ class Commands(Printing):
         for word in words[-1:]:
             if word.shown.isidentifier():
                 self.runner.assigning.fill(word.shown, self._unknown("mapfile", ""), world)
-        return self._status(world, Answer(value=True))
+        return self._status(world, CommandOutcome(value=True))
 
     _do_readarray = _do_mapfile
 
     def _do_getopts(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
         if len(words) < 2:
-            return self._status(world, Answer(value=False))
+            return self._status(world, CommandOutcome(value=False))
         letters, name = words[0].shown, words[1].shown
         self.runner.assigning.used.add("@")
         at = world.variables.get("OPTIND")
         number = int(at.shown) if isinstance(at, Text) and at.shown.isdecimal() else 1
         if world.arguments is None:
             unset = Unknown("1", "the file does not say with which arguments it is started", self.place, unset=True)
-            return self._status(world, Answer(value=False, key=("getopts",), because=unset, assumed=True))
+            return self._status(world, CommandOutcome(value=False, key=("getopts",), because=unset, assumed=True))
         word = world.arguments[number - 1] if number <= len(world.arguments) else Text()
         letter = word.shown[1:2]
         if word.shown[:1] != "-" or not letter or word.shown == "--":
-            return self._status(world, Answer(value=False))
+            return self._status(world, CommandOutcome(value=False))
         takes = f"{letter}:" in letters
         world.variables[name] = literal(letter if letter in letters else "?", word)
         if takes:
@@ -213,7 +213,7 @@ class Commands(Printing):
             world.variables["OPTARG"] = value
             number += not attached
         world.variables["OPTIND"] = literal(str(number + 1))
-        return self._status(world, Answer(value=True))
+        return self._status(world, CommandOutcome(value=True))
 
     # functions and scripts
 
@@ -296,7 +296,7 @@ class Commands(Printing):
     ) -> list[World]:
         name = name_of(words[0])
         shown = " ".join(each.shown for each in words)
-        status = Answer(None, shown[:60], self.place, ("command", shown))
+        status = CommandOutcome(None, shown[:60], self.place, ("command", shown))
         if name in SHELLS or name in _SUBMITS:
             kept, self.runner.outer = self.runner.outer, (*self.runner.outer, *outer)
             worlds = self._shell(name, words, world, stdin, prefix)
@@ -426,7 +426,7 @@ def restore(world: World, variables: Mapping[str, Value | None]) -> None:
 def as_script(text: Text, within: Script) -> tuple[Script, dict[str, Value]]:
     """A text that a shell runs, and variables for what in it is not known."""
     variables: dict[str, Value] = {}
-    pieces: list[Piece] = []
+    pieces: list[TextRun] = []
     for piece in text.pieces:
         if piece.unknown is None:
             pieces.append(piece)

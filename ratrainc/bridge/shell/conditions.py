@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ratrain.ratrainc.bridge.shell.patterns import matches
-from ratrain.ratrainc.bridge.shell.syntax import source_of
-from ratrain.ratrainc.bridge.shell.text import Text, Unknown, literal
-from ratrain.ratrainc.bridge.shell.world import Answer
+from ratrain.ratrainc.bridge.shell.shell_syntax import source_of
+from ratrain.ratrainc.bridge.shell.shell_text import Text, Unknown, literal
+from ratrain.ratrainc.bridge.shell.world import CommandOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ class Conditions:
     def __init__(self, expander: Expander) -> None:
         self.expander = expander
 
-    def answer(self, node: Node) -> Answer:
+    def answer(self, node: Node) -> CommandOutcome:
         """The outcome of a `test_command`."""
         shown = " ".join(source_of(node, self.expander.script).split())
         inner = [child for child in node.children if child.type not in ("[", "]", "[[", "]]", "((", "))")]
@@ -49,19 +49,19 @@ class Conditions:
         elif len(inner) == 1:
             found = self._expression(inner[0], double=node.children[0].type == "[[")
         else:
-            found = _known(value=False) if not inner else Answer(None, key=(shown, "odd"))
+            found = _known(value=False) if not inner else CommandOutcome(None, key=(shown, "odd"))
         return evolve(found, shown=shown, place=place)
 
-    def number(self, node: Node) -> Answer:
+    def number(self, node: Node) -> CommandOutcome:
         """The outcome of `((...))`: yes where it is not 0."""
         begin, stop = node.start_byte + 2, node.end_byte - 2
         text = self.expander.range(node, begin, stop)
         value = self.expander.whole(text)
         if isinstance(value, int):
             return _known(value=value != 0)
-        return Answer(None, key=("((", text.key), because=value)
+        return CommandOutcome(None, key=("((", text.key), because=value)
 
-    def words(self, words: list[Text]) -> Answer:
+    def words(self, words: list[Text]) -> CommandOutcome:
         """The outcome of `test` with words."""
         if words and words[0].shown == "!":
             return self.words(words[1:]).other()
@@ -71,9 +71,9 @@ class Conditions:
             return self._one(words[0].shown, words[1])
         if len(words) == 3:
             return self._two(words[1].shown, words[0], words[2], None)
-        return Answer(None, key=tuple(each.key for each in words)) if words else _known(value=False)
+        return CommandOutcome(None, key=tuple(each.key for each in words)) if words else _known(value=False)
 
-    def _expression(self, node: Node, *, double: bool) -> Answer:
+    def _expression(self, node: Node, *, double: bool) -> CommandOutcome:
         kind = node.type
         if kind == "parenthesized_expression":
             inner = [child for child in node.children if child.type not in ("(", ")")]
@@ -84,7 +84,7 @@ class Conditions:
                 return self._expression(node.children[1], double=double).other()
             fields = self._fields(node.children[1], double=double)
             if not fields and not double:  # [ -z $A ] with nothing in A: one word, which is not empty
-                return _known(value=sign != "-n") if sign in ("-z", "-n") else Answer(None, key=(sign, ""))
+                return _known(value=sign != "-n") if sign in ("-z", "-n") else CommandOutcome(None, key=(sign, ""))
             return self._one(sign, fields[0] if fields else Text())
         if kind == "binary_expression" and len(node.children) == 3:
             left, sign_node, right = node.children
@@ -109,20 +109,20 @@ class Conditions:
     def _fields(self, node: Node, *, double: bool) -> list[Text]:
         return [self.expander.text(node)] if double else self.expander.fields(node)
 
-    def _odd(self, node: Node) -> Answer:
-        return Answer(None, key=("odd", source_of(node, self.expander.script)))
+    def _odd(self, node: Node) -> CommandOutcome:
+        return CommandOutcome(None, key=("odd", source_of(node, self.expander.script)))
 
-    def _filled(self, text: Text) -> Answer:
+    def _filled(self, text: Text) -> CommandOutcome:
         return self._one("-n", text)
 
-    def _one(self, sign: str, text: Text) -> Answer:
+    def _one(self, sign: str, text: Text) -> CommandOutcome:
         key = (sign, text.key)
         if sign in ("-z", "-n"):
             unknown = text.unknown
             if unknown is None:
                 return _known(value=bool(text.shown) == (sign == "-n"))
             if text.sole is not None and text.sole.unset:
-                return Answer(
+                return CommandOutcome(
                     sign == "-z",
                     key=("-z", text.key) if sign == "-z" else ("not", ("-z", text.key)),
                     assumed=True,
@@ -130,80 +130,80 @@ class Conditions:
                 )
             if any(isinstance(each, str) for each in text.key):
                 return _known(value=sign == "-n")
-            answer = Answer(None, key=("-z", text.key), because=unknown)
+            answer = CommandOutcome(None, key=("-z", text.key), because=unknown)
             return answer if sign == "-z" else answer.other()
         if sign == "-v" and text.plain is not None:
             name = text.shown
             if name in self.expander.world.variables:
                 return _known(value=True)
-            return Answer(
+            return CommandOutcome(
                 False, key=key, assumed=True, because=Unknown(name, f"{name} is not set in the file", text.place())
             )
-        return Answer(None, key=key, because=text.unknown)
+        return CommandOutcome(None, key=key, because=text.unknown)
 
-    def _two(self, sign: str, left: Text, right: Text, pattern: str | None) -> Answer:
+    def _two(self, sign: str, left: Text, right: Text, pattern: str | None) -> CommandOutcome:
         key = (sign, left.key, right.key)
         unknown = left.unknown or right.unknown
         if sign in _NUMBERS:
             return self._numbers(sign, left, right, key)
         if sign not in _TEXTS:
-            return Answer(None, key=key, because=unknown)
+            return CommandOutcome(None, key=key, because=unknown)
         if unknown is None:
             return self._texts(sign, left.shown, right.shown, pattern, key)
         sides = [(left, right), (right, left)] if pattern is None or _LITERAL.fullmatch(pattern) else []
         for one, other in sides:
             if sign in ("=", "==", "!=") and one.sole is not None and other.plain is not None:
                 if one.sole.unset and not other.shown:
-                    return Answer(sign != "!=", key=key, assumed=True, because=one.sole)
-                answer = Answer(None, key=("=", one.key, other.key), because=unknown, binds=(one.sole, other))
+                    return CommandOutcome(sign != "!=", key=key, assumed=True, because=one.sole)
+                answer = CommandOutcome(None, key=("=", one.key, other.key), because=unknown, binds=(one.sole, other))
                 return answer if sign != "!=" else answer.other()
-        return Answer(None, key=key, because=unknown)
+        return CommandOutcome(None, key=key, because=unknown)
 
-    def _texts(self, sign: str, left: str, right: str, pattern: str | None, key: object) -> Answer:
+    def _texts(self, sign: str, left: str, right: str, pattern: str | None, key: object) -> CommandOutcome:
         if sign == "=~":
             try:
                 return _known(value=len(left) < 1000 and re.search(right, left) is not None)
             except re.error:
-                return Answer(None, key=key)
+                return CommandOutcome(None, key=key)
         if sign in ("<", ">"):
             return _known(value=left < right if sign == "<" else left > right)
         same = left == right if pattern is None else matches(left, pattern)
         return _known(value=same == (sign != "!="))
 
-    def _numbers(self, sign: str, left: Text, right: Text, key: object) -> Answer:
+    def _numbers(self, sign: str, left: Text, right: Text, key: object) -> CommandOutcome:
         values = [self.expander.whole(each) for each in (left, right)]
         first, second = values
         if isinstance(first, int) and isinstance(second, int):
             return _known(value=_NUMBERS[sign](first, second))
         unknown = next((each for each in values if isinstance(each, Unknown)), None)
         if left.shown == "$#" and isinstance(second, int) and unknown is not None:
-            return Answer(_NUMBERS[sign](0, second), key=key, assumed=True, because=unknown)
+            return CommandOutcome(_NUMBERS[sign](0, second), key=key, assumed=True, because=unknown)
         binds = None
         if sign == "-eq" and left.sole is not None and isinstance(second, int):
             binds = (left.sole, literal(str(second), right))
-        return Answer(None, key=key, because=unknown, binds=binds)
+        return CommandOutcome(None, key=key, because=unknown, binds=binds)
 
-    def case(self, word: Text, pattern: Node) -> Answer:
+    def case(self, word: Text, pattern: Node) -> CommandOutcome:
         """The outcome of one pattern of `case`."""
         found = self.expander.pattern(pattern)
         shown = source_of(pattern, self.expander.script)
         place = self.expander.script.place(pattern.start_byte, pattern.end_byte)
         if found is None:
-            return Answer(None, shown, place, ("case", word.key, shown))
+            return CommandOutcome(None, shown, place, ("case", word.key, shown))
         text, escaped = found
         if escaped and set(escaped) == {"*"}:
             return _known(value=True)
         if word.unknown is None:
             return _known(value=matches(word.shown, escaped))
         binds = (word.sole, text) if word.sole is not None and _LITERAL.fullmatch(escaped) else None
-        return Answer(None, shown, place, ("=", word.key, text.key, escaped), word.unknown, binds)
+        return CommandOutcome(None, shown, place, ("=", word.key, text.key, escaped), word.unknown, binds)
 
 
-def _known(*, value: bool) -> Answer:
-    return Answer(value)
+def _known(*, value: bool) -> CommandOutcome:
+    return CommandOutcome(value)
 
 
-def _both(left: Answer, right: Answer, either: bool) -> Answer:
+def _both(left: CommandOutcome, right: CommandOutcome, either: bool) -> CommandOutcome:
     """`&&`, or `||`, of two."""
     if left.value is either or right.value is either:
         decides = left if left.value is either else right
@@ -223,4 +223,4 @@ def _both(left: Answer, right: Answer, either: bool) -> Answer:
         return right
     if right.value is not None:
         return left
-    return Answer(None, key=(left.key, right.key, either), because=left.because or right.because)
+    return CommandOutcome(None, key=(left.key, right.key, either), because=left.because or right.because)

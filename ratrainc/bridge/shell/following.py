@@ -11,9 +11,9 @@ from attrs import evolve, frozen
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrain_ir.support.text import MAX_BYTES, Source
 from ratrain.ratrainc.bridge.shell.assigning import Assigning
-from ratrain.ratrainc.bridge.shell.running import Runner
 from ratrain.ratrainc.bridge.shell.scheduler import of_slurm
-from ratrain.ratrainc.bridge.shell.text import Script, Text, Unknown, literal, nothing_known
+from ratrain.ratrainc.bridge.shell.shell_text import Script, Text, Unknown, literal, nothing_known
+from ratrain.ratrainc.bridge.shell.statements import Runner
 from ratrain.ratrainc.bridge.shell.world import Launch, World
 
 _OF_ARGUMENTS = re.compile(r"--?\w")

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from ratrain.ratrainc.bridge.shell.text import Script, Text, Unknown, joined, literal, nothing_known
-from ratrain.ratrainc.bridge.shell.world import Answer, World
+from ratrain.ratrainc.bridge.shell.shell_text import Script, Text, Unknown, joined, literal, nothing_known
+from ratrain.ratrainc.bridge.shell.world import CommandOutcome, World
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -51,7 +51,7 @@ class Printing:
         self.script = script
         self.place = place
 
-    def _status(self, world: World, answer: Answer) -> list[World]:
+    def _status(self, world: World, answer: CommandOutcome) -> list[World]:
         world.status = answer
         return [world]
 
@@ -62,14 +62,14 @@ class Printing:
                 ends = ends and "n" not in words[0].shown
                 words = words[1:]
             world.output.append(joined([joined(words, literal(" ")), literal("\n" if ends else "")]))
-        return self._status(world, Answer(value=True))
+        return self._status(world, CommandOutcome(value=True))
 
     def _do_printf(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
         if words and words[0].shown == "-v" and len(words) > 1:
             self.runner.assigning.put(words[1].shown, self._printed(words[2:]), world)
         elif world.output is not None:
             world.output.append(self._printed(words))
-        return self._status(world, Answer(value=True))
+        return self._status(world, CommandOutcome(value=True))
 
     def _printed(self, words: list[Text]) -> Text:
         values, texts, at = list(words[1:]), list[Text](), 0
@@ -104,14 +104,14 @@ class Printing:
                 world.files[word.shown] = stdin
         if world.output is not None:
             world.output.append(stdin if stdin is not None else self._unknown("tee", ""))
-        return self._status(world, Answer(value=True))
+        return self._status(world, CommandOutcome(value=True))
 
     def _do_envsubst(self, _words: list[Text], world: World, stdin: Text | None) -> list[World]:
         if world.output is not None and stdin is not None and stdin.plain is not None:
             world.output.append(self._substituted(stdin, world))
         elif world.output is not None:
             world.output.append(self._unknown("envsubst", ""))
-        return self._status(world, Answer(value=True))
+        return self._status(world, CommandOutcome(value=True))
 
     def _substituted(self, text: Text, world: World) -> Text:
         parts, at = list[Text](), 0
@@ -142,7 +142,7 @@ class Printing:
         if words and words[-1].plain is not None:
             world.variables["PWD"] = words[-1]
         return self._status(
-            world, Answer(None if world.output is None else True, "cd", self.place, ("cd", tuple(words)))
+            world, CommandOutcome(None if world.output is None else True, "cd", self.place, ("cd", tuple(words)))
         )
 
     def _do_pwd(self, _words: list[Text], world: World, _stdin: Text | None) -> list[World]:
@@ -150,14 +150,14 @@ class Printing:
         if world.output is not None:
             text = held if isinstance(held, Text) else self._unknown("pwd", "")
             world.output.append(joined([text, literal("\n")]))
-        return self._status(world, Answer(value=True))
+        return self._status(world, CommandOutcome(value=True))
 
     def _print_path(self, words: list[Text], world: World, change: Callable[[str], str]) -> list[World]:
         if world.output is not None:
             known = words and words[0].plain is not None
             text = literal(f"{change(words[0].shown)}\n", words[0]) if known else self._unknown("a path", "")
             world.output.append(text)
-        return self._status(world, Answer(value=True))
+        return self._status(world, CommandOutcome(value=True))
 
     def _do_seq(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
         numbers = [int(each.shown) for each in words if re.fullmatch(r"-?\d{1,6}", each.plain or "")]
@@ -172,7 +172,7 @@ class Printing:
                 world.output.append(literal("".join(f"{each}\n" for each in values), words[0]))
             else:
                 world.output.append(self._unknown("seq", ""))
-        return self._status(world, Answer(value=True))
+        return self._status(world, CommandOutcome(value=True))
 
     def _do_expr(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
         if world.output is not None:
@@ -180,17 +180,17 @@ class Printing:
             world.output.append(
                 literal(f"{value}\n", words[0]) if isinstance(value, int) and words else self._unknown("expr", "")
             )
-        return self._status(world, Answer(value=True))
+        return self._status(world, CommandOutcome(value=True))
 
     def _do_bc(self, _words: list[Text], world: World, stdin: Text | None) -> list[World]:
         if world.output is not None:
             value = self.runner.expander(self.script, world).whole(stdin) if stdin is not None else None
             world.output.append(literal(f"{value}\n", stdin) if isinstance(value, int) else self._unknown("bc", ""))
-        return self._status(world, Answer(value=True))
+        return self._status(world, CommandOutcome(value=True))
 
     def _unknown(self, what: str, name: str) -> Text:
         return nothing_known(f"$({what})", Unknown(name, f"it is what {what} gives", self.place))
 
-    def _command_status(self, words: list[Text], name: str) -> Answer:
+    def _command_status(self, words: list[Text], name: str) -> CommandOutcome:
         shown = " ".join([name, *(each.shown for each in words)])
-        return Answer(None, shown[:60], self.place, ("command", shown))
+        return CommandOutcome(None, shown[:60], self.place, ("command", shown))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from ratrain.ratrainc.bridge.shell.text import Piece, Script, Text, literal
+from ratrain.ratrainc.bridge.shell.shell_text import Script, Text, TextRun, literal
 
 _LINE = re.compile(r"#SBATCH[ \t]+(.*)")
 _OPTION = re.compile(r"(?<!\S)(--[\w-]+|-[A-Za-z])(?:=|[ \t]*(?!-))([^\s#]*)")
@@ -92,6 +92,6 @@ def _options(script: Script) -> Iterator[tuple[str, Text]]:
         if match := _LINE.match(line):
             for option in _OPTION.finditer(line, match.start(1)):
                 start, end = option.span(2)
-                value = Text((Piece(option[2], script.place, at + start, at + end),)) if start < end else Text()
+                value = Text((TextRun(option[2], script.place, at + start, at + end),)) if start < end else Text()
                 yield _LETTERS.get(option[1], option[1]), value
         at += len(line) + 1

@@ -10,8 +10,8 @@ from attrs import define, evolve
 
 from ratrain.ratrainc.bridge.shell.arithmetic import ArithmeticError_, evaluate
 from ratrain.ratrainc.bridge.shell.patterns import changed_by
-from ratrain.ratrainc.bridge.shell.syntax import source_of
-from ratrain.ratrainc.bridge.shell.text import Piece, Script, Text, Unknown, joined, literal, nothing_known
+from ratrain.ratrainc.bridge.shell.shell_syntax import source_of
+from ratrain.ratrainc.bridge.shell.shell_text import Script, Text, TextRun, Unknown, joined, literal, nothing_known
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -56,7 +56,7 @@ _MOST = 1 << 16
 
 
 @define
-class Part:
+class WordPart:
     """A part of a word before it is split; `ends` has a word end after it, quoted or not."""
 
     text: Text
@@ -84,7 +84,7 @@ class Expander:
     def words(self, nodes: Iterable[Node]) -> list[Text]:
         """The words that some words become. What stands without a space between is one, though the grammar may have two."""
         found: list[Text] = []
-        parts: list[Part] = []
+        parts: list[WordPart] = []
         end = -1
         for node in nodes:
             if node.start_byte != end:
@@ -125,7 +125,7 @@ class Expander:
     # parts
 
     def _literal(self, start: int, end: int) -> Text:
-        return Text((Piece(self.script.text[start:end], self.script.place, start, end),)) if start < end else Text()
+        return Text((TextRun(self.script.text[start:end], self.script.place, start, end),)) if start < end else Text()
 
     def _place(self, node: Node) -> Place:
         return self.script.place(node.start_byte, node.end_byte)
@@ -134,7 +134,7 @@ class Expander:
         shown = source_of(node, self.script)
         return nothing_known(shown, Unknown("", f"{shown.strip()[:60]} is {why}", self._place(node)))
 
-    def _parts(self, node: Node, *, quoted: bool) -> Iterator[Part]:
+    def _parts(self, node: Node, *, quoted: bool) -> Iterator[WordPart]:
         kind = node.type
         if kind in _EXPANSIONS:
             yield from self._expansion(node, quoted=quoted)
@@ -143,30 +143,30 @@ class Expander:
             yield from parts if parts or _has_array(node) else [self._empty(node)]
         elif kind == "raw_string":
             text = self._literal(node.start_byte + 1, node.end_byte - 1)
-            yield Part(text, quoted=True) if text.pieces else self._empty(node)
+            yield WordPart(text, quoted=True) if text.pieces else self._empty(node)
         elif kind == "ansi_c_string":
             inner = source_of(node, self.script)[2:-1]
             plain = re.sub(r"\\(.)", lambda match: _ANSI.get(match[1], match[0]), inner, flags=re.DOTALL)
-            yield Part(Text((Piece(plain, self.script.place, *_span(node), exact=False),)), quoted=True)
+            yield WordPart(Text((TextRun(plain, self.script.place, *_span(node), exact=False),)), quoted=True)
         elif kind == "brace_expression":
             yield from self._braces(node)
         elif kind in ("concatenation", "command_name", "translated_string"):
             for child in node.children:
                 if child.type == "brace_expression" and kind == "concatenation":
-                    yield Part(self._not_followed(child, "a list that is not followed"), quoted)
+                    yield WordPart(self._not_followed(child, "a list that is not followed"), quoted)
                 elif child.type != "$":
                     yield from self._parts(child, quoted=quoted)
         elif kind in ("subshell", "array"):
-            yield Part(self._not_followed(node, "not followed"), quoted=True)
+            yield WordPart(self._not_followed(node, "not followed"), quoted=True)
         elif kind == "word" and _LIST.search(source_of(node, self.script)):
-            yield Part(self._not_followed(node, "a list that is not followed"), quoted)
+            yield WordPart(self._not_followed(node, "a list that is not followed"), quoted)
         else:  # words, numbers, patterns
             yield from self._between(node, node.start_byte, node.end_byte, quoted=quoted, words=True)
 
-    def _empty(self, node: Node) -> Part:
-        return Part(Text((Piece("", self.script.place, *_span(node), exact=False),)), quoted=True)
+    def _empty(self, node: Node) -> WordPart:
+        return WordPart(Text((TextRun("", self.script.place, *_span(node), exact=False),)), quoted=True)
 
-    def _between(self, node: Node, start: int, end: int, *, quoted: bool, words: bool = False) -> Iterator[Part]:
+    def _between(self, node: Node, start: int, end: int, *, quoted: bool, words: bool = False) -> Iterator[WordPart]:
         """The parts of a range of the text: expansions that stand in it, and what is between them, without its escapes.
 
         The grammar leaves out, or moves into its neighbours, spaces at the edges of a string's contents.
@@ -188,44 +188,44 @@ class Expander:
                 at = child.end_byte
         yield from self._unescaped(at, end, quoted=quoted)
 
-    def _unescaped(self, start: int, end: int, *, quoted: bool) -> Iterator[Part]:
+    def _unescaped(self, start: int, end: int, *, quoted: bool) -> Iterator[WordPart]:
         """A range without its escapes, and with the variables that the grammar has missed."""
         text, at = self.script.text, start
         while match := _SPECIAL.search(text, at, end):
             if match.start() > at:
-                yield Part(self._literal(at, match.start()), quoted)
+                yield WordPart(self._literal(at, match.start()), quoted)
             if match[1]:
                 yield from self._variable(match[1], None, match.span(), quoted=quoted)
             elif match[3]:
                 unknown = Unknown("", "it has a command in backquotes within a word", self.script.place(*match.span()))
-                yield Part(nothing_known(match[0], unknown), quoted)
+                yield WordPart(nothing_known(match[0], unknown), quoted)
             elif match[2] == "\n":
                 pass
             elif quoted and match[2] not in '$`"\\':
-                yield Part(self._literal(*match.span()), quoted)
+                yield WordPart(self._literal(*match.span()), quoted)
             else:
-                yield Part(self._literal(match.end() - 1, match.end()), quoted=True)
+                yield WordPart(self._literal(match.end() - 1, match.end()), quoted=True)
             at = match.end()
         if at < end:
-            yield Part(self._literal(at, end), quoted)
+            yield WordPart(self._literal(at, end), quoted)
 
-    def _braces(self, node: Node) -> Iterator[Part]:
+    def _braces(self, node: Node) -> Iterator[WordPart]:
         match = _RANGE.fullmatch(source_of(node, self.script))
         if match is None:
-            yield Part(self._not_followed(node, "a list that is not followed"), quoted=True)
+            yield WordPart(self._not_followed(node, "a list that is not followed"), quoted=True)
             return
         first, last, step = int(match[1]), int(match[2]), abs(int(match[3] or 1)) or 1
         numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
         origin = self._literal(node.start_byte, node.end_byte)
         for number in numbers[:_MOST]:
-            yield Part(literal(str(number), origin), quoted=True, ends=True)
+            yield WordPart(literal(str(number), origin), quoted=True, ends=True)
 
     # splitting
 
-    def _split(self, parts: list[Part]) -> list[Text]:
+    def _split(self, parts: list[WordPart]) -> list[Text]:
         spaces = self._plain("IFS", " \t\n")
         found: list[Text] = []
-        pieces: list[Piece] = []
+        pieces: list[TextRun] = []
         begun = False
 
         def end() -> None:
@@ -265,13 +265,13 @@ class Expander:
 
     # variables
 
-    def _expansion(self, node: Node, *, quoted: bool) -> Iterator[Part]:
+    def _expansion(self, node: Node, *, quoted: bool) -> Iterator[WordPart]:
         if node.type == "command_substitution":
-            yield Part(self.output(node, self.script, self.world), quoted)
+            yield WordPart(self.output(node, self.script, self.world), quoted)
         elif node.type == "arithmetic_expansion":
-            yield Part(self.sum(node), quoted)
+            yield WordPart(self.sum(node), quoted)
         elif node.type == "process_substitution":
-            yield Part(self._not_followed(node, "a pipe"), quoted=True)
+            yield WordPart(self._not_followed(node, "a pipe"), quoted=True)
         elif node.type == "simple_expansion":
             start = self.script.text.index("$", node.start_byte)
             name = self.script.text[start + 1 : node.end_byte]
@@ -279,17 +279,17 @@ class Expander:
         else:
             yield from self._braced(node, quoted=quoted)
 
-    def _braced(self, node: Node, *, quoted: bool) -> Iterator[Part]:
+    def _braced(self, node: Node, *, quoted: bool) -> Iterator[WordPart]:
         start = self.script.text.index("$", node.start_byte)
         match = _HEAD.match(self.script.text, start, node.end_byte)
         if match is None:
-            yield Part(self._not_followed(node, "an expansion that is not followed"), quoted)
+            yield WordPart(self._not_followed(node, "an expansion that is not followed"), quoted)
             return
         prefix, name, index = match[1], match[2], match[3]
         stop = node.end_byte - 1
         operator = _OPERATOR.match(self.script.text, match.end(), stop)
         if prefix == "#":
-            yield Part(self._length(name, index, node), quoted)
+            yield WordPart(self._length(name, index, node), quoted)
             return
         if prefix == "!":
             if index in ("@", "*"):
@@ -300,11 +300,11 @@ class Expander:
             pointed = self._scalar(name, None, _span(node))
             name = pointed.plain or ""
             if not re.fullmatch(r"\w+", name):
-                yield Part(self._not_followed(node, "the name of a variable that is not known"), quoted)
+                yield WordPart(self._not_followed(node, "the name of a variable that is not known"), quoted)
                 return
         if operator is None:
             if match.end() != stop:
-                yield Part(self._not_followed(node, "an expansion that is not followed"), quoted)
+                yield WordPart(self._not_followed(node, "an expansion that is not followed"), quoted)
             else:
                 yield from self._variable(name, index, _span(node), quoted=quoted)
             return
@@ -312,7 +312,7 @@ class Expander:
 
     def _operated(
         self, node: Node, variable: tuple[str, str | None], operator: re.Match[str], stop: int, *, quoted: bool
-    ) -> Iterator[Part]:
+    ) -> Iterator[WordPart]:
         name, index = variable
         sign = operator[0]
         if sign in ("-", ":-", "=", ":=", "+", ":+", "?", ":?"):
@@ -326,7 +326,7 @@ class Expander:
                 yield from parts
             elif sign[-1] == "+":
                 if state is None:
-                    yield Part(self._not_followed(node, "there where a variable is set that is not known"), quoted)
+                    yield WordPart(self._not_followed(node, "there where a variable is set that is not known"), quoted)
                 elif state:
                     yield from self._between(node, operator.end(), stop, quoted=quoted, words=True)
                 else:
@@ -348,9 +348,9 @@ class Expander:
             plain = part.text.plain
             changed = None if plain is None or not known else changed_by(plain, sign, words, self._number)
             if changed is None:
-                yield Part(self._hanging(node, part.text.unknown), part.quoted, part.ends)
+                yield WordPart(self._hanging(node, part.text.unknown), part.quoted, part.ends)
             else:
-                yield Part(literal(changed, part.text), part.quoted, part.ends)
+                yield WordPart(literal(changed, part.text), part.quoted, part.ends)
 
     def _number(self, text: str) -> int | None:
         result = self.whole(literal(text))
@@ -435,24 +435,24 @@ class Expander:
             return (f"{name} is not set in the file, and {', '.join(self.world.unread)} is not read",)
         return (f"{name} is not set in the file",)
 
-    def _variable(self, name: str, index: str | None, span: tuple[int, int], *, quoted: bool) -> Iterator[Part]:
+    def _variable(self, name: str, index: str | None, span: tuple[int, int], *, quoted: bool) -> Iterator[WordPart]:
         if name in ("@", "*"):
             self.used("@")
             yield from self._listed(self.world.arguments or [], name, quoted=quoted)
         elif name == "#":
-            yield Part(self.count(span), quoted)
+            yield WordPart(self.count(span), quoted)
         elif index in ("@", "*"):
             self.used(name)
             value = self.world.variables.get(name)
             if value is None:
-                yield Part(self._scalar(name, None, span), quoted)
+                yield WordPart(self._scalar(name, None, span), quoted)
             else:
                 items = [each.replaced(self.world.known) for each in _items(value)]
                 yield from self._listed(items, index, quoted=quoted)
         elif name == "0" or (name == "BASH_SOURCE" and name not in self.world.variables):
-            yield Part(literal(self.script.path or "-", self._literal(*span)), quoted)
+            yield WordPart(literal(self.script.path or "-", self._literal(*span)), quoted)
         else:
-            yield Part(self._scalar(name, index, span), quoted)
+            yield WordPart(self._scalar(name, index, span), quoted)
 
     def count(self, span: tuple[int, int]) -> Text:
         """`$#`."""
@@ -461,12 +461,12 @@ class Expander:
         why = "the file does not say with which arguments it is started"
         return nothing_known("$#", Unknown("1", why, self.script.place(*span), unset=True))
 
-    def _listed(self, items: list[Text], sign: str, *, quoted: bool) -> Iterator[Part]:
+    def _listed(self, items: list[Text], sign: str, *, quoted: bool) -> Iterator[WordPart]:
         if sign == "*" and quoted:
-            yield Part(joined(items, literal(self._plain("IFS", " ")[:1])), quoted=True)
+            yield WordPart(joined(items, literal(self._plain("IFS", " ")[:1])), quoted=True)
             return
         for number, item in enumerate(items):
-            yield Part(item, quoted, ends=number + 1 < len(items))
+            yield WordPart(item, quoted, ends=number + 1 < len(items))
 
     def _length(self, name: str, index: str | None, node: Node) -> Text:
         if name in ("@", "*"):
@@ -574,7 +574,7 @@ def _runs(text: str, spaces: str) -> Iterator[tuple[bool, int, int]]:
             start = at
 
 
-def _sliced(values: list[Part], words: str, number: Callable[[str], int | None]) -> Iterator[Part]:
+def _sliced(values: list[WordPart], words: str, number: Callable[[str], int | None]) -> Iterator[WordPart]:
     first, _, count = words.partition(":")
     start, length = number(first), number(count) if count else None
     if start is not None and (length is not None or not count):

@@ -7,14 +7,14 @@ from typing import Any
 from attrs import define, evolve, field, frozen
 
 from ratrain.ratrain_ir.support.text import Place
-from ratrain.ratrainc.bridge.shell.text import Script, Text, Unknown
+from ratrain.ratrainc.bridge.shell.shell_text import Script, Text, Unknown
 
 Value = Text | list[Text] | dict[str, Text]
 """Of a variable: a text, an array, or an array by words."""
 
 
 @frozen
-class Answer:
+class CommandOutcome:
     """The outcome of a condition or a command."""
 
     value: bool | None
@@ -31,17 +31,17 @@ class Answer:
     assumed: bool = False
     """it holds where a variable that is never assigned is not in the environment either"""
 
-    def other(self) -> Answer:
+    def other(self) -> CommandOutcome:
         """The opposite."""
         value = None if self.value is None else not self.value
         return evolve(self, value=value, key=("not", self.key), binds=None)
 
 
 @frozen
-class Decision:
+class TakenOutcome:
     """An outcome that was taken on the way."""
 
-    answer: Answer
+    answer: CommandOutcome
     value: bool
 
 
@@ -69,7 +69,7 @@ class World:
     """what the script writes into files, by their paths"""
     known: dict[Unknown, Text] = field(factory=dict)
     facts: dict[object, bool] = field(factory=dict)
-    decisions: tuple[Decision, ...] = ()
+    decisions: tuple[TakenOutcome, ...] = ()
     launches: tuple[Launch, ...] = ()
     unread: tuple[str, ...] = ()
     """files that were sourced and could not be read"""
@@ -81,7 +81,7 @@ class World:
     """`set -u`: a variable that is not set ends the script"""
     ended: str = ""
     """`exit`, `return`, `break` or `continue`: what is skipped until its end"""
-    status: Answer = Answer(value=True)
+    status: CommandOutcome = CommandOutcome(value=True)
     output: list[Text] | None = None
     """what `echo` has written, where that is kept"""
     frames: list[dict[str, Value | None]] = field(factory=list)
@@ -118,7 +118,7 @@ class World:
         )
 
 
-def split(world: World, answer: Answer) -> list[tuple[World, bool]]:
+def split(world: World, answer: CommandOutcome) -> list[tuple[World, bool]]:
     """The ways on from a condition; one where its outcome is known, or was decided before."""
     if answer.value is not None and not answer.assumed:
         return [(world, answer.value)]
@@ -131,7 +131,7 @@ def split(world: World, answer: Answer) -> list[tuple[World, bool]]:
     ways = [(world, first), (world.copy(), not first)]
     for way, value in ways:
         way.facts[key] = value != turned
-        way.decisions = (*way.decisions, Decision(answer, value))
+        way.decisions = (*way.decisions, TakenOutcome(answer, value))
         if value and answer.binds is not None:
             way.known[answer.binds[0]] = answer.binds[1]
     if answer.assumed and answer.because is not None:

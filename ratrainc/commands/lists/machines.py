@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratrain.ratrainc.commands.words.options import Source, json_option
+from ratrain.ratrainc.commands.words.options import InputFile, json_option
 from ratrain.ratrainc.console.terminal import echo
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("machine", type=Source("machine"), metavar="[NAME|FILE.toml]", required=False)
+@click.argument("machine", type=InputFile("machine"), metavar="[NAME|FILE.toml]", required=False)
 @json_option
 def command(machine: str | None, as_json: bool) -> None:
     """List the machines that are built in, or the figures of one: how sure each is, and where it comes from.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratrain.ratrainc.commands.words.options import Source, json_option
+from ratrain.ratrainc.commands.words.options import InputFile, json_option
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
@@ -22,7 +22,7 @@ _UNSUPPORTED = "RT061"
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("model", type=Source("model"), metavar="M")
+@click.argument("model", type=InputFile("model"), metavar="M")
 @click.option(
     "--seq-len",
     type=click.IntRange(1, 1 << 20),

@@ -103,7 +103,7 @@ _WANTED = {
         {"": "'ratrainc machines' lists those that are built in"},
     ),
 }
-"""By the kind of a `Source`; of others the reader says what is wrong."""
+"""By the kind of an `InputFile`; of others the reader says what is wrong."""
 
 
 def refuse_wrong_kind(kind: str, path: str) -> None:

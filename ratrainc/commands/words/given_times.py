@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratrain.ratrainc.commands.words.options import Source, refuse_idle
+from ratrain.ratrainc.commands.words.options import InputFile, refuse_idle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,7 @@ class _Times(click.ParamType[Any]):
     name = "times"
 
     def __init__(self) -> None:
-        self.file = Source("times")
+        self.file = InputFile("times")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | GivenTimes:
         """The path of a file, or the times; a usage error where it is neither."""

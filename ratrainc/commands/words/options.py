@@ -108,7 +108,7 @@ class TrackerName(click.types.StringParamType):
 
 
 class FilePath(click.types.StringParamType):
-    """The path of a file or directory of some kind: what a command reads (`Source`) or writes (`Result`).
+    """The path of a file or directory of some kind: what a command reads (`InputFile`) or writes (`Result`).
 
     That no result takes the place of what the same command reads, nor of another result, is seen here, for every command. A result
     may replace a source of its own kind and ending, which has been read by then: `opt X.rtir -o X.rtir`.
@@ -141,7 +141,7 @@ class FilePath(click.types.StringParamType):
         return path
 
 
-class Source(FilePath):
+class InputFile(FilePath):
     """What a command reads; a file whose ending says that it is something else is refused, with the command that takes it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -183,7 +183,7 @@ _ENDINGS = {".md", ".rtir", ".rtx", ".toml", ".json", ".jsonl", ".csv", ".html",
 
 def _would_replace(one: FilePath, path: str, other: FilePath, place: str) -> bool:
     """Whether it would be wrong for two paths of a command to be one file."""
-    if isinstance(one, Source) and isinstance(other, Source):
+    if isinstance(one, InputFile) and isinstance(other, InputFile):
         return False
     if isinstance(one, Result) and isinstance(other, Result):
         return True
@@ -254,7 +254,7 @@ def machine_option(function: F) -> F:
         "A machine file (TOML), or the name of a built-in machine ('ratrainc machines' lists them). "
         "Default: what the input was compiled for, else mt3000."
     )
-    return click.option("--machine", type=Source("machine"), metavar="FILE", help=text)(function)
+    return click.option("--machine", type=InputFile("machine"), metavar="FILE", help=text)(function)
 
 
 def byte_count(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
@@ -294,7 +294,7 @@ def target_options(function: F) -> F:
     function = click.option("--capacity", "target_capacity", callback=byte_count, metavar="BYTES", help=capacity)(
         function
     )
-    return click.option("--machine", "target_machine", type=Source("machine"), metavar="FILE", help=text)(function)
+    return click.option("--machine", "target_machine", type=InputFile("machine"), metavar="FILE", help=text)(function)
 
 
 def json_option(function: F) -> F:
@@ -312,7 +312,7 @@ def verbose_option(function: F) -> F:
 def model_option(*, required: bool) -> Callable[[F], F]:
     """`--model`."""
     text = "A preset (llama-2-7b, baichuan2-13b, qwen2.5-32b, llama-2-70b, ...) or a Hugging Face config.json."
-    return click.option("--model", type=Source("model"), required=required, metavar="M", help=text)
+    return click.option("--model", type=InputFile("model"), required=required, metavar="M", help=text)
 
 
 def steps_option(default: int, text: str, parameter: str = "steps") -> Callable[[F], F]:
@@ -387,7 +387,7 @@ def schedule_names(_context: click.Context, _parameter: click.Parameter, text: s
     if text is None:
         return None
     from ratrain.ratrain_ir.schedules.named import SCHEDULES
-    from ratrain.ratrainc.planner.space.families import problem_of
+    from ratrain.ratrainc.planner.space.plan_families import problem_of
 
     names = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
     if names == ("all",):
@@ -403,7 +403,7 @@ def plan_choice_options(function: F) -> F:
     like = click.option(
         "--like",
         "plans_like",
-        type=Source("plan"),
+        type=InputFile("plan"),
         metavar="P.toml",
         help="Take dtypes, chunks, the optimizer and several tensor peers from this plan.",
     )
@@ -465,4 +465,4 @@ def sharing_option(function: F) -> F:
 def plan_option(*, required: bool) -> Callable[[F], F]:
     """`--plan`."""
     text = "The parallel plan, in TOML."
-    return click.option("--plan", type=Source("plan"), required=required, metavar="P.toml", help=text)
+    return click.option("--plan", type=InputFile("plan"), required=required, metavar="P.toml", help=text)

@@ -1,1 +1,1 @@
-"""What the planner says."""
+"""Answers as commands show and write them."""

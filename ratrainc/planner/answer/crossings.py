@@ -1,4 +1,4 @@
-"""Which groups of clusters the traffic of a plan crosses: the messages between stages, the collectives of a layer, what tensor peers exchange."""
+"""Crossings: the groups of clusters that a plan's messages, collectives and tensor exchanges stay within."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _SHOWN_BOUNDARIES = 4
 
 @frozen
 class Crossing:
-    """Traffic that goes the same way."""
+    """Traffic that takes the same way."""
 
     what: str
     group: str
     """the outermost group it stays within"""
     way: str
-    """for a collective, how it is done, and bytes that a cluster sends over its link of each group"""
+    """for a collective: its algorithm, and the bytes that a cluster sends over its link of each group"""
 
     def to_json(self) -> dict[str, Any]:
-        """The crossing as plain data."""
+        """Return the crossing as plain data."""
         return {"what": self.what, "group": self.group, "way": self.way}
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Crossing:
 
 
 def crossings(plan: Plan, model: ModelConfig, machine: Machine) -> list[Crossing]:
-    """What crosses which group: messages by group, from the innermost, then the collectives of one mlp."""
+    """Return the traffic of a plan: messages by group, from the innermost, then the collectives of one mlp."""
     return [*_messages(plan, machine), *_collectives(plan, model, machine)]
 
 
@@ -87,7 +87,7 @@ def _collectives(plan: Plan, model: ModelConfig, machine: Machine) -> list[Cross
 
 
 def _is_of_mlp(op: Op) -> bool:
-    """Whether a collective, or an exchange of tensor peers, is for an mlp alone."""
+    """Return True if a collective, or an exchange of tensor peers, is for an mlp alone."""
     if isinstance(op, GatherRows | ReduceRows):
         return op.block.kind == "mlp"
     return isinstance(op, ReduceScatter | AllReduce | AllGather) and {unit.kind for unit in op.blocks} == {"mlp"}

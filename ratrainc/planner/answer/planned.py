@@ -1,58 +1,73 @@
-"""A planner's answer with what can be asked of it: shown, saved, tried on other machines and other links."""
+"""The planner's answer as commands show it: tables, `--json`, the certificate and plan files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from ratrain.ratrain_ir.support.files import write_text
 from ratrain.ratrainc.choices.machine_choice import MachineChoice
-from ratrain.ratrainc.choices.machines import changed_machine, parse_changes
-from ratrain.ratrainc.console.parts import Part, Shown
-from ratrain.ratrainc.planner.answer.report import answer_json, answer_parts, best_plans, no_plan, plan_file
-from ratrain.ratrainc.planner.answer.robust_links import (
-    RobustLinks,
-    robust_links,
-    robust_links_json,
-    robust_links_parts,
-)
-from ratrain.ratrainc.planner.answer.scenarios import Scenario, kept_plan, scenario_json, scenarios_parts
-from ratrain.ratrainc.planner.search.answer import Answer, Candidate, Request
+from ratrain.ratrainc.console.console import seconds_text, size_text
+from ratrain.ratrainc.console.parts import Part, Shown, TextTable
+from ratrain.ratrainc.facts.model_facts import model_facts, summary
+from ratrain.ratrainc.facts.slices_note import slices_note
+from ratrain.ratrainc.planner.answer.crossings import Crossing, crossings
+from ratrain.ratrainc.planner.answer.no_plan import no_plan
+from ratrain.ratrainc.planner.answer.plan_files import numbered, plan_file
+from ratrain.ratrainc.planner.search.answer import Answer, Candidate
+from ratrain.ratrainc.planner.search.plan_search import Search
 from ratrain.ratrainc.planner.search.quick import quick_answer
-from ratrain.ratrainc.planner.search.search import Search
-from ratrain.targets.machine.writer import write_machine
+from ratrain.ratrainc.planner.space.objective import TIME
+from ratrain.targets.machine.link_groups import are_uniform
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrainc.planner.search.plan_request import PlanRequest
+    from ratrain.ratrainc.planner.space.plan_families import PlanFamily
 
 Tick = Callable[[str], None]
+
+_SHOWN = 5
+"""Plans of the table, unless more are wanted."""
+
+
+def answer_to(request: PlanRequest, tick: Tick, *, quick: bool) -> Answer:
+    """Answer a request by a search, or by closed forms alone if `quick`."""
+    return quick_answer(request) if quick else Search(request, tick).run()
 
 
 @frozen(repr=False)
 class Planned(Shown):
-    """The plan to run on a number of clusters, and how far it can be from the best possible."""
+    """The plan to run on a number of clusters, and its distance from the best possible.
+
+    Raises `DiagnosticError` RT053 if the answer has no plan.
+    """
 
     answer: Answer = field(eq=False)
     quick: bool
-    """whether it is of closed forms alone"""
+    """True for an answer of closed forms alone"""
     tokens: float | None
-    """of a training, of which it says what it takes"""
+    """tokens of a training whose cost to show"""
     model: str
     """as commands name it"""
     machine: MachineChoice
     """as commands name it"""
 
+    def __attrs_post_init__(self) -> None:
+        if self.answer.best is None:
+            no_plan(self.answer)
+
     @property
     def best(self) -> Candidate:
-        """The fastest plan, with its pipeline and what is known of it."""
-        assert self.answer.best is not None, "one without a plan was refused"
+        """The best plan with its pipeline and evaluation."""
+        assert self.answer.best is not None, "checked when made"
         return self.answer.best
 
     @property
     def plan(self) -> Plan:
-        """The fastest plan."""
+        """The best plan."""
         return self.best.plan
 
     @property
@@ -61,104 +76,164 @@ class Planned(Shown):
         return self.best.pipeline
 
     def text(self) -> str:
-        """The plan's file, with what the search knows of it in comments."""
+        """Return the plan's file."""
         return plan_file(self.answer, self.best, self.model, self.machine)
 
     def save(self, path: str) -> None:
-        """Write the plan. Raises `DiagnosticError` RT002 where the file cannot be written."""
+        """Write the plan. Raises `DiagnosticError` RT002 if the file cannot be written."""
         write_text(path, self.text())
 
     def save_kept(self, path: str) -> list[str]:
-        """Write each of the best plans that were wanted to a file of its own, numbered from 1; the names of these."""
-        kept = best_plans(self.answer)[: self.answer.request.keep]
+        """Write each of the wanted best plans to a numbered file; return the names."""
+        kept = self.answer.best_plans[: self.answer.request.keep]
         names = numbered(path, len(kept))
         for name, candidate in zip(names, kept, strict=True):
             write_text(name, plan_file(self.answer, candidate, self.model, self.machine))
         return names
 
     def parts(self) -> Iterator[Part]:
-        """What the model is, and tables: the best plans, the instructive losers, the certificate."""
-        return answer_parts(self.answer, self.tokens)
+        """Yield facts of the model, tables of the best and the rejected plans, and the certificate."""
+        answer, request = self.answer, self.answer.request
+        yield from summary(model_facts(request.model, request.seq_len))
+        shown = answer.best_plans[: max(_SHOWN, request.keep)]
+        columns = ["plan", "cuts", "step", "tokens/s", "peak", "tail", "how"]
+        if any(candidate.shape.tiles for candidate in shown):
+            columns.insert(2, "mapping")
+        if request.families:
+            columns.insert(1, "schedule")
+        if request.robust:
+            columns += ["slow stage", "jitter"]
+        if self.tokens is not None:
+            columns += ["days", "cluster-h"]
+        of_families = f", {_families_text(request.families)}" if request.families else ""
+        title = (
+            f"{request.model.name} on {request.clusters} x {request.machine.name}, {request.global_batch} sequences of "
+            f"{request.seq_len} tokens a step, strategy {request.strategy.name}{of_families} (all times simulated)"
+        )
+        yield TextTable(title, columns, [self._row(c, mapped="mapping" in columns) for c in shown])
+        if crossed := self._crossings:
+            columns = ["what", "stays within a", "way, and bytes over the links of"]
+            rows = [[each.what, each.group, each.way] for each in crossed]
+            yield TextTable("links of the best plan", columns, rows)
+        if answer.rejected_plans:
+            rows = [[rejected.text, rejected.reason] for rejected in answer.rejected_plans]
+            yield TextTable("why not", ("plan", "reason"), rows)
+        yield from self.certificate()
+
+    def _row(self, candidate: Candidate, *, mapped: bool) -> list[str]:
+        plan, request, evaluation = candidate.plan, self.answer.request, candidate.evaluation
+        tail = evaluation.exposed_tail_seconds if evaluation else None
+        row = [
+            plan.summary,
+            cuts_text(plan.cuts),
+            seconds_text(candidate.seconds),
+            f"{candidate.tokens_per_second:,.0f}",
+            size_text(candidate.peak_bytes) + ("" if evaluation else "+"),
+            "-" if tail is None else seconds_text(tail),
+            candidate.how,
+        ]
+        if mapped:
+            row.insert(2, str(plan.mapping or "-"))
+        if request.families:
+            row.insert(1, candidate.family)
+        if request.robust:
+            disturbance = evaluation.disturbance if evaluation else None
+            seconds = (disturbance.slow_stage_seconds, disturbance.jitter_seconds) if disturbance else None
+            row += map(seconds_text, seconds) if seconds else ["-", "-"]
+        if self.tokens is not None:
+            days, hours = candidate.training_cost(request.clusters, self.tokens)
+            row += [f"{days:,.1f}", f"{hours:,.0f}"]
+        return row
+
+    @property
+    def _crossings(self) -> list[Crossing]:
+        """Traffic of the best plan by group of clusters; empty if links are uniform."""
+        request = self.answer.request
+        if are_uniform(request.machine.link_groups):
+            return []
+        return crossings(self.plan, request.model, request.machine)
+
+    def certificate(self) -> Iterator[str]:
+        """Yield what is proved of the best plan against all others."""
+        answer, best, objective = self.answer, self.best, self.answer.request.objective
+        measured = ""
+        if objective is not TIME:
+            measured = f"{objective.text(best.cost(objective)[0], best.plan.tokens_per_step)}, "
+        yield f"best found {measured}{seconds_text(best.seconds)} a step ({best.how}), passes {best.pipeline}"
+        yield from self._bounds_text()
+        yield (
+            f"{answer.plans:,} plans of {answer.shapes:,} shapes; {answer.evaluations} compiled and simulated; "
+            f"{answer.seconds:.1f} s"
+        )
+        if note := slices_note(best.plan, answer.request.machine):
+            yield note
+        idle = answer.request.clusters - best.plan.clusters
+        if idle and objective is TIME:
+            found = "no plan was found that uses more and is faster"
+            yield f"{idle} clusters stay idle: {'no plan that uses more is faster' if answer.proven else found}"
+
+    def _bounds_text(self) -> Iterator[str]:
+        """Yield the bounds on all plans."""
+        answer, best, objective = self.answer, self.best, self.answer.request.objective
+        assert answer.gap is not None
+        assert answer.relaxed_gap is not None
+        proven = ", proven best of what these passes make" if answer.proven else ""
+        gap, relaxed_gap = f"gap {100 * answer.gap:.1f} %{proven}", f"gap {100 * answer.relaxed_gap:.1f} %"
+        closed = "closed form, whatever passes order them:"
+        if objective is TIME:
+            yield f"lower bound of every plan considered {seconds_text(answer.bound_seconds)}: {gap}"
+            yield f"{closed} {seconds_text(answer.relaxed_bound_seconds)}, {relaxed_gap}"
+            return
+        tokens = best.plan.tokens_per_step
+        least, relaxed = objective.text(answer.bound[0], tokens), objective.text(answer.relaxed_bound[0], tokens)
+        yield f"no plan that was considered {objective.none_better} {least}: {gap}"
+        yield f"{closed} {relaxed}, {relaxed_gap}"
+        if answer.bound[0] == best.cost(objective)[0] and answer.bound_seconds < best.seconds:
+            yield f"of those as good, none takes less than {seconds_text(answer.bound_seconds)}"
 
     def to_json(self) -> dict[str, Any]:
-        """The answer as `--json` prints it."""
-        return answer_json(self.answer, self.tokens)
+        """Return the answer as `--json` prints it."""
+        answer, request = self.answer, self.answer.request
+        of_time = request.objective is TIME
+        note = slices_note(self.plan, request.machine)
+        return {
+            "model": request.model.name,
+            "machine": request.machine.name,
+            "strategy": request.strategy.name,
+            "families": [family.name for family in request.searched],
+            "objective": request.objective.name,
+            "clusters": request.clusters,
+            "global_batch": request.global_batch,
+            "seq_len": request.seq_len,
+            "plans": [c.to_json(request.clusters, self.tokens) for c in answer.best_plans],
+            "bound": answer.bound[0],
+            "bound_step_seconds": answer.bound_seconds if of_time else None,
+            "gap": answer.gap,
+            "relaxed_bound": answer.relaxed_bound[0],
+            "relaxed_bound_step_seconds": answer.relaxed_bound_seconds if of_time else None,
+            "relaxed_gap": answer.relaxed_gap,
+            "proven": answer.proven,
+            "crossings": [crossing.to_json() for crossing in self._crossings],
+            "notes": [note] if note else [],
+            "losers": [
+                {"plan": each.text, "reason": each.reason} | ({"seconds": each.mechanisms} if request.explain else {})
+                for each in answer.rejected_plans
+            ],
+            "considered": {"shapes": answer.shapes, "plans": answer.plans, "evaluations": answer.evaluations},
+            "seconds": answer.seconds,
+        }
 
 
-def numbered(path: str, number: int) -> list[str]:
-    """Names for so many plans in place of one."""
-    return [f"{path.removesuffix('.toml')}-{at}.toml" for at in range(1, number + 1)]
+def _families_text(searched: Sequence[PlanFamily]) -> str:
+    """Say how many schedules are searched, and with which memories beside DDR."""
+    memories = dict.fromkeys(family.memory for family in searched if family.memory is not None)
+    using = f" and {', '.join(map(repr, memories))}" if memories else ""
+    return f"{len({family.schedule for family in searched})} schedules{using}"
 
 
-def answer_to(request: Request, tick: Tick, *, quick: bool) -> Answer:
-    """The answer of a search, or of closed forms alone."""
-    return quick_answer(request) if quick else Search(request, tick).run()
-
-
-@frozen(repr=False)
-class WhatIf(Shown):
-    """How an answer moves when the machine changes."""
-
-    planned: Planned
-    scenarios: tuple[Scenario, ...] = field(eq=False)
-
-    def parts(self) -> Iterator[Part]:
-        """A table: the best plan of each changed machine, and its time against that of the given one."""
-        return scenarios_parts(self.planned.answer, self.scenarios, self.planned.tokens)
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """The scenarios as `--json` prints them."""
-        return [scenario_json(each, self.planned.tokens) for each in self.scenarios]
-
-    def save(self, path: str) -> str:
-        """Write the best plan of the first changed machine, and that machine beside it; the machine's file.
-
-        Raises `DiagnosticError` RT053 where the changed machine has no plan, RT065 where its constants contradict each other.
-        """
-        answer, beside = self.scenarios[0].answer, machine_beside(path)
-        if answer.best is None:
-            no_plan(answer)
-        write_machine(answer.request.machine, beside)
-        text = plan_file(answer, answer.best, self.planned.model, MachineChoice(beside))
-        write_text(path, text)
-        return beside
-
-
-def machine_beside(path: str) -> str:
-    """Where the machine of a plan that is for a changed one is written."""
-    return f"{path.removesuffix('.toml')}.machine.toml"
-
-
-def what_if(planned: Planned, changes: Sequence[str], tick: Tick) -> WhatIf:
-    """Plan again for a machine changed like `ddr=16GiB,link=7.4GB/s`, for each of such changes."""
-    answer = planned.answer
-    values = [(text, parse_changes(text, answer.request.machine)) for text in changes]
-    scenarios = []
-    for text, change in values:
-        machine = changed_machine(answer.request.machine, change)
-        changed = answer_to(evolve(answer.request, machine=machine), tick, quick=planned.quick)
-        scenarios.append(Scenario(text, changed, None if planned.quick else kept_plan(answer, machine)))
-    return WhatIf(planned, tuple(scenarios))
-
-
-@frozen(repr=False)
-class LinksReport(Shown):
-    """What other links would do to an answer."""
-
-    planned: Planned
-    found: RobustLinks = field(eq=False)
-
-    def parts(self) -> Iterator[Part]:
-        """A table of the plan under changed links, and whether the answer flips."""
-        return robust_links_parts(self.planned.answer, self.found)
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as `--json` prints it."""
-        return robust_links_json(self.found, self.planned.tokens)
-
-
-def links_report(planned: Planned, tick: Tick) -> LinksReport:
-    """What each constant of the links does to the plan, and whether another is best where clusters share a port."""
-    request = planned.answer.request
-    anew = robust_links(planned.answer, lambda machine: Search(evolve(request, machine=machine), tick).run())
-    return LinksReport(planned, anew)
+def cuts_text(cuts: Sequence[int]) -> str:
+    """Print cuts on a line; many of them are shortened."""
+    if not cuts:
+        return "-"
+    words = [str(cut) for cut in cuts]
+    return ",".join(words) if len(words) <= 5 else f"{','.join(words[:3])}..{words[-1]}"

@@ -1,8 +1,8 @@
-"""How an answer bears other links than its machine file says: every constant of the links changed, and clusters that share a port.
+"""Robustness of an answer to its links: every constant of the links changed, and clusters that share a port.
 
-Sources seldom say what a link's bandwidth is the bandwidth of, a cluster's or that of the port which the clusters of a chip or node share.
-What collectives make of a shared port depends on their rounds: in a ring one message in so many leaves a group, in the pairwise rounds
-that sum in rank order nearly all do. So both are asked.
+Sources seldom say if a link's bandwidth is that of a cluster or that of the port that the clusters of a chip or node
+share. The effect of a shared port on collectives depends on their rounds: in a ring, one message of each group leaves
+it; in the pairwise rounds that sum in rank order, nearly all do. So the answer is planned again under both.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
-from ratrain.ratrainc.choices.machines import changed_machine, with_constants
+from ratrain.ratrainc.choices.machine_changes import changed_machine, with_constants
 from ratrain.ratrainc.choices.timed_plan import TimedPlan, time_plan
 from ratrain.ratrainc.console.console import seconds_text
-from ratrain.ratrainc.console.parts import Part, TextTable
-from ratrain.ratrainc.planner.answer.report import candidate_json, shape_text
+from ratrain.ratrainc.console.parts import Part, Shown, TextTable
+from ratrain.ratrainc.planner.answer.planned import Planned
 from ratrain.ratrainc.planner.search.answer import Answer
+from ratrain.ratrainc.planner.search.plan_search import Search
 from ratrain.targets.machine.link_groups import GROUP_UNITS
 from ratrain.targets.machine.machine import largest_value
 from ratrain.targets.simulator.figures import simulated
@@ -28,17 +29,18 @@ if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
 
 _FACTORS = {"bandwidth": (0.5, 2.0), "uplink": (0.5, 2.0), "latency": (0.1, 10.0)}
-"""What the constants of links are multiplied by."""
+"""Factors on the constants of links."""
 _COSTS = {"message_cost": 10e-6, "round_skew": 10e-6, "rank_jitter": 0.01}
-"""What is tried, assumed, of constants that a machine may leave out; ten times what it has where it does not, if it may be that much."""
+"""Assumed values of constants that a machine leaves out; a constant that it has is multiplied by ten, as far as
+allowed."""
 _HALVINGS = 12
 _IN_RANK_ORDER = ("pairwise",)
-"""The one way to sum whose result does not depend on who shares a group with whom: what runs where sums are exact in rank order."""
+"""The only collectives whose sums do not depend on the mapping to groups: they run if sums are exact in rank order."""
 
 
 @frozen
 class LinkChange:
-    """One constant changed, and the step of the answer's plan with it."""
+    """One changed constant, and the step of the answer's plan with it."""
 
     change: str
     step_seconds: float
@@ -46,57 +48,72 @@ class LinkChange:
 
 @frozen
 class Ports:
-    """The clusters of each innermost group with one port, or, where they have one, each with its own; planned anew."""
+    """The answer with one port for the clusters of each innermost group, or, if they have one, with a port for each."""
 
     constant: str
     bandwidth: float
-    """bytes a second by which a group leaves"""
+    """bytes a second out of a group"""
     collectives: tuple[str, ...]
-    """what the transport has"""
+    """of the transport"""
     answer: Answer
     kept_seconds: float
     """a step of the given answer's plan"""
     flips: bool
-    """whether another plan is better there"""
+    """True if another plan is better there"""
     flips_at: float | None
-    """bytes a second of the port at which both plans take equally long; None where there is no such port"""
+    """bytes a second of the port at which both plans take equally long; None if there is no such port"""
 
 
-@frozen
-class RobustLinks:
-    """What became of an answer under other links."""
+@frozen(repr=False)
+class RobustLinks(Shown):
+    """An answer under other links."""
 
-    changes: tuple[LinkChange, ...]
-    ports: tuple[Ports, ...]
-    """with the machine's collectives, and with pairwise rounds alone; none where no clusters share a chip or a node"""
+    planned: Planned
+    changes: tuple[LinkChange, ...] = field(eq=False)
+    ports: tuple[Ports, ...] = field(eq=False)
+    """with the machine's collectives, and with pairwise rounds alone; empty if no clusters share a chip or a node"""
+
+    def parts(self) -> Iterator[Part]:
+        """Yield a table of the plan under changed links, and for each kind of ports if the answer flips."""
+        usual = self.planned.best.seconds
+        rows = [["as it is", seconds_text(usual), ""]]
+        rows += [
+            [each.change, seconds_text(each.step_seconds), f"{100 * (each.step_seconds / usual - 1):+.2f} %"]
+            for each in self.changes
+        ]
+        yield TextTable("links: this plan with each constant changed (simulated)", ["link", "step", "change"], rows)
+        if not self.ports:
+            yield "no clusters share a chip or a node on this machine: no port that they could share"
+        yield from map(_verdict, self.ports)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as `--json` prints it."""
+        changes = [{"change": each.change, "step_seconds": each.step_seconds} for each in self.changes]
+        return {"links": changes, "ports": [_ports_json(each, self.planned.tokens) for each in self.ports]}
 
 
-def robust_links(answer: Answer, plan_anew: Callable[[Machine], Answer]) -> RobustLinks:
-    """Try other links on an answer; `plan_anew` answers the same request for a changed machine."""
+def robust_links(planned: Planned, tick: Callable[[str], None]) -> RobustLinks:
+    """Try other links: each constant changed, then a new search with shared ports, or without those there are."""
+    answer = planned.answer
     machine = answer.request.machine
-    assert answer.best is not None
-    program = _program(answer, answer.best, machine)
+    program = _program(answer, planned.best, machine)
     changes = tuple(
         LinkChange(text, _step_seconds(program, with_constants(machine, values))) for text, values in _changes(machine)
     )
     port = _other_port(machine)
     if port is None:
-        return RobustLinks(changes, ())
+        return RobustLinks(planned, changes, ())
     transports = dict.fromkeys((machine.collectives, _IN_RANK_ORDER))
-    return RobustLinks(changes, tuple(_ports(answer, program, port, each, plan_anew) for each in transports))
+    return RobustLinks(planned, changes, tuple(_ports(answer, program, port, each, tick) for each in transports))
 
 
 def _ports(
-    answer: Answer,
-    program: Program,
-    port: tuple[str, float],
-    collectives: tuple[str, ...],
-    plan_anew: Callable[[Machine], Answer],
+    answer: Answer, program: Program, port: tuple[str, float], collectives: tuple[str, ...], tick: Callable[[str], None]
 ) -> Ports:
-    """What another port comes to with some collectives; `program` is that of the answer's plan."""
+    """Plan again with another port and some collectives; `program` is that of the answer's plan."""
     machine = evolve(answer.request.machine, collectives=collectives)
     there = changed_machine(machine, dict([port]))
-    anew = plan_anew(there)
+    anew = Search(evolve(answer.request, machine=there), tick).run()
     kept = _step_seconds(program, there)
     flips, flips_at = _flip(answer, program, anew, machine, port)
     return Ports(*port, collectives, anew, kept, flips, flips_at)
@@ -113,7 +130,7 @@ def _step_seconds(program: Program, machine: Machine) -> float:
 
 
 def _changes(machine: Machine) -> Iterator[tuple[str, dict[str, float]]]:
-    """Every constant of the links, changed one by one, in words and as values."""
+    """Yield each change of one constant of the links, in words and as values."""
     for name, constant in machine.constants.items():
         kind = name.rpartition(".")[2].rpartition("_")[2]
         if kind in _FACTORS and (name.rpartition(".")[2] in GROUP_UNITS or name.startswith(("link_", "chip_"))):
@@ -126,7 +143,7 @@ def _changes(machine: Machine) -> Iterator[tuple[str, dict[str, float]]]:
 
 
 def _other_port(machine: Machine) -> tuple[str, float] | None:
-    """The constant by which the innermost groups leave, and its value if their clusters shared one link, or no longer shared one."""
+    """Return the constant of the innermost groups' ports, and its value with one link for all clusters, or without."""
     groups = machine.link_groups
     if len(groups) == 1:
         return None
@@ -140,9 +157,10 @@ def _other_port(machine: Machine) -> tuple[str, float] | None:
 def _flip(
     answer: Answer, program: Program, anew: Answer, machine: Machine, port: tuple[str, float]
 ) -> tuple[bool, float | None]:
-    """Whether the plan found anew is faster with the port, and the port's bandwidth at which the plans change places.
+    """Return True if the new plan is faster with the port, and the port's bandwidth at which the plans change places.
 
-    There is none where it is faster with the ports that the machine has, too: collectives alone make the difference then.
+    There is no such bandwidth if the new plan is faster with the machine's own ports too: then collectives alone make
+    the difference.
     """
     constant, bandwidth = port
     if answer.best is None or anew.best is None or anew.best.shape == answer.best.shape:
@@ -170,51 +188,30 @@ def _flip(
     return True, (better + worse) / 2
 
 
-def robust_links_json(found: RobustLinks, tokens: float | None = None) -> dict[str, Any]:
-    """What `--json` prints."""
-    changes = [{"change": each.change, "step_seconds": each.step_seconds} for each in found.changes]
-    return {"links": changes, "ports": [_ports_json(each, tokens) for each in found.ports]}
-
-
 def _ports_json(ports: Ports, tokens: float | None) -> dict[str, Any]:
     best = ports.answer.best
     return {
         "constant": ports.constant,
         "bytes_per_second": ports.bandwidth,
         "collectives": list(ports.collectives),
-        "plan": candidate_json(best, ports.answer.request.clusters, tokens) if best else None,
+        "plan": best.to_json(ports.answer.request.clusters, tokens) if best else None,
         "step_seconds_with_the_same_plan": ports.kept_seconds,
         "flips": ports.flips,
         "flips_at_bytes_per_second": ports.flips_at,
     }
 
 
-def robust_links_parts(answer: Answer, found: RobustLinks) -> Iterator[Part]:
-    """A table of the plan under changed links, and whether the answer flips."""
-    assert answer.best is not None
-    usual = answer.best.seconds
-    rows = [["as it is", seconds_text(usual), ""]]
-    rows += [
-        [each.change, seconds_text(each.step_seconds), f"{100 * (each.step_seconds / usual - 1):+.2f} %"]
-        for each in found.changes
-    ]
-    yield TextTable("links: this plan with each constant changed (simulated)", ["link", "step", "change"], rows)
-    if not found.ports:
-        yield "no clusters share a chip or a node on this machine: no port that they could share"
-    for ports in found.ports:
-        yield _verdict(ports)
-
-
 def _verdict(ports: Ports) -> str:
-    """Whether the answer stays the best where ports are shared, or no longer are."""
+    """Say if the answer stays the best with shared ports, or without them."""
     best = ports.answer.best
     there = f"with {ports.constant} = {ports.bandwidth / 1e9:g} GB/s and collectives by {', '.join(ports.collectives)}"
     kept = f"{there} this plan takes {seconds_text(ports.kept_seconds)}"
     if best is None:
         return f"{kept}; no plan was found anew"
-    anew = f"{shape_text(best)} takes {seconds_text(best.seconds)}"
+    anew = f"{best.plan.summary} takes {seconds_text(best.seconds)}"
     if not ports.flips:
         return f"{kept}; the answer does not flip: the best plan anew, {anew}"
     if ports.flips_at is None:
-        return f"{kept}; the answer flips: {anew}, and with these collectives it is the better one whatever the port carries"
+        better = "and with these collectives it is the better one whatever the port carries"
+        return f"{kept}; the answer flips: {anew}, {better}"
     return f"{kept}; the answer flips: {anew}, and is the better one on that side of {ports.flips_at / 1e9:.2f} GB/s"

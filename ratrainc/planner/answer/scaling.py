@@ -13,29 +13,31 @@ from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.ratrainc.console.console import seconds_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 from ratrain.ratrainc.console.pictures import new_figure, write_figure
-from ratrain.ratrainc.planner.search.evaluation import Task, evaluate
-from ratrain.ratrainc.planner.search.search import Search
+from ratrain.ratrainc.planner.search.plan_evaluation import Task, evaluate
+from ratrain.ratrainc.planner.search.plan_search import Search
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.planner.search.answer import Request
+    from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 
 
 @frozen
 class Point:
-    """One number of clusters. Without `step_seconds` nothing was found that fits."""
+    """The plan at one number of clusters. Without `step_seconds` none was found that fits."""
 
     clusters: int
     global_batch: int
     step_seconds: float | None
     tokens_per_second: float | None
     efficiency: float | None
-    """throughput a cluster, over that of the first point"""
+    """throughput of a cluster, relative to the first point"""
     bound_seconds: float | None
     plan: Plan | None
 
 
-def planned_points(request: Request, counts: Sequence[int], sequences: int, tick: Callable[[str], None]) -> list[Point]:
-    """The best plan at each number of clusters, with so many sequences a cluster."""
+def planned_points(
+    request: PlanRequest, counts: Sequence[int], sequences: int, tick: Callable[[str], None]
+) -> list[Point]:
+    """Find the best plan at each number of clusters, with `sequences` sequences a cluster."""
     timed = []
     for clusters in counts:
         answer = Search(evolve(request, clusters=clusters, global_batch=clusters * sequences), tick).run()
@@ -46,11 +48,12 @@ def planned_points(request: Request, counts: Sequence[int], sequences: int, tick
 
 
 def fixed_points(
-    request: Request, plan: Plan, counts: Sequence[int], sequences: int, tick: Callable[[str], None]
+    request: PlanRequest, plan: Plan, counts: Sequence[int], sequences: int, tick: Callable[[str], None]
 ) -> list[Point]:
-    """A plan's stages and micro-batches with as many replicas as each number of clusters has room for.
+    """Time a plan's stages and micro-batches with as many replicas as each number of clusters has room for.
 
-    Raises `DiagnosticError` RT064 where a number of clusters is not a multiple of the stages, or sequences do not divide evenly.
+    Raises `DiagnosticError` RT064 if a number of clusters is not a multiple of the stages, or sequences do not divide
+    evenly.
     """
     timed = []
     for clusters in counts:
@@ -60,12 +63,12 @@ def fixed_points(
         if rest or left or not micro_batches:
             fail(
                 "RT064",
-                f"{clusters} clusters with {sequences} sequences each do not divide evenly over {plan.pp} stages with micro-batches of {size}",
+                f"{clusters} clusters with {sequences} sequences each do not divide evenly "
+                f"over {plan.pp} stages with micro-batches of {size}",
                 help=f"use a multiple of {plan.pp} clusters, and sequences that make whole micro-batches",
             )
-        alone = (
-            {} if dp > 1 else {"zero": 0, "reduce": "last"}
-        )  # one replica has nothing to shard, and nobody to reduce with
+        # one replica has nothing to shard, and none to reduce with
+        alone = {} if dp > 1 else {"zero": 0, "reduce": "last"}
         shaped = plan.reshaped(dp=dp, micro_batches=micro_batches, **alone)
         evaluation = evaluate(Task(request.model, shaped, request.strategy.passes_for(shaped), request.machine))
         tick(f"{clusters} clusters")
@@ -88,7 +91,7 @@ def _points(timed: Sequence[tuple[int, int, float | None, float | None, Plan | N
 
 @frozen(repr=False)
 class Scaling(Shown):
-    """How throughput grows with the number of clusters when each has as much to do."""
+    """Throughput by number of clusters, with equal work for each cluster."""
 
     points: tuple[Point, ...]
     model: str
@@ -96,18 +99,30 @@ class Scaling(Shown):
     strategy: str
 
     def plot(self, path: str) -> None:
-        """Draw the curve. Raises `DiagnosticError` RT002 as `write_figure` does, and where matplotlib is not installed."""
-        draw(self.points, path, f"{self.model} on {self.machine}, {self.strategy} (simulated)")
+        """Draw throughput over clusters with perfect scaling, as PNG or SVG by the file's ending.
+
+        Raises `DiagnosticError` RT002 as `write_figure` does, and if matplotlib is not installed.
+        """
+        figure, axes = new_figure(6, 4, f"{self.model} on {self.machine}, {self.strategy} (simulated)")
+        good = [(p.clusters, p.tokens_per_second) for p in self.points if p.tokens_per_second is not None]
+        clusters = [count for count, _ in good]
+        axes.plot(clusters, [rate for _, rate in good], "o-", label="simulated")
+        if good:
+            base = good[0][1] / good[0][0]
+            axes.plot(clusters, [base * n for n in clusters], "--", color="grey", label="perfect scaling")
+        axes.set(xlabel="clusters", ylabel="tokens/s", ylim=(0, None))
+        axes.legend()
+        write_figure(figure, path)
 
     def parts(self) -> Iterator[Part]:
-        """A table with a row a number of clusters."""
+        """Yield a table with a row for each number of clusters."""
         title = f"{self.model}: weak scaling (simulated; efficiency over the first row)"
         columns = ("clusters", "plan", "step", "tokens/s", "efficiency")
         yield TextTable(title, columns, [_row(point) for point in self.points])
 
     def to_json(self) -> dict[str, Any]:
-        """The points as `--json` prints them."""
-        return {"model": self.model, "strategy": self.strategy, "points": [point_json(each) for each in self.points]}
+        """Return the points as `--json` prints them."""
+        return {"model": self.model, "strategy": self.strategy, "points": [_point_json(each) for each in self.points]}
 
 
 def _row(point: Point) -> list[str]:
@@ -118,8 +133,7 @@ def _row(point: Point) -> list[str]:
     return [str(point.clusters), plan.summary, seconds_text(point.step_seconds), rate, share]
 
 
-def point_json(point: Point) -> dict[str, Any]:
-    """A point as `--json` prints it."""
+def _point_json(point: Point) -> dict[str, Any]:
     plan = point.plan
     bound = point.bound_seconds if point.bound_seconds is not None and math.isfinite(point.bound_seconds) else None
     data: dict[str, Any] = {
@@ -135,20 +149,3 @@ def point_json(point: Point) -> dict[str, Any]:
         lists = {"cuts": list(plan.cuts), "slices": list(plan.slices)}
         data["plan"] = {name: getattr(plan, name) for name in names} | lists
     return data
-
-
-def draw(points: Sequence[Point], path: str, title: str) -> None:
-    """Write a plot of throughput over clusters, with perfect scaling beside it, as PNG or SVG by the file's ending.
-
-    Raises `DiagnosticError` RT002 as `write_figure` does.
-    """
-    figure, axes = new_figure(6, 4, title)
-    good = [(p.clusters, p.tokens_per_second) for p in points if p.tokens_per_second is not None]
-    clusters = [count for count, _ in good]
-    axes.plot(clusters, [rate for _, rate in good], "o-", label="simulated")
-    if good:
-        base = good[0][1] / good[0][0]
-        axes.plot(clusters, [base * n for n in clusters], "--", color="grey", label="perfect scaling")
-    axes.set(xlabel="clusters", ylabel="tokens/s", ylim=(0, None))
-    axes.legend()
-    write_figure(figure, path)

@@ -1,28 +1,37 @@
-"""Lower bounds on step time and peak bytes, in closed form, for whole arrays of plans: never above what the compiler and the simulator find.
+"""Lower bounds on step time and peak bytes in closed form, for whole arrays of plans.
 
-For a stage s of P with f and b seconds of forward and backward a micro-batch, M micro-batches, k = min(P - s, M) in flight, c seconds of
-a message, and D the seconds from the end of a forward on s to the arrival of its gradient (all later stages there and back):
+They never exceed the figures of compiler and simulator.
+
+For a stage s of P with f and b seconds of forward and backward a micro-batch, M micro-batches, k = min(P - s, M) in
+flight, c seconds of a message, and D the seconds from the end of a forward on s to the arrival of its gradient (through
+all later stages and back):
 
 - *work*: the compute engine also does the recovery R and the updates: M (f + b) + R + updates.
-- *waits*: the first backward waits D for the first forward, and before it there are only k forwards; the last backward waits D for the last forward, and
-  between them there are only k - 1 backwards and the recovery r of those k micro-batches. So, where M > k,
-  window >= M (f + b) + R + max(0, D - (k - 1) f) + max(0, D - (k - 1) b - r). Recovery before the first backward is not part of R: what it
-  recovers takes the bytes of what could have been kept.
+- *waits*: the first backward waits D for the first forward, and before it there are only k forwards. The last backward
+  waits D for the last forward, and between them there are only k - 1 backwards and the recovery r of those k
+  micro-batches. So, if M > k, window >= M (f + b) + R + max(0, D - (k - 1) f) + max(0, D - (k - 1) b - r). Recovery
+  before the first backward is not part of R: its result takes the bytes in which the same tensors could have been kept.
 - *round trips*: forward m + k comes after backward m, so every k-th micro-batch makes a chain: ceil(M / k)(f + D + b).
-- *state*: the first block of a stage is used in the next step only after its reduction, update and gather, which follow the window.
+- *state*: the first block of a stage is used in the next step only after its reduction, update and gather, which follow
+  the window.
 - *stages before s* are passed on the way down before the window, and up after it.
-- *collectives*: their engine works one after another, and so does that of tensor peers' exchanges.
+- *collectives*: their engine works one after another, and so does the engine of tensor exchanges.
 
-With tensor peers a micro-batch's way through a stage takes f' forward and b' back: its compute, of backwards that may be in halves the input
-halves alone, and what is exchanged for it, which nothing hides from the micro-batch itself. D is of such ways, and a round trip takes
-f' + D + max(b, b'), the last one b'. Passes of different micro-batches may be merged where one follows the other in the order, but never a
-backward with the forward behind it. So before the first backward there are still only k forwards, and the last forward of a stage where k = 1
-stands alone: its f' - f are waited for each time. Weight halves of two micro-batches may follow when the last gradient has left, so the window
-may be shorter by these (of one layer where k = 1); and when a backward begins, only k - 1 micro-batches are sure to be in flight where k > 1.
+Example: P = 2, M = 4, equal stages, no recovery, updates or messages, b = 2 f: D = 3 f on stage 0, k = 2, and the
+window is 12 f + 2 f + f = 15 f, which is the step of 1F1B, (M + P - 1)(f + b).
 
-R follows from bytes. When a backward begins, all k micro-batches in flight hold what they keep, beside the state, the gradients and what this
-backward itself needs. What is left of the capacity, shared evenly by all layers in flight, gives least recovery on the convex hull of all choices
-(a convex function of the bytes: sharing evenly is the optimum of the relaxation in which choices may be mixed).
+With tensor peers a micro-batch's way through a stage takes f' forward and b' back: its compute (only the input halves
+of backwards that may be in halves) and its exchanges, which nothing hides from the micro-batch itself. D is the sum of
+such ways; a round trip takes f' + D + max(b, b'), the last one b'. Passes of different micro-batches may be merged if
+one follows the other in the order, but never a backward with the forward behind it. So before the first backward there
+are still only k forwards, and with k = 1 the last forward of a stage stands alone: its f' - f are waited for each time.
+Weight halves of two micro-batches may follow after the last gradient has left, so the window may be shorter by these
+(by one layer's if k = 1); and when a backward begins, only k - 1 micro-batches are surely in flight if k > 1.
+
+R follows from bytes. When a backward begins, all k micro-batches in flight hold what they keep, together with the
+state, the gradients and the operands of this backward. The rest of the capacity, shared evenly by all layers in flight,
+gives the least recovery on the convex hull of all choices (a convex function of the bytes: sharing evenly is the
+optimum of the relaxation in which choices may be mixed).
 """
 
 from __future__ import annotations
@@ -33,34 +42,33 @@ import numpy as np
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES
-from ratrain.ratrainc.planner.bounds.columns import (
-    EMBED,
-    HEAD,
-    LAYER,
+from ratrain.ratrainc.planner.bounds.other_memory import crossing_bytes, with_other_memory
+from ratrain.ratrainc.planner.bounds.placed_bounds import PlacedMemory, placed_shape_seconds, placed_time
+from ratrain.ratrainc.planner.bounds.shape_columns import (
     Columns,
     Numbers,
     evenest,
     least_bytes,
     least_recovery,
     left_behind,
+    raise_to_engines,
     stage_numbers,
     surely_held,
     unit_sum,
 )
-from ratrain.ratrainc.planner.bounds.other_memory import crossing_bytes, with_other_memory
-from ratrain.ratrainc.planner.bounds.placed_bounds import PlacedMemory, placed_shape_seconds, placed_time
+from ratrain.ratrainc.planner.space.units import EMBED, HEAD, LAYER
 
 
 @frozen(eq=False)
 class StageBounds:
-    """Lower bounds of stages: the step seconds each implies (infinite where it cannot fit), and its peak bytes."""
+    """Lower bounds of stages: the step seconds each implies, infinite if it cannot fit, and its peak bytes."""
 
     seconds: Numbers
     peak_bytes: Numbers
 
 
 def stage_bounds(c: Columns, before: Numbers, layers: Numbers) -> StageBounds:
-    """Bounds of stages that have `layers` layers, at least one, after `before` layers of earlier stages.
+    """Bound stages that have `layers` layers, at least one, after `before` layers of earlier stages.
 
     The first axis of `layers` has all stages of a plan in order, the last one the shapes. Arguments broadcast.
     """
@@ -70,27 +78,25 @@ def stage_bounds(c: Columns, before: Numbers, layers: Numbers) -> StageBounds:
 
 
 def least_stage_seconds(c: Columns, before: Numbers, layers: Numbers) -> Numbers:
-    """The step seconds that stages imply whatever lies before them, at least `before` layers; infinite where they cannot fit.
+    """Return the step seconds that stages imply with at least `before` layers before them; infinite if they cannot fit.
 
-    They are those of `stage_bounds` without round trips and waits, which are shorter where more lies before a stage. Arguments as there.
+    They are those of `stage_bounds` without round trips and waits, which get shorter with more layers before a stage.
+    Arguments as there.
     """
     memory = _memory(c, layers)
     if isinstance(memory, PlacedMemory):
         longest = _seconds(c, memory, before)
     else:
-        work = unit_sum(c.micro_batches * (c.forward + c.backward), layers)
+        work = unit_sum(c, c.micro_batches * (c.forward + c.backward), layers)
         work += memory.recovery()
         longest = _way_up(c, before, stage_numbers(layers)) + (work - left_behind(c, layers)) + c.tail[EMBED]
-        np.maximum(longest, work + unit_sum(c.update, layers), out=longest)
-        np.maximum(longest, unit_sum(c.link + c.micro_batches * c.link_each, layers), out=longest)
-        if c.has_peers:
-            np.maximum(longest, unit_sum(c.micro_batches * c.exchange, layers), out=longest)
+        raise_to_engines(c, longest, work, layers)
     longest, peak = _with_other_memory(c, layers, longest, memory.peak_bytes())
     return np.where(peak <= c.capacity, longest, np.inf)
 
 
 def _with_other_memory(c: Columns, layers: Numbers, seconds: Numbers, peak: Numbers) -> tuple[Numbers, Numbers]:
-    """Bounds of stages that use no other memory, made those of stages that may (`other_memory.py`)."""
+    """Turn bounds of stages without another memory into bounds of stages that may use one (`other_memory.py`)."""
     if c.other is None:
         return seconds, peak
     return with_other_memory(c.other, layers, _memory(c.other.whole, layers), seconds, peak)
@@ -107,9 +113,9 @@ def _seconds(c: Columns, memory: _Memory | PlacedMemory, before: Numbers) -> Num
 
 
 def _time(c: Columns, memory: _Memory | PlacedMemory, before: Numbers) -> Numbers:
-    """Seconds of the longest chain: up, window and tail; the work of the compute engine; the collectives."""
+    """Return the seconds of the longest chain (up, window and tail), or of a busier engine."""
     m, layers = c.micro_batches, memory.layers
-    work = unit_sum(m * (c.forward + c.backward), layers)
+    work = unit_sum(c, m * (c.forward + c.backward), layers)
     work += memory.recovery()
     outside = _way_up(c, before, stage_numbers(layers))
     after = left_behind(c, layers)
@@ -118,19 +124,14 @@ def _time(c: Columns, memory: _Memory | PlacedMemory, before: Numbers) -> Number
         outside += c.tail[EMBED]
         np.maximum(outside[1:], c.tail[LAYER], out=outside[1:])  # a later stage's first block is an attention
     else:
-        window = unit_sum(m * c.forward, layers)  # weight halves may run while earlier stages go on
+        window = unit_sum(c, m * c.forward, layers)  # weight halves may run while earlier stages go on
         window[0] = (work - after)[0]
         outside += c.tail[EMBED]
-    longest = outside + window
-    work += unit_sum(c.update, layers)
-    np.maximum(longest, work, out=longest)
-    if c.has_peers:
-        np.maximum(longest, unit_sum(m * c.exchange, layers), out=longest)
-    return np.maximum(longest, unit_sum(c.link + m * c.link_each, layers), out=longest)
+    return raise_to_engines(c, outside + window, work, layers)
 
 
 def _way_up(c: Columns, before: Numbers, stage: Numbers) -> Numbers:
-    """Seconds of one micro-batch in the stages before each: both ways in order, else one."""
+    """Return the seconds of one micro-batch in the stages before each: both ways under 1F1B, else one."""
     columns = c.forward_way + c.backward_way if c.in_order else c.forward_way
     up: Numbers = stage * (2 * c.message) + (columns[EMBED] + before * columns[LAYER])
     up[0] = 0.0
@@ -138,11 +139,11 @@ def _way_up(c: Columns, before: Numbers, stage: Numbers) -> Numbers:
 
 
 def _window_in_order(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) -> Numbers:
-    """Seconds from the first forward until the last gradient leaves stages that follow 1F1B: their work and waits, and the round trips.
+    """Return the seconds from the first forward to the last gradient under 1F1B: work and waits, or round trips.
 
     A round trip takes `trip` = f + D + b seconds, with tensor peers f' + D + b'.
     """
-    f, b = unit_sum(c.forward, memory.layers), unit_sum(c.backward, memory.layers)
+    f, b = unit_sum(c, c.forward, memory.layers), unit_sum(c, c.backward, memory.layers)
     others = memory.flight - 1
     if c.has_peers:
         return _window_of_peers(c, memory, trip, work)
@@ -154,7 +155,7 @@ def _window_in_order(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) 
     at_the_end = np.subtract(down, others * b, out=down)
     at_the_end -= memory.window_recovery
     np.maximum(at_the_end, 0.0, out=at_the_end)
-    at_the_end *= np.minimum(memory.windows, 1.0)  # where all are in flight together the last forward waits for nothing
+    at_the_end *= np.minimum(memory.windows, 1.0)  # if all are in flight together, the last forward does not wait
     window += at_the_end
     trips = (memory.windows + 1) * trip
     trips = trips + (memory.rest - 1) * f
@@ -162,10 +163,10 @@ def _window_in_order(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) 
 
 
 def _window_of_peers(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) -> Numbers:
-    """The same where some shapes have several tensor peers: a way, f' or b', differs from the work, f or b."""
-    f, b = unit_sum(c.forward, memory.layers), unit_sum(c.backward, memory.layers)
-    exchanged = unit_sum(c.forward_way, memory.layers) - f  # for a micro-batch on its way forward
-    way_back = unit_sum(c.backward_way, memory.layers)
+    """Return the same if some shapes have several tensor peers: a way, f' or b', differs from the work, f or b."""
+    f, b = unit_sum(c, c.forward, memory.layers), unit_sum(c, c.backward, memory.layers)
+    exchanged = unit_sum(c, c.forward_way, memory.layers) - f  # for a micro-batch on its way forward
+    way_back = unit_sum(c, c.backward_way, memory.layers)
     others = memory.flight - 1
     down = trip - f - exchanged - way_back
     window = work + np.maximum(down + exchanged - others * f, 0.0)
@@ -181,10 +182,10 @@ def _window_of_peers(c: Columns, memory: _Memory, trip: Numbers, work: Numbers) 
 
 @frozen(eq=False)
 class _Memory:
-    """The bytes that are left of stages at two instants, each at the start of a backward of a whole number of micro-batches in flight.
+    """Free bytes of stages under 1F1B at two instants, each the start of a backward.
 
-    Early: the first backward, when no gradient is live yet. Late: any other while as many are in flight, or the second where all are. The
-    backward is that of the last mlp, or of the head, whichever needs more.
+    Early: the first backward, when no gradient is live yet. Late: any other with as many in flight, or the second if
+    all are. The backward is that of the last mlp or of the head, whichever needs more.
     """
 
     c: Columns
@@ -192,19 +193,19 @@ class _Memory:
     flight: Numbers
     """micro-batches in flight"""
     held: Numbers
-    """of these, those that are sure to hold what they keep when a backward begins"""
+    """of these, the ones that surely hold what they keep when a backward begins"""
     windows: Numbers
-    """whole groups of micro-batches in flight together, after the first"""
+    """whole groups of micro-batches in flight together, after the first group"""
     rest: Numbers
     """micro-batches of the first group"""
     early: Numbers
     late: Numbers
     updated: Numbers
-    """bytes that the last stage has more in its last micro-batch: the head may be updated before the last mlp's backward begins"""
+    """extra bytes of the last stage in its last micro-batch: the head may be updated before the last mlp's backward"""
 
     @classmethod
     def of(cls, c: Columns, layers: Numbers) -> _Memory:
-        """The bytes of stages; arguments as for `stage_bounds`."""
+        """Compute the bytes of stages; arguments as for `stage_bounds`."""
         m = c.micro_batches
         places = len(layers) - stage_numbers(layers)
         flight = np.minimum(places, m)
@@ -213,7 +214,7 @@ class _Memory:
         held = layers * c.activation + c.documents  # by a micro-batch in flight, whatever is kept
         held[0] += c.inputs  # labels are read by the head alone
         own = c.mlp_scratch + c.mlp_saved + c.mlp_ends + c.mlp_gradient + c.mlp_view
-        free = c.capacity - ALIGNMENT_BYTES - own - unit_sum(c.carried, layers)  # the loss scale takes an alignment
+        free = c.capacity - ALIGNMENT_BYTES - own - unit_sum(c, c.carried, layers)  # the loss scale takes an alignment
         head = c.head_scratch + c.head_ends + c.head_gradient + c.inputs
         free[-1] -= np.maximum(head - own, 0.0)
         most, ended = np.maximum(own, head), own - c.head_view  # nobody reads it after the head's last backward
@@ -223,7 +224,7 @@ class _Memory:
         early[-1] += np.where(m > 1, 0.0, most - np.maximum(ended, head))
         late = free
         late -= surely_held(c, np.minimum(places, m - 1)) * held
-        late -= unit_sum(c.gradients, layers)
+        late -= unit_sum(c, c.gradients, layers)
         return cls(c, layers, flight, sure, windows, m - windows * flight, early, late, updated)
 
     def peak_bytes(self) -> Numbers:
@@ -238,9 +239,9 @@ class _Memory:
         return np.subtract(self.c.capacity, late, out=late)
 
     def recovery(self) -> Numbers:
-        """Seconds of recovery in a step: windows of micro-batches that are in flight together, the last when all forwards are done.
+        """Return the seconds of recovery in a step, summed over windows of micro-batches in flight together.
 
-        The bytes that are free in the last window alone are shared by all: by convexity that makes the sum no larger.
+        Bytes that are free in the last window alone are shared by all windows: by convexity the sum gets no larger.
         """
         seconds = self.windows * self.window_recovery
         seconds += self.of_window(self.rest, self.early)
@@ -252,14 +253,14 @@ class _Memory:
         return self.of_window(self.flight, self.free_in_windows())
 
     def free_in_windows(self) -> Numbers:
-        """Bytes that are left in each window but the first."""
+        """Return the bytes left in each window but the first."""
         late = self.late.copy()
         late[0] += self.c.embed_view / np.maximum(self.windows[0], 1.0)
         late[-1] += self.updated / np.maximum(self.windows[-1], 1.0)
         return late
 
     def recovery_on(self, slope: Numbers, intercept: Numbers, more: Numbers) -> Numbers:
-        """A line below the recovery in a step: that of a layer over its bytes, with so many `more` bytes left in each window."""
+        """Return a line below the recovery in a step, given that of a layer, with `more` bytes left in each window."""
 
         def of_window(count: Numbers, free: Numbers) -> Numbers:
             sure = np.minimum(count, self.held) * self.layers - 1
@@ -269,9 +270,9 @@ class _Memory:
         return self.windows * of_window(self.flight, self.free_in_windows()) + of_window(self.rest, self.early)
 
     def of_window(self, count: Numbers, free: Numbers) -> Numbers:
-        """Least seconds of recovery of `count` micro-batches, of those in flight together; one layer, which begins its backward, is whole.
+        """Return the least seconds of recovery of `count` micro-batches in flight together.
 
-        Those that are not sure to be held then take the least there is.
+        The layer that begins its backward is whole. Micro-batches that are not surely held take the least there is.
         """
         c = self.c
         sure = np.minimum(count, self.held) if c.has_peers else count
@@ -287,19 +288,19 @@ class _Memory:
 
 
 def recovery_seconds(c: Columns, layers: Numbers) -> Numbers:
-    """Least seconds of recovery of stages in a step; axes of `layers` as for `stage_bounds`."""
+    """Return the least seconds of recovery of stages in a step; axes of `layers` as for `stage_bounds`."""
     return _memory(c, layers).recovery()
 
 
 def transfer_seconds(c: Columns, layers: Numbers) -> Numbers:
-    """Seconds that what must leave DDR takes on its way at least; 0 without another memory. Axes of `layers` as for `stage_bounds`."""
+    """Return the least seconds of transfers to another memory; 0 without one. Axes as for `stage_bounds`."""
     if c.other is None:
         return np.zeros_like(layers)
     return crossing_bytes(c.other, layers, _memory(c.other.whole, layers)) / c.other.rate
 
 
 def plan_bounds(c: Columns, layers: Numbers) -> StageBounds:
-    """Bounds of plans with equal numbers of stages: seconds [plans], peak bytes [plans, stages]. `layers` [plans, stages]."""
+    """Bound plans of equally many stages: seconds [plans], peak bytes [plans, stages]. `layers` [plans, stages]."""
     plans, stages = layers.shape
     seconds, peaks = np.empty(plans), np.empty((stages, plans))
     before = np.tri(stages, k=-1)  # ones: the layers of earlier stages count
@@ -316,17 +317,19 @@ def plan_bounds(c: Columns, layers: Numbers) -> StageBounds:
 
 
 _BLOCK = 12288
-"""Stages that are bounded together: intermediate arrays stay in the cache."""
+"""Stages bounded together, few enough that intermediate arrays stay in the cache."""
 
 
 def shape_bounds(c: Columns) -> Numbers:
-    """Lower bounds of the step seconds of shapes under any cuts; infinite where the state alone exceeds all memory.
+    """Return lower bounds of the step seconds of shapes under any cuts; infinite if the state alone exceeds all memory.
 
-    With a seconds of forward and backward for the whole model, x of a stage and b of its backward: no stage hides more of the others than its own
-    k - 1 forwards before its first backward, and as many backwards before its last. So the step is at least a + (M - 1) b for each stage, some of
-    which has a P-th of all or, as layers are whole, more. Where M > P it is at least (M - k) x + a and what later stages have besides; the largest
-    of these is least, a + (M - 1) a / P, where all stages are equal: that of a heavier one may be less, as it hides the later ones. With tensor peers it is only known that stages are passed before
-    a stage's work and after it, as `placed_shape_seconds` has it, and that every P-th micro-batch's round trip makes a chain.
+    With a seconds of forward and backward for the whole model, x of a stage and b of its backward: a stage hides no
+    more of the others than its own k - 1 forwards before its first backward, and as many backwards before its last. So
+    the step is at least a + (M - 1) b for each stage, some of which has a P-th of all or, as layers are whole, more. If
+    M > P, it is at least (M - k) x + a and the excess of later stages. The largest of these is least if all stages are
+    equal, a + (M - 1) a / P; a heavier stage may have less, as it hides the later ones. With tensor peers it is only
+    known that stages are passed before a stage's work and after it (`placed_shape_seconds`), and that every P-th
+    micro-batch's round trip makes a chain.
     """
     m, p = c.micro_batches, c.pp
     everything = np.array([1.0, c.layers, 1.0])

@@ -1,4 +1,10 @@
-"""Stage cuts: dynamic programming over (time, bytes) for the least lower bound, and lists of the next best cuts."""
+"""Stage cuts: dynamic programming for the least lower bound of a shape, and lists of the next best cuts.
+
+The program appends stages one by one. For each number of layers so far it keeps the best value, the least possible
+maximum of the stages' bounds; the value for all layers is the least bound of the shape. A second pass finds the most
+even of the cuts that have it. Example: bounds of 1, 2, 3 s for 1, 2, 3 layers on two stages give, for 4 layers, 2 s and
+the cuts (2, 2). Cost: P n^2 for P stages and n layers.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +20,11 @@ from numpy.typing import NDArray
 from ratrain.ratrainc.planner.bounds.bounds import plan_bounds, stage_bounds
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.planner.bounds.columns import Columns, Numbers
+    from ratrain.ratrainc.planner.bounds.shape_columns import Columns, Numbers
     from ratrain.ratrainc.planner.space.space import Shape
 
 ENUMERATED = 4096
-"""Cuts of a shape that are listed one by one; of more, only those that dynamic programming and its neighbours find."""
+"""Most cuts of a shape that are listed one by one; of more, dynamic programming finds some, with their neighbours."""
 
 _ROUNDING = 1e-9
 
@@ -27,7 +33,7 @@ _ROUNDING = 1e-9
 class BestCuts:
     """The least bound over all cuts of a shape, and the most even of the cuts that have it.
 
-    Where no cuts fit, `seconds` is infinite, and `stage` and `short_bytes` say which stage lacks least, and how much.
+    If no cuts fit, `seconds` is infinite, and `stage` and `short_bytes` tell the stage that lacks least, and how much.
     """
 
     seconds: float
@@ -35,11 +41,11 @@ class BestCuts:
     stage: int = 0
     short_bytes: float = 0.0
     peak_bytes: float = 0.0
-    """lower bound on the highest peak of all stages, where they fit"""
+    """lower bound on the highest peak of all stages, if they fit"""
 
 
 def best_cuts(c: Columns, *, roomiest: bool = False) -> BestCuts:
-    """The cuts of one shape (`c` has one row) whose lower bound is least; `roomiest`: whose highest peak is least."""
+    """Return the cuts of one shape (`c` has one row) of least lower bound, or, if `roomiest`, of least highest peak."""
     stages, total = int(c.pp[0]), int(c.layers)
     most = total - stages + 1
     before = np.arange(total, dtype=float)[:, None, None]
@@ -47,16 +53,14 @@ def best_cuts(c: Columns, *, roomiest: bool = False) -> BestCuts:
     of_stages = stage_bounds(c, before, layers)
     seconds, peaks = of_stages.seconds[..., 0], of_stages.peak_bytes[..., 0]
     each = int(c.chunks[0])
-    if each > 1:  # of a layer at least
+    if each > 1:  # each chunk has at least one layer
         seconds[..., : each - 1] = peaks[..., : each - 1] = np.inf
     least = _least_of_largest(seconds, total)
     if not np.isfinite(least):
         return _shortage(peaks, total, float(c.capacity[0]))
     if roomiest:
-        least, seconds = (
-            _least_of_largest(np.broadcast_to(peaks, seconds.shape), total),
-            np.broadcast_to(peaks, seconds.shape),
-        )
+        seconds = np.broadcast_to(peaks, seconds.shape)
+        least = _least_of_largest(seconds, total)
     fair = np.where(seconds <= least * (1 + _ROUNDING), seconds**2, np.inf)
     chosen = _least_sum(fair, total)
     bounds = plan_bounds(c, np.array([chosen], float))
@@ -64,7 +68,7 @@ def best_cuts(c: Columns, *, roomiest: bool = False) -> BestCuts:
 
 
 def _least_of_largest(costs: Numbers, total: int) -> float:
-    """The least possible largest cost of a partition: costs [stage, layers before, layers - 1]."""
+    """Return the least possible maximum cost of a partition; costs [stage, layers before, layers - 1]."""
     reach = np.full(total + 1, np.inf)
     reach[0] = 0.0
     for stage_costs in costs:
@@ -73,7 +77,7 @@ def _least_of_largest(costs: Numbers, total: int) -> float:
 
 
 def _least_sum(costs: Numbers, total: int) -> tuple[int, ...]:
-    """The partition of least summed cost."""
+    """Return the partition of least summed cost."""
     reach = np.full(total + 1, np.inf)
     reach[0] = 0.0
     choices = []
@@ -89,7 +93,7 @@ def _least_sum(costs: Numbers, total: int) -> tuple[int, ...]:
 
 
 def _step(reach: Numbers, costs: Numbers, join: np.ufunc) -> tuple[Numbers, NDArray[np.intp]]:
-    """Append a stage: the best value for each number of layers so far, and the layers of the stage that give it."""
+    """Append a stage; return the best value for each number of layers so far, and the stage's layers that give it."""
     total, most = len(reach) - 1, costs.shape[1]
     value = join(reach[:total, None], costs)
     after = np.full((most, total + 1), np.inf)
@@ -100,7 +104,7 @@ def _step(reach: Numbers, costs: Numbers, join: np.ufunc) -> tuple[Numbers, NDAr
 
 
 def _shortage(peaks: Numbers, total: int, capacity: float) -> BestCuts:
-    """The cuts that exceed the capacity least."""
+    """Return the cuts that exceed the capacity least."""
     excess = np.maximum(peaks - capacity, 0.0)
     peaks = np.broadcast_to(excess, (peaks.shape[0], total, peaks.shape[2]))
     least = _least_of_largest(peaks, total)
@@ -111,9 +115,10 @@ def _shortage(peaks: Numbers, total: int, capacity: float) -> BestCuts:
 
 
 def cuts_of(layers: tuple[int, ...], shape: Shape | None = None) -> tuple[int, ...]:
-    """The layer index where each later chunk starts, of so many layers a stage; where there is a shape, shared evenly by the stage's chunks.
+    """Return the layer index where each later chunk starts, from the layers of each stage.
 
-    What is left over goes to the later chunks of a stage, which hold fewer passes, but last to that of the head.
+    With a shape, a stage's layers are shared evenly by its chunks. The remainder goes to its later chunks, which hold
+    fewer passes, and to the chunk of the head last.
     """
     if shape is None or shape.chunks == 1:
         return tuple(int(at) for at in np.cumsum(layers)[:-1])
@@ -128,7 +133,7 @@ def cuts_of(layers: tuple[int, ...], shape: Shape | None = None) -> tuple[int, .
 
 
 def partitions(total: int, stages: int, each: int = 1) -> Iterator[tuple[int, ...]]:
-    """Every way to give each stage at least so many layers."""
+    """Yield every way to give each stage at least `each` layers."""
     left = total - stages * (each - 1)
     for cuts in combinations(range(1, left), stages - 1):
         ends = (0, *cuts, left)
@@ -136,17 +141,17 @@ def partitions(total: int, stages: int, each: int = 1) -> Iterator[tuple[int, ..
 
 
 def partition_count(total: int, stages: int, each: int = 1) -> int:
-    """Ways to give each stage at least so many layers."""
+    """Count the ways to give each stage at least `each` layers."""
     return comb(total - stages * (each - 1) - 1, stages - 1)
 
 
 def can_be_listed(total: int, stages: int, each: int = 1) -> bool:
-    """Whether all cuts of a shape are listed one by one."""
+    """Return True if all cuts of a shape are few enough to be listed one by one."""
     return partition_count(total, stages, each) <= ENUMERATED
 
 
 def listed(c: Columns, candidates: list[tuple[int, ...]]) -> list[BestCuts]:
-    """Cuts of one shape with their bounds, fastest first; those that cannot fit are left out. `c` has one row."""
+    """Return cuts of one shape with their bounds, fastest first, without those that cannot fit. `c` has one row."""
     array = np.array(candidates, float)
     many = c.rows(np.zeros(len(candidates), np.intp))
     bounds = plan_bounds(many, array)
@@ -160,7 +165,7 @@ def listed(c: Columns, candidates: list[tuple[int, ...]]) -> list[BestCuts]:
 
 
 def neighbours(layers: tuple[int, ...], each: int = 1) -> list[tuple[int, ...]]:
-    """Cuts with one layer moved from one stage to another; each keeps at least so many."""
+    """Return the cuts with one layer moved from one stage to another; each stage keeps at least `each` layers."""
     shifted = []
     for source, target in combinations(range(len(layers)), 2):
         for a, b in ((source, target), (target, source)):

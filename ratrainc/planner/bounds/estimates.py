@@ -1,6 +1,7 @@
-"""A pessimistic closed form of the step time: nothing of the state's traffic, or of what tensor peers exchange, is hidden, and recovery stays inline.
+"""Estimates of the step time: a pessimistic closed form of plans, and guesses that put shapes in order.
 
-Not a bound, not simulated.
+The closed form hides nothing of the state's traffic or of tensor exchanges, and keeps recovery inline. It is neither a
+bound nor simulated.
 """
 
 from __future__ import annotations
@@ -9,19 +10,20 @@ import numpy as np
 
 from ratrain.ratrain_ir.schedules.named import SCHEDULES
 from ratrain.ratrainc.planner.bounds.bounds import plan_bounds, recovery_seconds
-from ratrain.ratrainc.planner.bounds.columns import EMBED, Columns, Numbers, least_recovery, unit_sum
 from ratrain.ratrainc.planner.bounds.other_memory import all_offloaded
+from ratrain.ratrainc.planner.bounds.shape_columns import Columns, Numbers, least_recovery, unit_sum
+from ratrain.ratrainc.planner.space.units import EMBED
 
 _USABLE = 0.97
-"""share of the capacity that is planned with: the rest is left to padding, transients and gaps between tensors"""
+"""Share of the capacity to plan with: the rest is for padding, transients and gaps between tensors."""
 
 
 def plan_estimates(c: Columns, layers: Numbers) -> Numbers:
-    """Estimated seconds of plans with equal numbers of stages, infinite where they may not fit. `layers` [plans, stages].
+    """Estimate the seconds of plans of equally many stages; infinite if they may not fit. `layers` [plans, stages].
 
-    Unequal stages take the sum of a micro-batch's times over all stages and M - 1 times the largest; then come all collectives and updates of
-    the stage that has most of them. Chunks and slices shorten what is more than M times the largest. With another memory: with all state there, or
-    nothing.
+    Unequal stages take the sum of a micro-batch's times over all stages plus M - 1 times the largest, then all
+    collectives and updates of the stage that has most of them. Chunks and slices shorten the part beyond M times the
+    largest. With another memory, all state is there or nothing is.
     """
     if c.other is not None:
         offloaded = plan_estimates(all_offloaded(c), layers)
@@ -31,20 +33,23 @@ def plan_estimates(c: Columns, layers: Numbers) -> Numbers:
     fits = np.isfinite(plan_bounds(usable, layers).seconds)
     by_stage = layers.T
     stages, m = len(by_stage), c.micro_batches
-    each = (
-        unit_sum(c.forward + c.backward + c.exchange, by_stage, c.head_stage) + recovery_seconds(usable, by_stage) / m
-    )
+    each = unit_sum(c, c.forward + c.backward + c.exchange, by_stage) + recovery_seconds(usable, by_stage) / m
     pipeline = each.sum(axis=0) + (m - 1) * each.max(axis=0)
     pipeline -= (each.sum(axis=0) - each.max(axis=0)) * (1 - 1 / (c.chunks * c.slices))
     messages = 2 * c.message * (stages - 1) * (1 + np.ceil(m / stages))
-    traffic = unit_sum(c.link + c.update + m * c.link_each, by_stage, c.head_stage)
+    traffic = unit_sum(c, c.link + c.update + m * c.link_each, by_stage)
     return np.where(fits, pipeline + messages + traffic.max(axis=0) + c.tail[0], np.inf)
 
 
-def shape_guesses(c: Columns) -> Numbers:
-    """About how many seconds shapes take, infinite where they hardly fit: with even stages, after the first of them, which holds most.
+def cuts_estimate(c: Columns, layers: tuple[int, ...]) -> float:
+    """Estimate the seconds of one plan; `c` has the one row of its shape, `layers` those of each stage."""
+    return float(plan_estimates(c, np.array([layers], float))[0])
 
-    Only the order in which shapes are looked at follows from it.
+
+def shape_guesses(c: Columns) -> Numbers:
+    """Guess the seconds of shapes with even stages, from the first, which holds most; infinite if they hardly fit.
+
+    Guesses only decide the order in which shapes are looked at.
     """
     units = np.array([1.0, c.layers, 1.0])
     m, p = c.micro_batches, c.pp

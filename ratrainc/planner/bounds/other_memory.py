@@ -1,14 +1,16 @@
-"""Bounds of plans that may use a memory beside DDR: state stays there from step to step, or what is kept for the backward waits there.
+"""Bounds of plans that may use a memory beside DDR for state, or for activations that wait for their backward.
 
-Whatever goes there, DDR holds views, gradients, and what a backward itself works on: that is what `granted` leaves of the columns, with no
-more recovery than the least. What the bounds hold besides is somewhere, so that, of the bytes that are live at an instant when all are in DDR,
+DDR always holds views, gradients and the operands of a backward: that is what `granted` leaves of the columns, with the
+least recovery. All other bytes of the bounds are somewhere. So, of the bytes live at an instant with everything in DDR,
 
 - no more are elsewhere than that memory has room for;
-- those that DDR has no room for cross its ways once in the step: an update streams its state, what is stored is fetched. So a step takes their
-  bytes over the rate of the slower way. (State that is updated where it is crosses nothing.)
-- *recovery*: of S bytes that are stored in a step of T seconds, S <= rate * T. A layer recovers r(k) seconds at least, of k bytes kept in DDR or
-  elsewhere; r is convex, so for each line a + b k below it (b < 0) the sum over the layers in flight is at least n a + b (F + S), of F bytes that are
-  free with all state elsewhere. So T >= W + n a + b (F + rate * T), W being the work without recovery, or T >= (W + n a + b F) / (1 - b * rate).
+- those that DDR has no room for are transferred once in the step: an update streams its state, and stored activations
+  are fetched. So a step takes their bytes over the rate of the slower direction. (State that is updated in place is not
+  transferred.)
+- *recovery*: of S bytes stored in a step of T seconds, S <= rate * T. A layer recovers at least r(k) seconds for k
+  bytes kept in DDR or elsewhere; r is convex, so for each line a + b k below it (b < 0) the sum over the n layers in
+  flight is at least n a + b (F + S), with F bytes free if all state is elsewhere. So T >= W + n a + b (F + rate * T),
+  where W is the work without recovery, or T >= (W + n a + b F) / (1 - b * rate).
 """
 
 from __future__ import annotations
@@ -20,26 +22,26 @@ from attrs import evolve
 
 from ratrain.passes.recovery.recompute import PEER
 from ratrain.ratrain_ir.config.types import Home
-from ratrain.ratrainc.planner.bounds.columns import Columns, Numbers, OtherMemory, unit_sum
+from ratrain.ratrainc.planner.bounds.shape_columns import Columns, Numbers, OtherMemory, unit_sum
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
 
 
 class Recovering(Protocol):
-    """The bytes of stages with all in DDR."""
+    """Bytes of stages with everything in DDR."""
 
     def peak_bytes(self) -> Numbers:
-        """Least peaks."""
+        """Return lower bounds on the peaks of the stages."""
         ...
 
     def recovery_on(self, slope: Numbers, intercept: Numbers, more: Numbers) -> Numbers:
-        """A line below the recovery in a step, with so many more bytes left."""
+        """Return a line below the recovery in a step, with `more` bytes left."""
         ...
 
 
 def granted(whole: Columns, machine: Machine, memory: str) -> Columns:
-    """The columns of shapes that may use a memory: `host`, `file`, or the DDR of other stages, by its name."""
+    """Return the columns of shapes that may use a memory: `host`, `file`, or `peer`, the DDR of other stages."""
     if memory == PEER:
         rate = max(group.link.bandwidth for group in machine.link_groups)
         other = OtherMemory(whole, np.inf, rate, 2 / rate, takes_state=False, streams=True)
@@ -56,13 +58,13 @@ def granted(whole: Columns, machine: Machine, memory: str) -> Columns:
     )
     if not other.takes_state:
         return left
-    # the host updates what streams, and compute does not wait for it
+    # state that streams is updated by the host, and compute does not wait for it
     tail = whole.tail - whole.tail_update
     return evolve(left, carried=whole.carried - whole.state, update=np.zeros_like(whole.update), tail=tail)
 
 
 def all_offloaded(c: Columns) -> Columns:
-    """The columns of shapes that may use another memory, with all state there and nothing stored: its way there and back is the link's."""
+    """Return the columns with all state, and no activations, in the other memory; the link carries it both ways."""
     assert c.other is not None
     whole, moved = c.other.whole, c.other.takes_state
     if not moved:
@@ -74,10 +76,10 @@ def all_offloaded(c: Columns) -> Columns:
 def with_other_memory(
     other: OtherMemory, layers: Numbers, memory: Recovering, seconds: Numbers, peak: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """Step seconds and peaks of stages, `seconds` and `peak` being those of the granted columns, `memory` that with all in DDR."""
+    """Return step seconds and peaks from those of granted columns; `memory` has the bytes with everything in DDR."""
     c, state = other.whole, _state_there(other, layers)
     longest = np.maximum(seconds, crossing_bytes(other, layers, memory) / other.rate)
-    work = unit_sum(c.micro_batches * (c.forward + c.backward), layers, c.head_stage)
+    work = unit_sum(c, c.micro_batches * (c.forward + c.backward), layers)
     for slope, intercept in zip(c.recovery_slope, c.recovery_intercept, strict=True):
         least = work + memory.recovery_on(slope, intercept, state)
         np.maximum(longest, least / (1 - slope * other.rate), out=longest)
@@ -85,13 +87,13 @@ def with_other_memory(
 
 
 def crossing_bytes(other: OtherMemory, layers: Numbers, memory: Recovering) -> Numbers:
-    """Bytes of stages that cross the memory's ways in a step, each of them once at least: those that DDR has no room for."""
+    """Return the bytes of stages that are transferred at least once in a step: those that DDR has no room for."""
     away = np.maximum(memory.peak_bytes() - other.whole.capacity, 0.0)
     return away if other.streams else np.maximum(away - _state_there(other, layers), 0.0)
 
 
 def _state_there(other: OtherMemory, layers: Numbers) -> Numbers:
-    """The most bytes of state of stages that may be in the memory."""
+    """Return the most bytes of state of stages that may be in the memory."""
     c = other.whole
-    of_stages = unit_sum(c.state, layers, c.head_stage)
+    of_stages = unit_sum(c, c.state, layers)
     return np.minimum(of_stages, other.room) if other.takes_state else np.zeros_like(of_stages)

@@ -1,26 +1,28 @@
-"""Lower bounds of stages under any order, from what `placements.py` reads of it; those of 1F1B, and times of ZB-H1, say more: `bounds.py`.
+"""Lower bounds of stages under any order, from the numbers that `held_passes.py` reads of the order.
 
-A stage has n layers in V chunks, whose passes have floor(n / V) layers at least. With f and b seconds of forward and backward a micro-batch,
-M micro-batches and R seconds of recovery:
+`bounds.py` has tighter ones for 1F1B, and for the times of ZB-H1. A stage has n layers in V chunks, whose passes have
+floor(n / V) layers at least. With f and b seconds of forward and backward a micro-batch, M micro-batches and R seconds
+of recovery:
 
 - *work*: the compute engine does M (f + b) + R and the updates.
-- *stages before s* are passed by the first slice of the first micro-batch on its way to the first chunk of s, and by its gradients' way back.
-  Where backwards are whole, all work of s lies between; where weight halves may come later, only its forwards are known to.
-- *collectives*: their engine works one after another, and so does that of tensor peers' exchanges.
-- *bytes*: at an instant that the order has, so many passes are held, each with the inputs of its layers, and keys and values where
-  micro-batches pass in slices.
-- *halves*: a pass whose weight half stands apart holds what both halves of a layer read, and what the first leaves for the second, of all its
-  layers when the last of them has passed the gradient of its input on.
-- *slices*: gradients are reduced after the last slice of a micro-batch. When its second one goes back all layers of that pass have full gradients,
-  and all slices but the one that has gone back are held.
-- *recovery*: what is free at that instant, shared by the layers of the passes held, gives their least recovery. Instants that hold no pass in
-  common add up; all other passes take the least there is.
+- *stages before s* are passed by the first slice of the first micro-batch on its way to the first chunk of s, and by
+  its gradient on the way back. If backwards are whole, all work of s lies between; if weight halves may come later,
+  only its forwards surely do.
+- *collectives*: their engine works one after another, and so does the engine of tensor exchanges.
+- *bytes*: at an instant of the order a number of passes is held, each with the inputs of its layers and, in slices,
+  keys and values.
+- *halves*: a pass whose weight half comes later holds the operands of both halves of a layer, and the results of the
+  first half for the second, for all its layers, when the last of them has passed its gradient on.
+- *slices*: gradients are reduced after the last slice of a micro-batch. When the second slice goes back, all layers of
+  that pass have full gradients, and all slices but the first to go back are held.
+- *recovery*: the free bytes of that instant, shared by the layers of the held passes, give their least recovery.
+  Instants without a common pass add up; all other passes take the least there is.
 
-With tensor peers a pass may be merged with the one behind it, and backwards may be in halves: an instant holds a pass less, weight halves
-of two passes may follow when the last gradient has left, and no instant is known at which all chunks have gradients, or a pass waits
-between its halves.
+With tensor peers a pass may be merged with the next one, and backwards may be in halves: an instant holds one pass
+less, the weight halves of two passes may follow after the last gradient has left, and no instant is known at which all
+chunks have gradients, or at which a pass waits between its halves.
 
-Of slices, which differ, each figure is that of the least one, and the hull is that of all.
+If slices differ, each figure is that of the smallest slice, and the hull is that of all.
 """
 
 from __future__ import annotations
@@ -31,20 +33,19 @@ import numpy as np
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import ALIGNMENT_BYTES
-from ratrain.ratrainc.planner.bounds.columns import (
-    EMBED,
-    HEAD,
-    LAYER,
+from ratrain.ratrainc.planner.bounds.held_passes import held_passes
+from ratrain.ratrainc.planner.bounds.shape_columns import (
     Columns,
     Numbers,
     evenest,
     least_recovery,
     left_behind,
+    raise_to_engines,
     stage_numbers,
     surely_held,
     unit_sum,
 )
-from ratrain.ratrainc.planner.bounds.placements import stage_placements
+from ratrain.ratrainc.planner.space.units import EMBED, HEAD, LAYER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,27 +53,27 @@ if TYPE_CHECKING:
 
 @frozen(eq=False)
 class PlacedMemory:
-    """The bytes of stages at the instants that their orders have; axes as for `stage_bounds`."""
+    """Free bytes of stages at instants of their orders; axes as for `stage_bounds`."""
 
     c: Columns
     layers: Numbers
     pass_layers: Numbers
-    """of each pass, at least"""
+    """least layers of each pass"""
     early_held: Numbers
     late_held: Numbers
     windows: Numbers
     early: Numbers
-    """bytes left for what is kept when the most passes are held"""
+    """bytes left when the most passes are held"""
     late: Numbers
-    """bytes left when all gradients are live too, those of tensor peers apart; infinite where there is no such instant"""
+    """bytes left when all gradients are live too, except with tensor peers; infinite if there is no such instant"""
     between: Numbers
     """bytes left when the most passes are between the halves of their backwards"""
     sliced: Numbers
-    """bytes left when the second slice of a micro-batch goes back; infinite where there are no slices"""
+    """bytes left when the second slice of a micro-batch goes back; infinite without slices"""
 
     @classmethod
     def of(cls, c: Columns, layers: Numbers) -> PlacedMemory:
-        """The bytes of stages; arguments as for `stage_bounds`."""
+        """Compute the bytes of stages; arguments as for `stage_bounds`."""
         names = ("early", "late", "windows", "pending", "pending_held")
         early_held, late_held, windows, pending, others = _of_stages(c, names, layers)
         early_held = surely_held(c, early_held)
@@ -81,38 +82,38 @@ class PlacedMemory:
         held = pass_layers * (c.activation + c.always_kept)
         own = c.mlp_saved + c.mlp_ends + c.mlp_view
         own += 0.0 if c.has_halves else c.mlp_scratch + c.mlp_gradient
-        free = c.capacity - ALIGNMENT_BYTES - unit_sum(c.carried, layers, c.head_stage)
+        free = c.capacity - ALIGNMENT_BYTES - unit_sum(c, c.carried, layers)
         free[0] += c.embed_view  # nobody reads it after the last forward
         free[c.head_stage] += np.where(c.micro_batches > 2, 0.0, c.head_view)  # nor this after the head's last backward
         between = free - pending * pass_layers * (c.pending - c.layer_part) - others * held
         free -= own
         sliced = free - (c.slices - 1) * held - pass_layers * (c.sliced_gradients[LAYER] - c.mlp_gradient)
         early = free - early_held * held
-        late = free - late_held * held - unit_sum((1 - c.merged) * c.gradients, layers, c.head_stage)
+        late = free - late_held * held - unit_sum(c, (1 - c.merged) * c.gradients, layers)
         late[c.head_stage] += np.where(c.micro_batches > 2, 0.0, c.gradients[HEAD])  # the head may be updated
         late, between = np.where(late_held > 0, late, np.inf), np.where(c.merged > 0, np.inf, between)
         sliced = np.where((c.slices > 1) & (c.merged == 0) & (not c.has_halves), sliced, np.inf)
         return cls(c, layers, pass_layers, early_held, late_held, windows, early, late, between, sliced)
 
     def peak_bytes(self) -> Numbers:
-        """Least peaks of the stages."""
+        """Return lower bounds on the peaks of the stages."""
         least: Numbers = self.c.capacity - np.minimum(
             np.minimum(self.early, self.late), np.minimum(self.between, self.sliced)
         )
         return least
 
     def recovery(self) -> Numbers:
-        """Least seconds of recovery of the stages in a step."""
+        """Return the least seconds of recovery of the stages in a step."""
         c = self.c
         least = c.micro_batches * c.slices * self.layers * c.recovery_least
-        # infinite where nothing is late: then there are no windows either
+        # `late` is infinite if there is no such instant; then there are no windows either
         late = self.more_than_least(self.late_held, np.where(np.isfinite(self.late), self.late, 0.0))
         more = np.maximum(self.more_than_least(self.early_held, self.early), self.windows * late)
         total: Numbers = least + more
         return total
 
     def recovery_on(self, slope: Numbers, intercept: Numbers, more: Numbers) -> Numbers:
-        """A line below the recovery in a step: that of a layer over its bytes, with so many `more` bytes left at each instant."""
+        """Return a line below the recovery in a step, given that of a layer, with `more` bytes left at each instant."""
         c = self.c
 
         def more_than_least(held: Numbers, free: Numbers) -> Numbers:
@@ -125,7 +126,7 @@ class PlacedMemory:
         return total
 
     def more_than_least(self, held: Numbers, free: Numbers) -> Numbers:
-        """Seconds by which the recovery of the passes held exceeds the least; one layer, which begins its backward, is whole."""
+        """Return the recovery of held passes above the least; the layer that begins its backward is whole already."""
         items = np.maximum(held * self.pass_layers - 1, 0.0)
         share = free / np.maximum(items, 1.0)
         more: Numbers = items * (least_recovery(self.c, share) - self.c.recovery_least)
@@ -133,28 +134,25 @@ class PlacedMemory:
 
 
 def _of_stages(c: Columns, names: Sequence[str], layers: Numbers) -> list[Numbers]:
-    """Numbers of each stage's order, by name: stages along the first axis, shapes along the last."""
+    """Return fields of `HeldPasses` by name: stages along the first axis, shapes along the last."""
     used, place = np.unique(c.order, return_inverse=True)
-    placements = [stage_placements(c.schedule, c.orders[at]) for at in used.tolist()]
+    placements = [held_passes(c.schedule, c.orders[at]) for at in used.tolist()]
     tables = (np.array([[getattr(stage, name) for stage in stages] for stages in placements], float) for name in names)
     return [table.T[:, place].reshape(table.shape[1], *(1,) * (layers.ndim - 2), -1) for table in tables]
 
 
 def placed_time(c: Columns, memory: PlacedMemory, before: Numbers) -> Numbers:
-    """Seconds of the longest chain through each stage; the work of the compute engine; the collectives."""
+    """Return the seconds of stages: their longest chain, or a busier engine."""
     m, layers = c.micro_batches, memory.layers
-    work = unit_sum(m * (c.forward + c.backward), layers, c.head_stage)
+    work = unit_sum(c, m * (c.forward + c.backward), layers)
     work += memory.recovery()
-    window = unit_sum(m * c.forward, layers, c.head_stage) if c.has_halves else work - left_behind(c, layers)
-    longest: Numbers = window + _way_up(c, before, stage_numbers(layers)) + c.tail[EMBED]
-    np.maximum(longest, work + unit_sum(c.update, layers, c.head_stage), out=longest)
-    if c.has_peers:
-        np.maximum(longest, unit_sum(m * c.exchange, layers, c.head_stage), out=longest)
-    return np.maximum(longest, unit_sum(c.link + m * c.link_each, layers, c.head_stage), out=longest)
+    window = unit_sum(c, m * c.forward, layers) if c.has_halves else work - left_behind(c, layers)
+    longest: Numbers = window + _first_slice_way(c, before, stage_numbers(layers)) + c.tail[EMBED]
+    return raise_to_engines(c, longest, work, layers)
 
 
-def _way_up(c: Columns, before: Numbers, stage: Numbers) -> Numbers:
-    """Seconds of the first slice from the step's beginning to each stage's first chunk, and back where backwards are whole."""
+def _first_slice_way(c: Columns, before: Numbers, stage: Numbers) -> Numbers:
+    """Return the seconds of the first slice to each stage's first chunk, and back if backwards are whole."""
     columns = c.first_forward if c.has_halves else c.first_forward + c.first_backward
     # of n layers of a stage, its first chunk has (n - (V - 1)) / V or more
     passed = np.maximum(stage, (before - stage * (c.chunks - 1)) / c.chunks)
@@ -164,12 +162,12 @@ def _way_up(c: Columns, before: Numbers, stage: Numbers) -> Numbers:
 
 
 def placed_shape_seconds(c: Columns) -> Numbers:
-    """Seconds of shapes under any cuts: some stage has a P-th of the work, and where backwards are whole the pipeline fills and drains.
+    """Return lower bounds of shapes under any cuts, by the heaviest stage, or by the filling and draining pipeline.
 
-    With one chunk a stage, x seconds of a first slice there and back on a stage and r M x of work before the last gradient leaves it,
-    T >= r M x + what the stages before it have of such x. The largest is least where all are equal: T = X / (1 - (1 - 1 / (r M))^P), of X
-    seconds in all. So it is of all units, with the least r of them, and of layers alone: a gather of the embedding may take longer than it
-    computes.
+    With one chunk a stage, x seconds of a first slice there and back on a stage, and r M x of work before the last
+    gradient leaves it, a step takes T >= r M x + the sum of x over the stages before. The largest of these is least if
+    all are equal: T = X / (1 - (1 - 1 / (r M))^P) for X seconds in all. This holds for all units with the least r of
+    them, and for layers alone: a gather of the embedding may take longer than its compute.
     """
     m, p = c.micro_batches, c.pp
     everything = np.array([1.0, c.layers, 1.0])

@@ -1,4 +1,4 @@
-"""What the planner knows of the work of a model on a machine: seconds and bytes of one micro-batch, read off a module of one layer."""
+"""Profile of the work of a model on a machine: seconds and bytes of one micro-batch, read off a module of one layer."""
 
 from __future__ import annotations
 
@@ -45,129 +45,105 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.ratrain_ir.module import Module, Stage
     from ratrain.ratrain_ir.ops.tensor import Tensor
-    from ratrain.ratrainc.planner.space.setting import Setting
+    from ratrain.ratrainc.planner.space.search_setting import SearchSetting
 
 _FORWARD, _BACKWARD = (Forward, Project), (Backward, BackwardHeads)
-"""What computes a block forward and back, with what norms over tensor peers have before them."""
+"""Ops that compute a block forward and back, with the projections that come first under norms over tensor peers."""
 
 
 @frozen(eq=False)
 class WorkProfile:
-    """One micro-batch of a given size: seconds and bytes that do not depend on how many replicas there are.
+    """Seconds and bytes of one micro-batch, which do not depend on the number of replicas.
 
-    Where it passes in slices, seconds are those of all of them, and bytes, and what is said of a layer's recovery, those of the least one.
+    Of a micro-batch in slices, seconds are the sum over all slices; bytes are those of the smallest, and the hull is
+    that of all.
     """
 
     forward: Vector
     """seconds of a unit's forward [embed, layer, head]"""
     backward: Vector
-    """seconds of a unit's backward, recovery apart"""
+    """seconds of a unit's backward without recovery"""
     kept_bytes: Vector
-    """bytes that a layer keeps for its backward beyond its checkpoint, ascending: corners of the convex hull of all choices"""
+    """bytes that a layer keeps beyond its checkpoint, ascending: corners of the convex hull of all choices of
+    recovery"""
     recovery: Vector
-    """seconds of recovery that go with them, descending"""
+    """seconds of recovery at these corners, descending"""
     activation: int
     """bytes of a layer's input, or of the head's"""
     mlp_ends: int
-    """bytes of an mlp's input, of the gradient of that, and of the gradient of its output; of tensor peers, whole ones"""
+    """bytes of an mlp's input and of the gradients of its input and output; whole tensors with tensor peers"""
     head_ends: int
-    """bytes of the head's input, and of the gradient of that"""
+    """bytes of the head's input and of its gradient"""
     inputs: int
     """bytes of the tokens, or of the labels, of a micro-batch"""
     documents: int
-    """bytes of where documents start in a micro-batch, which every stage holds from forward to backward; 0 where they are not kept apart"""
+    """bytes of the document starts of a micro-batch, held by every stage from forward to backward; 0 if none are kept
+    apart"""
     mlp_saved: int
-    """bytes of all an mlp's backward reads beside its input"""
+    """bytes of all that an mlp's backward reads except its input"""
     mlp_scratch: int
-    """workspace of an mlp's backward; 0 with tensor peers, where a half of it may come apart"""
+    """workspace of an mlp's backward; 0 with tensor peers, whose backward may come in halves"""
     head_scratch: int
-    """workspace of the head's backward, and what it reads that its forward saved"""
+    """workspace of the head's backward, plus the bytes that its forward saved for it"""
     boundary: int
-    """bytes that go to the next stage"""
+    """bytes sent to the next stage"""
     first_forward: Vector
-    """seconds of a unit's forward of the first slice, or of all where there are none"""
+    """seconds of a unit's forward of the first slice, or of the whole micro-batch without slices"""
     first_backward: Vector
     """seconds of compute until the first slice's gradient has passed a unit"""
     passed_back: Vector
-    """the same of a micro-batch: with tensor peers, whose backwards may be in halves, the input halves alone"""
+    """the same of a whole micro-batch; with tensor peers, whose backwards may come in halves, the input halves alone"""
     weight_half: Vector
-    """seconds of a unit's backward that may follow when the gradient has passed; 0 where backwards are whole"""
+    """seconds of a unit's backward that may follow after the gradient has passed; 0 if backwards are whole"""
     always_kept: int
-    """bytes that a layer holds beside its input, whatever is recovered: keys and values that later slices attend to"""
+    """bytes that a layer holds in addition to its input whatever is recovered: keys and values for later slices"""
     pending: int
-    """bytes that a layer holds from the input half of its backward to its weight half, where they are apart"""
+    """bytes that a layer holds from the input half of its backward to its weight half, if they are apart"""
 
 
-def work_profile(setting: Setting, micro_batch_size: int, slices: int, tp: int) -> WorkProfile:
-    """The profile of one micro-batch of so many sequences, slices and tensor peers."""
+def work_profile(setting: SearchSetting, micro_batch_size: int, slices: int, tp: int) -> WorkProfile:
+    """Read the profile of a micro-batch of `micro_batch_size` sequences in `slices` on one of `tp` tensor peers."""
     small = setting.model.with_one_layer()
-    shape: dict[str, Any] = {
-        "pp": 1,
-        "dp": 1,
-        "tp": tp,
-        "cuts": (),
-        "micro_batches": 2,
-        "micro_batch_size": micro_batch_size,
-        "zero": 0,
-        "slices": setting.slice_lengths(slices),
-    }
-    plan = setting.shaped(**shape, reduce="last")
+    sizes = {"tp": tp, "micro_batches": 2, "micro_batch_size": micro_batch_size}
+    plan = setting.shaped(**sizes, slices=setting.slice_lengths(slices))
     module = lower(small, plan)
     target = target_of(setting.machine)
     context = PassContext(target)  # it knows ops that take equal time
     chosen = [(choice, rewritten(module.stages[0], same_for_all(choice))) for choice in CHOICES[setting.policy]]
     apart = _in_halves(module)
     halves = apart if tp > 1 else None
+    numbers = range(slices) if plan.slices else (None,)
     parts = [
-        _part_profile(small, slice_plan(plan, number), module, chosen, halves, context, number)
-        for number in (range(slices) if plan.slices else (None,))
+        _slice_profile(small, slice_plan(plan, number), module, chosen, halves, context, number) for number in numbers
     ]
-    kept_bytes, recovery = _lower_hull([point for part in parts for point in part.extra])
+    seconds = {name: np.sum([part.seconds[name] for part in parts], axis=0) for name in parts[0].seconds}
+    nbytes: dict[str, Any] = {name: min(part.nbytes[name] for part in parts) for name in parts[0].nbytes}
+    kept_bytes, recovery = _lower_hull([point for part in parts for point in part.choices])
     return WorkProfile(
-        forward=np.sum([part.forward for part in parts], axis=0),
-        backward=np.sum([part.backward for part in parts], axis=0),
+        **seconds,
+        **nbytes,
         kept_bytes=kept_bytes,
         recovery=recovery,
-        activation=min(part.activation for part in parts),
-        mlp_ends=min(part.mlp_ends for part in parts),
-        head_ends=min(part.head_ends for part in parts),
-        inputs=min(part.inputs for part in parts),
-        documents=min(part.documents for part in parts),
-        mlp_saved=min(part.mlp_saved for part in parts),
         mlp_scratch=_scratch_bytes(module, target, "mlp") if halves is None else 0,
         head_scratch=_scratch_bytes(module, target, "head") + min(part.head_saved for part in parts),
-        boundary=min(part.boundary for part in parts),
-        first_forward=parts[0].forward,
-        first_backward=parts[0].passed_back,
-        passed_back=np.sum([part.passed_back for part in parts], axis=0),
-        weight_half=np.sum([part.weight_half for part in parts], axis=0),
-        always_kept=min(part.always_kept for part in parts),
-        pending=min(_pending_bytes(apart, number) for number in (range(slices) if plan.slices else (None,))),
+        first_forward=parts[0].seconds["forward"],
+        first_backward=parts[0].seconds["passed_back"],
+        pending=min(_pending_bytes(apart, number) for number in numbers),
     )
 
 
 @frozen(eq=False)
-class _PartProfile:
-    """What a `WorkProfile` says, of one slice, or of a whole micro-batch."""
+class _SliceProfile:
+    """Fields of a `WorkProfile` by name, of one slice or of a whole micro-batch."""
 
-    forward: Vector
-    backward: Vector
-    passed_back: Vector
-    weight_half: Vector
-    extra: list[tuple[int, float]]
-    """bytes that each choice keeps beyond what is always kept, and seconds beyond the least"""
-    activation: int
-    mlp_ends: int
-    head_ends: int
-    inputs: int
-    documents: int
-    mlp_saved: int
+    seconds: dict[str, Vector]
+    nbytes: dict[str, int]
     head_saved: int
-    boundary: int
-    always_kept: int
+    choices: list[tuple[int, float]]
+    """bytes that each choice of recovery keeps beyond what is always kept, and seconds beyond the least"""
 
 
-def _part_profile(
+def _slice_profile(
     model: ModelConfig,
     plan: Plan,
     module: Module,
@@ -175,8 +151,8 @@ def _part_profile(
     halves: Stage | None,
     context: PassContext,
     number: int | None,
-) -> _PartProfile:
-    """The profile of one slice by its number, `plan` being that of the slice. `halves`: the stage with its backwards in halves, if they may be so."""
+) -> _SliceProfile:
+    """Read the profile of slice `number`, whose plan is `plan`; `halves`: the stage with split backwards, if any."""
     whole = _Ops.of(module, module.stages[0], context, number)
     always_kept = _always_kept_bytes(model, plan)
     options = [
@@ -188,36 +164,40 @@ def _part_profile(
     least = layer_forward + layer_backward
     stream, whole_stream = aligned(exchanged_type(model, plan).nbytes), aligned(stream_type(model, plan).nbytes)
     ends = aligned(computed_type(model, plan, block("mlp", 0)).nbytes)
-    gathered = (
-        ends if shares_rows(plan) else 0
-    )  # beside them live the rows of the gradient of the output, which a sum then adds
+    # With peers the gathered tensor is live together with the rows of the output's gradient, to which a sum then adds.
+    gathered = ends if shares_rows(plan) else 0
     backward = np.array([whole.seconds(Backward, "embed"), layer_backward, whole.seconds(Backward, "head")])
     passed_back, weight_half = backward, np.zeros(3)
     if halves is not None:
         split = _Ops.of(module, halves, context, number)
         passed_back = np.minimum(backward, [split.seconds((*_BACKWARD, BackwardInput), unit) for unit in UNITS])
         weight_half = np.array([split.seconds(BackwardWeight, unit) for unit in UNITS])
-    return _PartProfile(
-        forward=np.array([whole.seconds(Forward, "embed"), layer_forward, whole.seconds(Forward, "head")]),
-        backward=backward,
-        passed_back=passed_back,
-        weight_half=weight_half,
-        extra=[(kept, ops.seconds((*_FORWARD, Recompute, *_BACKWARD), "layer") - least) for kept, ops in options],
-        activation=stream,
-        mlp_ends=stream + gathered + 2 * ends,
-        head_ends=2 * whole_stream,
-        inputs=aligned(token_type(plan).nbytes),
-        documents=aligned(token_type(plan).nbytes) if plan.keeps_documents_apart else 0,
-        mlp_saved=_saved_bytes(model, plan, block("mlp", 0)),
+    tokens = aligned(token_type(plan).nbytes)
+    return _SliceProfile(
+        seconds={
+            "forward": np.array([whole.seconds(Forward, "embed"), layer_forward, whole.seconds(Forward, "head")]),
+            "backward": backward,
+            "passed_back": passed_back,
+            "weight_half": weight_half,
+        },
+        nbytes={
+            "activation": stream,
+            "mlp_ends": stream + gathered + 2 * ends,
+            "head_ends": 2 * whole_stream,
+            "inputs": tokens,
+            "documents": tokens if plan.keeps_documents_apart else 0,
+            "mlp_saved": _saved_bytes(model, plan, block("mlp", 0)),
+            "boundary": exchanged_type(model, plan).nbytes,
+            "always_kept": always_kept,
+        },
         head_saved=_saved_bytes(model, plan, block("head")),
-        boundary=exchanged_type(model, plan).nbytes,
-        always_kept=always_kept,
+        choices=[(kept, ops.seconds((*_FORWARD, Recompute, *_BACKWARD), "layer") - least) for kept, ops in options],
     )
 
 
 @frozen(eq=False)
 class _Ops:
-    """Seconds of the block ops of a one-layer stage, of one slice: by op class and kind of block, the cheaper of its two micro-batches."""
+    """Seconds of the block ops of one slice by op class and kind of block, the lesser of two micro-batches."""
 
     times: dict[tuple[type, str], float]
 
@@ -237,19 +217,19 @@ class _Ops:
 
 
 def _saved_bytes(model: ModelConfig, plan: Plan, owner: Block) -> int:
-    """All that a block's forward saves for its backward."""
+    """Return the bytes that a block's forward saves for its backward."""
     return sum(aligned(slot.type.nbytes) for slot in saved_slots(model, plan, owner))
 
 
 def _in_halves(module: Module) -> Stage:
-    """The one stage of a module with its backwards in halves."""
+    """Return the one stage of a module with its backwards split into halves."""
     draft = module.draft()
     split_backwards(draft, draft.stages[0])
     return draft.stages[0]
 
 
 def _pending_bytes(stage: Stage, number: int | None) -> int:
-    """Bytes of a layer, of one slice, that its input halves leave or read and its weight halves read; the least of its micro-batches'."""
+    """Return the least bytes of a layer that its input halves touch and its weight halves read, for one slice."""
     found: dict[int, set[Tensor]] = {}
     before: dict[tuple[int, Block], set[Tensor]] = {}
     for op in stage.ops:
@@ -265,21 +245,21 @@ _OF_ACTIVATIONS = (StateKind.SAVED, StateKind.CHECKPOINT, StateKind.BOUNDARY, St
 
 
 def _scratch_bytes(module: Module, target: MachineTarget, kind: str) -> int:
-    """Workspace of the backward of a kind of block in a one-layer module, the least of its micro-batches'."""
+    """Return the workspace of the backward of a kind of block in a one-layer module: the least of all micro-batches."""
     ops = (op for op in module.stages[0].ops if type(op) is Backward and op.block.kind == kind)
     requests = [target.workspace(module, op) for op in ops]
     return min(aligned(request.nbytes) if request is not None else 0 for request in requests)
 
 
 def _always_kept_bytes(model: ModelConfig, plan: Plan) -> int:
-    """Bytes of a layer's slots that its forward keeps whatever is recovered."""
+    """Return the bytes of a layer's slots that its forward keeps whatever is recovered."""
     attention = block("attention", 0)
     always = kept_in_forward(model, plan, attention)
     return sum(aligned(slot.type.nbytes) for slot in saved_slots(model, plan, attention) if slot.name in always)
 
 
 def _lower_hull(points: Iterable[tuple[int, float]]) -> tuple[Vector, Vector]:
-    """The lower convex hull of (bytes, seconds), from the fewest bytes to the fewest seconds."""
+    """Return the lower convex hull of points (bytes, seconds), from the fewest bytes to the fewest seconds."""
     hull: list[tuple[float, float]] = []
     for x, y in sorted(points):
         if hull and y >= hull[-1][1]:

@@ -1,1 +1,1 @@
-"""Which plan is best: evaluation and search."""
+"""Evaluation of plans and the search for the best one."""

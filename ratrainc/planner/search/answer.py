@@ -1,120 +1,33 @@
-"""What is asked of the planner, and what it answers."""
+"""The answer of a search: the plans that were found, the shapes that were ruled out, and the bounds on all others."""
 
 from __future__ import annotations
 
 from math import isinf
+from typing import Any
 
-from attrs import define, field, frozen
+from attrs import asdict, define, field, frozen
 
-from ratrain.ratrain_ir.config.model_config import ModelConfig
 from ratrain.ratrain_ir.config.plan import Plan
-from ratrain.ratrain_ir.schedules.named import default_schedule
-from ratrain.ratrain_ir.schedules.shape import PipelineShape
-from ratrain.ratrainc.choices.strategies import Strategy
-from ratrain.ratrainc.planner.bounds.peers import choose_peers, with_whole_rows
-from ratrain.ratrainc.planner.search.evaluation import Evaluation
-from ratrain.ratrainc.planner.space.families import Family, schedule_of
-from ratrain.ratrainc.planner.space.objective import TIME, Cost, Objective
-from ratrain.ratrainc.planner.space.setting import Setting
-from ratrain.ratrainc.planner.space.space import STATE_MODES, Shape, shapes, template
-from ratrain.ratrainc.planner.space.variants import may_keep_gathered, recompute_policy
-from ratrain.targets.machine.machine import Machine
+from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation
+from ratrain.ratrainc.planner.search.plan_request import PlanRequest
+from ratrain.ratrainc.planner.space.objective import Cost, Objective
+from ratrain.ratrainc.planner.space.plan_families import family_schedule
+from ratrain.ratrainc.planner.space.space import Shape
 
-
-@frozen
-class Request:
-    """What is asked of the planner."""
-
-    model: ModelConfig
-    machine: Machine
-    clusters: int
-    global_batch: int
-    seq_len: int
-    strategy: Strategy
-    seconds: float = 60.0
-    """after so many no new evaluation starts"""
-    jobs: int = 1
-    exhaustive: bool = False
-    """go on until the bounds prove that nothing is left to gain; nothing is folded"""
-    zero_levels: tuple[int, ...] = (0, 1, 2, 3)
-    """ZeRO levels to choose from, where the strategy does not fix one; level 2 with `reduce = "last"` counts as 1"""
-    peers: tuple[int, ...] | None = None
-    """numbers of tensor peers to choose from; None: one, and all others that divide the clusters and share out the model"""
-    robust: bool = False
-    """say how the best plans bear a slow stage and jitter"""
-    plan_template: Plan | None = None
-    """dtypes, chunks and the optimizer of every plan; None: the usual ones"""
-    families: tuple[Family, ...] = ()
-    """what is searched together; empty: the strategy's own plans"""
-    objective: Objective = TIME
-    """what the best plan is"""
-    keep: int = 1
-    """best plans that are wanted, no two of them alike"""
-    wide: bool = False
-    """embedding and head may have a ZeRO level of their own, and shards may be those of near replicas alone"""
-    explain: bool = False
-    """say of all that lost what makes it slower, by mechanism"""
-    slices_of_one: bool = False
-    """only micro-batches of one sequence are cut into slices: those of several are cut into smaller ones before"""
-
-    @property
-    def searched(self) -> tuple[Family, ...]:
-        """The families of the search, one at least."""
-        return self.families or (Family(self.strategy.name, self.strategy),)
-
-    @property
-    def modes(self) -> tuple[tuple[int, str], ...]:
-        """The ZeRO levels and reduce modes of the strategy."""
-        fixed = self.strategy.zero
-        wanted = self.zero_levels if fixed is None else (fixed,)
-        return tuple(mode for mode in STATE_MODES if mode[0] in wanted)
-
-    @property
-    def schedule(self) -> str:
-        """The schedule of all plans: that of the strategy; else the one that the template says, or that its chunks and slices usually have."""
-        if self.strategy.schedule is not None or self.plan_template is None:
-            return self.strategy.schedule or default_schedule(PipelineShape(1, 1))
-        return self.plan_template.schedule or default_schedule(self.plan_template.shape)
-
-    def shapes(self) -> list[Shape]:
-        """Every shape that is considered.
-
-        Raises `DiagnosticError` RT064 where there is none, or the machine has fewer clusters, or tensor peers are asked for, or needed by
-        the strategy, that do not share out the model.
-        """
-        space = shapes(
-            self.model,
-            self.clusters,
-            self.global_batch,
-            self.modes,
-            self.machine.link_groups,
-            schedule=self.schedule,
-            seq_len=self.seq_len,
-            peers=choose_peers(self.setting, self.clusters, self.peers, self.strategy),
-            ends=self.zero_levels if self.wide else (),
-            slices_of_one=self.slices_of_one,
-        )
-        return with_whole_rows(self.setting, space)
-
-    @property
-    def setting(self) -> Setting:
-        """What profiles are made for."""
-        plan = self.plan_template or template(self.seq_len)
-        passes = self.strategy.passes
-        return Setting(self.model, self.machine, plan, recompute_policy(passes), may_keep_gathered(passes))
+_SECONDS_OF_DAY = 86400.0
 
 
 @frozen
 class Candidate:
-    """One plan under one pipeline, and what is known of it."""
+    """One plan under one pipeline, with its evaluation if there is one."""
 
     shape: Shape
     plan: Plan
     pipeline: str
     bound_seconds: float
-    evaluation: Evaluation | None = None
+    evaluation: PlanEvaluation | None = None
     estimated_seconds: float = float("inf")
-    """closed form, where nothing was simulated"""
+    """closed form, for a plan that was not simulated"""
     bound_bytes: float = 0.0
     """lower bound on the highest peak"""
     family: str = ""
@@ -122,7 +35,7 @@ class Candidate:
 
     @property
     def seconds(self) -> float:
-        """Seconds of a step: simulated, from a folded step, or a closed form; infinite where it does not fit."""
+        """Seconds of a step: simulated, from a folded step, or a closed form; infinite if it does not fit."""
         if self.evaluation is None:
             return self.estimated_seconds
         step_seconds = self.evaluation.step_seconds
@@ -130,35 +43,89 @@ class Candidate:
 
     @property
     def peak_bytes(self) -> int:
-        """The highest peak of all stages; a lower bound where nothing was compiled."""
+        """The highest peak of all stages; a lower bound if nothing was compiled."""
         return max(self.evaluation.peak_bytes) if self.evaluation else int(self.bound_bytes)
 
     @property
     def identity(self) -> tuple[str, Plan]:
-        """What it has in common with candidates that are the same plan under other settings of its passes, or with another use of memories."""
-        return schedule_of(self.family), self.plan
+        """Key that the same plan has under other settings of its passes, or with another use of memories."""
+        return family_schedule(self.family), self.plan
 
     def cost(self, objective: Objective) -> Cost:
-        """What it costs, by what is known of it."""
+        """Return its cost, by its seconds and peak as far as known."""
         return objective.cost(self.seconds, self.peak_bytes, self.shape.clusters)
 
     def bound(self, objective: Objective) -> Cost:
-        """What it costs at least."""
+        """Return a lower bound on its cost."""
         return objective.cost(self.bound_seconds, self.bound_bytes, self.shape.clusters)
 
     def rank(self, objective: Objective) -> tuple[Cost, bool, Shape, tuple[int, ...], str]:
-        """What candidates are ordered by: cost, then whether it is exact, then anything that tells them apart."""
+        """Return the sort key of candidates: cost, then exact ones first, then anything that tells them apart."""
         return self.cost(objective), not self.is_exact, self.shape, self.plan.cuts, self.pipeline
 
     @property
     def is_exact(self) -> bool:
-        """Whether the whole step was simulated, or found not to fit."""
+        """True if the whole step was simulated, or found not to fit."""
         return self.evaluation is not None and not self.evaluation.estimated
+
+    @property
+    def how(self) -> str:
+        """Source of its time: `estimate`, `folded` or `simulated`."""
+        if self.evaluation is None:
+            return "estimate"
+        return "folded" if self.evaluation.estimated else "simulated"
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of a step over its seconds."""
+        return self.plan.tokens_per_step / self.seconds
+
+    def training_cost(self, clusters: int, tokens: float) -> tuple[float, float]:
+        """Return the days, and the hours of all clusters together (idle ones too), of training on `tokens` tokens."""
+        seconds = tokens / self.tokens_per_second
+        return seconds / _SECONDS_OF_DAY, seconds * clusters / 3600.0
+
+    def to_json(self, clusters: int, tokens: float | None = None) -> dict[str, Any]:
+        """Return the plan as `--json` prints it, with the cost of a training if `tokens` are given."""
+        plan = self.plan
+        data: dict[str, Any] = {
+            "pp": plan.pp,
+            "dp": plan.dp,
+            "tp": plan.tp,
+            "micro_batch_size": plan.micro_batch_size,
+            "micro_batches": plan.micro_batches,
+            "zero": plan.zero,
+            "reduce": plan.reduce,
+            "zero_blocks": None if plan.zero_blocks is None else str(plan.zero_blocks),
+            "shard_group": plan.shard_group,
+            "view_group": plan.view_group,
+            "cuts": list(plan.cuts),
+            "chunks": plan.chunks,
+            "layout": plan.layout,
+            "slices": list(plan.slices),
+            "mapping": None if plan.mapping is None else str(plan.mapping),
+            "passes": self.pipeline,
+            "predicted_step_seconds": self.seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "peak_bytes": self.peak_bytes,
+            "bound_seconds": self.bound_seconds,
+            "exposed_tail_seconds": self.evaluation.exposed_tail_seconds if self.evaluation else None,
+            "how": self.how,
+            "family": self.family,
+            "clusters": plan.clusters,
+            "idle_clusters": clusters - plan.clusters,
+        }
+        disturbance = self.evaluation.disturbance if self.evaluation else None
+        if disturbance is not None:
+            data |= asdict(disturbance)
+        if tokens is not None:
+            data["days"], data["cluster_hours"] = self.training_cost(clusters, tokens)
+        return data
 
 
 @frozen
-class Rejected:
-    """A shape that no cuts make fit: the least that is missing, and where."""
+class OversizedShape:
+    """A shape that fits under no cuts: the stage that lacks least, and the bytes it lacks."""
 
     shape: Shape
     stage: int
@@ -167,67 +134,80 @@ class Rejected:
 
 
 @frozen
-class Loser:
-    """A family of plans and why it lost."""
+class RejectedPlan:
+    """A kind of plans that lost to the best one, and the reason."""
 
     text: str
     reason: str
     mechanisms: dict[str, float] = field(factory=dict)
-    """seconds of a step by which each mechanism takes longer than in the best plan; empty where that was not asked for"""
+    """extra seconds of a step by mechanism, compared with the best plan; empty if not asked for"""
 
 
 @define
 class Answer:
-    """What a search found."""
+    """The outcome of a search."""
 
-    request: Request
+    request: PlanRequest
     candidates: list[Candidate]
-    """evaluated ones that fit, best first"""
+    """evaluated plans that fit, best first"""
     refused: list[Candidate]
-    """evaluated ones that the compiler could not place"""
-    rejected: list[Rejected]
+    """evaluated plans that the compiler could not place"""
+    oversized: list[OversizedShape]
     """shapes that a bound on bytes rules out"""
     bound: Cost
-    """no plan of the space costs less, as its passes order it"""
+    """lower bound of all plans of the space, as their passes order them"""
     relaxed_bound: Cost
-    """closed form: no plan of the space costs less, whatever passes order it"""
+    """closed form: lower bound of all plans of the space, whatever passes order them"""
     shapes: int
     plans: int
-    """plans, with their stage cuts, that the space has"""
+    """plans of the space, with their stage cuts"""
     evaluations: int
     seconds: float
     proven: bool
-    """whether nothing was left that could be better than the best"""
-    losers: list[Loser] = field(factory=list)
+    """True if no plan was left that could be better than the best"""
+    rejected_plans: list[RejectedPlan] = field(factory=list)
 
     @property
     def best(self) -> Candidate | None:
-        """The best plan, or None where none fits."""
+        """The best plan, or None if none fits."""
         return self.candidates[0] if self.candidates else None
 
     @property
+    def best_plans(self) -> list[Candidate]:
+        """The candidates, each plan once with its best pipeline, best first."""
+        fastest: dict[Any, Candidate] = {}
+        for candidate in self.candidates:
+            fastest.setdefault(candidate.identity, candidate)
+        return list(fastest.values())
+
+    @property
+    def nearest(self) -> OversizedShape | None:
+        """The oversized shape that lacks least."""
+        return min(self.oversized, key=lambda shape: shape.short_bytes, default=None)
+
+    @property
     def proven_empty(self) -> bool:
-        """Whether bounds on bytes rule out every plan of the space: nothing fits, nothing was refused by the compiler or left untried."""
+        """True if bounds on bytes rule out every plan: none fits, was refused by the compiler or left untried."""
         return not self.candidates and not self.refused and isinf(self.bound[0])
 
     @property
     def bound_seconds(self) -> float:
-        """No plan of the space takes less, where that is what was looked for; else none of as good a measure as the bound."""
+        """Lower bound on the seconds of all plans; under another objective, of plans as good as the bound."""
         return self.bound[1]
 
     @property
     def relaxed_bound_seconds(self) -> float:
-        """The same of the closed form."""
+        """Lower bound of the closed form on the seconds of all plans."""
         return self.relaxed_bound[1]
 
     @property
     def gap(self) -> float | None:
-        """How much worse the best may be than what the bound allows, as a fraction of the bound."""
+        """Distance of the best plan's measure from the bound, as a fraction of the bound."""
         return self._gap_to(self.bound)
 
     @property
     def relaxed_gap(self) -> float | None:
-        """The same against the closed form: what a better schedule or plan could still win at most."""
+        """Distance from the bound of the closed form: the most that another schedule or plan could win."""
         return self._gap_to(self.relaxed_bound)
 
     def _gap_to(self, bound: Cost) -> float | None:

@@ -1,4 +1,4 @@
-"""How a schedule bears what no plan foresees: one stage that is slow, and times that vary."""
+"""Disturbance of a simulated step: one stage that is slow, and times that vary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ratrain.targets.simulator.timeline import Timeline
 
 SLOWER = 1.10
-"""How much longer the slow stage's compute takes."""
+"""Factor on the compute of the slow stage."""
 JITTER = 0.05
 """Standard deviation of each instruction's time, as a fraction of it."""
 _SEEDS = (1, 2, 3)
@@ -27,16 +27,16 @@ _SEEDS = (1, 2, 3)
 
 @frozen
 class Disturbance:
-    """Seconds of a step when the busiest stage computes a tenth slower, and when every time varies by 5 % (mean of a few seeds)."""
+    """Seconds of a step with the busiest stage a tenth slower, and with times varied by 5 % (mean of a few seeds)."""
 
     slow_stage_seconds: float
     jitter_seconds: float
 
 
 def disturbance_of(timeline: Timeline, figures: StepFigures) -> Disturbance:
-    """Run a simulated step again with other times of its instructions; the streams and their waits stay as they are.
+    """Simulate a step again with other times of its instructions; streams and waits stay the same.
 
-    The times are those the instructions took in the given timeline, so that what sharing DDR and links cost is in them.
+    The undisturbed times are those of the given timeline, so they include the cost of sharing DDR and links.
     """
     took = {
         id(span.instruction): span.end - span.start
@@ -61,11 +61,11 @@ def disturbance_of(timeline: Timeline, figures: StepFigures) -> Disturbance:
 
 
 def _computes(instruction: Instruction) -> bool:
-    """Whether an instruction runs the kernels of a block."""
+    """Return True if an instruction runs the kernels of a block."""
     return instruction.routine is not None
 
 
 def _jitter(seed: int) -> Callable[[int, Instruction], float]:
-    """Factors around one; the same instruction varies anew in each step."""
+    """Return random factors around one, drawn anew for each execution of an instruction."""
     random = np.random.default_rng(seed)
     return lambda _stage, _item: max(0.0, 1.0 + JITTER * float(random.standard_normal()))

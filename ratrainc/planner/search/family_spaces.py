@@ -1,4 +1,4 @@
-"""The shapes of families, with bounds for any cuts, in the order of what they cost at least."""
+"""Spaces of families: their shapes with bounds for any cuts, in order of promise."""
 
 from __future__ import annotations
 
@@ -11,56 +11,60 @@ from numpy.typing import NDArray
 
 from ratrain.passes.recovery.recompute import PEER
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
+from ratrain.ratrainc.choices.strategies import hiding_exchanges
 from ratrain.ratrainc.planner.bounds.bounds import shape_bounds
-from ratrain.ratrainc.planner.bounds.columns import Columns, Numbers, least_bytes
-from ratrain.ratrainc.planner.bounds.cuts import partition_count
+from ratrain.ratrainc.planner.bounds.cuts import BestCuts, best_cuts, cuts_of, partition_count
 from ratrain.ratrainc.planner.bounds.estimates import shape_guesses
 from ratrain.ratrainc.planner.bounds.other_memory import granted
 from ratrain.ratrainc.planner.bounds.shape_bytes import shape_bounds_with_bytes
-from ratrain.ratrainc.planner.search.answer import Request
-from ratrain.ratrainc.planner.space.families import Family
+from ratrain.ratrainc.planner.bounds.shape_columns import Columns, Numbers, least_bytes
+from ratrain.ratrainc.planner.search.answer import Candidate, OversizedShape
+from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 from ratrain.ratrainc.planner.space.objective import WORST, Cost
+from ratrain.ratrainc.planner.space.plan_families import PlanFamily
 from ratrain.ratrainc.planner.space.space import Shape
+from ratrain.ratrainc.planner.space.variants import least_bytes_passes
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.planner.bounds.profile import Profiles
+    from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrainc.planner.bounds.profiles import Profiles
 
 
 @define(eq=False)
 class FamilySpace:
-    """The shapes of a family, with their bounds for any cuts, in the order of what they cost at least."""
+    """The shapes of a family with their bounds for any cuts, in order of promise."""
 
-    family: Family
-    request: Request
-    """that of the family alone"""
+    family: PlanFamily
+    request: PlanRequest
+    """the request for this family alone"""
     shapes: list[Shape]
     columns: Columns
     seconds: Numbers
-    """that no cuts of a shape go below; infinite where the state alone does not fit"""
+    """lower bound of a shape under any cuts; infinite if the state alone does not fit"""
     row: dict[Shape, int] = field(init=False)
     clusters: Numbers = field(init=False)
     bytes: Numbers = field(init=False)
-    """that the fullest rank needs at least"""
+    """lower bound on the fullest rank"""
     measures: Numbers = field(init=False)
-    """the least that the objective may measure of a shape"""
+    """lower bound on the measure of a shape"""
     guesses: Numbers = field(init=False)
-    """about what the objective measures of a shape; at least its bound"""
+    """guess of the measure of a shape; at least its bound"""
     order: list[int] = field(init=False)
-    """rows by guess, those that fit"""
+    """rows that fit, by guess"""
     taken: set[int] = field(factory=set)
     tight: NDArray[np.bool_] = field(init=False)
-    """whose seconds are those of `shape_bounds_with_bytes`, which take longer to find"""
+    """True if `seconds` come from `shape_bounds_with_bytes`, which takes longer"""
     position: dict[bool, int] = field(factory=lambda: {False: 0, True: 0})
 
     @classmethod
-    def of(cls, request: Request, family: Family, profiles: Profiles) -> FamilySpace:
-        """The space of a family of a request.
+    def of(cls, request: PlanRequest, family: PlanFamily, profiles: Profiles) -> FamilySpace:
+        """Make the space of a family of a request.
 
-        Raises `DiagnosticError` RT064 where it has no shape.
+        Raises `DiagnosticError` RT064 if it has no shape.
         """
         own = evolve(request, strategy=family.strategy, families=(), slices_of_one=bool(request.families))
         shapes = own.shapes()
-        # on one stage ZB-H1 has no idle time to fill: that is 1F1B; nor is there another stage to keep anything
+        # On one stage ZB-H1 has no idle time to fill and equals 1F1B, and `peer` has no other stage to keep anything.
         if (request.families and family.schedule == "zb-h1") or family.memory == PEER:
             shapes = [shape for shape in shapes if shape.pp > 1]
         if not shapes:
@@ -75,7 +79,7 @@ class FamilySpace:
         self.clusters = np.fromiter((shape.clusters for shape in self.shapes), float, len(self.shapes))
         self.bytes = least_bytes(self.columns)
         self.tight = np.zeros(len(self.shapes), bool)
-        measure: Any = self.request.objective.measure  # of arrays as of numbers
+        measure: Any = self.request.objective.measure  # works on arrays too
         self.measures = measure(self.seconds, self.bytes, self.clusters)
         guessed = np.maximum(shape_guesses(self.columns), self.seconds)
         self.guesses = np.where(np.isfinite(guessed), measure(guessed, self.bytes, self.clusters), np.inf)
@@ -83,12 +87,12 @@ class FamilySpace:
         self.order = order[np.isfinite(self.seconds[order])].tolist()
 
     def cost(self, row: int) -> Cost:
-        """The least that a shape costs."""
+        """Return a lower bound on the cost of a shape."""
         seconds = float(self.seconds[row])
         return (float(self.measures[row]), seconds) if np.isfinite(seconds) else WORST
 
     def tighten(self, limit: Cost) -> None:
-        """Bound anew, with the bytes that they need, the shapes that cost less than a limit."""
+        """Tighten the bounds of shapes that may cost less than a limit, with `shape_bounds_with_bytes`."""
         rows = np.flatnonzero(~self.tight & (self.measures <= limit[0]) & np.isfinite(self.seconds))
         if not len(rows):
             return
@@ -100,12 +104,12 @@ class FamilySpace:
         self.guesses[rows] = np.maximum(self.guesses[rows], self.measures[rows])
 
     def within(self, capacity: float) -> FamilySpace:
-        """The same where a rank has so many bytes for tensors, or as many as it had if those are fewer."""
+        """Return the space with at most `capacity` bytes of a rank for tensors."""
         columns = self.columns.with_capacity(np.minimum(self.columns.capacity, capacity))
         return FamilySpace(self.family, self.request, self.shapes, columns, shape_bounds(columns))
 
     def next_row(self, is_out: Callable[[Cost], bool], *, of_one_peer: bool = False) -> int | None:
-        """The row of the most promising shape that was not taken and is not out, or of one tensor peer; None where there is none."""
+        """Return the row of the most promising shape that is neither taken nor out; None if there is none."""
         at = self.position[of_one_peer]
         while at < len(self.order):
             row = self.order[at]
@@ -117,11 +121,11 @@ class FamilySpace:
         return self.order[at] if at < len(self.order) else None
 
     def guess(self, row: int) -> Cost:
-        """About what a shape costs."""
+        """Return a guess of the cost of a shape."""
         return float(self.guesses[row]), float(self.seconds[row])
 
     def least_left(self) -> Cost:
-        """The least cost of the shapes that were not taken."""
+        """Return a lower bound on the cost of all shapes that were not taken."""
         left = np.isfinite(self.seconds)
         left[list(self.taken)] = False
         if not left.any():
@@ -130,21 +134,48 @@ class FamilySpace:
         return self.cost(int(rows[np.lexsort((self.seconds[rows], self.measures[rows]))[0]]))
 
     def columns_of(self, shape: Shape) -> Columns:
-        """The one row of a shape."""
+        """Return the columns of one shape."""
         at = self.row[shape]
         return self.columns.rows(slice(at, at + 1))
 
+    def best_cuts(self, shape: Shape) -> BestCuts:
+        """Return the best cuts of a shape; if bytes are the objective, those of least peak."""
+        return best_cuts(self.columns_of(shape), roomiest=self.request.objective.of_bytes)
+
+    def passes_for(self, plan: Plan) -> str:
+        """Return the usual pipeline of a plan: exchanges hidden, and fewest bytes if these are the objective."""
+        passes = self.request.strategy.passes
+        if self.request.objective.of_bytes:
+            passes = least_bytes_passes(passes)
+        return hiding_exchanges(passes, plan.tp)
+
+    def candidate(self, shape: Shape, cuts: BestCuts, *, estimate: float = np.inf) -> Candidate:
+        """Return the plan of a shape and cuts under its usual pipeline."""
+        plan = shape.plan(self.request.setting, cuts_of(cuts.layers, shape))
+        passes = self.passes_for(plan)
+        return Candidate(shape, plan, passes, cuts.seconds, None, estimate, cuts.peak_bytes, self.family.name)
+
+    def oversized(self, shape: Shape, cuts: BestCuts) -> OversizedShape:
+        """Return a shape that fits under no cuts; `cuts` are those that lack least."""
+        return OversizedShape(shape, cuts.stage, cuts.short_bytes, self.family.name)
+
+    @property
+    def least_state(self) -> OversizedShape:
+        """The shape that needs the fewest bytes, in a space whose state alone is too large for every shape."""
+        shape = self.shapes[int(np.argmin(least_bytes(self.columns)))]
+        return self.oversized(shape, best_cuts(self.columns_of(shape)))
+
     @property
     def plans(self) -> int:
-        """Plans with their cuts."""
+        """Number of plans, with their cuts."""
         layers = self.request.model.layers
         return sum(partition_count(layers, shape.pp, shape.chunks) for shape in self.shapes)
 
 
-def family_spaces(request: Request, profiles: Profiles) -> list[FamilySpace]:
-    """The spaces of all families of a request that have shapes.
+def family_spaces(request: PlanRequest, profiles: Profiles) -> list[FamilySpace]:
+    """Make the spaces of all families of a request that have shapes.
 
-    Raises `DiagnosticError` RT064 where none has.
+    Raises `DiagnosticError` RT064 if none has.
     """
     spaces: list[FamilySpace] = []
     refused: list[DiagnosticError] = []

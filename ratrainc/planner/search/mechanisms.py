@@ -1,4 +1,4 @@
-"""What makes up the step of a plan, in closed form: seconds of a stage, the mean of all, by mechanism."""
+"""Mechanisms that make up the step of a plan, in closed form: seconds of a stage, as the mean of all stages."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ if TYPE_CHECKING:
 
 @frozen
 class Mechanisms:
-    """Seconds of a step that each mechanism takes of a stage; differences of two may be negative."""
+    """Seconds of a step by mechanism, of an average stage; a difference of two may be negative."""
 
     compute: float
     """forward and backward"""
     recovery: float
-    """the least that the bytes allow"""
+    """the least that bytes allow"""
     updates: float
     """on the compute engine"""
     bubble: float
-    """a first micro-batch's, or slice's, way through all other stages, of their first chunks; there and back where backwards are whole"""
+    """way of the first micro-batch or slice through the first chunks of all other stages; and back if backwards are
+    whole"""
     messages: float
-    """their links, once there and back"""
+    """of the links, once there and back"""
     exchanges: float
-    """of tensor peers: all that their engine does, much of which may be hidden"""
+    """of the engine of tensor exchanges, much of which may be hidden"""
     transfers: float
-    """to or from another memory, of what DDR has no room for: once a step at least, much of which may be hidden"""
+    """to or from another memory, of what DDR has no room for: at least once a step, much of which may be hidden"""
 
     def over(self, other: Mechanisms) -> Mechanisms:
-        """What each takes more than in another plan."""
+        """Return the extra seconds of each mechanism, compared with another plan."""
         return Mechanisms(*(getattr(self, each.name) - getattr(other, each.name) for each in fields(Mechanisms)))
 
 
 def mechanisms(space: FamilySpace, shape: Shape) -> Mechanisms:
-    """The mechanisms of a shape under its best cuts; without recovery where none fit."""
+    """Return the mechanisms of a shape under its best cuts; without recovery if none fit."""
     c = space.columns_of(shape)
     units = np.array([1.0, c.layers, 1.0])
     layers = np.array(best_cuts(c).layers, float)[:, None]

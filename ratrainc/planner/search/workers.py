@@ -1,4 +1,4 @@
-"""Processes that evaluate plans side by side, and end with the one that started them."""
+"""Worker processes that evaluate plans in parallel, and end with the process that started them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.console.terminal import warnings_of_worker
-from ratrain.ratrainc.planner.search.evaluation import Evaluation, evaluate
+from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, evaluate
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.planner.search.evaluation import Task
+    from ratrain.ratrainc.planner.search.plan_evaluation import Task
 
 _WATCH_SECONDS = 2.0
 
 
 @frozen
-class Runner:
-    """Runs tasks in a pool, or at once."""
+class WorkerPool:
+    """A pool of processes; without processes, tasks run at once."""
 
     executor: ProcessPoolExecutor | None
     width: int
 
-    def submit(self, task: Task) -> Future[Evaluation]:
+    def submit(self, task: Task) -> Future[PlanEvaluation]:
         """Start a task; without a pool it is done when this returns."""
         if self.executor is not None:
             # A worker may start now. It has this mask until it can take an interruption without a traceback.
@@ -41,7 +41,7 @@ class Runner:
                 return self.executor.submit(evaluate, task)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        done: Future[Evaluation] = Future()
+        done: Future[PlanEvaluation] = Future()
         try:
             done.set_result(evaluate(task))
         except DiagnosticError as error:
@@ -50,24 +50,24 @@ class Runner:
 
 
 @contextmanager
-def workers(jobs: int) -> Iterator[Runner]:
-    """So many workers, or this process where one job is asked for."""
+def workers(jobs: int) -> Iterator[WorkerPool]:
+    """Provide a pool of `jobs` processes; for one job, this process."""
     if jobs <= 1:
-        yield Runner(None, 1)
+        yield WorkerPool(None, 1)
         return
     with ProcessPoolExecutor(
         jobs, get_context("spawn"), initializer=_start_worker, initargs=(os.getpid(),)
     ) as executor:
-        yield Runner(executor, jobs)
+        yield WorkerPool(executor, jobs)
 
 
 def evaluate_all(
     tasks: Sequence[Task], jobs: int, tick: Callable[[], None] = lambda: None
-) -> list[Evaluation | DiagnosticError]:
-    """What each task came to, or why it could not be evaluated; `tick` is called after each."""
-    found: dict[int, Evaluation | DiagnosticError] = {}
+) -> list[PlanEvaluation | DiagnosticError]:
+    """Return the evaluation of each task, or the error that refused it; call `tick` after each."""
+    found: dict[int, PlanEvaluation | DiagnosticError] = {}
     waiting = deque(enumerate(tasks))
-    running: dict[Future[Evaluation], int] = {}
+    running: dict[Future[PlanEvaluation], int] = {}
     with workers(jobs) as run:
         while waiting or running:
             while waiting and len(running) < run.width:
@@ -84,7 +84,7 @@ def evaluate_all(
 
 
 def _start_worker(parent: int) -> None:
-    """A worker ends at once when it is interrupted, and when its parent is gone."""
+    """Make a worker end at once if it is interrupted, or if its parent is gone."""
     signal.signal(signal.SIGINT, lambda _signal, _frame: os._exit(1))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 

@@ -1,1 +1,1 @@
-"""Which plans there are."""
+"""The plans to consider: shapes, families, pipelines and objectives."""

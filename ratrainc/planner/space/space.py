@@ -1,4 +1,9 @@
-"""The plans that are considered: every shape that takes a model and a global batch to at most so many clusters."""
+"""The space of plans: every shape that trains a model with a global batch on at most a number of clusters.
+
+A shape is a plan without stage cuts. Example: 2 clusters and a global batch of 2 give, for one tensor peer, P = 1 D = 1
+with micro-batches of 1 or 2, P = 2 D = 1 with the same, and P = 1 D = 2 under each ZeRO level; each is then divided
+into the chunks and slices of the schedule.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +25,17 @@ from ratrain.targets.machine.link_groups import Link, LinkGroup
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
-    from ratrain.ratrainc.planner.space.setting import Setting
+    from ratrain.ratrainc.planner.space.search_setting import SearchSetting
 
 STATE_MODES = ((0, "last"), (1, "last"), (2, "each-micro-batch"), (3, "last"), (3, "each-micro-batch"))
 """ZeRO levels and reduce modes. Level 2 with `last` is left out: its program is that of level 1."""
 
 
 ONE_GROUP = (LinkGroup("system", None, Link(1.0, 0.0)),)
-"""Where links are uniform, what they are does not matter to the space."""
+"""Groups of a machine of uniform links: their values do not matter to the space."""
 
 _MOST_SEQUENCES = 1 << 16
-"""of a micro-batch: what a plan file allows"""
+"""Sequences of a micro-batch that a plan file allows."""
 
 
 @frozen(order=True)
@@ -44,11 +49,11 @@ class Shape:
     zero: int
     reduce: str
     tiles: tuple[Tile, ...] = ()
-    """the mapping to groups of clusters; empty where there is none"""
+    """the mapping to groups of clusters; empty for none"""
     chunks: int = 1
     layout: str = "loop"
     slices: int = 1
-    """of even work"""
+    """number of slices, of even work"""
     tp: int = 1
     ends: int | None = field(default=None, order=lambda level: -1 if level is None else level)
     """the ZeRO level of embedding and head; None: that of all blocks"""
@@ -59,21 +64,33 @@ class Shape:
 
     @property
     def clusters(self) -> int:
-        """Clusters it occupies."""
+        """Clusters that it occupies."""
         return self.pp * self.dp * self.tp
 
     @property
     def pipeline(self) -> PipelineShape:
-        """What its schedule depends on."""
+        """The numbers that its schedule depends on."""
         return PipelineShape(self.pp, self.micro_batches, self.chunks, self.layout, self.slices)
 
     @property
     def mapping(self) -> RankMapping | None:
-        """Which of its ranks share which groups of clusters."""
+        """Mapping of its ranks to groups of clusters."""
         return RankMapping(self.tiles) if self.tiles else None
 
-    def plan(self, setting: Setting, cuts: tuple[int, ...]) -> Plan:
-        """The plan of these cuts, one before each chunk but the first."""
+    @property
+    def stage(self) -> Shape:
+        """One of its stages, of one sequence: everything that the bytes and seconds of its training state depend on."""
+        tiles = tuple(evolve(tile, stages=1) for tile in self.tiles)
+        one = evolve(self, pp=1, micro_batch_size=1, micro_batches=1, tiles=tiles)
+        return evolve(one, chunks=1, layout="loop", slices=1)
+
+    @property
+    def zero_blocks(self) -> ZeroLevels | None:
+        """The plan key for a ZeRO level of embedding and head of their own."""
+        return None if self.ends is None else ZeroLevels.parse(f"embed {self.ends}, head {self.ends}")
+
+    def plan(self, setting: SearchSetting, cuts: tuple[int, ...]) -> Plan:
+        """Return the plan with these cuts, one before each chunk but the first."""
         return setting.template.reshaped(
             pp=self.pp,
             dp=self.dp,
@@ -88,15 +105,10 @@ class Shape:
             slices=setting.slice_lengths(self.slices),
             tp=self.tp,
             sequence_sharding=setting.shards_sequences(self.tp),
-            zero_blocks=levels_of_ends(self.ends),
+            zero_blocks=self.zero_blocks,
             shard_group=self.shard_group,
             view_group=self.view_group,
         )
-
-
-def levels_of_ends(level: int | None) -> ZeroLevels | None:
-    """What a plan says of blocks where embedding and head have a ZeRO level of their own."""
-    return None if level is None else ZeroLevels.parse(f"embed {level}, head {level}")
 
 
 def shapes(
@@ -112,12 +124,13 @@ def shapes(
     ends: tuple[int, ...] = (),
     slices_of_one: bool = False,
 ) -> list[Shape]:
-    """Every shape on at most `clusters` clusters whose replicas share the global batch evenly, under every mapping to groups of clusters.
+    """Return every shape on at most `clusters` clusters, under every mapping to groups.
 
-    Chunks and slices are those of the schedule (`divisions`), as many as there are layers and tokens for; tensor peers are as many as one
-    of the numbers of `peers`, whether they share out the model or not. With `slices_of_one` only micro-batches of one sequence are cut into slices. Embedding and head may have a level of `ends` of their own;
-    where there are such, shards, or views of level 3 alone, may be those of the replicas that a mapping has near. Raises `DiagnosticError` RT064
-    where there is no shape, or the machine has fewer clusters.
+    Replicas share the global batch evenly. `schedule` gives the chunks and slices (`divisions`), as far as there are
+    layers and tokens for them; with `slices_of_one` only micro-batches of one sequence are cut into slices. `peers` are
+    the numbers of tensor peers, which may not share out the model. `ends` are the ZeRO levels that embedding and head
+    may have of their own; if there are any, shards, or views of level 3 alone, may also be kept within groups of near
+    replicas. Raises `DiagnosticError` RT064 if there is no shape, or the machine has fewer clusters.
     """
     most = groups[-1].clusters
     if most is not None and clusters > most:
@@ -132,7 +145,8 @@ def shapes(
         )
     ]
     if not space and schedule != "1f1b" and clusters >= 1 <= global_batch:
-        text = f"{SCHEDULES[schedule].title} has no plan of {model.name} on {clusters} clusters, of {model.layers} layers and {seq_len} tokens"
+        sizes = f"of {model.layers} layers and {seq_len} tokens"
+        text = f"{SCHEDULES[schedule].title} has no plan of {model.name} on {clusters} clusters, {sizes}"
         fail("RT064", text, help="use more clusters, or another strategy")
     if not space:
         fail("RT064", f"{clusters} clusters and a global batch of {global_batch}: both must be at least 1")
@@ -140,9 +154,9 @@ def shapes(
 
 
 def divisions(schedule: str) -> tuple[tuple[int, str, int], ...]:
-    """The chunks a stage, their layout and the slices that are considered for a schedule: of 1, 2, 4 and 8 what it can have.
+    """Return (chunks a stage, layout, slices) for a schedule: of 1, 2, 4 and 8 those that it can have.
 
-    A schedule that usually has one chunk a stage is considered with one.
+    A schedule that usually has one chunk a stage keeps one.
     """
     usual = SCHEDULES[schedule]
     several = ((chunks, slices) for chunks in (_NUMBERS if usual.chunks > 1 else (1,)) for slices in _NUMBERS)
@@ -159,23 +173,9 @@ def _divided(shape: Shape, ways: tuple[tuple[int, str, int], ...], layers: int, 
             if (chunks, layout, slices) == (shape.chunks, shape.layout, shape.slices):
                 yield shape
                 continue
-            s = shape
-            yield Shape(
-                s.pp,
-                s.dp,
-                s.micro_batch_size,
-                s.micro_batches,
-                s.zero,
-                s.reduce,
-                s.tiles,
-                chunks,
-                layout,
-                slices,
-                s.tp,
-                s.ends,
-                s.shard_group,
-                s.view_group,
-            )
+            s = shape  # not `evolve`, which takes several times as long: shapes are many
+            sizes = s.pp, s.dp, s.micro_batch_size, s.micro_batches, s.zero, s.reduce, s.tiles
+            yield Shape(*sizes, chunks, layout, slices, s.tp, s.ends, s.shard_group, s.view_group)
 
 
 @lru_cache(maxsize=1)
@@ -188,7 +188,7 @@ def _whole_shapes(
     peers: tuple[int, ...],
     ends: tuple[int, ...],
 ) -> tuple[Shape, ...]:
-    """The shapes of one chunk a stage and whole micro-batches; remembered, as those of all schedules are made of them."""
+    """Return the shapes of one chunk a stage and whole micro-batches; cached, as all schedules divide the same ones."""
     return tuple(shape for tp in peers for shape in _of_peers(layers, clusters, global_batch, modes, groups, tp, ends))
 
 
@@ -224,15 +224,16 @@ ENDS: dict[tuple[int, str], tuple[int, ...]] = {
     (3, "last"): (1,),
     (3, "each-micro-batch"): (2,),
 }
-"""ZeRO levels of embedding and head that are considered beside that of all blocks: their views gathered for each use, or not, unlike others'."""
+"""ZeRO levels of embedding and head to consider for each level and reduce mode: they gather their views for each use if
+others do not, and vice versa."""
 
 
 def _groups_near(shape: Shape) -> list[int]:
-    """Numbers of neighbouring replicas that a mapping has near each other, and that divide all."""
+    """Return the sizes of groups of replicas that a mapping places together and that divide all replicas."""
     near = {tile.replicas for tile in shape.tiles}
     return sorted(number for number in near if 1 < number < shape.dp and shape.dp % number == 0)
 
 
 def template(seq_len: int) -> Plan:
-    """What plans have in common unless a plan file says otherwise: f16 views, the usual AdamW, no clipping."""
+    """Return the plan template without a plan file: f16 views, the usual AdamW, no clipping."""
     return Plan(pp=1, dp=1, cuts=(), micro_batch_size=1, micro_batches=1, seq_len=seq_len, zero=0)

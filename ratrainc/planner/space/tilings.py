@@ -1,6 +1,8 @@
-"""The mappings that are considered for a plan's ranks: for each group of clusters the largest tiles of stages x replicas that fill it evenly.
+"""Rank mappings that are considered for a plan, as tiles of stages x replicas for each group of clusters.
 
-Tensor peers, who exchange most, sit together first: of each group a tile has as many of them as fit, and stages x replicas share what is left.
+Only the largest tiles that fill a group evenly count. Tensor peers exchange most, so they are placed first: a tile has
+as many of them as fit into a group, and stages x replicas share the rest. Example: 4 stages x 2 replicas on chips of 4
+clusters give the tiles 2 x 2 and 4 x 1.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ Tiles = tuple[Tile, ...]
 
 
 def tilings(pp: int, dp: int, clusters: int, groups: Sequence[LinkGroup], tp: int = 1) -> list[Tiles]:
-    """The tiles of each mapping of `pp` stages x `dp` replicas x `tp` tensor peers to a machine of so many clusters.
+    """Return the tiles of each mapping of `pp` stages x `dp` replicas x `tp` tensor peers to `clusters` clusters.
 
-    A tile that is part of a larger one for the same group is left out. Where links are equal, or no tiles fill the groups that there
-    are, the only entry is empty: no mapping.
+    Tiles that are part of a larger one for the same group are left out. If links are equal, or no tiles fill the
+    groups, the only entry is the empty tuple: no mapping.
     """
     if are_uniform(groups):
         return [()]
@@ -35,7 +37,7 @@ def tilings(pp: int, dp: int, clusters: int, groups: Sequence[LinkGroup], tp: in
 
 
 def _next_tiles(inner: Tiles, whole: Tile, clusters: int, groups: Sequence[LinkGroup]) -> list[Tile]:
-    """The tiles for the last of some groups, each of whole tiles of the group before."""
+    """Return the tiles for the last of `groups`, each made of whole tiles of the group before it."""
     below = inner[-1] if inner else Tile("", 1, 1)
     size, name = groups[-1].clusters or clusters, groups[-1].name
     room = size // (groups[-2].clusters or 1) if inner else size
@@ -56,6 +58,6 @@ def _next_tiles(inner: Tiles, whole: Tile, clusters: int, groups: Sequence[LinkG
 
 
 def divisors(number: int) -> list[int]:
-    """The divisors of a number, ascending."""
+    """Return the divisors of a number in ascending order."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})

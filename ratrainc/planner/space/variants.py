@@ -1,8 +1,8 @@
 """Pipelines that are tried for one plan: the strategy's own, and the same with other options of its passes.
 
-Buckets, the order of updates, how far ahead views are gathered and what is recovered are chosen by `joint-order` itself. What tensor peers
-exchange is hidden by `overlap-tensor`, which a strategy that decides with `joint-order` has for plans of several. A pipeline without
-`joint-order`, as a baseline has it, is what it is: only its plan is tuned.
+`joint-order` itself chooses buckets, the order of updates, the prefetch distance of views and what to recover.
+`overlap-tensor` hides the exchanges of tensor peers; a strategy that decides with `joint-order` gets it for plans with
+several peers. A pipeline without `joint-order`, as baselines have it, has no variants: only its plan is tuned.
 """
 
 from __future__ import annotations
@@ -26,30 +26,13 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan
 
 
-def recompute_policy(pipeline: str) -> str:
-    """What recovers in a pipeline; `none` where nothing does."""
-    policies = [p.policy for p in parse_pipeline(pipeline) if isinstance(p, RecomputePass | JointOrderPass)]
-    return policies[0] if policies else "none"
-
-
-def may_keep_gathered(pipeline: str) -> bool:
-    """Whether a pipeline may keep what tensor peers gathered for a forward for its backward."""
-    recovering = (p for p in parse_pipeline(pipeline) if isinstance(p, RecomputePass | JointOrderPass))
-    return any(p.policy == "auto" and p.gathered == "auto" for p in recovering)
-
-
-def pipeline_for(strategy_passes: str, plan: Plan, *, least_bytes: bool = False) -> str:
-    """A strategy's pipeline for a plan: with `overlap-tensor` before `joint-order` where there are tensor peers.
-
-    With `least_bytes` what recovers as much as is needed recovers all it can, and what moves as much state as pays moves all.
-    """
-    if least_bytes:
-        strategy_passes = pipeline_text([p for item in parse_pipeline(strategy_passes) for p in _of_least_bytes(item)])
-    return hiding_exchanges(strategy_passes, plan.tp)
+def least_bytes_passes(strategy_passes: str) -> str:
+    """Return a pipeline that recovers all it can, not only what is needed, and moves all state, not what pays."""
+    return pipeline_text([p for item in parse_pipeline(strategy_passes) for p in _of_least_bytes(item)])
 
 
 def _of_least_bytes(item: Pass) -> Iterator[Pass]:
-    """A pass that chooses what to recover, made to recover everything, right where it is needed; behind one that moves all state it might move."""
+    """Make a pass recover everything, in place, if it chooses; a pass that moves all state goes before it."""
     if not isinstance(item, RecomputePass | JointOrderPass) or item.policy != "auto":
         yield item
         return
@@ -61,18 +44,18 @@ def _of_least_bytes(item: Pass) -> Iterator[Pass]:
 
 
 def variants(strategy_passes: str, plan: Plan) -> list[str]:
-    """Other settings than that of `pipeline_for`: storing too, the strategy's own, and with recovery inline where it may stand forward-side.
+    """Return other pipelines worth trying: storing activations, the strategy's own, and with recovery inline.
 
-    Only those that make a difference.
+    Those that are the same as the usual pipeline of the plan, or that cannot differ from another, are left out.
     """
-    first = pipeline_for(strategy_passes, plan)
+    first = hiding_exchanges(strategy_passes, plan.tp)
     own = dict.fromkeys((first, strategy_passes))
     others = (pipeline for each in own for pipeline in (each, *_inline(each, plan)) if pipeline != first)
     return [*storing(first), *others]
 
 
 def storing(pipeline: str) -> list[str]:
-    """A pipeline that may offload state, made one that may store activations in the same memory too; nothing where there is no such."""
+    """Return the pipeline that may store activations where it may offload state; empty if it offloads none."""
     passes = parse_pipeline(pipeline)
     if not any(isinstance(p, JointOrderPass) and p.offload != NOWHERE and p.policy == "auto" for p in passes):
         return []
@@ -81,7 +64,7 @@ def storing(pipeline: str) -> list[str]:
 
 
 def trials_of(pipeline: str) -> float:
-    """About how many times as long as without these a pipeline takes for what it tries of exchanges and in another memory."""
+    """Estimate the factor by which a pipeline compiles longer because it tries exchanges and another memory."""
     factor = 1.0
     for item in parse_pipeline(pipeline):
         if isinstance(item, OverlapTensorPass):
@@ -92,12 +75,14 @@ def trials_of(pipeline: str) -> float:
 
 
 _OVERLAPPING, _OFFLOADING, _STORING = 1.7, 4.0, 5.0
-"""Measured on pipelines of 3 or 4 stages: `overlap-tensor` before `joint-order`, that with `offload`, and with `store` beside it."""
+"""Measured on pipelines of 3 or 4 stages: `overlap-tensor` before `joint-order`, that with `offload`, and with `store`
+too."""
 
 
 def _inline(pipeline: str, plan: Plan) -> Iterator[str]:
-    """The pipeline with recovery inline, where that is another order."""
-    # gathered within the step, the view that a recovery reads comes only for its backward, and so does the input of which peers have rows
+    """Yield the pipeline with recovery inline, if that is another order."""
+    # If views are gathered within the step, a recovery has its view only at its backward anyway; the same holds for
+    # its input if peers have rows of it. Then forward-side placement is inline already.
     waits = plan.pp > 1 and not gathers_layers_within_step(plan) and not shares_rows(plan)
     passes = parse_pipeline(pipeline)
     if waits and any(isinstance(p, JointOrderPass) and p.placement == "forward-side" for p in passes):

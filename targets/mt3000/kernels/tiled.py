@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from ratrain.ratrain_ir.support.diagnostics import fail
-from ratrain.targets.mt3000.kernels.tiled_compute import Place
+from ratrain.targets.mt3000.kernels.tiled_compute import TilePosition
 from ratrain.targets.mt3000.kernels.tiled_memory import PlaceOf, TiledMemory, memory_plan
 from ratrain.targets.mt3000.tiles.calls import PARTS, UNTILED_BLOCKS, UNTILED_SCORES, tiles_of
-from ratrain.targets.mt3000.tiles.schedule import Memory, Ranges, TileSchedule
+from ratrain.targets.mt3000.tiles.tile_schedule import OnChipMemory, Ranges, TileSchedule
 from ratrain.targets.runtime.arena.scratch import plan_bytes
 from ratrain.targets.runtime.kernels.fast.fast import Fast
 from ratrain.targets.runtime.kernels.reference.reference_common import quiet
@@ -28,19 +28,21 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.interface import F32, I32, Array
 
 
-def _no_place(ranges: Ranges, keys_first: bool) -> Place:
+def _no_place(ranges: Ranges, keys_first: bool) -> TilePosition:
     """Of products, which do not depend on where they are."""
     del ranges, keys_first
-    return Place((0, 0), (0, 0), np.float32(1), np.float32(0), None, keys_first=True)
+    return TilePosition((0, 0), (0, 0), np.float32(1), np.float32(0), None, keys_first=True)
 
 
 def _place_of(spec: AttentionSpec) -> PlaceOf:
     slopes = spec.slopes
     scale = np.float32(spec.multiplier)
 
-    def place(ranges: Ranges, keys_first: bool) -> Place:
+    def place(ranges: Ranges, keys_first: bool) -> TilePosition:
         head = ranges["g"][0] * spec.group + ranges["h"][0]
-        return Place(ranges["q"], ranges["k"], scale, np.float32(slopes[head]), spec.window, keys_first=keys_first)
+        return TilePosition(
+            ranges["q"], ranges["k"], scale, np.float32(slopes[head]), spec.window, keys_first=keys_first
+        )
 
     return place
 
@@ -95,7 +97,7 @@ class Tiled(Fast):
         schedule = self.tiles[part]
         scratch.reset()
         gsm, am, sm = scratch.take_all(memory_plan(schedule.memories))
-        memories = {Memory.GSM: gsm[None], Memory.AM: am, Memory.SM: sm}
+        memories = {OnChipMemory.GSM: gsm[None], OnChipMemory.AM: am, OnChipMemory.SM: sm}
         present = {name: operand for name, operand in operands.items() if operand is not None}
         for operand in schedule.operands:
             assert present[operand.name].shape == schedule.operand_shape(operand), operand.name

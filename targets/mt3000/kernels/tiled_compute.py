@@ -1,6 +1,6 @@
 """The micro-kernels of tile schedules in numpy: on tiles of on-chip buffers, float32 inside, rounded where they are stored.
 
-Each takes a `Place` and its tiles by the names of `ratrain.targets.mt3000.tiles.micro_kernels`, cut to the current ranges. Scores and what belongs to them
+Each takes a `TilePosition` and its tiles by the names of `ratrain.targets.mt3000.tiles.micro_kernels`, cut to the current ranges. Scores and what belongs to them
 are [keys, queries], or [queries, keys] where the place says so.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @frozen
-class Place:
+class TilePosition:
     """Where in the whole a micro-kernel is: positions of queries and keys, and what the head needs."""
 
     queries: tuple[int, int]
@@ -49,31 +49,31 @@ class Place:
         return row[None, :] if self.keys_first else row[:, None]
 
 
-def zero(place: Place, out: Array) -> None:
+def zero(place: TilePosition, out: Array) -> None:
     """Set out = 0."""
     del place
     out[...] = 0
 
 
-def product(place: Place, out: Array, scalars: Array, vectors: Array) -> None:
+def product(place: TilePosition, out: Array, scalars: Array, vectors: Array) -> None:
     """Set out = scalars @ vectors."""
     del place
     out[...] = f32(scalars) @ f32(vectors)
 
 
-def add_product(place: Place, out: Array, scalars: Array, vectors: Array) -> None:
+def add_product(place: TilePosition, out: Array, scalars: Array, vectors: Array) -> None:
     """Add scalars @ vectors to out."""
     del place
     out += f32(scalars) @ f32(vectors)
 
 
-def transpose(place: Place, out: Array, source: Array) -> None:
+def transpose(place: TilePosition, out: Array, source: Array) -> None:
     """Set out = source, transposed."""
     del place
     out[...] = source.T
 
 
-def round_sum(place: Place, out: Array, total: F32, *added: Array) -> None:
+def round_sum(place: TilePosition, out: Array, total: F32, *added: Array) -> None:
     """Set out = total + everything added, rounded once."""
     del place
     result = total.copy()
@@ -82,7 +82,7 @@ def round_sum(place: Place, out: Array, total: F32, *added: Array) -> None:
     put(out, result)
 
 
-def start_softmax(place: Place, total: F32, peak: F32, out: F32) -> None:
+def start_softmax(place: TilePosition, total: F32, peak: F32, out: F32) -> None:
     """No key has been seen yet."""
     del place
     total[...] = 0
@@ -91,7 +91,7 @@ def start_softmax(place: Place, total: F32, peak: F32, out: F32) -> None:
 
 
 def softmax(
-    place: Place, total: F32, peak: F32, out: F32, weight: Array, score: F32, documents: I32 | None = None
+    place: TilePosition, total: F32, peak: F32, out: F32, weight: Array, score: F32, documents: I32 | None = None
 ) -> None:
     """Take a strip of keys into a running softmax over [keys, queries]; `weight` are its exponentials."""
     scores = place.scores(score, documents)
@@ -105,26 +105,26 @@ def softmax(
     put(weight, exponentials)
 
 
-def log_sum_exp(place: Place, lse: F32, total: F32, peak: F32) -> None:
+def log_sum_exp(place: TilePosition, lse: F32, total: F32, peak: F32) -> None:
     """Set lse = peak + log(total)."""
     del place
     lse[...] = peak + np.log(total)
 
 
-def divide_turned(place: Place, result: Array, out: F32, total: F32) -> None:
+def divide_turned(place: TilePosition, result: Array, out: F32, total: F32) -> None:
     """Set result = out / total, transposed and rounded."""
     del place
     put(result, (out / total).T)
 
 
-def row_product(place: Place, delta: F32, left: Array, right: Array) -> None:
+def row_product(place: TilePosition, delta: F32, left: Array, right: Array) -> None:
     """delta[r] = the product of row r of both."""
     del place
     delta[...] = (f32(left) * f32(right)).sum(axis=1)
 
 
 def score_gradient(
-    place: Place,
+    place: TilePosition,
     weight: Array,
     dscore: Array,
     score: F32,
@@ -141,12 +141,12 @@ def score_gradient(
     put(dscore, np.where(seen, prob * (dweight - place.along_queries(delta)), np.float32(0)))
 
 
-def scale_turned(place: Place, result: Array, out: F32) -> None:
+def scale_turned(place: TilePosition, result: Array, out: F32) -> None:
     """Set result = out times the scale of scores, transposed and rounded."""
     put(result, (out * place.scale).T)
 
 
-def round_turned(place: Place, result: Array, out: F32) -> None:
+def round_turned(place: TilePosition, result: Array, out: F32) -> None:
     """Set result = out, transposed and rounded."""
     del place
     put(result, out.T)

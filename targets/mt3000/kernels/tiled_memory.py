@@ -13,29 +13,28 @@ from numpy.typing import NDArray
 from ratrain.targets.mt3000.kernels import tiled_compute
 from ratrain.targets.mt3000.tiles.core_program import Await, Event, Run, Transfer, core_events
 from ratrain.targets.mt3000.tiles.micro_kernels import MICRO_KERNELS
-from ratrain.targets.mt3000.tiles.schedule import (
+from ratrain.targets.mt3000.tiles.tile_schedule import (
     Barrier,
-    Buffer,
     Memories,
-    Memory,
+    OnChipBuffer,
+    OnChipMemory,
     Ranges,
     TileSchedule,
     axis_range,
     elements,
 )
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
-from ratrain.targets.runtime.arena.scratch import Buffer as ScratchBuffer
-from ratrain.targets.runtime.arena.scratch import Plan
+from ratrain.targets.runtime.arena.scratch import Buffer, Plan
 from ratrain.targets.runtime.kernels.interface import Array
 
-PlaceOf = Callable[[Ranges, bool], tiled_compute.Place]
+PlaceOf = Callable[[Ranges, bool], tiled_compute.TilePosition]
 """The place of a micro-kernel from its ranges, and from whether scores have keys first."""
 
 
 def memory_plan(memories: Memories) -> Plan:
     """GSM of the cluster, AM and SM of all cores."""
     sizes = [(memories.gsm_bytes,), (memories.cores, memories.am_bytes), (memories.cores, memories.sm_bytes)]
-    return [ScratchBuffer(size, np.uint8) for size in sizes]
+    return [Buffer(size, np.uint8) for size in sizes]
 
 
 @define(eq=False)
@@ -45,7 +44,7 @@ class TiledMemory:
     schedule: TileSchedule
     operands: Mapping[str, Array]
     place_of: PlaceOf
-    memories: dict[Memory, NDArray[np.uint8]]
+    memories: dict[OnChipMemory, NDArray[np.uint8]]
     """bytes, [owner, capacity]"""
     late: bool = False
     """transfers copy when they are waited for instead of when they are issued: both must give the same"""
@@ -53,7 +52,7 @@ class TiledMemory:
     """by buffer, owner and copy: the ranges of what is there"""
     pending: dict[tuple[int, int], list[Callable[[], None]]] = field(factory=dict)
     """by core and channel"""
-    buffers: dict[str, Buffer] = field(init=False)
+    buffers: dict[str, OnChipBuffer] = field(init=False)
     axes: dict[str, Any] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -118,14 +117,14 @@ class TiledMemory:
         cut = tuple(slice(*axis_range(axis, event.ranges, whole)) for axis in self.axes[event.other])
         return self.operands[event.other][cut]
 
-    def key(self, core: int, buffer: Buffer, copy: int) -> tuple[str, int, int]:
+    def key(self, core: int, buffer: OnChipBuffer, copy: int) -> tuple[str, int, int]:
         """Buffer, owner and copy: all cores share what is in GSM."""
-        return buffer.name, 0 if buffer.memory is Memory.GSM else core, copy
+        return buffer.name, 0 if buffer.memory is OnChipMemory.GSM else core, copy
 
     def tile(self, core: int, name: str, copy: int, ranges: Ranges) -> Array:
         """The part of a buffer's copy that ranges mean, counted from what it holds."""
         buffer = self.buffers[name]
-        owner = 0 if buffer.memory is Memory.GSM else core
+        owner = 0 if buffer.memory is OnChipMemory.GSM else core
         start = buffer.offset + copy * buffer.copy_bytes
         nbytes = prod(buffer.shape) * buffer.dtype.itemsize
         array = (

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratrain.targets.mt3000.tiles.schedule import Load, TileSchedule, statements
+from ratrain.targets.mt3000.tiles.tile_schedule import TileLoad, TileSchedule, statements
 from ratrain.targets.mt3000.tiles.verifier import operands_problem, schedule_problem
 from ratrain.targets.program.per_kernel import PerKernel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ratrain.targets.mt3000.tiles.schedule import Axes
+    from ratrain.targets.mt3000.tiles.tile_schedule import Axes
     from ratrain.targets.program.kernels import Types
     from ratrain.targets.program.routine import OnChipSchedule, Step
 
@@ -130,7 +130,7 @@ def _options_problem(step: Step, schedule: TileSchedule) -> str | None:
     b = (("n",), ("k",)) if step.options.get("trans_b") else (("k",), ("n",))
     expected = {"a": a, "b": b, "out": (("m",), ("n",))}
     expected |= {name: c for name, c in (("bias", (("n",),)), ("residual", (("m",), ("n",)))) if name in step.operands}
-    adds = any(isinstance(s, Load) and s.source == "out" for s in statements(schedule.body))
+    adds = any(isinstance(s, TileLoad) and s.source == "out" for s in statements(schedule.body))
     if (
         axes != expected
         or {name for name, _ in schedule.dims} != {"m", "n", "k"}

@@ -7,18 +7,18 @@ from typing import TypeAlias
 
 from attrs import define, field, frozen
 
-from ratrain.targets.mt3000.tiles.schedule import (
+from ratrain.targets.mt3000.tiles.tile_schedule import (
     Barrier,
-    Buffer,
     Claim,
     Compute,
-    Load,
     Loop,
-    Memory,
+    OnChipBuffer,
+    OnChipMemory,
     Ranges,
     Statement,
-    Store,
+    TileLoad,
     TileSchedule,
+    TileStore,
     Wait,
     elements,
     statements,
@@ -29,7 +29,7 @@ from ratrain.targets.mt3000.tiles.schedule import (
 class Transfer:
     """A DMA transfer is issued, into (`is_load`) or out of copy `copy` of a buffer."""
 
-    buffer: Buffer
+    buffer: OnChipBuffer
     copy: int
     number: int
     """counts the loads, or claims, of the buffer"""
@@ -56,7 +56,7 @@ class Transfer:
 class Await:
     """The core waits for the channel of a copy."""
 
-    buffer: Buffer
+    buffer: OnChipBuffer
     copy: int
 
     @property
@@ -135,7 +135,7 @@ class _Core:
     schedule: TileSchedule
     core: int
     period: int
-    buffers: dict[str, Buffer] = field(init=False)
+    buffers: dict[str, OnChipBuffer] = field(init=False)
     counts: dict[str, int] = field(factory=dict)
     """by buffer, how many loads or claims of it were visited"""
     needed: dict[str, list[tuple[int, Ranges]]] = field(factory=dict)
@@ -170,15 +170,15 @@ class _Core:
         visits = self.visits()
         loads = dict.fromkeys(self.buffers, 0)
         for statement, ranges in visits:
-            if isinstance(statement, Load):
+            if isinstance(statement, TileLoad):
                 loads[statement.buffer] += 1
                 scope = loads.get(statement.source, 0)
                 self.needed.setdefault(statement.buffer, []).append((scope, ranges))
         for statement, ranges in visits:
             match statement:
-                case Load():
+                case TileLoad():
                     yield from self.load(statement)
-                case Store(name, target):
+                case TileStore(name, target):
                     buffer = self.buffers[name]
                     yield Transfer(buffer, self.copy(name), self.number(name), target, 0, 0, ranges, is_load=False)
                 case Claim(name):
@@ -192,7 +192,7 @@ class _Core:
                     names = (*statement.writes, *statement.reads)
                     yield Run(statement, {name: self.copy(name) for name in names}, ranges)
 
-    def load(self, statement: Load) -> Iterator[Event]:
+    def load(self, statement: TileLoad) -> Iterator[Event]:
         """A visit of a load: it looks ahead as far as what it reads from is there."""
         name, buffer = statement.buffer, self.buffers[statement.buffer]
         position = self.counts.get(name, 0)
@@ -208,9 +208,9 @@ class _Core:
                 ranges = visits[number][1]
                 yield Transfer(buffer, number % buffer.copies, number, statement.source, *source, ranges, is_load=True)
 
-    def acts(self, buffer: Buffer) -> bool:
+    def acts(self, buffer: OnChipBuffer) -> bool:
         """Whether this core issues and awaits the transfers of a buffer: core 0 does it for the shared ones."""
-        return buffer.memory is not Memory.GSM or self.core == 0
+        return buffer.memory is not OnChipMemory.GSM or self.core == 0
 
     def number(self, name: str) -> int:
         """Which load or claim of a buffer is current; 0 for what is none."""

@@ -9,12 +9,12 @@ from attrs import define, field
 
 from ratrain.targets.mt3000.tiles.core_program import Await, Run, Transfer, core_events
 from ratrain.targets.mt3000.tiles.micro_kernels import MICRO_KERNELS
-from ratrain.targets.mt3000.tiles.schedule import (
+from ratrain.targets.mt3000.tiles.tile_schedule import (
     Axes,
     Barrier,
-    Buffer,
     Loop,
-    Memory,
+    OnChipBuffer,
+    OnChipMemory,
     Ranges,
     Statement,
     TileSchedule,
@@ -113,7 +113,7 @@ class _Follower:
     """by channel, the transfer that was not waited for"""
     whole: Ranges = field(init=False)
     operands: dict[str, Axes] = field(init=False)
-    buffers: dict[str, Buffer] = field(init=False)
+    buffers: dict[str, OnChipBuffer] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.whole = self.schedule.ranges
@@ -151,7 +151,7 @@ class _Follower:
             self.reaches(event, self.operands[event.other], self.whole)
         copy.held, copy.arriving = None, event.ranges
         self.coming[event.channel] = event
-        if buffer.memory is Memory.GSM:
+        if buffer.memory is OnChipMemory.GSM:
             self.fillings[buffer.name, event.number] = _Filling(event.ranges, self.phase)
 
     def read_shared(self, event: Transfer) -> None:
@@ -179,7 +179,7 @@ class _Follower:
             copy.leaving -= 1
             return
         copy.held, copy.arriving = copy.arriving, None
-        if transfer.buffer.memory is Memory.GSM:
+        if transfer.buffer.memory is OnChipMemory.GSM:
             self.fillings[transfer.buffer.name, transfer.number].arrived = self.phase
         if transfer.other in self.buffers:
             filling = self.fillings[transfer.other, transfer.other_number]
@@ -218,7 +218,7 @@ class _Follower:
             if not held[dim][0] <= ranges[dim][0] <= ranges[dim][1] <= held[dim][1]:
                 raise UnsoundTilesError(f"'{name}' holds {dim} = {held[dim]} where {ranges[dim]} is meant")
 
-    def fits(self, buffer: Buffer, ranges: Ranges) -> None:
+    def fits(self, buffer: OnChipBuffer, ranges: Ranges) -> None:
         for axis, room in zip(buffer.axes, buffer.shape, strict=True):
             size = prod(ranges[dim][1] - ranges[dim][0] for dim in axis)
             if size > room:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from attrs import define, evolve, field
 
 from ratrain.targets.mt3000.tiles.micro_kernels import MICRO_KERNELS
-from ratrain.targets.mt3000.tiles.schedule import (
+from ratrain.targets.mt3000.tiles.tile_schedule import (
     Axes,
     Barrier,
     Compute,
-    Load,
     Loop,
-    Memory,
+    OnChipMemory,
     Statement,
-    Store,
+    TileLoad,
     TileSchedule,
+    TileStore,
     UnsoundTilesError,
     flat,
 )
@@ -59,7 +59,7 @@ class _Meaning:
     shared: set[str] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.shared = {buffer.name for buffer in self.schedule.buffers if buffer.memory is Memory.GSM}
+        self.shared = {buffer.name for buffer in self.schedule.buffers if buffer.memory is OnChipMemory.GSM}
         self.axes = {operand.name: operand.axes for operand in self.schedule.operands}
         self.axes |= {buffer.name: buffer.axes for buffer in self.schedule.buffers}
 
@@ -87,9 +87,9 @@ class _Meaning:
             match statement:
                 case Loop():
                     self.follow(statement.body, (*loops, statement))
-                case Load(name, source):
+                case TileLoad(name, source):
                     self.terms[name] = self.terms.get(source, source)
-                case Store(name, target):
+                case TileStore(name, target):
                     self.results[target] = self.term(name)
                     self.once(target, loops)
                 case Compute():

@@ -11,9 +11,9 @@ import re
 
 from attrs import frozen
 
-from ratrain.targets.mt3000.tiles.schedule import Memory
+from ratrain.targets.mt3000.tiles.tile_schedule import OnChipMemory
 
-_MEMORIES = {"a": Memory.AM, "s": Memory.SM}
+_MEMORIES = {"a": OnChipMemory.AM, "s": OnChipMemory.SM}
 _TEXT = re.compile(r"(\w+):([as]+)([=~]?)([*?]?)")
 
 
@@ -22,7 +22,7 @@ class TileArgument:
     """A buffer a micro-kernel takes."""
 
     name: str
-    memories: tuple[Memory, ...]
+    memories: tuple[OnChipMemory, ...]
     mode: str
     """`=` made anew, `~` changed, empty: read"""
     repeats: bool

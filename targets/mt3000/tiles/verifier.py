@@ -23,18 +23,18 @@ from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.mt3000.tiles.hazards import check_hazards
 from ratrain.targets.mt3000.tiles.meaning import check_meaning
 from ratrain.targets.mt3000.tiles.micro_kernels import MICRO_KERNELS
-from ratrain.targets.mt3000.tiles.schedule import (
+from ratrain.targets.mt3000.tiles.tile_schedule import (
     COPY_ALIGNMENT,
     Axes,
-    Buffer,
     Claim,
     Compute,
-    Load,
     Loop,
-    Memory,
+    OnChipBuffer,
+    OnChipMemory,
     Statement,
-    Store,
+    TileLoad,
     TileSchedule,
+    TileStore,
     UnsoundTilesError,
     Wait,
     flat,
@@ -86,7 +86,7 @@ class _Structure:
     """Names, places, memories."""
 
     schedule: TileSchedule
-    buffers: dict[str, Buffer] = field(init=False)
+    buffers: dict[str, OnChipBuffer] = field(init=False)
     operands: dict[str, Axes] = field(init=False)
     dims: dict[str, int] = field(init=False)
 
@@ -132,14 +132,14 @@ class _Structure:
             elif buffer.end > memories.capacity(buffer.memory):
                 room = memories.capacity(buffer.memory)
                 yield f"'{buffer.name}' ends at byte {buffer.end} of the {room} of {buffer.memory.value}"
-        for memory in Memory:
+        for memory in OnChipMemory:
             spans = sorted((b.offset, b.end, b.name) for b in self.schedule.buffers if b.memory is memory)
             yield from (
                 f"'{name}' and '{other}' share bytes of {memory.value}"
                 for (_, end, name), (start, _, other) in pairwise(spans)
                 if start < end
             )
-        moved = {s.buffer for s in statements(self.schedule.body) if isinstance(s, Load | Store)}
+        moved = {s.buffer for s in statements(self.schedule.body) if isinstance(s, TileLoad | TileStore)}
         channels = Counter(
             b.channel + copy for b in self.schedule.buffers if b.name in moved for copy in range(b.copies)
         )
@@ -154,9 +154,9 @@ class _Structure:
                 masked = sees == "" or ({dim, sees} == {"q", "k"} and cores == 1 and {"q", "k"} <= self.dims.keys())
                 if not sound or not masked or cores * stride > self.schedule.memories.cores:
                     return f"a loop over '{dim}' by {tile} for {cores} cores that sees '{sees}' makes no sense"
-            case Load(name, source, ahead):
+            case TileLoad(name, source, ahead):
                 return self.unknown(name) or self.load(self.buffers[name], source, ahead)
-            case Store(name, target):
+            case TileStore(name, target):
                 return self.unknown(name) or self.store(self.buffers[name], target)
             case Claim(name) | Wait(name):
                 return self.unknown(name)
@@ -167,7 +167,7 @@ class _Structure:
     def unknown(self, name: str) -> str | None:
         return None if name in self.buffers else f"there is no buffer '{name}'"
 
-    def load(self, buffer: Buffer, source: str, ahead: int) -> str | None:
+    def load(self, buffer: OnChipBuffer, source: str, ahead: int) -> str | None:
         if ahead >= _MOST_COPIES:
             return f"'{buffer.name}' cannot be loaded {ahead} visits ahead"
         if source in self.operands:
@@ -176,19 +176,19 @@ class _Structure:
         if source not in self.buffers:
             return f"there is no '{source}' to load '{buffer.name}' from"
         held = self.buffers[source]
-        if held.memory is not Memory.GSM or buffer.memory is Memory.GSM:
+        if held.memory is not OnChipMemory.GSM or buffer.memory is OnChipMemory.GSM:
             return (
                 f"there is no transfer from {held.memory.value} to {buffer.memory.value}: '{source}' to '{buffer.name}'"
             )
         return self.goes(buffer, source, held.axes, held.dtype)
 
-    def store(self, buffer: Buffer, target: str) -> str | None:
-        if target not in self.operands or buffer.memory is not Memory.AM:
+    def store(self, buffer: OnChipBuffer, target: str) -> str | None:
+        if target not in self.operands or buffer.memory is not OnChipMemory.AM:
             return f"'{buffer.name}' cannot be stored in '{target}'"
         dtype = next(o.dtype for o in self.schedule.operands if o.name == target)
         return self.goes(buffer, target, self.operands[target], dtype)
 
-    def goes(self, buffer: Buffer, other: str, axes: Axes, dtype: Dtype) -> str | None:
+    def goes(self, buffer: OnChipBuffer, other: str, axes: Axes, dtype: Dtype) -> str | None:
         """Whether elements stand in the same order at both ends, and have one type."""
         wide = iter(flat(axes))
         if buffer.dtype is not dtype or not all(dim in wide for dim in flat(buffer.axes)):
@@ -227,7 +227,7 @@ class _Structure:
 
     def sources(self) -> None:
         """Each buffer is loaded at one place: what was looked ahead for must be what comes."""
-        loads = Counter(s.buffer for s in statements(self.schedule.body) if isinstance(s, Load))
+        loads = Counter(s.buffer for s in statements(self.schedule.body) if isinstance(s, TileLoad))
         for name, count in loads.items():
             if count > 1:
                 raise UnsoundTilesError(f"'{name}' is loaded at {count} places")

@@ -22,23 +22,23 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.config.model_flops import visible_pairs
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.mt3000.tiles.calls import attention_operands
-from ratrain.targets.mt3000.tiles.schedule import (
+from ratrain.targets.mt3000.tiles.tile_schedule import (
     Axes,
     Barrier,
     Claim,
     Compute,
-    Load,
     Loop,
     Memories,
-    Memory,
+    OnChipMemory,
     Statement,
-    Store,
     TiledOperand,
+    TileLoad,
     TileSchedule,
+    TileStore,
     Wait,
 )
+from ratrain.targets.mt3000.tiling.buffer_layout import BufferLayout
 from ratrain.targets.mt3000.tiling.core import MICRO_TILES, Cluster, lanes, registers, step_cycles
-from ratrain.targets.mt3000.tiling.layout import Layout
 
 
 @frozen
@@ -116,7 +116,7 @@ def attention_schedule(
     part: _Part, shape: AttentionShape, tiles: AttentionTiles, memories: Memories
 ) -> TileSchedule | None:
     """The schedule of a part of attention with these tiles, or None where they do not fit."""
-    layout = Layout(memories)
+    layout = BufferLayout(memories)
     builder = _Builder(part, shape, tiles, layout)
     body = builder.nest()
     if not layout.fits:
@@ -141,7 +141,7 @@ class _Builder:
     part: _Part
     shape: AttentionShape
     tiles: AttentionTiles
-    layout: Layout
+    layout: BufferLayout
 
     def nest(self) -> tuple[Statement, ...]:
         before, inside, after = {
@@ -196,9 +196,11 @@ class _Builder:
         names = []
         for operand in part.streams:
             axes = ((part.streamed,), heads)
-            layout.add(f"{operand}_panel", Memory.GSM, self.shape.dtype, axes, (tiles.chunk, width), copies=copies)
+            layout.add(
+                f"{operand}_panel", OnChipMemory.GSM, self.shape.dtype, axes, (tiles.chunk, width), copies=copies
+            )
             names.append((f"{operand}_panel", operand))
-        loads = (Load(panel, operand, copies - 1) for panel, operand in names)
+        loads = (TileLoad(panel, operand, copies - 1) for panel, operand in names)
         return (Barrier(), *loads, *(Wait(panel) for panel, _ in names), Barrier())
 
     def strips(self) -> tuple[Statement, ...]:
@@ -207,22 +209,24 @@ class _Builder:
         shape = (self.tiles.strip, self.shape.head_dim)
         names = [f"{operand}_strip" for operand in self.part.streams]
         for name in names:
-            self.layout.add(name, Memory.SM, self.shape.dtype, axes, shape, copies=2)
-        loads = (Load(name, name.replace("strip", "panel"), 1) for name in names)
+            self.layout.add(name, OnChipMemory.SM, self.shape.dtype, axes, shape, copies=2)
+        loads = (TileLoad(name, name.replace("strip", "panel"), 1) for name in names)
         return (*loads, *(Wait(name) for name in names))
 
     def hold(self, operand: str) -> tuple[Statement, ...]:
         """Load a block of what is held and transpose it: `operand`_held is [head_dim, rows]."""
         rows, d, dtype = self.tiles.held, self.shape.head_dim, self.shape.dtype
-        tile = self.layout.add(f"{operand}_tile", Memory.AM, dtype, ((self.part.held,), ("d",)), (rows, d), copies=2)
+        tile = self.layout.add(
+            f"{operand}_tile", OnChipMemory.AM, dtype, ((self.part.held,), ("d",)), (rows, d), copies=2
+        )
         held = self.am(f"{operand}_held", dtype, "d", self.part.held)
-        return (Load(tile, operand, 1), Wait(tile), Compute("transpose", (held,), (tile,)))
+        return (TileLoad(tile, operand, 1), Wait(tile), Compute("transpose", (held,), (tile,)))
 
     def am(self, name: str, dtype: Dtype, *dims: str) -> str:
         """A buffer in AM that only computation uses."""
         sizes = {"d": self.shape.head_dim, self.part.held: self.tiles.held, self.part.streamed: self.tiles.strip}
         axes = tuple((dim,) for dim in dims)
-        return self.layout.add(name, Memory.AM, dtype, axes, tuple(sizes[dim] for dim in dims), transfers=False)
+        return self.layout.add(name, OnChipMemory.AM, dtype, axes, tuple(sizes[dim] for dim in dims), transfers=False)
 
     def product(self, out: str, scalars: str, vectors: str, *, adds: bool = False) -> Compute:
         return Compute("add_product" if adds else "product", (out,), (scalars, vectors), self.tiles.micro)
@@ -231,19 +235,21 @@ class _Builder:
         """Round a sum [head_dim, rows], transposed back, and store it."""
         rows, d = self.tiles.held, self.shape.head_dim
         axes: Axes = ((self.part.held,), ("d",))
-        tile = self.layout.add(f"{operand}_result", Memory.AM, self.shape.dtype, axes, (rows, d), copies=2)
-        return (Claim(tile), Wait(tile), Compute(compute, (tile,), sources), Store(tile, operand))
+        tile = self.layout.add(f"{operand}_result", OnChipMemory.AM, self.shape.dtype, axes, (rows, d), copies=2)
+        return (Claim(tile), Wait(tile), Compute(compute, (tile,), sources), TileStore(tile, operand))
 
-    def row(self, operand: str, dim: str, size: int, memory: Memory = Memory.AM) -> str:
+    def row(self, operand: str, dim: str, size: int, memory: OnChipMemory = OnChipMemory.AM) -> str:
         """A buffer for one number a row."""
         return self.layout.add(f"{operand}_row", memory, _dtype_of(operand, self.shape), ((dim,),), (size,), copies=2)
 
-    def starts(self, size: int, memory: Memory = Memory.AM) -> tuple[tuple[str, ...], tuple[Statement, ...]]:
+    def starts(
+        self, size: int, memory: OnChipMemory = OnChipMemory.AM
+    ) -> tuple[tuple[str, ...], tuple[Statement, ...]]:
         """The buffer of where the documents of queries start, and what loads it; none where they are not kept apart."""
         if not self.shape.documents:
             return (), ()
         row = self.row(_DOCUMENTS, "q", size, memory)
-        return (row,), (Load(row, _DOCUMENTS, 1), Wait(row))
+        return (row,), (TileLoad(row, _DOCUMENTS, 1), Wait(row))
 
     def forward(self) -> tuple[tuple[Statement, ...], tuple[Statement, ...], tuple[Statement, ...]]:
         half, single, rows = self.shape.dtype, Dtype.F32, self.tiles.held
@@ -267,14 +273,14 @@ class _Builder:
             Claim(lse),
             Wait(lse),
             Compute("log_sum_exp", (lse,), (total, peak)),
-            Store(lse, "lse"),
+            TileStore(lse, "lse"),
             *self.result("o", "divide_turned", out, total),
         )
         return before, inside, after
 
     def query_gradient(self) -> tuple[tuple[Statement, ...], tuple[Statement, ...], tuple[Statement, ...]]:
         half, single, rows, d = self.shape.dtype, Dtype.F32, self.tiles.held, self.shape.head_dim
-        o_tile = self.layout.add("o_tile", Memory.AM, half, (("q",), ("d",)), (rows, d), copies=2)
+        o_tile = self.layout.add("o_tile", OnChipMemory.AM, half, (("q",), ("d",)), (rows, d), copies=2)
         lse, delta = self.row("lse", "q", rows), self.row("delta", "q", rows)
         gradient = self.am("dq_sum", single, "d", "q")
         starts, loads = self.starts(rows)
@@ -282,10 +288,10 @@ class _Builder:
             *loads,
             *self.hold("q"),
             *self.hold("do"),
-            *(Load(o_tile, "o", 1), Load(lse, "lse", 1), Wait(o_tile), Wait(lse)),
+            *(TileLoad(o_tile, "o", 1), TileLoad(lse, "lse", 1), Wait(o_tile), Wait(lse)),
             *(Claim(delta), Wait(delta)),
             Compute("row_product", (delta,), ("do_tile", o_tile)),
-            Store(delta, "delta"),
+            TileStore(delta, "delta"),
             Compute("zero", (gradient,), ()),
         )
         inside = (
@@ -303,12 +309,12 @@ class _Builder:
             *self.hold("v"),
             *(Compute("zero", (dk,), ()), Compute("zero", (dv,), ())),
         )
-        rows = [self.row(name, "q", self.tiles.strip, Memory.SM) for name in _ROW_OPERANDS]
-        starts, loads = self.starts(self.tiles.strip, Memory.SM)
+        rows = [self.row(name, "q", self.tiles.strip, OnChipMemory.SM) for name in _ROW_OPERANDS]
+        starts, loads = self.starts(self.tiles.strip, OnChipMemory.SM)
         inside = (
             *self.strips(),
             *loads,
-            *(Load(row, name, 1) for row, name in zip(rows, _ROW_OPERANDS, strict=True)),
+            *(TileLoad(row, name, 1) for row, name in zip(rows, _ROW_OPERANDS, strict=True)),
             *(Wait(row) for row in rows),
             *self.score_gradients(("q_strip", "k_held", "do_strip", "v_held"), (*rows, *starts), "q", "k"),
             self.product(dv, "do_strip", "weight", adds=True),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.targets.mt3000.tiles.schedule import Memories
+from ratrain.targets.mt3000.tiles.tile_schedule import Memories
 
 if TYPE_CHECKING:
     from ratrain.targets.program.on_chip import Constants

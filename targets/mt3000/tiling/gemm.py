@@ -13,23 +13,23 @@ from math import prod
 from attrs import frozen
 
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.targets.mt3000.tiles.schedule import (
+from ratrain.targets.mt3000.tiles.tile_schedule import (
     Axes,
     Barrier,
     Claim,
     Compute,
-    Load,
     Loop,
     Memories,
-    Memory,
+    OnChipMemory,
     Statement,
-    Store,
     TiledOperand,
+    TileLoad,
     TileSchedule,
+    TileStore,
     Wait,
 )
+from ratrain.targets.mt3000.tiling.buffer_layout import BufferLayout
 from ratrain.targets.mt3000.tiling.core import MICRO_TILES, Cluster, lanes, registers, step_cycles
-from ratrain.targets.mt3000.tiling.layout import Layout
 
 
 @frozen
@@ -101,24 +101,24 @@ _C: Axes = (("m",), ("n",))
 _BIAS: Axes = (("n",),)
 
 
-def _layout(shape: GemmShape, tiles: GemmTiles, memories: Memories) -> Layout:
-    layout = Layout(memories)
+def _layout(shape: GemmShape, tiles: GemmTiles, memories: Memories) -> BufferLayout:
+    layout = BufferLayout(memories)
     panel, strip = (
         _sizes(shape.a_axes, m=m, k=k) for m, k in ((tiles.rows * tiles.m, tiles.panel_k), (tiles.strip_m, tiles.k))
     )
-    layout.add("a_panel", Memory.GSM, shape.a, shape.a_axes, panel, copies=2)
+    layout.add("a_panel", OnChipMemory.GSM, shape.a, shape.a_axes, panel, copies=2)
     if tiles.rows > 1:
         b_panel = _sizes(shape.b_axes, k=tiles.panel_k, n=tiles.columns * tiles.n)
-        layout.add("b_panel", Memory.GSM, shape.b, shape.b_axes, b_panel, copies=2)
-    layout.add("a_strip", Memory.SM, shape.a, shape.a_axes, strip, copies=2)
-    layout.add("b_tile", Memory.AM, shape.b, shape.b_axes, _sizes(shape.b_axes, k=tiles.k, n=tiles.n), copies=2)
+        layout.add("b_panel", OnChipMemory.GSM, shape.b, shape.b_axes, b_panel, copies=2)
+    layout.add("a_strip", OnChipMemory.SM, shape.a, shape.a_axes, strip, copies=2)
+    layout.add("b_tile", OnChipMemory.AM, shape.b, shape.b_axes, _sizes(shape.b_axes, k=tiles.k, n=tiles.n), copies=2)
     if shape.trans_b:
-        layout.add("b_turned", Memory.AM, shape.b, (("k",), ("n",)), (tiles.k, tiles.n), transfers=False)
-    layout.add("sum", Memory.AM, shape.accumulator, _C, (tiles.m, tiles.n), transfers=False)
-    layout.add("result", Memory.AM, shape.out, _C, (tiles.result_m, tiles.n), copies=2)
+        layout.add("b_turned", OnChipMemory.AM, shape.b, (("k",), ("n",)), (tiles.k, tiles.n), transfers=False)
+    layout.add("sum", OnChipMemory.AM, shape.accumulator, _C, (tiles.m, tiles.n), transfers=False)
+    layout.add("result", OnChipMemory.AM, shape.out, _C, (tiles.result_m, tiles.n), copies=2)
     for name, dtype in shape.added:
         sizes = (tiles.n,) if name == "bias" else (tiles.result_m, tiles.n)
-        layout.add(f"{name}_tile", Memory.AM, dtype, _BIAS if name == "bias" else _C, sizes, copies=2)
+        layout.add(f"{name}_tile", OnChipMemory.AM, dtype, _BIAS if name == "bias" else _C, sizes, copies=2)
     return layout
 
 
@@ -137,10 +137,10 @@ def _nest(shape: GemmShape, tiles: GemmTiles) -> tuple[Statement, ...]:
         "k",
         tiles.k,
         (
-            Load("b_tile", "b_panel" if shares_b else "b", 1),
+            TileLoad("b_tile", "b_panel" if shares_b else "b", 1),
             Wait("b_tile"),
             *turn,
-            Loop("m", tiles.strip_m, (Load("a_strip", "a_panel", 1), Wait("a_strip"), factors)),
+            Loop("m", tiles.strip_m, (TileLoad("a_strip", "a_panel", 1), Wait("a_strip"), factors)),
         ),
     )
     along_k = Loop(
@@ -148,7 +148,7 @@ def _nest(shape: GemmShape, tiles: GemmTiles) -> tuple[Statement, ...]:
         tiles.panel_k,
         (
             Barrier(),
-            *(Load(panel, sources[panel], 1) for panel in panels),
+            *(TileLoad(panel, sources[panel], 1) for panel in panels),
             *(Wait(panel) for panel in panels),
             Barrier(),
             _on_grid(tiles, stream),
@@ -163,19 +163,19 @@ def _results(shape: GemmShape, tiles: GemmTiles) -> Iterator[Statement]:
     """Rounding of finished sums, a few rows at a time."""
     names = [name for name, _ in shape.added]
     if "bias" in names:
-        yield from (Load("bias_tile", "bias", 1), Wait("bias_tile"))
+        yield from (TileLoad("bias_tile", "bias", 1), Wait("bias_tile"))
     rows = [name for name in names if name != "bias"]
     added = tuple(f"{name}_tile" for name in names)
     yield Loop(
         "m",
         tiles.result_m,
         (
-            *(Load(f"{name}_tile", name, 1) for name in rows),
+            *(TileLoad(f"{name}_tile", name, 1) for name in rows),
             *(Wait(f"{name}_tile") for name in rows),
             Claim("result"),
             Wait("result"),
             Compute("round_sum", ("result",), ("sum", *added)),
-            Store("result", "out"),
+            TileStore("result", "out"),
         ),
     )
 

@@ -14,12 +14,12 @@ from ratrain.targets.mt3000.tiles.calls import PARTS, has_softcap, tiles_of
 from ratrain.targets.mt3000.tiling.attention import AttentionShape
 from ratrain.targets.mt3000.tiling.core import cluster_of
 from ratrain.targets.mt3000.tiling.gemm import GemmShape
-from ratrain.targets.mt3000.tiling.search import attention_tiles, gemm_tiles, timed
+from ratrain.targets.mt3000.tiling.tile_search import attention_tiles, gemm_tiles, timed
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.types import Dtype
     from ratrain.targets.machine.machine import Machine
-    from ratrain.targets.mt3000.tiles.schedule import TileSchedule
+    from ratrain.targets.mt3000.tiles.tile_schedule import TileSchedule
     from ratrain.targets.mt3000.tiling.core import Cluster
     from ratrain.targets.program.routine import Routine, Step
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def head_plan(xn: Array, table: Array, logits: F32, **_: object) -> Plan:
     """The same for all three kernels."""
-    return list(Head.buffers_of(xn, table, logits).values())
+    return list(HeadCall.buffers_of(xn, table, logits).values())
 
 
 def _check(labels: I32, rows: int) -> None:
@@ -42,7 +42,7 @@ def _check(labels: I32, rows: int) -> None:
 
 
 @frozen
-class Head:
+class HeadCall:
     """A call of one of the kernels: its table, its options and its buffers."""
 
     xn: Array
@@ -206,7 +206,7 @@ class DeviceHead:
     """The head kernels of `TorchDevice`. Labels are checked on the CPU alone."""
 
     halves: bool
-    head_class: ClassVar[type[Head]] = Head
+    head_class: ClassVar[type[HeadCall]] = HeadCall
 
     def head_forward(
         self,

@@ -21,7 +21,7 @@ from ratrain.targets.pytorch.device.device_adamw import adamw_plan
 from ratrain.targets.pytorch.device.device_common import check_documents
 from ratrain.targets.pytorch.device.device_head import DeviceHead, head_plan
 from ratrain.targets.pytorch.device.device_memory import DeviceMemory
-from ratrain.targets.pytorch.device.device_rope import Turn, rope_plan
+from ratrain.targets.pytorch.device.device_rope import RotaryTurn, rope_plan
 from ratrain.targets.pytorch.device.device_scalars import (
     SCALARS_PLAN,
     DeviceScalars,
@@ -157,10 +157,10 @@ class TorchDevice(
         width = rotary_dim or head_dim
         cos, sin = self._rope_rows(slice(0, first_position + seq_len), width, theta, scaling)
         starts = None if documents is None else documents.view(-1, seq_len)
-        turn = Turn(cos, sin, first_position, starts, width, interleaved, inverse)
+        turn = RotaryTurn(cos, sin, first_position, starts, width, interleaved, inverse)
         self.turn_rows(x, turn, scratch, shape)
 
-    def turn_rows(self, x: Array, turn: Turn, scratch: Scratch, shape: dict[str, Any]) -> None:
+    def turn_rows(self, x: Array, turn: RotaryTurn, scratch: Scratch, shape: dict[str, Any]) -> None:
         """Rotate x [tokens, heads * head_dim] in place; `shape` has what `rope_plan` asks for."""
         buffers = scratch.take_all(rope_plan(**shape, documents=turn.documents))
         turn.rotate(x.view(-1, shape["seq_len"], shape["heads"], shape["head_dim"]), buffers)

@@ -17,7 +17,7 @@ from ratrain.targets.pytorch.cuda_libraries import cublas_workspace_bytes
 from ratrain.targets.pytorch.device.device_scalars import log_bytes
 from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch
 from ratrain.targets.pytorch.device.tensors import TORCH_DTYPES, tensor_of
-from ratrain.targets.pytorch.streams import CudaDevice, CudaStopwatch, StreamOrder
+from ratrain.targets.pytorch.device_streams import CudaDevice, CudaStopwatch, StreamOrder
 from ratrain.targets.runtime.arena.dtypes import BFLOAT16, NUMPY_DTYPES
 from ratrain.targets.runtime.arena.process_memory import room
 from ratrain.targets.runtime.arena.stopwatch import DeviceFacts, HostStopwatch, Stopwatch
@@ -25,7 +25,7 @@ from ratrain.targets.runtime.arena.streams import AtOnce, Order
 from ratrain.targets.runtime.arena.tensor_file import PIECE_ELEMENTS
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.arena.memory import Work
+    from ratrain.targets.runtime.arena.kernel_memory import Work
 
 _NUMBERS = 64
 """Bytes of the numbers of one operation: PyTorch makes a tensor on the host of each."""

@@ -45,7 +45,7 @@ def rope_plan(
 
 
 @frozen
-class Turn:
+class RotaryTurn:
     """How rows are turned: the table from position 0 on, and where in it a sequence starts; starts of documents [sequences, seq_len]."""
 
     cos: F32

@@ -18,13 +18,13 @@ from ratrain.targets.pytorch.device.device_adamw import DeviceAdamW
 from ratrain.targets.pytorch.device.device_common import F32, F64, I64, Array
 from ratrain.targets.pytorch.device.device_flat import DeviceFlat
 from ratrain.targets.pytorch.device.device_quantised import DeviceQuantised
-from ratrain.targets.runtime.arena.memory import SQUARES_CHUNK
+from ratrain.targets.runtime.arena.kernel_memory import SQUARES_CHUNK
 from ratrain.targets.runtime.arena.scalars import GROWTH_INTERVAL, LARGEST_SCALE, StepLog
 from ratrain.targets.runtime.arena.scratch import Buffer
 
 if TYPE_CHECKING:
     from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch as Scratch
-    from ratrain.targets.runtime.arena.scalars import Chunks, Flags, Place, Update, Views
+    from ratrain.targets.runtime.arena.scalars import BlockUpdate, Chunks, Flags, Place, Views
     from ratrain.targets.runtime.arena.scratch import Plan
 
 SCALARS_PLAN = [
@@ -241,7 +241,7 @@ class DeviceScalars:
         *_, of_chunk, term = work.doubles
         return [float(_add_squares([chunk], of_chunk, term, work.chunk)) for chunk in chunks]
 
-    def update(self, update: Update, *, scratch: Scratch) -> None:
+    def update(self, update: BlockUpdate, *, scratch: Scratch) -> None:
         """AdamW of which nothing is kept where the gradient is not finite; t counts what is."""
         scratch.reset()
         work = _Work.of(scratch)

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from ratrain.targets.program.kernels import IGNORED_LABEL
 from ratrain.targets.pytorch.device.device_common import chunk_rows
-from ratrain.targets.pytorch.device.device_head import DeviceHead, Head
+from ratrain.targets.pytorch.device.device_head import DeviceHead, HeadCall
 from ratrain.targets.pytorch.triton.triton_common import BLOCK, jit, launch, power_of_two, programs, tanh
 from ratrain.targets.runtime.arena.scratch import Buffer
 from ratrain.targets.runtime.kernels.shared import LARGEST_INVERSE
@@ -132,8 +132,8 @@ def slope_of_rows(
         tl.store(pull + column, pulls, mask=within)
 
 
-class FusedHead(Head):
-    """`Head` with one pass for the losses of a chunk, and one for its gradients."""
+class FusedHead(HeadCall):
+    """`HeadCall` with one pass for the losses of a chunk, and one for its gradients."""
 
     @classmethod
     def buffers_of(cls, xn: Array, table: Array, logits: F32) -> dict[str, Buffer]:

@@ -18,7 +18,7 @@ from ratrain.targets.pytorch.triton.triton_common import (
 
 if TYPE_CHECKING:
     from ratrain.targets.pytorch.device.device_common import Array
-    from ratrain.targets.pytorch.device.device_rope import Turn
+    from ratrain.targets.pytorch.device.device_rope import RotaryTurn
 
 
 @jit
@@ -58,7 +58,7 @@ def turn_pairs(
     store_rounded(place + apart, other * c + one * s, inside)
 
 
-def rotate(x: Array, turn: Turn, *, heads: int, head_dim: int, seq_len: int) -> None:
+def rotate(x: Array, turn: RotaryTurn, *, heads: int, head_dim: int, seq_len: int) -> None:
     """Turn x [tokens, heads * head_dim] in place."""
     pairs = turn.width // 2
     documents = x if turn.documents is None else turn.documents

@@ -52,7 +52,7 @@ class LossScale:
 
 
 @frozen(eq=False)
-class Update:
+class BlockUpdate:
     """One block's update on one rank."""
 
     place: Place
@@ -175,7 +175,7 @@ class Scalars(Protocol):
     def squares_of(self, chunks: Chunks, *, scratch: Any) -> list[float]:
         """The sum of the squares of each chunk, on the host, which waits for them: of ranks that exchange them."""
 
-    def update(self, update: Update, *, scratch: Any) -> None:
+    def update(self, update: BlockUpdate, *, scratch: Any) -> None:
         """One block's update; a raised flag leaves everything as it was but the view, which is written all the same."""
 
     def advance_scale(self, scale: Any, overflow: Any, *, scratch: Any) -> None:

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
-from ratrain.targets.runtime.arena.memory import HOST
+from ratrain.targets.runtime.arena.kernel_memory import HOST
 from ratrain.targets.runtime.arena.process_memory import Traffic
 from ratrain.targets.runtime.arena.tensor_file import cut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ratrain.targets.runtime.arena.memory import Memory
+    from ratrain.targets.runtime.arena.kernel_memory import Memory
 
 _PIECE = 1 << 24
 """Bytes that are written at a time where nothing has to be kept of them."""

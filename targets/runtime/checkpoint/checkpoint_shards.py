@@ -42,7 +42,7 @@ from ratrain.targets.runtime.weights.weight_source import FlatPieces, WeightSour
 from ratrain.targets.runtime.weights.weights import block_elements, named_parameters
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.engine.rank import Rank
+    from ratrain.targets.runtime.engine.rank import RankExecutor
 
 SHARDED_VERSION = 2
 
@@ -50,7 +50,7 @@ _WHOLE = (0, 1)
 
 
 @frozen
-class Piece:
+class ShardPiece:
     """Elements [start, stop) of a block's flat tensors, and the updates applied to it."""
 
     block: str
@@ -66,18 +66,18 @@ class ShardFile:
     name: str
     size: int
     sha256: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ShardPiece, ...]
     peer: tuple[int, int] = _WHOLE
     """whose flat tensors the pieces are of: of which tensor peer, of how many"""
 
 
-def holds_own_state(rank: Rank) -> bool:
+def holds_own_state(rank: RankExecutor) -> bool:
     """Whether a rank has anything to write: of what several replicas hold, the first one's is written."""
     topology = rank.program.topology
     return any(topology.is_first_holder(block, rank.replica) for block in topology.stage_blocks[rank.stage_index])
 
 
-def write_shard(folder: Path, rank: Rank) -> ShardFile:
+def write_shard(folder: Path, rank: RankExecutor) -> ShardFile:
     """Write a rank's state to a file, which is on the disk when this returns.
 
     Raises `DiagnosticError` RT002, naming the rank, where it cannot be written.
@@ -102,13 +102,13 @@ def write_shard(folder: Path, rank: Rank) -> ShardFile:
     return ShardFile(name, hashing.size, hashing.sha256.hexdigest(), pieces, (rank.peer, peers))
 
 
-def _pieces(rank: Rank) -> Iterator[Piece]:
+def _pieces(rank: RankExecutor) -> Iterator[ShardPiece]:
     model, topology = peer_model(rank.program.model, rank.program.plan), rank.program.topology
     for block in topology.stage_blocks[rank.stage_index]:
         shard = topology.shard_range(block, rank.replica)
         stop = min(shard.stop, block_elements(model, block))
         if shard.start < stop and topology.is_first_holder(block, rank.replica):
-            yield Piece(str(block), shard.start, stop, int(rank.carried("t", str(block))[0]))
+            yield ShardPiece(str(block), shard.start, stop, int(rank.carried("t", str(block))[0]))
 
 
 def seal_shards(

@@ -21,7 +21,7 @@ from ratrain.targets.runtime.checkpoint.peer_state import FlatReader, peer_piece
 from ratrain.targets.runtime.checkpoint.training_state import BlockStates, TrainingState
 from ratrain.targets.runtime.engine.engine import ProgramEngine
 from ratrain.targets.runtime.engine.quantised import round_view
-from ratrain.targets.runtime.engine.rank import Rank
+from ratrain.targets.runtime.engine.rank import RankExecutor
 from ratrain.targets.runtime.weights.weight_source import FlatPieces, WeightSource, flat_pieces
 from ratrain.targets.runtime.weights.weights import block_elements
 
@@ -83,7 +83,7 @@ class _ArenaStates(BlockStates):
     """Block states as they are in the ranks' arenas."""
 
     engine: ProgramEngine
-    ranks: dict[Block, list[Rank]]
+    ranks: dict[Block, list[RankExecutor]]
 
     def pieces(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
         """Elements [start, stop) of a block's tensor of a kind, as views of what the ranks hold."""
@@ -112,7 +112,7 @@ class _ArenaStates(BlockStates):
         return len(self.ranks)
 
 
-def _owners(engine: ProgramEngine) -> Iterator[tuple[Block, list[Rank]]]:
+def _owners(engine: ProgramEngine) -> Iterator[tuple[Block, list[RankExecutor]]]:
     """Each block with the ranks of this process that hold it, if any do."""
     program = engine.program
     for index, ranks in enumerate(engine.ranks):
@@ -120,7 +120,7 @@ def _owners(engine: ProgramEngine) -> Iterator[tuple[Block, list[Rank]]]:
             yield block, ranks
 
 
-def _fill(engine: ProgramEngine, ranks: Sequence[Rank], block: Block, kind: str, whole: FlatReader) -> None:
+def _fill(engine: ProgramEngine, ranks: Sequence[RankExecutor], block: Block, kind: str, whole: FlatReader) -> None:
     """Fill a tensor of a block on all ranks of this process, and of masters the views."""
     program = engine.program
     if program.plan.tp == 1:
@@ -131,7 +131,9 @@ def _fill(engine: ProgramEngine, ranks: Sequence[Rank], block: Block, kind: str,
         _fill_alike(engine, [rank for rank in ranks if rank.peer == peer], block, kind, pieces)
 
 
-def _fill_alike(engine: ProgramEngine, ranks: Sequence[Rank], block: Block, kind: str, pieces: FlatReader) -> None:
+def _fill_alike(
+    engine: ProgramEngine, ranks: Sequence[RankExecutor], block: Block, kind: str, pieces: FlatReader
+) -> None:
     """Fill a tensor on ranks that have the same of a block, sharded or not; each element is asked for once.
 
     What is between pieces, and behind the last one, is zero. Only what these ranks have is asked for: their shards, and their views.
@@ -166,7 +168,7 @@ def _fill_alike(engine: ProgramEngine, ranks: Sequence[Rank], block: Block, kind
             round_view(part, bits, engine.kernels, engine.scratch)
 
 
-def _carried_views(rank: Rank, block: Block) -> Iterator[tuple[range, NDArray[Any]]]:
+def _carried_views(rank: RankExecutor, block: Block) -> Iterator[tuple[range, NDArray[Any]]]:
     """The views of a block that a rank has from step to step, each with its elements of the whole one; none where each use gathers masters."""
     for tensor in rank.all_carried("w", str(block)):
         yield range(len(tensor)), tensor
@@ -174,6 +176,6 @@ def _carried_views(rank: Rank, block: Block) -> Iterator[tuple[range, NDArray[An
         yield rank.program.topology.view_range(block, rank.replica), tensor
 
 
-def _start_scale(rank: Rank, fixed: float | None) -> None:
+def _start_scale(rank: RankExecutor, fixed: float | None) -> None:
     for tensor in rank.all_carried("scale", ""):
         LossScale(tensor).start(fixed)

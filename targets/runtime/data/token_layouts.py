@@ -28,7 +28,7 @@ INDEX = ".idx"
 
 
 @frozen(eq=False)
-class Layout:
+class TokenLayout:
     """Layout of a file of tokens: their place and their type."""
 
     what: str
@@ -47,7 +47,7 @@ class Layout:
         return FileTokens(raw.file, dtype=dtype, start=first, stop=first + self.count)
 
 
-def layout_of(raw: FileTokens) -> Layout | None:
+def layout_of(raw: FileTokens) -> TokenLayout | None:
     """Return the layout that a file of token numbers declares; None for a file of bare numbers.
 
     Raises `DiagnosticError` RT090 for a file that is not whole, holds no token numbers, or has a type that tokens
@@ -114,7 +114,7 @@ _LLM_C_EVALUATION = 20240522
 _LLM_C_VERSIONS = 1000
 
 
-def _of_llm_c(raw: FileTokens, head: bytes) -> Layout | None:
+def _of_llm_c(raw: FileTokens, head: bytes) -> TokenLayout | None:
     path, size = raw.file.path, 4 * _LLM_C_HEADER
     if len(head) < size:
         return None
@@ -137,10 +137,10 @@ def _of_llm_c(raw: FileTokens, head: bytes) -> Layout | None:
             f"the header of '{path}' (llm.c, {magic}) has version {version}; {known} is read",
             help="write the tokens again, as bare uint16 or uint32 numbers",
         )
-    return _whole(raw, Layout(f"its header (llm.c, {of}'s tokens)", dtype, size, count))
+    return _whole(raw, TokenLayout(f"its header (llm.c, {of}'s tokens)", dtype, size, count))
 
 
-def _of_numpy(raw: FileTokens, head: bytes) -> Layout | None:
+def _of_numpy(raw: FileTokens, head: bytes) -> TokenLayout | None:
     if not head.startswith(b"\x93NUMPY"):
         return None
     path, what = raw.file.path, "its header (numpy)"
@@ -159,7 +159,7 @@ def _of_numpy(raw: FileTokens, head: bytes) -> Layout | None:
             f"'{path}' is an array of numpy of type {descr!r} and shape {shape!r}; tokens are uint16 or uint32, in one dimension",
             help='write it again: numpy.load("X.npy").ravel().astype("uint32").tofile("X.bin"), and read it with --data-dtype uint32',
         )
-    return _whole(raw, Layout(what, name, start, shape[0]))
+    return _whole(raw, TokenLayout(what, name, start, shape[0]))
 
 
 _MEGATRON = b"MMIDIDX\x00\x00"
@@ -169,7 +169,7 @@ _MEGATRON_READ = {4: "uint32", 8: "uint16"}
 """Types of its that tokens are read as: Megatron-LM writes uint16 or, for large vocabularies, int32, and no token is negative."""
 
 
-def _of_megatron(raw: FileTokens) -> Layout | None:
+def _of_megatron(raw: FileTokens) -> TokenLayout | None:
     index = Path(raw.file.path).with_suffix(INDEX)
     if not is_regular(index):
         return None
@@ -199,13 +199,13 @@ def _of_megatron(raw: FileTokens) -> Layout | None:
     if not is_sound or bool((lengths < 0).any()):
         fail("RT090", f"'{index}' does not say where documents begin and end", help=_AGAIN)
     held = np.unique(bounds[firsts])  # a document without tokens is none
-    return _whole(raw, Layout(what, _MEGATRON_READ[code], 0, int(bounds[-1]), held))
+    return _whole(raw, TokenLayout(what, _MEGATRON_READ[code], 0, int(bounds[-1]), held))
 
 
 _AGAIN = "copy the file again, or write it again"
 
 
-def _whole(raw: FileTokens, layout: Layout) -> Layout:
+def _whole(raw: FileTokens, layout: TokenLayout) -> TokenLayout:
     """The layout of a file that has as many tokens as it says. Raises `DiagnosticError` RT090 for others."""
     size = np.dtype(layout.dtype).itemsize
     if layout.count < 1 or layout.start + layout.count * size != raw.file.size:
@@ -213,7 +213,7 @@ def _whole(raw: FileTokens, layout: Layout) -> Layout:
     return layout
 
 
-def _not_whole(raw: FileTokens, layout: Layout, size: int) -> NoReturn:
+def _not_whole(raw: FileTokens, layout: TokenLayout, size: int) -> NoReturn:
     fail(
         "RT090",
         f"{layout.what} says that '{raw.file.path}' has {layout.count:,} tokens of {layout.dtype}, {layout.start + layout.count * size:,} "
@@ -222,7 +222,7 @@ def _not_whole(raw: FileTokens, layout: Layout, size: int) -> NoReturn:
     )
 
 
-def check_said_type(path: str, layout: Layout, dtype: str | None) -> None:
+def check_said_type(path: str, layout: TokenLayout, dtype: str | None) -> None:
     """Refuse a type that is given for tokens whose file says another one."""
     if dtype is not None and dtype != layout.dtype:
         fail(

@@ -14,7 +14,7 @@ from ratrain.ratrain_ir.ops.base import Quantity
 from ratrain.ratrain_ir.ops.collectives import AllReduceScalar
 from ratrain.ratrain_ir.ops.compute import LoadInput, Update
 from ratrain.targets.program.kernels import KERNELS
-from ratrain.targets.runtime.arena.memory import Work
+from ratrain.targets.runtime.arena.kernel_memory import Work
 from ratrain.targets.runtime.engine.messages_ahead import Form, messages_ahead
 from ratrain.targets.runtime.engine.optimizer import update_scratch_bytes
 from ratrain.targets.runtime.engine.peer_collectives import exchange_scratch_bytes
@@ -22,7 +22,7 @@ from ratrain.targets.runtime.engine.rank import DENOMINATOR, rope_tables, routin
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.types import TensorType
-    from ratrain.ratrain_ir.topology import Rank as MeshRank
+    from ratrain.ratrain_ir.topology import Rank
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.program.program import Program, ProgramStage
     from ratrain.targets.runtime.kernels import KernelSet
@@ -68,7 +68,7 @@ def certificate(
 
 
 def constants_of(
-    program: Program, kernels: KernelSet, places: Sequence[MeshRank], *, areas: int, side_by_side: bool = False
+    program: Program, kernels: KernelSet, places: Sequence[Rank], *, areas: int, side_by_side: bool = False
 ) -> dict[str, int]:
     """What some ranks of a process take beside arenas, scratch and messages; `areas` is how many arenas and scratches there are."""
     inputs: Counter[Form] = Counter()

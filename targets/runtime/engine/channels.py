@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from ratrain.targets.runtime.arena.memory import HOST, Memory
+from ratrain.targets.runtime.arena.kernel_memory import HOST, Memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

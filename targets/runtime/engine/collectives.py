@@ -15,9 +15,9 @@ from ratrain.ratrain_ir.config.tensor_peers import peer_model, share_of
 from ratrain.ratrain_ir.model.blocks import block, named_block, parameters_within, tied_table_elements
 from ratrain.ratrain_ir.ops.base import Group
 from ratrain.targets.program.instruction import Instruction
-from ratrain.targets.runtime.arena.memory import SQUARES_CHUNK
+from ratrain.targets.runtime.arena.kernel_memory import SQUARES_CHUNK
 from ratrain.targets.runtime.engine.quantised import gradient_bits, mean_of_packed, round_view, view_bits
-from ratrain.targets.runtime.engine.rank import Rank
+from ratrain.targets.runtime.engine.rank import RankExecutor
 from ratrain.targets.runtime.engine.streamed_state import cast_master
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.arena.scalars import Scalars, Views
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
 
-Member = tuple[Rank, Instruction]
+Member = tuple[RankExecutor, Instruction]
 
 
-def shard_slice(rank: Rank, name: str) -> slice:
+def shard_slice(rank: RankExecutor, name: str) -> slice:
     """Where a rank's shard of a block lies in the block's flat tensors."""
     owned = rank.program.topology.shard_range(named_block(name), rank.replica)
     return slice(owned.start, owned.stop)
@@ -109,7 +109,7 @@ def all_reduce_ends(members: Sequence[Member], kernels: KernelSet, scalars: Scal
     scalars.spread(flags, flags)
 
 
-def tied_elements(rank: Rank, elements: int) -> int:
+def tied_elements(rank: RankExecutor, elements: int) -> int:
     """How many of a replica's elements belong to the tied table, which stands first in both tensors."""
     start = rank.program.topology.shard_range(block("embed"), rank.replica).start
     model = peer_model(rank.program.model, rank.program.plan)
@@ -185,7 +185,7 @@ def block_flags(views: Views, instruction: Instruction) -> list[NDArray[Any]]:
     return [views[f"flag.{name}"] for name in instruction.blocks]
 
 
-def gradient_chunks(rank: Rank, name: str, gradient: NDArray[Any]) -> Iterator[NDArray[Any]]:
+def gradient_chunks(rank: RankExecutor, name: str, gradient: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """The fixed chunks of a rank's part of a block's gradient that it contributes to the norm."""
     for low, high in norm_chunks(rank.program, name, rank.replica, len(gradient), rank.peer):
         yield gradient[low:high]

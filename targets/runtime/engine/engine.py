@@ -41,18 +41,17 @@ from ratrain.targets.runtime.engine.first_use import first_use
 from ratrain.targets.runtime.engine.memory_monitor import MemoryMonitor
 from ratrain.targets.runtime.engine.optimizer import Updater
 from ratrain.targets.runtime.engine.profile import StepSpan
-from ratrain.targets.runtime.engine.rank import BoundRoutine, Rank, bind_routine, prepare_tables
+from ratrain.targets.runtime.engine.rank import BoundRoutine, RankExecutor, bind_routine, prepare_tables
 from ratrain.targets.runtime.kernels.shared import number_within
 from ratrain.targets.runtime.watch.positions import RankPhase
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ratrain.ratrain_ir.topology import Hop
-    from ratrain.ratrain_ir.topology import Rank as MeshRank
+    from ratrain.ratrain_ir.topology import Hop, Rank
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.program.program import Program
-    from ratrain.targets.runtime.arena.memory import Feed, Memory
+    from ratrain.targets.runtime.arena.kernel_memory import Feed, Memory
     from ratrain.targets.runtime.data.data import Batches
     from ratrain.targets.runtime.engine.profile import Concurrency, Profile
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
@@ -92,10 +91,10 @@ class StepTotals:
     """of all ranks, shape [stages, ranks of a stage]"""
 
 
-class Head:
+class StreamHead:
     """The next instruction of one engine of one rank; the engine has some. Asked again and again, so it looks nothing up twice."""
 
-    def __init__(self, rank: Rank, engine: Engine) -> None:
+    def __init__(self, rank: RankExecutor, engine: Engine) -> None:
         self.rank = rank
         self.engine = engine
         self.stream = rank.stage.streams[engine]
@@ -121,7 +120,7 @@ class ProgramEngine(ABC):
     concurrency: ClassVar[Concurrency]
     """What runs at a time."""
 
-    def __init__(self, program: Program, kernels: KernelSet, batches: Batches, places: Sequence[MeshRank]) -> None:
+    def __init__(self, program: Program, kernels: KernelSet, batches: Batches, places: Sequence[Rank]) -> None:
         self.program = program
         self.kernels = kernels
         self.batches = batches
@@ -132,10 +131,12 @@ class ProgramEngine(ABC):
         """True where compiled loops are not on disk yet: the first of them had to be compiled."""
         self.constant_bytes = resident_bytes()
         """Resident bytes of this process before its arenas; None where the system does not say."""
-        self.ranks: list[list[Rank]] = [[] for _ in program.stages]
+        self.ranks: list[list[RankExecutor]] = [[] for _ in program.stages]
         """The ranks of this process, by stage."""
         for place in places:
-            self.ranks[place.stage].append(Rank(program, place.stage, place.replica, kernels.memory, place.peer))
+            self.ranks[place.stage].append(
+                RankExecutor(program, place.stage, place.replica, kernels.memory, place.peer)
+            )
         self.has_whole_state = True
         """True while weights, moments and counts are as the last finished step left them: no later update has begun."""
         self.evaluates = False
@@ -159,10 +160,12 @@ class ProgramEngine(ABC):
         self.updater = Updater(program, kernels)
         self.scratch: Scratch = kernels.memory.scratch(self.scratch_needed())
         self.bound: dict[_Key, BoundRoutine] = {}
-        self.feeds: dict[_Key, tuple[Rank, Instruction, Feed]] = {}
+        self.feeds: dict[_Key, tuple[RankExecutor, Instruction, Feed]] = {}
         """Of every instruction that loads an input."""
         self._bind()
-        self.heads = [Head(rank, e) for ranks in self.ranks for rank in ranks for e in ENGINES if rank.stage.streams[e]]
+        self.heads = [
+            StreamHead(rank, e) for ranks in self.ranks for rank in ranks for e in ENGINES if rank.stage.streams[e]
+        ]
 
     def _bind(self) -> None:
         for ranks in self.ranks:
@@ -204,7 +207,7 @@ class ProgramEngine(ABC):
     def evaluated_loss(self, step: int) -> float:
         """The sum of the losses of all tokens, in nats, of a pass that stood for a step and has just ended."""
 
-    def needed_bytes(self, places: Sequence[MeshRank]) -> int:
+    def needed_bytes(self, places: Sequence[Rank]) -> int:
         """Bytes without which these ranks cannot run here. Asked before anything is allocated."""
         return sum(self.program.stages[place.stage].arena_bytes for place in places)
 
@@ -212,7 +215,7 @@ class ProgramEngine(ABC):
         """Bytes of scratch that the largest instruction takes. Asked once, while the engine is made."""
         return scratch_bytes(self.program, self.kernels)
 
-    def scratch_of(self, rank: Rank, engine: Engine) -> Scratch:  # noqa: ARG002
+    def scratch_of(self, rank: RankExecutor, engine: Engine) -> Scratch:  # noqa: ARG002
         """What an engine's kernels take temporaries from: one for all, as one instruction runs at a time.
 
         Asked from the binding of routines on, while the engine is made.
@@ -228,7 +231,7 @@ class ProgramEngine(ABC):
         """What to ask between steps, given the signal that asks this process to end, or 0."""
         return asked
 
-    def begin(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
+    def begin(self, rank: RankExecutor, engine: Engine, instruction: Instruction) -> None:
         """Note that a rank's engine starts its next instruction."""
         if rank.position is not None:
             rank.position.begin(engine)
@@ -239,7 +242,7 @@ class ProgramEngine(ABC):
         if self.profile is not None and self.evaluated is None:
             self.profile.begin(rank.stage_index, rank.lane, engine)
 
-    def complete(self, rank: Rank, engine: Engine, instruction: Instruction) -> None:
+    def complete(self, rank: RankExecutor, engine: Engine, instruction: Instruction) -> None:
         """Note that it is done: what waits for it may be ready now."""
         rank.completed[engine] += 1
         if engine is Engine.COMPUTE:
@@ -339,22 +342,22 @@ class ProgramEngine(ABC):
         """Whether an instruction does anything: all do, but where the engine evaluates."""
         return self.evaluated is None or serves_the_loss(instruction)
 
-    def run_alone(self, rank: Rank, instruction: Instruction, step: int) -> None:
+    def run_alone(self, rank: RankExecutor, instruction: Instruction, step: int) -> None:
         """Run an instruction that needs no partner; `step` is counted over the whole training."""
         _ALONE[instruction.keyword](self, rank, instruction, step)
 
-    def call_routine(self, rank: Rank, instruction: Instruction, _step: int) -> None:
+    def call_routine(self, rank: RankExecutor, instruction: Instruction, _step: int) -> None:
         """Run the routine of a block op, bound to its tensors."""
         self.bound[_key(rank, instruction)]()
 
-    def load_input(self, rank: Rank, instruction: Instruction, step: int) -> None:
+    def load_input(self, rank: RankExecutor, instruction: Instruction, step: int) -> None:
         """Have tokens, labels or starts of documents of a micro-batch in the arena."""
         _, _, feed = self.feeds[_key(rank, instruction)]
         if not feed.is_ahead:
             self._fill(rank, instruction, feed, step)
         feed.deliver()
 
-    def _fill(self, rank: Rank, instruction: Instruction, feed: Feed, step: int) -> None:
+    def _fill(self, rank: RankExecutor, instruction: Instruction, feed: Feed, step: int) -> None:
         """Write what an instruction of a step loads; a tensor peer's tokens and labels as rows of its own tables."""
         batches, number = self.evaluated or (self.batches, step)
         part = Part(instruction.variant)
@@ -362,31 +365,31 @@ class ProgramEngine(ABC):
         if rank.vocabulary is not None and part is not Part.DOCUMENTS:
             number_within(feed.values, rank.vocabulary)
 
-    def store(self, rank: Rank, instruction: Instruction, _step: int) -> None:
+    def store(self, rank: RankExecutor, instruction: Instruction, _step: int) -> None:
         """Copy tensors into another memory."""
         for source, target in rank.copies(instruction):
             held = rank.stage.tensors[target]
             rank.stores[held.home].put(held.offset, rank.views[source])
 
-    def fetch(self, rank: Rank, instruction: Instruction, _step: int) -> None:
+    def fetch(self, rank: RankExecutor, instruction: Instruction, _step: int) -> None:
         """Copy tensors from another memory."""
         for source, target in rank.copies(instruction):
             held = rank.stage.tensors[source]
             rank.stores[held.home].get(held.offset, rank.views[target])
 
-    def update(self, rank: Rank, instruction: Instruction, _step: int) -> None:
+    def update(self, rank: RankExecutor, instruction: Instruction, _step: int) -> None:
         """Update a block on the host's scratch: an engine of its own in a machine that updates beside its compute engine."""
         self.has_whole_state &= self.evaluated is not None
         update = self.updater.update if self.evaluated is None else self.updater.refresh_view
         update(rank, instruction, self.scratch_of(rank, Engine.HOST))
 
-    def update_scale(self, rank: Rank, instruction: Instruction, _step: int) -> None:
+    def update_scale(self, rank: RankExecutor, instruction: Instruction, _step: int) -> None:
         """Set the next step's loss scale."""
         views = rank.by_role(instruction)
         scratch = self.scratch_of(rank, Engine.COLLECTIVE)
         self.updater.scalars.advance_scale(views["scale"], views["overflow"], scratch=scratch)
 
-    def hop(self, rank: Rank, instruction: Instruction) -> Hop:
+    def hop(self, rank: RankExecutor, instruction: Instruction) -> Hop:
         """The channel of a message."""
         hop = instruction.hop(rank.stage_index, self.program.topology)
         assert hop is not None  # the verifier has refused messages between stages that are no neighbours
@@ -485,9 +488,9 @@ class ProgramEngine(ABC):
         return float(values[0]), float(values[1])
 
 
-_Key: TypeAlias = "tuple[MeshRank, int]"
+_Key: TypeAlias = "tuple[Rank, int]"
 """An instruction of a rank."""
-_Alone: TypeAlias = Callable[[ProgramEngine, Rank, "Instruction", int], None]
+_Alone: TypeAlias = Callable[[ProgramEngine, RankExecutor, "Instruction", int], None]
 
 _ALONE: PerOp[_Alone] = PerOp(
     "execution by one rank alone",
@@ -503,7 +506,7 @@ _ALONE: PerOp[_Alone] = PerOp(
 )
 
 
-def _key(rank: Rank, instruction: Instruction) -> _Key:
+def _key(rank: RankExecutor, instruction: Instruction) -> _Key:
     """An instruction of a rank."""
     return rank.place, id(instruction)
 
@@ -527,7 +530,7 @@ def _check_homes(program: Program, kernels: KernelSet) -> None:
         fail("RT004", text, help=help_text)
 
 
-def _check_memory(program: Program, places: Sequence[MeshRank], needed: int, memory: Memory) -> None:
+def _check_memory(program: Program, places: Sequence[Rank], needed: int, memory: Memory) -> None:
     """Refuse what there is no room for, before the system kills the process for it."""
     present, words = memory.room()
     if needed > present:

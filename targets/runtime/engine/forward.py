@@ -18,7 +18,7 @@ from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.model.blocks import Block, activation_type, block_chain, flat_elements
 from ratrain.targets.codegen.routines import RoutineForm, derived_routine, representative
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
-from ratrain.targets.runtime.arena.memory import HOST
+from ratrain.targets.runtime.arena.kernel_memory import HOST
 from ratrain.targets.runtime.arena.scratch import Scratch
 from ratrain.targets.runtime.engine.rank import bind_steps, resolve, routine_scratch_bytes
 from ratrain.targets.runtime.weights.weight_source import flat_pieces
@@ -53,7 +53,7 @@ class _Bound:
     blocks: tuple[Callable[[], None], ...]
 
 
-class Forward:
+class ForwardModel:
     """A model with its weights, ready to say what comes behind a prefix."""
 
     def __init__(self, model: ModelConfig, source: WeightSource, dtype: Dtype, kernels: KernelSet) -> None:

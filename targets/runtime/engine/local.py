@@ -37,15 +37,15 @@ from ratrain.targets.runtime.arena.streams import Graph, Order
 from ratrain.targets.runtime.engine import collectives, peer_collectives
 from ratrain.targets.runtime.engine.certificate import certificate
 from ratrain.targets.runtime.engine.channels import Channels
-from ratrain.targets.runtime.engine.engine import Head, ProgramEngine, StepTotals
+from ratrain.targets.runtime.engine.engine import ProgramEngine, StepTotals, StreamHead
 from ratrain.targets.runtime.engine.optimizer import update_scratch_bytes
-from ratrain.targets.runtime.engine.rank import Rank
+from ratrain.targets.runtime.engine.rank import RankExecutor
 from ratrain.targets.runtime.watch.liveness import Liveness
 from ratrain.targets.runtime.watch.positions import EnginePosition, RankPhase, RankPosition
 from ratrain.targets.runtime.watch.postmortem import diagnose
 
 if TYPE_CHECKING:
-    from ratrain.ratrain_ir.topology import Rank as MeshRank
+    from ratrain.ratrain_ir.topology import Rank
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.data.data import Batches
@@ -84,7 +84,7 @@ class LocalEngine(ProgramEngine):
         """Whether instructions of several engines may be executed at a time, by threads, or as a device does behind the program."""
         return self.side_by_side or self.kernels.memory.overlaps
 
-    def scratch_of(self, rank: Rank, engine: Engine) -> Scratch:
+    def scratch_of(self, rank: RankExecutor, engine: Engine) -> Scratch:
         """What an engine's kernels take temporaries from: its own where engines overlap, of routines, of reductions, of updates."""
         if not self.overlaps or (engine is Engine.COMPUTE and rank is self.ranks[0][0]):
             return self.scratch
@@ -111,7 +111,7 @@ class LocalEngine(ProgramEngine):
         count = self.program.plan.clusters
         return f"{count} rank{'s' * (count > 1)} in this process"
 
-    def needed_bytes(self, places: Sequence[MeshRank]) -> int:  # noqa: ARG002
+    def needed_bytes(self, places: Sequence[Rank]) -> int:  # noqa: ARG002
         """All that the certificate says."""
         return self.certificate.total_bytes
 
@@ -214,7 +214,7 @@ class LocalEngine(ProgramEngine):
         self.choice.shuffle(working)
         return any(self._try_run(head, limit) for head in working), bool(working)
 
-    def _try_run(self, head: Head, limit: int) -> bool:
+    def _try_run(self, head: StreamHead, limit: int) -> bool:
         """Run the head's instruction if it is ready; whether it ran."""
         members = self.ready(head, limit)
         if not members:
@@ -237,12 +237,12 @@ class LocalEngine(ProgramEngine):
         with self.order.issuing(issues, hop, sends=instruction.direction is Direction.OUT):
             self.execute(members, step)
 
-    def step_of(self, head: Head) -> int:
+    def step_of(self, head: StreamHead) -> int:
         """The step, over the whole training, of a head's instruction."""
         _, step = head.next_instruction()
         return step + self.first_step
 
-    def ready(self, head: Head, limit: int) -> list[Member]:
+    def ready(self, head: StreamHead, limit: int) -> list[Member]:
         """The head's instruction, or all members' of a collective, if it can run now; nothing otherwise."""
         if not head.has_work(limit):
             return []
@@ -251,11 +251,11 @@ class LocalEngine(ProgramEngine):
             return []
         return _EXECUTIONS[instruction.keyword].ready(self, head.rank, instruction, step)
 
-    def ready_alone(self, rank: Rank, instruction: Instruction, _step: int) -> list[Member]:
+    def ready_alone(self, rank: RankExecutor, instruction: Instruction, _step: int) -> list[Member]:
         """An instruction that awaits nobody on another rank."""
         return [(rank, instruction)]
 
-    def ready_to_receive(self, rank: Rank, instruction: Instruction, _step: int) -> list[Member]:
+    def ready_to_receive(self, rank: RankExecutor, instruction: Instruction, _step: int) -> list[Member]:
         """A receive whose message is there, or which is passed over; nothing before."""
         parts = len(instruction.carried)
         awaits_message = self.is_executed(instruction)
@@ -263,7 +263,7 @@ class LocalEngine(ProgramEngine):
             return []
         return [(rank, instruction)]
 
-    def ready_to_meet(self, rank: Rank, instruction: Instruction, step: int) -> list[Member]:
+    def ready_to_meet(self, rank: RankExecutor, instruction: Instruction, step: int) -> list[Member]:
         """A send whose receive is at the head of its engine and ready, so that nothing is on its way for long; nothing before."""
         if not self.is_executed(instruction):
             return [(rank, instruction)]
@@ -275,7 +275,7 @@ class LocalEngine(ProgramEngine):
         met = head[0].hop(hop.target, self.program.topology) == hop
         return [(rank, instruction)] if met and not self.channels.has_message(hop, rank.lane) else []
 
-    def ready_members(self, rank: Rank, instruction: Instruction, step: int) -> list[Member]:
+    def ready_members(self, rank: RankExecutor, instruction: Instruction, step: int) -> list[Member]:
         """All members of a collective in rank order, when it is at the head of every one's engine and ready; nothing before."""
         members: list[Member] = []
         engine = OP_CLASSES[instruction.keyword].default_engine
@@ -370,7 +370,7 @@ class LocalEngine(ProgramEngine):
         fail("RT093", text, notes=[Note(line) for line in (*diagnosis.ranks, diagnosis.verdict)])
 
 
-_Ready: TypeAlias = Callable[[LocalEngine, Rank, "Instruction", int], "list[Member]"]
+_Ready: TypeAlias = Callable[[LocalEngine, RankExecutor, "Instruction", int], "list[Member]"]
 """Who executes an instruction of a rank whose waits are over, or nobody yet; the step is counted from the engine's first."""
 _Run: TypeAlias = Callable[[LocalEngine, "list[Member]", int], None]
 

@@ -19,7 +19,7 @@ from ratrain.targets.program.instruction import Access, Instruction, ProgramTens
 
 if TYPE_CHECKING:
     from ratrain.targets.program.program import ProgramStage
-    from ratrain.targets.runtime.engine.rank import Rank
+    from ratrain.targets.runtime.engine.rank import RankExecutor
 
 POISON = 0xFF
 """A byte that makes NaNs of every float type."""
@@ -78,7 +78,7 @@ class _Live:
 class MemoryMonitor:
     """Watches the ranks of one process."""
 
-    def __init__(self, ranks: list[list[Rank]], *, poison: bool) -> None:
+    def __init__(self, ranks: list[list[RankExecutor]], *, poison: bool) -> None:
         self.poison = poison
         self.lives = {replicas[0].stage_index: stage_lives(replicas[0].stage) for replicas in ranks if replicas}
         self.live: dict[Key, _Live] = {}
@@ -93,7 +93,7 @@ class MemoryMonitor:
         """Most bytes live at once on any rank, over the run so far."""
         return max(live.peak_bytes for live in self.live.values())
 
-    def before(self, rank: Rank, instruction: Instruction) -> None:
+    def before(self, rank: RankExecutor, instruction: Instruction) -> None:
         """An instruction starts.
 
         Raises `DiagnosticError` RT093 for an access outside a life, or when a life begins in bytes of another.
@@ -107,7 +107,7 @@ class MemoryMonitor:
                 name = rank.stage.tensors[operand.tensor].name
                 fail("RT093", f"{rank.name}: '{instruction.title}' accesses %{name}, which is not live")
 
-    def after(self, rank: Rank, instruction: Instruction) -> None:
+    def after(self, rank: RankExecutor, instruction: Instruction) -> None:
         """An instruction has completed: lives that have no access left end, and their bytes may be poisoned."""
         live = self.live[rank.stage_index, rank.lane]
         for operand in instruction.operands:
@@ -119,7 +119,7 @@ class MemoryMonitor:
             if live.remaining[operand.tensor] == 0:
                 self._end(rank, operand.tensor)
 
-    def _begin(self, rank: Rank, tensor: int, count: int, instruction: Instruction | None) -> None:
+    def _begin(self, rank: RankExecutor, tensor: int, count: int, instruction: Instruction | None) -> None:
         live = self.live[rank.stage_index, rank.lane]
         held = rank.stage.tensors[tensor]
         start, end, _ = entry = (held.offset, held.end, tensor)
@@ -135,7 +135,7 @@ class MemoryMonitor:
         live.live_bytes += _bytes_in_ddr(held)
         live.peak_bytes = max(live.peak_bytes, live.live_bytes)
 
-    def _end(self, rank: Rank, tensor: int) -> None:
+    def _end(self, rank: RankExecutor, tensor: int) -> None:
         live = self.live[rank.stage_index, rank.lane]
         held = rank.stage.tensors[tensor]
         del live.remaining[tensor]

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from ratrain.ratrain_ir.config.tensor_peers import peer_model
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.blocks import block_chain, parameters_within, parse_block
-from ratrain.targets.runtime.arena.scalars import Update
+from ratrain.targets.runtime.arena.scalars import BlockUpdate
 from ratrain.targets.runtime.engine.collectives import gradient_chunks
 from ratrain.targets.runtime.engine.quantised import quantised_scratch_bytes
-from ratrain.targets.runtime.engine.rank import Rank, shape_only
+from ratrain.targets.runtime.engine.rank import RankExecutor, shape_only
 from ratrain.targets.runtime.engine.streamed_state import cast_master, streamed_parts
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Updater:
         """Read the log of a step, or of a pass that stood for one."""
         self.log = self.scalars.read()
 
-    def update(self, rank: Rank, instruction: Instruction, scratch: Scratch) -> None:
+    def update(self, rank: RankExecutor, instruction: Instruction, scratch: Scratch) -> None:
         """One block's update; a set flag leaves everything as it was but the view, which is written all the same."""
         views = rank.by_role(instruction)
         block, place = instruction.blocks[0], (rank.stage_index, rank.lane)
@@ -56,7 +56,7 @@ class Updater:
         decay = self.decayed_ranges(block, rank.replica, len(views["g"]))
         files = rank.in_files(instruction)
         stream = partial(streamed_parts, files=files, memory=rank.memory) if files else None
-        update = Update(place, block, views, self.program.plan.optimizer, decay, squares, stream)
+        update = BlockUpdate(place, block, views, self.program.plan.optimizer, decay, squares, stream)
         self.scalars.update(update, scratch=scratch)
 
     def gradient_norm(self) -> float | None:
@@ -73,7 +73,7 @@ class Updater:
         mine = self.log.squares.get((stage, lane), {})
         return sum(mine[name] for block in block_chain(self.program.model) if (name := str(block)) in mine)
 
-    def refresh_view(self, rank: Rank, instruction: Instruction, scratch: Scratch) -> None:
+    def refresh_view(self, rank: RankExecutor, instruction: Instruction, scratch: Scratch) -> None:
         """Write the view of an update's block, where it writes one, from the master weights as they are."""
         views = rank.by_role(instruction)
         if "w" in views:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.arena.scalars import Flags, Scalars
     from ratrain.targets.runtime.engine.collectives import Member
-    from ratrain.targets.runtime.engine.rank import Rank
+    from ratrain.targets.runtime.engine.rank import RankExecutor
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
 
 
@@ -99,7 +99,7 @@ def all_reduce_shared(members: Sequence[Member], kernels: KernelSet, scalars: Sc
         scalars.spread(flags, flags)
 
 
-def shared_ranges(rank: Rank, name: str, elements: int) -> Iterator[tuple[int, int, int]]:
+def shared_ranges(rank: RankExecutor, name: str, elements: int) -> Iterator[tuple[int, int, int]]:
     """What of a rank's part of a block's gradient is of parameters that several peers have: how many, and where it begins and ends."""
     program = rank.program
     owner = named_block(name)

@@ -18,11 +18,11 @@ from ratrain.ratrain_ir.config.tensor_peers import ADDED_ONCE, gradients_made_wh
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrain_ir.ops.memory import COPY_SIDES
-from ratrain.ratrain_ir.topology import Rank as MeshRank
+from ratrain.ratrain_ir.topology import Rank
 from ratrain.targets.program.kernels import KERNELS
 from ratrain.targets.program.routine import parse_reference
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
-from ratrain.targets.runtime.arena.memory import HOST, Memory
+from ratrain.targets.runtime.arena.kernel_memory import HOST, Memory
 from ratrain.targets.runtime.arena.process_memory import Traffic
 from ratrain.targets.runtime.arena.stores import FileBytes, HostBytes, StoredArray, StoredBytes
 from ratrain.targets.runtime.arena.streams import Issue
@@ -44,7 +44,7 @@ _NOWHERE: NDArray[Any] = np.empty(0, np.uint8)
 """In place of a view of what is in another memory than DDR."""
 
 
-class Rank:
+class RankExecutor:
     """A stage of one replica, or what one of its tensor peers has of it, ready to execute block ops."""
 
     def __init__(self, program: Program, stage: int, replica: int, memory: Memory = HOST, peer: int = 0) -> None:
@@ -95,9 +95,9 @@ class Rank:
         return PositionFile(folder, self.place, number, ranks=ranks, completed=self.completed)
 
     @property
-    def place(self) -> MeshRank:
+    def place(self) -> Rank:
         """Its point in the mesh."""
-        return MeshRank(self.stage_index, self.replica, self.peer)
+        return Rank(self.stage_index, self.replica, self.peer)
 
     @property
     def lane(self) -> int:
@@ -245,7 +245,7 @@ class BoundRoutine:
             arguments[DENOMINATOR] = self._memory.number(whole * counted / labels, arguments[DENOMINATOR])
 
 
-def bind_routine(rank: Rank, instruction: Instruction, kernels: KernelSet, scratch: Scratch) -> BoundRoutine:
+def bind_routine(rank: RankExecutor, instruction: Instruction, kernels: KernelSet, scratch: Scratch) -> BoundRoutine:
     """The kernel calls of a block op, bound to the rank's bytes."""
     assert instruction.routine is not None
     routine = rank.program.routines[instruction.routine]
@@ -257,7 +257,7 @@ def bind_steps(
     operands: dict[str, NDArray[Any]],
     kernels: KernelSet,
     scratch: Scratch,
-    peer: Rank | None = None,
+    peer: RankExecutor | None = None,
 ) -> BoundRoutine:
     """The kernel calls of a routine, bound to its operands by role; `workspace` has the bytes of its intermediates.
 
@@ -279,7 +279,7 @@ def _bind_step(
     operands: dict[str, NDArray[Any]],
     kernels: KernelSet,
     scratch: Scratch,
-    peer: Rank | None,
+    peer: RankExecutor | None,
 ) -> list[_Call]:
     arguments: dict[str, Any] = {
         name: resolve(routine, reference, operands, kernels.memory) for name, reference in step.operands.items()
@@ -301,7 +301,7 @@ def _bind_step(
     return [*calls, (getattr(chosen, step.kernel), {**arguments, **options, "scratch": scratch})]
 
 
-def _numbered_within(step: Step, peer: Rank) -> dict[str, int]:
+def _numbered_within(step: Step, peer: RankExecutor) -> dict[str, int]:
     """The options of a step that count within what a tensor peer has of heads or of the vocabulary; its own token may be any number there."""
     numbered = {}
     if "all_heads" in step.options:
@@ -311,7 +311,7 @@ def _numbered_within(step: Step, peer: Rank) -> dict[str, int]:
     return numbered
 
 
-def _added_once(step: Step, peer: Rank) -> dict[str, bool]:
+def _added_once(step: Step, peer: RankExecutor) -> dict[str, bool]:
     """What the first of several tensor peers alone adds, or has the gradient of: operands of a step, and whether it works without them."""
     whole = gradients_made_whole(peer.program.plan)
     found = {}

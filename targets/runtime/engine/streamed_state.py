@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ratrain.targets.program.instruction import Instruction
-    from ratrain.targets.runtime.arena.memory import Memory
+    from ratrain.targets.runtime.arena.kernel_memory import Memory
     from ratrain.targets.runtime.arena.stores import StoredArray
-    from ratrain.targets.runtime.engine.rank import Rank
+    from ratrain.targets.runtime.engine.rank import RankExecutor
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
 
 _STATE = ("p", "m1", "m2")
@@ -38,7 +38,7 @@ def streamed_parts(whole: UpdatePart, files: Mapping[str, StoredArray], memory: 
 
 
 def cast_master(
-    rank: Rank, instruction: Instruction, role: str, view: NDArray[Any], kernels: KernelSet, scratch: Scratch
+    rank: RankExecutor, instruction: Instruction, role: str, view: NDArray[Any], kernels: KernelSet, scratch: Scratch
 ) -> None:
     """Round the master that an instruction has in a role into a view of as many elements, wherever it is."""
     stored = rank.in_files(instruction).get(role)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
     from ratrain.targets.runtime.data.data import Batches
     from ratrain.targets.runtime.engine.collectives import Member
-    from ratrain.targets.runtime.engine.engine import Head
-    from ratrain.targets.runtime.engine.rank import Rank
+    from ratrain.targets.runtime.engine.engine import StreamHead
+    from ratrain.targets.runtime.engine.rank import RankExecutor
     from ratrain.targets.runtime.kernels import KernelSet
 
 
@@ -88,7 +88,7 @@ class ThreadedEngine(LocalEngine):
         if progress.failure is not None:
             raise progress.failure
 
-    def _serve(self, head: Head, limit: int) -> None:
+    def _serve(self, head: StreamHead, limit: int) -> None:
         """Run a stream to its end."""
         try:
             with np.errstate(all="ignore"):  # as in `run_step`: each thread has its own
@@ -98,7 +98,7 @@ class ThreadedEngine(LocalEngine):
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
             self._fail(error)
 
-    def _claim(self, head: Head, limit: int) -> list[Member]:
+    def _claim(self, head: StreamHead, limit: int) -> list[Member]:
         """Wait until the head's instruction is ready, and begin it; nothing when the stream has ended, or the step failed."""
         progress, key = self._progress, _key(head.rank, head.engine)
         with progress.lock:
@@ -150,5 +150,5 @@ class ThreadedEngine(LocalEngine):
                 condition.notify_all()
 
 
-def _key(rank: Rank, engine: Engine) -> _Key:
+def _key(rank: RankExecutor, engine: Engine) -> _Key:
     return rank.stage_index, rank.lane, engine

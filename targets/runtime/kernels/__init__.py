@@ -17,7 +17,7 @@ KERNEL_SETS = Registry(
     "ratrain.kernel_sets",
     {
         "fast": "ratrain.targets.runtime.kernels.fast.fast:Fast",
-        "reference": "ratrain.targets.runtime.kernels.reference.reference:Reference",
+        "reference": "ratrain.targets.runtime.kernels.reference.reference:ReferenceKernels",
         "tiled": "ratrain.targets.mt3000.kernels.tiled:Tiled",
         "torch": "ratrain.targets.pytorch.host.host_kernels:TorchOnHost",
         "torch-device": "ratrain.targets.pytorch.device.device_kernels:TorchDevice",

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratrain.targets.program.kernels import IGNORED_LABEL
-from ratrain.targets.runtime.arena.memory import HOST
+from ratrain.targets.runtime.arena.kernel_memory import HOST
 from ratrain.targets.runtime.arena.scalars import LossScale, StepLog
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.arena.scalars import Chunks, Flags, Place, Update, Views
+    from ratrain.targets.runtime.arena.scalars import BlockUpdate, Chunks, Flags, Place, Views
     from ratrain.targets.runtime.arena.scratch import Scratch
     from ratrain.targets.runtime.kernels.interface import KernelSet
 
@@ -139,7 +139,7 @@ class HostScalars:
         del scratch
         return [HOST.sum_of_squares(chunk) for chunk in chunks]
 
-    def update(self, update: Update, *, scratch: Scratch) -> None:
+    def update(self, update: BlockUpdate, *, scratch: Scratch) -> None:
         """AdamW, unless the gradient is not finite."""
         views, settings = update.views, update.settings
         multiplier = self._multiplier(views, settings.max_norm)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from ratrain.targets.program.routine import OnChipSchedule
-    from ratrain.targets.runtime.arena.memory import Memory
+    from ratrain.targets.runtime.arena.kernel_memory import Memory
     from ratrain.targets.runtime.arena.scalars import Place, Scalars
     from ratrain.targets.runtime.arena.scratch import Scratch
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ratrain.ratrain_ir.model.rotary import rope_frequencies
 from ratrain.targets.program.kernels import IGNORED_LABEL, KERNELS, OTHER_PEERS
-from ratrain.targets.runtime.arena.memory import HOST, Memory
+from ratrain.targets.runtime.arena.kernel_memory import HOST, Memory
 from ratrain.targets.runtime.arena.scratch import Plan, plan_bytes
 from ratrain.targets.runtime.kernels.host_scalars import HostScalars
 from ratrain.targets.runtime.kernels.team import Team

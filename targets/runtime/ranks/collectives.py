@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.program.program import Program, ProgramStage
     from ratrain.targets.runtime.arena.scalars import Scalars, Views
-    from ratrain.targets.runtime.engine.rank import Rank
+    from ratrain.targets.runtime.engine.rank import RankExecutor
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
     from ratrain.targets.runtime.ranks.communicators import Communicators
-    from ratrain.targets.runtime.ranks.layout import Reduction
+    from ratrain.targets.runtime.ranks.rank_layout import Reduction
 
 Phases: TypeAlias = Generator[Sequence[Request], None, None]
 
@@ -51,7 +51,7 @@ class GroupCollectives:
 
     def __init__(
         self,
-        rank: Rank,
+        rank: RankExecutor,
         communicators: Communicators,
         kernels: KernelSet,
         scalars: Scalars,
@@ -344,13 +344,13 @@ _PHASES: PerOp[Callable[[GroupCollectives, Instruction], Phases]] = PerOp(
 )
 
 
-def staging_bytes(rank: Rank, reduction: Reduction) -> int:
+def staging_bytes(rank: RankExecutor, reduction: Reduction) -> int:
     """Most bytes that a collective of a rank needs outside the arena."""
     stream = rank.stage.streams[Engine.COLLECTIVE]
     return _SCALARS_BYTES + max((_staging_of(rank, instruction, reduction) for instruction in stream), default=0)
 
 
-def _staging_of(rank: Rank, instruction: Instruction, reduction: Reduction) -> int:
+def _staging_of(rank: RankExecutor, instruction: Instruction, reduction: Reduction) -> int:
     total, scatters = 0, instruction.keyword == ReduceScatter.keyword
     for role, view in rank.by_role(instruction).items():
         packed = _packed_bytes(rank, instruction, role, len(view))
@@ -373,7 +373,7 @@ def _staging_of(rank: Rank, instruction: Instruction, reduction: Reduction) -> i
     return total + _SCALARS_BYTES * len(instruction.blocks)
 
 
-def _packed_bytes(rank: Rank, instruction: Instruction, role: str, elements: int) -> int | None:
+def _packed_bytes(rank: RankExecutor, instruction: Instruction, role: str, elements: int) -> int | None:
     """Of what is packed: the parts that go out and those that come in, or what a view is gathered of; None where a tensor is not."""
     kind, _, block = role.partition(".")
     program = rank.program
@@ -392,7 +392,7 @@ def _packed_bits(program: Program, instruction: Instruction, block: str) -> int 
     return None if collectives.gathers_parts(instruction) else view_bits(program, block)
 
 
-def _shared(rank: Rank, block: str, elements: int) -> Iterator[tuple[int, int, int]]:
+def _shared(rank: RankExecutor, block: str, elements: int) -> Iterator[tuple[int, int, int]]:
     return peer_collectives.shared_ranges(rank, block, elements)
 
 

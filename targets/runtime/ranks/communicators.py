@@ -16,7 +16,7 @@ from ratrain.targets.runtime.ranks.waiting import finish
 
 if TYPE_CHECKING:
     from ratrain.targets.runtime.ranks.communicator import Transport
-    from ratrain.targets.runtime.ranks.layout import Layout
+    from ratrain.targets.runtime.ranks.rank_layout import RankLayout
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class Communicators:
     """the same, for what the collective engine does beside it"""
 
     @classmethod
-    def of_layout(cls, layout: Layout, transport: Transport) -> Communicators:
+    def of_layout(cls, layout: RankLayout, transport: Transport) -> Communicators:
         """Make the communicators of this process.
 
         Raises `DiagnosticError` RT093 where the launcher started another number of processes than the plan has ranks.

@@ -25,7 +25,7 @@ from ratrain.ratrain_ir.ops.per_op import PerOp
 from ratrain.ratrain_ir.support.diagnostics import fail
 from ratrain.targets.program.instruction import Instruction
 from ratrain.targets.runtime.arena.process_memory import Residence
-from ratrain.targets.runtime.engine.engine import Head, ProgramEngine, StepTotals
+from ratrain.targets.runtime.engine.engine import ProgramEngine, StepTotals, StreamHead
 from ratrain.targets.runtime.engine.rank import shape_only
 from ratrain.targets.runtime.ranks.collectives import GroupCollectives, Phases
 from ratrain.targets.runtime.ranks.communicator import Request
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels import KernelSet
     from ratrain.targets.runtime.ranks.communicator import Buffer
     from ratrain.targets.runtime.ranks.communicators import Communicators
-    from ratrain.targets.runtime.ranks.layout import Reduction
+    from ratrain.targets.runtime.ranks.rank_layout import Reduction
 
 
 @define(eq=False)
@@ -138,7 +138,7 @@ class RankEngine(ProgramEngine):
             wait_until(self._any_goes_on)
         self.order.synchronize()
 
-    def _advance(self, head: Head, limit: int) -> bool:
+    def _advance(self, head: StreamHead, limit: int) -> bool:
         """Complete what an engine has under way, or start its next instruction; whether anything happened."""
         under_way = self.under_way.get(head.engine)
         if under_way is not None:

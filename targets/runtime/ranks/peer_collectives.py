@@ -22,7 +22,7 @@ from ratrain.targets.runtime.engine import peer_collectives
 if TYPE_CHECKING:
     from ratrain.targets.program.instruction import Instruction
     from ratrain.targets.runtime.arena.scalars import Scalars
-    from ratrain.targets.runtime.engine.rank import Rank
+    from ratrain.targets.runtime.engine.rank import RankExecutor
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
     from ratrain.targets.runtime.ranks.collectives import Phases
     from ratrain.targets.runtime.ranks.communicator import Communicator
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 class PeerCollectives:
     """The exchanges of one rank's tensor engine with its peers. One is under way at a time: they share the staging bytes."""
 
-    def __init__(self, rank: Rank, peers: Communicator, kernels: KernelSet, scalars: Scalars, scratch: Scratch) -> None:
+    def __init__(
+        self, rank: RankExecutor, peers: Communicator, kernels: KernelSet, scalars: Scalars, scratch: Scratch
+    ) -> None:
         self.rank = rank
         self.peers = peers
         self.kernels = kernels
@@ -91,7 +93,7 @@ _PHASES: PerOp[Callable[[PeerCollectives, Instruction], Phases]] = PerOp(
 )
 
 
-def _arriving(rank: Rank, instruction: Instruction) -> list[Buffer]:
+def _arriving(rank: RankExecutor, instruction: Instruction) -> list[Buffer]:
     """What of an exchange arrives outside the arena, a row from each peer: parts of this one's run of a sum, or logs of all rows, and a number.
 
     Of sums that do not divide evenly everyone gets all parts.

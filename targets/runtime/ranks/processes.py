@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.data.data import Batches
     from ratrain.targets.runtime.kernels import KernelSet
     from ratrain.targets.runtime.ranks.communicator import Transport
-    from ratrain.targets.runtime.ranks.layout import Layout, Reduction
+    from ratrain.targets.runtime.ranks.rank_layout import RankLayout, Reduction
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class RankProcesses(Processes):
     engine_class: ClassVar[type[RankEngine]] = RankEngine
     """What runs a rank."""
 
-    def __init__(self, transport: Transport, layout: Layout, reduction: Reduction) -> None:
+    def __init__(self, transport: Transport, layout: RankLayout, reduction: Reduction) -> None:
         """Make the communicators, with all other processes.
 
         Raises `DiagnosticError` RT093 where the launcher started another number of processes than the layout has.

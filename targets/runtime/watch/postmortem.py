@@ -55,7 +55,7 @@ class Fault(Enum):
 
 
 @frozen
-class Cause:
+class HangCause:
     """One end of the waits: what is the matter, in words, and with which ranks."""
 
     fault: Fault
@@ -68,7 +68,7 @@ class Cause:
 class Diagnosis:
     """What can be said of a run that makes no progress."""
 
-    causes: tuple[Cause, ...]
+    causes: tuple[HangCause, ...]
     ranks: tuple[str, ...]
     """one line a rank: where it is, how long, what it waits for"""
 
@@ -119,7 +119,7 @@ class _Inquiry:
         self.now = max([now, *(position.heartbeat for position in positions)])
         self.at: dict[Rank, RankPosition] = {position.place: position for position in positions}
         self.states = {place: state_of(position) for place, position in self.at.items()}
-        self.causes: dict[Node, Cause] = {}
+        self.causes: dict[Node, HangCause] = {}
         self.waits: dict[Node, dict[Node, None]] = {}
         """of each engine, those that it waits for"""
         for place in self.places():
@@ -147,27 +147,27 @@ class _Inquiry:
             self.waits.setdefault(target, {})
             waits[target] = None
 
-    def cause_of_rank(self, place: Rank) -> Cause | None:
+    def cause_of_rank(self, place: Rank) -> HangCause | None:
         """Why a whole rank makes no progress, whatever its engines wait for."""
         position = self.at.get(place)
         if position is None:
             text = f"{self.name(place)} has left no position: its process never came so far"
-            return Cause(Fault.MISSING, text, (place,), 0.0)
+            return HangCause(Fault.MISSING, text, (place,), 0.0)
         state = self.states[place]
         where = f"{self.name(place)} (process {position.number}, pid {position.pid} on {position.host})"
         if state is Liveness.GONE and position.phase is not RankPhase.ENDED:
             text = f"{where} is gone: it was killed, or ended without a word, {self.doing(place)}"
-            return Cause(Fault.GONE, text, (place,), self.now - position.heartbeat)
+            return HangCause(Fault.GONE, text, (place,), self.now - position.heartbeat)
         silence = self.now - position.heartbeat
         if state is Liveness.UNKNOWN and silence > _SILENT_SECONDS and position.phase is not RankPhase.ENDED:
             text = f"{where} has given no sign for {silence:.0f} s: it or its machine is gone, {self.doing(place)}"
-            return Cause(Fault.GONE, text, (place,), silence)
+            return HangCause(Fault.GONE, text, (place,), silence)
         if state is Liveness.STOPPED:
             text = f"{where} is stopped by a signal, {self.doing(place)}"
-            return Cause(Fault.STOPPED, text, (place,), self.now - position.heartbeat)
+            return HangCause(Fault.STOPPED, text, (place,), self.now - position.heartbeat)
         if position.phase in (RankPhase.STARTING, RankPhase.SAVING):
             text = f"{where} is {self.doing(place)}"
-            return Cause(Fault.OTHER_WORK, text, (place,), self.now - position.since)
+            return HangCause(Fault.OTHER_WORK, text, (place,), self.now - position.since)
         return None
 
     def targets(self, node: Node) -> list[Node] | None:
@@ -296,7 +296,7 @@ class _Inquiry:
 
     # Words
 
-    def cause_of_instruction(self, node: Node) -> Cause:
+    def cause_of_instruction(self, node: Node) -> HangCause:
         """Why an instruction that waits for nothing has not ended."""
         place, engine = node
         position = self.at[place]
@@ -307,8 +307,8 @@ class _Inquiry:
             has_its_turn = position.engines[engine].running or not self.is_shared(place)
             if longest and has_its_turn and seconds > _NEVER_SO_LONG * longest:
                 text += f"; none took longer than {longest:.2g} s before"
-                return Cause(Fault.STUCK, text, (place,), seconds)
-            return Cause(Fault.COMPUTING, text, (place,), seconds)
+                return HangCause(Fault.STUCK, text, (place,), seconds)
+            return HangCause(Fault.COMPUTING, text, (place,), seconds)
         instruction, _ = self.next_instruction(node)
         if instruction.direction is Direction.IN and instruction.peer is not None:
             sender: Node = (place._replace(stage=instruction.peer), _other_engine(instruction))
@@ -317,9 +317,9 @@ class _Inquiry:
                 sender, place.stage, instruction
             ) > self.messages(node, instruction.peer, instruction):
                 text += f"; {self.name(sender[0])} has sent the message: it is lost or under way"
-                return Cause(Fault.LOST_MESSAGE, text, (place, sender[0]), seconds)
+                return HangCause(Fault.LOST_MESSAGE, text, (place, sender[0]), seconds)
         what = "all members are there" if instruction.group else "both ends are there"
-        return Cause(Fault.TRANSFER, f"{text}; {what}", (place,), seconds)
+        return HangCause(Fault.TRANSFER, f"{text}; {what}", (place,), seconds)
 
     def name(self, place: Rank) -> str:
         """A rank as messages call it."""
@@ -382,7 +382,7 @@ class _Inquiry:
             links = [f"{self.node_name(node)}" for node in cycle]
             text = " waits for ".join([*links, links[0]])
             places = tuple(dict.fromkeys(node[0] for node in cycle))
-            return Diagnosis((Cause(Fault.CYCLE, text, places, self.longest_wait(cycle)),), lines)
+            return Diagnosis((HangCause(Fault.CYCLE, text, places, self.longest_wait(cycle)),), lines)
         ends = [cause for node, cause in self.causes.items() if self.is_waited_for(node)]
         ends = ends or list(self.causes.values())
         distinct = {cause.text: cause for cause in ends}.values()

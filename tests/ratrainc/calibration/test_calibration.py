@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from ratrain import api
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.calibration import fitting
+from ratrain.ratrainc.calibration.calibration_report import calibrate_rows
 from ratrain.ratrainc.calibration.fitting import Seconds, fitted, fitted_rates, with_values
 from ratrain.ratrainc.calibration.from_profile import machine_from_profiles
-from ratrain.ratrainc.calibration.report import calibrate_rows
-from ratrain.ratrainc.calibration.rows import compiled, read_rows
+from ratrain.ratrainc.calibration.measured_rows import compiled, read_rows
 from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.console import extras

@@ -22,11 +22,11 @@ from ratrain.targets.machine.cost import roofline_work, routine_work
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.machine.measured_kernels import kernel_key
 from ratrain.targets.machine.op_table import MeasuredOp, OpTable
-from ratrain.targets.runtime.arena.memory import HostMemory
+from ratrain.targets.runtime.arena.kernel_memory import HostMemory
 from ratrain.targets.runtime.arena.stopwatch import DeviceFacts
 from ratrain.targets.runtime.engine.routine_times import RoutineTimer, timer_bytes
 from ratrain.targets.runtime.kernels import kernel_set
-from ratrain.targets.runtime.kernels.reference.reference import Reference
+from ratrain.targets.runtime.kernels.reference.reference import ReferenceKernels
 
 if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
@@ -134,8 +134,8 @@ class Counting(HostMemory):
         return super().staged(values)
 
 
-def reference_in(memory: HostMemory) -> Reference:
-    kernels = Reference()
+def reference_in(memory: HostMemory) -> ReferenceKernels:
+    kernels = ReferenceKernels()
     kernels.memory = memory
     return kernels
 

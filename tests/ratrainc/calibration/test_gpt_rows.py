@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrainc.calibration.calibration_report import calibrate_rows
 from ratrain.ratrainc.calibration.fitting import OUTLIER, errors, fitted, with_values
-from ratrain.ratrainc.calibration.gpt_block import VOCAB, BlockShape, Work, blocks_of
+from ratrain.ratrainc.calibration.gpt_block import VOCAB, BlockShape, BlockWork, blocks_of
 from ratrain.ratrainc.calibration.gpt_iteration import GptRun, GptTimes, placement_of_run
 from ratrain.ratrainc.calibration.gpt_layers import measured_layers
 from ratrain.ratrainc.calibration.gpt_rows import GptRow, predicted_gpt, read_gpt_rows
-from ratrain.ratrainc.calibration.report import calibrate_rows
 from ratrain.ratrainc.cli import main
 from ratrain.targets.machine.cost import kernel_flops
 from ratrain.targets.machine.machine import Machine, load_machine
@@ -54,7 +54,7 @@ def test_peers_share_out_the_products(peers: int) -> None:
     rows, blocks = 2 * 512, blocks_of(shape)
     layer = (24 * rows * 1024**2 + 4 * rows * 512 * 1024) / peers
 
-    def flops(work: Work) -> float:
+    def flops(work: BlockWork) -> float:
         return sum(kernel_flops(work.routine, step) for step in work.routine.steps)
 
     assert flops(blocks.forward) == layer

@@ -10,7 +10,7 @@ from attrs import evolve
 
 from ratrain import api
 from ratrain.ratrain_ir.config.plan_text import check_plan
-from ratrain.ratrainc.choices.levers import Setting, levers_of
+from ratrain.ratrainc.choices.levers import CompileSetting, levers_of
 from ratrain.ratrainc.cli import main
 from ratrain.targets.machine.machine import load_machine
 
@@ -100,7 +100,7 @@ def test_explain_tries_a_module_again_under_its_schedule(
 @pytest.mark.parametrize("schedule", ["zb-v", "interleaved"])
 def test_levers_give_plans_that_are_allowed(schedule: str, sources: list[str], tmp_path: Path) -> None:
     model, plan = api.resolved(sources[1], str(tmp_path / f"{schedule}.toml"))
-    setting = Setting(model, plan, "joint-order,allocate-ddr", load_machine(None))
+    setting = CompileSetting(model, plan, "joint-order,allocate-ddr", load_machine(None))
     found = {
         (lever.name, stage): changed.plan
         for stage in range(plan.pp)

@@ -18,7 +18,7 @@ from ratrain.ratrainc.choices import levers
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.console.parts import text_of
 from ratrain.ratrainc.facts import machine_facts
-from ratrain.ratrainc.planner.answer.comparing import Comparison
+from ratrain.ratrainc.planner.answer.strategy_comparison import Comparison
 from ratrain.ratrainc.running.examples import example_path
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.program.rtx import write_program
@@ -141,7 +141,7 @@ def test_compare_says_what_a_strategy_lacks() -> None:
     ],
 )
 def test_a_lever_changes_only_what_its_name_says(passes: str, changed: str) -> None:
-    setting = levers.Setting(*api.resolved(MODEL, PLAN), f"place-1f1b,{passes},allocate-ddr", load_machine(None))
+    setting = levers.CompileSetting(*api.resolved(MODEL, PLAN), f"place-1f1b,{passes},allocate-ddr", load_machine(None))
     (lever,) = (lever for lever in levers.levers_of(0) if lever.name == "recompute{policy=full}")
     found = lever.apply(setting)
     assert found is not None

@@ -161,7 +161,7 @@ PATHS = [
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_text_that_is_no_path_is_known(name: str) -> None:
-    """A new option of any text is a `Source`, a `Result`, or listed as something else."""
+    """A new option of any text is an `InputFile`, a `Result`, or listed as something else."""
     texts = {parameter.name for parameter in COMMANDS[name].params if parameter.type is click.STRING}
     assert texts <= NO_PATHS
 

@@ -12,7 +12,7 @@ from ratrain import api
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrainc.choices.plan_choices import PlanChoice
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.planner.search.requests import planning_request
+from ratrain.ratrainc.planner.search.plan_request import planning_request
 from ratrain.targets.machine.machine import Machine, load_machine
 from ratrain.targets.simulator.figures import one_core_step_seconds
 

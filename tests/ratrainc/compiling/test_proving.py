@@ -10,7 +10,7 @@ import pytest
 
 from ratrain import api
 from ratrain.ratrain_ir.ops.base import Engine
-from ratrain.ratrain_ir.support import receipts
+from ratrain.ratrain_ir.support import proof_cache
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.loops import Allowance
 from ratrain.ratrainc.cli import main
@@ -49,8 +49,8 @@ class _Proofs:
 
 @pytest.fixture
 def proofs(monkeypatch, tmp_path) -> _Proofs:
-    monkeypatch.setenv(receipts.VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(receipts, "installation", lambda: "this one")
+    monkeypatch.setenv(proof_cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(proof_cache, "installation", lambda: "this one")
     return _Proofs(monkeypatch)
 
 

@@ -22,7 +22,7 @@ from ratrain.ratrain_ir.testing.strategies import Case, cases
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrainc.bridge import exporting
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.planner.answer.report import text_of_plan
+from ratrain.ratrainc.planner.answer.plan_files import plan_text
 from ratrain.ratrainc.report import schedule_table
 from ratrain.ratrainc.running.examples import example_path
 from ratrain.targets.machine.machine import load_machine, machine_names, parse_machine
@@ -68,9 +68,7 @@ LINES = st.text(st.characters(), max_size=12)
 @settings(max_examples=50)
 @given(cases(max_chunks=1, max_slices=1), LINES, LINES, st.sampled_from(("place-1f1b", "place-gpipe,allocate-ddr")))
 def test_a_plan_under_any_words_reads_back(case: Case, head: str, model: str, pipeline: str) -> None:
-    text = text_of_plan(
-        case.plan, pipeline, case.model, model, [head]
-    )  # reads it back itself, and raises where it cannot
+    text = plan_text(case.plan, pipeline, case.model, model, [head])  # reads it back itself, and raises where it cannot
     text.encode()
     assert "pp = " in text
 

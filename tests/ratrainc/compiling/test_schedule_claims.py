@@ -20,7 +20,7 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.text.parser import parse_module
 from ratrain.ratrain_ir.text.printer import print_module
 from ratrain.ratrain_ir.verifier import check
-from ratrain.ratrainc.choices.levers import Setting, levers_of
+from ratrain.ratrainc.choices.levers import CompileSetting, levers_of
 from ratrain.ratrainc.choices.strategies import STRATEGIES, strategy
 from ratrain.ratrainc.cli import main
 from ratrain.targets.machine.cost import weight_bound_rows
@@ -302,7 +302,7 @@ def test_levers_of_an_inserted_placement_keep_the_schedule_that_the_plan_says(
 def test_a_lever_moves_a_layer_between_neighbouring_chunks() -> None:
     model = evolve(MODEL, layers=8)
     plan = make_plan(model, **SHAPE | {"pp": 2, "chunks": 2, "layout": "vee", "cuts": (2, 4, 6), "zero": 0})
-    setting = Setting(model, plan, "joint-order,allocate-ddr", load_machine(None))
+    setting = CompileSetting(model, plan, "joint-order,allocate-ddr", load_machine(None))
     moved = {lever.name: lever.apply(setting) for lever in levers_of(0) if "one layer" in lever.name}
     there = moved["one layer from the heaviest stage to the next"]
     assert there is not None

@@ -7,6 +7,7 @@ import re
 import shlex
 import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from attrs import evolve
@@ -14,20 +15,25 @@ from attrs import evolve
 from ratrain.ratrain_ir.config.plan import Plan
 from ratrain.ratrain_ir.config.plan_text import check_plan, plan_from_fields
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
-from ratrain.ratrainc.choices.levers import Setting, try_setting
-from ratrain.ratrainc.choices.machines import with_constants
+from ratrain.ratrainc.choices.levers import CompileSetting, try_setting
+from ratrain.ratrainc.choices.machine_changes import with_constants
+from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.memory import advice as advice_module
 from ratrain.ratrainc.memory.advice import advice
-from ratrain.ratrainc.planner.answer.report import certificate, no_plan
-from ratrain.ratrainc.planner.search.answer import Answer, Request
-from ratrain.ratrainc.planner.search.evaluation import evaluate
-from ratrain.ratrainc.planner.search.losers import losers
+from ratrain.ratrainc.planner.answer.no_plan import no_plan
+from ratrain.ratrainc.planner.answer.planned import Planned
+from ratrain.ratrainc.planner.search.plan_evaluation import evaluate
+from ratrain.ratrainc.planner.search.plan_request import PlanRequest
+from ratrain.ratrainc.planner.search.plan_search import Search
 from ratrain.ratrainc.planner.search.quick import quick_answer
-from ratrain.ratrainc.planner.search.search import Search
+from ratrain.ratrainc.planner.search.rejected_plans import rejected_plans
 from ratrain.targets.machine.machine import load_machine
 from tests.ratrainc.planner.test_planner import MODEL, SLOW, every_candidate
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.planner.search.answer import Answer
 
 GIVEN = Plan(pp=2, dp=1, cuts=(1,), micro_batch_size=2, micro_batches=1, seq_len=32, zero=0, head_chunk=64)
 NEEDS_MORE = re.compile(r"needs more\s+clusters|rule out all")
@@ -35,15 +41,15 @@ CAPACITIES = (2e5, 1.6e6, 2e6, 2.45e6)
 """From far too little for any plan, over too little that no bound proves, to enough for some; never enough for the given one."""
 
 
-def request_of(capacity: float, name: str = "baseline-1f1b", **changes: object) -> Request:
+def request_of(capacity: float, name: str = "baseline-1f1b", **changes: object) -> PlanRequest:
     machine = with_constants(load_machine(None), {**SLOW, "ddr_capacity": capacity})
-    request = Request(
+    request = PlanRequest(
         MODEL, machine, GIVEN.clusters, GIVEN.global_batch, GIVEN.seq_len, strategy(name), plan_template=GIVEN
     )
     return evolve(request, **changes)
 
 
-def fitting(request: Request) -> bool:
+def fitting(request: PlanRequest) -> bool:
     """Whether any plan of the space fits, by trying all of them."""
     return any(evaluate(task).step_seconds is not None for task in every_candidate(request))
 
@@ -65,7 +71,7 @@ def test_advice_says_only_what_is_known(
     """Where no change of the plan is tried, or fits: the plan named fits with the peak named, or none exists."""
     monkeypatch.setattr(advice_module, "_fitting_changes", lambda *_: [])
     request = request_of(capacity)
-    setting = Setting(MODEL, GIVEN, request.strategy.passes, request.machine)
+    setting = CompileSetting(MODEL, GIVEN, request.strategy.passes, request.machine)
     refused = try_setting(setting, "")
     assert refused is not None
     assert not refused.fits
@@ -134,9 +140,10 @@ def test_words_about_idle_clusters_and_other_plans_are_those_of_what_was_proved(
     answer = quick_answer(request_of(CAPACITIES[-1]))
     answer.request = evolve(answer.request, clusters=5)
     assert not answer.proven
-    lines = certificate(answer)
+    planned = Planned(answer, False, None, "small.json", MachineChoice())
+    lines = list(planned.certificate())
     answer.proven = True
-    assert [line for line in certificate(answer) if "stay idle" in line] == [
+    assert [line for line in planned.certificate() if "stay idle" in line] == [
         line.replace("no plan was found that uses more and is faster", "no plan that uses more is faster")
         for line in lines
         if "stay idle" in line
@@ -153,7 +160,8 @@ def test_why_not_says_does_not_fit_only_where_every_shape_lacks_bytes(peers: tup
     search = Search(request_of(CAPACITIES[-1], seconds=math.inf, peers=peers))
     best = search.run().best
     assert best is not None
-    found = {loser.text: loser.reason for loser in losers(search, best)}
+    rows = rejected_plans(search.request, search.spaces, best, search.fitting, search.refused)
+    found = {row.text: row.reason for row in rows}
     assert any("does not fit" in reason for reason in found.values()) == (peers == (1,))
     for text, reason in found.items():
         tasks = [t for t in every_candidate(search.request) if text in families_of(t.plan)]
@@ -225,13 +233,15 @@ def test_more_clusters_are_needed_only_where_no_schedule_fits(
     """A strategy that keeps everything, where nothing, only other strategies' plans, and its own plans have room by the bounds."""
     monkeypatch.setattr(advice_module, "_fitting_changes", lambda *_: [])
     request = request_of(capacity, "full-save")
-    setting = Setting(MODEL, GIVEN, request.strategy.passes, request.machine)
+    setting = CompileSetting(MODEL, GIVEN, request.strategy.passes, request.machine)
     found = advice(setting, request.strategy, "ratrainc plan ...", "ratrainc plan ...")
     said = "\n".join(note.message for note in found.notes)
     assert words in said
     assert ("needs more clusters" in said) == (capacity == 1.6e6)
     assert quick_answer(request).proven_empty == (capacity < 2e6)
     if found.suggestion is not None:
-        outcome = try_setting(Setting(MODEL, found.suggestion.plan, found.suggestion.pipeline, request.machine), "")
+        outcome = try_setting(
+            CompileSetting(MODEL, found.suggestion.plan, found.suggestion.pipeline, request.machine), ""
+        )
         assert outcome is not None
         assert outcome.fits

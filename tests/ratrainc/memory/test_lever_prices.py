@@ -11,7 +11,7 @@ from attrs import evolve
 from ratrain import api
 from ratrain.passes.memory.trial import at_own_addresses
 from ratrain.ratrain_ir.side_by_side import processes
-from ratrain.ratrainc.choices.levers import Outcome, Setting, changes
+from ratrain.ratrainc.choices.levers import CompileSetting, LeverOutcome, changes
 from ratrain.ratrainc.choices.timed_plan import TimedPlan, time_plan
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.console.parts import text_of
@@ -31,15 +31,15 @@ MICRO_BATCHES = 24
 """Of a plan of two stages, whose folded step has six."""
 
 
-def setting_of(passes: str) -> tuple[Setting, Outcome]:
+def setting_of(passes: str) -> tuple[CompileSetting, LeverOutcome]:
     model, plan = api.resolved(MODEL, PLAN)
-    setting = Setting(model, evolve(plan, micro_batches=MICRO_BATCHES), passes, load_machine(None))
+    setting = CompileSetting(model, evolve(plan, micro_batches=MICRO_BATCHES), passes, load_machine(None))
     timed = time_plan(setting.model, setting.plan, passes, setting.machine)
     assert isinstance(timed, TimedPlan)
-    return setting, Outcome("as it is", setting, timed.peak_bytes, timed.figures.step_seconds)
+    return setting, LeverOutcome("as it is", setting, timed.peak_bytes, timed.figures.step_seconds)
 
 
-def priced(setting: Setting, now: Outcome, *, folded: bool) -> Prices:
+def priced(setting: CompileSetting, now: LeverOutcome, *, folded: bool) -> Prices:
     """The prices of all levers for the bytes of the first stage."""
     pricing = Pricing(setting, 0, 0.0, 1e9, folded=folded)
     return pricing.prices(now, list(map(pricing.found, pricing.tasks)))
@@ -156,7 +156,7 @@ def test_steps_are_not_folded_where_that_leaves_out_little() -> None:
 def test_processes_side_by_side_find_what_one_finds(monkeypatch: pytest.MonkeyPatch, passes: str, folded: bool) -> None:
     """Schedules with addresses and without, levers whole and folded."""
 
-    def of(setting: Setting, stage: int, _ops: int, seconds: float) -> Pricing:
+    def of(setting: CompileSetting, stage: int, _ops: int, seconds: float) -> Pricing:
         return Pricing(setting, stage, 0.0, seconds, folded=folded)
 
     monkeypatch.setattr(byte_report, "pricing_of", of)

@@ -11,28 +11,29 @@ from attrs import evolve
 
 from ratrain.passes.pipeline_text import parse_pipeline
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
-from ratrain.ratrainc.choices.machines import parse_changes, with_constants
+from ratrain.ratrainc.choices.machine_changes import parse_changes, with_constants
+from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.choices.plan_choices import PlanChoice
 from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.planner.bounds.profile import Profiles
+from ratrain.ratrainc.planner.answer.fewest_clusters import fewest_clusters
+from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.search.family_spaces import family_spaces
+from ratrain.ratrainc.planner.search.plan_request import planning_request
+from ratrain.ratrainc.planner.search.plan_search import Search
 from ratrain.ratrainc.planner.search.quick import quick_answer
-from ratrain.ratrainc.planner.search.requests import planning_request
-from ratrain.ratrainc.planner.search.search import Search
-from ratrain.ratrainc.planner.search.smallest import smallest_clusters
-from ratrain.ratrainc.planner.space.families import USUAL, families, with_memories
 from ratrain.ratrainc.planner.space.objective import OBJECTIVES
+from ratrain.ratrainc.planner.space.plan_families import USUAL, families, with_memories
 from ratrain.targets.machine.machine import load_machine
 from tests.ratrainc.planner.test_planner import MODEL, SLOW, TINY, costs_of_every_plan, small_request
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.planner.search.answer import Request
+    from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 
 HOST = {"host_capacity": 1e9, "host_store": 1e9, "host_fetch": 1e9}
 
 
-def request_with(*names: str, capacity: float, batch: int = 2, layers: int = 2, **host: float) -> Request:
+def request_with(*names: str, capacity: float, batch: int = 2, layers: int = 2, **host: float) -> PlanRequest:
     constants = {**SLOW, **HOST, "ddr_capacity": capacity, **host}
     request = evolve(small_request(clusters=2, batch=batch), machine=with_constants(load_machine(None), constants))
     request = evolve(request, model=evolve(MODEL, layers=layers), zero_levels=(0, 3), peers=(1,))
@@ -56,7 +57,7 @@ def test_the_choice_is_that_of_brute_force(names, capacity, host):
     assert (answer.best.seconds,) * 2 == min(costs_of_every_plan(request).values())
     assert answer.proven
     assert answer.bound_seconds == answer.best.seconds >= answer.relaxed_bound_seconds > 0
-    assert {loser.text for loser in answer.losers} >= {*names} - {answer.best.family}
+    assert {each.text for each in answer.rejected_plans} >= {*names} - {answer.best.family}
 
 
 def test_what_does_not_fit_without_a_memory_fits_with_it():
@@ -64,14 +65,14 @@ def test_what_does_not_fit_without_a_memory_fits_with_it():
     request = request_with("1f1b", "1f1b+host", capacity=1.4e6)
     answer = Search(evolve(request, explain=True, objective=OBJECTIVES["clusters"])).run()
     assert (answer.best.family, answer.best.plan.clusters) == ("1f1b+host", 1)
-    alone, with_host = (next(p for p in answer.losers if p.text == text) for text in ("1f1b", "P = 2"))
+    alone, with_host = (next(p for p in answer.rejected_plans if p.text == text) for text in ("1f1b", "P = 2"))
     assert "does not fit: stage @0 lacks at least" in alone.reason
     assert with_host.mechanisms["transfers"] < 0
     assert "transfers -" in with_host.reason
     without = Search(evolve(request, families=families(request.strategy, ("1f1b",)))).run()
     assert without.best is None
-    fewest = smallest_clusters(evolve(request, clusters=2), lambda _text: None)
-    assert (fewest.clusters, fewest.candidate.family) == (1, "1f1b+host")
+    fewest = fewest_clusters(evolve(request, clusters=2), MODEL.name, MachineChoice(), lambda _text: None)
+    assert (fewest.clusters, fewest.best.family) == (1, "1f1b+host")
     assert quick_answer(request).best.family == "1f1b+host"
 
 

@@ -14,12 +14,11 @@ from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan_text import load_plan
 from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, strategy
 from ratrain.ratrainc.planner.bounds.bounds import plan_bounds
-from ratrain.ratrainc.planner.bounds.columns import Columns
-from ratrain.ratrainc.planner.bounds.profile import Profiles
-from ratrain.ratrainc.planner.search.evaluation import Task, evaluate, folded_micro_batches
-from ratrain.ratrainc.planner.space.setting import Setting
+from ratrain.ratrainc.planner.bounds.profiles import Profiles
+from ratrain.ratrainc.planner.bounds.shape_columns import Columns
+from ratrain.ratrainc.planner.search.plan_evaluation import Task, evaluate, folded_micro_batches
+from ratrain.ratrainc.planner.space.search_setting import SearchSetting
 from ratrain.ratrainc.planner.space.space import Shape
-from ratrain.ratrainc.planner.space.variants import may_keep_gathered, recompute_policy
 from ratrain.targets.machine.machine import load_machine
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -37,7 +36,7 @@ def of_file(path: Path):
 
 
 def bounds_of(model, plan, pipeline):
-    setting = Setting(model, load_machine(None), plan, recompute_policy(pipeline), may_keep_gathered(pipeline))
+    setting = SearchSetting(model, load_machine(None), plan, pipeline)
     shape = Shape(plan.pp, plan.dp, plan.micro_batch_size, plan.micro_batches, plan.zero, plan.reduce, tp=plan.tp)
     columns = Columns.of(Profiles(setting), [shape], schedule=placed_by(pipeline) or "1f1b")
     return plan_bounds(columns, np.diff([[0, *plan.cuts, model.layers]]).astype(float))

@@ -12,23 +12,23 @@ from attrs import evolve
 from ratrain.ratrain_ir.config.plan_text import parse_plan
 from ratrain.ratrain_ir.config.zero_levels import ZeroLevels
 from ratrain.ratrain_ir.model.blocks import block_chain
-from ratrain.ratrainc.choices.machines import with_constants
-from ratrain.ratrainc.planner.answer.report import candidate_json, plan_file
+from ratrain.ratrainc.choices.machine_changes import with_constants
+from ratrain.ratrainc.planner.answer.plan_files import plan_file
 from ratrain.ratrainc.planner.bounds.cuts import cuts_of
-from ratrain.ratrainc.planner.bounds.profile import Profiles
-from ratrain.ratrainc.planner.search.evaluation import Task, evaluate
+from ratrain.ratrainc.planner.bounds.profiles import Profiles
 from ratrain.ratrainc.planner.search.family_spaces import family_spaces
 from ratrain.ratrainc.planner.search.levels import all_gathered, bounds_of_any_levels
-from ratrain.ratrainc.planner.search.search import Search
-from ratrain.ratrainc.planner.space.families import families
+from ratrain.ratrainc.planner.search.plan_evaluation import Task, evaluate
+from ratrain.ratrainc.planner.search.plan_search import Search
+from ratrain.ratrainc.planner.space.plan_families import families
 from ratrain.ratrainc.planner.space.space import Shape
 from tests.ratrainc.planner.test_planner import MODEL, small_request
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.planner.search.answer import Request
+    from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 
 
-def wide_request(clusters: int, capacity: float, layers: int, *names: str) -> Request:
+def wide_request(clusters: int, capacity: float, layers: int, *names: str) -> PlanRequest:
     request = small_request(capacity=capacity, clusters=clusters, batch=4 * clusters)
     stores = {"host_capacity": 1e9, "host_store": 1e8, "host_fetch": 1e8}
     request = evolve(request, machine=with_constants(request.machine, stores))
@@ -71,7 +71,7 @@ def test_the_best_plan_has_levels_of_its_own_where_these_are_shorter():
     assert best.seconds < alone.best.seconds
     assert answer.relaxed_bound_seconds <= answer.bound_seconds <= best.bound_seconds < best.seconds
     assert not answer.proven, "other levels were not tried"
-    assert candidate_json(best, 4, None)["zero_blocks"] == str(best.plan.zero_blocks)
+    assert best.to_json(4)["zero_blocks"] == str(best.plan.zero_blocks)
     text = plan_file(answer, best, "small.json")
     plan = parse_plan(text, file="P.toml", model=request.model)
     assert plan.zero_blocks == best.plan.zero_blocks

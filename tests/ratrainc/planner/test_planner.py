@@ -21,28 +21,28 @@ from ratrain.ratrain_ir.schedules.action import ActionKind, most_in_flight
 from ratrain.ratrain_ir.schedules.named import SCHEDULES, most_held
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
-from ratrain.ratrainc.choices.machines import parse_changes, with_constants
-from ratrain.ratrainc.choices.strategies import strategy
+from ratrain.ratrainc.choices.machine_changes import parse_changes, with_constants
+from ratrain.ratrainc.choices.strategies import hiding_exchanges, strategy
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.facts.slices_note import slices_note
 from ratrain.ratrainc.planner.answer.crossings import crossings
-from ratrain.ratrainc.planner.answer.report import best_plans, plan_file
+from ratrain.ratrainc.planner.answer.plan_files import plan_file
 from ratrain.ratrainc.planner.bounds.bounds import plan_bounds
-from ratrain.ratrainc.planner.bounds.columns import Columns
 from ratrain.ratrainc.planner.bounds.cuts import best_cuts, cuts_of, partitions
-from ratrain.ratrainc.planner.bounds.placements import stage_placements
-from ratrain.ratrainc.planner.bounds.profile import Profiles
+from ratrain.ratrainc.planner.bounds.held_passes import held_passes
+from ratrain.ratrainc.planner.bounds.profiles import Profiles
+from ratrain.ratrainc.planner.bounds.shape_columns import Columns
 from ratrain.ratrainc.planner.search import quick
-from ratrain.ratrainc.planner.search.answer import Request
-from ratrain.ratrainc.planner.search.evaluation import Task, evaluate, folded_micro_batches
 from ratrain.ratrainc.planner.search.family_spaces import family_spaces
+from ratrain.ratrainc.planner.search.plan_evaluation import Task, evaluate, folded_micro_batches
+from ratrain.ratrainc.planner.search.plan_request import PlanRequest
+from ratrain.ratrainc.planner.search.plan_search import Search
 from ratrain.ratrainc.planner.search.quick import quick_answer
-from ratrain.ratrainc.planner.search.search import Search
-from ratrain.ratrainc.planner.search.workers import Runner
-from ratrain.ratrainc.planner.space.families import USUAL, families
+from ratrain.ratrainc.planner.search.workers import WorkerPool
 from ratrain.ratrainc.planner.space.objective import OBJECTIVES
+from ratrain.ratrainc.planner.space.plan_families import USUAL, families
 from ratrain.ratrainc.planner.space.space import Shape, divisions, shapes
-from ratrain.ratrainc.planner.space.variants import pipeline_for, variants
+from ratrain.ratrainc.planner.space.variants import least_bytes_passes, variants
 from ratrain.targets.machine.machine import load_machine
 from tests.end_to_end.tiny_runs import MODEL as RUN
 from tests.end_to_end.tiny_runs import make_plan
@@ -56,10 +56,10 @@ F = ActionKind.FORWARD
 SLOW = {"fp16_peak": 1e10, "ddr_bandwidth": 1e9, "link_bandwidth": 1e8, "collective_chunk": 4096.0}
 
 
-def small_request(*, capacity: float = 8e6, clusters: int = 3, batch: int = 4, name: str = "ratrain") -> Request:
+def small_request(*, capacity: float = 8e6, clusters: int = 3, batch: int = 4, name: str = "ratrain") -> PlanRequest:
     machine = with_constants(load_machine(None), {**SLOW, "ddr_capacity": capacity})
     several = any(chunks > 1 for chunks, _, _ in divisions(strategy(name).schedule or "1f1b"))
-    return Request(
+    return PlanRequest(
         evolve(MODEL, layers=5) if several else MODEL,
         machine,
         clusters,
@@ -71,7 +71,7 @@ def small_request(*, capacity: float = 8e6, clusters: int = 3, batch: int = 4, n
     )
 
 
-def every_candidate(request: Request):
+def every_candidate(request: PlanRequest):
     """All plans of a space under all pipelines."""
     of_bytes = request.objective.of_bytes
     for space in family_spaces(request, Profiles(request.setting)):
@@ -80,7 +80,8 @@ def every_candidate(request: Request):
             for layers in partitions(request.model.layers, shape.pp, shape.chunks):
                 plan = shape.plan(request.setting, cuts_of(layers, shape))
                 others = () if of_bytes else variants(own, plan)
-                for pipeline in (pipeline_for(own, plan, least_bytes=of_bytes), *others):
+                usual = hiding_exchanges(least_bytes_passes(own) if of_bytes else own, plan.tp)
+                for pipeline in (usual, *others):
                     yield Task(request.model, plan, pipeline, request.machine)
 
 
@@ -116,7 +117,7 @@ def test_the_choice_is_that_of_brute_force(name, clusters, batch, capacity):
     assert (None in every) == (capacity < 8e6)
 
 
-def costs_of_every_plan(request: Request) -> dict[Any, Any]:
+def costs_of_every_plan(request: PlanRequest) -> dict[Any, Any]:
     """What each plan of a space that fits costs under its best pipeline, by brute force."""
     costs: dict[Any, Any] = {}
     for task in every_candidate(request):
@@ -154,14 +155,14 @@ def test_families_are_searched_together(schedules):
     request = evolve(request, families=families(request.strategy, schedules), keep=3)
     answer = Search(request).run()
     every = sorted(costs_of_every_plan(request).values())
-    assert [candidate.seconds for candidate in best_plans(answer)[:3]] == [seconds for seconds, _ in every[:3]]
+    assert [candidate.seconds for candidate in answer.best_plans[:3]] == [seconds for seconds, _ in every[:3]]
     assert answer.bound_seconds == answer.best.seconds
-    assert {loser.text for loser in answer.losers} >= {*schedules} - {answer.best.family}
+    assert {each.text for each in answer.rejected_plans} >= {*schedules} - {answer.best.family}
     single = [Search(evolve(request, families=families(request.strategy, (each,)), keep=1)).run() for each in schedules]
     assert answer.best.seconds == min(each.best.seconds for each in single)
 
 
-def grouped_request(*, capacity: float, batch: int = 16) -> Request:
+def grouped_request(*, capacity: float, batch: int = 16) -> PlanRequest:
     """Of one layer and ZeRO 3, on four clusters of which two are near each other."""
     links = group("chip", 2, 3e9, 1e-5), group("system", None, 5e6, 1e-4)
     machine = with_constants(
@@ -188,7 +189,7 @@ def test_views_stay_in_near_groups_where_that_is_best():
     found = evaluate(Task(request.model, plan, answer.best.pipeline, request.machine, checked_below=math.inf))
     assert found.step_seconds == answer.best.seconds
     roomier = Search(grouped_request(capacity=1.15e6)).run()
-    assert any("views in groups of 2" in loser.text for loser in roomier.losers)
+    assert any("views in groups of 2" in each.text for each in roomier.rejected_plans)
 
 
 def test_a_search_without_time_tries_a_plan_of_one_peer_too():
@@ -334,7 +335,7 @@ def test_what_bounds_read_of_an_order_is_so(schedule, micro_batches):
     """Counted anew from the order: how many passes are held, before any gradient is final and with gradients in all chunks."""
     for chunks, layout, slices in divisions(schedule):
         shape = PipelineShape(3, micro_batches, chunks, layout, slices)
-        for stage, found in enumerate(stage_placements(schedule, shape)):
+        for stage, found in enumerate(held_passes(schedule, shape)):
             order = SCHEDULES[schedule].actions(shape, stage)
             assert 1 <= found.early <= most_held(schedule, shape, stage)
             assert found.late <= found.early
@@ -349,7 +350,7 @@ def test_what_bounds_read_of_an_order_is_so(schedule, micro_batches):
 
 def test_1f1b_has_the_windows_of_its_closed_form():
     for stages, micro_batches in ((4, 1), (4, 3), (4, 4), (4, 9), (2, 7)):
-        found = stage_placements("1f1b", PipelineShape(stages, micro_batches))
+        found = held_passes("1f1b", PipelineShape(stages, micro_batches))
         for stage, placement in enumerate(found):
             flight = min(stages - stage, micro_batches)
             late = min(stages - stage, micro_batches - 1) if micro_batches > 2 else 0
@@ -777,7 +778,7 @@ def test_workers_start_with_interruptions_held_back():
             masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    Runner(Executor(), 2).submit(None)
+    WorkerPool(Executor(), 2).submit(None)
     assert signal.SIGINT in masks[0]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
 

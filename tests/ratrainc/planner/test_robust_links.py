@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from ratrain.ratrainc.choices.machines import with_constants
+from ratrain.ratrainc.choices.machine_changes import with_constants
+from ratrain.ratrainc.choices.machine_choice import MachineChoice
 from ratrain.ratrainc.choices.plan_choices import SearchEffort
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.console.parts import show
-from ratrain.ratrainc.planner.answer.robust_links import robust_links, robust_links_parts
-from ratrain.ratrainc.planner.search.requests import planning_request
-from ratrain.ratrainc.planner.search.search import Search
+from ratrain.ratrainc.planner.answer.planned import Planned
+from ratrain.ratrainc.planner.answer.robust_links import robust_links
+from ratrain.ratrainc.planner.search.plan_request import planning_request
+from ratrain.ratrainc.planner.search.plan_search import Search
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.machine.writer import write_machine
 from tests.ratrainc.planner.test_planner import MODEL, SLOW
@@ -81,8 +83,8 @@ def test_without_clusters_that_share_anything_it_says_so(tmp_path: Path, capsys:
 def test_the_verdict_says_on_which_side_of_a_port_another_plan_is_better(capsys: pytest.CaptureFixture[str]) -> None:
     machine = with_constants(load_machine(None), SLOW)
     request = planning_request(MODEL, 4, 8, 32, machine=machine, effort=SearchEffort(seconds=0.0))
-    answer = Search(request).run()
-    found = robust_links(answer, lambda other: Search(evolve(request, machine=other)).run())
+    planned = Planned(Search(request).run(), False, None, "small.json", MachineChoice())
+    found = robust_links(planned, lambda _text: None)
     usual = evolve(found.ports[0], flips=False, flips_at=None)
     verdicts = {
         "the answer does not flip": usual,
@@ -90,5 +92,5 @@ def test_the_verdict_says_on_which_side_of_a_port_another_plan_is_better(capsys:
         "better one on that side of 2.50 GB/s": evolve(usual, flips=True, flips_at=2.5e9),
     }
     for words, ports in verdicts.items():
-        show(robust_links_parts(answer, evolve(found, ports=(ports,))))
+        show(evolve(found, ports=(ports,)).parts())
         assert words in capsys.readouterr().out

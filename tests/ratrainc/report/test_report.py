@@ -23,9 +23,9 @@ from ratrain.ratrain_ir.ops.base import ENGINES
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.strategies import plans
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.report import tables
-from ratrain.ratrainc.report.columns import StepView
+from ratrain.ratrainc.report import page_tables
 from ratrain.ratrainc.report.page import write_report
+from ratrain.ratrainc.report.page_columns import StepView
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.simulator.bubbles import Bubbles
@@ -265,7 +265,7 @@ def test_the_plan_is_shown_in_the_words_of_a_plan_file(data: st.DataObject) -> N
         mapping=mapping,
         mlp_chunk=data.draw(st.none() | st.integers(1, drawn.most_rows)),
     )
-    shown = tables.plan_tables(program).split("<caption>Model")[0]
+    shown = page_tables.plan_tables(program).split("<caption>Model")[0]
     rows = dict(re.findall(r'<th scope="row">(\w+)</th><td>(.*?)</td>', shown))
     absent = re.findall(r"\w+", (re.search(r"Left out, as in a plan file: (.*?)\.</p>", shown) or [""] * 2)[1])
     keys = {attribute.name for attribute in (*fields(Plan), *fields(Optimizer))} - {"optimizer"}

@@ -16,9 +16,9 @@ from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.console import console
 from ratrain.ratrainc.running import live_view
 from ratrain.targets.program.rtx import write_program
+from ratrain.targets.runtime.engine.live_progress import LocalProgress, StageWatch
 from ratrain.targets.runtime.engine.memory_monitor import MemoryMonitor
-from ratrain.targets.runtime.engine.progress import LocalProgress, StageWatch
-from ratrain.targets.runtime.engine.rank import Rank
+from ratrain.targets.runtime.engine.rank import RankExecutor
 from tests.end_to_end.tiny_runs import make_program, start
 
 if TYPE_CHECKING:
@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 def test_live_bytes_are_what_the_memory_monitor_counts(name: str) -> None:
     program = make_program(name=name, zero=2, reduce="each-micro-batch")
     for index, stage in enumerate(program.stages):
-        rank = Rank(program, index, 0)
-        monitor = MemoryMonitor([[Rank(program, number, 0)] for number in range(len(program.stages))], poison=False)
+        rank = RankExecutor(program, index, 0)
+        monitor = MemoryMonitor(
+            [[RankExecutor(program, number, 0)] for number in range(len(program.stages))], poison=False
+        )
         found = stage.live_bytes()
         assert list(found) == stage.execution_order()
         for engine, position in found:

@@ -18,7 +18,7 @@ from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.planner.search import workers
 from ratrain.ratrainc.running.examples import example_path
 from ratrain.ratrainc.validation.outcome import Validation, validate
-from ratrain.ratrainc.validation.rows import OWN_COLUMNS, read_validation_table
+from ratrain.ratrainc.validation.validation_rows import OWN_COLUMNS, read_validation_table
 from ratrain.targets.machine.machine import load_machine
 
 if TYPE_CHECKING:

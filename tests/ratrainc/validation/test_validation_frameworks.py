@@ -13,9 +13,9 @@ import pytest
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.running.examples import example_path
 from ratrain.ratrainc.validation.frameworks import ALLOCATOR_LOSS, FRAMEWORKS, framework_bytes
-from ratrain.ratrainc.validation.outcome import Outcome, validate
-from ratrain.ratrainc.validation.rows import Row, read_validation_table
-from ratrain.ratrainc.validation.tables import class_tables
+from ratrain.ratrainc.validation.outcome import RowOutcome, validate
+from ratrain.ratrainc.validation.validation_rows import ValidationRow, read_validation_table
+from ratrain.ratrainc.validation.validation_tables import class_tables
 from ratrain.targets.machine.machine import load_machine
 
 PUBLISHED = Path(__file__).parents[3] / "benchmarks" / "published"
@@ -42,7 +42,7 @@ def table(folder: Path, head: str, *rows: str) -> str:
     return str(path)
 
 
-def outcomes(folder: Path, head: str, *rows: str) -> list[Outcome]:
+def outcomes(folder: Path, head: str, *rows: str) -> list[RowOutcome]:
     return list(validate([read_validation_table(table(folder, head, *rows))]).outcomes)
 
 
@@ -56,7 +56,7 @@ def accounts(folder: Path, row: str) -> list[dict[str, int]]:
     return found.accounts
 
 
-def published(name: str) -> list[Row]:
+def published(name: str) -> list[ValidationRow]:
     return [row for row in read_validation_table(str(PUBLISHED / f"{name}.csv")).rows if row.task is not None]
 
 

@@ -12,12 +12,12 @@ from ratrain import api
 from ratrain.ratrain_ir.config.plan_text import check_plan, parse_plan, plan_to_toml
 from ratrain.ratrain_ir.model.blocks import block, saved_slots, scores_type
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
-from ratrain.ratrainc.choices.levers import Setting, levers_of
-from ratrain.ratrainc.choices.machines import with_constants
+from ratrain.ratrainc.choices.levers import CompileSetting, levers_of
+from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.choices.plan_choices import PlanChoice
 from ratrain.ratrainc.choices.strategies import strategy
+from ratrain.ratrainc.planner.search.plan_request import planning_request
 from ratrain.ratrainc.planner.search.quick import quick_answer
-from ratrain.ratrainc.planner.search.requests import planning_request
 from ratrain.targets.codegen.routines import RoutineForm, derived_routine
 from ratrain.targets.machine.cost import routine_work
 from ratrain.targets.machine.machine import load_machine
@@ -152,13 +152,15 @@ def test_scores_cost_their_way_through_memory_and_whole_products() -> None:
 
 def test_what_whole_matrices_take_can_be_freed() -> None:
     plan = make_plan(attention="scores-kept", logits="whole")
-    changed = {lever.name: lever.apply(Setting(MODEL, plan, "", load_machine(None))) for lever in levers_of(0)}
+    changed = {lever.name: lever.apply(CompileSetting(MODEL, plan, "", load_machine(None))) for lever in levers_of(0)}
     plans = {name: setting.plan for name, setting in changed.items() if setting is not None}
     assert plans['attention = "scores-recomputed"'] == evolve(plan, attention="scores-recomputed")
     assert plans['attention = "fused"'] == evolve(plan, attention="fused")
     assert plans['logits = "chunked"'] == evolve(plan, logits="chunked")
     assert "half the head_chunk" not in plans
-    usual = [lever.name for lever in levers_of(0) if lever.apply(Setting(MODEL, make_plan(), "", load_machine(None)))]
+    usual = [
+        lever.name for lever in levers_of(0) if lever.apply(CompileSetting(MODEL, make_plan(), "", load_machine(None)))
+    ]
     assert not [name for name in usual if name.startswith(("attention", "logits"))]
     small = with_constants(load_machine(None), {"ddr_capacity": 1e5})
     with pytest.raises(DiagnosticError, match=r'attention = "fused" in the plan; logits = "chunked" in the plan'):

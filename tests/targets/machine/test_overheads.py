@@ -19,8 +19,8 @@ from ratrain.ratrain_ir.target import Capacity
 from ratrain.ratrain_ir.topology import Mesh, grid, topology_of
 from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.cli import main
-from ratrain.ratrainc.planner.answer.report import no_plan
-from ratrain.ratrainc.planner.search.answer import Request
+from ratrain.ratrainc.planner.answer.no_plan import no_plan
+from ratrain.ratrainc.planner.search.plan_request import PlanRequest
 from ratrain.ratrainc.planner.search.quick import quick_answer
 from ratrain.targets.machine.capacity import capacity_of, mesh_capacity
 from ratrain.targets.machine.machine import Constant, Machine, load_machine, parse_machine
@@ -198,8 +198,8 @@ def test_impossible_overheads_are_refused(key: str, value: float) -> None:
         machine(**{key: value})
 
 
-def request(on: Machine) -> Request:
-    return Request(MODEL, on, 4, 8, 16, strategy("ratrain"))
+def request(on: Machine) -> PlanRequest:
+    return PlanRequest(MODEL, on, 4, 8, 16, strategy("ratrain"))
 
 
 def test_the_planner_bounds_by_what_is_left() -> None:

@@ -15,7 +15,7 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.mt3000.kernels.tiled import Tiled
 from ratrain.targets.mt3000.tiling.attention import PARTS, AttentionShape
 from ratrain.targets.mt3000.tiling.gemm import GemmShape
-from ratrain.targets.mt3000.tiling.search import attention_tiles, gemm_tiles
+from ratrain.targets.mt3000.tiling.tile_search import attention_tiles, gemm_tiles
 from ratrain.targets.program.attention_spec import AttentionSpec
 from ratrain.targets.program.rtx import parse_program, program_bytes
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES

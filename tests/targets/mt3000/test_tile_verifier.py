@@ -9,26 +9,26 @@ import pytest
 from attrs import evolve
 
 from ratrain.ratrain_ir.config.types import Dtype
-from ratrain.targets.mt3000.kernels.tiled_compute import Place
+from ratrain.targets.mt3000.kernels.tiled_compute import TilePosition
 from ratrain.targets.mt3000.kernels.tiled_memory import TiledMemory, memory_plan
-from ratrain.targets.mt3000.tiles.schedule import (
+from ratrain.targets.mt3000.tiles.tile_schedule import (
     Barrier,
     Claim,
     Compute,
-    Load,
     Loop,
-    Memory,
+    OnChipMemory,
     Ranges,
     Statement,
-    Store,
+    TileLoad,
     TileSchedule,
+    TileStore,
     Wait,
     statements,
 )
 from ratrain.targets.mt3000.tiles.verifier import schedule_problem
 from ratrain.targets.mt3000.tiling.attention import PARTS, AttentionShape
 from ratrain.targets.mt3000.tiling.gemm import GemmShape
-from ratrain.targets.mt3000.tiling.search import attention_tiles, gemm_tiles
+from ratrain.targets.mt3000.tiling.tile_search import attention_tiles, gemm_tiles
 from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
 from tests.targets.mt3000.tile_shapes import SMALL
 
@@ -98,8 +98,8 @@ def test_no_statement_can_be_left_out(name: str) -> None:
 @pytest.mark.parametrize("name", SOUND)
 def test_no_buffer_can_shrink_move_or_lose_a_copy(name: str) -> None:
     schedule = SOUND[name]
-    moved = {s.buffer for s in plain(schedule) if isinstance(s, Load | Store)}
-    ahead = {s.buffer for s in plain(schedule) if isinstance(s, Load) and s.ahead}
+    moved = {s.buffer for s in plain(schedule) if isinstance(s, TileLoad | TileStore)}
+    ahead = {s.buffer for s in plain(schedule) if isinstance(s, TileLoad) and s.ahead}
     for number, buffer in enumerate(schedule.buffers):
 
         def changed(number: int = number, **fields: object) -> str | None:
@@ -134,12 +134,18 @@ def results(schedule: TileSchedule) -> dict[str, list[float]]:
     for late in (False, True):
         operands = {name: array.copy() for name, array in inputs.items()}
         arrays = [np.full(buffer.shape, 0xFF, np.uint8) for buffer in memory_plan(schedule.memories)]
-        memories = dict(zip((Memory.GSM, Memory.AM, Memory.SM), (arrays[0][None], *arrays[1:]), strict=True))
+        memories = dict(
+            zip((OnChipMemory.GSM, OnChipMemory.AM, OnChipMemory.SM), (arrays[0][None], *arrays[1:]), strict=True)
+        )
 
-        def place(ranges: Ranges, keys_first: bool) -> Place:
-            return Place(ranges["q"], ranges["k"], np.float32(0.125), np.float32(0), schedule.window, keys_first)
+        def place(ranges: Ranges, keys_first: bool) -> TilePosition:
+            return TilePosition(ranges["q"], ranges["k"], np.float32(0.125), np.float32(0), schedule.window, keys_first)
 
-        of = place if "q" in dict(schedule.dims) else lambda _r, _k: Place((0, 0), (0, 0), np.float32(1), 0, None, True)
+        of = (
+            place
+            if "q" in dict(schedule.dims)
+            else lambda _r, _k: TilePosition((0, 0), (0, 0), np.float32(1), 0, None, True)
+        )
         with np.errstate(all="ignore"):
             TiledMemory(schedule, operands, of, memories, late).run()
         found.append({name: array.astype(float).round(3).ravel().tolist() for name, array in operands.items()})
@@ -189,7 +195,7 @@ def test_looking_further_ahead_than_there_are_copies_is_refused(name: str) -> No
     schedule = SOUND[name]
 
     def change(statement: Statement) -> tuple[Statement, ...]:
-        return (evolve(statement, ahead=2),) if isinstance(statement, Load) and statement.ahead else (statement,)
+        return (evolve(statement, ahead=2),) if isinstance(statement, TileLoad) and statement.ahead else (statement,)
 
     assert schedule_problem(evolve(schedule, body=rewritten(schedule.body, change))) is not None
 
@@ -208,9 +214,9 @@ def test_meanings_are_followed() -> None:
         "no product": replaced(product, factors, evolve(factors, reads=("a_strip", "b_tile"))),
         "different loops": replaced(replaced(product, zero), factors, zero, factors),
         "cannot take": replaced(product, factors, evolve(factors, reads=("b_turned", "a_strip"))),
-        "no transfer from am": replaced(product, Load("a_strip", "a_panel", 1), Load("a_strip", "sum", 1)),
+        "no transfer from am": replaced(product, TileLoad("a_strip", "a_panel", 1), TileLoad("a_strip", "sum", 1)),
         "no micro-kernel": replaced(product, zero, Compute("clear", ("sum",), ())),
-        "loaded at 2 places": replaced(product, Wait("a_strip"), Load("a_strip", "a_panel", 1), Wait("a_strip")),
+        "loaded at 2 places": replaced(product, Wait("a_strip"), TileLoad("a_strip", "a_panel", 1), Wait("a_strip")),
         "does not belong": evolve(product, body=(Loop("k", 75, product.body),)),
         "barriers": evolve(product, body=(*product.body, Loop("m", 200, (Barrier(),), cores=6))),
     }
@@ -219,8 +225,8 @@ def test_meanings_are_followed() -> None:
     forward = SOUND["attention_forward"]
     turned = next(s for s in plain(forward) if isinstance(s, Compute) and s.kernel == "divide_turned")
     assert "'o' becomes" in (schedule_problem(replaced(forward, turned, evolve(turned, reads=("o_sum", "peak")))) or "")
-    swapped = replaced(forward, Load("k_panel", "k", 1), Load("k_panel", "v", 1))
-    swapped = replaced(swapped, Load("k_panel", "k", 0), Load("k_panel", "v", 0))
+    swapped = replaced(forward, TileLoad("k_panel", "k", 1), TileLoad("k_panel", "v", 1))
+    swapped = replaced(swapped, TileLoad("k_panel", "k", 0), TileLoad("k_panel", "v", 0))
     assert "becomes" in (schedule_problem(swapped) or "")
 
 

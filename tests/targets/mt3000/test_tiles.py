@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.mt3000.tiles.core_program import Run, Transfer, core_events
-from ratrain.targets.mt3000.tiles.schedule import Memory, TileSchedule, elements, tiles_from_json
+from ratrain.targets.mt3000.tiles.tile_schedule import OnChipMemory, TileSchedule, elements, tiles_from_json
 from ratrain.targets.mt3000.tiles.verifier import schedule_problem
 from ratrain.targets.mt3000.tiling.attention import (
     PARTS,
@@ -24,8 +24,8 @@ from ratrain.targets.mt3000.tiling.attention import (
     attention_schedule,
 )
 from ratrain.targets.mt3000.tiling.gemm import GemmShape, gemm_bound_seconds, gemm_candidates, gemm_schedule
-from ratrain.targets.mt3000.tiling.search import attention_tiles, gemm_tiles
-from ratrain.targets.mt3000.tiling.timing import tile_time
+from ratrain.targets.mt3000.tiling.tile_search import attention_tiles, gemm_tiles
+from ratrain.targets.mt3000.tiling.tile_timing import tile_time
 from tests.targets.mt3000.tile_shapes import MT3000, SMALL, attention_shapes, gemm_shapes
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def stored(schedule: TileSchedule) -> Counter[str]:
 def check_schedule(schedule: TileSchedule, cluster: Cluster, results: tuple[str, ...]) -> None:
     assert schedule_problem(schedule) is None
     assert tiles_from_json(json.loads(json.dumps(schedule.to_json()))) == schedule
-    for memory in Memory:
+    for memory in OnChipMemory:
         used = max((buffer.end for buffer in schedule.buffers if buffer.memory is memory), default=0)
         assert used <= cluster.memories.capacity(memory)
     time = tile_time(schedule, cluster)

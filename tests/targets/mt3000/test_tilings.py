@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from ratrain.ratrain_ir.config.plan_text import parse_plan
 from ratrain.ratrain_ir.config.rank_mapping import RankMapping, Tile
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
-from ratrain.ratrainc.choices.machines import parse_changes, with_constants
+from ratrain.ratrainc.choices.machine_changes import parse_changes, with_constants
 from ratrain.ratrainc.choices.strategies import strategy
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.planner.answer.crossings import crossings
-from ratrain.ratrainc.planner.answer.report import plan_file
+from ratrain.ratrainc.planner.answer.plan_files import plan_file
 from ratrain.ratrainc.planner.bounds.cuts import cuts_of, partitions
-from ratrain.ratrainc.planner.search.answer import Request
-from ratrain.ratrainc.planner.search.evaluation import Task, evaluate
-from ratrain.ratrainc.planner.search.search import Search
+from ratrain.ratrainc.planner.search.plan_evaluation import Task, evaluate
+from ratrain.ratrainc.planner.search.plan_request import PlanRequest
+from ratrain.ratrainc.planner.search.plan_search import Search
 from ratrain.ratrainc.planner.space.space import Shape, shapes
 from ratrain.ratrainc.planner.space.tilings import tilings
 from ratrain.targets.machine.link_groups import Link, LinkGroup
@@ -125,8 +125,8 @@ def slow_machine(*, uplink: float | None = None) -> Machine:
     return with_constants(machine(*groups), {**SLOW_LINKS, "ddr_capacity": 8e6})
 
 
-def request(on: Machine, *, clusters: int = 4, batch: int = 4) -> Request:
-    return Request(MODEL, on, clusters, batch, 32, strategy("baseline-1f1b"), seconds=math.inf, exhaustive=True)
+def request(on: Machine, *, clusters: int = 4, batch: int = 4) -> PlanRequest:
+    return PlanRequest(MODEL, on, clusters, batch, 32, strategy("baseline-1f1b"), seconds=math.inf, exhaustive=True)
 
 
 @pytest.mark.parametrize("uplink", [None, 4e7])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.config.types import STORAGE_DTYPES
-from ratrain.targets.mt3000.tiles.schedule import Memories
+from ratrain.targets.mt3000.tiles.tile_schedule import Memories
 from ratrain.targets.mt3000.tiling.attention import AttentionShape
 from ratrain.targets.mt3000.tiling.core import Cluster
 from ratrain.targets.mt3000.tiling.gemm import GemmShape

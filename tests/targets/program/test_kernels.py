@@ -14,7 +14,7 @@ from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.program.kernels import KERNELS, Kernel
 from ratrain.targets.program.per_kernel import TABLES, PerKernel
 from ratrain.targets.runtime.kernels import KERNEL_SETS, KernelSet, kernel_set
-from ratrain.targets.runtime.kernels.reference.reference import Reference
+from ratrain.targets.runtime.kernels.reference.reference import ReferenceKernels
 from ratrain.targets.runtime.kernels.shared import set_problems
 from tests.end_to_end.tiny_runs import make_program
 
@@ -84,31 +84,31 @@ def test_a_kernel_set_with_other_arguments_cannot_be_made() -> None:
         TypeError, match=r"kernel set 'reference': 'column_sum' is declared with accumulate.*has nothing"
     ):
 
-        class Forgets(Reference):
+        class Forgets(ReferenceKernels):
             def column_sum(self, a, out, *, scratch):
                 pass
 
     with pytest.raises(TypeError, match=r"'all_finite' is declared with nothing; it has limit=1, keyword-only"):
 
-        class Adds(Reference):
+        class Adds(ReferenceKernels):
             def all_finite(self, a, *, scratch, limit=1):
                 pass
 
     with pytest.raises(TypeError, match="'zero' is declared with a, positional or keyword; it has a, keyword-only"):
 
-        class Names(Reference):
+        class Names(ReferenceKernels):
             def zero(self, *, a, scratch):
                 pass
 
     with pytest.raises(TypeError, match="'cast' is declared with the order src, dst"):
 
-        class Turns(Reference):
+        class Turns(ReferenceKernels):
             def cast(self, dst, src, *, scratch):
                 pass
 
     with pytest.raises(TypeError, match="the kernel set 'reference' has no 'add'"):
 
-        class Lacks(Reference):
+        class Lacks(ReferenceKernels):
             add = None
 
 

@@ -25,7 +25,7 @@ from ratrain.targets.program.on_chip import OnChipForm, on_chip_form
 from ratrain.targets.program.rtx import parse_program, program_bytes, write_program
 from ratrain.targets.runtime import kernels
 from ratrain.targets.runtime.kernels import OnChipKernels, kernel_set
-from ratrain.targets.runtime.kernels.reference.reference import Reference
+from ratrain.targets.runtime.kernels.reference.reference import ReferenceKernels
 from ratrain.targets.verifier.program_verifier import check_program
 from tests.end_to_end.tiny_runs import losses, make_program, train
 from tests.end_to_end.toys import UNEVEN
@@ -60,7 +60,7 @@ class StripForm(OnChipForm):
         return schedule.rows <= constants["cores"]
 
 
-class Plain(Reference):
+class Plain(ReferenceKernels):
     """A kernel set of a plugin."""
 
     name = "plain"

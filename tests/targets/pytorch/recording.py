@@ -15,7 +15,7 @@ import torch
 from attrs import define, field
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ratrain.targets.pytorch.streams import StreamOrder
+from ratrain.targets.pytorch.device_streams import StreamOrder
 
 
 class CaptureError(AssertionError):

@@ -18,7 +18,7 @@ from attrs import define, field
 
 from ratrain.targets.pytorch.device.device_kernels import TorchDevice
 from ratrain.targets.pytorch.device.device_memory import DeviceMemory
-from ratrain.targets.pytorch.streams import StreamOrder
+from ratrain.targets.pytorch.device_streams import StreamOrder
 from tests.end_to_end.tiny_runs import start
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.running.examples import example_path
 from ratrain.targets.machine.machine import load_machine, machine_names
-from ratrain.targets.pytorch.target import PytorchTarget
+from ratrain.targets.pytorch.pytorch_target import PytorchTarget
 from ratrain.targets.target import target_of
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -17,7 +17,7 @@ from tests.targets.verifier.test_races import wait_places, without_waits
 pytestmark = pytest.mark.parity
 pytest.importorskip("torch")
 
-from ratrain.targets.pytorch.streams import StreamOrder  # noqa: E402
+from ratrain.targets.pytorch.device_streams import StreamOrder  # noqa: E402
 from tests.targets.pytorch.shuffled import ShuffledRun  # noqa: E402
 
 PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {

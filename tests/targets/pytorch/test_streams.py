@@ -15,7 +15,7 @@ from ratrain.ratrain_ir.topology import Rank
 from tests.end_to_end.tiny_runs import MODEL, make_program, start
 
 pytestmark = pytest.mark.parity
-StreamOrder = pytest.importorskip("ratrain.targets.pytorch.streams", exc_type=ImportError).StreamOrder
+StreamOrder = pytest.importorskip("ratrain.targets.pytorch.device_streams", exc_type=ImportError).StreamOrder
 
 _Key = tuple[Rank, Engine, int]
 """A rank's engine, and a number of its instructions."""

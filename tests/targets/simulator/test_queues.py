@@ -15,7 +15,7 @@ from ratrain.ratrain_ir.config.plan import Optimizer, Plan
 from ratrain.ratrain_ir.config.plan_text import load_plan
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
-from ratrain.ratrainc.choices.machines import with_constants
+from ratrain.ratrainc.choices.machine_changes import with_constants
 from ratrain.ratrainc.cli import main
 from ratrain.ratrainc.running.examples import example_path
 from ratrain.targets.machine.machine import Machine, load_machine

@@ -17,7 +17,7 @@ from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.testing.strategies import Case, cases
 from ratrain.targets.codegen.emitter import emit
 from ratrain.targets.machine.machine import load_machine
-from ratrain.targets.mt3000.target import Mt3000Target
+from ratrain.targets.mt3000.mt3000_target import Mt3000Target
 from ratrain.targets.simulator.figures import simulated
 from ratrain.targets.simulator.timed_run import simulate
 from tests.end_to_end.tiny_runs import MODEL, make_program

@@ -69,7 +69,7 @@ def _embedding_backward_plan(tokens: I32, **_: object) -> Plan:
     return [Buffer(tokens.shape, np.int64)]
 
 
-class Reference(
+class ReferenceKernels(
     ReferenceAttention,
     ReferenceAttentionBlocks,
     ReferenceScores,

@@ -26,7 +26,7 @@ def tiles(rows: int) -> Iterator[slice]:
         yield slice(start, min(start + TILE, rows))
 
 
-class Block:
+class QueryKeyTiles:
     """Float32 tiles of the heads of one sequence: a block of queries, a block of keys. Tiles are given by their rows of these."""
 
     def __init__(self, spec: AttentionBlockSpec, sequence: int, documents: I32 | None) -> None:
@@ -122,7 +122,7 @@ class RunningSoftmax:
 class BlockGradients:
     """Gradients of the attention of a block, from probabilities that are computed again."""
 
-    block: Block
+    block: QueryKeyTiles
     q: Array
     k: Array
     v: Array
@@ -174,7 +174,7 @@ def put_delta(o: Array, do: Array, delta: F32) -> None:
 
 
 class ReferenceAttention:
-    """The attention kernels of `Reference`. Temporaries are tiles of `TILE` rows."""
+    """The attention kernels of `ReferenceKernels`. Temporaries are tiles of `TILE` rows."""
 
     @quiet
     def attention_forward(
@@ -192,7 +192,7 @@ class ReferenceAttention:
         """See `KERNELS["attention_forward"]`."""
         check_starts(documents, spec.seq_len)
         for sequence in range(spec.batch):
-            block = Block(spec.block, sequence, documents)
+            block = QueryKeyTiles(spec.block, sequence, documents)
             for head in range(spec.heads):
                 for queries in tiles(spec.seq_len):
                     softmax = RunningSoftmax.begin(queries.stop - queries.start, spec.head_dim, np.exp)
@@ -224,7 +224,7 @@ class ReferenceAttention:
         check_starts(documents, spec.seq_len)
         put_delta(o, do, delta)
         for sequence in range(spec.batch):
-            block = Block(spec.block, sequence, documents)
+            block = QueryKeyTiles(spec.block, sequence, documents)
             gradients = BlockGradients(block, q, k, v, lse, do, delta)
             for head in range(spec.heads):
                 for queries in tiles(spec.seq_len):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ratrain.targets.runtime.kernels.reference.reference_attention import (
-    Block,
     BlockGradients,
+    QueryKeyTiles,
     RunningSoftmax,
     put_delta,
     tiles,
@@ -26,7 +26,7 @@ _LOG2_E, _LN2 = np.float32(math.log2(math.e)), np.float32(math.log(2))
 
 
 class ReferenceAttentionBlocks:
-    """The kernels of `Reference` for attention block by block."""
+    """The kernels of `ReferenceKernels` for attention block by block."""
 
     @quiet
     def attention_partial_forward(
@@ -50,7 +50,7 @@ class ReferenceAttentionBlocks:
             peak.fill(-np.inf)
             total.fill(0)
         for sequence in range(spec.batch):
-            block = Block(spec, sequence, documents)
+            block = QueryKeyTiles(spec, sequence, documents)
             for head in range(spec.heads):
                 for queries in tiles(spec.queries):
                     rows = block.rows(queries)
@@ -118,7 +118,7 @@ class ReferenceAttentionBlocks:
             dk.fill(0)
             dv.fill(0)
         for sequence in range(spec.batch):
-            block = Block(spec, sequence, documents)
+            block = QueryKeyTiles(spec, sequence, documents)
             gradients = BlockGradients(block, q, k, v, lse, do, delta)
             for head in range(spec.heads):
                 for queries in tiles(spec.queries):

@@ -26,7 +26,7 @@ def _rstd_of(squares: F32, width: int, eps: float) -> F32:
 
 
 class ReferenceFamilies:
-    """The kernels of `Reference` that some families need."""
+    """The kernels of `ReferenceKernels` that some families need."""
 
     @quiet
     def head_norm_forward(

@@ -43,7 +43,7 @@ def gelu(u: F32, *, exact: bool) -> tuple[F32, F32]:
 
 
 class ReferenceGpt:
-    """The kernels of `Reference` that GPT-2 alone needs."""
+    """The kernels of `ReferenceKernels` that GPT-2 alone needs."""
 
     @quiet
     def layernorm_forward(

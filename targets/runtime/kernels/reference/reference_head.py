@@ -120,7 +120,7 @@ def _gradients(
 
 
 class ReferenceHead:
-    """The head kernels of `Reference`."""
+    """The head kernels of `ReferenceKernels`."""
 
     @quiet
     def head_forward(

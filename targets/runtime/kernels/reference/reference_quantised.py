@@ -22,7 +22,7 @@ def packed_parts(packed: U8, elements: int) -> tuple[F32, U8]:
 
 
 class ReferenceQuantised:
-    """The kernels of `Reference` on packed elements."""
+    """The kernels of `ReferenceKernels` on packed elements."""
 
     @quiet
     def quantise(self, a: Array, packed: U8, *, scratch: Scratch, bits: int) -> None:  # noqa: ARG002

@@ -72,7 +72,7 @@ def _blocks(spec: AttentionSpec) -> Iterator[slice]:
 
 
 class ReferenceScores:
-    """The kernels of whole score matrices of `Reference`."""
+    """The kernels of whole score matrices of `ReferenceKernels`."""
 
     @quiet
     def attention_scores_forward(

@@ -13,7 +13,7 @@ from ratrain import api
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.targets.machine.machine import load_machine
-from ratrain.targets.runtime.arena.memory import HostMemory
+from ratrain.targets.runtime.arena.kernel_memory import HostMemory
 from ratrain.targets.runtime.arena.scalars import LossScale
 from ratrain.targets.runtime.engine import local
 from tests.end_to_end.tiny_runs import (

@@ -17,8 +17,8 @@ from threadpoolctl import threadpool_limits
 from ratrain.targets.program.rtx import read_program
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.ranks.engine import RankEngine
-from ratrain.targets.runtime.ranks.layout import Layout
 from ratrain.targets.runtime.ranks.processes import RankProcesses
+from ratrain.targets.runtime.ranks.rank_layout import RankLayout
 from tests.end_to_end.tiny_runs import reports_of, run_settings, stream_for
 from tests.program_files import prepare
 
@@ -63,7 +63,7 @@ class RecordedProcesses(RankProcesses):
 
 def train(transport: Transport, task: dict[str, Any]) -> dict[str, Any]:
     program = read_program(task["program"])
-    processes = RecordedProcesses(transport, Layout.of_plan(program.plan, task["order"]), task["reduction"])
+    processes = RecordedProcesses(transport, RankLayout.of_plan(program.plan, task["order"]), task["reduction"])
     settings = run_settings(task["steps"], **task.get("settings", {}))
     run = prepare(program, stream_for(program), settings, kernel_set(settings.execution.kernels), processes)
     list(run.steps())

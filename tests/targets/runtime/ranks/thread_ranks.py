@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ratrain.targets.runtime.kernels import kernel_set
 from ratrain.targets.runtime.ranks.communicator import whole_bytes
-from ratrain.targets.runtime.ranks.layout import Layout
 from ratrain.targets.runtime.ranks.processes import RankProcesses
+from ratrain.targets.runtime.ranks.rank_layout import RankLayout
 from tests.end_to_end.tiny_runs import run_settings, stream_for
 from tests.program_files import prepare
 
@@ -180,7 +180,7 @@ def trained_by_threads(
 ) -> list[TrainingRun]:
     """The run of every rank after all its steps, saved where the settings say so, by number of the process."""
     board = Board()
-    layout = Layout.of_plan(program.plan, order)
+    layout = RankLayout.of_plan(program.plan, order)
 
     def train(number: int) -> TrainingRun:
         try:

@@ -1,0 +1,516 @@
+"""Statements of a shell script, followed in every way that they may go: what is not known goes both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from attrs import define, evolve
+
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrainc.bridge.shell.assigning import Assigning
+from ratrain.ratrainc.bridge.shell.commands import Commands
+from ratrain.ratrainc.bridge.shell.conditions import Conditions
+from ratrain.ratrainc.bridge.shell.shell_syntax import parse, source_of
+from ratrain.ratrainc.bridge.shell.shell_text import Script, Text, Unknown, joined, literal, nothing_known
+from ratrain.ratrainc.bridge.shell.words import Expander
+from ratrain.ratrainc.bridge.shell.world import CommandOutcome, Value, World, merged, split
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+_MOST_STEPS = 20_000
+_MOST_WORLDS = 64
+_MOST_DEPTH = 40
+_MOST_ROUNDS = 1000
+_REDIRECTS = ("file_redirect", "heredoc_redirect", "herestring_redirect")
+_LOOPS = ("break", "continue")
+
+
+@define
+class Runner:
+    """Follows a script; nothing is started, and no file is touched but those that it reads as scripts."""
+
+    assigning: Assigning
+    read: Callable[[str, Script], Script | None]
+    """a script by its path, from another"""
+    steps: int = 0
+    depth: int = 0
+    outer: tuple[Text, ...] = ()
+    """the words that a shell is started with which runs a script, as `srun` with its options"""
+
+    def script(self, script: Script, world: World) -> list[World]:
+        """The worlds after a script."""
+        self.depth += 1
+        if self.depth > _MOST_DEPTH:
+            place = script.place(0, 1)
+            fail("RT064", "scripts and functions call one another without end", place.location, source=place.source)
+        try:
+            return self.run(parse(script).children, script, [world])
+        finally:
+            self.depth -= 1
+
+    def run(self, nodes: Iterable[Node], script: Script, worlds: list[World]) -> list[World]:
+        """The worlds after some statements."""
+        for node in nodes:
+            if not node.is_named or node.type == "comment":
+                continue
+            after: list[World] = []
+            for world in worlds:
+                after += [world] if world.ended else self.statement(node, script, world)
+            worlds = merged(after) if len(after) > len(worlds) else after
+            self._count(node, script, worlds)
+        return worlds
+
+    def _count(self, node: Node, script: Script, worlds: list[World], rounds: int = 0) -> None:
+        self.steps += len(worlds)
+        if rounds > _MOST_ROUNDS:
+            self.steps = _MOST_STEPS + 1
+        if self.steps <= _MOST_STEPS and len(worlds) <= _MOST_WORLDS:
+            return
+        place = script.place(node.start_byte, node.end_byte)
+        if self.steps > _MOST_STEPS:
+            fail("RT064", "the script has more steps than are followed", place.location, source=place.source)
+        hangs = dict.fromkeys(
+            each.answer.because.name for world in worlds for each in world.decisions if each.answer.because is not None
+        )
+        names = [name for name in hangs if name]
+        fail(
+            "RT064",
+            f"up to here the script may go {len(worlds)} ways, by conditions that are not known",
+            place.location,
+            source=place.source,
+            help=f"say what they hang on: {' '.join(f'--set {name}=VALUE' for name in names[:8])}" if names else None,
+        )
+
+    def expander(self, script: Script, world: World) -> Expander:
+        """Expands words of a script in a world."""
+        return Expander(world, script, self.output, self.assigning.used.add)
+
+    def fields(self, nodes: Iterable[Node], script: Script, world: World) -> list[Text]:
+        """The words that words of the script become."""
+        return self.expander(script, world).words(nodes)
+
+    def statement(self, node: Node, script: Script, world: World) -> list[World]:
+        """The worlds after one statement."""
+        found = getattr(self, f"_{node.type}", None)
+        if found is None:
+            world.status = CommandOutcome(None, source_of(node, script)[:60], key=("other", source_of(node, script)))
+            return [world]
+        worlds: list[World] = found(node, script, world)
+        return worlds
+
+    # what stands alone
+
+    def _program(self, node: Node, script: Script, world: World) -> list[World]:
+        return self.run(node.children, script, [world])
+
+    def _compound_statement(self, node: Node, script: Script, world: World) -> list[World]:
+        if node.children and node.children[0].type == "((":
+            return self._answered(Conditions(self.expander(script, world)).number(node), node, script, world)
+        return self.run(node.children, script, [world])
+
+    _do_group = _compound_statement
+
+    def _test_command(self, node: Node, script: Script, world: World) -> list[World]:
+        return self._answered(Conditions(self.expander(script, world)).answer(node), node, script, world)
+
+    def _answered(self, answer: CommandOutcome, node: Node, script: Script, world: World) -> list[World]:
+        shown = " ".join(source_of(node, script).split())
+        world.status = evolve(answer, shown=shown, place=script.place(node.start_byte, node.end_byte))
+        return [world]
+
+    def _negated_command(self, node: Node, script: Script, world: World) -> list[World]:
+        worlds = self.run(node.children, script, [world])
+        for each in worlds:
+            each.status = each.status.other()
+        return worlds
+
+    def _function_definition(self, node: Node, script: Script, world: World) -> list[World]:
+        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+        if name is not None and body is not None:
+            world.functions[source_of(name, script)] = (body, script)
+        return [world]
+
+    def _subshell(self, node: Node, script: Script, world: World) -> list[World]:
+        return self.inside(world, lambda inner: self.run(node.children, script, [inner]))
+
+    def inside(self, world: World, run: Callable[[World], list[World]]) -> list[World]:
+        """The worlds after a process of its own: variables, arguments and functions are as before."""
+        kept = world.copy()
+        after = run(world)
+        for each in after:
+            again = kept.copy()
+            each.variables, each.exported, each.arguments = again.variables, again.exported, again.arguments
+            each.functions, each.frames, each.strict, each.ended = again.functions, again.frames, again.strict, ""
+        return after
+
+    # commands
+
+    def _command(self, node: Node, script: Script, world: World, stdin: Text | None = None) -> list[World]:
+        prefix: list[tuple[str, Value]] = []
+        written: list[Node] = []
+        expander = self.expander(script, world)
+        for child in node.children:
+            if child.type == "variable_assignment":
+                name = child.child_by_field_name("name")
+                value = child.child_by_field_name("value")
+                if name is not None:
+                    prefix.append((source_of(name, script), expander.text(value) if value is not None else Text()))
+            elif child.type == "herestring_redirect":
+                stdin = joined(expander.text(each) for each in child.named_children)
+            elif child.is_named and child.type not in _REDIRECTS:
+                written.append(child)
+        words = expander.words(written)
+        world.status = CommandOutcome(value=True)
+        place = script.place(node.start_byte, node.end_byte)
+        return Commands(self, script, place).run(words, world, stdin, prefix)
+
+    def _redirected_statement(self, node: Node, script: Script, world: World, stdin: Text | None = None) -> list[World]:
+        """Run a command with what it reads; keep what it writes into a file, which may be a script that is run later."""
+        expander = self.expander(script, world)
+        redirects = [each for each in node.children if each.type in _REDIRECTS]
+        piped: list[Node] = []
+        after: list[Node] = []
+        for child in redirects:
+            if child.type == "heredoc_redirect":
+                stdin = self._here_document(child, script, expander)
+                redirects += [each for each in child.children if each.type == "file_redirect"]
+                piped += [each for each in child.children if each.type == "pipeline"]
+                after += [each for each in child.children if each.type in ("command", "list", "redirected_statement")]
+            elif child.type == "herestring_redirect":
+                stdin = joined(expander.text(each) for each in child.named_children)
+        body = node.child_by_field_name("body")
+        if body is None:
+            return [world]
+        target, adds = self._target(redirects, script, expander)
+        outer, world.output = world.output, [] if target is not None else world.output
+        if piped:
+            worlds = self._piped(node, [body, *piped], script, world, stdin)
+        else:
+            worlds = self._with_input(body, script, world, stdin)
+        for each in worlds:
+            if target is None:
+                break
+            before = [each.files[target.shown]] if adds and target.shown in each.files else []
+            each.files[target.shown] = joined([*before, *(each.output or [])])
+            each.output = None if outer is None else list(outer)
+        return self.run(after, script, worlds) if after else worlds
+
+    def _with_input(self, body: Node, script: Script, world: World, stdin: Text | None) -> list[World]:
+        if body.type == "command":
+            return self._command(body, script, world, stdin)
+        if body.type == "redirected_statement":
+            return self._redirected_statement(body, script, world, stdin)
+        return self.statement(body, script, world)
+
+    def _target(self, nodes: list[Node], script: Script, expander: Expander) -> tuple[Text | None, bool]:
+        """The file that the output goes into, and whether it is added to what is there."""
+        for node in nodes:
+            sign = next((each.type for each in node.children if not each.is_named), "")
+            number = next((source_of(each, script) for each in node.children if each.type == "file_descriptor"), "1")
+            destination = node.child_by_field_name("destination")
+            if sign in (">", ">|", ">>") and number == "1" and destination is not None:
+                return expander.text(destination), sign == ">>"
+        return None, False
+
+    def _here_document(self, node: Node, script: Script, expander: Expander) -> Text:
+        start = next((each for each in node.children if each.type == "heredoc_start"), None)
+        body = next((each for each in node.children if each.type == "heredoc_body"), None)
+        if body is None:
+            return Text()
+        if start is not None and source_of(start, script)[:1] in "'\"\\":
+            return expander.raw(body)
+        return expander.body(body)
+
+    def _pipeline(self, node: Node, script: Script, world: World) -> list[World]:
+        stages = [each for each in node.children if each.is_named]
+        if node.children and node.children[0].type == "!":
+            stages = stages[1:]
+        return self._piped(node, stages, script, world, None)
+
+    def _piped(self, node: Node, stages: list[Node], script: Script, world: World, text: Text | None) -> list[World]:
+        """Commands of which each reads what the one before writes."""
+        while any(each.type == "pipeline" for each in stages):
+            stages = [
+                each for stage in stages for each in (stage.named_children if stage.type == "pipeline" else [stage])
+            ]
+        whole = source_of(node, script)
+        for number, stage in enumerate(stages):
+            last = number + 1 == len(stages)
+            keeps = world.output
+            stdin = text
+
+            def run(inner: World, stage: Node = stage, stdin: Text | None = stdin, *, last: bool = last) -> list[World]:
+                if not last:
+                    inner.output = []
+                return self._with_input(stage, script, inner, stdin)
+
+            worlds = self.inside(world, run)
+            if len(worlds) != 1:
+                for each in worlds:
+                    each.output = keeps
+                    each.status = CommandOutcome(None, whole[:60], key=("command", whole))
+                return worlds
+            world = worlds[0]
+            if not last:
+                text = None if world.output is None else joined(world.output)
+                world.output = keeps
+        world.status = CommandOutcome(
+            None, " ".join(whole.split())[:60], script.place(node.start_byte, node.end_byte), ("command", whole)
+        )
+        return [world]
+
+    def output(self, node: Node, script: Script, world: World) -> Text:
+        """Return the output of a command substitution; an unknown text where it cannot be followed."""
+        inner = world.copy()
+        inner.output = []
+        shown = source_of(node, script).strip()
+        place = script.place(node.start_byte, node.end_byte)
+        unknown = nothing_known(shown, Unknown("", f"it is what {' '.join(shown.split())[:60]} prints", place))
+        after = self.run(node.children, script, [inner])
+        if len(after) != 1 or after[0].output is None or any(each.unknown for each in after[0].output):
+            hangs = [each.unknown for each in after[0].output or () if each.unknown is not None] if after else []
+            named = next((each for each in hangs if each.name), None)
+            return unknown if named is None else nothing_known(shown, evolve(named, unset=False))
+        world.assumed.update(after[0].assumed)
+        text = joined(after[0].output)
+        return text.part(0, len(text.shown.rstrip("\n")))
+
+    # assignments
+
+    def _variable_assignment(self, node: Node, script: Script, world: World) -> list[World]:
+        self.assigning.assign(node, self.expander(script, world))
+        world.status = CommandOutcome(value=True)
+        return [world]
+
+    def _variable_assignments(self, node: Node, script: Script, world: World) -> list[World]:
+        return self.run(node.children, script, [world])
+
+    def _declaration_command(self, node: Node, script: Script, world: World) -> list[World]:
+        keyword = source_of(node.children[0], script)
+        flags = "".join(source_of(each, script) for each in node.children[1:] if source_of(each, script)[:1] == "-")
+        exports = keyword == "export" or (keyword != "local" and "x" in flags)
+        local = (keyword == "local" or (keyword in ("declare", "typeset") and "g" not in flags)) and world.frames
+        for child in node.children[1:]:
+            source = source_of(child, script)
+            name = source.partition("=")[0].rstrip("+").partition("[")[0]
+            if not child.is_named or source[:1] == "-":
+                continue
+            if local:
+                world.frames[-1].setdefault(name, world.variables.get(name))
+                if child.type != "variable_assignment":
+                    world.variables[name] = Text()
+            if child.type == "variable_assignment":
+                self.assigning.assign(child, self.expander(script, world), by_words="A" in flags)
+            elif child.type in ("simple_expansion", "expansion", "string", "concatenation", "raw_string"):
+                self.assigning.declared(self.expander(script, world).fields(child), world, exports=exports)
+                continue
+            elif "A" in flags:
+                world.variables.setdefault(name, {})
+            if exports:
+                world.exported.add(name)
+        world.status = CommandOutcome(value=True)
+        return [world]
+
+    def _unset_command(self, node: Node, script: Script, world: World) -> list[World]:
+        for child in node.children:
+            if child.type in ("variable_name", "word"):
+                name = source_of(child, script)
+                world.variables.pop(name, None)
+                world.functions.pop(name, None)
+        return [world]
+
+    # what decides
+
+    def _list(self, node: Node, script: Script, world: World) -> list[World]:
+        sides = [each for each in node.children if each.is_named]
+        sign = next((each.type for each in node.children if not each.is_named), "&&")
+        if len(sides) != 2:
+            return self.run(sides, script, [world])
+        after: list[World] = []
+        for first in self.statement(sides[0], script, world):
+            if first.ended:
+                after.append(first)
+                continue
+            for way, value in split(first, first.status):
+                if value == (sign == "&&"):
+                    after += self.statement(sides[1], script, way)
+                else:
+                    way.status = CommandOutcome(value)
+                    after.append(way)
+        return merged(after)
+
+    def _if_statement(self, node: Node, script: Script, world: World) -> list[World]:
+        branches: list[tuple[list[Node], list[Node]]] = []
+        otherwise: list[Node] = []
+        condition: list[Node] = []
+        body: list[Node] = []
+        for child in node.children:
+            if child.type == "then":
+                body = []
+                branches.append((condition, body))
+            elif child.type == "elif_clause":
+                at = next((i for i, each in enumerate(child.children) if each.type == "then"), len(child.children))
+                branches.append((list(child.children[1:at]), list(child.children[at + 1 :])))
+            elif child.type == "else_clause":
+                otherwise = list(child.children)
+            elif branches:
+                body.append(child)
+            elif child.type != "if":
+                condition.append(child)
+        return self._branches(branches, otherwise, script, world)
+
+    def _branches(
+        self, branches: list[tuple[list[Node], list[Node]]], otherwise: list[Node], script: Script, world: World
+    ) -> list[World]:
+        if not branches:
+            return self.run(otherwise, script, [world])
+        (condition, body), *rest = branches
+        after: list[World] = []
+        for each in self.run(condition, script, [world]):
+            if each.ended:
+                after.append(each)
+                continue
+            for way, value in split(each, each.status):
+                way.status = CommandOutcome(value=True)
+                after += self.run(body, script, [way]) if value else self._branches(rest, otherwise, script, way)
+        return merged(after)
+
+    def _case_statement(self, node: Node, script: Script, world: World) -> list[World]:
+        word = node.child_by_field_name("value")
+        items = [each for each in node.children if each.type == "case_item"]
+        text = self.expander(script, world).text(word) if word is not None else Text()
+        return merged(self._cases(text, items, script, world))
+
+    def _cases(self, word: Text, items: list[Node], script: Script, world: World) -> list[World]:
+        if not items:
+            return [world]
+        values = items[0].children_by_field_name("value")
+        body = [each for each in items[0].children if each.is_named and each not in values]
+        after: list[World] = []
+        ways = [world]
+        for value in values:
+            rest: list[World] = []
+            for way in ways:
+                answer = Conditions(self.expander(script, way)).case(word.replaced(way.known), value)
+                answer = evolve(answer, shown=f"case {word.shown} in {answer.shown})")
+                for further, matches in split(way, answer):
+                    if matches:
+                        after += self.run(body, script, [further])
+                    else:
+                        rest.append(further)
+            ways = rest
+        for way in ways:
+            after += self._cases(word, items[1:], script, way)
+        return after
+
+    # what is done again
+
+    def _for_statement(self, node: Node, script: Script, world: World) -> list[World]:
+        variable, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
+        if variable is None or body is None:
+            return [world]
+        name = source_of(variable, script)
+        values = node.children_by_field_name("value")
+        listed = any(each.type == "in" for each in node.children)
+        words = self.fields(values, script, world) if listed else list(world.arguments or [])
+        if any(each.bare or each.sole is not None for each in words) or any(
+            set(each.shown) & set("*?") for each in words
+        ):
+            why = f"it is {name} of a loop over what is not known"
+            world.variables[name] = nothing_known(
+                f"${name}", Unknown("", why, script.place(node.start_byte, node.end_byte))
+            )
+            return self._unknown_rounds([body], script, world)
+        worlds = [world]
+        for word in words:
+            after: list[World] = []
+            for each in worlds:
+                if each.ended:
+                    after.append(each)
+                    continue
+                each.variables[name] = word
+                after += self._round([body], script, each)
+            worlds = merged(after)
+        return _after_loop(worlds)
+
+    def _round(self, body: list[Node], script: Script, world: World) -> list[World]:
+        worlds = self.run(body, script, [world])
+        for each in worlds:
+            if each.ended == "continue":
+                each.ended = ""
+        return worlds
+
+    def _c_style_for_statement(self, node: Node, script: Script, world: World) -> list[World]:
+        parts = source_of(node, script)
+        inner = parts[parts.index("((") + 2 : parts.index("))")].split(";")
+        body = node.child_by_field_name("body")
+        if body is None or len(inner) != 3:
+            return [world]
+        start, condition, step = (literal(each) for each in inner)
+        self.expander(script, world).whole(start)
+        after, worlds, rounds = [], [world], 0
+        while worlds:
+            going: list[World] = []
+            for each in worlds:
+                value = self.expander(script, each).whole(condition) if condition.shown.strip() else 1
+                if not isinstance(value, int):
+                    after += self._unknown_rounds([body], script, each)
+                elif value and not each.ended:
+                    for way in self._round([body], script, each):
+                        self.expander(script, way).whole(step)
+                        going.append(way)
+                else:
+                    after.append(each)
+            worlds = merged(going)
+            rounds += 1
+            self._count(node, script, worlds or after, rounds)
+        return _after_loop(merged(after))
+
+    def _while_statement(self, node: Node, script: Script, world: World) -> list[World]:
+        body = node.child_by_field_name("body")
+        conditions = [each for each in node.children if each.is_named and each != body]
+        wanted = node.children[0].type == "while"
+        after, worlds, rounds = [], [world], 0
+        while worlds and body is not None:
+            going: list[World] = []
+            for each in worlds:
+                launches = each.launches
+                for way in self.run(conditions, script, [each]):
+                    if way.status.value is None:
+                        after += self._unknown_rounds([body], script, way)
+                    elif way.status.value is wanted and not way.ended:
+                        for further in self._round([body], script, way):
+                            again = len(further.launches) > len(launches) and further.launches[-1:] == launches[-1:]
+                            (after if again or further.ended else going).append(further)
+                    else:
+                        after.append(way)
+            worlds = merged(going)
+            rounds += 1
+            self._count(node, script, worlds or after, rounds)
+        return _after_loop(merged(after))
+
+    def _unknown_rounds(self, body: list[Node], script: Script, world: World) -> list[World]:
+        """The world after a loop that may have any number of rounds: what a round changes is not known."""
+        before = world.copy()
+        place = script.place(body[0].start_byte, body[0].start_byte + 1)
+        worlds = self._round(body, script, world)
+        for each in worlds:
+            for name, value in each.variables.items():
+                old = before.variables.get(name)
+                if old != value:
+                    why = f"{name} is set in a loop whose rounds are not known"
+                    each.variables[name] = self.assigning.given.get(
+                        name, nothing_known(f"${name}", Unknown(name, why, place))
+                    )
+            each.arguments = before.arguments
+            each.ended = "" if each.ended in (*_LOOPS, "exit") else each.ended
+        return _after_loop(worlds)
+
+
+def _after_loop(worlds: list[World]) -> list[World]:
+    for each in worlds:
+        if each.ended in _LOOPS:
+            each.ended = ""
+    return worlds

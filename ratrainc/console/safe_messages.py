@@ -1,0 +1,35 @@
+"""Telling of a run as it goes on, which never costs the run anything: a full disk, a closed pipe or a terminal that is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from attrs import define
+
+from ratrain.ratrain_ir.support.diagnostics import Diagnostic, Severity
+from ratrain.ratrainc.console.console import show_diagnostic
+
+
+def show_safely(diagnostic: Diagnostic) -> None:
+    """Say it on stderr, where there is somebody to hear it."""
+    with suppress(OSError, ValueError):  # ValueError: the stream is closed, or cannot hold the characters
+        show_diagnostic(diagnostic)
+
+
+@define
+class SafeMessages:
+    """Tells until that fails; then says so once, and is silent."""
+
+    has_failed: bool = False
+
+    def __call__(self, action: Callable[[], object]) -> None:
+        """Do what tells something."""
+        if self.has_failed:
+            return
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with a picture of the run, the run is worth more
+            self.has_failed = True
+            text = f"the run cannot be shown ({type(error).__name__}: {error}): it continues without being shown"
+            show_safely(Diagnostic("RT002", text, severity=Severity.WARNING))

@@ -1,0 +1,137 @@
+"""The fewest clusters on which a model fits, with a plan that was compiled and placed there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import evolve, frozen
+
+from ratrain.ratrain_ir.support.diagnostics import Note, fail
+from ratrain.ratrain_ir.support.files import write_text
+from ratrain.ratrainc.choices.machine_choice import MachineChoice
+from ratrain.ratrainc.console.console import size_text
+from ratrain.ratrainc.console.parts import Part, Shown
+from ratrain.ratrainc.facts.model_facts import model_facts, summary
+from ratrain.ratrainc.planner.answer.plan_files import plan_text
+from ratrain.ratrainc.planner.bounds.cuts import best_cuts
+from ratrain.ratrainc.planner.bounds.profiles import Profiles
+from ratrain.ratrainc.planner.search.answer import Candidate
+from ratrain.ratrainc.planner.search.family_spaces import family_spaces
+from ratrain.ratrainc.planner.search.plan_evaluation import evaluate
+from ratrain.ratrainc.planner.search.plan_request import PlanRequest
+from ratrain.ratrainc.planner.space.variants import storing
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.plan import Plan
+
+SEQUENCES = 8
+"""Sequences of a cluster in a step: enough micro-batches that the pipeline is full; more of them change no peak."""
+
+_TRIED = 3
+"""Shapes of a number of clusters to compile: those with most room, of the ones that bounds allow."""
+
+
+@frozen(repr=False)
+class FewestClusters(Shown):
+    """The fewest clusters for which a plan was found that fits."""
+
+    request: PlanRequest
+    clusters: int
+    best: Candidate
+    unproven: tuple[int, ...]
+    """smaller numbers of clusters for which it is not proved that nothing fits"""
+    model: str
+    """as commands name it"""
+    machine: MachineChoice
+    """as commands name it"""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that fits."""
+        return self.best.plan
+
+    @property
+    def _of_fewer(self) -> str:
+        return _of_fewer(self.unproven) if self.unproven or self.clusters > 1 else ""
+
+    def parts(self) -> Iterator[Part]:
+        """Yield facts of the model, the plan, and what is known of fewer clusters."""
+        model, best = self.request.model, self.best
+        yield from summary(model_facts(model, self.request.seq_len))
+        shape = f"{best.plan.summary}, cuts {list(best.plan.cuts)}, highest peak {size_text(best.peak_bytes)}"
+        yield f"{model.name} fits {self.clusters} clusters: {shape}"
+        if self._of_fewer:
+            yield self._of_fewer
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as `--json` prints it."""
+        return {
+            "model": self.request.model.name,
+            "clusters": self.clusters,
+            "unproven_clusters": list(self.unproven),
+            "plan": self.best.to_json(self.clusters),
+        }
+
+    def save(self, path: str) -> None:
+        """Write the plan. Raises `DiagnosticError` RT002 if the file cannot be written."""
+        model, machine, best = self.request.model, self.request.machine.name, self.best
+        head = [f"The fewest clusters on which {model.name} was found to fit {machine}: {self.clusters}."]
+        head += [f"{self._of_fewer}."] if self._of_fewer else []
+        write_text(path, plan_text(best.plan, best.pipeline, model, self.model, head, self.machine))
+
+
+def fewest_clusters(
+    request: PlanRequest, model: str, machine: MachineChoice, tick: Callable[[str], None]
+) -> FewestClusters:
+    """Find the fewest clusters, up to the request's, for which a plan is compiled and placed, and that plan.
+
+    Each cluster has `SEQUENCES` sequences, one a micro-batch. Numbers of clusters are tried upwards. One is passed over
+    if bounds on bytes rule out every shape, or if none of the shapes with most room can be placed. Raises
+    `DiagnosticError` RT053 if no plan was found.
+    """
+    unproven: list[int] = []
+    for clusters in range(1, request.clusters + 1):
+        tick(f"{clusters} clusters")
+        fitting, tried = _fitting(evolve(request, clusters=clusters, global_batch=clusters * SEQUENCES))
+        if fitting is not None:
+            break
+        if tried:
+            unproven.append(clusters)
+    else:
+        known = "was found that fits" if unproven else "fits"
+        limit = f"{request.clusters} clusters or fewer, at {SEQUENCES} sequences each"
+        text, notes = f"no plan of {request.model.name} {known} {limit}", [Note(_of_fewer(tuple(unproven)))]
+        fail("RT053", text, notes=notes, help="allow more clusters")
+    return FewestClusters(request, clusters, fitting, tuple(unproven), model, machine)
+
+
+def _fitting(request: PlanRequest) -> tuple[Candidate | None, bool]:
+    """Return a plan that fits, and True if bounds left any to be tried."""
+    roomy = []
+    for number, space in enumerate(family_spaces(request, Profiles(request.setting))):
+        using_all = [s for s in space.shapes if s.clusters == request.clusters and s.micro_batch_size == 1]
+        shapes = {evolve(shape, tiles=()): shape for shape in using_all}  # bytes do not depend on the mapping
+        for shape in shapes.values():
+            if not np.isfinite(space.seconds[space.row[shape]]):
+                continue
+            cuts = best_cuts(space.columns_of(shape), roomiest=True)
+            if np.isfinite(cuts.seconds):
+                roomy.append((cuts.peak_bytes, number, shape, cuts, space))
+    for _, _, shape, cuts, space in sorted(roomy, key=lambda item: item[:3])[:_TRIED]:
+        found = space.candidate(shape, cuts)
+        for pipeline in (found.pipeline, *storing(found.pipeline)):
+            evaluation = evaluate(request.task(found.plan, pipeline))
+            if evaluation.step_seconds is not None:
+                return evolve(found, pipeline=pipeline, evaluation=evaluation), True
+    return None, bool(roomy)
+
+
+def _of_fewer(unproven: tuple[int, ...]) -> str:
+    """Say what is known of the numbers of clusters that were passed over."""
+    if unproven:
+        numbers = ", ".join(map(str, unproven))
+        tried = "the roomiest shapes could not be placed and others were not tried"
+        return f"On {numbers} {tried}: that none fits is not proved"
+    return "On all fewer, bounds on bytes rule out every plan"

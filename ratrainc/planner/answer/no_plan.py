@@ -1,0 +1,49 @@
+"""The refusal of a request without a plan: what is proved, and what comes nearest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from ratrain.ratrain_ir.support.diagnostics import Note, fail
+from ratrain.ratrainc.console.console import capacity_text, size_text
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.planner.search.answer import Answer
+
+
+def nearest_text(answer: Answer) -> str:
+    """Say which oversized shape lacks least; empty if there is none."""
+    nearest = answer.nearest
+    if nearest is None:
+        return ""
+    shape, family = nearest.shape, f"{nearest.family} " if answer.request.families else ""
+    peers = f" T={shape.tp}" if shape.tp > 1 else ""
+    sizes = f"P={shape.pp} D={shape.dp}{peers} b={shape.micro_batch_size}, ZeRO {shape.zero} {shape.reduce}"
+    return f"nearest: {family}{sizes}: stage @{nearest.stage} lacks at least {size_text(int(nearest.short_bytes))}"
+
+
+def no_plan(answer: Answer) -> NoReturn:
+    """Refuse with `DiagnosticError` RT053; say if it is proved that nothing fits, and what comes nearest."""
+    request = answer.request
+    proved = answer.proven_empty
+    count = len(answer.refused)
+    refused = f": the compiler refused {count} plans, the others were not tried" if count else ""
+    not_proved = f"not proved: bounds on bytes do not rule out every plan{refused}"
+    notes = [Note("proved: bounds on bytes rule out every plan" if proved else not_proved)]
+    notes += [Note(text) for text in (nearest_text(answer),) if text]
+    notes += [
+        Note(f"the compiler refused {c.plan.summary}: {c.evaluation.refusal}")
+        for c in answer.refused[:3]
+        if c.evaluation
+    ]
+    account = request.machine.capacity(request.clusters > 1).account
+    notes += [Note(f"of a rank {account}")] if account is not None else []
+    more = "more time (--seconds), or every plan (--exhaustive); else "
+    fail(
+        "RT053",
+        f"no plan of {request.model.name} with {request.global_batch} sequences of {request.seq_len} tokens "
+        f"{'fits' if proved else 'was found that fits'} {request.clusters} clusters of "
+        f"{capacity_text(request.machine.whole('ddr_capacity'))}",
+        notes=notes,
+        help=f"{'' if proved or request.exhaustive else more}use more clusters, shorter sequences, or another strategy",
+    )

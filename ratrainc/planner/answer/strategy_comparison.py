@@ -1,0 +1,246 @@
+"""Strategies compared, on one plan or each on its own best plan: what `ratrainc compare` computes and shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+
+from ratrain.ratrain_ir.config.plan_text import changes_text
+from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
+from ratrain.ratrain_ir.support.text import Place
+from ratrain.ratrain_ir.topology import topology_of
+from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, strategy
+from ratrain.ratrainc.console.console import seconds_text, size_text
+from ratrain.ratrainc.console.parts import Part, Shown, TextTable
+from ratrain.ratrainc.planner.bounds.profiles import rank_capacity
+from ratrain.ratrainc.planner.search.plan_evaluation import Task, evaluate
+from ratrain.ratrainc.planner.search.plan_search import Search
+from ratrain.targets.machine.capacity import capacity_of
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.config.plan import Plan
+    from ratrain.ratrainc.planner.search.answer import Answer
+    from ratrain.ratrainc.planner.search.plan_request import PlanRequest
+    from ratrain.targets.machine.machine import Machine
+
+YARDSTICK = "baseline-1f1b"
+
+
+@frozen(repr=False)
+class Comparison(Shown):
+    """Simulated figures of strategies, a row for each; speed-ups are over the first."""
+
+    rows: tuple[dict[str, Any], ...]
+    """on one plan, or each on its own best"""
+    left_out: tuple[str, ...]
+    """sentences: which strategies cannot have the plan, and why"""
+    is_planned: bool = False
+    """True if each is on its own best plan"""
+    common: dict[str, Any] | None = None
+    """if each is on its own: the rows of all on the best plan of the default strategy, if that has one"""
+    notes: tuple[str, ...] = ()
+
+    def parts(self) -> Iterator[Part]:
+        """Yield a table of all on one plan, a table of each on its own, and notes."""
+        if self.common:
+            where = f"all on the best plan of {self.common['best_for']}, {_plan_text(self.common['plan'])}"
+            yield from _rows_parts(self.common["strategies"], where)
+        yield from _rows_parts(self.rows, "each on its best plan" if self.is_planned else "on one plan")
+        yield from self.notes
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the rows as `--json` prints them."""
+        common = {"on_one_plan": self.common} if self.is_planned else {}
+        least = min(row["capacity_bytes"] for row in self.rows)
+        return {"strategies": list(self.rows), **common, "capacity_bytes": least}
+
+
+def chosen_strategies(names: Sequence[str] | None) -> list[Strategy]:
+    """Return the strategies of some names; of None, all with the yardstick first."""
+    if names is not None:
+        return [strategy(name) for name in names]
+    return sorted(STRATEGIES, key=lambda item: item.name != YARDSTICK)
+
+
+def compare_on_plan(
+    config: ModelConfig,
+    plan: Plan,
+    names: Sequence[str] | None,
+    machine: Machine,
+    tick: Callable[[str], None],
+    place: Callable[[], Place] = Place,
+) -> Comparison:
+    """Compile and simulate one plan under several strategies; without names, all that can have the plan.
+
+    Raises `DiagnosticError` RT064 for a named strategy that cannot have the plan, whose schedule is at `place`.
+    """
+    wanted = chosen_strategies(names)
+    left: list[str] = []
+    if names is not None:
+        for item in wanted:
+            item.check_schedule(plan, place)
+    fitting = [item for item in wanted if plan.schedule is None or item.schedule in (None, plan.schedule)]
+    others = ", ".join(item.name for item in wanted if item not in fitting)
+    if others:
+        left.append(f'left out, as the plan says schedule = "{plan.schedule}": {others}')
+    possible = _where(fitting, lambda item: item.adapted(plan, config, machine), left, named=names is not None)
+    rows = rows_on_one_plan(config, plan, possible, machine, tick)
+    return Comparison(tuple(rows), tuple(left), notes=tuple(item.note for item in possible if item.note))
+
+
+def compare_on_best(
+    request: PlanRequest, names: Sequence[str] | None, machine: Machine, tick: Callable[[str], None]
+) -> Comparison:
+    """Compare strategies on the best plan of the default one, and each on its own.
+
+    Raises `DiagnosticError` for a named strategy without any shape to search.
+    """
+    left: list[str] = []
+    wanted = chosen_strategies(names)
+    chosen = _where(wanted, lambda item: evolve(request, strategy=item).shapes(), left, named=names is not None)
+    best, *answers = best_of_each(request, [request.strategy, *chosen], tick)
+    rows = tuple(rows_on_best_plans(chosen, answers))
+    if best.best is None:
+        note = f"no plan was found that fits {DEFAULT_STRATEGY}: there is no comparison on one plan"
+        return Comparison(rows, tuple(left), is_planned=True, notes=(note,))
+    plan = best.best.plan
+    possible = _where(chosen, lambda item: item.adapted(plan, request.model, machine), left, named=False)
+    common = {
+        "best_for": request.strategy.name,
+        "plan": best.best.to_json(request.clusters),
+        "strategies": rows_on_one_plan(request.model, plan, possible, machine, tick),
+    }
+    return Comparison(rows, tuple(left), is_planned=True, common=common)
+
+
+def _where(
+    chosen: Sequence[Strategy], attempt: Callable[[Strategy], object], left: list[str], *, named: bool
+) -> list[Strategy]:
+    """Return the strategies for which an attempt is not refused; if they are `named`, the refusal is raised."""
+    possible = []
+    for item in chosen:
+        try:
+            attempt(item)
+        except DiagnosticError as error:
+            if named:
+                raise
+            left.append(f"left out: {item.name}: {error.diagnostics[0].message}")
+        else:
+            possible.append(item)
+    return possible
+
+
+def rows_on_one_plan(
+    model: ModelConfig, plan: Plan, strategies: Sequence[Strategy], machine: Machine, tick: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Return a row for each strategy on one plan, which was checked; speed-ups are over the first.
+
+    If a strategy adds chunks or slices to the plan, its row has them as `changes`. Raises `DiagnosticError` RT064 for a
+    strategy that cannot have the plan.
+    """
+    capacity = capacity_of(machine, topology_of(model, plan)).left
+    rows: list[dict[str, Any]] = []
+    reference: float | None = None
+    for item in strategies:
+        adapted = item.adapted(plan, model, machine)
+        found = evaluate(Task(model, adapted, item.passes_for(adapted), machine))
+        reference = reference if rows else found.step_seconds
+        figures = found.step_seconds, max(found.peak_bytes), found.exposed_tail_seconds
+        row = _row(item.name, *figures, reference, plan.tokens_per_step, capacity)
+        text = changes_text(plan, adapted) if adapted.shape != plan.shape else ""
+        rows.append(row | ({"changes": text} if text else {}))
+        tick(item.name)
+    return rows
+
+
+def _row(
+    name: str,
+    seconds: float | None,
+    peak_bytes: int,
+    tail: float | None,
+    reference: float | None,
+    tokens: int,
+    capacity: int,
+) -> dict[str, Any]:
+    """Return the row of a strategy as `--json` prints it; without `seconds` it does not fit and has no speed-up."""
+    return {
+        "name": name,
+        "step_seconds": seconds,
+        "tokens_per_second": tokens / seconds if seconds else None,
+        "peak_bytes": peak_bytes,
+        "exposed_tail_seconds": tail,
+        "speedup": reference / seconds if seconds and reference else None,
+        "fits": seconds is not None,
+        "capacity_bytes": capacity,
+    }
+
+
+def best_of_each(request: PlanRequest, strategies: Sequence[Strategy], tick: Callable[[str], None]) -> list[Answer]:
+    """Search the best plan of each strategy; those with the same passes and ZeRO level share a search."""
+    known: dict[tuple[str, int | None], Answer] = {}
+    for item in strategies:
+        key = (item.passes, item.zero)
+        if key not in known:
+            known[key] = Search(evolve(request, strategy=item), tick).run()
+    return [known[item.passes, item.zero] for item in strategies]
+
+
+def rows_on_best_plans(strategies: Sequence[Strategy], answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """Return a row for each strategy on its best plan; speed-ups are over the first.
+
+    Without a plan, the peak includes the bytes that it lacks.
+    """
+    reference = answers[0].best.seconds if answers[0].best else None
+    rows = []
+    for item, answer in zip(strategies, answers, strict=True):
+        best, nearest, request = answer.best, answer.nearest, answer.request
+        shown = best or nearest
+        assert shown is not None, "where nothing fits, bounds on bytes have ruled something out"
+        capacity = rank_capacity(request.model, request.machine, shown.shape).left
+        # while others may fit, the bytes that some shapes lack mean nothing
+        short = nearest.short_bytes if nearest and answer.proven_empty else 0.0
+        seconds, peak = (best.seconds, best.peak_bytes) if best else (None, capacity + int(short))
+        tail = best.evaluation.exposed_tail_seconds if best and best.evaluation else None
+        tokens = request.global_batch * request.seq_len
+        row = _row(item.name, seconds, peak, tail, reference, tokens, capacity)
+        of_plan = {
+            "plan": best.to_json(request.clusters) if best else None,
+            "bound_step_seconds": answer.bound_seconds if best else None,
+        }
+        rows.append(row | of_plan)
+    return rows
+
+
+def _rows_parts(rows: Sequence[dict[str, Any]], where: str) -> Iterator[Part]:
+    planned = any("plan" in row for row in rows)
+    shown = []
+    for row in rows:
+        if row["fits"]:
+            speedup = "-" if row["speedup"] is None else f"{row['speedup']:.3f}"
+            tail = seconds_text(row["exposed_tail_seconds"])
+            times = [seconds_text(row["step_seconds"]), f"{row['tokens_per_second']:,.0f}", tail, speedup]
+        else:
+            lacking = row["peak_bytes"] - row["capacity_bytes"]
+            # live bytes may fit though no placement of them was found
+            times = [f"lacks {size_text(lacking)}" if lacking > 0 else "not placed", "-", "-", "-"]
+        plan = [_plan_text(row["plan"]) if row["plan"] else "-"] if planned else []
+        shown.append([row["name"], *plan, size_text(row["peak_bytes"]), *times])
+    figures = ("highest peak", "step", "tokens/s", "exposed tail", "speed-up")
+    columns = ("strategy", *(["plan"] if planned else []), *figures)
+    yield TextTable(f"strategies {where} (simulated; speed-up over the first that is named)", columns, shown)
+    for row in rows:
+        if "changes" in row:
+            yield f"{row['name']} gives the plan {row['changes']}"
+    if len(rows) > 1 and not rows[0]["fits"]:
+        yield f"{rows[0]['name']} does not fit, so there is nothing to be faster than"
+
+
+def _plan_text(plan: dict[str, Any]) -> str:
+    each = " each" if plan["reduce"] == "each-micro-batch" else ""
+    sizes = f"P{plan['pp']} D{plan['dp']} b{plan['micro_batch_size']} M{plan['micro_batches']}"
+    chunks = "" if plan["chunks"] == 1 else f" V{plan['chunks']}"
+    slices = f" k{len(plan['slices'])}" if plan["slices"] else ""
+    return f"{sizes}{chunks}{slices} Z{plan['zero']}{each}"

@@ -1,0 +1,110 @@
+"""What-if: the answer for a changed machine, compared with that of the given one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from attrs import evolve, field, frozen
+
+from ratrain.ratrain_ir.support.files import write_text
+from ratrain.ratrainc.choices.machine_changes import changed_machine, parse_changes
+from ratrain.ratrainc.choices.machine_choice import MachineChoice
+from ratrain.ratrainc.console.console import seconds_text
+from ratrain.ratrainc.console.parts import Part, Shown, TextTable
+from ratrain.ratrainc.planner.answer.no_plan import no_plan
+from ratrain.ratrainc.planner.answer.plan_files import plan_file
+from ratrain.ratrainc.planner.answer.planned import Planned, Tick, answer_to
+from ratrain.ratrainc.planner.search.answer import Answer, Candidate
+from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task, evaluate
+from ratrain.targets.machine.writer import write_machine
+
+
+@frozen
+class Scenario:
+    """The answer for a changed machine, and the evaluation of the given machine's plan on it."""
+
+    change: str
+    answer: Answer
+    kept: PlanEvaluation | None
+    """None for a quick answer"""
+
+
+@frozen(repr=False)
+class WhatIf(Shown):
+    """The answers for changed machines."""
+
+    planned: Planned
+    scenarios: tuple[Scenario, ...] = field(eq=False)
+
+    def parts(self) -> Iterator[Part]:
+        """Yield a table: the best plan of each changed machine, and its time against that of the given one."""
+        usual, tokens = self.planned.best, self.planned.tokens
+        clusters = self.planned.answer.request.clusters
+
+        def cost(best: Candidate | None) -> list[str]:
+            if tokens is None:
+                return []
+            days, hours = best.training_cost(clusters, tokens) if best else (None, None)
+            return ["-", "-"] if days is None else [f"{days:,.1f}", f"{hours:,.0f}"]
+
+        rows = [["as it is", usual.plan.summary, seconds_text(usual.seconds), "", "", *cost(usual)]]
+        for item in self.scenarios:
+            best = item.answer.best
+            kept = "-" if item.kept is None else _kept_text(item.kept)
+            if best is None:
+                nothing = "nothing fits" if item.answer.proven_empty else "none was found"
+                rows.append([item.change, nothing, "-", "-", kept, *cost(None)])
+                continue
+            change = f"{100 * (best.seconds / usual.seconds - 1):+.1f} %"
+            rows.append([item.change, best.plan.summary, seconds_text(best.seconds), change, kept, *cost(best)])
+        columns = ["machine", "best plan", "step", "change", "with the same plan"]
+        columns += ["days", "cluster-h"] if tokens is not None else []
+        yield TextTable("what if (simulated)", columns, rows)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return the scenarios as `--json` prints them."""
+        return [self._json(each) for each in self.scenarios]
+
+    def _json(self, scenario: Scenario) -> dict[str, Any]:
+        best = scenario.answer.best
+        return {
+            "change": scenario.change,
+            "plan": best.to_json(scenario.answer.request.clusters, self.planned.tokens) if best else None,
+            "bound_step_seconds": scenario.answer.bound_seconds if best else None,
+            "step_seconds_with_the_same_plan": scenario.kept.step_seconds if scenario.kept else None,
+        }
+
+    def save(self, path: str) -> str:
+        """Write the best plan of the first changed machine, and the machine to another file, whose name is returned.
+
+        Raises `DiagnosticError` RT053 if the changed machine has no plan, RT065 if its constants contradict each other.
+        """
+        answer, beside = self.scenarios[0].answer, machine_beside(path)
+        if answer.best is None:
+            no_plan(answer)
+        write_machine(answer.request.machine, beside)
+        write_text(path, plan_file(answer, answer.best, self.planned.model, MachineChoice(beside)))
+        return beside
+
+
+def machine_beside(path: str) -> str:
+    """Return the name of the machine file that goes with a plan for a changed machine."""
+    return f"{path.removesuffix('.toml')}.machine.toml"
+
+
+def what_if(planned: Planned, changes: Sequence[str], tick: Tick) -> WhatIf:
+    """Plan again for each change of the machine, like `ddr=16GiB,link=7.4GB/s`."""
+    request, best = planned.answer.request, planned.best
+    values = [(text, parse_changes(text, request.machine)) for text in changes]
+    scenarios = []
+    for text, change in values:
+        machine = changed_machine(request.machine, change)
+        changed = answer_to(evolve(request, machine=machine), tick, quick=planned.quick)
+        kept = None if planned.quick else evaluate(Task(request.model, best.plan, best.pipeline, machine))
+        scenarios.append(Scenario(text, changed, kept))
+    return WhatIf(planned, tuple(scenarios))
+
+
+def _kept_text(kept: PlanEvaluation) -> str:
+    return "does not fit" if kept.step_seconds is None else seconds_text(kept.step_seconds)

@@ -1,0 +1,86 @@
+"""Profile of tensor exchanges: seconds of their engine, and the part of these that no order can hide.
+
+A pass waits for the tensors that it reads. So exchanges of activations on a micro-batch's way forward, and of gradients
+on its way back, add to its compute. Inputs that are gathered again for a backward are not on that way. They also do not
+count for the engine if a program may keep the tensors gathered for the forward.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+from ratrain.ratrain_ir.lowering import lower
+from ratrain.ratrain_ir.model.blocks import previous_block
+from ratrain.ratrain_ir.ops.base import Engine, Payload, Phase
+from ratrain.ratrain_ir.ops.collectives import CombineLoss, GatherRows, PeerOp, ReduceRows
+from ratrain.ratrainc.planner.space.units import UNIT_OF, Vector
+from ratrain.targets.target import target_of
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrainc.planner.space.search_setting import SearchSetting
+    from ratrain.ratrainc.planner.space.space import Shape
+
+
+@frozen(eq=False)
+class ExchangeProfile:
+    """Seconds of the exchanges of one micro-batch, by unit, with those where a chunk begins and ends."""
+
+    engine: Vector
+    """of the tensor engine, which does one exchange after another"""
+    forward: Vector
+    """on the way of a micro-batch forward, added to its compute"""
+    backward: Vector
+    """on the way of its gradients back"""
+    first_forward: Vector
+    """of its first slice, or of all without slices"""
+    first_backward: Vector
+
+
+NO_EXCHANGES = ExchangeProfile(*(np.zeros(3) for _ in range(5)))
+"""Profile of a single tensor peer."""
+
+
+def exchange_profile(setting: SearchSetting, shape: Shape) -> ExchangeProfile:
+    """Read the exchanges of a shape off a module of one stage, one layer and one micro-batch."""
+    small = setting.model.with_one_layer()
+    peers = {"dp": shape.dp, "tp": shape.tp, "mapping": shape.stage.mapping}
+    plan = setting.shaped(**peers, micro_batch_size=shape.micro_batch_size, slices=setting.slice_lengths(shape.slices))
+    module = lower(small, plan)
+    target, stage = target_of(setting.machine), module.stages[0]
+    found = {name: np.zeros(3) for name in ("engine", "forward", "backward", "first_forward", "first_backward")}
+    may_keep_gathered = setting.may_keep_gathered
+    for op in stage.ops:
+        if op.engine is not Engine.TENSOR or not isinstance(op, PeerOp):
+            continue
+        way = _way(op)
+        if way is None and may_keep_gathered:
+            continue
+        unit, seconds = _unit(op, small), target.op_seconds(module, stage, op)
+        found["engine"][unit] += seconds
+        if way is None:
+            continue
+        found[way][unit] += seconds
+        if not op.slice:
+            found[f"first_{way}"][unit] += seconds
+    return ExchangeProfile(**found)
+
+
+def _unit(op: PeerOp, model: ModelConfig) -> int:
+    """Return the unit of an exchange: of the block whose output it sums, or that reads the gathered rows."""
+    of_block_before = (isinstance(op, ReduceRows) and op.payload is Payload.ACTIVATION) or (
+        isinstance(op, GatherRows) and op.payload is Payload.GRADIENT
+    )
+    return UNIT_OF[(previous_block(op.block, model) if of_block_before else op.block).kind]
+
+
+def _way(op: PeerOp) -> str | None:
+    """Return the way that an exchange is on, `forward` or `backward`; None for an input gathered again."""
+    if isinstance(op, CombineLoss):
+        return "forward"
+    if op.payload is Payload.GRADIENT:
+        return "backward"
+    return None if isinstance(op, GatherRows) and op.phase is Phase.BACKWARD else "forward"

@@ -1,0 +1,105 @@
+"""Profiles: lower bounds of the seconds and bytes of a model's units, asked of the compiler's own functions.
+
+Units are the embedding, one layer (attention and mlp) and the head. This module and the profiles that it makes
+(`work_profile.py`, `state_profile.py`, `exchange_profile.py`) are the only ones of the planner that ask a target for
+times; all others compute with the arrays made here. No figure exceeds that of the compiler and the simulator.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import define, field
+
+from ratrain.ratrain_ir.ops.base import Group
+from ratrain.ratrain_ir.topology import grid
+from ratrain.ratrainc.planner.bounds.exchange_profile import NO_EXCHANGES, ExchangeProfile, exchange_profile
+from ratrain.ratrainc.planner.bounds.state_profile import StateProfile, state_profile
+from ratrain.ratrainc.planner.bounds.work_profile import WorkProfile, work_profile
+from ratrain.ratrainc.planner.space.search_setting import SearchSetting
+from ratrain.ratrainc.planner.space.space import Shape
+from ratrain.ratrainc.planner.space.tilings import Tiles
+from ratrain.targets.machine.capacity import mesh_capacity
+from ratrain.targets.machine.link_groups import Link
+from ratrain.targets.machine.placement import Members, Placement
+from ratrain.targets.machine.timing import TimedOp
+from ratrain.targets.target import target_of
+
+if TYPE_CHECKING:
+    from ratrain.ratrain_ir.config.model_config import ModelConfig
+    from ratrain.ratrain_ir.target import Capacity
+    from ratrain.targets.machine.machine import Machine
+
+
+@define(eq=False)
+class Profiles:
+    """The profiles of a setting; each is made once."""
+
+    setting: SearchSetting
+    works: dict[tuple[int, int, int], WorkProfile] = field(factory=dict)
+    states: dict[Shape, StateProfile] = field(factory=dict)
+    crossed: dict[tuple[int, int, int, Tiles], frozenset[Link]] = field(factory=dict)
+    exchanged: dict[tuple[int, int, int, Members], ExchangeProfile] = field(factory=dict)
+    timed: dict[tuple[int, int, int | None, int | None, Tiles], dict[TimedOp, float]] = field(factory=dict)
+    """seconds of collectives and updates by dp, tp, shard and view group and tiles; levels decide which ops there are,
+    not their seconds"""
+    peers_near: dict[tuple[int, int, Tiles], Members] = field(factory=dict)
+    capacities: dict[tuple[int, int, int], int] = field(factory=dict)
+
+    def work(self, micro_batch_size: int, slices: int = 1, tp: int = 1) -> WorkProfile:
+        """Return the profile of one micro-batch of a size, cut into slices, on one of `tp` tensor peers."""
+        key = micro_batch_size, slices, tp
+        if key not in self.works:
+            self.works[key] = work_profile(self.setting, *key)
+        return self.works[key]
+
+    def state(self, shape: Shape) -> StateProfile:
+        """Return the profile of the training state of a shape's stages."""
+        key = shape.stage
+        if key not in self.states:
+            near = key.dp, key.tp, key.shard_group, key.view_group, key.tiles
+            self.states[key] = state_profile(self.setting, key, self.timed.setdefault(near, {}))
+        return self.states[key]
+
+    def message(self, shape: Shape) -> float:
+        """Return the seconds of a boundary tensor to the next stage, over the fastest link between two stages."""
+        key = (shape.pp, shape.dp, shape.tp, shape.tiles)
+        if key not in self.crossed:
+            self.crossed[key] = _links_between_stages(self.setting.machine, *key)
+        target = target_of(self.setting.machine)
+        nbytes = self.work(shape.micro_batch_size, shape.slices, shape.tp).boundary
+        return min(target.message_seconds(nbytes, link) for link in self.crossed[key])
+
+    def exchange(self, shape: Shape) -> ExchangeProfile:
+        """Return the exchanges of a shape's peers; shapes whose peers are equally near each other share a profile."""
+        if shape.tp == 1:
+            return NO_EXCHANGES
+        near = shape.dp, shape.tp, shape.tiles
+        if near not in self.peers_near:
+            placement = Placement(
+                self.setting.machine.link_groups, grid(1, shape.dp, shape.tp), shape.stage.tiles or None
+            )
+            self.peers_near[near] = placement.members(Group.TENSOR.value)
+        key = shape.micro_batch_size, shape.slices, shape.tp, self.peers_near[near]
+        if key not in self.exchanged:
+            self.exchanged[key] = exchange_profile(self.setting, shape)
+        return self.exchanged[key]
+
+    def capacity(self, shape: Shape) -> int:
+        """Return the bytes that a rank of a shape has left for tensors."""
+        mesh = shape.pp, shape.dp, shape.tp
+        if mesh not in self.capacities:
+            self.capacities[mesh] = rank_capacity(self.setting.model, self.setting.machine, shape).left
+        return self.capacities[mesh]
+
+
+def rank_capacity(model: ModelConfig, machine: Machine, shape: Shape) -> Capacity:
+    """Return the DDR of a rank of a shape, with the bytes left for tensors."""
+    return mesh_capacity(machine, grid(shape.pp, shape.dp, shape.tp), tied=model.tied_embeddings)
+
+
+def _links_between_stages(machine: Machine, pp: int, dp: int, tp: int, tiles: Tiles) -> frozenset[Link]:
+    placement = Placement(machine.link_groups, grid(pp, dp, tp), tiles or None)
+    hops = placement.mesh.hops
+    levels = {placement.level_between(hop.source, hop.target) for hop in hops} or {placement.outermost}
+    return frozenset(placement.message_link(level) for level in levels)

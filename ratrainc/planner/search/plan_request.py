@@ -1,0 +1,261 @@
+"""Requests to the planner, and how commands make them from names and files."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import inf
+from typing import Any
+
+from attrs import evolve, frozen
+
+from ratrain.passes.placement.placed_schedule import refuse_contradiction
+from ratrain.passes.recovery.recompute import PEER
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.plan import DEFAULT_HEAD_CHUNK, Plan
+from ratrain.ratrain_ir.config.plan_text import check_plan, load_plan, place_in_plan
+from ratrain.ratrain_ir.config.types import Home
+from ratrain.ratrain_ir.schedules.named import SCHEDULES, default_schedule
+from ratrain.ratrain_ir.schedules.shape import PipelineShape
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrainc.choices.plan_choices import Goal, PlanChoice, SearchEffort
+from ratrain.ratrainc.choices.strategies import DEFAULT_STRATEGY, Strategy, strategy
+from ratrain.ratrainc.planner.search.plan_evaluation import Task, is_folded
+from ratrain.ratrainc.planner.space.objective import OBJECTIVES, TIME, Objective
+from ratrain.ratrainc.planner.space.peers import choose_peers, with_whole_rows
+from ratrain.ratrainc.planner.space.plan_families import USUAL, PlanFamily, families, with_memories
+from ratrain.ratrainc.planner.space.search_setting import SearchSetting
+from ratrain.ratrainc.planner.space.space import STATE_MODES, Shape, divisions, shapes
+from ratrain.ratrainc.planner.space.space import template as usual_template
+from ratrain.targets.machine.machine import Machine, load_machine
+
+
+@frozen
+class PlanRequest:
+    """A question to the planner: model, machine, size of a step, and the plans to consider."""
+
+    model: ModelConfig
+    machine: Machine
+    clusters: int
+    global_batch: int
+    seq_len: int
+    strategy: Strategy
+    seconds: float = 60.0
+    """no new evaluation starts after this time"""
+    jobs: int = 1
+    exhaustive: bool = False
+    """go on until bounds prove that nothing is left to gain; no step is folded"""
+    zero_levels: tuple[int, ...] = (0, 1, 2, 3)
+    """ZeRO levels to choose from, if the strategy does not fix one; level 2 with `reduce = "last"` counts as 1"""
+    peers: tuple[int, ...] | None = None
+    """numbers of tensor peers to choose from; None: all that divide the clusters and share out the model"""
+    robust: bool = False
+    """simulate the best plans with a slow stage and with jitter too"""
+    plan_template: Plan | None = None
+    """dtypes, chunks and optimizer of every plan; None: the usual ones"""
+    families: tuple[PlanFamily, ...] = ()
+    """families to search together; empty: the strategy's own plans"""
+    objective: Objective = TIME
+    keep: int = 1
+    """number of best plans wanted, no two alike"""
+    wide: bool = False
+    """embedding and head may have a ZeRO level of their own, and shards may stay within groups of near replicas"""
+    explain: bool = False
+    """break down by mechanism why each rejected plan is slower"""
+    slices_of_one: bool = False
+    """cut only micro-batches of one sequence into slices; of several sequences, smaller micro-batches come first"""
+
+    @property
+    def searched(self) -> tuple[PlanFamily, ...]:
+        """The families of the search, at least one."""
+        return self.families or (PlanFamily(self.strategy.name, self.strategy),)
+
+    @property
+    def modes(self) -> tuple[tuple[int, str], ...]:
+        """The ZeRO levels and reduce modes of the strategy."""
+        fixed = self.strategy.zero
+        wanted = self.zero_levels if fixed is None else (fixed,)
+        return tuple(mode for mode in STATE_MODES if mode[0] in wanted)
+
+    @property
+    def schedule(self) -> str:
+        """The schedule of all plans: the strategy's, else the template's, else the usual one for its chunks."""
+        if self.strategy.schedule is not None or self.plan_template is None:
+            return self.strategy.schedule or default_schedule(PipelineShape(1, 1))
+        return self.plan_template.schedule or default_schedule(self.plan_template.shape)
+
+    def shapes(self) -> list[Shape]:
+        """Return every shape to consider.
+
+        Raises `DiagnosticError` RT064 if there is none, if the machine has fewer clusters, or if tensor peers that are
+        asked for, or needed by the strategy, do not share out the model.
+        """
+        space = shapes(
+            self.model,
+            self.clusters,
+            self.global_batch,
+            self.modes,
+            self.machine.link_groups,
+            schedule=self.schedule,
+            seq_len=self.seq_len,
+            peers=choose_peers(self.setting, self.clusters, self.peers, self.strategy),
+            ends=self.zero_levels if self.wide else (),
+            slices_of_one=self.slices_of_one,
+        )
+        return with_whole_rows(self.setting, space)
+
+    @property
+    def setting(self) -> SearchSetting:
+        """The setting that profiles are made for."""
+        plan = self.plan_template or usual_template(self.seq_len)
+        return SearchSetting(self.model, self.machine, plan, self.strategy.passes)
+
+    def task(self, plan: Plan, pipeline: str) -> Task:
+        """Return the evaluation of a plan with its step folded, if folding saves anything."""
+        return Task(self.model, plan, pipeline, self.machine, is_folded(plan))
+
+
+def _computing(given: Plan | None, plans: PlanChoice, seq_len: int) -> Plan | None:
+    """Return the template with the chosen attention and logits; None if nothing is chosen and none was given."""
+    said = {"attention": plans.attention, "attention_mask": plans.attention_mask, "logits": plans.logits}
+    chosen: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    if not chosen:
+        return given
+    plan = evolve(given or usual_template(seq_len), **chosen)
+    return evolve(plan, head_chunk=DEFAULT_HEAD_CHUNK) if plan.holds_logits else plan
+
+
+def planning_request(
+    model: ModelConfig,
+    clusters: int,
+    global_batch: int,
+    seq_len: int,
+    *,
+    machine: str | Machine | None = None,
+    plans: PlanChoice | None = None,
+    effort: SearchEffort | None = None,
+    robust: bool = False,
+    goal: Goal | None = None,
+    whole: bool = False,
+    fewest: bool = False,
+) -> PlanRequest:
+    """Make the request for the best plan of a step on at most `clusters` clusters.
+
+    A step has `global_batch` sequences of `seq_len` tokens. If neither strategy nor schedules are named, a `whole`
+    search has all schedules of `USUAL`, each also with every memory that the machine has beside DDR; a search for the
+    `fewest` clusters has 1F1B, with these memories if there are any. Raises `DiagnosticError` for an unknown strategy
+    or machine, for a file that is no plan for the model or has another schedule than the one to plan for; RT064 for
+    sequences longer than the model has positions.
+    """
+    plans, effort, goal = plans or PlanChoice(), effort or SearchEffort(), goal or Goal()
+    chosen = strategy(plans.strategy or DEFAULT_STRATEGY)
+    machine = machine if isinstance(machine, Machine) else load_machine(machine)
+    usual = USUAL if whole else ("1f1b",) if fewest and machine.stores else ()
+    schedules = plans.schedules or (with_memories(usual, machine) if plans.strategy is None else ())
+    searched = families(chosen, schedules) if schedules else ()
+    _refuse_missing_memories(searched, machine)
+    template = None
+    if plans.like is not None:
+        template = load_plan(plans.like, model)
+        template = _without_schedule(template, chosen, plans.like, searched)
+        template = evolve(template, seq_len=seq_len)
+    template = _computing(template, plans, seq_len)
+    searched = _with_attention(searched, template, named=plans.schedules is not None)
+    request = PlanRequest(
+        model,
+        machine,
+        clusters,
+        global_batch,
+        seq_len,
+        chosen,
+        seconds=inf if effort.exhaustive else effort.seconds,
+        jobs=effort.jobs,
+        exhaustive=effort.exhaustive,
+        robust=robust,
+        zero_levels=plans.zero_levels,
+        peers=plans.peers or ((template.tp,) if template is not None and template.tp > 1 else None),
+        plan_template=template,
+        families=searched,
+        wide=bool(searched) and chosen.zero is None,
+        objective=OBJECTIVES[goal.objective],
+        keep=goal.keep or 1,
+        explain=goal.explain,
+    )
+    planned = request.setting.template
+    check_plan(planned, model)
+    if not searched and planned.attention != "fused" and all(k > 1 for *_, k in divisions(request.schedule)):
+        text = f'attention = "{planned.attention}" holds the scores of whole sequences, which slices do not have'
+        fail("RT064", text, help=f"the strategy '{chosen.name}' goes with --attention fused")
+    return request
+
+
+_NOT_CHOSEN = ("zero_blocks", "shard_group", "view_group", "gather_quantised", "reduce_quantised")
+"""Keys of sharding that no search chooses."""
+
+
+def _refuse_missing_memories(searched: tuple[PlanFamily, ...], machine: Machine) -> None:
+    """Raise `DiagnosticError` RT065 if a family uses a memory that the machine does not have."""
+    for family in searched:
+        if family.memory not in (None, PEER):
+            machine.store_bandwidth(Home(family.memory), fetches=True)
+
+
+def _with_attention(searched: tuple[PlanFamily, ...], template: Plan | None, *, named: bool) -> tuple[PlanFamily, ...]:
+    """Return the families that can compute the template's attention: scores of whole sequences exclude slices.
+
+    Raises `DiagnosticError` RT064 if another one was asked for by name.
+    """
+    if template is None or template.attention == "fused":
+        return searched
+    left = tuple(family for family in searched if family.schedule != "seq1f1b")
+    if named and left != searched:
+        holds = f'attention = "{template.attention}" holds the scores of whole sequences'
+        text = f"{holds}, which the slices of seq1f1b do not have"
+        fail("RT064", text, help="leave seq1f1b out of --schedules, or use --attention fused")
+    return left
+
+
+def _without_schedule(plan: Plan, chosen: Strategy, path: str, searched: tuple[PlanFamily, ...]) -> Plan:
+    """Return a plan without schedule, chunks and slices, to be chosen among those of families or the strategy.
+
+    Raises `DiagnosticError` RT064 if its own are not among these, or if it has keys that no search chooses.
+    """
+    known = {family.schedule for family in searched}
+    if plan.schedule is not None and known and plan.schedule not in known:
+        at = place_in_plan(path, "schedule")
+        text = f'the plan says schedule = "{plan.schedule}", which is not among the schedules that are searched'
+        fail("RT064", text, at.location, source=at.source, help=f"add it: --schedules {plan.schedule},...")
+    by = f"the planner, for the strategy '{chosen.name}',"
+    _refuse_not_chosen(plan, by, path)
+    if not searched:
+        _refuse_other_shape(plan, chosen, by, path)
+    return without_schedule(plan)
+
+
+def without_schedule(plan: Plan) -> Plan:
+    """Return a plan as a template: without schedule, chunks and slices, and without levels and groups of its state."""
+    whole = evolve(plan, schedule=None, slices=(), zero_blocks=None, shard_group=None, view_group=None)
+    return whole if plan.chunks == 1 else evolve(whole, pp=1, cuts=(), mapping=None, chunks=1, layout="loop")
+
+
+def _refuse_other_shape(plan: Plan, chosen: Strategy, by: str, path: str) -> None:
+    """Raise `DiagnosticError` RT064 if a plan has another schedule, chunks or slices than a strategy."""
+    wanted = chosen.schedule or default_schedule(PipelineShape(1, 1))
+    refuse_contradiction(plan, wanted, by, partial(place_in_plan, path, "schedule"))
+    problem = SCHEDULES[wanted].problem(plan.shape)
+    if problem is not None and (plan.chunks > 1 or plan.slices):
+        at = place_in_plan(path, "chunks" if plan.chunks > 1 else "slices")
+        text = f"{by} places {wanted}, which this plan cannot have: {problem}"
+        help_text = "leave chunks, layout and slices out, or plan for a strategy that has them (--strategy)"
+        fail("RT064", text, at.location, source=at.source, help=help_text)
+
+
+def _refuse_not_chosen(plan: Plan, by: str, path: str) -> None:
+    """Raise `DiagnosticError` RT064 if a plan has keys that no search chooses."""
+    for key in _NOT_CHOSEN:
+        if getattr(plan, key) is not None:
+            at = place_in_plan(path, key)
+            text = (
+                f"{by} shards all blocks alike over all replicas, and packs nothing: it cannot keep {key} of this plan"
+            )
+            help_text = f"leave {key} out here, and write it into the plan that is found"
+            fail("RT064", text, at.location, source=at.source, help=help_text)

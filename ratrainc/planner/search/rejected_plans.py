@@ -1,0 +1,166 @@
+"""Rejected plans: why the best plan of another family, number of stages or peers, or kind of state lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import asdict, frozen
+
+from ratrain.ratrainc.console.console import seconds_text, size_text
+from ratrain.ratrainc.planner.search.answer import Candidate, RejectedPlan
+from ratrain.ratrainc.planner.search.mechanisms import Mechanisms, mechanisms
+from ratrain.ratrainc.planner.search.plan_request import PlanRequest
+from ratrain.ratrainc.planner.space.objective import TIME, WORST, Cost
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.planner.search.family_spaces import FamilySpace
+    from ratrain.ratrainc.planner.space.space import Shape
+
+_SHOWN = 20
+"""Rows without `explain`."""
+_TRIED = 128
+"""Shapes whose cuts are searched for the reason of one row."""
+_SEEN = 5e-4
+"""Share of the step below which a mechanism is not mentioned."""
+
+
+def rejected_plans(
+    request: PlanRequest,
+    spaces: Sequence[FamilySpace],
+    best: Candidate,
+    fitting: Sequence[Candidate] = (),
+    refused: Sequence[Candidate] = (),
+) -> list[RejectedPlan]:
+    """Return rows for other families, then, of the best one's family, for other stages, peers and ZeRO levels.
+
+    `fitting` and `refused` are the plans that were evaluated. Numbers of stages are those next to the best's and powers
+    of two; levels are those of shapes with as many stages as the best. Rows of other tensor peers say by mechanism what
+    makes them slower; with `explain` all do.
+    """
+    own = next(space for space in spaces if space.family.name == best.family)
+    reference = mechanisms(own, best.shape)
+    explain = request.explain
+    rows = _Rows(request, best, fitting, refused)
+
+    def row(name: str, space: FamilySpace, shapes: Sequence[Shape], *, explained: bool = explain) -> RejectedPlan:
+        return rows.row(name, space, shapes, reference if explained else None)
+
+    lost = [row(space.family.name, space, space.shapes) for space in spaces if space is not own]
+    near = {best.shape.pp - 1, best.shape.pp + 1, *(1 << power for power in range(12))} - {best.shape.pp}
+    stages, peers = {shape.pp for shape in own.shapes}, {shape.tp for shape in own.shapes}
+    lost += [row(f"P = {pp}", own, [s for s in own.shapes if s.pp == pp]) for pp in sorted(stages & near)]
+    others = sorted(peers - {best.shape.tp})
+    lost += [row(f"T = {tp}", own, [s for s in own.shapes if s.tp == tp], explained=True) for tp in others]
+    as_deep = [shape for shape in own.shapes if shape.pp == best.shape.pp]
+    for mode in sorted({_mode(shape) for shape in as_deep} - {_mode(best.shape)}):
+        shapes = [shape for shape in as_deep if _mode(shape) == mode]
+        lost.append(row(f"P = {best.shape.pp}, {_state_text(shapes[0])}", own, shapes))
+    return lost if explain else lost[:_SHOWN]
+
+
+def _mode(shape: Shape) -> tuple[int, str, int, int, int]:
+    ends = -1 if shape.ends is None else shape.ends
+    return shape.zero, shape.reduce, ends, shape.shard_group or 0, shape.view_group or 0
+
+
+def _state_text(shape: Shape) -> str:
+    ends = "" if shape.ends is None else f", embedding and head {shape.ends}"
+    group = "" if shape.shard_group is None else f", groups of {shape.shard_group}"
+    group += "" if shape.view_group is None else f", views in groups of {shape.view_group}"
+    return f"ZeRO {shape.zero}{ends}{group}, reduce {shape.reduce}"
+
+
+@frozen
+class _Rows:
+    """Reasons why plans lost against the best one."""
+
+    request: PlanRequest
+    best: Candidate
+    fitting: Sequence[Candidate]
+    refused: Sequence[Candidate]
+
+    def row(self, name: str, space: FamilySpace, shapes: Sequence[Shape], reference: Mechanisms | None) -> RejectedPlan:
+        """Return the row of some shapes of a space, with the mechanisms that differ from `reference`, if given."""
+        reason, example, seconds = self.reason(space, shapes)
+        if example is None or reference is None:
+            return RejectedPlan(name, reason)
+        more = asdict(mechanisms(space, example).over(reference))
+        least = _SEEN * self.best.seconds
+        parts = {each: value for each, value in more.items() if abs(value) >= least}
+        if seconds is not None:  # the part of a simulated step that closed forms do not have
+            rest = seconds - self.best.seconds - sum(more.values())
+            parts |= {"waits": rest} if abs(rest) >= least else {}
+        text = ", ".join(f"{each.replace('_', ' ')} {_signed(value)}" for each, value in parts.items())
+        return RejectedPlan(name, f"{reason}; {text or 'no mechanism makes a difference'}", more | parts)
+
+    def reason(self, space: FamilySpace, shapes: Sequence[Shape]) -> tuple[str, Shape | None, float | None]:
+        """Return why no plan of some shapes won, the shape that came nearest, and its seconds if it was simulated."""
+        members, name, objective = set(shapes), space.family.name, self.request.objective
+        tried = [c for c in self.fitting if c.shape in members and c.family == name]
+        if tried:
+            nearest = min(tried, key=lambda c: c.cost(objective))
+            how = "simulated" if nearest.is_exact else "simulated, folded"
+            text = (
+                f"{self.worse(nearest.cost(objective))}: {seconds_text(nearest.seconds)} {how} ({_text(nearest.shape)})"
+            )
+            return text, nearest.shape, nearest.seconds
+        rows = [space.row[shape] for shape in shapes]
+        costs = sorted((space.cost(row), float(space.bytes[row]), at) for at, row in enumerate(rows))
+        least: tuple[Cost, Shape] | None = None
+        short: tuple[float, int, Shape] | None = None
+        rest = WORST
+        for number, (cost, _, at) in enumerate(costs):
+            shape, rest = shapes[at], cost
+            if not np.isfinite(rest[0]) and short is not None:
+                break  # state alone does not fit
+            if number >= _TRIED or (least is not None and rest >= least[0]):
+                break
+            rest = WORST
+            cuts = space.best_cuts(shape)
+            if np.isfinite(cuts.seconds):
+                found = objective.cost(cuts.seconds, cuts.peak_bytes, shape.clusters), shape
+                least = min(least or found, found)
+            else:
+                short = min(short or (cuts.short_bytes, cuts.stage, shape), (cuts.short_bytes, cuts.stage, shape))
+        refused = [c for c in self.refused if c.shape in members and c.family == name]
+        if least is not None and not refused:
+            cost = min(least[0], rest)  # `rest` bounds the shapes that were not looked at
+            return f"{self.worse(cost)}: at least {seconds_text(cost[1])} ({_text(least[1])})", least[1], None
+        if refused and refused[0].evaluation is not None:
+            return f"not placed: {refused[0].evaluation.refusal} ({_text(refused[0].shape)})", None, None
+        assert short is not None, "a shape either has cuts that fit or lacks bytes"
+        lacking = f"stage @{short[1]} lacks at least {size_text(int(short[0]))} ({_text(short[2])})"
+        if np.isfinite([cost[0] for cost, _, _ in costs[_TRIED:]]).any():
+            return f"none of {_TRIED} shapes that were looked at fits: {lacking}", None, None
+        return f"does not fit: {lacking}", None, None
+
+    def worse(self, cost: Cost) -> str:
+        """Say by how much a cost is worse than the best plan's."""
+        objective = self.request.objective
+        reference = self.best.cost(objective)
+        if objective is not TIME and cost[0] != reference[0]:
+            text = objective.text(cost[0], self.best.plan.tokens_per_step)
+            return text if cost > reference else f"not tried: {text} at best"
+        more = 100 * (cost[1] / reference[1] - 1)
+        return f"{more:.1f} % slower" if more >= 0 else f"not tried: {-more:.1f} % faster at best"
+
+
+def _signed(seconds: float) -> str:
+    return f"{'-' if seconds < 0 else '+'}{seconds_text(abs(seconds))}"
+
+
+def _text(shape: Shape) -> str:
+    chunks = "" if shape.chunks == 1 else f" V={shape.chunks}"
+    slices = "" if shape.slices == 1 else f" k={shape.slices}"
+    peers = "" if shape.tp == 1 else f" T={shape.tp}"
+    sizes = f"P={shape.pp} D={shape.dp}{peers} b={shape.micro_batch_size} M={shape.micro_batches}"
+    return f"{sizes}{chunks}{slices}, {_short_state(shape)}"
+
+
+def _short_state(shape: Shape) -> str:
+    ends = "" if shape.ends is None else f" (ends {shape.ends})"
+    group = "" if shape.shard_group is None else f" of {shape.shard_group}"
+    group += "" if shape.view_group is None else f" views of {shape.view_group}"
+    return f"ZeRO {shape.zero}{group}{ends} {shape.reduce}"

@@ -1,0 +1,78 @@
+"""Numbers of tensor peers to consider, and the shapes that can have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ratrain.ratrain_ir.config.tensor_peers import problems
+from ratrain.ratrain_ir.support.diagnostics import fail
+from ratrain.ratrainc.planner.space.tilings import divisors
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.choices.strategies import Strategy
+    from ratrain.ratrainc.planner.space.search_setting import SearchSetting
+    from ratrain.ratrainc.planner.space.space import Shape
+
+
+def choose_peers(
+    setting: SearchSetting, clusters: int, asked: Sequence[int] | None, strategy: Strategy
+) -> tuple[int, ...]:
+    """Return the numbers of tensor peers to choose from: `asked`, else all that are possible.
+
+    Possible ones divide the clusters and share out the model. A strategy that is about tensor peers has at least two.
+    Raises `DiagnosticError` RT064 if an asked number does not share out the model or exceeds the clusters, or if none
+    is left.
+    """
+    known = {number: _problem(setting, number) for number in asked or divisors(clusters)}
+    for number in asked or ():
+        if number > clusters:
+            fail(
+                "RT064",
+                f"{number} tensor peers take more than the {clusters} clusters",
+                help="use more clusters, or fewer peers (--tp)",
+            )
+        if (problem := known[number]) is not None:
+            text, help_text = problem
+            fail("RT064", text, help=help_text.replace("use tp = ", "use --tp "))
+    numbers = tuple(number for number in sorted(known) if known[number] is None)
+    if not strategy.needs_peers:
+        return numbers
+    several = tuple(number for number in numbers if number > 1)
+    if not several:
+        reason = next((known[number] for number in sorted(known) if number > 1), None)
+        why = f": {reason[0]}" if reason is not None else ""
+        none = f"{setting.model.name} has none on {clusters} clusters{why}"
+        text = f"the strategy '{strategy.name}' is about tensor peers, and {none}"
+        fail("RT064", text, help="use other clusters, or another strategy; give --tp 2 or more, or leave it out")
+    return several
+
+
+def _problem(setting: SearchSetting, peers: int) -> tuple[str, str] | None:
+    """Return why `peers` tensor peers do not share out the model, rows of activations aside, with a way out."""
+    return next(problems(setting.model, setting.shaped(tp=peers, micro_batch_size=peers)), None)
+
+
+def with_whole_rows(setting: SearchSetting, space: Sequence[Shape]) -> list[Shape]:
+    """Return the shapes whose tensor peers share out the rows of an activation evenly.
+
+    Raises `DiagnosticError` RT064 if there is none.
+    """
+    whole = {key: _shares_rows(setting, *key) for key in {(s.tp, s.micro_batch_size, s.slices) for s in space}}
+    left = [shape for shape in space if whole[shape.tp, shape.micro_batch_size, shape.slices]]
+    if not left:
+        fail(
+            "RT064",
+            f"no micro-batch of {setting.template.seq_len} tokens a sequence has rows "
+            f"that {space[0].tp} tensor peers share out evenly",
+            help="use another --seq-len or --tp, or --like a plan with sequence_sharding = false",
+        )
+    return left
+
+
+def _shares_rows(setting: SearchSetting, tp: int, micro_batch_size: int, slices: int) -> bool:
+    if tp == 1:
+        return True
+    lengths = setting.slice_lengths(slices)
+    plan = setting.shaped(tp=tp, micro_batch_size=micro_batch_size, slices=lengths)
+    return next(problems(setting.model, plan), None) is None

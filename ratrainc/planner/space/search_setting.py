@@ -1,0 +1,59 @@
+"""The values that all plans of one search have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import evolve, frozen
+
+from ratrain.passes.pipeline_text import parse_pipeline
+from ratrain.passes.recovery.recompute import RecomputePass
+from ratrain.passes.state.joint_order import JointOrderPass
+from ratrain.ratrain_ir.config.model_config import ModelConfig
+from ratrain.ratrain_ir.config.plan import Plan
+from ratrain.ratrain_ir.config.slicing import even_work_lengths
+from ratrain.targets.machine.machine import Machine
+
+
+@frozen
+class SearchSetting:
+    """Model, machine, plan template and passes that profiles are made for."""
+
+    model: ModelConfig
+    machine: Machine
+    template: Plan
+    """dtypes, chunks, the optimizer and, with several tensor peers, `sequence_sharding` of every plan; its shape is
+    ignored"""
+    passes: str
+    """pipeline of the strategy"""
+
+    @property
+    def _recovering(self) -> list[RecomputePass | JointOrderPass]:
+        return [p for p in parse_pipeline(self.passes) if isinstance(p, RecomputePass | JointOrderPass)]
+
+    @property
+    def policy(self) -> str:
+        """Recompute policy of the pipeline; `none` if no pass recovers."""
+        return next((p.policy for p in self._recovering), "none")
+
+    @property
+    def may_keep_gathered(self) -> bool:
+        """True if the pipeline may keep for a backward the tensors that tensor peers gathered for its forward."""
+        return any(p.policy == "auto" and p.gathered == "auto" for p in self._recovering)
+
+    def slice_lengths(self, count: int) -> tuple[int, ...]:
+        """Return the tokens of each of `count` slices of even work; empty if micro-batches pass whole."""
+        return even_work_lengths(self.model, self.template.seq_len, count) if count > 1 else ()
+
+    def shards_sequences(self, peers: int) -> bool:
+        """Return True if `peers` tensor peers share out the rows of activations; a single one has all rows."""
+        return peers == 1 or self.template.sequence_sharding
+
+    def shaped(self, **shape: Any) -> Plan:
+        """Return the template with another shape; keys left out are those of one rank, one micro-batch and whole state.
+
+        `micro_batch_size` stays that of the template.
+        """
+        usual: dict[str, Any] = {"pp": 1, "dp": 1, "tp": 1, "cuts": (), "micro_batches": 1, "zero": 0, "reduce": "last"}
+        given = usual | {"mapping": None, "chunks": 1, "layout": "loop", "slices": ()} | shape
+        return evolve(self.template, **given, sequence_sharding=self.shards_sequences(given["tp"]))

@@ -1,0 +1,142 @@
+"""What a validation says as tables, for a terminal and for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from ratrain.ratrainc.console.console import seconds_text
+from ratrain.ratrainc.console.parts import Part, TextTable
+from ratrain.ratrainc.validation.validation_rows import COMPARED_IN_GROUPS, SPLITS
+
+if TYPE_CHECKING:
+    from ratrain.ratrainc.calibration.fitting import Errors
+    from ratrain.ratrainc.validation.outcome import RowOutcome, Validation
+
+_GB, _MB = 1e9, 1e6
+
+
+def validation_parts(validation: Validation) -> Iterator[Part]:
+    """All of it: a table a class, errors, what fits, and what stands for what."""
+    for each in (*class_tables(validation), error_table(validation), fit_table(validation)):
+        if each.rows:
+            yield evolve(each, most=len(each.rows))
+    yield from (text for text in (folded_text(validation), left_out_text(validation)) if text)
+
+
+def class_tables(validation: Validation) -> Iterator[TextTable]:
+    """Each class's rows: measured, simulated, and the error."""
+    for kind in validation.classes():
+        outcomes = validation.of_class(kind)
+        if kind == "out-of-memory":
+            rows = [[each.row.id, each.row.split, *_fit_cells(each)] for each in outcomes]
+            yield TextTable(kind, ("row", "split", "measured", "simulated", "verdict", "needed", "left"), rows)
+            continue
+        columns = ["row", "split", "measured", "simulated", "error"]
+        if _under_a_framework(outcomes):
+            columns += ["the program itself", "error"]
+        if kind in COMPARED_IN_GROUPS:
+            columns += ["against first: measured", "simulated", "error"]
+        yield TextTable(kind, columns, [_cells(each, outcomes) for each in outcomes])
+
+
+def _fit_cells(outcome: RowOutcome) -> list[str]:
+    words = {True: "fits", False: "does not fit"}
+    fits = [words[outcome.row.fits], _folded_mark(outcome) + words[outcome.fits], outcome.verdict]
+    return [*fits, *(_value_text("peak_bytes", value) for value in (outcome.needed_bytes, outcome.row.left_bytes))]
+
+
+def _under_a_framework(outcomes: Sequence[RowOutcome]) -> bool:
+    """Whether peaks of some rows are a framework's, so that those of the program stand beside them."""
+    return any(each.row.framework is not None for each in outcomes) and outcomes[0].row.kind == "memory"
+
+
+def _folded_mark(outcome: RowOutcome) -> str:
+    return "~" if outcome.evaluation is not None and outcome.evaluation.estimated else ""
+
+
+def _cells(outcome: RowOutcome, outcomes: Sequence[RowOutcome]) -> list[str]:
+    """A row among those of its class."""
+    row, simulated, error = outcome.row, outcome.simulated, outcome.error
+    cells = [row.id, row.split, _value_text(row.measure, row.measured)]
+    if simulated is None or error is None:
+        cells += ["does not fit", "-"]
+    else:
+        cells += [_folded_mark(outcome) + _value_text(row.measure, simulated), _signed_text(row.measure, error)]
+    if _under_a_framework(outcomes):
+        program = outcome.program_peak_bytes
+        cells += [_value_text(row.measure, program), _percent_text(program / row.measured - 1)]
+    if row.kind in COMPARED_IN_GROUPS:
+        ratios, ratio_error = outcome.ratios, outcome.ratio_error
+        if ratios is None or ratio_error is None:
+            cells += ["-"] * 3
+        else:
+            cells += [f"{ratios[0]:.3f}", f"{ratios[1]:.3f}", _percent_text(ratio_error)]
+    return cells
+
+
+def _value_text(measure: str, value: float) -> str:
+    if measure == "step_seconds":
+        return seconds_text(value)
+    if measure == "peak_bytes":
+        return f"{value / _GB:.2f} GB" if value >= _GB / 10 else f"{value / _MB:.2f} MB"
+    return f"{value:.4f}" if measure == "bubble_fraction" else f"{value:,.1f} tokens/s"
+
+
+def _signed_text(measure: str, error: float) -> str:
+    return f"{error:+z.4f}" if measure == "bubble_fraction" else _percent_text(error)
+
+
+def _percent_text(error: float) -> str:
+    return f"{100 * error:+z.2f} %"
+
+
+def error_table(validation: Validation) -> TextTable:
+    """Mean, median and largest error of each class, of rows that constants were fitted to apart from held-out ones."""
+    rows: list[list[str]] = []
+    for kind in validation.classes():
+        if kind != "out-of-memory":
+            rows += _error_rows(kind, validation.errors(kind), points=kind == "bubble")
+        if kind in COMPARED_IN_GROUPS:
+            rows += _error_rows(f"{kind}, against the first", validation.ratio_errors(kind), points=False)
+    title = "error of simulated against measured (of bubbles: the difference of the fractions)"
+    return TextTable(title, ("class", "split", "rows", "mean", "median", "largest"), rows)
+
+
+def _error_rows(name: str, errors: dict[str, Errors], *, points: bool) -> Iterator[list[str]]:
+    for split in SPLITS:
+        if split in errors:
+            each = errors[split]
+            values = (each.mean, each.median, each.largest)
+            yield [name, split, str(each.count), *(f"{v:.4f}" if points else f"{100 * v:.2f} %" for v in values)]
+
+
+def fit_table(validation: Validation) -> TextTable:
+    """How often it was told right whether a step fits, by class."""
+    rows = []
+    for kind in validation.classes():
+        fits = validation.fits(kind)
+        counts = (fits.right_fits, fits.false_alarms, fits.right_refusals, fits.misses)
+        if any(counts):
+            rows.append([kind, *map(str, counts)])
+    columns = ("class", "ran: fits", "does not (false alarm)", "out of memory: does not fit", "fits (miss)")
+    return TextTable("what ran and what ran out of memory, and what the simulated plan does", columns, rows)
+
+
+def left_out_text(validation: Validation) -> str:
+    """Which rows were left out, and why; empty where there are none."""
+    needs = validation.needs()
+    if not needs:
+        return ""
+    words = ", ".join(f"{need} ({count})" for need, count in sorted(needs.items(), key=lambda item: -item[1]))
+    return f"left out: {sum(needs.values())} rows, by what they need that is not built: {words}"
+
+
+def folded_text(validation: Validation) -> str:
+    """What `~` means; empty where no step is folded."""
+    count = sum(each.evaluation is not None and each.evaluation.estimated for each in validation.outcomes)
+    if not count:
+        return ""
+    return f"~: folded, {count} rows: a few micro-batches are simulated, and their pace stands for the others (all: --whole)"
