@@ -81,8 +81,7 @@ class Shape:
     def stage(self) -> Shape:
         """One of its stages, of one sequence: everything that the bytes and seconds of its training state depend on."""
         tiles = tuple(evolve(tile, stages=1) for tile in self.tiles)
-        one = evolve(self, pp=1, micro_batch_size=1, micro_batches=1, tiles=tiles)
-        return evolve(one, chunks=1, layout="loop", slices=1)
+        return evolve(self, pp=1, micro_batch_size=1, micro_batches=1, tiles=tiles, chunks=1, layout="loop", slices=1)
 
     @property
     def zero_blocks(self) -> ZeroLevels | None:
