@@ -311,12 +311,6 @@ TensorCollective = ReduceScatter | AllReduce | AllGather
 """Collectives on whole tensors, which may be blocking"""
 
 
-def exchanging_block(op: PeerOp, model: ModelConfig) -> tuple[Block, bool]:
-    """Return the block that reads or has made what peers exchange, and whether it does so in the forward pass."""
-    (block,) = op.served_blocks(model)
-    return block, op.work_group is WorkGroup.FORWARD
-
-
 def reduces_over_replicas(op: Op) -> TypeGuard[ReduceScatter | AllReduce]:
     """Tell whether an op sums gradients over the replicas of its stage."""
     return isinstance(op, ReduceScatter) or (isinstance(op, AllReduce) and op.group is Group.REPLICAS)

@@ -10,7 +10,7 @@ from ratrain.ratrain_ir.config.tensor_peers import norms_over_peers
 from ratrain.ratrain_ir.model.blocks import block_chain, shares_rows
 from ratrain.ratrain_ir.model.peer_blocks import source_block, stands_beside
 from ratrain.ratrain_ir.ops.base import Op, Payload
-from ratrain.ratrain_ir.ops.collectives import CombineLoss, GatherRows, PeerOp, ReduceSums, exchanging_block
+from ratrain.ratrain_ir.ops.collectives import CombineLoss, GatherRows, PeerOp, ReduceSums
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.model.blocks import Block
@@ -26,7 +26,7 @@ def check_exchange(module: Module, stage: Stage, op: Op, report: Reporter) -> bo
         report.at_op("RT026", f"'{op!r}': {wrong}", stage, op)
         return False
     if _may_name(op):
-        owner, _ = exchanging_block(op, module.model)
+        (owner,) = op.served_blocks(module.model)
         chunk = module.topology.chunk_of.get(owner)
         if chunk is not None and module.topology.chunk_stages[chunk] == stage.index:
             return True
@@ -68,4 +68,4 @@ def _exchanged_blocks(module: Module, stage: Stage, op: PeerOp) -> list[Block]:
     named = [each for each in block_chain(module.model)[1:] if source_block(module.model, module.plan, each) is each]
     if isinstance(op, CombineLoss | ReduceSums):
         return [block for block in named if _may_name(evolve(op, block=block)) and block in own]
-    return [block for block in named if exchanging_block(evolve(op, block=block), module.model)[0] in own]
+    return [block for block in named if evolve(op, block=block).served_blocks(module.model)[0] in own]
