@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from attrs import evolve, frozen
 
-from ratrain.ratrain_ir.ops.base import Payload, Phase, Quantity
+from ratrain.ratrain_ir.ops.base import Payload, Phase, Quantity, WorkGroup
 from ratrain.ratrain_ir.ops.collectives import (
     AllGather,
     AllReduce,
@@ -24,21 +24,7 @@ from ratrain.ratrain_ir.ops.collectives import (
     ReduceScatter,
     ReduceSums,
 )
-from ratrain.ratrain_ir.ops.compute import (
-    AddBranch,
-    AddBranchBackward,
-    Backward,
-    BackwardHeads,
-    BackwardInput,
-    BackwardWeight,
-    Forward,
-    LoadInput,
-    Project,
-    Recompute,
-    Release,
-    ScaleUpdate,
-    Update,
-)
+from ratrain.ratrain_ir.ops.compute import BLOCK_OPS, LoadInput, Release, ScaleUpdate, Update
 from ratrain.ratrain_ir.ops.memory import MEMORY_OPS
 from ratrain.ratrain_ir.ops.messages import GUEST_OPS, Recv, Send
 from ratrain.ratrain_ir.ops.per_op import PerOp
@@ -49,18 +35,21 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan
     from ratrain.targets.program.instruction import Instruction
 
+
+def _always(_: Instruction) -> bool:
+    return True
+
+
+def _never(_: Instruction) -> bool:
+    return False
+
+
 _SERVES_LOSS: PerOp[Callable[[Instruction], bool]] = PerOp(
     "part in evaluation",
     {
-        **dict.fromkeys(
-            (LoadInput, Project, Forward, AddBranch, AllGather, Update, CombineLoss),
-            lambda _: True,
-        ),
-        **dict.fromkeys((Recompute, BackwardHeads, Backward, BackwardInput, BackwardWeight), lambda _: False),
-        **dict.fromkeys(
-            (AddBranchBackward, ReduceScatter, AllReduce, ScaleUpdate, *MEMORY_OPS, *GUEST_OPS),
-            lambda _: False,
-        ),
+        **{kind: _always if kind.default_work_group is WorkGroup.FORWARD else _never for kind in BLOCK_OPS},
+        **dict.fromkeys((LoadInput, AllGather, Update, CombineLoss), _always),
+        **dict.fromkeys((ReduceScatter, AllReduce, ScaleUpdate, *MEMORY_OPS, *GUEST_OPS), _never),
         **dict.fromkeys((Send, Recv), lambda item: item.variant == Payload.ACTIVATION.value),
         GatherRows: lambda item: item.variant.endswith(f".{Phase.FORWARD.value}"),
         **dict.fromkeys((ReduceRows, ReduceSums), lambda item: item.variant == Payload.ACTIVATION.value),
