@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS
 
 if TYPE_CHECKING:
-    from ratrain.ratrainc.bridge.framework_settings import Framework, Rule
+    from ratrain.ratrainc.bridge.settings import Framework, Rule
 
 _HEAD = """# Coming from Megatron / DeepSpeed / torchtitan
 

@@ -44,7 +44,8 @@ from ratrain.ratrainc.bridge.deepspeed_rules import (
     ZERO,
     scheduler_source,
 )
-from ratrain.ratrainc.bridge.framework_settings import (
+from ratrain.ratrainc.bridge.hjson_text import hjson_settings
+from ratrain.ratrainc.bridge.settings import (
     Framework,
     Left,
     Setting,
@@ -55,7 +56,6 @@ from ratrain.ratrainc.bridge.framework_settings import (
     put_ranks,
     put_seq_len,
 )
-from ratrain.ratrainc.bridge.hjson_text import hjson_settings
 
 _TYPES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 _THEIRS = {ours: theirs for theirs, ours in _TYPES.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ratrain.ratrainc.bridge.framework_settings import Rule
+from ratrain.ratrainc.bridge.settings import Rule
 
 WHOLE, MICRO, TIMES = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 STAGES, PEERS, SEQUENCE_PEERS = "pipeline.stages", "tensor_parallel.autotp_size", "sequence_parallel_size"

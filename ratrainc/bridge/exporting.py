@@ -11,10 +11,10 @@ from attrs import frozen
 from ratrain.ratrain_ir.config.plan_text import plan_words
 from ratrain.ratrain_ir.support.files import checked
 from ratrain.ratrain_ir.support.toml_text import toml_comment
-from ratrain.ratrainc.bridge.framework_settings import Asked, Framework
 from ratrain.ratrainc.bridge.importing import imported
 from ratrain.ratrainc.bridge.launchers import WORLD
 from ratrain.ratrainc.bridge.megatron import MEGATRON
+from ratrain.ratrainc.bridge.settings import Asked, Framework
 from ratrain.ratrainc.bridge.torchtitan import TORCHTITAN
 from ratrain.ratrainc.bridge.torchtitan_rules import SCHEDULES, TYPES
 

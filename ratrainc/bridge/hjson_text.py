@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from ratrain.ratrain_ir.support.diagnostics import fail
-from ratrain.ratrainc.bridge.framework_settings import Setting
+from ratrain.ratrainc.bridge.settings import Setting
 
 if TYPE_CHECKING:
     from ratrain.ratrain_ir.support.text import Place, Source

@@ -14,8 +14,8 @@ from ratrain.ratrain_ir.config.plan_text import checked_plan_text, plan_to_toml
 from ratrain.ratrain_ir.support.text import Place, Source, read_text, shown
 from ratrain.ratrain_ir.support.toml_text import toml_comment
 from ratrain.ratrainc.bridge.deepspeed import DEEPSPEED
-from ratrain.ratrainc.bridge.framework_settings import Asked, Default, Framework, Left, SettingsReader
 from ratrain.ratrainc.bridge.megatron import MEGATRON
+from ratrain.ratrainc.bridge.settings import Asked, Default, Framework, Left, SettingsReader
 from ratrain.ratrainc.bridge.torchtitan import TORCHTITAN
 
 FRAMEWORKS: dict[str, Framework] = {"megatron": MEGATRON, "deepspeed": DEEPSPEED, "torchtitan": TORCHTITAN}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ratrain.ratrainc.bridge.framework_settings import Setting
+from ratrain.ratrainc.bridge.settings import Setting
 from ratrain.ratrainc.bridge.shell.commands import name_of
 from ratrain.ratrainc.bridge.shell.shell_text import Text, Unknown, literal
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from itertools import accumulate
 
-from ratrain.ratrainc.bridge.framework_settings import (
+from ratrain.ratrainc.bridge.launchers import WORLD, NotSaid
+from ratrain.ratrainc.bridge.megatron_arguments import arguments_of
+from ratrain.ratrainc.bridge.megatron_rules import CHOICES, MODEL, RULES, reason
+from ratrain.ratrainc.bridge.settings import (
     Asked,
     Framework,
     Left,
@@ -16,9 +19,6 @@ from ratrain.ratrainc.bridge.framework_settings import (
     put_ranks,
     put_seq_len,
 )
-from ratrain.ratrainc.bridge.launchers import WORLD, NotSaid
-from ratrain.ratrainc.bridge.megatron_arguments import arguments_of
-from ratrain.ratrainc.bridge.megatron_rules import CHOICES, MODEL, RULES, reason
 
 _DECIDE = frozenset(name for name, rule in RULES.items() if rule.keys) - {"train-iters", "train-samples"}
 """Arguments whose value must be known. How long a run is, is asked for where a learning rate needs it."""

@@ -10,9 +10,9 @@ from attrs import frozen
 
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics, fail, nearest
 from ratrain.ratrain_ir.support.text import Place, Source, shown
-from ratrain.ratrainc.bridge.framework_settings import Asked, Setting
 from ratrain.ratrainc.bridge.launchers import LAUNCHER, RANKS, WORLD, NotSaid, started, value_of
 from ratrain.ratrainc.bridge.megatron_flags import BARE, COUNTS, KNOWN, MANY
+from ratrain.ratrainc.bridge.settings import Asked, Setting
 from ratrain.ratrainc.bridge.shell.commands import name_of
 from ratrain.ratrainc.bridge.shell.following import Followed, follow
 

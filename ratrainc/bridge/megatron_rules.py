@@ -5,9 +5,9 @@ Defaults are from commit d98e8a64 (2026-08-22).
 
 from __future__ import annotations
 
-from ratrain.ratrainc.bridge.framework_settings import Rule
 from ratrain.ratrainc.bridge.launchers import WORLD
 from ratrain.ratrainc.bridge.megatron_flags import GROUPS, OF_FORKS
+from ratrain.ratrainc.bridge.settings import Rule
 
 MODEL = "of the model: its config.json says it (--model)"
 _DATA = "of the data: 'run' is given it"

@@ -9,7 +9,7 @@ from typing import Any
 from ratrain.ratrain_ir.schedules.named import SCHEDULES as PLACED
 from ratrain.ratrain_ir.support.text import Source, toml_places
 from ratrain.ratrain_ir.support.toml_text import toml_data
-from ratrain.ratrainc.bridge.framework_settings import (
+from ratrain.ratrainc.bridge.settings import (
     Framework,
     Setting,
     SettingsReader,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ratrain.ratrainc.bridge.framework_settings import Rule
+from ratrain.ratrainc.bridge.settings import Rule
 
 PP = "parallelism.pipeline_parallel_"
 TP = "parallelism.tensor_parallel_degree"

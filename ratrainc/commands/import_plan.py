@@ -6,7 +6,7 @@ from typing import Literal
 
 import click
 
-from ratrain.ratrainc.bridge.framework_settings import Asked
+from ratrain.ratrainc.bridge.settings import Asked
 from ratrain.ratrainc.commands.words.options import (
     FiniteRange,
     InputFile,

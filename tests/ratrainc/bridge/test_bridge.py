@@ -18,10 +18,10 @@ from ratrain.ratrain_ir.config.plan import Optimizer, Plan
 from ratrain.ratrain_ir.config.plan_text import parse_plan
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrainc.bridge.exporting import export_plan
-from ratrain.ratrainc.bridge.framework_settings import Asked
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, Imported, imported
 from ratrain.ratrainc.bridge.launchers import LAUNCHER
 from ratrain.ratrainc.bridge.megatron_flags import BARE, COUNTS
+from ratrain.ratrainc.bridge.settings import Asked
 from ratrain.ratrainc.cli import main
 
 FOLDER = Path(__file__).parents[2] / "data" / "bridge"

@@ -14,9 +14,9 @@ from ratrain import api
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
 from ratrain.ratrain_ir.support.text import Source
 from ratrain.ratrainc.bridge.deepspeed_rules import FORBIDDEN, OPTIONS
-from ratrain.ratrainc.bridge.framework_settings import Asked, flat
 from ratrain.ratrainc.bridge.hjson_text import hjson_settings
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, Imported, imported
+from ratrain.ratrainc.bridge.settings import Asked, flat
 from ratrain.ratrainc.bridge.torchtitan_rules import RENAMED
 from ratrain.ratrainc.cli import main
 

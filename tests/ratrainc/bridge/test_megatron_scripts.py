@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
-from ratrain.ratrainc.bridge.framework_settings import Asked
 from ratrain.ratrainc.bridge.importing import FRAMEWORKS, Imported, import_plan, imported
 from ratrain.ratrainc.bridge.megatron_flags import BARE, COUNTS, KNOWN, MANY
 from ratrain.ratrainc.bridge.megatron_rules import RULES
+from ratrain.ratrainc.bridge.settings import Asked
 from ratrain.ratrainc.cli import main
 
 FOLDER = Path(__file__).parents[2] / "data" / "bridge" / "megatron"
