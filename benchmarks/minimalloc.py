@@ -73,15 +73,10 @@ def row(name: str, form: str, problem: AllocationProblem, capacity: int) -> tupl
 
 
 def warm_up() -> None:
-    """Run the loops of both searches once, so that the table holds no compiling."""
+    """Run the loops of the search once, so that the table holds no compiling."""
     lives = ((0, 3), (7, 9), (4, 6), (3, 4), (5, 7), (2, 5), (3, 4), (4, 7), (6, 8))  # 10 bytes live, 11 needed
     short = AllocationProblem([4, 5, 3, 5, 2, 3, 1, 3, 5], [(life,) for life in lives], 9)
     allocate(short, effort=Effort(gap=0))
-    from ratrain.passes.memory.allocation.problem import instance_of
-    from ratrain.passes.memory.allocation.valleys import search_valleys
-
-    instance, _ = instance_of(short)
-    search_valleys(instance, 11, 1000, 1, instance.sizes.copy())
 
 
 def main(arguments: list[str] | None = None) -> None:

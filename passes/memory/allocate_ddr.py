@@ -1,8 +1,8 @@
 """`allocate-ddr{capacity=...}`: gives every tensor its bytes in the stage's arena, under the capacity; and what is stored in other memories its bytes there.
 
-Greedy placements come first, from the cheapest to the dearest. Where they exceed the capacity, two exact searches take turns on each
-overfull range of time of at most 500 tensors, within a budget of nodes, not of seconds: the same module gets the same addresses on any
-machine, unless two minutes do not last for it. `python benchmarks/minimalloc.py` shows what they reach on published problems.
+Greedy placements come first, from the cheapest to the dearest. Where they exceed the capacity, an exact search takes on each overfull range
+of time of at most 500 tensors, within a budget of nodes, not of seconds: the same module gets the same addresses on any machine, unless two
+minutes do not last for it. docs/allocation.md has the methods, and what each buys.
 
 When the live bytes alone exceed the capacity no allocation can help: the refusal names the op at the peak, who holds the bytes
 there, and what would free some.

@@ -30,7 +30,7 @@ from ratrain.passes.memory.allocation.attempt import Attempt
 from ratrain.passes.memory.allocation.orders import by_size, by_start, costly_orders
 from ratrain.passes.memory.allocation.placing import placed_in_order
 from ratrain.passes.memory.allocation.portfolio import large_portfolio
-from ratrain.passes.memory.allocation.problem import instance_of
+from ratrain.passes.memory.allocation.problem import Instance, instance_of
 from ratrain.passes.memory.allocation.slots import _stacks, stacks_of_slots
 from ratrain.passes.memory.allocation.small import greedy, neighbours
 from ratrain.passes.memory.allocation.stacks import two_stacks
@@ -173,16 +173,18 @@ def filled_slots(chance: random.Random, slots: dict[int, int], positions: int, l
 
 @given(st.integers(0, 10**6), st.dictionaries(st.integers(1, 50), st.integers(1, 6), min_size=1, max_size=4))
 def test_slots_of_each_size_are_as_many_as_live_at_once(seed, slots):
-    """Each stack by itself is as high as its size's live bytes, and what is in them meets nothing."""
+    """Each stack is as high as its size's live bytes, and what lives where the memory is full has a slot of its own."""
     problem = filled_slots(random.Random(seed), slots, 60, 12)
     instance, kept = instance_of(problem)
-    stacked, top = _stacks(instance, np.ones(instance.count, np.bool_))
+    stacked, slotted, top = _stacks(instance, np.ones(instance.count, np.bool_))
     assert top == sum(int(instance.load_of(instance.sizes == size).max()) for size in np.unique(instance.sizes))
     assert top == instance.bound() == sum(size * count for size, count in slots.items())
-    offsets = [0] * len(problem.sizes)
-    for buffer, offset in zip(kept, stacked, strict=True):
-        offsets[buffer] = int(offset)
-    assert not check_allocation(problem, offsets)
+    full = np.flatnonzero(instance.load() == top)
+    at_full = np.searchsorted(full, instance.births()) < np.searchsorted(full, instance.deaths())
+    assert slotted[at_full].all()
+    inside = kept[slotted].tolist()
+    alone = AllocationProblem([problem.sizes[i] for i in inside], [problem.intervals[i] for i in inside], 60)
+    assert not check_allocation(alone, stacked[slotted].tolist())
 
 
 def test_an_interleaved_schedule_is_placed_within_a_thousandth_by_slots():
@@ -230,16 +232,20 @@ def few_kinds(seed: int, count: int) -> AllocationProblem:
 
 
 def test_moving_what_is_alike_lowers_first_fit_by_size():
-    """It begins with that order, ends lower on some problems of few kinds, and gives the same twice."""
-    from ratrain.passes.memory.allocation.alike import move_alike
+    """Begins with that order, ends lower on some problems of few kinds, and gives the same twice."""
+    from ratrain.passes.memory.allocation.alike import Kinds, move_kinds
 
     lower = 0
     for seed in range(6):
         problem = few_kinds(seed, 400)
         instance, kept = instance_of(problem)
+        pairs, kinds = np.unique(np.stack((instance.sizes, instance.widths())), axis=1, return_inverse=True)
+        _, ranks = np.unique(-pairs[0], return_inverse=True)
+        everything, nothing = np.arange(instance.count), np.zeros(instance.count, np.int64)
+        alike = Kinds(instance, everything[:0], nothing, everything, kinds.reshape(-1))
         attempts = [Attempt.of(instance, 0, None, Effort(), perf_counter() + 60) for _ in range(2)]
         for attempt in attempts:
-            move_alike(attempt)
+            move_kinds(attempt, "moved", alike, ranks.reshape(-1).astype(float), np.random.default_rng(seed), 400, 6)
         assert attempts[0].offsets.tolist() == attempts[1].offsets.tolist()
         offsets = [0] * len(problem.sizes)
         for buffer, offset in zip(kept, attempts[0].offsets, strict=True):
@@ -277,34 +283,37 @@ def test_two_hard_instances_one_after_the_other(one, other):
     assert found.arena_bytes <= 1048576
 
 
+def lowest_in_any_order(instance: Instance) -> int:
+    """Lowest height by first fit in every order; an optimum is among them, placed in the order of its offsets."""
+    meets, sizes = neighbours(instance), instance.sizes.tolist()
+    return min(
+        max(map(sum, zip(greedy(list(order), sizes, meets, best=False), sizes, strict=True)))
+        for order in permutations(range(instance.count))
+    )
+
+
 @pytest.mark.parametrize("several", [False, True])
-def test_two_exact_searches_agree(several):
-    """Where both end, they end alike, for every height up to the lowest possible; and placements are sound."""
-    from ratrain.passes.memory.allocation.search import FOUND, STOPPED, WIDTH_FIRST, canonical_search
-    from ratrain.passes.memory.allocation.valleys import search_valleys
+def test_the_search_proves_what_brute_force_finds(several):
+    """Every height under the optimum is proved impossible, and at the optimum a sound placement is found."""
+    from ratrain.passes.memory.allocation.valleys import EXHAUSTED, FOUND, search_valleys
 
     rows = [tuple(map(int, row.split(",")[1:])) for row in GAPPED.split()]
     gapped = AllocationProblem([size for _, _, size in rows], [((low, high),) for low, high, _ in rows], 9)
+    problems = [random_problem(seed, 3 + seed % 4, several=several) for seed in range(80)]
     impossible = 0
-    for seed, problem in enumerate(
-        [gapped, *(random_problem(seed, 3 + seed % 6, several=several) for seed in range(80))]
-    ):
+    for seed, problem in enumerate([gapped, *problems]):
         instance, kept = instance_of(problem)
-        for height in range(instance.bound(), instance.bound() + 5):
-            offsets, plain = np.zeros((2, instance.count), np.int64)
-            ended, _ = search_valleys(instance, height, 20_000, seed, offsets)
-            other, _ = canonical_search(
-                instance.sizes, instance.first, instance.starts, instance.stops, instance.sections, height, WIDTH_FIRST,
-                True, 20_000, plain,
-            )  # fmt: skip
-            assert ended == other or STOPPED in (ended, other)
-            impossible += ended != FOUND
-            if ended == FOUND:
-                whole = np.zeros(len(problem.sizes), np.int64)
-                whole[kept] = offsets
-                assert check_allocation(problem, whole.tolist()) == []
-                assert int((offsets + instance.sizes).max()) <= height
-                break
+        lowest = GAPPED_BOUND + 1 if problem is gapped else lowest_in_any_order(instance)
+        for height in range(instance.bound(), lowest):
+            impossible += 1
+            offsets = np.zeros(instance.count, np.int64)
+            assert search_valleys(instance, height, 20_000, seed, offsets)[0] == EXHAUSTED
+        offsets = np.zeros(instance.count, np.int64)
+        assert search_valleys(instance, lowest, 20_000, seed, offsets)[0] == FOUND
+        whole = np.zeros(len(problem.sizes), np.int64)
+        whole[kept] = offsets
+        assert check_allocation(problem, whole.tolist()) == []
+        assert int((offsets + instance.sizes).max()) <= lowest
     assert impossible > 0  # that of the gapped problem, if none by chance
 
 
@@ -312,13 +321,7 @@ def test_two_exact_searches_agree(several):
 def test_the_optimum_is_that_of_brute_force(seed):
     """First fit in every order finds the optimum of a problem of one interval a buffer."""
     problem = random_problem(seed, 6)
-    instance, _ = instance_of(problem)
-    meets = neighbours(instance)
-    sizes = instance.sizes.tolist()
-    lowest = min(
-        max(map(sum, zip(greedy(list(order), sizes, meets, best=False), sizes, strict=True)))
-        for order in permutations(range(instance.count))
-    )
+    lowest = lowest_in_any_order(instance_of(problem)[0])
     found = allocate(problem, effort=Effort(gap=0))
     assert_sound(problem, found)
     assert found.arena_bytes == lowest
@@ -647,13 +650,13 @@ def test_a_long_peak_is_left_to_other_methods():
 
 
 def test_a_sweep_in_the_order_of_starts_is_first_fit_in_that_order():
-    """For buffers with one interval and no side the sweep gives the tree's offsets, longest first among equal starts."""
+    """For buffers with one interval and no side the sweep gives the offsets of first fit in the order of births."""
     from ratrain.passes.memory.allocation.sweep import LOWEST, sweep
 
     for seed in range(8):
         instance, _ = instance_of(random_problem(seed, 40 + 30 * seed, several=False, sided=False))
         offsets = np.empty(instance.count, np.int64)
-        events, alike = instance.events(longest_first=True), np.zeros(instance.count, np.int64)
-        sweep(events, instance.sizes, alike, np.array([LOWEST]), instance.bound(), offsets)
-        expected = greedy(by_start(instance).tolist(), instance.sizes.tolist(), neighbours(instance), best=False)
+        alike = np.zeros(instance.count, np.int64)
+        sweep(instance.events(), instance.sizes, alike, np.array([LOWEST]), instance.bound(), offsets)
+        expected = greedy(list(range(instance.count)), instance.sizes.tolist(), neighbours(instance), best=False)
         assert offsets.tolist() == expected

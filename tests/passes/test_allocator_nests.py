@@ -73,7 +73,7 @@ def assert_placed(problem: AllocationProblem, attempt: Attempt, kept: list[int])
 
 @pytest.mark.parametrize(("in_flight", "layers"), [(1, 4), (3, 3), (5, 4), (8, 6)])
 def test_what_a_backward_frees_takes_views_and_gradients(in_flight, layers):
-    """Stacks and orders of all buffers leave holes that are too small by a little; they come no nearer than a hundredth."""
+    """Stacks and orders of all buffers leave holes that are too small by a little; they come no nearer than a two-hundredth."""
     problem = sharded(40, in_flight, layers)
     attempt, kept = attempt_at(problem)
     nests_in_slots(attempt)
@@ -83,7 +83,7 @@ def test_what_a_backward_frees_takes_views_and_gradients(in_flight, layers):
     others, _ = attempt_at(problem)
     for method in (large_portfolio, stacks_of_slots, two_stacks):
         method(others)
-    assert others.height > 1.01 * others.bound
+    assert others.height > 1.005 * others.bound
 
 
 def test_the_only_nest_in_flight_loses_no_pad():

@@ -17,8 +17,8 @@ from ratrain import api
 from ratrain.passes.memory.allocation import AllocationProblem, Effort, check_allocation
 from ratrain.passes.memory.allocation.attempt import Attempt
 from ratrain.passes.memory.allocation.problem import Instance, instance_of
-from ratrain.passes.memory.allocation.relay_slots import relays_in_slots
 from ratrain.passes.memory.allocation.relays import Relay, RelayFinder, full_sections
+from ratrain.passes.memory.allocation.slots import relays_in_slots
 from ratrain.passes.memory.allocation.sweep import latest_slots
 from ratrain.ratrain_ir.config.model_files import load_model
 from ratrain.ratrain_ir.config.plan_text import parse_plan
@@ -91,13 +91,12 @@ def finder_of(problem: AllocationProblem) -> tuple[Instance, RelayFinder]:
 
 
 def assert_takes_over(instance: Instance, relay: Relay) -> None:
-    """As many bytes before and after, or a little less before, and never more in between."""
+    """As many bytes before and after, and never more in between."""
     births, deaths, sizes = instance.births(), instance.deaths(), instance.sizes
     assert len(set(relay.buffers.tolist())) == len(relay.buffers)
     total = sizes[relay.first].sum()
     assert relay.nbytes == sizes[relay.then].sum() or not len(relay.then)
-    assert relay.nbytes - relay.nbytes // 8 <= total <= relay.nbytes
-    assert total == relay.nbytes or len(set(deaths[relay.first])) == 1
+    assert total == relay.nbytes
     assert len(set(sizes[relay.buffers])) > 1
     for section in range(instance.sections):
         live = (births[relay.buffers] <= section) & (section < deaths[relay.buffers])
@@ -221,30 +220,6 @@ def test_one_too_many_is_none():
         assert_takes_over(instance, relay)
 
 
-@pytest.mark.parametrize("apart", [0, 2])
-def test_what_is_a_little_more_takes_over_where_that_costs_less_than_slots(apart):
-    """Two of 43 bytes live for most of a micro-batch, and one of them is followed by three of 16 that live for eight, in a piece of 48.
-
-    Once there are 58 bytes more at such a time, so that there is room for the 5 that the pieces lose.
-    """
-    lives = [(58, (109, 110))]
-    for start in range(0, 200, 10):
-        lives += [(43, (start, start + 9)), (43, (start, start + 9 - apart))]
-        lives += [(16, (start + 9, start + 80))] * 3
-    problem = AllocationProblem([size for size, _ in lives], [(life,) for _, life in lives], 290)
-    instance, finder = finder_of(problem)
-    assert not finder.shapes
-    loose = finder.loose([])
-    for relay in loose:
-        assert_takes_over(instance, relay)
-    assert [relay.nbytes for relay in loose] == [48] * 20
-    assert not finder.loose(loose)
-    attempt, kept = attempt_at(problem, 0.0)
-    relays_in_slots(attempt)
-    assert attempt.height == attempt.bound == 8 * 48 + 58
-    assert_placed(problem, attempt, kept)
-
-
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12)), min_size=1, max_size=40), st.integers(1, 6))
 def test_the_slot_that_became_free_latest_is_taken(lives, most):
     """One after the other, as it is meant: none is shared, and who has none found all of them taken."""
@@ -301,10 +276,9 @@ def test_what_is_found_is_sound_and_the_same_twice():
         methods.append(attempt.method)
         instance, finder = finder_of(problem)
         chosen = finder.evened(1)
-        loose = finder.loose(chosen)
-        assert_in_one_at_most(chosen + loose)
+        assert_in_one_at_most(chosen)
         assert_in_one_at_most(finder.evened(2))
-        for relay in [*chain(*finder.shapes.values()), *chosen, *loose, *finder.evened(2)]:
+        for relay in [*chain(*finder.shapes.values()), *chosen, *finder.evened(2)]:
             assert_takes_over(instance, relay)
             assert_room_for_what_is_kept(instance, relay)
     assert methods.count("relays in slots") >= 15
@@ -332,7 +306,7 @@ def test_where_slots_of_a_size_serve_and_between_sides_there_are_none(sizes, sid
         pytest.param("v-min", 2, marks=pytest.mark.full),
     ],
 )
-def test_split_backwards_are_placed_within_a_thousandth(kind, most):
+def test_split_backwards_are_placed_within_two_thousandths(kind, most):
     """Every stage of LLaMA-2-7B on 8; stacks of slots and first fit come two or three thousandths above."""
     model = load_model("llama-2-7b")
     chunks = "" if kind == "zb-h1" else 'chunks = 2\nlayout = "vee"'
@@ -351,5 +325,5 @@ zero = 1
     last = api.run_passes(module, f"place-schedule{{kind={kind}}},joint-order,allocate-ddr", machine="h100-node")[-1]
     stages = [last.statistics[f"stage {stage.index}"] for stage in module.stages]
     ratios = [float(re.search("ratio ([0-9.]+)", text)[1]) for text in stages]
-    assert max(ratios) <= 1.001
+    assert max(ratios) <= 1.002
     assert sum("relays in slots" in text for text in stages) >= most

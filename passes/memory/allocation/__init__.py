@@ -1,41 +1,38 @@
-"""Addresses: placing buffers with known lifetimes in one arena, as low as can be found.
+"""Give buffers with known lifetimes addresses in one arena, as low as can be found.
 
     problem = AllocationProblem(sizes, intervals, positions)
     placed = allocate(problem, capacity=20 << 30)
     assert not check_allocation(problem, placed.offsets)
 
-What lives the whole step goes to the bottom, which costs nothing. Above it a portfolio of methods runs from the cheapest to the
-dearest until one is within a thousandth of the bound, to which holes in lives add where that is asked; where a capacity is still
-exceeded, or an effort asks for it, search goes on.
+What lives the whole step goes to the bottom, which costs nothing. Above it methods run from the cheapest to the dearest until one is within
+a thousandth of the bound. Where a capacity is still exceeded, or an effort asks for it, an exact search goes on. docs/allocation.md has a
+picture of each method, and what it buys.
+
 Nothing depends on hash order, threads or the caller's random state.
 """
 
 from __future__ import annotations
 
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
-from ratrain.passes.memory.allocation.alike import move_alike
 from ratrain.passes.memory.allocation.attempt import Attempt
 from ratrain.passes.memory.allocation.bound import LowerBound, lower_bound
 from ratrain.passes.memory.allocation.checker import Violation, check_allocation
 from ratrain.passes.memory.allocation.effort import Effort
 from ratrain.passes.memory.allocation.exact import search_exactly
 from ratrain.passes.memory.allocation.nests import nests_in_slots
-from ratrain.passes.memory.allocation.portfolio import (
-    COMPILED_FROM,
-    large_portfolio,
-    more_beams,
-    promotions,
-    small_portfolio,
-    small_promotions,
-)
+from ratrain.passes.memory.allocation.portfolio import COMPILED_FROM, large_portfolio
 from ratrain.passes.memory.allocation.problem import Allocation, AllocationProblem, instance_of
-from ratrain.passes.memory.allocation.relay_slots import relays_in_slots
-from ratrain.passes.memory.allocation.slots import stacks_of_slots
+from ratrain.passes.memory.allocation.slots import relays_in_slots, stacks_of_slots
+from ratrain.passes.memory.allocation.small import small_portfolio, small_promotions
 from ratrain.passes.memory.allocation.stacks import two_stacks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 __all__ = [
     "Allocation",
@@ -60,9 +57,10 @@ def allocate(
 ) -> Allocation:
     """Place every buffer; deterministic, ties broken by start and then by order.
 
-    Beyond the portfolio there is search: for a `capacity` in bytes, until it is reached; without one only when an `effort` is given,
-    until the gap is as small as that asks for; and none unless `search`. A `trial` ends with the portfolio where that fits. Whether a capacity was reached is for the caller to see from `arena_bytes`; where it
-    is `all_or_nothing`, methods are given up that exceed it, and what is found then may exceed it by more bytes than there need be.
+    `capacity` in bytes: search until it is reached. Without one there is search only where an `effort` is given, until the gap is as small as
+    that asks for. `search`: False forbids any. `trial`: end as soon as the capacity is reached, and leave out the dearest methods.
+    `all_or_nothing`: give up what exceeds the capacity, so that a result above it may be higher than it need be. The caller reads from
+    `arena_bytes` whether the capacity was reached.
     """
     begin = perf_counter()
     searching = search and (capacity is not None or effort is not None)
@@ -99,27 +97,31 @@ def allocate(
 
 
 def _place(attempt: Attempt, *, searching: bool, trial: bool) -> None:
-    """Run the methods that suit the instance's size."""
+    """Run the methods for the instance's size until one is good enough; a trial with a capacity also ends where that fits."""
     if attempt.height == attempt.bound:
         return
     small = attempt.instance.count < COMPILED_FROM
-    if small:
-        small_portfolio(attempt)
-    else:
-        large_portfolio(attempt)
-    if not trial:
-        attempt.raise_bound()
-    for method in (stacks_of_slots, two_stacks):
-        if not small and not attempt.good() and not (trial and (attempt.all_or_nothing or attempt.fits())):
-            method(attempt)
-    for method in (nests_in_slots, relays_in_slots, move_alike):
-        if not small and not attempt.good() and not trial:
-            method(attempt)
+    (small_portfolio if small else large_portfolio)(attempt)
+    for method in _dearer(attempt, small=small, trial=trial):
+        if attempt.good() or (trial and attempt.room is not None and attempt.fits()):
+            break
+        method(attempt)
     if attempt.enough() or not searching:
         return
     if small:
         small_promotions(attempt)
     search_exactly(attempt)
-    if not small:
-        more_beams(attempt)
-        promotions(attempt)
+
+
+def _dearer(attempt: Attempt, *, small: bool, trial: bool) -> Iterator[Callable[[Attempt], None]]:
+    """Yield what follows the portfolio, from the cheapest to the dearest. A trial is made often, and does without the dearest."""
+    if not trial:
+        yield Attempt.raise_bound
+    if small:
+        return
+    yield stacks_of_slots
+    if not (trial and attempt.all_or_nothing):
+        yield two_stacks
+    if not trial:
+        yield nests_in_slots
+        yield relays_in_slots

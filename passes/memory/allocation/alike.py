@@ -1,8 +1,12 @@
-"""First fit with buffers that are alike moved in the order together: the same tensor of every micro-batch is better placed earlier, or later.
+"""Move kinds of buffers in the order of first fit: the same tensor of every micro-batch goes earlier, or later, together.
 
-Moving one buffer of thousands would change one micro-batch, and each of the others would be as high as before. A kind that lives where the
-placement is too high is moved before another one; what is no worse stays. By themselves buffers of one size that live as long are alike, and begin in
-the order of sizes.
+To move one buffer of thousands would change one micro-batch, and every other one would be as high as before. So a *kind* that lives where
+the placement is too high is put before another kind, and everything is placed again; what is no worse stays:
+
+    order   A A A B B B C C C      too high where a C lives
+    moved   A A A C C C B B B      place again: keep it unless it is worse
+
+Cost: one first fit for each order tried. Guarantee: the first order tried is the given one, and the lowest placement counts.
 """
 
 from __future__ import annotations
@@ -22,50 +26,35 @@ if TYPE_CHECKING:
 
     from ratrain.passes.memory.allocation.attempt import Attempt
 
-_MOST_PLACED = 200_000
-"""Buffers that are placed in all, over all orders: half a second."""
-_PATIENCE = 6
-"""Orders in a row that gain nothing, after which no more are tried."""
 _AMONG_NEIGHBOURS = 0.7
-"""How often a kind is moved before one that lives at the same time, not any."""
+"""Share of moves that put a kind before one that lives at the same time, not before any."""
 _BEFORE = 0.01
-"""Of the distance between two sizes in the order, how far before another kind one is put."""
+"""Largest distance in rank at which a kind is put before another; neighbours are 1 apart."""
 
 
 @frozen(eq=False)
 class Kinds:
-    """Buffers that are placed kind by kind, where others that have their offsets leave room."""
+    """Buffers to place kind by kind around others that have their offsets."""
 
     instance: Instance
     fixed: Int64s
     """The buffers that have their offsets."""
     offsets: Int64s
-    """Theirs; of the others anything."""
+    """Offsets of all buffers; only those of `fixed` count."""
     moved: Int64s
     """The other buffers."""
     kinds: Int64s
-    """The kind of each of these."""
+    """The kind of each buffer in `moved`."""
 
     def placed(self, ranks: NDArray[np.float64]) -> tuple[Int64s, int]:
-        """All offsets by first fit in the order of the kinds' ranks, ties by birth; and the height."""
+        """Place by first fit in the order of the kinds' ranks, ties by birth; offsets and height."""
         births = self.instance.births()[self.moved]
         order = self.moved[np.lexsort((births, ranks[self.kinds]))]
         return placed_in_order(self.instance, np.concatenate((self.fixed, order)), self.offsets, len(self.fixed))
 
     def live_in(self, section: int) -> Int64s:
-        """The kinds of which a buffer lives in a section."""
+        """List the kinds of which a buffer lives in a section."""
         return np.unique(self.kinds[self.instance.lives_in(section)[self.moved]])
-
-
-def move_alike(attempt: Attempt) -> None:
-    """Move kinds of buffers while there is work left and it helps."""
-    instance = attempt.instance
-    kinds, ranks = _kinds(instance)
-    everything = np.arange(instance.count)
-    all_kinds = Kinds(instance, everything[:0], np.zeros(instance.count, np.int64), everything, kinds)
-    chance = np.random.default_rng(instance.count)
-    orders = _MOST_PLACED // instance.count
-    move_kinds(attempt, "first fit by size, alike moved", all_kinds, ranks, chance, orders, _PATIENCE)
 
 
 def move_kinds(
@@ -77,7 +66,10 @@ def move_kinds(
     orders: int,
     patience: int,
 ) -> int:
-    """Try at most so many orders, beginning with the given one, until a placement is good or so many in a row gained nothing; how many were tried."""
+    """Try at most `orders` orders from the given one on; the number tried.
+
+    It ends early when a placement is good, when `patience` orders in a row gained nothing, or without work left.
+    """
     target = attempt.target()
     best, failed, tried = None, 0, 0
     over = np.zeros(0, np.int64)
@@ -97,7 +89,7 @@ def move_kinds(
 
 
 def _moved(kinds: Kinds, ranks: NDArray[np.float64], over: Int64s, chance: np.random.Generator) -> NDArray[np.float64]:
-    """Ranks with one kind or two that live where it is too high put before others."""
+    """Put one kind or two that live where it is too high before others."""
     section = chance.choice(np.flatnonzero(over)) if over.any() else 0
     there = kinds.live_in(int(section))
     moved = ranks.copy()
@@ -105,10 +97,3 @@ def _moved(kinds: Kinds, ranks: NDArray[np.float64], over: Int64s, chance: np.ra
         others = there if chance.random() < _AMONG_NEIGHBOURS else np.arange(len(ranks))
         moved[chance.choice(there)] = ranks[chance.choice(others)] - _BEFORE * chance.random()
     return moved
-
-
-def _kinds(instance: Instance) -> tuple[Int64s, NDArray[np.float64]]:
-    """The kind of each buffer, and the place of each kind in the order: that of its size, largest first."""
-    pairs, kinds = np.unique(np.stack((instance.sizes, instance.widths())), axis=1, return_inverse=True)
-    _, ranks = np.unique(-pairs[0], return_inverse=True)
-    return kinds.reshape(-1), ranks.reshape(-1).astype(np.float64)

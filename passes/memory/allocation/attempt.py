@@ -19,21 +19,21 @@ _PARTS = 1_000_000
 
 @define(eq=False)
 class Attempt:
-    """Placing one instance, above `base` bytes that are taken."""
+    """One instance being placed above `base` bytes that are taken."""
 
     instance: Instance
     base: int
     room: int | None
-    """The height that is enough, where there is a capacity; may be negative."""
+    """Height that is enough, where there is a capacity; may be negative."""
     effort: Effort
     deadline: float
     bound: int
-    """A height no placement can be under."""
+    """Height that no placement can be under."""
     offsets: Int64s
     height: int
     method: str
     all_or_nothing: bool = False
-    """Whether a height that does not fit is of no use."""
+    """True where a height that does not fit is of no use."""
     work: int = field(init=False)
     nodes: int = field(init=False)
 
@@ -58,7 +58,7 @@ class Attempt:
         self.work, self.nodes = self.effort.work, self.effort.nodes
 
     def raise_bound(self) -> None:
-        """Add to the bound what holes in lives say, where there are any and the best is not near enough without."""
+        """Raise the bound by what holes in lives cost, if the best is not near enough without."""
         if not self.instance.plain and not self.good() and self.afford(MOST_HOLED**2 * self.instance.count):
             self.bound = max(self.bound, heaviest_clique(self.instance))
 
@@ -68,45 +68,45 @@ class Attempt:
             self.offsets, self.height, self.method = offsets, height, method
 
     def of_use_below(self) -> int:
-        """The height from which on another placement is of no use."""
+        """Give the height from which on another placement is of no use."""
         if self.room is None or not self.all_or_nothing:
             return self.height
         return min(self.height, self.room + 1)
 
     def close(self, height: int) -> bool:
-        """Whether a height is as near the bound as was asked."""
+        """Tell whether a height is as near the bound as was asked."""
         whole = self.base + self.bound
         return (self.base + height - whole) * _PARTS <= whole * round(self.effort.gap * _PARTS)
 
     def target(self) -> int:
-        """The largest height that is as near the bound as was asked, and fits."""
+        """Give the largest height that is as near the bound as was asked, and fits."""
         near = self.bound + (self.base + self.bound) * round(self.effort.gap * _PARTS) // _PARTS
         return near if self.room is None else min(near, self.room)
 
     def good(self) -> bool:
-        """Whether the best is as near the bound as was asked, and fits."""
+        """Tell whether the best is as near the bound as was asked, and fits."""
         return self.close(self.height) and self.fits()
 
     def fits(self) -> bool:
-        """Whether the best fits the capacity, if there is one."""
+        """Tell whether the best fits the capacity, if there is one."""
         return self.room is None or self.height <= self.room
 
     def enough(self) -> bool:
-        """Whether search may end: the best fits the capacity, or without one is as near the bound as was asked; or no better can be."""
+        """Tell whether search may end: the best fits, or without a capacity is near enough; or nothing better can be."""
         if self.height <= self.bound or (self.room is not None and self.room < self.bound):
             return True
         return self.good() if self.room is None else self.fits()
 
     def seconds(self) -> float:
-        """What is left before the outer limit."""
+        """Give the seconds left before the outer limit."""
         return max(0.0, self.deadline - perf_counter())
 
     def late(self) -> bool:
-        """Whether the outer limit is reached."""
+        """Tell whether the outer limit is reached."""
         return self.seconds() == 0
 
     def afford(self, work: int) -> bool:
-        """Spend work, if so much is left and there is time for it."""
+        """Spend work if that much is left, and time for it; whether it was spent."""
         if work > self.work or work > self.seconds() * _SLOWEST:
             return False
         self.work -= work

@@ -1,4 +1,4 @@
-"""The bound that needs no search: bytes that live at one time have to be in the arena at that time."""
+"""Bound the arena without search: bytes that live at one time have to be in it at that time."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 @frozen
 class LowerBound:
-    """The largest number of live bytes, and the witness."""
+    """The largest number of live bytes, and its witness."""
 
     nbytes: int
     position: int
-    """The first time at which so many bytes live."""
+    """First time at which that many bytes live."""
     live: tuple[int, ...]
-    """The buffers that live then, by index; their sizes add up to `nbytes`."""
+    """Buffers that live then, by index; their sizes add up to `nbytes`."""
 
 
 def lower_bound(problem: AllocationProblem) -> LowerBound:
-    """The largest number of bytes that live at once: no arena is smaller."""
+    """Find the largest number of bytes that live at once: no arena is smaller."""
     spans = [(start, stop, i) for i, intervals in enumerate(problem.intervals) for start, stop in _union(intervals)]
     if not spans:
         return LowerBound(0, 0, ())
@@ -42,7 +42,7 @@ def lower_bound(problem: AllocationProblem) -> LowerBound:
 
 
 def _union(spans: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
-    """Intervals without those that are empty, joined where they overlap."""
+    """Drop empty intervals and join overlapping ones."""
     if len(spans) == 1:
         return [spans[0]] if spans[0][0] < spans[0][1] else []
     union: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""A checker of placements that shares nothing with what makes them: a sweep over time with the live buffers by address."""
+"""Check placements by a sweep over time with the live buffers by address; shares nothing with what places them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ratrain.passes.memory.allocation.problem import AllocationProblem
 
 MOST = 1000
-"""Faults that are reported at most."""
+"""Most faults that are reported."""
 _STOP, _START = 0, 1
 """At one time stops come first: intervals are half-open."""
 
@@ -27,7 +27,7 @@ class Violation:
 
 
 def check_allocation(problem: AllocationProblem, offsets: list[int]) -> list[Violation]:
-    """What is wrong with a placement, in O(n log n) where it is sound; nothing when it is.
+    """List what is wrong with a placement, in O(n log n) where nothing is.
 
     When a buffer is born its bytes must be free. One that meets others is reported with each of them and kept apart, to be
     compared with everything else that is born while it lives. After `MOST` faults the rest is left unsaid.

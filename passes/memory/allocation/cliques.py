@@ -1,8 +1,16 @@
-"""A bound for lives with holes: buffers each of which meets each other share no byte, though there may be no time at which they all live.
+"""Bound the height where lives have holes: buffers that meet pairwise share no byte, though they may never all live at one time.
 
-Where each buffer has one interval, all that meet each other live at one time, and the live bytes are the whole bound. A buffer that is written anew
-(a view between its last use and its next gather, a workspace between two uses) has holes: what lives in one of them, and meets it before
-or after, cannot take its bytes. So the bytes that live at that time, but for those that never meet it, and its own are needed.
+Where each buffer has one interval, buffers that meet pairwise live at one time, and the live bytes are the whole bound. A buffer that is
+written anew (a view between its last use and its next gather, a workspace between two uses) has holes. What lives in a hole, and meets the
+buffer before or after it, cannot take its bytes:
+
+    H  ===      ===      H = 3 bytes, with a hole
+    x     ========       x = 5 bytes, lives in the hole and meets H after it
+       at most 5 live    yet both need 8
+
+So the buffer's own bytes are needed on top of all live ones that meet it.
+
+Cost: for each of at most 24 buffers with holes as many sums of live bytes. Guarantee: no placement is lower.
 """
 
 from __future__ import annotations
@@ -17,13 +25,14 @@ if TYPE_CHECKING:
     from ratrain.passes.memory.allocation.problem import Instance
 
 MOST_HOLED = 24
-"""Buffers with holes, the largest ones, of which sets are made."""
+"""Most buffers with holes to make sets of, the largest first."""
 
 
 def heaviest_clique(instance: Instance) -> int:
-    """The most bytes found of buffers each of which meets each other, or live at one time; no placement is lower.
+    """Find the most bytes of buffers that meet pairwise; no placement is lower.
 
-    To each of the largest buffers with holes those are added, one by one, that leave most: with what lives at the best time and meets all of them.
+    A set begins with one of the largest buffers with holes. One by one those join that leave most, counting what lives at the best time and
+    meets all of the set.
     """
     heaviest = int(instance.load().max(initial=0))
     holed = np.flatnonzero(np.diff(instance.first) > 1)
@@ -51,7 +60,7 @@ def _most(instance: Instance, chosen: NDArray[np.bool_]) -> int:
 
 
 def _met_by(instance: Instance, buffer: int) -> NDArray[np.bool_]:
-    """Which other buffers live at some time at which one does."""
+    """Tell which other buffers live at some time at which one does."""
     mine = slice(instance.first[buffer], instance.first[buffer + 1])
     lives = np.zeros(instance.sections + 1, np.int64)
     lives[instance.starts[mine]] += 1

@@ -1,4 +1,4 @@
-"""The compiler of inner loops that allocate. Importing this module imports numba with the first of them: do it late, and only where it pays.
+"""Compile the inner loops that allocate. Import modules that use it late, and only where it pays: the first loop imports numba.
 
 Compiled loops are cached on disk, by `ratrain.ratrain_ir.support.loops`.
 """
@@ -11,5 +11,5 @@ from ratrain.ratrain_ir.support.loops import F, compiled
 
 
 def kernel(function: F) -> F:
-    """A function over numbers and arrays, compiled when it is first called."""
+    """Compile a function over numbers and arrays when it is first called."""
     return cast("F", compiled(function))

@@ -1,4 +1,4 @@
-"""How hard to try. Work is counted, so that the same problem gets the same placement on a slow machine."""
+"""Budgets of an allocation. Work is counted, so that the same problem gets the same placement on a slow machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from attrs import field, frozen
 from attrs.validators import ge
 
 TREE_WORK = 50
-"""Placing a buffer in the tree of `tree.py` costs as much as so many placements of a sweep."""
+"""Cost of placing a buffer in the tree of `tree.py`, in placements of a sweep."""
 
 
 @frozen
@@ -16,8 +16,8 @@ class Effort:
     gap: float = field(default=0.001, validator=ge(0))
     """Good enough: the share of the bound by which the arena may exceed it."""
     work: int = field(default=100_000_000, validator=ge(0))
-    """Placements of single buffers in a sweep; what else there is is counted in these. At most about 20 seconds of a slow core."""
-    nodes: int = field(default=10_000_000, validator=ge(0))
+    """Placements of single buffers in a sweep, the unit of all other work too. At most about 20 seconds of a slow core."""
+    nodes: int = field(default=2_500_000, validator=ge(0))
     """Nodes of the exact search."""
     seconds: float = field(default=120.0, validator=ge(0))
-    """An outer limit for slow machines: nothing new is begun after it. Results that it cut short depend on the machine."""
+    """Outer limit for slow machines: nothing new begins after it. Results that it cut short depend on the machine."""

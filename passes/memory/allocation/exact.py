@@ -1,17 +1,25 @@
-"""The exact search on what is overfull: connected ranges of time with at most a few hundred buffers.
+"""Search exactly where the best placement is too high: in ranges of time that share no buffer, of a few hundred buffers at most.
 
-Searches prune by tightness: they may find a placement at the very bound and none with a little slack. So a *ladder* of
-heights between what is proved impossible and what must be beaten is tried, by the canonical search in every static order and by the search
-in valleys, in turn and with limits on nodes that double. A search that ends without a placement proves its height impossible.
+The search (`valleys.py`) prunes by tightness: it may find a placement at the very bound, and none with a little slack. So it is given a
+*ladder* of heights, from the one that is wanted to one byte less than now, with a limit on nodes that doubles every round:
 
-What is searched is the same however the problem was written down: what fills a whole range is put at its bottom, the order of buffers is
-that of their lives and sizes, and of the two directions of time one is taken.
+    height now         |  1,310,720   what greedy orders left
+    one less           |              any gain
+    halfway            |
+    wanted             |  1,048,576   the capacity, or the bound: tried first, with most nodes
+    proved impossible  |  1,042,432   raised by every search that ends without a placement
+
+A search that ends without a placement proves its height impossible; when all below the present height is impossible, that is the optimum.
+
+The way a problem is written down does not matter. What fills a whole range goes to its bottom, buffers are ordered by their lives and
+sizes, and of the two directions of time the one whose list comes first is searched.
+
+Cost: at most `Effort.nodes` nodes, about 25,000 a second and more. Guarantee: a range keeps its placement or gets a lower one; a height
+called impossible is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -25,19 +33,14 @@ if TYPE_CHECKING:
 
     from ratrain.passes.memory.allocation.attempt import Attempt
 
-_Search = Callable[[int, int, Int64s], tuple[int, int]]
-"""A search for a height with so many nodes, which fills in offsets: what came of it, and the nodes it took."""
-
 MOST_BUFFERS = 500
-"""Buffers of a range that the search may take on."""
+"""Largest range, in buffers, that is searched."""
 _FIRST_LIMIT = 4096
-"""Nodes of the first round; they double with every round."""
-_SLOWEST = 100_000
-"""Nodes a second on a slow machine: no search is begun that would run far beyond the outer limit."""
-_DEARER = 4
-"""A node of the search in valleys takes as long as so many of the canonical search."""
+"""Nodes of the first round; every further round has twice as many."""
+_SLOWEST = 25_000
+"""Nodes a second on a slow machine: no search begins that would run far beyond the outer limit."""
 _LESS_LIKELY = 8
-"""Heights other than the first on the ladder get so many times fewer nodes."""
+"""Factor by which heights other than the first of the ladder get fewer nodes."""
 
 
 @define(eq=False)
@@ -47,12 +50,12 @@ class _Range:
     buffers: Int64s
     instance: Instance
     impossible: int
-    """Heights under this one are impossible."""
+    """Lowest height that is not proved impossible."""
     height: int
 
 
 def search_exactly(attempt: Attempt) -> None:
-    """Replace the placements of overfull ranges by ones found by search, as far as the nodes last."""
+    """Search the ranges that are too high, the highest first, as far as the nodes last."""
     if attempt.instance.sides.any():
         return  # ranges of time are not independent then
     overfull = [span for span in _ranges(attempt) if not _enough(attempt, span.height)]
@@ -90,7 +93,7 @@ def _ranges(attempt: Attempt) -> list[_Range]:
 
 
 def _climb_above(attempt: Attempt, span: _Range, resident: NDArray[np.bool_]) -> None:
-    """Put what fills the whole range at its bottom, which costs nothing, and search above it: in several ranges, it may be."""
+    """Put what fills the whole range at its bottom, which costs nothing, and search above it, where it may be several ranges."""
     part = span.instance
     below, above = np.flatnonzero(resident), np.flatnonzero(~resident)
     tops = np.cumsum(part.sizes[below])
@@ -110,7 +113,7 @@ def _climb_above(attempt: Attempt, span: _Range, resident: NDArray[np.bool_]) ->
 
 
 def _one_form(part: Instance) -> tuple[Instance, Int64s]:
-    """The same instance whatever the order of its buffers and the direction of its time; and where each buffer was."""
+    """Write an instance the same way whatever the order of its buffers and the direction of its time; and where each buffer was."""
     forms = []
     for forward in (True, False):
         keys = []
@@ -139,51 +142,32 @@ def _one_form(part: Instance) -> tuple[Instance, Int64s]:
 def _climb(attempt: Attempt, span: _Range) -> None:
     """Search on the ladder until the range is low enough, its height is proved the lowest, or the nodes are used up."""
     form, moved = _one_form(span.instance)
-    limit = _FIRST_LIMIT
+    rounds = 1
     while True:
-        for search, share in _searches(form, limit):
-            for rung, height in enumerate(_ladder(attempt, span)):
-                if attempt.nodes <= 0 or attempt.late():
-                    return
-                if span.impossible <= height < span.height:
-                    found = _search(attempt, span, search, height, share // (1 if rung == 0 else _LESS_LIKELY))
-                    if found is not None:
-                        offsets = np.zeros(form.count, np.int64)
-                        offsets[moved] = found
-                        _accept(attempt, span, offsets)
-                        if _enough(attempt, span.height):
-                            return
-            if _settled(attempt, span):
+        for rung, height in enumerate(_ladder(attempt, span)):
+            if attempt.nodes <= 0 or attempt.late():
                 return
-        limit *= 2
+            if span.impossible <= height < span.height:
+                share = _FIRST_LIMIT * rounds // (1 if rung == 0 else _LESS_LIKELY)
+                found = _search(attempt, span, form, height, share, rounds)
+                if found is not None:
+                    offsets = np.zeros(form.count, np.int64)
+                    offsets[moved] = found
+                    _accept(attempt, span, offsets)
+                    if _enough(attempt, span.height):
+                        return
+        if _settled(attempt, span):
+            return
+        rounds *= 2
 
 
-def _searches(form: Instance, limit: int) -> Iterator[tuple[_Search, int]]:
-    """The searches of a round, and how many nodes each may take."""
-    from ratrain.passes.memory.allocation.search import AREA_SECOND, WIDTH_FIRST, WIDTH_SECOND, canonical_search
-    from ratrain.passes.memory.allocation.valleys import search_valleys
+def _search(attempt: Attempt, span: _Range, form: Instance, height: int, share: int, seed: int) -> Int64s | None:
+    """Search for a height with at most `share` nodes; the placement, if one is found."""
+    from ratrain.passes.memory.allocation.valleys import EXHAUSTED, FOUND, search_valleys
 
-    def canonical(ranking: int, height: int, nodes: int, offsets: Int64s, *, rerank: bool) -> tuple[int, int]:
-        return canonical_search(
-            form.sizes, form.first, form.starts, form.stops, form.sections, height, ranking, rerank, nodes, offsets
-        )
-
-    def valleys(height: int, nodes: int, offsets: Int64s) -> tuple[int, int]:
-        ended, tried = search_valleys(form, height, max(1, nodes // _DEARER), limit // _FIRST_LIMIT, offsets)
-        return ended, tried * _DEARER
-
-    for ranking in (AREA_SECOND, WIDTH_SECOND, WIDTH_FIRST):
-        yield partial(canonical, ranking, rerank=True), limit
-        yield partial(canonical, ranking, rerank=False), limit // 2
-    yield valleys, limit * _DEARER
-
-
-def _search(attempt: Attempt, span: _Range, search: _Search, height: int, share: int) -> Int64s | None:
-    """Let a search have its share of nodes for a height; the placement it found, if any."""
-    from ratrain.passes.memory.allocation.search import EXHAUSTED, FOUND
-
-    offsets = np.zeros(span.instance.count, np.int64)
-    ended, nodes = search(height, min(share, attempt.nodes, 1 + int(attempt.seconds() * _SLOWEST)), offsets)
+    offsets = np.zeros(form.count, np.int64)
+    limit = min(share, attempt.nodes, 1 + int(attempt.seconds() * _SLOWEST))
+    ended, nodes = search_valleys(form, height, limit, seed, offsets)
     attempt.nodes -= max(1, nodes)
     if ended == EXHAUSTED:
         span.impossible = height + 1
@@ -191,7 +175,7 @@ def _search(attempt: Attempt, span: _Range, search: _Search, height: int, share:
 
 
 def _settled(attempt: Attempt, span: _Range) -> bool:
-    """Whether it is proved that no lower height, or none that fits, is possible."""
+    """Tell whether no lower height, or none that fits, is proved possible."""
     return span.impossible >= span.height or (attempt.room is not None and span.impossible > attempt.room)
 
 
@@ -204,7 +188,7 @@ def _accept(attempt: Attempt, span: _Range, offsets: Int64s) -> None:
 
 
 def _ladder(attempt: Attempt, span: _Range) -> list[int]:
-    """Heights to try: just enough, the lowest that is not proved impossible, some between, and just less than now."""
+    """List heights to try: just enough, the lowest not proved impossible, some between, and just less than now."""
     low, high = span.impossible, span.height - 1
     wanted = low if attempt.room is None else min(high, attempt.room)
     rungs = [wanted, low, (low + wanted) // 2, (low + high) // 2, high]

@@ -1,11 +1,23 @@
-"""Nests: what a forward saves and its backward frees in the opposite order has one piece, and pieces that live at different times have one slot.
+"""Place what a forward saves and its backward frees in the opposite order as one piece, a *nest*.
 
-Of a nest's buffers each lives within the life of the one it is put on, so that what is free of the piece is one hole, at its top. Where the next
-nest begins to be saved before the last bytes of the one before it are free, it stands in the slot upside down, and grows from the end that is free.
+Nests that live at different times share a slot.
 
-What is freed is wanted by what is large and lives shortly, views that are gathered and gradients that wait to be reduced. Where a hole lacks
-less than a hundredth of such a buffer, the nest gets so many bytes more there, a *pad*: they are lost, and else the whole hole would be. The rest
+Each buffer of a nest lives within the life of the one it is put on, so the free bytes of the piece are one hole, at its top:
+
+    slot  |      ______          what is saved last is freed first
+          |   ___|____|___
+          | __|__________|___
+          | |_______________|    free: one hole above, growing as backward frees
+          +------------------- time
+
+The next nest may begin to be saved before the last bytes of this one are free. Then it stands in the slot upside down, and grows from the
+end that is free.
+
+Large buffers that live shortly want the hole: views that are gathered, gradients that wait to be reduced. Where a hole lacks less than a
+hundredth of such a buffer, the nest gets that many bytes more there, a *pad*. A pad is lost, but without it the whole hole would be. All else
 comes by first fit, in the holes and above the nests, with kinds moved in the order (`alike.py`).
+
+Cost: about 400,000 placements by first fit, half a second, for each choice of nests. Guarantee: none; the lowest placement counts.
 """
 
 from __future__ import annotations
@@ -29,21 +41,21 @@ if TYPE_CHECKING:
     from ratrain.passes.memory.allocation.problem import Instance
 
 _SHORT = (7, 12)
-"""Sections: what lives no longer is in no nest. The first serves, unless gradients wait longer than that to be reduced."""
+"""Longest lives, in sections, that are in no nest. The first serves, unless gradients wait longer than that to be reduced."""
 _DENSE = 0.9
-"""Share of the time from its birth to its death in which a buffer lives at least, to be in a nest as if it lived all of it."""
+"""Smallest share of the time from its birth to its death that a buffer in a nest lives; it is placed as if it lived all of it."""
 _STAYS = 0.5
-"""Share of all sections: what lives longer is in no nest, but below all where it lives at the peak."""
+"""Largest share of all sections that a buffer in a nest lives; if it lives longer, and at the peak, it goes below everything."""
 _PADS = 2
-"""Pads of a nest at most: its first holes are there when most bytes live."""
+"""Most pads of a nest: its first holes are there when most bytes live."""
 _NEARLY = 0.01
-"""Share of a buffer's size that a hole may lack to get a pad."""
+"""Largest share of a buffer's size that a hole with a pad lacks."""
 _MOST_BUFFERS = 20_000
-"""Buffers from which on there would be too few orders."""
+"""Most buffers of an instance: with more there would be too few orders."""
 _MOST_PLACED = 400_000
-"""Buffers that are placed over all orders of one choice of nests: half a second."""
+"""Most buffers to place over all orders of one choice of nests: half a second."""
 _PATIENCE = 10
-"""Orders in a row that gain nothing, after which it begins anew."""
+"""Orders in a row without a gain, after which it begins anew."""
 
 
 @frozen(eq=False)
@@ -56,20 +68,20 @@ class Nest:
     begin: int
     """The first section in which it lives."""
     reached: Int64s
-    """What is taken with its pads, from that section on."""
+    """Bytes taken in each section from there on, pads included."""
     height: int
 
 
 @define(eq=False)
 class _Slot:
-    """Bytes for one nest after another, and how much is taken from either end in each section."""
+    """Bytes for one nest after another, and what is taken from either end in each section."""
 
     start: int
     height: int
     taken: Int64s
 
     def put(self, nest: Nest, offsets: Int64s) -> bool:
-        """Put a nest at an end where nothing is while it lives, if the other end leaves it room; whether there is one."""
+        """Put a nest at an end that is free while it lives, if the other end leaves it room; whether there is one."""
         if nest.height != self.height:
             return False
         lives = slice(nest.begin, nest.begin + len(nest.reached))
@@ -83,7 +95,7 @@ class _Slot:
 
 
 def nests_in_slots(attempt: Attempt) -> None:
-    """Put what is saved in slots, and try orders for the rest, while there is work left."""
+    """Offer placements with nests in slots and several orders for the rest, while there is work left."""
     instance = attempt.instance
     if instance.sides.any() or instance.count > _MOST_BUFFERS:
         return
@@ -100,7 +112,10 @@ def nests_in_slots(attempt: Attempt) -> None:
 
 
 def _place(attempt: Attempt, nested: NDArray[np.bool_], below: NDArray[np.bool_]) -> None:
-    """What is below all, nests above it, and the rest in orders: half of these with the likeliest pads, half of the others with the next, and so on."""
+    """Put some buffers below everything, nests above them, and the rest in several orders.
+
+    The likeliest choice of pads gets half of the orders, the next one half of the others, and so on.
+    """
     instance = attempt.instance
     moved = np.flatnonzero(~nested & ~below)
     piles = piled(instance, np.flatnonzero(nested))
@@ -122,9 +137,10 @@ def _place(attempt: Attempt, nested: NDArray[np.bool_], below: NDArray[np.bool_]
 
 
 def _ways(attempt: Attempt, piles: list[Pile], moved: Int64s, offsets: Int64s, base: int) -> list[Int64s]:
-    """The offsets with those of the nests above `base`, the likeliest last: with most pads, and before them with less, and with more than may be lost.
+    """List offsets with nests above `base` for each number of pads, the likeliest last.
 
-    Of the nest that a backward empties while most bytes live no pad is lost.
+    The likeliest has the most pads that may be lost; before it come fewer, and first one too many. The nest that a backward empties while
+    most bytes live loses no pad.
     """
     instance, room = attempt.instance, attempt.target()
     wanted = np.unique(instance.sizes[moved]).tolist()
@@ -146,7 +162,7 @@ def _ways(attempt: Attempt, piles: list[Pile], moved: Int64s, offsets: Int64s, b
 
 @define(eq=False)
 class Pile:
-    """A nest without addresses: its buffers, on which of them each is put (-1: on the ground), and those that live where it ends now."""
+    """A nest without addresses: its buffers, the one that each is put on (-1: the ground), and the ones alive where it ends now."""
 
     buffers: list[int] = field(factory=list)
     under: list[int] = field(factory=list)
@@ -160,9 +176,9 @@ class Pile:
 
 
 def piled(instance: Instance, chosen: Int64s) -> list[Pile]:
-    """The nests of some buffers, by their first births.
+    """Build nests of some buffers, in the order of their first births.
 
-    A buffer is put on the top that dies soonest of those that live on when it dies; where there is none it begins a nest.
+    A buffer goes on a top that outlives it, the one that dies soonest; without any it begins a nest.
     """
     order = chosen[np.lexsort((-instance.deaths()[chosen], instance.births()[chosen]))].tolist()
     births, deaths = instance.births().tolist(), instance.deaths().tolist()
@@ -183,7 +199,7 @@ def piled(instance: Instance, chosen: Int64s) -> list[Pile]:
 
 
 def nest_of(instance: Instance, pile: Pile, wanted: list[int], most: int) -> Nest:
-    """The addresses of a nest, with at most so many pads for buffers of the wanted sizes, which ascend."""
+    """Give a nest addresses, with at most `most` pads for buffers of the wanted sizes, which ascend."""
     buffers = np.array(pile.buffers, np.int64)
     births, deaths, sizes = instance.births()[buffers], instance.deaths()[buffers], instance.sizes[buffers]
     pads = _pads(sizes.tolist(), deaths.tolist(), wanted, most)
@@ -200,7 +216,7 @@ def nest_of(instance: Instance, pile: Pile, wanted: list[int], most: int) -> Nes
 
 
 def _pads(sizes: list[int], deaths: list[int], wanted: list[int], most: int) -> list[int]:
-    """The bytes above each buffer of a nest that make what is free of it, when it is dead too, as large as one of the wanted sizes."""
+    """Choose the bytes above each buffer that make the hole left by its death as large as a wanted size."""
     pads, hole = [0] * len(sizes), 0
     for at in range(len(sizes) - 1, -1, -1):
         hole += sizes[at]
@@ -214,7 +230,10 @@ def _pads(sizes: list[int], deaths: list[int], wanted: list[int], most: int) -> 
 
 
 def _filled(made: Iterable[Nest], offsets: Int64s, base: int, room: int, sections: int) -> tuple[Int64s, list[_Slot]]:
-    """The offsets with those of nests in slots, which stand on each other from `base` up; and the slots, of which the last ends above the room if not all end below it."""
+    """Put nests in slots that stand on each other from `base` up; all offsets, and the slots.
+
+    It ends early once a slot ends above the room.
+    """
     offsets, top = offsets.copy(), base
     slots: list[_Slot] = []
     for nest in made:
@@ -229,7 +248,7 @@ def _filled(made: Iterable[Nest], offsets: Int64s, base: int, room: int, section
 
 
 def _lowest(instance: Instance, chosen: Int64s) -> tuple[Int64s, int]:
-    """Offsets, those of some buffers by first fit by size, and how high these are."""
+    """Place some buffers by first fit by size; offsets of all, and the height of these."""
     offsets = np.zeros(instance.count, np.int64)
     if not len(chosen):
         return offsets, 0
@@ -239,7 +258,7 @@ def _lowest(instance: Instance, chosen: Int64s) -> tuple[Int64s, int]:
 
 
 def _kinds(instance: Instance, moved: Int64s) -> tuple[Int64s, NDArray[np.float64]]:
-    """The kind of each buffer that is moved: its size, how long it lives and what lives at its birth; and the place of each kind in the order by totals."""
+    """Group the moved buffers by size, length of life and load at birth; the kind of each, and each kind's rank in the order by totals."""
     alike = np.stack((instance.sizes, instance.widths(), instance.load()[instance.births()]))[:, moved]
     kinds = np.unique(alike, axis=1, return_inverse=True)[1].reshape(-1)
     place = np.empty(instance.count, np.int64)

@@ -1,4 +1,4 @@
-"""Static orders for first fit. No one of them is best everywhere, so several are tried; ties go by start, then by index."""
+"""Sort buffers for first fit. No order is best everywhere, so several are tried; ties go by start, then by index."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 
 
 def by_size(instance: Instance) -> Int64s:
-    """Largest first."""
+    """Sort by size, the largest first."""
     return np.lexsort((instance.births(), -instance.sizes))
 
 
 def by_start(instance: Instance) -> Int64s:
-    """Earliest start first, longest first among those."""
+    """Sort by start, the longest life first among equals."""
     return np.lexsort((-instance.widths(), instance.births()))
 
 
 def by_total(instance: Instance) -> Int64s:
-    """What lives where most bytes do first, then the largest area, then the longest life."""
+    """Sort by the most live bytes a buffer meets, then by area, then by length of life, all descending."""
     widths = instance.widths()
     return np.lexsort((instance.births(), -widths, -widths * instance.sizes, -_totals(instance)))
 
 
 def costly_orders(instance: Instance) -> Iterator[tuple[str, Int64s]]:
-    """Orders by what a buffer meets, with their names."""
+    """Yield orders by what a buffer meets, with their names."""
     births, sizes, widths = instance.births(), instance.sizes, instance.widths()
     conflicts = _conflicts(instance)
     yield "conflicts", np.lexsort((births, -conflicts))
@@ -38,13 +38,13 @@ def costly_orders(instance: Instance) -> Iterator[tuple[str, Int64s]]:
 
 
 def _conflicts(instance: Instance) -> Int64s:
-    """How many intervals each buffer's lifetime meets, from its first to its last section: two binary searches, no list of pairs."""
+    """Count the intervals that each life meets, from its first to its last section: two binary searches, no list of pairs."""
     started = np.searchsorted(np.sort(instance.starts), instance.deaths(), "left")
     return started - np.searchsorted(np.sort(instance.stops), instance.births(), "right")
 
 
 def _totals(instance: Instance) -> Int64s:
-    """The largest load among the sections of each interval's buffer, from a table of maxima over powers of two."""
+    """Find the largest load in each buffer's sections, by a table of maxima over powers of two."""
     load = instance.load()
     levels = [load]
     while 2 << (len(levels) - 1) <= len(load):

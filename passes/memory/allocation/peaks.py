@@ -1,8 +1,20 @@
-"""Where a placement is too high for a short time only, that time is placed again, and all else stays where it is.
+r"""Place again the short times at which a sweep is too high, and leave everything else where it is.
 
-Lengths that vary bring the live bytes near their maximum at a few moments, and only there is it hard to be near the bound. What lives
-about such a moment, its *core*, is placed first, by a beam that begins with nothing in its way. Then come its *flanks*, before and after,
-by first fit between the core and what stays: there are fewer bytes live, so what is lost between the two does no harm.
+Lengths that vary bring the live bytes near their maximum at a few moments, and only there is it hard to stay near the bound:
+
+    height |      __                 __         the sweep
+           |..___/..\____..____...__/..\__      the bound
+           |
+           +--- flank [core] flank ----------- time
+
+What lives about such a moment, its *core*, is placed first, with nothing in its way, by a *beam* of sweeps. Its *flanks*, before and after,
+follow by first fit between the core and what stays. Fewer bytes live there, so what is lost between the two does no harm.
+
+A beam sweeps forwards in time, or backwards. At the end of each piece of time it keeps the best few of many sweeps; each of them goes on
+with its own policy and with changed ones (`sweep.py`).
+
+Cost: for a peak up to three cores of some thousand buffers, 64 sweeps each, and twelve first fits of flanks. Nothing is done where a peak
+is long. Guarantee: no buffer outside of a window moves, and no window becomes higher.
 """
 
 from __future__ import annotations
@@ -14,33 +26,37 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from ratrain.passes.memory.allocation import orders
-from ratrain.passes.memory.allocation.attempt import Attempt
-from ratrain.passes.memory.allocation.beams import beams
 from ratrain.passes.memory.allocation.effort import TREE_WORK
 from ratrain.passes.memory.allocation.placing import placed_in_order
 from ratrain.passes.memory.allocation.problem import Int64s
 
 if TYPE_CHECKING:
+    from ratrain.passes.memory.allocation.attempt import Attempt
     from ratrain.passes.memory.allocation.problem import Instance
 
 _CORES = (4000, 2000, 6000)
-"""Buffers of a core, beside those that are too high: which is best differs from peak to peak."""
+"""Buffers of a core besides those that are too high; the best number differs from peak to peak."""
 _FLANKS = (6000, 16_000)
 """Buffers of each flank."""
 _APART = max(_CORES)
-"""Peaks whose buffers are nearer to each other, in order of birth, are one."""
+"""Distance between peaks, in buffers by birth, under which they are one."""
 _WIDEST = 20_000
-"""Buffers between the first and the last that is too high, of a peak that is short."""
-_BEAM = (8, 8, 200)
+"""Longest peak that is placed again, from its first buffer too high to its last."""
+_KEPT, _TRIES = 8, 8
+"""Sweeps that a beam keeps, and tries made from each."""
+_PIECES = 200
+"""Pieces of time of a beam."""
+_CLASSES = 8
+"""Classes of buffers by lifetime, each with its own policy in a sweep."""
 
 
 @frozen(eq=False)
 class _Window:
-    """What lives within a time, to be placed again: of buffers `met`, those that are not `pinned`."""
+    """What lives within a time; buffers `met` that are not `pinned` are placed again."""
 
     met: Int64s
     pinned: NDArray[np.bool_]
-    """What lives beyond the time too, and stays."""
+    """True for buffers that live beyond the time too, and stay."""
 
 
 def lower_peaks(attempt: Attempt, name: str, offsets: Int64s) -> None:
@@ -59,7 +75,7 @@ def lower_peaks(attempt: Attempt, name: str, offsets: Int64s) -> None:
 
 
 def _peaks(tops: Int64s, target: int) -> list[tuple[int, int]]:
-    """The first and the last buffer of each peak above a height, buffers being in order of birth; the highest peak first."""
+    """List the first and last buffer, by birth, of each peak above a height; the highest peak first."""
     over = np.flatnonzero(tops > target)
     pieces = np.split(over, np.flatnonzero(np.diff(over) > _APART) + 1)
     pieces.sort(key=lambda piece: -int(tops[piece].max(initial=0)))
@@ -67,7 +83,7 @@ def _peaks(tops: Int64s, target: int) -> list[tuple[int, int]]:
 
 
 def _lower(attempt: Attempt, offsets: Int64s, first: int, last: int, target: int) -> int | None:
-    """Place a peak again, in `offsets`, by the first way that comes down to `target`, or else the best; its height, or None without work left."""
+    """Place a peak again in `offsets`: by the first way down to `target`, else by the best; its height, or None without work left."""
     instance = attempt.instance
     whole = _window(instance, first - _CORES[0] // 2 - max(_FLANKS), last + _CORES[0] // 2 + max(_FLANKS))
     best, height = offsets[whole.met], int((offsets + instance.sizes)[whole.met[~whole.pinned]].max(initial=0))
@@ -105,7 +121,7 @@ def _lower(attempt: Attempt, offsets: Int64s, first: int, last: int, target: int
 
 
 def _window(instance: Instance, first: int, last: int) -> _Window:
-    """What lives between the births of two buffers."""
+    """Collect what lives between the births of two buffers."""
     births, deaths = instance.births(), instance.deaths()
     begin, end = births[max(0, first)], births[min(instance.count, last) - 1] + 1
     met = np.flatnonzero((births < end) & (deaths > begin))
@@ -113,7 +129,7 @@ def _window(instance: Instance, first: int, last: int) -> _Window:
 
 
 def _touch(instance: Instance, window: _Window, core: _Window) -> bool:
-    """Whether what stays may live at the same time as something of the core."""
+    """Tell whether something that stays may live at the same time as something of the core."""
     stays = window.met[window.pinned]
     births, deaths = instance.births(), instance.deaths()
     begin, end = births[core.met].min(), deaths[core.met].max()
@@ -121,10 +137,24 @@ def _touch(instance: Instance, window: _Window, core: _Window) -> bool:
 
 
 def _beamed(attempt: Attempt, met: Int64s) -> Int64s | None:
-    """Offsets of some buffers by themselves, by a beam; None without work left for it."""
-    alone = Attempt.of(attempt.instance.part(met), attempt.base, attempt.room, attempt.effort, attempt.deadline)
-    alone.bound, alone.work = attempt.bound, attempt.work
-    stacked = alone.method
-    beams(alone, *_BEAM, seed=1)
-    attempt.work = alone.work
-    return None if alone.method == stacked else alone.offsets
+    """Place some buffers by themselves, by a beam forwards and one backwards; None without work left for it."""
+    from ratrain.passes.memory.allocation.sweep import beam_sweep
+
+    part = attempt.instance.part(met)
+    widths = part.widths()
+    borders = np.unique(np.quantile(widths, np.linspace(0, 1, _CLASSES + 1)[1:-1]))
+    classes = np.searchsorted(borders, widths, "right")
+    best, lowest = None, 0
+    for backwards in (False, True):
+        good = best is not None and attempt.close(lowest) and (attempt.room is None or lowest <= attempt.room)
+        if good or not attempt.afford(_KEPT * _TRIES * part.count):
+            break
+        events = part.events(backwards=backwards)
+        cuts = np.unique(np.linspace(0, len(events), _PIECES + 1).astype(np.int64))
+        offsets = np.empty(part.count, np.int64)
+        height = beam_sweep(
+            events, part.sizes, classes, len(borders) + 1, attempt.bound, cuts, _KEPT, _TRIES, 1, offsets
+        )
+        if best is None or height < lowest:
+            best, lowest = offsets, height
+    return best

@@ -1,4 +1,4 @@
-"""First fit of an instance, without importing the compiler before it is used."""
+"""Place an instance by first fit, and import the compiler only when that is used."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ ANY_HEIGHT = 1 << 62
 def placed_in_order(
     instance: Instance, order: Int64s, offsets: Int64s | None = None, pinned: int = 0, limit: int = ANY_HEIGHT
 ) -> tuple[Int64s, int]:
-    """Offsets of all buffers, each in turn the lowest that is free in its life, and the height; the first `pinned` of the order keep theirs of `offsets`.
+    """Give each buffer in turn the lowest offset that is free in its life; offsets and height.
 
-    Once one ends at a `limit` or above, that is the height, and those after it are not placed.
+    The first `pinned` of the order keep their `offsets`. Once a buffer ends at the `limit` or above, that is the height, and no buffer after
+    it is placed.
     """
     from ratrain.passes.memory.allocation.tree import first_fit
 

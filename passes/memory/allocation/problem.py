@@ -1,4 +1,4 @@
-"""What is placed, and the form the allocator works on.
+"""Problems of allocation, and the form that methods work on.
 
 Time is compressed until only what matters is left: a *section* is a run of starts with no stop between them, so that its
 last moment holds everything that is live in it. Two buffers meet if and only if they share a section, and there are no more
@@ -54,65 +54,64 @@ class Instance:
 
     @property
     def plain(self) -> bool:
-        """Whether every buffer has one interval and no side."""
+        """True where every buffer has one interval and no side."""
         return len(self.starts) == self.count and not self.sides.any()
 
     def births(self) -> Int64s:
-        """The first section of each buffer."""
+        """Give the first section of each buffer."""
         return self.starts[self.first[:-1]]
 
     def deaths(self) -> Int64s:
-        """The section after the last of each buffer."""
+        """Give the section after the last of each buffer."""
         return self.stops[self.first[1:] - 1]
 
     def widths(self) -> Int64s:
-        """The number of sections in which each buffer lives."""
+        """Count the sections in which each buffer lives."""
         total = _offsets(self.stops - self.starts)
         return total[self.first[1:]] - total[self.first[:-1]]
 
     def load(self) -> Int64s:
-        """Live bytes of each section."""
+        """Sum the live bytes of each section."""
         return self.load_of(np.ones(self.count, np.bool_))
 
     def lives_in(self, section: int) -> NDArray[np.bool_]:
-        """Which buffers live in a section."""
+        """Tell which buffers live in a section."""
         live = np.zeros(self.count, np.bool_)
         live[self.owners[(self.starts <= section) & (section < self.stops)]] = True
         return live
 
-    def events(self, *, backwards: bool = False, longest_first: bool = False) -> Int64s:
-        """Births b and deaths ~b in the order of time: of one section, deaths first; births by number, or the longest life first."""
+    def events(self, *, backwards: bool = False) -> Int64s:
+        """List births b and deaths ~b in the order of time: within a section deaths first, then by number."""
         births, deaths = self.births(), self.deaths()
         numbers = np.arange(self.count)
         if backwards:
             births, deaths = self.sections - deaths, self.sections - births
-        born = np.lexsort((-self.widths(), births)) if longest_first else numbers
-        order = np.argsort(np.concatenate((deaths, births[born])), kind="stable")
-        return np.concatenate((~numbers, born))[order]
+        order = np.argsort(np.concatenate((deaths, births)), kind="stable")
+        return np.concatenate((~numbers, numbers))[order]
 
     def bound(self) -> int:
-        """A height no placement can be under: live bytes at one time, or of the two sides each at its own time."""
+        """Bound the height from below: live bytes at one time, or of the two sides, each at its own time."""
         apart = 0
         if self.sides.any():
             apart = sum(int(self.load_of(self.sides == side).max()) for side in (1, -1))
         return max(int(self.load().max(initial=0)), apart)
 
     def part(self, chosen: Int64s) -> Instance:
-        """The buffers `chosen`, over the sections they use."""
+        """Keep the buffers `chosen`, over the sections they use."""
         counts = np.diff(self.first)[chosen]
         spans = _ranges(self.first[:-1][chosen], counts)
         starts, stops, sections = _sections(self.starts[spans], self.stops[spans])
         return Instance(self.sizes[chosen], self.sides[chosen], _offsets(counts), starts, stops, sections)
 
     def kept(self, chosen: Int64s) -> Instance:
-        """The buffers `chosen`, over all sections."""
+        """Keep the buffers `chosen`, over all sections."""
         counts = np.diff(self.first)[chosen]
         spans = _ranges(self.first[:-1][chosen], counts)
         starts, stops = self.starts[spans], self.stops[spans]
         return Instance(self.sizes[chosen], self.sides[chosen], _offsets(counts), starts, stops, self.sections)
 
     def load_of(self, chosen: NDArray[np.bool_]) -> Int64s:
-        """Live bytes of some buffers in each section."""
+        """Sum the live bytes of some buffers in each section."""
         curve = np.zeros(self.sections + 1, np.int64)
         sizes = np.where(chosen, self.sizes, 0)[self.owners]
         np.add.at(curve, self.starts, sizes)
@@ -121,7 +120,7 @@ class Instance:
 
 
 def instance_of(problem: AllocationProblem) -> tuple[Instance, Int64s]:
-    """The problem's instance, its buffers by first start, and each one's index in the problem."""
+    """Turn a problem into an instance with its buffers by first start; and the index of each in the problem."""
     sizes = np.array(problem.sizes, np.int64)
     counts = np.fromiter(map(len, problem.intervals), np.int64, len(sizes))
     flat = np.fromiter(
@@ -144,7 +143,7 @@ def instance_of(problem: AllocationProblem) -> tuple[Instance, Int64s]:
 
 
 def _merged(owners: Int64s, starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Intervals sorted by owner and start; those of one buffer that touch or overlap become one."""
+    """Sort intervals by owner and start, and join those of one buffer that touch or overlap."""
     lowest = int(starts.min())
     span = int(stops.max()) - lowest + 1  # owners are shifted so far apart that intervals of two never touch
     shift = owners * span - lowest
@@ -160,7 +159,7 @@ def _merged(owners: Int64s, starts: Int64s, stops: Int64s) -> tuple[Int64s, Int6
 
 
 def _sections(starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s, int]:
-    """Starts and stops as sections: a new one begins with the first start after a stop."""
+    """Turn starts and stops into sections: a new one begins with the first start after a stop."""
     count = len(starts)
     if count == 0:
         return starts, stops, 0
@@ -179,7 +178,7 @@ def _offsets(counts: Int64s) -> Int64s:
 
 
 def _ranges(starts: Int64s, counts: Int64s) -> Int64s:
-    """The numbers from each start on, as many as its count, one run after another."""
+    """List the numbers from each start on, as many as its count, one run after another."""
     ends = np.cumsum(counts)
     return np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts - starts, counts)
 

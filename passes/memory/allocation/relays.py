@@ -1,20 +1,25 @@
-"""Relays: buffers that take over, of other sizes, what others free bit by bit. All of them together fill one piece.
+"""Find relays: buffers that free bytes bit by bit, and buffers of other sizes that take them over. Together they fill one piece.
 
-What a forward saves for one layer dies at two ops of its backward, two large tensors and a small one, then four small ones; what the gradients
-of weights wait for is born at the same ops, of as many bytes but the other way round. Beside each other in the order of their deaths, the
-first free one hole that grows, and the others fill it from one end in the order of their births.
+What a forward saves for one layer dies at two ops of its backward: two large tensors and a small one, then four small ones. What the gradients
+of weights wait for is born at the same ops, of as many bytes, but the other way round:
 
-Relays of one shape are to be as many at each time at which the memory is full, so that each size of what is no relay has as many buffers then as at any other such
-time. At the begin and the end of a step some lack their other half: the first then are a relay by themselves; and where there is one too many, it is none.
+    piece |  ---- 16 ----| |---- 43 ----       the first in the order of their deaths: one hole that grows
+          |  ---- 16 ----| |---- 43 ----
+          |  ---- 43 --| |------ 16 ----       the others fill it from that end, in the order of their births
+          |  ---- 43 --| |------ 16 ----
+          +------------------------------ time
 
-A *loose* relay hands over at one time, and takes a little more than its first. What it loses as long as these live is less than
-slots of other sizes that are needed only when it hands over.
+Stacks of slots (`slots.py`) are as high as the live bytes if each size has equally many buffers whenever the memory is full. So relays of one
+shape are made equally many at all such times. At the begin and the end of a step some lack their other half: the first then are a relay by
+themselves. Where there is one too many, it is dropped.
+
+Cost: about the square of the buffers born at one section, over all sections. Guarantee: no relay keeps bytes that are not free (`_fits`).
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,22 +35,17 @@ if TYPE_CHECKING:
     from ratrain.passes.memory.allocation.problem import Instance
 
 Shape = tuple[tuple[int, int], ...]
-"""When each of the first dies, counted from the first death, and its size; ascending."""
+"""Death, counted from the first one, and size of each of the first buffers; ascending."""
 
 _WIDTHS = (2, 3, 4)
-"""Sections in which a relay takes over."""
+"""Sections that a relay may take to hand over, tried in this order."""
 _SMALL = 32
-"""What is so many times smaller than the largest is no part of a relay."""
-_LOOSE = 8
-"""A loose relay's first lack at most such a part of its bytes."""
-_MEMBERS = 3
-"""Buffers that are the first of a loose relay, at most."""
-_CANDIDATES = 24
-"""Buffers that these are chosen of, at most: two thousand choices."""
+"""Factor by which the largest buffer exceeds the smallest that may be in a relay."""
 _USUAL = 0.2
-"""Share of the full sections: the smallest number of relays that is there in so many is usual, as one too many is easier to drop than another to find."""
+"""Share of the full sections in which a number of relays is usual. The smallest such number counts: one too many is easier to drop than
+another to find."""
 _FULL = 0.002
-"""Share of the most live bytes: sections with nearly as many are full."""
+"""Share of the most live bytes that a full section may lack."""
 
 
 @frozen(eq=False)
@@ -54,25 +54,25 @@ class Relay:
 
     first: Int64s
     then: Int64s
-    """born where the first die; none, where these stand for themselves"""
+    """Buffers born where the first die; none where the first stand for themselves."""
     nbytes: int
-    """What the piece takes."""
+    """Bytes of the piece."""
 
     @property
     def buffers(self) -> Int64s:
-        """All of them."""
+        """All buffers, the first before the others."""
         return np.concatenate((self.first, self.then))
 
 
 def full_sections(instance: Instance) -> NDArray[np.bool_]:
-    """Sections with nearly as many live bytes as there ever are."""
+    """Tell which sections have nearly the most live bytes."""
     load = instance.load()
     found: NDArray[np.bool_] = load >= load.max() * (1 - _FULL)
     return found
 
 
 class RelayFinder:
-    """Relays of an instance."""
+    """Finder of the relays of an instance."""
 
     def __init__(self, instance: Instance, bound: int) -> None:
         self.births, self.deaths, self.sizes = instance.births(), instance.deaths(), instance.sizes
@@ -91,7 +91,11 @@ class RelayFinder:
             self.shapes[self._shape(relay)].append(relay)
 
     def _relays(self) -> list[Relay]:
-        """The narrowest first; of one birth before those of two, and all of what dies or is born before all but one. Where there are no narrow ones none are looked for."""
+        """Collect relays, the narrowest hand-over first.
+
+        Buffers of one birth come before those of two, and complete sets before sets without one buffer. Without narrow relays no wide ones are
+        looked for.
+        """
         found: list[Relay] = []
         dying = [self._dying(apart) for apart in (0, 1)]
         for width in _WIDTHS:
@@ -104,7 +108,10 @@ class RelayFinder:
         return found
 
     def _dying(self, apart: int) -> list[dict[int, list[int]]]:
-        """For each birth, and so many before it: what dies at each section, where more dies soon after some of it and something is born when it does."""
+        """Group what is born at a section, or up to `apart` before it, by death; one group for each birth.
+
+        A group counts if two of its deaths are near each other and something is born at the earlier one.
+        """
         found = []
         for birth in sorted(self.by_birth):
             dying: dict[int, list[int]] = defaultdict(list)
@@ -116,14 +123,14 @@ class RelayFinder:
         return found
 
     def _born_about(self, birth: int, apart: int) -> Iterator[int]:
-        """Free buffers of a birth, and of so many before it."""
+        """Yield the free buffers born at a section, or up to `apart` before it."""
         for earlier in range(apart + 1):
             for buffer in self.by_birth.get(birth - earlier, ()):
                 if self.free[buffer]:
                     yield buffer
 
     def _of_one_birth(self, dying: dict[int, list[int]], width: int, *, trimmed: bool) -> Iterator[Relay]:
-        """Relays of what dies in so many sections, with what is born in them and dies at one section or those about it."""
+        """Yield relays of what dies within `width` sections and what is born in them and dies at about one section."""
         after = 0
         for begin, later in pairwise(dying):
             if begin < after or later - begin >= width or begin not in self.by_birth:
@@ -142,7 +149,7 @@ class RelayFinder:
                     break
 
     def _trimmed(self, first: list[int], then: list[int]) -> tuple[list[int], list[int]]:
-        """Without one that makes the bytes before and after unequal."""
+        """Drop one buffer, if that makes the bytes before and after equal."""
         over = self._nbytes(first) - self._nbytes(then)
         longer = first if over > 0 else then
         for buffer in reversed(longer):
@@ -155,7 +162,10 @@ class RelayFinder:
         return sum(self.size[buffer] for buffer in buffers)
 
     def _relay(self, first: list[int], then: list[int]) -> Relay | None:
-        """A relay of as many bytes before and after, if these come bit by bit, in more than one size, and what is born never needs more than was freed."""
+        """Make a relay, or None where it is not one.
+
+        It needs equal bytes before and after, several deaths, births and sizes; and what is born never needs more than was freed.
+        """
         if self._nbytes(first) != self._nbytes(then):
             return None
         ends, begins = [self.dead[buffer] for buffer in first], [self.born[buffer] for buffer in then]
@@ -169,11 +179,10 @@ class RelayFinder:
         return self._made(first, then)
 
     def _made(self, first: list[int], then: list[int]) -> Relay:
-        nbytes = max(self._nbytes(first), self._nbytes(then))
-        return Relay(np.array(first, np.int64), np.array(then, np.int64), nbytes)
+        return Relay(np.array(first, np.int64), np.array(then, np.int64), self._nbytes(first))
 
     def _fits(self, relay: Relay) -> bool:
-        """Whether bytes that a relay keeps, though nothing of it lives in them, are free."""
+        """Tell whether the bytes that a relay keeps idle are free: the load with them stays within the bound."""
         buffers = relay.buffers
         begin, end = int(self.births[buffers].min()), int(self.deaths[buffers].max())
         change = np.zeros(end - begin + 1, np.int64)
@@ -183,7 +192,10 @@ class RelayFinder:
         return bool((self.load[begin:end] + idle).max() <= self.bound)
 
     def evened(self, shapes: int) -> list[Relay]:
-        """Relays of so many shapes, those of most bytes, at each full section as many as is usual: one too many is dropped, and the first of one stand for it where one is missing."""
+        """Choose relays of the heaviest shapes, equally many at each full section.
+
+        One too many is dropped; where one is missing, the first of one stand for it.
+        """
         heaviest = sorted(self.shapes, key=lambda shape: (-_shape_bytes(shape) * len(self.shapes[shape]), shape))[
             :shapes
         ]
@@ -199,47 +211,6 @@ class RelayFinder:
             dropped += fewer
         return chosen
 
-    def loose(self, relays: list[Relay]) -> list[Relay]:
-        """Loose relays of what is in none of some relays, those of one kind that take most bytes."""
-        free = self.large.copy()
-        for relay in relays:
-            free[relay.buffers] = False
-        kinds: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Relay]] = defaultdict(list)
-        for birth in sorted(self.by_birth):
-            dying: dict[int, list[int]] = defaultdict(list)
-            for buffer in self.by_birth[birth]:
-                if free[buffer]:
-                    dying[self.dead[buffer]].append(buffer)
-            for section in sorted(dying.keys() & self.by_birth.keys()):
-                born: dict[int, list[int]] = defaultdict(list)
-                for buffer in self.by_birth[section]:
-                    if free[buffer]:
-                        born[self.dead[buffer]].append(buffer)
-                for end in sorted(born):
-                    first = self._most_below(dying[section], born[end])
-                    if first:
-                        relay = self._made(first, born[end])
-                        if self._fits(relay):
-                            free[relay.buffers] = False
-                            kinds[self._sizes(first), self._sizes(born[end])].append(relay)
-                            break
-        return max(kinds.values(), key=lambda alike: len(alike) * alike[0].nbytes, default=[])
-
-    def _most_below(self, first: list[int], then: list[int]) -> list[int]:
-        """Some of the first that have nearly the bytes of what comes then, but not its sizes, and no more."""
-        most = self._nbytes(then)
-        best, nbytes = [], most - most // _LOOSE - 1
-        by_size: dict[int, list[int]] = defaultdict(list)
-        for buffer in first:
-            by_size[self.size[buffer]].append(buffer)
-        of_each = [buffer for alike in by_size.values() for buffer in alike[:_MEMBERS]][:_CANDIDATES]
-        for count in range(1, _MEMBERS + 1):
-            for some in combinations(of_each, count):
-                total = sum(self.size[buffer] for buffer in some)
-                if nbytes < total <= most and self._sizes(some) != self._sizes(then):
-                    best, nbytes = list(some), total
-        return best
-
     def _sizes(self, buffers: Iterable[int]) -> tuple[int, ...]:
         return tuple(sorted(self.size[buffer] for buffer in buffers))
 
@@ -248,7 +219,7 @@ class RelayFinder:
         return tuple(sorted((self.dead[buffer] - begin, self.size[buffer]) for buffer in relay.first.tolist()))
 
     def _even(self, shape: Shape, relays: list[Relay], larger: list[Relay]) -> tuple[list[Relay], list[Relay]]:
-        """Which relays of a shape, and which not, some of them cut from `larger` ones."""
+        """Choose and drop relays of a shape until they are equally many; some are cut from `larger` ones. Chosen and dropped ones."""
         chosen, dropped = [], []
         spans = [self._full_sections(relay) for relay in relays]
         there = np.zeros(len(self.full), np.int64)
@@ -277,7 +248,7 @@ class RelayFinder:
         return chosen, dropped
 
     def _cut(self, relay: Relay, shape: Shape) -> Relay | None:
-        """A relay of a smaller shape from one that has it and more: without the rest, and without as much of what is born first."""
+        """Cut a relay to a smaller shape: without the rest, and without as much of what is born first; None where it has not that shape."""
         rest = Counter(self._shape(relay))
         rest.subtract(shape)
         if min(rest.values()) < 0:
@@ -293,16 +264,16 @@ class RelayFinder:
         return self._relay(first, then)
 
     def _life(self, relay: Relay) -> int:
-        """How long the first live at least."""
+        """Give the sections from the last birth of the first to their first death."""
         return int(self.deaths[relay.first].min() - self.births[relay.first].max())
 
     def _full_sections(self, relay: Relay) -> tuple[int, int]:
-        """The range of full sections in which a relay lives."""
+        """Give the range of full sections in which a relay lives, by place among these."""
         low, high = np.searchsorted(self.full, (self.births[relay.buffers].min(), self.deaths[relay.buffers].max()))
         return int(low), int(high)
 
     def _alone(self, shape: Shape) -> Iterator[Relay]:
-        """Buffers of one birth, or of two after each other, of a shape, by birth."""
+        """Yield buffers of one birth, or of two next to each other, that have a shape, as relays by themselves."""
         for birth in sorted(self.by_birth):
             for apart in (0, 1):
                 bag: dict[tuple[int, int], list[int]] = defaultdict(list)

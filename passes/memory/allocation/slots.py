@@ -1,9 +1,21 @@
-"""Slots: buffers of one size that live at different times share one, and the slots of a size are a stack that everything else leaves alone.
+"""Place buffers in slots: those of one size that live at different times share one, and the slots of a size make a stack.
 
-A schedule repeats a few tensors for each micro-batch, and most bytes are of a few sizes. Buffers of one size are placed perfectly by
-themselves, in as many slots as live at once. Where all sizes are at their most at the peak, their stacks on top of each other are as high as the
-live bytes; first fit in one order for all sizes may come higher. What
-lives shortly, has holes in its life, or is of a size that the peak has none of is no part of the stacks: it comes where there is room.
+A schedule repeats a few tensors for every micro-batch, so most bytes are of a few sizes. Buffers of one size are placed perfectly by
+themselves, in as many slots as live at once. Where every size is at its most at the peak, the stacks on top of each other are as high as
+the live bytes, which first fit in one order for all sizes may exceed:
+
+    address
+      |  |__8__|  |__8__| |__8__|        one slot of size 8
+      |  |==24=========||==24====|       two slots of size 24:
+      |  |==24====| |==24===========|    each holds one buffer after another
+      +------------------------------ time
+
+Short lives, lives with holes, and sizes that the peak has none of get no slot: first fit puts them where there is room. Of free slots the
+one that became free latest is taken, so that the others stay free for longer and leave room to such buffers.
+
+A relay (`relays.py`) gets a slot as one buffer. `stacks_of_slots` uses none; `relays_in_slots` tries relays of one shape, and of two.
+
+Cost: two sorts, and one first fit for each of four lengths of short lives and two orders. Guarantee: none; the lowest placement counts.
 """
 
 from __future__ import annotations
@@ -12,64 +24,145 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ratrain.passes.memory.allocation import orders
 from ratrain.passes.memory.allocation.effort import TREE_WORK
 from ratrain.passes.memory.allocation.placing import placed_in_order
+from ratrain.passes.memory.allocation.problem import Instance
+from ratrain.passes.memory.allocation.relays import Relay, RelayFinder, full_sections
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from ratrain.passes.memory.allocation.attempt import Attempt
-    from ratrain.passes.memory.allocation.problem import Instance, Int64s
+    from ratrain.passes.memory.allocation.problem import Int64s
 
-SHORT = (2, 1, 4, 8)
-"""Sections: what lives no longer is placed after the stacks."""
+_SHORT = (2, 1, 4, 8)
+"""Longest lives, in sections, that get no slot; each is tried."""
 _DENSE = 0.9
-"""Share of the time from its birth to its death in which a buffer lives at least, to keep its slot for all of it."""
+"""Smallest share of the time from its birth to its death that a buffer with a slot lives: the slot is its own for all of it."""
+_SHAPES = 2
+"""Most shapes of relays that are used together."""
+_FINDING = 2000
+"""Cost of looking for relays, in placements of a sweep for each buffer."""
 
 
 def stacks_of_slots(attempt: Attempt) -> None:
-    """Try each length of short lives, and two orders of what is beside the stacks, while there is work left."""
+    """Offer placements with a stack of slots for each size."""
+    if not attempt.instance.sides.any():
+        _offer(attempt, "slots by size", [])
+
+
+def relays_in_slots(attempt: Attempt) -> None:
+    """Offer placements with relays of one shape in slots, and with those of two, while there is work left."""
     instance = attempt.instance
-    if instance.sides.any():
+    if instance.sides.any() or not attempt.afford(_FINDING * instance.count):
         return
-    for short in SHORT:
-        stacked = lasting(instance, short)
-        offsets, top = _stacks(instance, stacked)
-        if top >= attempt.height:
-            continue
-        for order in (orders.by_start(instance), orders.by_size(instance)):
-            if attempt.good() or not attempt.afford(TREE_WORK * instance.count):
-                return
-            stacked_first = np.concatenate((order[stacked[order]], order[~stacked[order]]))
-            placed, height = placed_in_order(instance, stacked_first, offsets, int(stacked.sum()))
-            attempt.offer("slots by size", placed, height)
+    finder = RelayFinder(instance, attempt.bound)
+    for shapes in range(1, min(_SHAPES, len(finder.shapes)) + 1):
+        relays = finder.evened(shapes)
+        if relays and not attempt.good():
+            _offer(attempt, "relays in slots", relays)
 
 
-def dense(instance: Instance) -> NDArray[np.bool_]:
-    """What lives from its birth to its death, or nearly."""
+def _offer(attempt: Attempt, method: str, relays: list[Relay]) -> None:
+    """Offer placements with some relays until one is good."""
+    for offsets, height in _placements(attempt, attempt.instance, relays):
+        attempt.offer(method, offsets, height)
+        if attempt.good():
+            return
+
+
+def _joined(instance: Instance, relays: list[Relay]) -> Instance:
+    """Make an instance of the buffers in no relay, followed by each relay as one buffer."""
+    births, deaths = instance.births(), instance.deaths()
+    rest = instance.kept(_alone(instance, relays))
+    spans = [(births[relay.buffers].min(), deaths[relay.buffers].max()) for relay in relays]
+    table = np.array(spans, np.int64).reshape(-1, 2)
+    return Instance(
+        np.concatenate((rest.sizes, np.array([relay.nbytes for relay in relays], np.int64))),
+        np.zeros(rest.count + len(relays), np.int64),
+        np.concatenate((rest.first, len(rest.starts) + np.arange(1, len(relays) + 1))),
+        np.concatenate((rest.starts, table[:, 0])),
+        np.concatenate((rest.stops, table[:, 1])),
+        instance.sections,
+    )
+
+
+def _alone(instance: Instance, relays: list[Relay]) -> Int64s:
+    """List the buffers that are in no relay."""
+    alone = np.ones(instance.count, np.bool_)
+    for relay in relays:
+        alone[relay.buffers] = False
+    return np.flatnonzero(alone)
+
+
+def _placements(attempt: Attempt, instance: Instance, relays: list[Relay]) -> Iterator[tuple[Int64s, int]]:
+    """Yield offsets and height of placements that are of use: stacks first, then all else by birth, or by size."""
+    joined, alone, inside = _joined(instance, relays), _alone(instance, relays), _inside(instance, relays)
+    members = np.concatenate((alone, *(relay.buffers for relay in relays)))
+    counts = np.array([1] * len(alone) + [len(relay.buffers) for relay in relays], np.int64)
+    births, deaths, sizes, is_dense = joined.births(), joined.deaths(), joined.sizes, _dense(joined)
+    by_birth = np.lexsort((-sizes, deaths, births, is_dense))
+    by_size = np.lexsort((deaths, births, -sizes, is_dense))
+    for short in _SHORT:
+        stacked, slotted, top = _stacks(joined, _lasting(joined, short))
+        for order in (by_birth, by_size):
+            limit = attempt.of_use_below()
+            if top >= limit or not attempt.afford(TREE_WORK * joined.count):
+                break
+            slotted_first = np.concatenate((order[slotted[order]], order[~slotted[order]]))
+            placed, height = placed_in_order(joined, slotted_first, stacked, int(slotted.sum()), limit)
+            if height < limit:
+                offsets = inside.copy()
+                offsets[members] += np.repeat(placed, counts)
+                yield offsets, height
+
+
+def _inside(instance: Instance, relays: list[Relay]) -> Int64s:
+    """Give offsets within relays: the first buffers stand in the order of their deaths, the others in that of their births.
+
+    So the first free one hole that grows from the relay's begin, and the others fill it from there.
+    """
+    births, deaths, sizes = instance.births(), instance.deaths(), instance.sizes
+    offsets = np.zeros(instance.count, np.int64)
+    for relay in relays:
+        for buffers, times in ((relay.first, deaths), (relay.then, births)):
+            ordered = buffers[np.lexsort((-sizes[buffers], times[buffers]))]
+            offsets[ordered] = np.cumsum(sizes[ordered]) - sizes[ordered]
+    return offsets
+
+
+def _dense(instance: Instance) -> NDArray[np.bool_]:
+    """Tell which buffers live from birth to death, or nearly."""
     found: NDArray[np.bool_] = instance.widths() > _DENSE * (instance.deaths() - instance.births())
     return found
 
 
-def lasting(instance: Instance, short: int) -> NDArray[np.bool_]:
-    """Of what is dense, that which lives longer than `short`, of a size of which some does at the peak."""
-    stacked = dense(instance) & (instance.deaths() - instance.births() > short)
+def _lasting(instance: Instance, short: int) -> NDArray[np.bool_]:
+    """Tell which dense buffers live longer than `short` and have a size that some such buffer has at the peak."""
+    stacked = _dense(instance) & (instance.deaths() - instance.births() > short)
     at_peak = stacked & instance.lives_in(int(instance.load().argmax()))
     return stacked & np.isin(instance.sizes, instance.sizes[at_peak])
 
 
-def _stacks(instance: Instance, stacked: NDArray[np.bool_]) -> tuple[Int64s, int]:
-    """Offsets of some buffers, each with its slot from birth to death, the largest size lowest; and the height of all stacks."""
-    from ratrain.passes.memory.allocation.sweep import LOWEST, sweep
+def _stacks(joined: Instance, stacked: NDArray[np.bool_]) -> tuple[Int64s, NDArray[np.bool_], int]:
+    """Give slots to some buffers, the largest size lowest; their offsets, which buffers got one, and the height of all stacks.
 
-    offsets = np.zeros(instance.count, np.int64)
-    top = 0
-    for size in np.unique(instance.sizes[stacked])[::-1]:
-        alike = np.flatnonzero(stacked & (instance.sizes == size))
-        part = instance.kept(alike)
-        slots, one_kind = np.empty(part.count, np.int64), np.zeros(part.count, np.int64)
-        height = sweep(part.events(), part.sizes, one_kind, np.array([LOWEST]), 0, slots)
-        offsets[alike] = top + slots
-        top += height
-    return offsets, top
+    A stack has as many slots as are taken at once in full sections. Elsewhere there may be more buffers than slots: they get none.
+    """
+    from ratrain.passes.memory.allocation.sweep import latest_slots
+
+    full = full_sections(joined)
+    at_full = np.flatnonzero(full)
+    slotted = stacked & (np.searchsorted(at_full, joined.births()) < np.searchsorted(at_full, joined.deaths()))
+    offsets, top = np.zeros(joined.count, np.int64), 0
+    for size in np.unique(joined.sizes[slotted])[::-1]:
+        alike = np.flatnonzero(slotted & (joined.sizes == size))
+        part = joined.kept(alike)
+        most = int(part.load()[full].max()) // int(size)
+        slots = latest_slots(part.events(), part.count, most)
+        slotted[alike[slots < 0]] = False
+        offsets[alike] = top + size * slots
+        top += most * int(size)
+    return offsets, slotted, top

@@ -1,8 +1,16 @@
-"""Two stacks: large buffers from the top down, the others from the bottom up, each placed as if the others were not there.
+"""Place large buffers from the top down and the others from the bottom up, each kind as if the other were not there.
 
-Where large buffers come and go (views that are gathered for each use) and small ones stay (activations on their way from forward to
-backward), one order for all leaves holes of the one that the other cannot use. Apart, each kind is packed well, and they
-need no more than the largest sum, over time, of what the two reach: less than both arenas together where they are not full at once.
+Large buffers may come and go (views that are gathered for each use) while small ones stay (activations between forward and backward). One
+order for all leaves holes of one kind that the other cannot use. Apart, each kind is packed well:
+
+    arena  |  VVVV   VVVV   VVVV        views, hanging from the top
+           |  VVVV     aaaaaaaaaaaa
+           |  aaaaaaaaaaaaaaaaaaaaaaaa  activations, standing on the ground
+           +-------------------------- time
+
+The arena is the largest sum, over time, of what the two reach: less than both together where they are not full at once.
+
+Cost: four orders of both kinds for at most twelve sizes from which on a buffer is large. Guarantee: none; the lowest placement counts.
 """
 
 from __future__ import annotations
@@ -25,7 +33,7 @@ if TYPE_CHECKING:
 
 _THRESHOLDS = 12
 _MOST_PLACED = 400_000
-"""Buffers that are placed in all, over thresholds and orders: half a second."""
+"""Most buffers to place over all thresholds and orders: half a second."""
 _ORDERS = 4
 
 
@@ -36,11 +44,11 @@ class _Stack:
     chosen: Int64s
     offsets: Int64s
     reached: Int64s
-    """the highest byte that is taken in each section"""
+    """End of the highest taken byte in each section."""
 
 
 def two_stacks(attempt: Attempt) -> None:
-    """Try each of some sizes from which on a buffer is large, and some orders of each kind, while there is work left."""
+    """Offer two stacks for each threshold between large and small, the best pair of orders each, while there is work left."""
     instance = attempt.instance
     if instance.sides.any():
         return
@@ -59,7 +67,7 @@ def two_stacks(attempt: Attempt) -> None:
 
 
 def _thresholds(instance: Instance, most: int) -> Int64s:
-    """The sizes of which most bytes and sections are, but the smallest, ascending."""
+    """Choose the sizes with most area (bytes times sections), ascending; never the smallest, which would leave nothing below."""
     sizes, place = np.unique(instance.sizes, return_inverse=True)
     area = np.bincount(place, weights=instance.sizes * instance.widths())
     area[0] = -1.0
@@ -68,7 +76,7 @@ def _thresholds(instance: Instance, most: int) -> Int64s:
 
 
 def _stacks(instance: Instance, is_chosen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Iterator[_Stack]:
-    """The chosen buffers by first fit in some orders."""
+    """Place the chosen buffers by first fit in each of some orders."""
     chosen = np.flatnonzero(is_chosen)
     if not len(chosen):
         yield _Stack(chosen, chosen, np.zeros(instance.sections, np.int64))
@@ -81,7 +89,10 @@ def _stacks(instance: Instance, is_chosen: np.ndarray[tuple[int, ...], np.dtype[
 
 
 def reached(part: Instance, offsets: Int64s) -> Int64s:
-    """The highest byte that is taken in each section: intervals into a table of maxima over powers of two, and down again."""
+    """Find the end of the highest taken byte in each section.
+
+    Each interval is two overlapping entries in a table of maxima over powers of two, which is then handed down to single sections.
+    """
     tops = (offsets + part.sizes)[part.owners]
     level = np.frexp((part.stops - part.starts).astype(np.float64))[1] - 1  # floor of log2, exact for integers
     table = np.zeros((int(level.max()) + 1, part.sections), np.int64)

@@ -1,4 +1,4 @@
-"""Placement in the order of time, with a list of free bytes sorted by address: one sweep, near-linear.
+"""Place buffers in the order of time, with a list of free bytes sorted by address: one sweep, near-linear.
 
 How a buffer takes its hole is a *policy* of its class (classes go by lifetime): the lowest that is large enough, the smallest, or
 the highest below a target. Two-ended placement is the policy that keeps short-lived buffers together under the target. A beam of
@@ -45,7 +45,7 @@ def swept(
     events: Int64s, begin: int, end: int, sizes: Int64s, slots: Int64s, classes: Int64s, policy: Int64s, target: int,
     lows: Int64s, highs: Int64s, holes: int, top: int, held: Int64s, born: Int64s,
 ) -> tuple[int, int]:  # fmt: skip
-    """Go on with a sweep from one event to another; the new number of holes and the new height.
+    """Continue a sweep from one event to another; the new number of holes and the new height.
 
     `held` has the offset of each live buffer at its slot. Offsets are also listed in `born`, unless it is empty.
     """
@@ -83,7 +83,7 @@ def swept(
 
 @kernel
 def give_back(low: int, high: int, lows: Int64s, highs: Int64s, holes: int) -> int:
-    """Free bytes [low, high) join the holes beside them; the new number of holes."""
+    """Join freed bytes [low, high) to the holes next to them; the new number of holes."""
     left, right = 0, holes
     while left < right:  # the first hole that starts at or above `low`
         middle = (left + right) // 2
@@ -110,7 +110,7 @@ def give_back(low: int, high: int, lows: Int64s, highs: Int64s, holes: int) -> i
 
 @kernel
 def take(chosen: int, low: int, high: int, lows: Int64s, highs: Int64s, holes: int) -> int:
-    """Bytes [low, high) leave the hole `chosen`; the new number of holes."""
+    """Take bytes [low, high) out of the hole `chosen`; the new number of holes."""
     if low > lows[chosen] and high < highs[chosen]:
         for k in range(holes, chosen + 1, -1):
             lows[k], highs[k] = lows[k - 1], highs[k - 1]
@@ -136,7 +136,7 @@ def removed(gone: int, lows: Int64s, highs: Int64s, holes: int) -> int:
 
 @kernel
 def most_live(events: Int64s) -> int:
-    """The largest number of buffers that live at once."""
+    """Count the most buffers that live at once."""
     live, most = 0, 0
     for event in events:
         live += 1 if event >= 0 else -1
@@ -146,7 +146,7 @@ def most_live(events: Int64s) -> int:
 
 @kernel
 def slots_of(events: Int64s, count: int) -> Int64s:
-    """A slot for each of `count` buffers, free again when it dies: as many slots as buffers live at once."""
+    """Give each of `count` buffers a slot until it dies; there are as many slots as buffers live at once."""
     slots = np.zeros(count, np.int64)
     free = np.arange(most_live(events))[::-1].copy()
     left = len(free)
@@ -162,7 +162,10 @@ def slots_of(events: Int64s, count: int) -> Int64s:
 
 @kernel
 def latest_slots(events: Int64s, count: int, most: int) -> Int64s:
-    """A slot of `most` for each of `count` buffers, that which became free latest, so that the others stay free for longer; -1 where there is none."""
+    """Give each of `count` buffers one of `most` slots, or -1 where none is free.
+
+    It is the slot that became free latest, so that the others stay free for longer.
+    """
     slots = np.full(count, -1, np.int64)
     free = np.arange(most)[::-1].copy()
     left = most
@@ -179,7 +182,7 @@ def latest_slots(events: Int64s, count: int, most: int) -> Int64s:
 
 @kernel
 def draw(state: Int64s, choices: int) -> int:
-    """A number below `choices`; moves the generator on."""
+    """Draw a number below `choices`; moves the generator on."""
     state[0] = (state[0] * _MULTIPLIER + _INCREMENT) & _MASK
     return int(state[0] >> 8) % choices
 
@@ -202,7 +205,7 @@ def mutate(policy: Int64s, state: Int64s) -> None:
 
 @kernel
 def same_holes(one: int, other: int, lows: Int64s, highs: Int64s, holes: Int64s, tops: Int64s) -> bool:
-    """Whether two sweeps have come to the same height and the same holes."""
+    """Tell whether two sweeps have come to the same height and the same holes."""
     if holes[one] != holes[other] or tops[one] != tops[other]:
         return False
     used = holes[one]

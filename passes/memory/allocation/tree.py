@@ -1,4 +1,4 @@
-"""First fit in a given order, in near-linear time: a tree over sections whose nodes keep sorted lists of occupied bytes.
+"""Place by first fit in a given order, in near-linear time: a tree over sections whose nodes keep sorted lists of taken bytes.
 
 Every buffer is kept at the nodes that make up its sections (there are O(log sections) of them). A node has two lists of
 disjoint byte ranges: `over`, buffers that fill the node's sections entirely, and `within`, everything kept at the node or
@@ -39,7 +39,7 @@ def first_fit(
 ) -> int:
     """Place buffers in `order`, each at the lowest offset that is free in all its sections; the height.
 
-    Fills `offsets`; the first `pinned` of the order have theirs already. Once a buffer ends at the `limit` or above, those after it are not placed.
+    Fills `offsets`; the first `pinned` of the order have theirs already. Once a buffer ends at the `limit` or above, no later one is placed.
     """
     leaves = 1
     while leaves < sections:
@@ -111,7 +111,7 @@ def first_fit(
 
 @part
 def doubled(values: Int64s) -> Int64s:
-    """A copy with room for twice as many."""
+    """Copy an array into one of twice its length."""
     copy = np.empty(2 * len(values), np.int64)
     for place in range(
         len(values)
@@ -164,7 +164,7 @@ def noted(index: int, turn: int, marked: Int64s, used: Int64s, met: Int64s, coun
 def lowest_gap(
     size: int, met: Int64s, at: Int64s, count: int, base: Int64s, used: Int64s, lows: Int64s, highs: Int64s
 ) -> int:
-    """The lowest offset with `size` bytes that are free in each of the first `count` lists of `met`.
+    """Find the lowest offset with `size` bytes that are free in each of the first `count` lists of `met`.
 
     Every list has a pointer that only moves up, so the work is at most the number of ranges below the answer.
     """

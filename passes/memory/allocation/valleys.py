@@ -1,14 +1,21 @@
-"""Exact search by valleys: what is the next buffer up from a section's floor? For problems that are full to the last byte.
+"""Search exactly for placements that are full to the last byte, by deciding which buffer comes next up from a section's floor.
 
-In every placement where each buffer rests on the ground or on another, a section has a lowest buffer that is still to come. Where all
-sections of those that could be it are equally high (a *valley*; the lowest sections always are one) it starts exactly there, and nothing can
-come below it; or it starts higher, and the section wastes bytes. So any valley may be decided next, in any order. That is what this search
-lives on, where the canonical search has one order only:
+Let each buffer rest on the ground or on another: every placement that fits can be pushed down to such a one. Then each section has a lowest
+buffer still to come. The section is a *valley* if each buffer that could be it lives only in sections where nothing starts lower:
+
+    |XXX|       |XXXXX|
+    |XXX|_______|XXXXX|    a buffer starts exactly on this floor, and nothing comes below it;
+    |XXXXXXXXXXXXXXXXX|    or all start higher, and the section wastes bytes
+
+The lowest section always is a valley. Any valley may be decided next, in any order, and the search lives on that freedom:
 
 - It decides the section with the fewest ways, and prefers sections where it failed before, and low ones.
-- A failure is explained by sections. Decisions that touch none of them are not tried again, they are skipped: the search jumps back.
-- A section without a byte to waste lets buffers start at sums of sizes only: while few are left, these raise what rests on others.
-- It starts anew after few nodes (Luby's sequence), with other ways first: what remains unlucky for long is rare that way.
+- It explains a failure by sections, and jumps back over decisions that touch none of them.
+- A section without a byte to waste lets buffers start at sums of sizes only. While few are left, these sums raise what rests on others.
+- It starts anew after few nodes (Luby's sequence), with other ways first, as bad luck rarely lasts over many short runs.
+
+Cost: exponential at worst; a node costs some passes over the sections that its buffer touches. Guarantee: EXHAUSTED proves that no placement
+fits the capacity, as all ways of a valley were tried or explained away.
 
 The stack is explicit, and holds the whole state of each depth. A section's row of `line` holds its floor, the bytes still to come,
 the lowest start of those, and how many of them start there.
@@ -21,16 +28,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ratrain.passes.memory.allocation.compiled import kernel
-from ratrain.passes.memory.allocation.search import EXHAUSTED, FOUND, STOPPED
 
 if TYPE_CHECKING:
     from ratrain.passes.memory.allocation.problem import Instance, Int64s
 
+FOUND, EXHAUSTED, STOPPED = 1, 0, -1
+"""Ends of a search: a placement was found; there is none; the limit on nodes was reached."""
 _FLOOR, _AHEAD, _REST, _WAYS = range(4)
 _NEVER = 1 << 60
-"""Higher than any start."""
+"""A height above any start."""
 _FEW = 8
-"""Sums of sizes are reckoned where no more buffers are left."""
+"""Most buffers left in a section whose sums of sizes are reckoned."""
 _RUN = 1000
 """Nodes of the shortest run."""
 _NOISE = 0.1
@@ -58,7 +66,10 @@ def search_valleys(instance: Instance, capacity: int, limit: int, seed: int, off
 
 
 def _steps(sizes: Int64s, filled: np.ndarray) -> Int64s:
-    """By how much the lowest buffer of a section starts higher, if it rests on one that is not there: the smallest such buffer."""
+    """Give the least rise of a section's lowest start when nothing starts on its floor.
+
+    The buffer must rest on one that does not live in the section: the rise is the smallest size of these.
+    """
     meets = filled.astype(np.float32) @ filled.astype(np.float32).T > 0
     steps = np.full(filled.shape[1], _NEVER, np.int64)
     for section, there in enumerate(filled.T):
@@ -68,7 +79,7 @@ def _steps(sizes: Int64s, filled: np.ndarray) -> Int64s:
 
 
 def _standing(instance: Instance, filled: np.ndarray) -> np.ndarray:
-    """Each buffer's place among the ways, from 0 to 1: the widest come first, then the largest area, then the fullest sections."""
+    """Rank buffers among the ways, from 0 to 1: by width, then area, then the load of their fullest section."""
     load, widths = instance.load(), instance.widths()
     totals = np.where(filled, load, 0).max(axis=1)
     standing = np.empty(instance.count)
@@ -81,7 +92,7 @@ def valley_search(
     sizes: Int64s, at: Int64s, where: Int64s, above: Int64s, cover: Int64s, steps: Int64s, capacity: int,
     standing: np.ndarray, noise: float, limit: int, shortest: int, seed: int, few: int, offsets: Int64s,
 ) -> tuple[int, int]:  # fmt: skip
-    """Runs of one search, each as long as Luby's sequence says: 1, 1, 2, 1, 1, 2, 4, 1, ... times the shortest.
+    """Search in runs as long as Luby's sequence says: 1, 1, 2, 1, 1, 2, 4, 1, ... times the shortest.
 
     Buffer i fills the sections where[at[i] : at[i + 1]]; section s has the buffers cover[above[s] : above[s + 1]].
     """
@@ -118,7 +129,7 @@ def valley_search(
 
 @kernel
 def drawn(chance: np.ndarray) -> float:
-    """A number from 0 to 1 (Marsaglia's xorshift)."""
+    """Draw a number from 0 to 1 (Marsaglia's xorshift)."""
     x = chance[0]
     x ^= x << np.uint64(13)
     x ^= x >> np.uint64(7)
@@ -133,7 +144,7 @@ def run(
     likely: np.ndarray, limit: int, few: int, line: Int64s, lowest: Int64s, ways: Int64s, frames: Int64s,
     blamed: np.ndarray, placed: np.ndarray, failures: np.ndarray, offsets: Int64s,
 ) -> tuple[int, int]:  # fmt: skip
-    """One run from the start. A frame is a section, the number of its ways, and how many of them were tried."""
+    """Search once from the start. A frame is a section, the number of its ways, and how many of them were tried."""
     count, sections = len(sizes), len(steps)
     left = np.full(1, count, np.int64)
     sums = np.zeros(1 << few, np.int64)
@@ -194,7 +205,7 @@ def run(
 
 @kernel
 def rest(s: int, now: Int64s, low: Int64s, above: Int64s, cover: Int64s, placed: np.ndarray) -> None:
-    """The lowest start of what is still to come in a section, and how many start there."""
+    """Note the lowest start of what is still to come in a section, and how many buffers start there."""
     best, ways = _NEVER, 0
     for k in range(above[s], above[s + 1]):
         i = cover[k]
@@ -211,7 +222,7 @@ def easiest(
     now: Int64s, low: Int64s, at: Int64s, where: Int64s, above: Int64s, cover: Int64s, placed: np.ndarray,
     failures: np.ndarray, capacity: int,
 ) -> int:  # fmt: skip
-    """The section of a valley to decide next: few ways, many failures, and low."""
+    """Choose the section of a valley to decide next: few ways, many failures, and low."""
     best, least = -1, np.inf
     for s in range(len(failures)):
         ways, start = now[_WAYS, s], now[_REST, s]
@@ -229,7 +240,7 @@ def easiest(
 def in_valley(
     s: int, now: Int64s, low: Int64s, at: Int64s, where: Int64s, above: Int64s, cover: Int64s, placed: np.ndarray
 ) -> bool:
-    """Whether nothing can come below what starts lowest in a section, in any other section."""
+    """Tell whether a section is a valley: in no section of its lowest buffers does anything start lower."""
     start = now[_REST, s]
     for k in range(above[s], above[s + 1]):
         i = cover[k]
@@ -245,7 +256,10 @@ def list_ways(
     s: int, now: Int64s, low: Int64s, sizes: Int64s, at: Int64s, where: Int64s, above: Int64s, cover: Int64s,
     steps: Int64s, placed: np.ndarray, likely: np.ndarray, ways: Int64s, blame: np.ndarray, capacity: int,
 ) -> int:  # fmt: skip
-    """The buffers that may start next in a section, likeliest first, and -1 for none of them; how many. Blames what leaves no other."""
+    """List the buffers that may start next in a section, likeliest first, then -1 for none of them; how many.
+
+    Blames the sections that leave no other way.
+    """
     start, found = now[_REST, s], 0
     higher = wasted(s, now, low, above, cover, steps, placed)
     blame[:] = False
@@ -281,7 +295,7 @@ def list_ways(
 
 @kernel
 def wasted(s: int, now: Int64s, low: Int64s, above: Int64s, cover: Int64s, steps: Int64s, placed: np.ndarray) -> int:
-    """How high a section is at least, if nothing starts at its rest."""
+    """Give the least height of a section's floor if nothing starts at its rest."""
     start = now[_REST, s]
     higher = int(start + steps[s])
     for k in range(above[s], above[s + 1]):
@@ -293,7 +307,7 @@ def wasted(s: int, now: Int64s, low: Int64s, above: Int64s, cover: Int64s, steps
 
 @kernel
 def listed_alike(buffer: int, ways: Int64s, found: int, sizes: Int64s, at: Int64s, where: Int64s) -> bool:
-    """Whether one of the ways has the same size and sections: then this one would come to the same."""
+    """Tell whether one of the ways has the same size and sections, so that this one would come to the same."""
     for k in range(found):
         i = ways[k]
         if sizes[i] == sizes[buffer] and at[i + 1] - at[i] == at[buffer + 1] - at[buffer]:
@@ -341,7 +355,7 @@ def follow(
     cover: Int64s, steps: Int64s, placed: np.ndarray, failures: np.ndarray, blame: np.ndarray, hull: Int64s,
     capacity: int, few: int, sums: Int64s, short: Int64s,
 ) -> bool:  # fmt: skip
-    """Draw what follows from a way; whether all that is left may still fit. Where it may not, blames the sections that say so."""
+    """Take a way and draw what follows; whether all that is left may still fit. If not, blame the sections that say so."""
     if buffer < 0:
         end = wasted(s, now, low, above, cover, steps, placed)
         now[_FLOOR, s] = end
@@ -394,7 +408,10 @@ def lift(
     s: int, end: int, now: Int64s, low: Int64s, sizes: Int64s, at: Int64s, where: Int64s, above: Int64s,
     cover: Int64s, placed: np.ndarray, blame: np.ndarray, hull: Int64s, capacity: int,
 ) -> bool:  # fmt: skip
-    """Raise what is still to come in a section to its new floor, and widen the hull of what was raised; whether all ends within the capacity."""
+    """Raise what is still to come in a section to its new floor; whether all of it ends within the capacity.
+
+    Widens the hull of what was raised.
+    """
     for k in range(above[s], above[s + 1]):
         i = cover[k]
         if not placed[i] and low[i] < end:
@@ -412,7 +429,7 @@ def full(
     s: int, now: Int64s, low: Int64s, sizes: Int64s, above: Int64s, cover: Int64s, placed: np.ndarray, few: int,
     sums: Int64s, short: Int64s,
 ) -> int:  # fmt: skip
-    """In a section that has no byte to waste, raise starts to the next sum of other buffers' sizes; how many of `short` were raised."""
+    """Raise starts in a section without a byte to waste to the next sum of other buffers' sizes; how many of `short` were raised."""
     left, floor = 0, now[_FLOOR, s]
     for k in range(above[s], above[s + 1]):
         i = cover[k]
@@ -451,9 +468,9 @@ def jump_back(
     depth: int, frames: Int64s, ways: Int64s, at: Int64s, where: Int64s, blamed: np.ndarray, placed: np.ndarray,
     left: Int64s,
 ) -> int:  # fmt: skip
-    """The depth of the last decision that touches a section blamed for what failed at `depth`, taken back with all after it; or -1.
+    """Take back decisions until one touches a section blamed for what failed at `depth`; its depth, or -1.
 
-    What was blamed for the failure is blamed there too.
+    The blame is handed on to it.
     """
     blame = blamed[depth]
     while depth > 0:
