@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ratrain.targets.program.attention_spec import AttentionSpec
     from ratrain.targets.program.routine import OnChipSchedule
     from ratrain.targets.runtime.arena.scratch import Scratch
-    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
+    from ratrain.targets.runtime.kernels.interface import Array
 
 
 def _no_place(ranges: Ranges, keys_first: bool) -> TilePosition:
@@ -104,60 +104,19 @@ class Tiled(Fast):
         TiledMemory(schedule, present, place_of, memories, self.late).run()
 
     @quiet
-    def gemm(
-        self,
-        a: Array,
-        b: Array,
-        out: Array,
-        *,
-        scratch: Scratch,
-        trans_a: bool = False,  # noqa: ARG002  the schedule knows
-        trans_b: bool = False,  # noqa: ARG002
-        accumulate: bool = False,  # noqa: ARG002
-        bias: Array | None = None,
-        residual: Array | None = None,
-    ) -> None:
-        """See `KERNELS["gemm"]`."""
+    def gemm(self, a, b, out, *, scratch, trans_a=False, trans_b=False, accumulate=False, bias=None, residual=None):
         operands = {"a": a, "b": b, "out": out, "bias": bias, "residual": residual}
         self.execute("gemm", operands, scratch)
 
     @quiet
-    def attention_forward(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        o: Array,
-        lse: F32,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,
-        spec: AttentionSpec,
-    ) -> None:
-        """See `KERNELS["attention_forward"]`."""
+    def attention_forward(self, q, k, v, o, lse, *, documents=None, scratch, spec):
         check_starts(documents, spec.seq_len)
         operands = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "documents": documents}
         self.execute("attention_forward", operands, scratch, _place_of(spec))
 
     @quiet
-    def attention_backward(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        o: Array,
-        lse: F32,
-        do: Array,
-        dq: Array,
-        dk: Array,
-        dv: Array,
-        delta: F32,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,
-        spec: AttentionSpec,
-    ) -> None:
-        """See `KERNELS["attention_backward"]`; first the gradient of queries, which makes delta, then that of keys and values."""
+    def attention_backward(self, q, k, v, o, lse, do, dq, dk, dv, delta, *, documents=None, scratch, spec):
+        """First the gradient of queries, which makes delta, then that of keys and values."""
         check_starts(documents, spec.seq_len)
         read = {"q": q, "k": k, "v": v, "lse": lse, "do": do, "delta": delta, "documents": documents}
         self.execute("attention_query_gradient", {**read, "o": o, "dq": dq}, scratch, _place_of(spec))

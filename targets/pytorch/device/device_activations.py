@@ -21,7 +21,6 @@ from ratrain.targets.runtime.arena.scratch import Buffer
 
 if TYPE_CHECKING:
     from ratrain.targets.pytorch.device.device_common import F32, F64, Array
-    from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch as Scratch
     from ratrain.targets.runtime.arena.scratch import Plan
 
 _SLOPE, _CUBE = math.sqrt(8 / math.pi), 0.044715
@@ -102,18 +101,14 @@ def _gelu_and_slope(u: F32, buffers: tuple[F32, F32, F32], doubles: list[F64]) -
 class DeviceActivations:
     """The activations of `TorchDevice`. All inputs of a chunk are loaded before an output is stored, so they may be the same bytes."""
 
-    def swiglu_forward(self, gate: Array, up: Array, prod: Array, *, scratch: Scratch) -> None:
-        """See `KERNELS["swiglu_forward"]`."""
+    def swiglu_forward(self, gate, up, prod, *, scratch):
         buffers = scratch.take_all(swiglu_forward_plan(gate))
         for of_gate, of_up, of_prod in flat_chunks(gate, up, prod):
             g, u = wide(buffers[0], of_gate), wide(buffers[1], of_up)
             share = torch.sigmoid(g, out=shaped(buffers[2], g.shape))
             of_prod.copy_(g.mul_(share).mul_(u))
 
-    def swiglu_backward(
-        self, gate: Array, up: Array, dprod: Array, dgate: Array, dup: Array, *, scratch: Scratch
-    ) -> None:
-        """See `KERNELS["swiglu_backward"]`."""
+    def swiglu_backward(self, gate, up, dprod, dgate, dup, *, scratch):
         buffers = scratch.take_all(swiglu_backward_plan(gate))
         for of_gate, of_up, of_dprod, of_dgate, of_dup in flat_chunks(gate, up, dprod, dgate, dup):
             g, u, d = (wide(buffer, each) for buffer, each in zip(buffers, (of_gate, of_up, of_dprod), strict=False))
@@ -124,24 +119,12 @@ class DeviceActivations:
             complement(share, term).mul_(g).add_(1)
             of_dgate.copy_(d.mul_(u).mul_(share).mul_(term))
 
-    def geglu_forward(self, gate: Array, up: Array, prod: Array, *, scratch: Scratch, exact: bool = False) -> None:
-        """See `KERNELS["geglu_forward"]`."""
+    def geglu_forward(self, gate, up, prod, *, scratch, exact=False):
         of_g, value, of_u, *doubles = scratch.take_all(geglu_forward_plan(gate, exact=exact))
         for of_gate, of_up, of_prod in flat_chunks(gate, up, prod):
             of_prod.copy_(_gelu(wide(of_g, of_gate), value, doubles).mul_(wide(of_u, of_up)))
 
-    def geglu_backward(
-        self,
-        gate: Array,
-        up: Array,
-        dprod: Array,
-        dgate: Array,
-        dup: Array,
-        *,
-        scratch: Scratch,
-        exact: bool = False,
-    ) -> None:
-        """See `KERNELS["geglu_backward"]`."""
+    def geglu_backward(self, gate, up, dprod, dgate, dup, *, scratch, exact=False):
         of_g, of_value, of_slope, of_d, of_u, *doubles = scratch.take_all(geglu_backward_plan(gate, exact=exact))
         for of_gate, of_up, of_dprod, of_dgate, of_dup in flat_chunks(gate, up, dprod, dgate, dup):
             value, slope = _gelu_and_slope(wide(of_g, of_gate), (of_value, of_slope, of_d), doubles)
@@ -149,27 +132,23 @@ class DeviceActivations:
             of_dup.copy_(value.mul_(d))
             of_dgate.copy_(d.mul_(u).mul_(slope))
 
-    def gelu_forward(self, up: Array, act: Array, *, scratch: Scratch, exact: bool = False) -> None:
-        """See `KERNELS["gelu_forward"]`."""
+    def gelu_forward(self, up, act, *, scratch, exact=False):
         of_u, value, *doubles = scratch.take_all(gelu_forward_plan(up, exact=exact))
         for of_up, of_act in flat_chunks(up, act):
             of_act.copy_(_gelu(wide(of_u, of_up), value, doubles))
 
-    def gelu_backward(self, up: Array, dact: Array, dup: Array, *, scratch: Scratch, exact: bool = False) -> None:
-        """See `KERNELS["gelu_backward"]`."""
+    def gelu_backward(self, up, dact, dup, *, scratch, exact=False):
         of_u, value, slope, of_d, *doubles = scratch.take_all(gelu_backward_plan(up, exact=exact))
         for of_up, of_dact, of_dup in flat_chunks(up, dact, dup):
             _, factor = _gelu_and_slope(wide(of_u, of_up), (value, slope, of_d), doubles)
             of_dup.copy_(wide(of_d, of_dact).mul_(factor))
 
-    def relu2_forward(self, up: Array, act: Array, *, scratch: Scratch) -> None:
-        """See `KERNELS["relu2_forward"]`."""
+    def relu2_forward(self, up, act, *, scratch):
         (buffer,) = scratch.take_all(relu2_forward_plan(up))
         for of_up, of_act in flat_chunks(up, act):
             of_act.copy_(wide(buffer, of_up).clamp_(min=0).square_())
 
-    def relu2_backward(self, up: Array, dact: Array, dup: Array, *, scratch: Scratch) -> None:
-        """See `KERNELS["relu2_backward"]`."""
+    def relu2_backward(self, up, dact, dup, *, scratch):
         of_u, of_d = scratch.take_all(relu2_backward_plan(up))
         for of_up, of_dact, of_dup in flat_chunks(up, dact, dup):
             of_dup.copy_(wide(of_u, of_up).clamp_(min=0).mul_(2).mul_(wide(of_d, of_dact)))

@@ -44,23 +44,23 @@ class DeviceAdamW:
 
     def adamw(
         self,
-        master: F32,
-        m: F32,
-        v: F32,
-        grad: Array,
+        master,
+        m,
+        v,
+        grad,
         *,
-        scratch: Scratch,
-        view: Array | None = None,
-        step: int,
-        grad_multiplier: float,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        decay: Sequence[tuple[int, int]],
-    ) -> None:
-        """See `KERNELS["adamw"]`. `lr` is first rounded to float32, as `adamw_on_device` has it."""
+        scratch,
+        view=None,
+        step,
+        grad_multiplier,
+        lr,
+        beta1,
+        beta2,
+        eps,
+        weight_decay,
+        decay,
+    ):
+        """`lr` is first rounded to float32, as `adamw_on_device` has it."""
         buffers = scratch.take_all(adamw_plan(master))
         rate, multiplier, count = buffers[7].fill_(lr), buffers[8].fill_(grad_multiplier), buffers[12].fill_(step)
         numbers = _numbers(buffers, count, multiplier, rate, beta1, beta2, weight_decay)

@@ -19,8 +19,7 @@ from ratrain.targets.runtime.arena.scratch import Buffer
 
 if TYPE_CHECKING:
     from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
-    from ratrain.targets.pytorch.device.device_common import F32, I32, Array
-    from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch as Scratch
+    from ratrain.targets.pytorch.device.device_common import F32, Array
     from ratrain.targets.runtime.arena.scratch import Plan
 
 
@@ -76,19 +75,7 @@ class DeviceAttention:
 
     halves: bool
 
-    def attention_forward(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        o: Array,
-        lse: F32,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,
-        spec: AttentionSpec,
-    ) -> None:
-        """See `KERNELS["attention_forward"]`."""
+    def attention_forward(self, q, k, v, o, lse, *, documents=None, scratch, spec):
         softmax = RunningSoftmax(spec.block, documents, scratch, halves=self.halves)
         for heads in all_heads(spec.block, softmax.shape):
             for queries in row_steps(spec.seq_len, softmax.shape.queries):
@@ -97,43 +84,12 @@ class DeviceAttention:
                 heads.of_queries(o, queries).copy_(softmax.acc.div_(softmax.total))
                 softmax.of_rows(lse).copy_(softmax.total.log_().add_(softmax.peak.mul_(LN2)))
 
-    def attention_backward(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        o: Array,
-        lse: F32,
-        do: Array,
-        dq: Array,
-        dk: Array,
-        dv: Array,
-        delta: F32,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,
-        spec: AttentionSpec,
-    ) -> None:
-        """See `KERNELS["attention_backward"]`."""
+    def attention_backward(self, q, k, v, o, lse, do, dq, dk, dv, delta, *, documents=None, scratch, spec):
         buffers = scratch.take_all(_delta_plan(len(o), spec.heads, spec.head_dim))
         _put_delta(o, do, delta, buffers)
         BlockGradients(spec.block, (q, k, v, do, lse, delta), documents, scratch, halves=self.halves).run(dq, dk, dv)
 
-    def attention_partial_forward(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        acc: F32,
-        peak: F32,
-        total: F32,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,
-        spec: AttentionBlockSpec,
-        accumulate: bool,
-    ) -> None:
-        """See `KERNELS["attention_partial_forward"]`."""
+    def attention_partial_forward(self, q, k, v, acc, peak, total, *, documents=None, scratch, spec, accumulate):
         softmax = RunningSoftmax(spec, documents, scratch, halves=self.halves)
         for heads in all_heads(spec, softmax.shape):
             for queries in row_steps(spec.queries, softmax.shape.queries):
@@ -147,46 +103,18 @@ class DeviceAttention:
                 for mine, theirs in zip(of_tile, so_far, strict=True):
                     theirs.copy_(mine)
 
-    def attention_partial_finish(
-        self,
-        acc: F32,
-        peak: F32,
-        total: F32,
-        o: Array,
-        lse: F32,
-        *,
-        scratch: Scratch,
-        heads: int,
-        head_dim: int,
-    ) -> None:
-        """See `KERNELS["attention_partial_finish"]`."""
+    def attention_partial_finish(self, acc, peak, total, o, lse, *, scratch, heads, head_dim):
         (buffer,) = scratch.take_all(partial_finish_plan(o))
         for rows in row_chunks(*o.shape):
             value = wide(buffer, acc[rows]).view(-1, heads, head_dim)
             o[rows].copy_(value.div_(total[:, rows].T[..., None]).view(len(value), -1))
         torch.log(total, out=lse).add_(peak, alpha=LN2)
 
-    def attention_delta(self, o: Array, do: Array, delta: F32, *, scratch: Scratch, heads: int, head_dim: int) -> None:
-        """See `KERNELS["attention_delta"]`."""
+    def attention_delta(self, o, do, delta, *, scratch, heads, head_dim):
         _put_delta(o, do, delta, scratch.take_all(delta_plan(o, heads=heads, head_dim=head_dim)))
 
     def attention_partial_backward(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        lse: F32,
-        do: Array,
-        delta: F32,
-        dq: F32,
-        dk: F32,
-        dv: F32,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,
-        spec: AttentionBlockSpec,
-        accumulate: bool,
-    ) -> None:
-        """See `KERNELS["attention_partial_backward"]`."""
+        self, q, k, v, lse, do, delta, dq, dk, dv, *, documents=None, scratch, spec, accumulate
+    ):
         gradients = BlockGradients(spec, (q, k, v, do, lse, delta), documents, scratch, halves=self.halves)
         gradients.run(dq, dk, dv, adds_to_queries=True, adds_to_keys=accumulate)

@@ -45,16 +45,13 @@ def notice(values: F32, told: F32, part: F32) -> None:
 class DeviceFlat:
     """The kernels of `TorchDevice` that know no rows."""
 
-    def zero(self, a: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KERNELS["zero"]`."""
+    def zero(self, a, *, scratch):
         a.zero_()
 
-    def cast(self, src: Array, dst: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KERNELS["cast"]`."""
+    def cast(self, src, dst, *, scratch):
         dst.copy_(src)
 
-    def add(self, a: Array, b: Array, out: Array, *, scratch: Scratch, scale: float = 1.0) -> None:
-        """See `KERNELS["add"]`."""
+    def add(self, a, b, out, *, scratch, scale=1.0):
         left, right = scratch.take_all(add_plan(out))
         for of_a, of_b, of_out in flat_chunks(a, b, out):
             term = wide(right, of_b)
@@ -62,21 +59,18 @@ class DeviceFlat:
                 term.mul_(scale)
             of_out.copy_(wide(left, of_a).add_(term))
 
-    def scale(self, a: Array, out: Array, *, scratch: Scratch, scale: float) -> None:
-        """See `KERNELS["scale"]`."""
+    def scale(self, a, out, *, scratch, scale):
         (buffer,) = scratch.take_all(scale_plan(out))
         for of_a, of_out in flat_chunks(a, out):
             of_out.copy_(wide(buffer, of_a).mul_(scale))
 
-    def mean_of_replicas(
-        self, parts: Sequence[Array], out: Array, *, scratch: Scratch, accumulate: bool, divisor: float
-    ) -> bool:
-        """See `KERNELS["mean_of_replicas"]`. Waits for the device, once: the answer is needed on the host."""
+    def mean_of_replicas(self, parts, out, *, scratch, accumulate, divisor):
+        """Waits for the device, once: the answer is needed on the host."""
         told = self.told_mean_of_replicas(parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor)
         return bool(told.item() == 0)
 
-    def all_finite(self, a: Array, *, scratch: Scratch) -> bool:
-        """See `KERNELS["all_finite"]`. Waits for the device, once: the answer is needed on the host."""
+    def all_finite(self, a, *, scratch):
+        """Waits for the device, once: the answer is needed on the host."""
         return bool(self.told_all_finite(a, scratch=scratch).item() == 0)
 
     def told_mean_of_replicas(

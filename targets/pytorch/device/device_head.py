@@ -209,21 +209,9 @@ class DeviceHead:
     head_class: ClassVar[type[HeadCall]] = HeadCall
 
     def head_forward(
-        self,
-        xn: Array,
-        table: Array,
-        labels: I32,
-        lse: F32,
-        loss: F64,
-        logits: F32,
-        *,
-        scratch: Scratch,
-        normalise: bool,
-        accumulate: bool,
-        scale_of_logits: float = 1.0,
-        softcap: float | None = None,
-    ) -> None:
-        """See `KERNELS["head_forward"]`. The losses of a chunk are summed in float64, in an order of PyTorch's."""
+        self, xn, table, labels, lse, loss, logits, *, scratch, normalise, accumulate, scale_of_logits=1.0, softcap=None
+    ):
+        """The losses of a chunk are summed in float64, in an order of PyTorch's."""
         options: dict[str, Any] = {"normalise": normalise, "scale_of_logits": scale_of_logits, "softcap": softcap}
         head = self.head_class.begin(xn, table, labels, logits, scratch, halves=self.halves, **options)
         if not accumulate:
@@ -235,23 +223,22 @@ class DeviceHead:
 
     def head_backward(
         self,
-        xn: Array,
-        table: Array,
-        labels: I32,
-        lse: F32,
-        scale: F32,
-        logits: F32,
-        dxn: Array,
-        dtable: Array,
+        xn,
+        table,
+        labels,
+        lse,
+        scale,
+        logits,
+        dxn,
+        dtable,
         *,
-        scratch: Scratch,
-        denominator: SupportsFloat,
-        normalise: bool,
-        accumulate: bool,
-        scale_of_logits: float = 1.0,
-        softcap: float | None = None,
-    ) -> None:
-        """See `KERNELS["head_backward"]`."""
+        scratch,
+        denominator,
+        normalise,
+        accumulate,
+        scale_of_logits=1.0,
+        softcap=None,
+    ):
         options: dict[str, Any] = {"normalise": normalise, "scale_of_logits": scale_of_logits, "softcap": softcap}
         head = self.head_class.begin(xn, table, labels, logits, scratch, halves=self.halves, **options)
         head.set_factor(scale, denominator)
@@ -263,24 +250,23 @@ class DeviceHead:
 
     def head_backward_from_logits(
         self,
-        xn: Array,
-        table: Array,
-        labels: I32,
-        lse: F32,
-        scale: F32,
-        logits: F32,
-        dlogits: F32,
-        dxn: Array,
-        dtable: Array,
+        xn,
+        table,
+        labels,
+        lse,
+        scale,
+        logits,
+        dlogits,
+        dxn,
+        dtable,
         *,
-        scratch: Scratch,
-        denominator: SupportsFloat,
-        normalise: bool,
-        accumulate: bool,
-        scale_of_logits: float = 1.0,
-        softcap: float | None = None,
-    ) -> None:
-        """See `KERNELS["head_backward_from_logits"]`."""
+        scratch,
+        denominator,
+        normalise,
+        accumulate,
+        scale_of_logits=1.0,
+        softcap=None,
+    ):
         options: dict[str, Any] = {"normalise": normalise, "scale_of_logits": scale_of_logits, "softcap": softcap}
         head = self.head_class.begin(xn, table, labels, logits, scratch, halves=self.halves, **options)
         head.set_factor(scale, denominator)

@@ -33,7 +33,7 @@ from ratrain.targets.runtime.arena.scratch import plan_bytes
 from ratrain.targets.runtime.kernels.shared import KernelSetBase, rope_table
 
 if TYPE_CHECKING:
-    from ratrain.targets.pytorch.device.device_common import F32, I32, Array
+    from ratrain.targets.pytorch.device.device_common import F32, Array
     from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch as Scratch
     from ratrain.targets.runtime.arena.scalars import Place
     from ratrain.targets.runtime.arena.scratch import Plan
@@ -137,21 +137,20 @@ class TorchDevice(
 
     def rope(
         self,
-        x: Array,
+        x,
         *,
-        documents: I32 | None = None,
-        scratch: Scratch,
-        heads: int,
-        head_dim: int,
-        seq_len: int,
-        theta: float,
-        inverse: bool,
-        first_position: int = 0,
-        rotary_dim: int | None = None,
-        interleaved: bool = False,
-        scaling: str = "",
-    ) -> None:
-        """See `KERNELS["rope"]`."""
+        documents=None,
+        scratch,
+        heads,
+        head_dim,
+        seq_len,
+        theta,
+        inverse,
+        first_position=0,
+        rotary_dim=None,
+        interleaved=False,
+        scaling="",
+    ):
         check_documents(documents, seq_len, first_position)
         shape: dict[str, Any] = {"heads": heads, "head_dim": head_dim, "seq_len": seq_len, "rotary_dim": rotary_dim}
         width = rotary_dim or head_dim

@@ -106,101 +106,39 @@ def _backward(
 class DeviceNorms:
     """The norms of `TorchDevice`."""
 
-    def rmsnorm_forward(
-        self,
-        x: Array,
-        gamma: Array,
-        xn: Array,
-        rstd: F32,
-        *,
-        scratch: Scratch,
-        eps: float,
-        unit_offset: bool = False,
-    ) -> None:
-        """See `KERNELS["rmsnorm_forward"]`."""
+    def rmsnorm_forward(self, x, gamma, xn, rstd, *, scratch, eps, unit_offset=False):
         _forward(x, gamma, xn, rstd, scratch, eps, unit_offset=unit_offset)
 
     def rmsnorm_backward(
-        self,
-        dxn: Array,
-        x: Array,
-        gamma: Array,
-        rstd: F32,
-        dx: Array,
-        dgamma: Array,
-        *,
-        scratch: Scratch,
-        residual: Array | None = None,
-        accumulate: bool,
-        unit_offset: bool = False,
-    ) -> None:
-        """See `KERNELS["rmsnorm_backward"]`."""
+        self, dxn, x, gamma, rstd, dx, dgamma, *, scratch, residual=None, accumulate, unit_offset=False
+    ):
         _backward(dxn, x, gamma, rstd, dx, dgamma, residual, scratch, accumulate=accumulate, unit_offset=unit_offset)
 
-    def head_norm_forward(
-        self,
-        x: Array,
-        gamma: Array,
-        xn: Array,
-        rstd: F32,
-        *,
-        scratch: Scratch,
-        heads: int,  # noqa: ARG002  the width says them
-        head_dim: int,
-        eps: float,
-        unit_offset: bool = False,
-    ) -> None:
-        """See `KERNELS["head_norm_forward"]`."""
+    def head_norm_forward(self, x, gamma, xn, rstd, *, scratch, heads, head_dim, eps, unit_offset=False):
         _forward(x.view(-1, head_dim), gamma, xn.view(-1, head_dim), rstd, scratch, eps, unit_offset=unit_offset)
 
     def head_norm_backward(
-        self,
-        dxn: Array,
-        x: Array,
-        gamma: Array,
-        rstd: F32,
-        dx: Array,
-        dgamma: Array,
-        *,
-        scratch: Scratch,
-        heads: int,  # noqa: ARG002
-        head_dim: int,
-        accumulate: bool,
-        unit_offset: bool = False,
-    ) -> None:
-        """See `KERNELS["head_norm_backward"]`."""
+        self, dxn, x, gamma, rstd, dx, dgamma, *, scratch, heads, head_dim, accumulate, unit_offset=False
+    ):
         above, source, out = (each.view(-1, head_dim) for each in (dxn, x, dx))
         _backward(
             above, source, gamma, rstd, out, dgamma, None, scratch, accumulate=accumulate, unit_offset=unit_offset
         )
 
-    def row_squares(self, x: Array, squares: F32, *, scratch: Scratch, share: float) -> None:
-        """See `KERNELS["row_squares"]`."""
+    def row_squares(self, x, squares, *, scratch, share):
         rows_of_x, spare, _, _, _ = scratch.take_all(norm_forward_plan(x))
         for rows in row_chunks(*x.shape):
             values = wide(rows_of_x, x[rows])
             torch.sum(torch.mul(values, values, out=shaped(spare, values.shape)), dim=1, out=squares[rows]).mul_(share)
 
-    def row_products(self, dxn: Array, x: Array, gamma: Array, products: F32, *, scratch: Scratch) -> None:
-        """See `KERNELS["row_products"]`."""
+    def row_products(self, dxn, x, gamma, products, *, scratch):
         of_grad, of_x, of_gamma, _, _ = scratch.take_all(norm_forward_plan(x, gamma))
         weight = wide(of_gamma, gamma)
         for rows in row_chunks(*x.shape):
             grad, values = wide(of_grad, dxn[rows]), wide(of_x, x[rows])
             torch.sum(grad.mul_(weight).mul_(values), dim=1, out=products[rows])
 
-    def summed_norm_forward(
-        self,
-        x: Array,
-        gamma: Array,
-        squares: F32,
-        xn: Array,
-        *,
-        scratch: Scratch,
-        width: int,
-        eps: float,
-    ) -> None:
-        """See `KERNELS["summed_norm_forward"]`."""
+    def summed_norm_forward(self, x, gamma, squares, xn, *, scratch, width, eps):
         rows_of_x, _, of_gamma, _, factors = scratch.take_all(norm_forward_plan(x, gamma))
         weight = wide(of_gamma, gamma)
         for rows in row_chunks(*x.shape):
@@ -209,22 +147,8 @@ class DeviceNorms:
             xn[rows].copy_(values.mul_(rstd[:, None]).mul_(weight))
 
     def summed_norm_backward(
-        self,
-        dxn: Array,
-        x: Array,
-        gamma: Array,
-        squares: F32,
-        products: F32,
-        dx: Array,
-        dgamma: Array,
-        *,
-        scratch: Scratch,
-        width: int,
-        eps: float,
-        share: float,
-        accumulate: bool,
-    ) -> None:
-        """See `KERNELS["summed_norm_backward"]`."""
+        self, dxn, x, gamma, squares, products, dx, dgamma, *, scratch, width, eps, share, accumulate
+    ):
         of_grad, of_normed, spare, of_gamma, total, part, _, factors = scratch.take_all(norm_backward_plan(x, gamma))
         weight = wide(of_gamma, gamma)
         total.zero_()
@@ -237,19 +161,7 @@ class DeviceNorms:
             dx[rows].copy_(grad.mul_(weight).sub_(normed).mul_(rstd[:, None]))
         store_sum(total, part, dgamma, accumulate=accumulate)
 
-    def layernorm_forward(
-        self,
-        x: Array,
-        gamma: Array,
-        beta: Array,
-        xn: Array,
-        mean: F32,
-        rstd: F32,
-        *,
-        scratch: Scratch,
-        eps: float,
-    ) -> None:
-        """See `KERNELS["layernorm_forward"]`."""
+    def layernorm_forward(self, x, gamma, beta, xn, mean, rstd, *, scratch, eps):
         rows_of_x, squares, of_gamma, of_beta, _ = scratch.take_all(norm_forward_plan(x, gamma))
         weight, shift = wide(of_gamma, gamma), wide(of_beta, beta)
         for rows in row_chunks(*x.shape):
@@ -258,22 +170,7 @@ class DeviceNorms:
             _inverse_deviations(values, squares, eps, rstd[rows])
             xn[rows].copy_(values.mul_(rstd[rows, None]).mul_(weight).add_(shift))
 
-    def layernorm_backward(
-        self,
-        dxn: Array,
-        x: Array,
-        gamma: Array,
-        mean: F32,
-        rstd: F32,
-        dx: Array,
-        dgamma: Array,
-        dbeta: Array,
-        *,
-        scratch: Scratch,
-        residual: Array | None = None,
-        accumulate: bool,
-    ) -> None:
-        """See `KERNELS["layernorm_backward"]`."""
+    def layernorm_backward(self, dxn, x, gamma, mean, rstd, dx, dgamma, dbeta, *, scratch, residual=None, accumulate):
         buffers = scratch.take_all(norm_backward_plan(x, gamma))
         of_grad, of_normed, spare, of_gamma, of_products, of_grads, part, means = buffers
         weight = wide(of_gamma, gamma)

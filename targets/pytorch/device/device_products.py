@@ -25,7 +25,6 @@ from ratrain.targets.runtime.arena.scratch import Buffer
 
 if TYPE_CHECKING:
     from ratrain.targets.pytorch.device.device_common import F32, Array
-    from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch as Scratch
     from ratrain.targets.runtime.arena.scratch import Plan
 
 
@@ -118,20 +117,7 @@ class DeviceProducts:
     halves: bool
     """Whether factors of 16 bits are multiplied as they are."""
 
-    def gemm(
-        self,
-        a: Array,
-        b: Array,
-        out: Array,
-        *,
-        scratch: Scratch,
-        trans_a: bool = False,
-        trans_b: bool = False,
-        accumulate: bool = False,
-        bias: Array | None = None,
-        residual: Array | None = None,
-    ) -> None:
-        """See `KERNELS["gemm"]`."""
+    def gemm(self, a, b, out, *, scratch, trans_a=False, trans_b=False, accumulate=False, bias=None, residual=None):
         options: dict[str, Any] = {
             "trans_a": trans_a,
             "trans_b": trans_b,
@@ -167,8 +153,7 @@ class DeviceProducts:
                     add_wide(product, term, residual[down, across])
                 target.copy_(product)
 
-    def column_sum(self, a: Array, out: Array, *, scratch: Scratch, accumulate: bool) -> None:
-        """See `KERNELS["column_sum"]`."""
+    def column_sum(self, a, out, *, scratch, accumulate):
         buffer, part, total = scratch.take_all(column_sum_plan(a))
         total.zero_()
         for rows in row_chunks(*a.shape):

@@ -48,8 +48,7 @@ def mean_of_quantised_plan(out: Array, *, bits: int, **_: object) -> Plan:
 class DeviceQuantised:
     """The kernels of `TorchDevice` on packed elements."""
 
-    def quantise(self, a: Array, packed: U8, *, scratch: Scratch, bits: int) -> None:
-        """See `KERNELS["quantise"]`."""
+    def quantise(self, a, packed, *, scratch, bits):
         values, spare, worst, mark, *nibbles = scratch.take_all(quantise_plan(a, bits=bits))
         source, (scales, stored) = a.view(-1), _packed_parts(packed, size(a))
         stored[size(a) * bits // 8 :].zero_()
@@ -73,17 +72,14 @@ class DeviceQuantised:
             else:
                 _pack_pairs(whole.add_(8), nibbles[0].view(-1), stored, at)
 
-    def dequantise(self, packed: U8, out: Array, *, scratch: Scratch, bits: int) -> None:
-        """See `KERNELS["dequantise"]`."""
+    def dequantise(self, packed, out, *, scratch, bits):
         values, *nibbles = scratch.take_all(dequantise_plan(out, bits=bits))
         target = out.view(-1)
         for blocks, at in _chunks(size(out)):
             target[at].copy_(_values(packed, size(out), blocks, at, values, nibbles))
 
-    def mean_of_quantised(
-        self, parts: Sequence[U8], out: Array, *, scratch: Scratch, accumulate: bool, divisor: float, bits: int
-    ) -> bool:
-        """See `KERNELS["mean_of_quantised"]`. Waits for the device, once: the answer is needed on the host."""
+    def mean_of_quantised(self, parts, out, *, scratch, accumulate, divisor, bits):
+        """Waits for the device, once: the answer is needed on the host."""
         told = self.told_mean_of_quantised(
             parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor, bits=bits
         )

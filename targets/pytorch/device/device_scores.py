@@ -14,8 +14,7 @@ from ratrain.targets.pytorch.device.device_tiles import Heads, Mask, TileShape, 
 
 if TYPE_CHECKING:
     from ratrain.targets.program.attention_spec import AttentionSpec
-    from ratrain.targets.pytorch.device.device_common import F32, I32, Array
-    from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch as Scratch
+    from ratrain.targets.pytorch.device.device_common import F32, Array
     from ratrain.targets.runtime.arena.scratch import Plan
 
 
@@ -68,10 +67,7 @@ class DeviceScores:
 
     halves: bool
 
-    def attention_scores_forward(
-        self, q: Array, k: Array, scores: Array, *, scratch: Scratch, spec: AttentionSpec
-    ) -> None:
-        """See `KERNELS["attention_scores_forward"]`."""
+    def attention_scores_forward(self, q, k, scores, *, scratch, spec):
         of_q, of_k, of_scores = scratch.take_all(product_plan(spec))
         every = slice(0, spec.seq_len)
         for heads, rows in _tiles(spec):
@@ -81,10 +77,7 @@ class DeviceScores:
             multiply(heads.by_shared(query), key.mT, heads.by_shared(score))
             _matrix(scores, heads, rows).copy_(score.mul_(spec.multiplier))
 
-    def attention_softmax_forward(
-        self, scores: Array, probs: Array, *, documents: I32 | None = None, scratch: Scratch, spec: AttentionSpec
-    ) -> None:
-        """See `KERNELS["attention_softmax_forward"]`."""
+    def attention_softmax_forward(self, scores, probs, *, documents=None, scratch, spec):
         *of_mask, of_scores, of_lines = scratch.take_all(softmax_forward_plan(spec))
         check_documents(documents, spec.seq_len)
         mask, every = Mask(spec.block, of_mask, documents), slice(0, spec.seq_len)
@@ -96,10 +89,7 @@ class DeviceScores:
             score.div_(torch.sum(score, dim=2, keepdim=True, out=line))
             _matrix(probs, heads, rows).copy_(score)
 
-    def attention_values_forward(
-        self, probs: Array, v: Array, o: Array, *, scratch: Scratch, spec: AttentionSpec
-    ) -> None:
-        """See `KERNELS["attention_values_forward"]`."""
+    def attention_values_forward(self, probs, v, o, *, scratch, spec):
         of_o, of_v, of_probs = scratch.take_all(product_plan(spec))
         every = slice(0, spec.seq_len)
         for heads, rows in _tiles(spec):
@@ -110,18 +100,7 @@ class DeviceScores:
             multiply(heads.by_shared(prob), value, heads.by_shared(product))
             out.copy_(product)
 
-    def attention_values_backward(
-        self,
-        probs: Array,
-        v: Array,
-        do: Array,
-        dprobs: Array,
-        dv: Array,
-        *,
-        scratch: Scratch,
-        spec: AttentionSpec,
-    ) -> None:
-        """See `KERNELS["attention_values_backward"]`."""
+    def attention_values_backward(self, probs, v, do, dprobs, dv, *, scratch, spec):
         of_do, of_v, of_probs, _, of_term, of_sum = scratch.take_all(gradients_plan(spec))
         every = slice(0, spec.seq_len)
         for heads, rows in _tiles(spec):
@@ -136,17 +115,7 @@ class DeviceScores:
             multiply(heads.by_shared(prob).mT, heads.by_shared(above), term)
             _sum_over_rows(term, of_sum, heads.of_keys(dv, every), rows)
 
-    def attention_softmax_backward(
-        self,
-        probs: Array,
-        dprobs: Array,
-        dscores: Array,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,
-        spec: AttentionSpec,
-    ) -> None:
-        """See `KERNELS["attention_softmax_backward"]`."""
+    def attention_softmax_backward(self, probs, dprobs, dscores, *, documents=None, scratch, spec):
         *of_mask, of_probs, of_dprobs, of_products, of_lines = scratch.take_all(softmax_backward_plan(spec))
         check_documents(documents, spec.seq_len)
         mask, every = Mask(spec.block, of_mask, documents), slice(0, spec.seq_len)
@@ -163,18 +132,7 @@ class DeviceScores:
                 gradient.masked_fill_(hides, 0)
             _matrix(dscores, heads, rows).copy_(gradient)
 
-    def attention_scores_backward(
-        self,
-        q: Array,
-        k: Array,
-        dscores: Array,
-        dq: Array,
-        dk: Array,
-        *,
-        scratch: Scratch,
-        spec: AttentionSpec,
-    ) -> None:
-        """See `KERNELS["attention_scores_backward"]`."""
+    def attention_scores_backward(self, q, k, dscores, dq, dk, *, scratch, spec):
         of_q, of_k, of_scores, of_dq, of_term, of_sum = scratch.take_all(gradients_plan(spec))
         every = slice(0, spec.seq_len)
         for heads, rows in _tiles(spec):

@@ -28,7 +28,6 @@ from ratrain.targets.runtime.kernels import shared
 
 if TYPE_CHECKING:
     from ratrain.targets.pytorch.device.device_common import I32, Array
-    from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch as Scratch
     from ratrain.targets.runtime.arena.scratch import Plan
 
 
@@ -69,8 +68,8 @@ def position_backward_plan(dy: Array, *, seq_len: int, documents: I32 | None = N
 class DeviceTables:
     """The kernels of `TorchDevice` on tables."""
 
-    def embedding_forward(self, tokens: I32, table: Array, y: Array, *, scratch: Scratch, scale: float = 1.0) -> None:
-        """See `KERNELS["embedding_forward"]`. Tokens are checked on the CPU alone."""
+    def embedding_forward(self, tokens, table, y, *, scratch, scale=1.0):
+        """Tokens are checked on the CPU alone."""
         check_tokens(tokens, len(table))
         held, absent, *buffers = scratch.take_all(embedding_forward_plan(y, scale=scale))
         torch.lt(tokens, 0, out=absent)  # rows that other tensor peers have
@@ -80,33 +79,14 @@ class DeviceTables:
             for (part,) in flat_chunks(y):
                 part.copy_(wide(buffer, part).mul_(scale))
 
-    def embedding_backward(
-        self,
-        tokens: I32,
-        dy: Array,
-        dtable: Array,
-        *,
-        scratch: Scratch,
-        accumulate: bool,
-        scale: float = 1.0,
-        padding_token: int | None = None,
-    ) -> None:
-        """See `KERNELS["embedding_backward"]`. Tokens are checked on the CPU alone; rows are summed as `device_sums` says."""
+    def embedding_backward(self, tokens, dy, dtable, *, scratch, accumulate, scale=1.0, padding_token=None):
+        """Tokens are checked on the CPU alone; rows are summed as `device_sums` says."""
         check_tokens(tokens, len(dtable))
         buffers = scratch.take_all(embedding_backward_plan(dy))
         add_rows(tokens, dy, dtable, buffers, scale=scale, accumulate=accumulate, without=padding_token)
 
-    def position_forward(
-        self,
-        positions: Array,
-        y: Array,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,
-        seq_len: int,
-        first_position: int = 0,
-    ) -> None:
-        """See `KERNELS["position_forward"]`. Starts of documents are checked on the CPU alone."""
+    def position_forward(self, positions, y, *, documents=None, scratch, seq_len, first_position=0):
+        """Starts of documents are checked on the CPU alone."""
         check_documents(documents, seq_len, first_position)
         of_y, of_table, *others = scratch.take_all(position_forward_plan(y, seq_len=seq_len, documents=documents))
         for rows in row_chunks(seq_len, y.shape[1]):
@@ -121,18 +101,8 @@ class DeviceTables:
                     added = torch.index_select(positions, 0, at, out=stored(gathered, part.shape, part.dtype))
                 part.copy_(wide(of_y, part).add_(wide(of_table, added)))
 
-    def position_backward(
-        self,
-        dy: Array,
-        dpositions: Array,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,
-        seq_len: int,
-        accumulate: bool,
-        first_position: int = 0,
-    ) -> None:
-        """See `KERNELS["position_backward"]`. With documents rows are summed as `device_sums` says."""
+    def position_backward(self, dy, dpositions, *, documents=None, scratch, seq_len, accumulate, first_position=0):
+        """With documents rows are summed as `device_sums` says."""
         check_documents(documents, seq_len, first_position)
         buffers = scratch.take_all(position_backward_plan(dy, seq_len=seq_len, documents=documents))
         if documents is None:

@@ -9,7 +9,7 @@ bfloat16. In float16 and float32 the bits are those of `fast`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,12 +19,12 @@ from ratrain.targets.pytorch.device.tensors import are_multiplied_here, multiply
 from ratrain.targets.pytorch.host import host_head
 from ratrain.targets.pytorch.host.product_loops import add_to_product
 from ratrain.targets.runtime.arena.dtypes import BFLOAT16
-from ratrain.targets.runtime.arena.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.arena.scratch import Buffer, Plan
 from ratrain.targets.runtime.kernels.fast.fast import Fast, gemm_plan
 from ratrain.targets.runtime.kernels.fast.fast_numba import bits
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.kernels.interface import F32, F64, I32, Array
+    from ratrain.targets.runtime.kernels.interface import Array
 
 
 def _gemm_plan(
@@ -59,20 +59,7 @@ class TorchOnHost(Fast):
     name = "torch"
     plans = PerKernel("scratch in 'torch'", _PLANS, never=[name for name in KERNELS if name not in _PLANS])
 
-    def gemm(
-        self,
-        a: Array,
-        b: Array,
-        out: Array,
-        *,
-        scratch: Scratch,
-        trans_a: bool = False,
-        trans_b: bool = False,
-        accumulate: bool = False,
-        bias: Array | None = None,
-        residual: Array | None = None,
-    ) -> None:
-        """See `KERNELS["gemm"]`."""
+    def gemm(self, a, b, out, *, scratch, trans_a=False, trans_b=False, accumulate=False, bias=None, residual=None):
         if not are_multiplied_here(a, b):
             super().gemm(
                 a,
@@ -116,21 +103,8 @@ class TorchOnHost(Fast):
         self.team.run(part, self.team.product_rows(len(out), b.size))
 
     def head_forward(
-        self,
-        xn: Array,
-        table: Array,
-        labels: I32,
-        lse: F32,
-        loss: F64,
-        logits: F32,
-        *,
-        scratch: Scratch,
-        normalise: bool,
-        accumulate: bool,
-        scale_of_logits: float = 1.0,
-        softcap: float | None = None,
-    ) -> None:
-        """See `KERNELS["head_forward"]`."""
+        self, xn, table, labels, lse, loss, logits, *, scratch, normalise, accumulate, scale_of_logits=1.0, softcap=None
+    ):
         shaping: dict[str, Any] = {"normalise": normalise, "scale_of_logits": scale_of_logits, "softcap": softcap}
         if host_head.is_direct(xn, table, **shaping):
             host_head.forward(self.team, xn, table, labels, lse, loss, logits, scratch, accumulate=accumulate)
@@ -141,23 +115,22 @@ class TorchOnHost(Fast):
 
     def head_backward(
         self,
-        xn: Array,
-        table: Array,
-        labels: I32,
-        lse: F32,
-        scale: F32,
-        logits: F32,
-        dxn: Array,
-        dtable: Array,
+        xn,
+        table,
+        labels,
+        lse,
+        scale,
+        logits,
+        dxn,
+        dtable,
         *,
-        scratch: Scratch,
-        denominator: SupportsFloat,
-        normalise: bool,
-        accumulate: bool,
-        scale_of_logits: float = 1.0,
-        softcap: float | None = None,
-    ) -> None:
-        """See `KERNELS["head_backward"]`."""
+        scratch,
+        denominator,
+        normalise,
+        accumulate,
+        scale_of_logits=1.0,
+        softcap=None,
+    ):
         shaping: dict[str, Any] = {"normalise": normalise, "scale_of_logits": scale_of_logits, "softcap": softcap}
         if host_head.is_direct(xn, table, **shaping):
             factor = np.float32(float(scale[0]) / float(denominator))

@@ -20,7 +20,6 @@ from ratrain.targets.pytorch.triton.triton_common import (
 
 if TYPE_CHECKING:
     from ratrain.targets.pytorch.device.device_common import Array
-    from ratrain.targets.pytorch.device.tensor_scratch import TensorScratch as Scratch
 
 _SLOPE, _CUBE = tl.constexpr(math.sqrt(8 / math.pi)), tl.constexpr(0.044715)
 """Of GELU: (1 + tanh(z)) / 2 is the sigmoid of 2 z = _SLOPE * (u + _CUBE * u^3)."""
@@ -139,69 +138,26 @@ def _gelu(*, exact: bool) -> str:
 class TritonActivations:
     """The activations of `TorchTriton`; they take no scratch."""
 
-    def swiglu_forward(self, gate: Array, up: Array, prod: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KERNELS["swiglu_forward"]`."""
+    def swiglu_forward(self, gate, up, prod, *, scratch):
         _run(gated_forward, gate, up, prod, kind="silu")
 
-    def swiglu_backward(
-        self,
-        gate: Array,
-        up: Array,
-        dprod: Array,
-        dgate: Array,
-        dup: Array,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-    ) -> None:
-        """See `KERNELS["swiglu_backward"]`."""
+    def swiglu_backward(self, gate, up, dprod, dgate, dup, *, scratch):
         _run(gated_backward, gate, up, dprod, dgate, dup, kind="silu")
 
-    def geglu_forward(
-        self,
-        gate: Array,
-        up: Array,
-        prod: Array,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        exact: bool = False,
-    ) -> None:
-        """See `KERNELS["geglu_forward"]`."""
+    def geglu_forward(self, gate, up, prod, *, scratch, exact=False):
         _run(gated_forward, gate, up, prod, kind=_gelu(exact=exact))
 
-    def geglu_backward(
-        self,
-        gate: Array,
-        up: Array,
-        dprod: Array,
-        dgate: Array,
-        dup: Array,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        exact: bool = False,
-    ) -> None:
-        """See `KERNELS["geglu_backward"]`."""
+    def geglu_backward(self, gate, up, dprod, dgate, dup, *, scratch, exact=False):
         _run(gated_backward, gate, up, dprod, dgate, dup, kind=_gelu(exact=exact))
 
-    def gelu_forward(self, up: Array, act: Array, *, scratch: Scratch, exact: bool = False) -> None:  # noqa: ARG002
-        """See `KERNELS["gelu_forward"]`."""
+    def gelu_forward(self, up, act, *, scratch, exact=False):
         _run(plain_forward, up, act, kind=_gelu(exact=exact))
 
-    def gelu_backward(
-        self,
-        up: Array,
-        dact: Array,
-        dup: Array,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        exact: bool = False,
-    ) -> None:
-        """See `KERNELS["gelu_backward"]`."""
+    def gelu_backward(self, up, dact, dup, *, scratch, exact=False):
         _run(plain_backward, up, dact, dup, kind=_gelu(exact=exact))
 
-    def relu2_forward(self, up: Array, act: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KERNELS["relu2_forward"]`."""
+    def relu2_forward(self, up, act, *, scratch):
         _run(plain_forward, up, act, kind="relu2")
 
-    def relu2_backward(self, up: Array, dact: Array, dup: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KERNELS["relu2_backward"]`."""
+    def relu2_backward(self, up, dact, dup, *, scratch):
         _run(plain_backward, up, dact, dup, kind="relu2")

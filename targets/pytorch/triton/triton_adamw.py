@@ -100,23 +100,23 @@ class TritonAdamW:
 
     def adamw(
         self,
-        master: F32,
-        m: F32,
-        v: F32,
-        grad: Array,
+        master,
+        m,
+        v,
+        grad,
         *,
-        scratch: Scratch,
-        view: Array | None = None,
-        step: int,
-        grad_multiplier: float,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        decay: Sequence[tuple[int, int]],
-    ) -> None:
-        """See `KERNELS["adamw"]`. `lr` is first rounded to float32, as `adamw_on_device` has it."""
+        scratch,
+        view=None,
+        step,
+        grad_multiplier,
+        lr,
+        beta1,
+        beta2,
+        eps,
+        weight_decay,
+        decay,
+    ):
+        """`lr` is first rounded to float32, as `adamw_on_device` has it."""
         numbers, rate, multiplier, count = scratch.take_all(adamw_plan())
         betas, by_host = (beta1, beta2), (count.fill_(step), multiplier.fill_(grad_multiplier), rate.fill_(lr))
         _prepare(numbers, *by_host, betas, weight_decay)

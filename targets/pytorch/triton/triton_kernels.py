@@ -64,6 +64,6 @@ class TorchTriton(TritonNorms, TritonActivations, TritonHead, TritonAdamW, Torch
                 help="use --kernels torch-device, or set TRITON_INTERPRET=1 to have Triton interpret it, which is slow",
             )
 
-    def turn_rows(self, x: Array, turn: RotaryTurn, scratch: Scratch, shape: dict[str, Any]) -> None:  # noqa: ARG002
+    def turn_rows(self, x: Array, turn: RotaryTurn, scratch: Scratch, shape: dict[str, Any]) -> None:
         """Rotate x [tokens, heads * head_dim] in place."""
         rotate(x, turn, heads=shape["heads"], head_dim=shape["head_dim"], seq_len=shape["seq_len"])

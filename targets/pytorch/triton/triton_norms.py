@@ -233,106 +233,30 @@ def _rms_backward(
 class TritonNorms(DeviceNorms):
     """The norms of `TorchTriton`. A row is held whole; a row of heads is so many rows."""
 
-    def rmsnorm_forward(
-        self,
-        x: Array,
-        gamma: Array,
-        xn: Array,
-        rstd: F32,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        eps: float,
-        unit_offset: bool = False,
-    ) -> None:
-        """See `KERNELS["rmsnorm_forward"]`."""
+    def rmsnorm_forward(self, x, gamma, xn, rstd, *, scratch, eps, unit_offset=False):
         _rms_forward(x, gamma, xn, rstd, eps, unit_offset=unit_offset)
 
     def rmsnorm_backward(
-        self,
-        dxn: Array,
-        x: Array,
-        gamma: Array,
-        rstd: F32,
-        dx: Array,
-        dgamma: Array,
-        *,
-        scratch: Scratch,
-        residual: Array | None = None,
-        accumulate: bool,
-        unit_offset: bool = False,
-    ) -> None:
-        """See `KERNELS["rmsnorm_backward"]`."""
+        self, dxn, x, gamma, rstd, dx, dgamma, *, scratch, residual=None, accumulate, unit_offset=False
+    ):
         flags = {"accumulate": accumulate, "unit_offset": unit_offset}
         _rms_backward(dxn, x, gamma, rstd, dx, dgamma, residual, scratch, **flags)
 
-    def head_norm_forward(
-        self,
-        x: Array,
-        gamma: Array,
-        xn: Array,
-        rstd: F32,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        heads: int,  # noqa: ARG002  the width says them
-        head_dim: int,  # noqa: ARG002
-        eps: float,
-        unit_offset: bool = False,
-    ) -> None:
-        """See `KERNELS["head_norm_forward"]`."""
+    def head_norm_forward(self, x, gamma, xn, rstd, *, scratch, heads, head_dim, eps, unit_offset=False):
         _rms_forward(x, gamma, xn, rstd, eps, unit_offset=unit_offset)
 
     def head_norm_backward(
-        self,
-        dxn: Array,
-        x: Array,
-        gamma: Array,
-        rstd: F32,
-        dx: Array,
-        dgamma: Array,
-        *,
-        scratch: Scratch,
-        heads: int,  # noqa: ARG002
-        head_dim: int,  # noqa: ARG002
-        accumulate: bool,
-        unit_offset: bool = False,
-    ) -> None:
-        """See `KERNELS["head_norm_backward"]`."""
+        self, dxn, x, gamma, rstd, dx, dgamma, *, scratch, heads, head_dim, accumulate, unit_offset=False
+    ):
         flags = {"accumulate": accumulate, "unit_offset": unit_offset}
         _rms_backward(dxn, x, gamma, rstd, dx, dgamma, None, scratch, **flags)
 
-    def layernorm_forward(
-        self,
-        x: Array,
-        gamma: Array,
-        beta: Array,
-        xn: Array,
-        mean: F32,
-        rstd: F32,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        eps: float,
-    ) -> None:
-        """See `KERNELS["layernorm_forward"]`."""
+    def layernorm_forward(self, x, gamma, beta, xn, mean, rstd, *, scratch, eps):
         shape = _shape_of(x, gamma)
         grid, flags = (programs(shape.rows, shape.tile),), {"centred": True, "unit_offset": False}
         launch(norm_forward, grid, x, gamma, beta, xn, mean, rstd, shape.rows, eps, **flags, **shape.constants)
 
-    def layernorm_backward(
-        self,
-        dxn: Array,
-        x: Array,
-        gamma: Array,
-        mean: F32,
-        rstd: F32,
-        dx: Array,
-        dgamma: Array,
-        dbeta: Array,
-        *,
-        scratch: Scratch,
-        residual: Array | None = None,
-        accumulate: bool,
-    ) -> None:
-        """See `KERNELS["layernorm_backward"]`."""
+    def layernorm_backward(self, dxn, x, gamma, mean, rstd, dx, dgamma, dbeta, *, scratch, residual=None, accumulate):
         of_gamma, of_beta = scratch.take_all(layer_backward_plan(x, gamma))
         shape = _shape_of(x, gamma)
         added = x if residual is None else residual

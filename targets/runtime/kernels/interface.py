@@ -1,6 +1,7 @@
 """What the interpreter asks of a kernel set: a method for each kernel that is declared (`ratrain.targets.program.kernels`).
 
-Arrays are C-contiguous views of an arena. A kernel writes its outputs only, and takes temporaries from `scratch`; it does not reset
+A kernel of a set names its parameters; their order, kinds, types and meaning are the declaration's, and a set that differs
+cannot be made. Arrays are C-contiguous views of an arena. A kernel writes its outputs only, and takes temporaries from `scratch`; it does not reset
 it. Methods are called by the names that steps give; those that the runtime itself calls are typed here.
 """
 

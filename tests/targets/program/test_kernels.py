@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from attrs import evolve
@@ -29,12 +31,21 @@ OF_TORCH = {
     "torch": "ratrain.targets.pytorch.host.host_kernels",
     "torch-device": "ratrain.targets.pytorch.device.device_kernels",
 }
+TORCH_FOLDERS = ("pytorch/device", "pytorch/host", "pytorch/triton")
 OF_TRITON = {"torch-triton": "ratrain.targets.pytorch.triton.triton_kernels"}
 SETS = [name for name in KERNEL_SETS.names() if name not in (*OF_TORCH, *OF_TRITON)]
 if find_spec("torch") is not None:
     OF_TORCH |= OF_TRITON if find_spec("triton") is not None else {}
     SETS += OF_TORCH
     OWNERS |= {f"scratch in '{name}'": module for name, module in OF_TORCH.items()}
+
+ROOT = Path(__file__).parents[3]
+UNTYPED = [
+    path.relative_to(ROOT)
+    for folder in ("runtime/kernels/fast", "runtime/kernels/reference", "mt3000/kernels", *TORCH_FOLDERS)
+    for path in sorted((ROOT / "targets" / folder).glob("*.py"))
+]
+"""Files of kernel sets, which mypy and ruff allow kernels without types."""
 
 GELU = Kernel("gelu", "y = gelu(x).", "x:s[T,f] y:s[T,f]=")
 """A kernel that no layer has heard of."""
@@ -60,7 +71,7 @@ def test_every_kernel_set_has_the_declared_signatures(name: str) -> None:
     kernels = kernel_set(name)
     assert kernels.name == name
     for kernel in KERNELS.values():
-        check_signature(getattr(type(kernels), kernel.name), kernel)
+        assert kernel.signature_problem(parameters_of(getattr(type(kernels), kernel.name)).values()) is None
 
 
 def test_what_the_runtime_calls_itself_is_typed_as_declared() -> None:
@@ -70,13 +81,27 @@ def test_what_the_runtime_calls_itself_is_typed_as_declared() -> None:
         check_signature(getattr(KernelSet, name), KERNELS[name])
 
 
-def check_signature(method: object, kernel: Kernel) -> None:
-    signature = inspect.signature(method)
-    parameters = dict(signature.parameters)
+def parameters_of(method: object) -> dict[str, inspect.Parameter]:
+    parameters = dict(inspect.signature(method).parameters)
     del parameters["self"]
+    return parameters
+
+
+def check_signature(method: object, kernel: Kernel) -> None:
+    parameters = parameters_of(method)
     assert kernel.signature_problem(parameters.values()) is None
     assert parameters == kernel.parameters, kernel.name
-    assert signature.return_annotation == kernel.returns, kernel.name
+    assert inspect.signature(method).return_annotation == kernel.returns, kernel.name
+
+
+@pytest.mark.parametrize("path", UNTYPED, ids=str)
+def test_kernels_alone_leave_their_types_to_the_declarations(path: Path) -> None:
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.FunctionDef) and node.name not in KERNELS:
+            given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            untyped = [each.arg for each in given if each.annotation is None and each.arg not in ("self", "cls")]
+            assert not untyped, f"{node.name} of {path} does not say what {untyped} are"
+            assert node.returns is not None, f"{node.name} of {path} does not say what it returns"
 
 
 def test_a_kernel_set_with_other_arguments_cannot_be_made() -> None:

@@ -7,13 +7,12 @@ GIL; the threads of the set's team share them out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ratrain.targets.program.per_kernel import PerKernel
-from ratrain.targets.runtime.arena.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.arena.scratch import Buffer, Plan
 from ratrain.targets.runtime.kernels.fast import fast_flat, fast_rows
 from ratrain.targets.runtime.kernels.fast.blas import share_product
 from ratrain.targets.runtime.kernels.fast.fast_attention import (
@@ -58,7 +57,7 @@ from ratrain.targets.runtime.kernels.shared import (
 )
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
+    from ratrain.targets.runtime.kernels.interface import I32, Array
 
 BLOCK = 1 << 15
 """Elements that pass through several loops while they stay in the second-level cache."""
@@ -140,20 +139,7 @@ class Fast(
         ),
     )
 
-    def gemm(
-        self,
-        a: Array,
-        b: Array,
-        out: Array,
-        *,
-        scratch: Scratch,
-        trans_a: bool = False,
-        trans_b: bool = False,
-        accumulate: bool = False,
-        bias: Array | None = None,
-        residual: Array | None = None,
-    ) -> None:
-        """See `KERNELS["gemm"]`."""
+    def gemm(self, a, b, out, *, scratch, trans_a=False, trans_b=False, accumulate=False, bias=None, residual=None):
         buffers = scratch.take_all(gemm_plan(a, b, out, accumulate=accumulate, bias=bias, residual=residual))
         operands = []
         for x in (a, b):
@@ -181,8 +167,7 @@ class Fast(
         source, stored = flat(src), flat(dst)
         self.team.run(lambda part: fast_flat.cast(source[part], stored[part]), self.team.rows(stored.shape))
 
-    def column_sum(self, a: Array, out: Array, *, scratch: Scratch, accumulate: bool) -> None:
-        """See `KERNELS["column_sum"]`."""
+    def column_sum(self, a, out, *, scratch, accumulate):
         sums, total = scratch.take_all(_column_sum_plan(a, out))
         stored = bits(a)
         sums.fill(0)
@@ -191,21 +176,20 @@ class Fast(
 
     def rope(
         self,
-        x: Array,
+        x,
         *,
-        documents: I32 | None = None,
-        scratch: Scratch,  # noqa: ARG002
-        heads: int,
-        head_dim: int,
-        seq_len: int,
-        theta: float,
-        inverse: bool,
-        first_position: int = 0,
-        rotary_dim: int | None = None,
-        interleaved: bool = False,
-        scaling: str = "",
-    ) -> None:
-        """See `KERNELS["rope"]`."""
+        documents=None,
+        scratch,
+        heads,
+        head_dim,
+        seq_len,
+        theta,
+        inverse,
+        first_position=0,
+        rotary_dim=None,
+        interleaved=False,
+        scaling="",
+    ):
         check_starts(documents, seq_len, first_position)
         cos, sin = self._rope_rows(slice(0, first_position + seq_len), rotary_dim or head_dim, theta, scaling)
         rotate = fast_rows.rope_interleaved if interleaved else fast_rows.rope
@@ -221,31 +205,11 @@ class Fast(
 
         self.team.run(part, self.team.rows(rows.shape[1:]))
 
-    def embedding_forward(
-        self,
-        tokens: I32,
-        table: Array,
-        y: Array,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        scale: float = 1.0,
-    ) -> None:
-        """See `KERNELS["embedding_forward"]`."""
+    def embedding_forward(self, tokens, table, y, *, scratch, scale=1.0):
         check_tokens(tokens, table.shape[0])
         fast_rows.embedding_forward(tokens, bits(table), bits(y), multiplier(scale))
 
-    def embedding_backward(
-        self,
-        tokens: I32,
-        dy: Array,
-        dtable: Array,
-        *,
-        scratch: Scratch,
-        accumulate: bool,
-        scale: float = 1.0,
-        padding_token: int | None = None,
-    ) -> None:
-        """See `KERNELS["embedding_backward"]`."""
+    def embedding_backward(self, tokens, dy, dtable, *, scratch, accumulate, scale=1.0, padding_token=None):
         check_tokens(tokens, dtable.shape[0])
         if not accumulate:
             dtable.fill(0)
@@ -257,23 +221,22 @@ class Fast(
 
     def adamw(
         self,
-        master: F32,
-        m: F32,
-        v: F32,
-        grad: Array,
+        master,
+        m,
+        v,
+        grad,
         *,
-        scratch: Scratch,  # noqa: ARG002
-        view: Array | None = None,
-        step: int,
-        grad_multiplier: float,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        decay: Sequence[tuple[int, int]],
-    ) -> None:
-        """See `KERNELS["adamw"]`."""
+        scratch,
+        view=None,
+        step,
+        grad_multiplier,
+        lr,
+        beta1,
+        beta2,
+        eps,
+        weight_decay,
+        decay,
+    ):
         gradient = flat(grad)
         blocks = [
             (slice(first, min(first + BLOCK, stop)), decayed)
@@ -302,10 +265,7 @@ class Fast(
 
         self.team.run(part, self.team.ranges(len(blocks)))
 
-    def mean_of_replicas(
-        self, parts: Sequence[Array], out: Array, *, scratch: Scratch, accumulate: bool, divisor: float
-    ) -> bool:
-        """See `KERNELS["mean_of_replicas"]`."""
+    def mean_of_replicas(self, parts, out, *, scratch, accumulate, divisor):
         (buffers,) = scratch.take_all(_mean_plan(out, threads=self.team.threads))
         stored, rows = flat(out), [flat(part) for part in parts]
 
@@ -325,20 +285,16 @@ class Fast(
 
         return all(self.team.run(part, list(enumerate(self.team.rows(stored.shape)))))
 
-    def all_finite(self, a: Array, *, scratch: Scratch) -> bool:  # noqa: ARG002
-        """See `KERNELS["all_finite"]`."""
+    def all_finite(self, a, *, scratch):
         return bool(fast_flat.all_finite(flat(a)))
 
-    def cast(self, src: Array, dst: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KERNELS["cast"]`."""
+    def cast(self, src, dst, *, scratch):
         self._cast(src, dst)
 
-    def zero(self, a: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KERNELS["zero"]`."""
+    def zero(self, a, *, scratch):
         a.fill(0)
 
-    def add(self, a: Array, b: Array, out: Array, *, scratch: Scratch, scale: float = 1.0) -> None:  # noqa: ARG002
-        """See `KERNELS["add"]`."""
+    def add(self, a, b, out, *, scratch, scale=1.0):
         into_a, into_b, factor = np.may_share_memory(a, out), np.may_share_memory(b, out), multiplier(scale)
         if into_a and into_b:
             fast_flat.add_itself(flat(out), factor)
@@ -349,8 +305,7 @@ class Fast(
         else:
             fast_flat.add(flat(a), flat(b), factor, flat(out))
 
-    def scale(self, a: Array, out: Array, *, scratch: Scratch, scale: float) -> None:  # noqa: ARG002
-        """See `KERNELS["scale"]`."""
+    def scale(self, a, out, *, scratch, scale):
         source, stored, factor, into_a = flat(a), flat(out), np.float32(scale), np.may_share_memory(a, out)
 
         def part(elements: slice) -> None:

@@ -92,19 +92,7 @@ class FastAttention:
 
     team: Team
 
-    def attention_forward(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        o: Array,
-        lse: F32,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,
-        spec: AttentionSpec,
-    ) -> None:
-        """See `KERNELS["attention_forward"]`."""
+    def attention_forward(self, q, k, v, o, lse, *, documents=None, scratch, spec):
         arrays, mask = stored(q, k, v, o), mask_of(spec.block, documents)
 
         def shared_head(sequence: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
@@ -112,24 +100,7 @@ class FastAttention:
 
         by_shared_head(self.team, spec, forward_plan(spec, threads=self.team.threads), scratch, shared_head)
 
-    def attention_backward(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        o: Array,
-        lse: F32,
-        do: Array,
-        dq: Array,
-        dk: Array,
-        dv: Array,
-        delta: F32,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,
-        spec: AttentionSpec,
-    ) -> None:
-        """See `KERNELS["attention_backward"]`."""
+    def attention_backward(self, q, k, v, o, lse, do, dq, dk, dv, delta, *, documents=None, scratch, spec):
         arrays, mask = stored(q, k, v, o, do, dq, dk, dv), mask_of(spec.block, documents)
 
         def shared_head(sequence: int, kv_head: int, buffers: tuple[F32, ...]) -> None:

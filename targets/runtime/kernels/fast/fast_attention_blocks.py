@@ -19,8 +19,8 @@ from ratrain.targets.runtime.kernels.fast.fast_attention import (
 
 if TYPE_CHECKING:
     from ratrain.targets.program.attention_spec import AttentionBlockSpec
-    from ratrain.targets.runtime.arena.scratch import Plan, Scratch
-    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
+    from ratrain.targets.runtime.arena.scratch import Plan
+    from ratrain.targets.runtime.kernels.interface import F32
     from ratrain.targets.runtime.kernels.team import Team
 
 
@@ -35,21 +35,7 @@ class FastAttentionBlocks:
 
     team: Team
 
-    def attention_partial_forward(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        acc: F32,
-        peak: F32,
-        total: F32,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,
-        spec: AttentionBlockSpec,
-        accumulate: bool,
-    ) -> None:
-        """See `KERNELS["attention_partial_forward"]`."""
+    def attention_partial_forward(self, q, k, v, acc, peak, total, *, documents=None, scratch, spec, accumulate):
         arrays, state, mask = stored(q, k, v), stored(acc, peak, total), mask_of(spec, documents)
         block = spec.queries, spec.first_query - spec.first_key, spec.group, spec.first_key
 
@@ -58,54 +44,17 @@ class FastAttentionBlocks:
 
         by_shared_head(self.team, spec, block_forward_plan(spec, threads=self.team.threads), scratch, shared_head)
 
-    def attention_partial_finish(
-        self,
-        acc: F32,
-        peak: F32,
-        total: F32,
-        o: Array,
-        lse: F32,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        heads: int,  # noqa: ARG002  lse says them
-        head_dim: int,  # noqa: ARG002
-    ) -> None:
-        """See `KERNELS["attention_partial_finish"]`."""
+    def attention_partial_finish(self, acc, peak, total, o, lse, *, scratch, heads, head_dim):
         state, (out,) = stored(acc, peak, total), stored(o)
         self.team.run(lambda rows: finish(state, out, lse, rows.start, rows.stop), self.team.rows(o.shape))
 
-    def attention_delta(
-        self,
-        o: Array,
-        do: Array,
-        delta: F32,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        heads: int,  # noqa: ARG002  delta says them
-        head_dim: int,  # noqa: ARG002
-    ) -> None:
-        """See `KERNELS["attention_delta"]`."""
+    def attention_delta(self, o, do, delta, *, scratch, heads, head_dim):
         arrays = stored(o, do)
         self.team.run(lambda rows: deltas(*arrays, delta, rows.start, rows.stop), self.team.rows(o.shape))
 
     def attention_partial_backward(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        lse: F32,
-        do: Array,
-        delta: F32,
-        dq: F32,
-        dk: F32,
-        dv: F32,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,
-        spec: AttentionBlockSpec,
-        accumulate: bool,
-    ) -> None:
-        """See `KERNELS["attention_partial_backward"]`."""
+        self, q, k, v, lse, do, delta, dq, dk, dv, *, documents=None, scratch, spec, accumulate
+    ):
         arrays, mask = stored(q, k, v, do, dq, dk, dv), mask_of(spec, documents)
         block = spec.queries, spec.first_query - spec.first_key, spec.group, spec.first_key
 

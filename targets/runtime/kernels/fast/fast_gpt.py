@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ratrain.targets.runtime.arena.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.arena.scratch import Buffer, Plan
 from ratrain.targets.runtime.kernels.fast import fast_rows
 from ratrain.targets.runtime.kernels.fast.fast_flat import add_into
 from ratrain.targets.runtime.kernels.fast.fast_numba import bits, exact, flat, load, narrow, reducing
@@ -14,7 +14,7 @@ from ratrain.targets.runtime.kernels.fast.row_sums import row_groups, store_sums
 from ratrain.targets.runtime.kernels.shared import check_starts, document_positions, token_keys
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
+    from ratrain.targets.runtime.kernels.interface import I32, Array
     from ratrain.targets.runtime.kernels.team import Team
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
@@ -116,19 +116,7 @@ class FastGpt:
 
     team: Team
 
-    def layernorm_forward(
-        self,
-        x: Array,
-        gamma: Array,
-        beta: Array,
-        xn: Array,
-        mean: F32,
-        rstd: F32,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        eps: float,
-    ) -> None:
-        """See `KERNELS["layernorm_forward"]`."""
+    def layernorm_forward(self, x, gamma, beta, xn, mean, rstd, *, scratch, eps):
         source, scale, shift, stored = bits(x), bits(gamma), bits(beta), bits(xn)
 
         def part(rows: slice) -> None:
@@ -136,22 +124,7 @@ class FastGpt:
 
         self.team.run(part, self.team.rows(x.shape))
 
-    def layernorm_backward(
-        self,
-        dxn: Array,
-        x: Array,
-        gamma: Array,
-        mean: F32,
-        rstd: F32,
-        dx: Array,
-        dgamma: Array,
-        dbeta: Array,
-        *,
-        scratch: Scratch,
-        residual: Array | None = None,
-        accumulate: bool,
-    ) -> None:
-        """See `KERNELS["layernorm_backward"]`."""
+    def layernorm_backward(self, dxn, x, gamma, mean, rstd, dx, dgamma, dbeta, *, scratch, residual=None, accumulate):
         gamma_sums, beta_sums, lines, total = scratch.take_all(layernorm_backward_plan(x, gamma))
         grad, source, factor, stored = bits(dxn), bits(x), bits(gamma), bits(dx)
         extra = stored if residual is None else bits(residual)
@@ -177,17 +150,7 @@ class FastGpt:
         store_sums(gamma_sums, total, dgamma, accumulate)
         store_sums(beta_sums, total, dbeta, accumulate)
 
-    def position_forward(
-        self,
-        positions: Array,
-        y: Array,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,  # noqa: ARG002
-        seq_len: int,
-        first_position: int = 0,
-    ) -> None:
-        """See `KERNELS["position_forward"]`."""
+    def position_forward(self, positions, y, *, documents=None, scratch, seq_len, first_position=0):
         check_starts(documents, seq_len, first_position)
         sequences, table = bits(y).reshape(-1, seq_len, y.shape[1]), bits(positions)
 
@@ -201,18 +164,7 @@ class FastGpt:
 
         self.team.run(part, self.team.rows(sequences.shape[1:]))
 
-    def position_backward(
-        self,
-        dy: Array,
-        dpositions: Array,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,
-        seq_len: int,
-        accumulate: bool,
-        first_position: int = 0,
-    ) -> None:
-        """See `KERNELS["position_backward"]`."""
+    def position_backward(self, dy, dpositions, *, documents=None, scratch, seq_len, accumulate, first_position=0):
         if documents is not None:
             if not accumulate:
                 dpositions.fill(0)

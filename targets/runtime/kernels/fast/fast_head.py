@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from ratrain.targets.runtime.kernels.fast.fast_rows import store_product
 from ratrain.targets.runtime.kernels.shared import LARGEST_INVERSE, NORM_EPS, check_labels
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.kernels.interface import F32, F64, I32, Array
+    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
     from ratrain.targets.runtime.kernels.team import Team
 
 TABLE_ELEMENTS = 1 << 22
@@ -320,21 +320,8 @@ class FastHead:
     team: Team
 
     def head_forward(
-        self,
-        xn: Array,
-        table: Array,
-        labels: I32,
-        lse: F32,
-        loss: F64,
-        logits: F32,
-        *,
-        scratch: Scratch,
-        normalise: bool,
-        accumulate: bool,
-        scale_of_logits: float = 1.0,
-        softcap: float | None = None,
-    ) -> None:
-        """See `KERNELS["head_forward"]`."""
+        self, xn, table, labels, lse, loss, logits, *, scratch, normalise, accumulate, scale_of_logits=1.0, softcap=None
+    ):
         check_labels(labels, table.shape[0])
         buffers = _take(scratch, _plan(xn, table, logits, normalise))
         inverse = buffers.get("inverse")
@@ -358,23 +345,22 @@ class FastHead:
 
     def head_backward(
         self,
-        xn: Array,
-        table: Array,
-        labels: I32,
-        lse: F32,
-        scale: F32,
-        logits: F32,
-        dxn: Array,
-        dtable: Array,
+        xn,
+        table,
+        labels,
+        lse,
+        scale,
+        logits,
+        dxn,
+        dtable,
         *,
-        scratch: Scratch,
-        denominator: SupportsFloat,
-        normalise: bool,
-        accumulate: bool,
-        scale_of_logits: float = 1.0,
-        softcap: float | None = None,
-    ) -> None:
-        """See `KERNELS["head_backward"]`."""
+        scratch,
+        denominator,
+        normalise,
+        accumulate,
+        scale_of_logits=1.0,
+        softcap=None,
+    ):
         check_labels(labels, table.shape[0])
         buffers = _take(scratch, _backward_plan(xn, table, logits, normalise))
         factor, shape = np.float32(float(scale[0]) / float(denominator)), LogitShape.of(scale_of_logits, softcap)
@@ -385,24 +371,23 @@ class FastHead:
 
     def head_backward_from_logits(
         self,
-        xn: Array,
-        table: Array,
-        labels: I32,
-        lse: F32,
-        scale: F32,
-        logits: F32,
-        dlogits: F32,
-        dxn: Array,
-        dtable: Array,
+        xn,
+        table,
+        labels,
+        lse,
+        scale,
+        logits,
+        dlogits,
+        dxn,
+        dtable,
         *,
-        scratch: Scratch,
-        denominator: SupportsFloat,
-        normalise: bool,
-        accumulate: bool,
-        scale_of_logits: float = 1.0,
-        softcap: float | None = None,
-    ) -> None:
-        """See `KERNELS["head_backward_from_logits"]`."""
+        scratch,
+        denominator,
+        normalise,
+        accumulate,
+        scale_of_logits=1.0,
+        softcap=None,
+    ):
         check_labels(labels, table.shape[0])
         buffers = _take(scratch, _backward_plan(xn, table, logits, normalise))
         factor, shape = np.float32(float(scale[0]) / float(denominator)), LogitShape.of(scale_of_logits, softcap)

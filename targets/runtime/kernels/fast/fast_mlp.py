@@ -140,64 +140,28 @@ class FastMlp:
 
     team: Team
 
-    def swiglu_forward(self, gate: Array, up: Array, prod: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KERNELS["swiglu_forward"]`."""
+    def swiglu_forward(self, gate, up, prod, *, scratch):
         self._shared(fast_rows.swiglu_forward, (gate, up, prod))
 
-    def swiglu_backward(
-        self, gate: Array, up: Array, dprod: Array, dgate: Array, dup: Array, *, scratch: Scratch
-    ) -> None:
-        """See `KERNELS["swiglu_backward"]`."""
+    def swiglu_backward(self, gate, up, dprod, dgate, dup, *, scratch):
         self._gated_backward(fast_rows.swiglu_backward, (gate, up, dprod, dgate, dup), scratch)
 
-    def geglu_forward(
-        self,
-        gate: Array,
-        up: Array,
-        prod: Array,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        exact: bool = False,
-    ) -> None:
-        """See `KERNELS["geglu_forward"]`."""
+    def geglu_forward(self, gate, up, prod, *, scratch, exact=False):
         self._shared(_geglu_forward, (gate, up, prod), exact)
 
-    def geglu_backward(
-        self,
-        gate: Array,
-        up: Array,
-        dprod: Array,
-        dgate: Array,
-        dup: Array,
-        *,
-        scratch: Scratch,
-        exact: bool = False,
-    ) -> None:
-        """See `KERNELS["geglu_backward"]`."""
+    def geglu_backward(self, gate, up, dprod, dgate, dup, *, scratch, exact=False):
         self._gated_backward(_geglu_backward, (gate, up, dprod, dgate, dup), scratch, exact)
 
-    def gelu_forward(self, up: Array, act: Array, *, scratch: Scratch, exact: bool = False) -> None:  # noqa: ARG002
-        """See `KERNELS["gelu_forward"]`."""
+    def gelu_forward(self, up, act, *, scratch, exact=False):
         self._shared(_gelu_forward, (up, act), exact)
 
-    def gelu_backward(
-        self,
-        up: Array,
-        dact: Array,
-        dup: Array,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        exact: bool = False,
-    ) -> None:
-        """See `KERNELS["gelu_backward"]`."""
+    def gelu_backward(self, up, dact, dup, *, scratch, exact=False):
         self._shared(_gelu_backward, (up, dact, dup), exact)
 
-    def relu2_forward(self, up: Array, act: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KERNELS["relu2_forward"]`."""
+    def relu2_forward(self, up, act, *, scratch):
         self._shared(_relu2_forward, (up, act))
 
-    def relu2_backward(self, up: Array, dact: Array, dup: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KERNELS["relu2_backward"]`."""
+    def relu2_backward(self, up, dact, dup, *, scratch):
         self._shared(_relu2_backward, (up, dact, dup))
 
     def _shared(self, loop: Any, arrays: tuple[Array, ...], *options: bool) -> None:

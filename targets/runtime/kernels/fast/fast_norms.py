@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ratrain.targets.runtime.arena.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.arena.scratch import Buffer, Plan
 from ratrain.targets.runtime.kernels.fast import fast_rows
 from ratrain.targets.runtime.kernels.fast.fast_numba import bits
 from ratrain.targets.runtime.kernels.fast.row_sums import row_groups, store_sums, sum_groups
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.kernels.interface import F32, Array
+    from ratrain.targets.runtime.kernels.interface import Array
     from ratrain.targets.runtime.kernels.team import Team
 
 
@@ -37,18 +37,7 @@ class FastNorms:
 
     team: Team
 
-    def rmsnorm_forward(
-        self,
-        x: Array,
-        gamma: Array,
-        xn: Array,
-        rstd: F32,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        eps: float,
-        unit_offset: bool = False,
-    ) -> None:
-        """See `KERNELS["rmsnorm_forward"]`."""
+    def rmsnorm_forward(self, x, gamma, xn, rstd, *, scratch, eps, unit_offset=False):
         source, scale, stored, offset = bits(x), bits(gamma), bits(xn), _offset(unit_offset)
 
         def part(rows: slice) -> None:
@@ -57,20 +46,8 @@ class FastNorms:
         self.team.run(part, self.team.rows(x.shape))
 
     def rmsnorm_backward(
-        self,
-        dxn: Array,
-        x: Array,
-        gamma: Array,
-        rstd: F32,
-        dx: Array,
-        dgamma: Array,
-        *,
-        scratch: Scratch,
-        residual: Array | None = None,
-        accumulate: bool,
-        unit_offset: bool = False,
-    ) -> None:
-        """See `KERNELS["rmsnorm_backward"]`."""
+        self, dxn, x, gamma, rstd, dx, dgamma, *, scratch, residual=None, accumulate, unit_offset=False
+    ):
         sums, lines, total = scratch.take_all(rmsnorm_backward_plan(x, gamma))
         grad, source, factor, stored = bits(dxn), bits(x), bits(gamma), bits(dx)
         extra, offset = stored if residual is None else bits(residual), _offset(unit_offset)
@@ -93,46 +70,19 @@ class FastNorms:
         sum_groups(self.team, group_of_rows, len(x))
         store_sums(sums, total, dgamma, accumulate)
 
-    def head_norm_forward(
-        self,
-        x: Array,
-        gamma: Array,
-        xn: Array,
-        rstd: F32,
-        *,
-        scratch: Scratch,
-        heads: int,  # noqa: ARG002  the width says them
-        head_dim: int,
-        eps: float,
-        unit_offset: bool = False,
-    ) -> None:
-        """See `KERNELS["head_norm_forward"]`."""
+    def head_norm_forward(self, x, gamma, xn, rstd, *, scratch, heads, head_dim, eps, unit_offset=False):
         source, out = (bits(array).reshape(-1, head_dim) for array in (x, xn))
         self.rmsnorm_forward(source, gamma, out, rstd, scratch=scratch, eps=eps, unit_offset=unit_offset)
 
     def head_norm_backward(
-        self,
-        dxn: Array,
-        x: Array,
-        gamma: Array,
-        rstd: F32,
-        dx: Array,
-        dgamma: Array,
-        *,
-        scratch: Scratch,
-        heads: int,  # noqa: ARG002
-        head_dim: int,
-        accumulate: bool,
-        unit_offset: bool = False,
-    ) -> None:
-        """See `KERNELS["head_norm_backward"]`."""
+        self, dxn, x, gamma, rstd, dx, dgamma, *, scratch, heads, head_dim, accumulate, unit_offset=False
+    ):
         grad, source, out = (bits(array).reshape(-1, head_dim) for array in (dxn, x, dx))
         self.rmsnorm_backward(
             grad, source, gamma, rstd, out, dgamma, scratch=scratch, accumulate=accumulate, unit_offset=unit_offset
         )
 
-    def row_squares(self, x: Array, squares: F32, *, scratch: Scratch, share: float) -> None:  # noqa: ARG002
-        """See `KERNELS["row_squares"]`."""
+    def row_squares(self, x, squares, *, scratch, share):
         source, factor = bits(x), np.float32(share)
 
         def part(rows: slice) -> None:
@@ -140,8 +90,7 @@ class FastNorms:
 
         self.team.run(part, self.team.rows(x.shape))
 
-    def row_products(self, dxn: Array, x: Array, gamma: Array, products: F32, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KERNELS["row_products"]`."""
+    def row_products(self, dxn, x, gamma, products, *, scratch):
         grad, source, weight = bits(dxn), bits(x), bits(gamma)
 
         def part(rows: slice) -> None:
@@ -149,18 +98,7 @@ class FastNorms:
 
         self.team.run(part, self.team.rows(x.shape))
 
-    def summed_norm_forward(
-        self,
-        x: Array,
-        gamma: Array,
-        squares: F32,
-        xn: Array,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        width: int,
-        eps: float,
-    ) -> None:
-        """See `KERNELS["summed_norm_forward"]`."""
+    def summed_norm_forward(self, x, gamma, squares, xn, *, scratch, width, eps):
         source, weight, stored = bits(x), bits(gamma), bits(xn)
         numbers = np.float32(width), np.float32(eps)
 
@@ -170,22 +108,8 @@ class FastNorms:
         self.team.run(part, self.team.rows(x.shape))
 
     def summed_norm_backward(
-        self,
-        dxn: Array,
-        x: Array,
-        gamma: Array,
-        squares: F32,
-        products: F32,
-        dx: Array,
-        dgamma: Array,
-        *,
-        scratch: Scratch,
-        width: int,
-        eps: float,
-        share: float,
-        accumulate: bool,
-    ) -> None:
-        """See `KERNELS["summed_norm_backward"]`."""
+        self, dxn, x, gamma, squares, products, dx, dgamma, *, scratch, width, eps, share, accumulate
+    ):
         sums, total = scratch.take_all(summed_norm_backward_plan(x, gamma))
         grad, source, weight, stored = bits(dxn), bits(x), bits(gamma), bits(dx)
         numbers = np.float32(width), np.float32(eps), np.float32(share / width)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ratrain.ratrain_ir.config.quantised import BLOCK_ELEMENTS, LARGEST_CODE, LEAST_SCALE, block_count
-from ratrain.targets.runtime.arena.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.arena.scratch import Buffer, Plan
 from ratrain.targets.runtime.kernels.fast import fast_flat
 from ratrain.targets.runtime.kernels.fast.fast_numba import bits as bits_of
 from ratrain.targets.runtime.kernels.fast.fast_numba import exact, flat, load, maximum, narrow, round_even
@@ -124,8 +123,7 @@ class FastQuantised:
 
     team: Team
 
-    def quantise(self, a: Array, packed: U8, *, scratch: Scratch, bits: int) -> None:
-        """See `KERNELS["quantise"]`."""
+    def quantise(self, a, packed, *, scratch, bits):
         spare = scratch.take_all(quantise_plan(a, bits=bits, threads=self.team.threads))
         values = flat(a)
         scales, stored = packed_parts(packed, a.size)
@@ -144,8 +142,7 @@ class FastQuantised:
 
         self.team.run(part, self._shares(a.size))
 
-    def dequantise(self, packed: U8, out: Array, *, scratch: Scratch, bits: int) -> None:
-        """See `KERNELS["dequantise"]`."""
+    def dequantise(self, packed, out, *, scratch, bits):
         spare = scratch.take_all(dequantise_plan(out, bits=bits, threads=self.team.threads))
         values = bits_of(out).reshape(-1)
         scales, stored = packed_parts(packed, out.size)
@@ -157,10 +154,7 @@ class FastQuantised:
 
         self.team.run(part, self._shares(out.size))
 
-    def mean_of_quantised(
-        self, parts: Sequence[U8], out: Array, *, scratch: Scratch, accumulate: bool, divisor: float, bits: int
-    ) -> bool:
-        """See `KERNELS["mean_of_quantised"]`."""
+    def mean_of_quantised(self, parts, out, *, scratch, accumulate, divisor, bits):
         sums, *spare = scratch.take_all(mean_of_quantised_plan(out, bits=bits, threads=self.team.threads))
         values = flat(out)
         packed = [packed_parts(part, out.size) for part in parts]

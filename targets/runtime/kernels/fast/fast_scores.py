@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ratrain.targets.runtime.arena.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.arena.scratch import Buffer, Plan
 from ratrain.targets.runtime.kernels import openblas
 from ratrain.targets.runtime.kernels.fast import score_loops
 from ratrain.targets.runtime.kernels.fast.fast_attention import by_shared_head, mask_of, stored
 
 if TYPE_CHECKING:
     from ratrain.targets.program.attention_spec import AttentionSpec
-    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
+    from ratrain.targets.runtime.kernels.interface import F32, Array
     from ratrain.targets.runtime.kernels.team import Team
 
 
@@ -61,10 +61,7 @@ class FastScores:
 
     team: Team
 
-    def attention_scores_forward(
-        self, q: Array, k: Array, scores: Array, *, scratch: Scratch, spec: AttentionSpec
-    ) -> None:
-        """See `KERNELS["attention_scores_forward"]`."""
+    def attention_scores_forward(self, q, k, scores, *, scratch, spec):
         arrays, (scale, *_) = stored(q, k, scores), mask_of(spec.block)
 
         def shared_head(sequence: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
@@ -82,10 +79,7 @@ class FastScores:
 
         self.team.run(part, list(enumerate(self.team.rows(matrix.shape))))
 
-    def attention_softmax_forward(
-        self, scores: Array, probs: Array, *, documents: I32 | None = None, scratch: Scratch, spec: AttentionSpec
-    ) -> None:
-        """See `KERNELS["attention_softmax_forward"]`."""
+    def attention_softmax_forward(self, scores, probs, *, documents=None, scratch, spec):
         (lines,) = scratch.take_all(softmax_forward_plan(spec, threads=self.team.threads))
         arrays, mask, tokens = stored(scores, probs), mask_of(spec.block, documents), spec.batch * spec.seq_len
 
@@ -94,10 +88,7 @@ class FastScores:
 
         self._by_rows(scores, rows_of)
 
-    def attention_values_forward(
-        self, probs: Array, v: Array, o: Array, *, scratch: Scratch, spec: AttentionSpec
-    ) -> None:
-        """See `KERNELS["attention_values_forward"]`."""
+    def attention_values_forward(self, probs, v, o, *, scratch, spec):
         arrays = stored(probs, v, o)
 
         def shared_head(sequence: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
@@ -105,18 +96,7 @@ class FastScores:
 
         by_shared_head(self.team, spec, values_forward_plan(spec, threads=self.team.threads), scratch, shared_head)
 
-    def attention_values_backward(
-        self,
-        probs: Array,
-        v: Array,
-        do: Array,
-        dprobs: Array,
-        dv: Array,
-        *,
-        scratch: Scratch,
-        spec: AttentionSpec,
-    ) -> None:
-        """See `KERNELS["attention_values_backward"]`."""
+    def attention_values_backward(self, probs, v, do, dprobs, dv, *, scratch, spec):
         arrays = stored(probs, v, do, dprobs, dv)
 
         def shared_head(sequence: int, kv_head: int, buffers: tuple[F32, ...]) -> None:
@@ -124,17 +104,7 @@ class FastScores:
 
         by_shared_head(self.team, spec, values_backward_plan(spec, threads=self.team.threads), scratch, shared_head)
 
-    def attention_softmax_backward(
-        self,
-        probs: Array,
-        dprobs: Array,
-        dscores: Array,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,  # noqa: ARG002
-        spec: AttentionSpec,
-    ) -> None:
-        """See `KERNELS["attention_softmax_backward"]`."""
+    def attention_softmax_backward(self, probs, dprobs, dscores, *, documents=None, scratch, spec):
         arrays, tokens = stored(probs, dprobs, dscores), spec.batch * spec.seq_len
         mask = mask_of(spec.block, documents)
 
@@ -143,18 +113,7 @@ class FastScores:
 
         self._by_rows(probs, rows_of)
 
-    def attention_scores_backward(
-        self,
-        q: Array,
-        k: Array,
-        dscores: Array,
-        dq: Array,
-        dk: Array,
-        *,
-        scratch: Scratch,
-        spec: AttentionSpec,
-    ) -> None:
-        """See `KERNELS["attention_scores_backward"]`."""
+    def attention_scores_backward(self, q, k, dscores, dq, dk, *, scratch, spec):
         arrays, (scale, *_) = stored(q, k, dscores, dq, dk), mask_of(spec.block)
 
         def shared_head(sequence: int, kv_head: int, buffers: tuple[F32, ...]) -> None:

@@ -6,13 +6,12 @@ each; whole matrices in float32 come from scratch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ratrain.targets.program.per_kernel import PerKernel
-from ratrain.targets.runtime.arena.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.arena.scratch import Buffer, Plan
 from ratrain.targets.runtime.kernels.reference.reference_attention import ReferenceAttention
 from ratrain.targets.runtime.kernels.reference.reference_attention_blocks import ReferenceAttentionBlocks
 from ratrain.targets.runtime.kernels.reference.reference_common import (
@@ -49,7 +48,7 @@ from ratrain.targets.runtime.kernels.shared import (
 )
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
+    from ratrain.targets.runtime.kernels.interface import I32, Array
 
 
 def _gemm_plan(a: Array, b: Array, out: Array, **_: object) -> Plan:
@@ -118,20 +117,7 @@ class ReferenceKernels(
     )
 
     @quiet
-    def gemm(
-        self,
-        a: Array,
-        b: Array,
-        out: Array,
-        *,
-        scratch: Scratch,
-        trans_a: bool = False,
-        trans_b: bool = False,
-        accumulate: bool = False,
-        bias: Array | None = None,
-        residual: Array | None = None,
-    ) -> None:
-        """See `KERNELS["gemm"]`."""
+    def gemm(self, a, b, out, *, scratch, trans_a=False, trans_b=False, accumulate=False, bias=None, residual=None):
         product, *buffers = scratch.take_all(_gemm_plan(a, b, out))
         left, right = a, b
         if a.dtype != np.float32:
@@ -152,8 +138,7 @@ class ReferenceKernels(
             put(out[rows], value)
 
     @quiet
-    def column_sum(self, a: Array, out: Array, *, scratch: Scratch, accumulate: bool) -> None:
-        """See `KERNELS["column_sum"]`."""
+    def column_sum(self, a, out, *, scratch, accumulate):
         (acc,) = scratch.take_all(_column_sum_plan(out))
         acc.fill(0)
         for rows in row_blocks(*a.shape):
@@ -161,18 +146,7 @@ class ReferenceKernels(
         put(out, acc + f32(out) if accumulate else acc)
 
     @quiet
-    def rmsnorm_forward(
-        self,
-        x: Array,
-        gamma: Array,
-        xn: Array,
-        rstd: F32,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        eps: float,
-        unit_offset: bool = False,
-    ) -> None:
-        """See `KERNELS["rmsnorm_forward"]`."""
+    def rmsnorm_forward(self, x, gamma, xn, rstd, *, scratch, eps, unit_offset=False):
         weight = norm_weight(gamma, unit_offset)
         for rows in row_blocks(*x.shape):
             block = f32(x[rows])
@@ -181,20 +155,8 @@ class ReferenceKernels(
 
     @quiet
     def rmsnorm_backward(
-        self,
-        dxn: Array,
-        x: Array,
-        gamma: Array,
-        rstd: F32,
-        dx: Array,
-        dgamma: Array,
-        *,
-        scratch: Scratch,
-        residual: Array | None = None,
-        accumulate: bool,
-        unit_offset: bool = False,
-    ) -> None:
-        """See `KERNELS["rmsnorm_backward"]`."""
+        self, dxn, x, gamma, rstd, dx, dgamma, *, scratch, residual=None, accumulate, unit_offset=False
+    ):
         weight = norm_weight(gamma, unit_offset)
         (acc,) = scratch.take_all(_rmsnorm_backward_plan(dgamma))
         acc.fill(0)
@@ -210,21 +172,20 @@ class ReferenceKernels(
     @quiet
     def rope(
         self,
-        x: Array,
+        x,
         *,
-        documents: I32 | None = None,
-        scratch: Scratch,  # noqa: ARG002
-        heads: int,
-        head_dim: int,
-        seq_len: int,
-        theta: float,
-        inverse: bool,
-        first_position: int = 0,
-        rotary_dim: int | None = None,
-        interleaved: bool = False,
-        scaling: str = "",
-    ) -> None:
-        """See `KERNELS["rope"]`."""
+        documents=None,
+        scratch,
+        heads,
+        head_dim,
+        seq_len,
+        theta,
+        inverse,
+        first_position=0,
+        rotary_dim=None,
+        interleaved=False,
+        scaling="",
+    ):
         width = rotary_dim or head_dim
         check_starts(documents, seq_len, first_position)
         cos, sin = self._rope_rows(slice(0, first_position + seq_len), width, theta, scaling)
@@ -242,24 +203,13 @@ class ReferenceKernels(
                     put(half[rows], value)
 
     @quiet
-    def swiglu_forward(self, gate: Array, up: Array, prod: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KERNELS["swiglu_forward"]`."""
+    def swiglu_forward(self, gate, up, prod, *, scratch):
         for rows in row_blocks(*gate.shape):
             g = f32(gate[rows])
             put(prod[rows], g * sigmoid(g) * f32(up[rows]))
 
     @quiet
-    def swiglu_backward(
-        self,
-        gate: Array,
-        up: Array,
-        dprod: Array,
-        dgate: Array,
-        dup: Array,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-    ) -> None:
-        """See `KERNELS["swiglu_backward"]`."""
+    def swiglu_backward(self, gate, up, dprod, dgate, dup, *, scratch):
         for rows in row_blocks(*gate.shape):
             g, u, d = f32(gate[rows]), f32(up[rows]), f32(dprod[rows])
             s = sigmoid(g)
@@ -269,34 +219,14 @@ class ReferenceKernels(
             put(dup[rows], up_gradient)
 
     @quiet
-    def embedding_forward(
-        self,
-        tokens: I32,
-        table: Array,
-        y: Array,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        scale: float = 1.0,
-    ) -> None:
-        """See `KERNELS["embedding_forward"]`."""
+    def embedding_forward(self, tokens, table, y, *, scratch, scale=1.0):
         check_tokens(tokens, table.shape[0])
         for rows in row_blocks(*y.shape):
             held = (tokens[rows] >= 0)[:, None]
             put(y[rows], np.where(held, f32(table[tokens[rows]]) * np.float32(scale), np.float32(0)))
 
     @quiet
-    def embedding_backward(
-        self,
-        tokens: I32,
-        dy: Array,
-        dtable: Array,
-        *,
-        scratch: Scratch,
-        accumulate: bool,
-        scale: float = 1.0,
-        padding_token: int | None = None,
-    ) -> None:
-        """See `KERNELS["embedding_backward"]`."""
+    def embedding_backward(self, tokens, dy, dtable, *, scratch, accumulate, scale=1.0, padding_token=None):
         check_tokens(tokens, dtable.shape[0])
         if not accumulate:
             dtable.fill(0)
@@ -308,23 +238,22 @@ class ReferenceKernels(
     @quiet
     def adamw(
         self,
-        master: F32,
-        m: F32,
-        v: F32,
-        grad: Array,
+        master,
+        m,
+        v,
+        grad,
         *,
-        scratch: Scratch,  # noqa: ARG002
-        view: Array | None = None,
-        step: int,
-        grad_multiplier: float,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        decay: Sequence[tuple[int, int]],
-    ) -> None:
-        """See `KERNELS["adamw"]`."""
+        scratch,
+        view=None,
+        step,
+        grad_multiplier,
+        lr,
+        beta1,
+        beta2,
+        eps,
+        weight_decay,
+        decay,
+    ):
         step_size = np.float32(lr / (1 - beta1**step))
         root = np.float32((1 - beta2**step) ** 0.5)
         for start, stop, decayed in decay_segments(len(master), decay):
@@ -339,16 +268,7 @@ class ReferenceKernels(
             put(view, master)
 
     @quiet
-    def mean_of_replicas(
-        self,
-        parts: Sequence[Array],
-        out: Array,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        accumulate: bool,
-        divisor: float,
-    ) -> bool:
-        """See `KERNELS["mean_of_replicas"]`."""
+    def mean_of_replicas(self, parts, out, *, scratch, accumulate, divisor):
         flat, flat_parts = out.reshape(-1), [part.reshape(-1) for part in parts]
         finite = True
         for at in row_blocks(out.size, 1):
@@ -362,30 +282,25 @@ class ReferenceKernels(
         return finite
 
     @quiet  # a comparison of a signalling NaN that `ml_dtypes` makes
-    def all_finite(self, a: Array, *, scratch: Scratch) -> bool:  # noqa: ARG002
-        """See `KERNELS["all_finite"]`."""
+    def all_finite(self, a, *, scratch):
         flat = a.reshape(-1)
         return all(bool(np.isfinite(flat[at]).all()) for at in row_blocks(a.size, 1))
 
     @quiet
-    def cast(self, src: Array, dst: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KERNELS["cast"]`."""
+    def cast(self, src, dst, *, scratch):
         put(dst, src)
 
-    def zero(self, a: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KERNELS["zero"]`."""
+    def zero(self, a, *, scratch):
         a.fill(0)
 
     @quiet
-    def add(self, a: Array, b: Array, out: Array, *, scratch: Scratch, scale: float = 1.0) -> None:  # noqa: ARG002
-        """See `KERNELS["add"]`."""
+    def add(self, a, b, out, *, scratch, scale=1.0):
         left, right, flat = a.reshape(-1), b.reshape(-1), out.reshape(-1)
         for at in row_blocks(out.size, 1):
             put(flat[at], f32(left[at]) + np.float32(scale) * f32(right[at]))
 
     @quiet
-    def scale(self, a: Array, out: Array, *, scratch: Scratch, scale: float) -> None:  # noqa: ARG002
-        """See `KERNELS["scale"]`."""
+    def scale(self, a, out, *, scratch, scale):
         source, flat = a.reshape(-1), out.reshape(-1)
         for at in row_blocks(out.size, 1):
             put(flat[at], np.float32(scale) * f32(source[at]))

@@ -13,8 +13,7 @@ from ratrain.targets.runtime.kernels.reference.reference_common import f32, put,
 from ratrain.targets.runtime.kernels.shared import check_starts
 
 if TYPE_CHECKING:
-    from ratrain.targets.program.attention_spec import AttentionBlockSpec, AttentionSpec
-    from ratrain.targets.runtime.arena.scratch import Scratch
+    from ratrain.targets.program.attention_spec import AttentionBlockSpec
 
 TILE = 64
 """Queries, and keys, of one tile."""
@@ -177,19 +176,7 @@ class ReferenceAttention:
     """The attention kernels of `ReferenceKernels`. Temporaries are tiles of `TILE` rows."""
 
     @quiet
-    def attention_forward(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        o: Array,
-        lse: F32,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,  # noqa: ARG002
-        spec: AttentionSpec,
-    ) -> None:
-        """See `KERNELS["attention_forward"]`."""
+    def attention_forward(self, q, k, v, o, lse, *, documents=None, scratch, spec):
         check_starts(documents, spec.seq_len)
         for sequence in range(spec.batch):
             block = QueryKeyTiles(spec.block, sequence, documents)
@@ -203,24 +190,7 @@ class ReferenceAttention:
                     lse[head, block.rows(queries)] = (softmax.peak + np.log(softmax.total))[:, 0]
 
     @quiet
-    def attention_backward(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        o: Array,
-        lse: F32,
-        do: Array,
-        dq: Array,
-        dk: Array,
-        dv: Array,
-        delta: F32,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,  # noqa: ARG002
-        spec: AttentionSpec,
-    ) -> None:
-        """See `KERNELS["attention_backward"]`."""
+    def attention_backward(self, q, k, v, o, lse, do, dq, dk, dv, delta, *, documents=None, scratch, spec):
         check_starts(documents, spec.seq_len)
         put_delta(o, do, delta)
         for sequence in range(spec.batch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,11 +16,6 @@ from ratrain.targets.runtime.kernels.reference.reference_attention import (
 from ratrain.targets.runtime.kernels.reference.reference_common import f32, put, quiet
 from ratrain.targets.runtime.kernels.shared import check_starts
 
-if TYPE_CHECKING:
-    from ratrain.targets.program.attention_spec import AttentionBlockSpec
-    from ratrain.targets.runtime.arena.scratch import Scratch
-    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
-
 _LOG2_E, _LN2 = np.float32(math.log2(math.e)), np.float32(math.log(2))
 
 
@@ -29,21 +23,7 @@ class ReferenceAttentionBlocks:
     """The kernels of `ReferenceKernels` for attention block by block."""
 
     @quiet
-    def attention_partial_forward(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        acc: F32,
-        peak: F32,
-        total: F32,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,  # noqa: ARG002
-        spec: AttentionBlockSpec,
-        accumulate: bool,
-    ) -> None:
-        """See `KERNELS["attention_partial_forward"]`."""
+    def attention_partial_forward(self, q, k, v, acc, peak, total, *, documents=None, scratch, spec, accumulate):
         check_starts(documents, spec.queries, spec.first_query)
         if not accumulate:
             acc.fill(0)
@@ -61,19 +41,7 @@ class ReferenceAttentionBlocks:
                         softmax.take(score, f32(block.of_keys(v, head // spec.group, keys)))
 
     @quiet
-    def attention_partial_finish(
-        self,
-        acc: F32,
-        peak: F32,
-        total: F32,
-        o: Array,
-        lse: F32,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        heads: int,
-        head_dim: int,
-    ) -> None:
-        """See `KERNELS["attention_partial_finish"]`."""
+    def attention_partial_finish(self, acc, peak, total, o, lse, *, scratch, heads, head_dim):
         for head in range(heads):
             columns = slice(head * head_dim, (head + 1) * head_dim)
             for rows in tiles(len(o)):
@@ -81,38 +49,13 @@ class ReferenceAttentionBlocks:
             lse[head] = peak[head] * _LN2 + np.log(total[head])
 
     @quiet
-    def attention_delta(
-        self,
-        o: Array,
-        do: Array,
-        delta: F32,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        heads: int,  # noqa: ARG002  delta says them
-        head_dim: int,  # noqa: ARG002
-    ) -> None:
-        """See `KERNELS["attention_delta"]`."""
+    def attention_delta(self, o, do, delta, *, scratch, heads, head_dim):
         put_delta(o, do, delta)
 
     @quiet
     def attention_partial_backward(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        lse: F32,
-        do: Array,
-        delta: F32,
-        dq: F32,
-        dk: F32,
-        dv: F32,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,  # noqa: ARG002
-        spec: AttentionBlockSpec,
-        accumulate: bool,
-    ) -> None:
-        """See `KERNELS["attention_partial_backward"]`."""
+        self, q, k, v, lse, do, delta, dq, dk, dv, *, documents=None, scratch, spec, accumulate
+    ):
         check_starts(documents, spec.queries, spec.first_query)
         if not accumulate:
             dk.fill(0)

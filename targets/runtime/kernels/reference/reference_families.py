@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ratrain.targets.runtime.arena.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.arena.scratch import Buffer, Plan
 from ratrain.targets.runtime.kernels.reference.reference_common import f32, norm_weight, put, quiet, row_blocks
 from ratrain.targets.runtime.kernels.reference.reference_gpt import gelu
 
@@ -29,20 +29,7 @@ class ReferenceFamilies:
     """The kernels of `ReferenceKernels` that some families need."""
 
     @quiet
-    def head_norm_forward(
-        self,
-        x: Array,
-        gamma: Array,
-        xn: Array,
-        rstd: F32,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        heads: int,  # noqa: ARG002  the width says them
-        head_dim: int,
-        eps: float,
-        unit_offset: bool = False,
-    ) -> None:
-        """See `KERNELS["head_norm_forward"]`."""
+    def head_norm_forward(self, x, gamma, xn, rstd, *, scratch, heads, head_dim, eps, unit_offset=False):
         weight, source, out = norm_weight(gamma, unit_offset), x.reshape(-1, head_dim), xn.reshape(-1, head_dim)
         for rows in row_blocks(*source.shape):
             block = f32(source[rows])
@@ -51,21 +38,8 @@ class ReferenceFamilies:
 
     @quiet
     def head_norm_backward(
-        self,
-        dxn: Array,
-        x: Array,
-        gamma: Array,
-        rstd: F32,
-        dx: Array,
-        dgamma: Array,
-        *,
-        scratch: Scratch,
-        heads: int,  # noqa: ARG002
-        head_dim: int,
-        accumulate: bool,
-        unit_offset: bool = False,
-    ) -> None:
-        """See `KERNELS["head_norm_backward"]`."""
+        self, dxn, x, gamma, rstd, dx, dgamma, *, scratch, heads, head_dim, accumulate, unit_offset=False
+    ):
         (acc,) = scratch.take_all(head_norm_backward_plan(dgamma))
         acc.fill(0)
         weight = norm_weight(gamma, unit_offset)
@@ -79,51 +53,24 @@ class ReferenceFamilies:
         put(dgamma, acc + f32(dgamma) if accumulate else acc)
 
     @quiet
-    def row_squares(self, x: Array, squares: F32, *, scratch: Scratch, share: float) -> None:  # noqa: ARG002
-        """See `KERNELS["row_squares"]`."""
+    def row_squares(self, x, squares, *, scratch, share):
         for rows in row_blocks(*x.shape):
             squares[rows] = np.square(f32(x[rows])).sum(axis=1) * np.float32(share)
 
     @quiet
-    def row_products(self, dxn: Array, x: Array, gamma: Array, products: F32, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KERNELS["row_products"]`."""
+    def row_products(self, dxn, x, gamma, products, *, scratch):
         for rows in row_blocks(*x.shape):
             products[rows] = (f32(dxn[rows]) * f32(gamma) * f32(x[rows])).sum(axis=1)
 
     @quiet
-    def summed_norm_forward(
-        self,
-        x: Array,
-        gamma: Array,
-        squares: F32,
-        xn: Array,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        width: int,
-        eps: float,
-    ) -> None:
-        """See `KERNELS["summed_norm_forward"]`."""
+    def summed_norm_forward(self, x, gamma, squares, xn, *, scratch, width, eps):
         for rows in row_blocks(*x.shape):
             put(xn[rows], f32(x[rows]) * _rstd_of(squares[rows], width, eps) * f32(gamma))
 
     @quiet
     def summed_norm_backward(
-        self,
-        dxn: Array,
-        x: Array,
-        gamma: Array,
-        squares: F32,
-        products: F32,
-        dx: Array,
-        dgamma: Array,
-        *,
-        scratch: Scratch,
-        width: int,
-        eps: float,
-        share: float,
-        accumulate: bool,
-    ) -> None:
-        """See `KERNELS["summed_norm_backward"]`."""
+        self, dxn, x, gamma, squares, products, dx, dgamma, *, scratch, width, eps, share, accumulate
+    ):
         (acc,) = scratch.take_all(head_norm_backward_plan(dgamma))
         acc.fill(0)
         weight = f32(gamma)
@@ -136,32 +83,12 @@ class ReferenceFamilies:
         put(dgamma, acc + f32(dgamma) if accumulate else acc)
 
     @quiet
-    def geglu_forward(
-        self,
-        gate: Array,
-        up: Array,
-        prod: Array,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        exact: bool = False,
-    ) -> None:
-        """See `KERNELS["geglu_forward"]`."""
+    def geglu_forward(self, gate, up, prod, *, scratch, exact=False):
         for rows in row_blocks(*gate.shape):
             put(prod[rows], gelu(f32(gate[rows]), exact=exact)[0] * f32(up[rows]))
 
     @quiet
-    def geglu_backward(
-        self,
-        gate: Array,
-        up: Array,
-        dprod: Array,
-        dgate: Array,
-        dup: Array,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        exact: bool = False,
-    ) -> None:
-        """See `KERNELS["geglu_backward"]`."""
+    def geglu_backward(self, gate, up, dprod, dgate, dup, *, scratch, exact=False):
         for rows in row_blocks(*gate.shape):
             value, slope = gelu(f32(gate[rows]), exact=exact)
             u, d = f32(up[rows]), f32(dprod[rows])
@@ -170,13 +97,11 @@ class ReferenceFamilies:
             put(dup[rows], of_up)
 
     @quiet
-    def relu2_forward(self, up: Array, act: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KERNELS["relu2_forward"]`."""
+    def relu2_forward(self, up, act, *, scratch):
         for rows in row_blocks(*up.shape):
             put(act[rows], np.square(np.maximum(f32(up[rows]), np.float32(0))))
 
     @quiet
-    def relu2_backward(self, up: Array, dact: Array, dup: Array, *, scratch: Scratch) -> None:  # noqa: ARG002
-        """See `KERNELS["relu2_backward"]`."""
+    def relu2_backward(self, up, dact, dup, *, scratch):
         for rows in row_blocks(*up.shape):
             put(dup[rows], f32(dact[rows]) * (2 * np.maximum(f32(up[rows]), np.float32(0))))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ratrain.targets.runtime.arena.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.arena.scratch import Buffer, Plan
 from ratrain.targets.runtime.kernels.reference.reference_common import add_by_keys, f32, put, quiet, row_blocks, sigmoid
 from ratrain.targets.runtime.kernels.shared import check_starts, document_positions, token_keys
 
@@ -46,19 +46,7 @@ class ReferenceGpt:
     """The kernels of `ReferenceKernels` that GPT-2 alone needs."""
 
     @quiet
-    def layernorm_forward(
-        self,
-        x: Array,
-        gamma: Array,
-        beta: Array,
-        xn: Array,
-        mean: F32,
-        rstd: F32,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        eps: float,
-    ) -> None:
-        """See `KERNELS["layernorm_forward"]`."""
+    def layernorm_forward(self, x, gamma, beta, xn, mean, rstd, *, scratch, eps):
         for rows in row_blocks(*x.shape):
             block = f32(x[rows])
             mean[rows] = block.mean(axis=1)
@@ -67,22 +55,7 @@ class ReferenceGpt:
             put(xn[rows], centred * rstd[rows, None] * f32(gamma) + f32(beta))
 
     @quiet
-    def layernorm_backward(
-        self,
-        dxn: Array,
-        x: Array,
-        gamma: Array,
-        mean: F32,
-        rstd: F32,
-        dx: Array,
-        dgamma: Array,
-        dbeta: Array,
-        *,
-        scratch: Scratch,
-        residual: Array | None = None,
-        accumulate: bool,
-    ) -> None:
-        """See `KERNELS["layernorm_backward"]`."""
+    def layernorm_backward(self, dxn, x, gamma, mean, rstd, dx, dgamma, dbeta, *, scratch, residual=None, accumulate):
         sums = scratch.take_all(layernorm_backward_plan(dgamma))
         for acc in sums:
             acc.fill(0)
@@ -99,37 +72,17 @@ class ReferenceGpt:
             put(out, acc + f32(out) if accumulate else acc)
 
     @quiet
-    def gelu_forward(self, up: Array, act: Array, *, scratch: Scratch, exact: bool = False) -> None:  # noqa: ARG002
-        """See `KERNELS["gelu_forward"]`."""
+    def gelu_forward(self, up, act, *, scratch, exact=False):
         for rows in row_blocks(*up.shape):
             put(act[rows], gelu(f32(up[rows]), exact=exact)[0])
 
     @quiet
-    def gelu_backward(
-        self,
-        up: Array,
-        dact: Array,
-        dup: Array,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        exact: bool = False,
-    ) -> None:
-        """See `KERNELS["gelu_backward"]`."""
+    def gelu_backward(self, up, dact, dup, *, scratch, exact=False):
         for rows in row_blocks(*up.shape):
             put(dup[rows], f32(dact[rows]) * gelu(f32(up[rows]), exact=exact)[1])
 
     @quiet
-    def position_forward(
-        self,
-        positions: Array,
-        y: Array,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,  # noqa: ARG002
-        seq_len: int,
-        first_position: int = 0,
-    ) -> None:
-        """See `KERNELS["position_forward"]`."""
+    def position_forward(self, positions, y, *, documents=None, scratch, seq_len, first_position=0):
         check_starts(documents, seq_len, first_position)
         for number, sequence in enumerate(y.reshape(-1, seq_len, y.shape[1])):
             for rows in row_blocks(*sequence.shape):
@@ -139,18 +92,7 @@ class ReferenceGpt:
                 put(sequence[rows], f32(sequence[rows]) + f32(positions[position]))
 
     @quiet
-    def position_backward(
-        self,
-        dy: Array,
-        dpositions: Array,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,
-        seq_len: int,
-        accumulate: bool,
-        first_position: int = 0,
-    ) -> None:
-        """See `KERNELS["position_backward"]`."""
+    def position_backward(self, dy, dpositions, *, documents=None, scratch, seq_len, accumulate, first_position=0):
         if documents is not None:
             if not accumulate:
                 dpositions.fill(0)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self, SupportsFloat
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from attrs import frozen
 
 from ratrain.targets.program.kernels import IGNORED_LABEL
-from ratrain.targets.runtime.arena.scratch import Buffer, Plan, Scratch
+from ratrain.targets.runtime.arena.scratch import Buffer, Plan
 from ratrain.targets.runtime.kernels.reference.reference_common import f32, put, quiet, row_blocks
 from ratrain.targets.runtime.kernels.shared import LARGEST_INVERSE, NORM_EPS, check_labels
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.kernels.interface import F32, F64, I32, Array
+    from ratrain.targets.runtime.kernels.interface import F32, I32, Array
 
 
 def head_forward_plan(table: Array, *, normalise: bool, **_: object) -> Plan:
@@ -124,21 +124,8 @@ class ReferenceHead:
 
     @quiet
     def head_forward(
-        self,
-        xn: Array,
-        table: Array,
-        labels: I32,
-        lse: F32,
-        loss: F64,
-        logits: F32,
-        *,
-        scratch: Scratch,
-        normalise: bool,
-        accumulate: bool,
-        scale_of_logits: float = 1.0,
-        softcap: float | None = None,
-    ) -> None:
-        """See `KERNELS["head_forward"]`."""
+        self, xn, table, labels, lse, loss, logits, *, scratch, normalise, accumulate, scale_of_logits=1.0, softcap=None
+    ):
         check_labels(labels, table.shape[0])
         inverse = None
         if normalise:
@@ -158,23 +145,22 @@ class ReferenceHead:
     @quiet
     def head_backward(
         self,
-        xn: Array,
-        table: Array,
-        labels: I32,
-        lse: F32,
-        scale: F32,
-        logits: F32,
-        dxn: Array,
-        dtable: Array,
+        xn,
+        table,
+        labels,
+        lse,
+        scale,
+        logits,
+        dxn,
+        dtable,
         *,
-        scratch: Scratch,
-        denominator: SupportsFloat,
-        normalise: bool,
-        accumulate: bool,
-        scale_of_logits: float = 1.0,
-        softcap: float | None = None,
-    ) -> None:
-        """See `KERNELS["head_backward"]`."""
+        scratch,
+        denominator,
+        normalise,
+        accumulate,
+        scale_of_logits=1.0,
+        softcap=None,
+    ):
         check_labels(labels, table.shape[0])
         buffers = scratch.take_all(head_backward_plan(xn, table, logits, normalise=normalise))
         inverse = _inverse_of(table, buffers)
@@ -191,24 +177,23 @@ class ReferenceHead:
     @quiet
     def head_backward_from_logits(
         self,
-        xn: Array,
-        table: Array,
-        labels: I32,
-        lse: F32,
-        scale: F32,
-        logits: F32,
-        dlogits: F32,
-        dxn: Array,
-        dtable: Array,
+        xn,
+        table,
+        labels,
+        lse,
+        scale,
+        logits,
+        dlogits,
+        dxn,
+        dtable,
         *,
-        scratch: Scratch,
-        denominator: SupportsFloat,
-        normalise: bool,
-        accumulate: bool,
-        scale_of_logits: float = 1.0,
-        softcap: float | None = None,
-    ) -> None:
-        """See `KERNELS["head_backward_from_logits"]`."""
+        scratch,
+        denominator,
+        normalise,
+        accumulate,
+        scale_of_logits=1.0,
+        softcap=None,
+    ):
         check_labels(labels, table.shape[0])
         buffers = scratch.take_all(head_backward_from_logits_plan(xn, table, normalise=normalise))
         inverse, acc = _inverse_of(table, buffers), buffers[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +10,6 @@ from ratrain.ratrain_ir.config.quantised import BLOCK_ELEMENTS, LARGEST_CODE, LE
 from ratrain.targets.runtime.kernels.reference.reference_common import f32, put, quiet, row_blocks
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.arena.scratch import Scratch
     from ratrain.targets.runtime.kernels.interface import F32, U8, Array
 
 
@@ -25,8 +23,7 @@ class ReferenceQuantised:
     """The kernels of `ReferenceKernels` on packed elements."""
 
     @quiet
-    def quantise(self, a: Array, packed: U8, *, scratch: Scratch, bits: int) -> None:  # noqa: ARG002
-        """See `KERNELS["quantise"]`."""
+    def quantise(self, a, packed, *, scratch, bits):
         values = a.reshape(-1)
         scales, stored = packed_parts(packed, a.size)
         stored[a.size * bits // 8 :] = 0
@@ -55,24 +52,13 @@ class ReferenceQuantised:
         stored[start // 2 : (start + len(nibbles)) // 2] = nibbles[0::2] | nibbles[1::2] << 4
 
     @quiet
-    def dequantise(self, packed: U8, out: Array, *, scratch: Scratch, bits: int) -> None:  # noqa: ARG002
-        """See `KERNELS["dequantise"]`."""
+    def dequantise(self, packed, out, *, scratch, bits):
         flat = out.reshape(-1)
         for at in row_blocks(out.size, 1):
             put(flat[at], _values(packed, out.size, at, bits))
 
     @quiet
-    def mean_of_quantised(
-        self,
-        parts: Sequence[U8],
-        out: Array,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        accumulate: bool,
-        divisor: float,
-        bits: int,
-    ) -> bool:
-        """See `KERNELS["mean_of_quantised"]`."""
+    def mean_of_quantised(self, parts, out, *, scratch, accumulate, divisor, bits):
         flat, finite = out.reshape(-1), True
         for at in row_blocks(out.size, 1):
             total = np.zeros(at.stop - at.start, np.float32)

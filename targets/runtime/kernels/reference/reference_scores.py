@@ -13,7 +13,6 @@ from ratrain.targets.runtime.kernels.reference.reference_common import f32, put,
 from ratrain.targets.runtime.kernels.shared import check_starts
 
 if TYPE_CHECKING:
-    from ratrain.targets.runtime.arena.scratch import Scratch
     from ratrain.targets.runtime.kernels.interface import F32, I32, Array
 
 
@@ -75,16 +74,7 @@ class ReferenceScores:
     """The kernels of whole score matrices of `ReferenceKernels`."""
 
     @quiet
-    def attention_scores_forward(
-        self,
-        q: Array,
-        k: Array,
-        scores: Array,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        spec: AttentionSpec,
-    ) -> None:
-        """See `KERNELS["attention_scores_forward"]`."""
+    def attention_scores_forward(self, q, k, scores, *, scratch, spec):
         scale = np.float32(spec.multiplier)
         for head in _heads(spec):
             for some in _blocks(spec):
@@ -92,16 +82,7 @@ class ReferenceScores:
                 put(head.scores(scores, some), score)
 
     @quiet
-    def attention_softmax_forward(
-        self,
-        scores: Array,
-        probs: Array,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,  # noqa: ARG002
-        spec: AttentionSpec,
-    ) -> None:
-        """See `KERNELS["attention_softmax_forward"]`."""
+    def attention_softmax_forward(self, scores, probs, *, documents=None, scratch, spec):
         check_starts(documents, spec.seq_len)
         slopes = spec.slopes
         for head in _heads(spec):
@@ -115,33 +96,13 @@ class ReferenceScores:
                 put(head.scores(probs, some), weight)
 
     @quiet
-    def attention_values_forward(
-        self,
-        probs: Array,
-        v: Array,
-        o: Array,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        spec: AttentionSpec,
-    ) -> None:
-        """See `KERNELS["attention_values_forward"]`."""
+    def attention_values_forward(self, probs, v, o, *, scratch, spec):
         for head in _heads(spec):
             for some in _blocks(spec):
                 put(head.of_queries(o, some), f32(head.scores(probs, some)) @ f32(head.of_keys(v)))
 
     @quiet
-    def attention_values_backward(
-        self,
-        probs: Array,
-        v: Array,
-        do: Array,
-        dprobs: Array,
-        dv: Array,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        spec: AttentionSpec,
-    ) -> None:
-        """See `KERNELS["attention_values_backward"]`."""
+    def attention_values_backward(self, probs, v, do, dprobs, dv, *, scratch, spec):
         for heads in _by_shared_head(spec):
             total = np.zeros((spec.seq_len, spec.head_dim), np.float32)
             for head in heads:
@@ -152,17 +113,7 @@ class ReferenceScores:
             put(heads[0].of_keys(dv), total)
 
     @quiet
-    def attention_softmax_backward(
-        self,
-        probs: Array,
-        dprobs: Array,
-        dscores: Array,
-        *,
-        documents: I32 | None = None,
-        scratch: Scratch,  # noqa: ARG002
-        spec: AttentionSpec,
-    ) -> None:
-        """See `KERNELS["attention_softmax_backward"]`."""
+    def attention_softmax_backward(self, probs, dprobs, dscores, *, documents=None, scratch, spec):
         check_starts(documents, spec.seq_len)
         for head in _heads(spec):
             for some in _blocks(spec):
@@ -172,18 +123,7 @@ class ReferenceScores:
                 put(head.scores(dscores, some), np.where(seen, prob * (dprob - mean), np.float32(0)))
 
     @quiet
-    def attention_scores_backward(
-        self,
-        q: Array,
-        k: Array,
-        dscores: Array,
-        dq: Array,
-        dk: Array,
-        *,
-        scratch: Scratch,  # noqa: ARG002
-        spec: AttentionSpec,
-    ) -> None:
-        """See `KERNELS["attention_scores_backward"]`."""
+    def attention_scores_backward(self, q, k, dscores, dq, dk, *, scratch, spec):
         scale = np.float32(spec.multiplier)
         for heads in _by_shared_head(spec):
             total = np.zeros((spec.seq_len, spec.head_dim), np.float32)
