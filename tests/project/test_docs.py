@@ -55,6 +55,18 @@ def test_the_annotated_schedule_is_a_sound_schedule() -> None:
     assert [len(stage.ops) > 30 for stage in module.stages] == [True, True]
 
 
+def test_files_where_things_are_decided_are_there() -> None:
+    """Each stands by its path from the checkout, or from the folder of the one before it on the line, or from one above."""
+    _, _, table = (ROOT / "docs" / "architecture.md").read_text().partition("## Where is X decided?")
+    for line in table.splitlines():
+        folders = [ROOT]
+        for name in re.findall(r"`([\w./]+(?:\.\w+|/))`", line.rpartition(" | ")[2]):
+            found = next((folder / name for folder in folders if (folder / name).exists()), None)
+            assert found is not None, f"{name} is not there: {line}"
+            folder = found if found.is_dir() else found.parent
+            folders = [ROOT, folder, folder.parent]
+
+
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 OUTPUTS = {"notebook.md", "annotated-schedule.md", "mistakes.md", "commands.md", "start-here.md"}
 """Pages whose code blocks are what a command writes, in lines as long as it writes them."""
