@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from ratrain.ratrain_ir.ops.base import ENGINES, Engine
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 from ratrain.ratrain_ir.support.diagnostics import Diagnostic, DiagnosticError, fail
-from ratrain.ratrain_ir.topology import RankExecutor
+from ratrain.ratrain_ir.topology import Rank
 from ratrain.ratrainc.choices.run_choices import DataChoice, Display, Outputs
 from ratrain.ratrainc.commands.launch import command as launch_command
 from ratrain.ratrainc.commands.postmortem import command as postmortem_command
@@ -66,7 +66,7 @@ def alive(position: RankPosition) -> Liveness:
     return Liveness.ALIVE
 
 
-def standstill(program: Program, place: RankExecutor, computed: int) -> LocalEngine:
+def standstill(program: Program, place: Rank, computed: int) -> LocalEngine:
     """An engine that ran until one rank did not come back from a compute instruction, and all others wait."""
     engine = start(program, 2).engine
     held, original = engine.ranks[place.stage][program.topology.lane(place)], engine._try_run
@@ -81,7 +81,7 @@ def standstill(program: Program, place: RankExecutor, computed: int) -> LocalEng
     return engine
 
 
-def seen(engine: LocalEngine, place: RankExecutor, computed: int) -> list[RankPosition]:
+def seen(engine: LocalEngine, place: Rank, computed: int) -> list[RankPosition]:
     """The positions of a standstill, with that rank's compute engine running."""
     found = []
     for position in engine.positions():
@@ -131,7 +131,7 @@ def test_micro_batch_step_and_who_waits_are_named() -> None:
     program = PROGRAMS["2x2"]
     stream = program.stages[1].streams[Engine.COMPUTE]
     index = next(i for i, found in enumerate(stream) if found.keyword == "backward" and found.micro_batch == 1)
-    positions = seen(standstill(program, RankExecutor(1, 0), index), RankExecutor(1, 0), index)
+    positions = seen(standstill(program, Rank(1, 0), index), Rank(1, 0), index)
     found = diagnose(program, positions, time.time(), alive)
     assert f"'{stream[index].title}' (step 0, micro-batch 1)" in found.causes[0].text
     assert "stage @1 replica 0 in" in found.causes[0].text
@@ -141,7 +141,7 @@ def test_micro_batch_step_and_who_waits_are_named() -> None:
 
 def test_a_peer_that_is_late_to_an_exchange_is_named() -> None:
     """Its peer waits for it in the exchange, and the other stage's for theirs."""
-    program, late = PROGRAMS["2x1x2"], RankExecutor(0, 0, 1)
+    program, late = PROGRAMS["2x1x2"], Rank(0, 0, 1)
     stream = program.stages[0].streams[Engine.COMPUTE]
     index = next(i for i, found in enumerate(stream) if found.keyword == "backward" and found.micro_batch == 1)
     found = diagnose(program, seen(standstill(program, late, index), late, index), time.time(), alive)
@@ -152,11 +152,11 @@ def test_a_peer_that_is_late_to_an_exchange_is_named() -> None:
 
 def test_a_rank_of_another_machine_is_judged_by_its_heartbeat() -> None:
     program = PROGRAMS["2x2"]
-    positions = seen(standstill(program, RankExecutor(1, 0), 3), RankExecutor(1, 0), 3)
+    positions = seen(standstill(program, Rank(1, 0), 3), Rank(1, 0), 3)
     now = time.time()
     silent = [evolve(found, heartbeat=now - 20 * (found.stage == 1 and found.replica == 0)) for found in positions]
     found = diagnose(program, silent, now, lambda _: Liveness.UNKNOWN)
-    assert [(cause.fault, cause.places) for cause in found.causes] == [(Fault.GONE, (RankExecutor(1, 0),))]
+    assert [(cause.fault, cause.places) for cause in found.causes] == [(Fault.GONE, (Rank(1, 0),))]
     assert "has given no sign for 20 s" in found.causes[0].text
     heard = [evolve(position, heartbeat=now) for position in positions]
     assert Fault.GONE not in {cause.fault for cause in diagnose(program, heard, now, lambda _: Liveness.UNKNOWN).causes}
@@ -328,7 +328,7 @@ class Watching:
 def stuck_since(now: float) -> list[RankPosition]:
     """All ranks wait for an instruction that has begun at a moment."""
     found = []
-    for position in seen(standstill(PROGRAMS["2x2"], RankExecutor(1, 0), 3), RankExecutor(1, 0), 3):
+    for position in seen(standstill(PROGRAMS["2x2"], Rank(1, 0), 3), Rank(1, 0), 3):
         engines = {engine: evolve(at, since=now) for engine, at in position.engines.items()}
         found.append(evolve(position, engines=engines, heartbeat=now, since=now))
     return found
@@ -380,12 +380,12 @@ sys.path.insert(0, sys.argv[1])
 from ratrain.ratrain_ir.ops.base import Engine
 from ratrain.targets.program.rtx import write_program
 from ratrain.targets.runtime.watch.positions import RankPhase
-from ratrain.targets.runtime.engine.rank import Rank
+from ratrain.targets.runtime.engine.rank import RankExecutor
 from tests.end_to_end.tiny_runs import make_program
 folder = Path(sys.argv[2])
 program = make_program(pp=1, dp=1)
 write_program(program, str(folder / "program.rtx"))
-rank = Rank(program, 0, 0)
+rank = RankExecutor(program, 0, 0)
 position = rank.new_position(folder, 0)
 position.enter(RankPhase.RUNNING, 7)
 rank.completed[Engine.COMPUTE] = 3
@@ -537,7 +537,7 @@ def test_a_position_file_is_small_and_made_new(tmp_path: Path) -> None:
     rank.new_position(tmp_path, 4)
     assert position_path(tmp_path, 4).stat().st_size < 4096
     (found,) = read_positions(str(tmp_path))
-    assert (found.number, found.place, found.phase) == (4, RankExecutor(0, 1), RankPhase.STARTING)
+    assert (found.number, found.place, found.phase) == (4, Rank(0, 1), RankPhase.STARTING)
 
 
 def test_a_position_or_report_that_never_ends_is_not_read(tmp_path: Path) -> None:
