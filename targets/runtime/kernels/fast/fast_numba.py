@@ -35,6 +35,10 @@ exact = functools.partial(functools.partial, compiled)
 SPLIT_SUMS = {"reassoc", "contract", "nsz"}
 """Sums may be split over vector lanes, by the length alone. Infinities and NaNs keep their meaning."""
 
+SPLIT_UNFUSED = SPLIT_SUMS - {"contract"}
+"""The same without fused products, which the compiler forms in one copy of a loop and not in another: for loops that have
+a twin with the same bits, as those of attention and of its blocks."""
+
 reducing = functools.partial(exact, fastmath=SPLIT_SUMS)
 
 inlined = functools.partial(
