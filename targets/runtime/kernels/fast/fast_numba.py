@@ -233,7 +233,7 @@ _Q0, _Q1, _Q2, _Q3 = (
 
 @inlined()
 def tanh32(x: Any) -> Any:
-    """tanh(x) of a float32, with a relative error of at most 3 * 2^-23."""
+    """tanh(x) of a float32, with a relative error of at most 4 * 2^-23; 2.3 where multiply-adds are fused."""
     clamped = max(-_TANH_END, x)
     clamped = min(_TANH_END, clamped)
     s = clamped * clamped
