@@ -28,7 +28,7 @@ from ratrain.targets.runtime.arena.dtypes import BFLOAT16
 intrinsic: Callable[[Callable[..., Any]], Any] = extending.intrinsic
 
 
-exact = functools.partial(functools.partial, compiled)
+exact = functools.partial(functools.partial, compiled, fastmath=False)
 """Every operation as IEEE 754 has it: the same result wherever an element stands in its array."""
 
 
@@ -42,9 +42,10 @@ a twin with the same bits, as those of attention and of its blocks."""
 reducing = functools.partial(exact, fastmath=SPLIT_SUMS)
 
 inlined = functools.partial(
-    nb.njit, forceinline=True, error_model="numpy", no_cfunc_wrapper=True, no_cpython_wrapper=True
+    nb.njit, fastmath=False, forceinline=True, error_model="numpy", no_cfunc_wrapper=True, no_cpython_wrapper=True
 )
-"""For use inside the kernels, not from Python; keeps its own rounding rules there.
+"""For use inside the kernels, not from Python; keeps its own rounding rules there: they are said, since a function without
+any takes those of whichever caller has it compiled first in a process.
 
 A kernel that calls another one has a copy of it, optimised anew, and the linker takes any copy that the process has: after compiling
 that of the function alone, after loading from the cache that of the kernel. So whatever is not exact must be inlined.
