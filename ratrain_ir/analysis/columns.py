@@ -49,7 +49,7 @@ class FoundError(Exception):
 
 @define(eq=False)
 class Alike:
-    """What is known of the ops of one kind."""
+    """Facts about the ops of one kind, found once."""
 
     _roles: tuple[str, ...] | None = None
 
@@ -128,7 +128,7 @@ class StageColumns:
 
     @cached_property
     def swept(self) -> SweptOps:
-        """The same ops as dependences and shared bytes are swept over."""
+        """The same ops in the columns that sweeps of dependences and shared bytes take."""
         engines, blocks = [], []
         for op in self.examples:
             engine = NONE if type(op) is Release else ENGINE_INDEX[op.engine]

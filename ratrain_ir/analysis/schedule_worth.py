@@ -23,7 +23,7 @@ class PassTimes:
     """the half of it that makes the gradients of the parameters"""
 
     def of(self, kind: ActionKind) -> float:
-        """How long an action takes; those that compute nothing take no time."""
+        """Return the time of an action; one that computes nothing takes none."""
         if kind is ActionKind.FORWARD:
             return self.forward
         if kind is ActionKind.BACKWARD:

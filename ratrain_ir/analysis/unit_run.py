@@ -98,7 +98,7 @@ def gradient_waits(orders: Sequence[Sequence[Action]], chunk_stages: Sequence[in
 
 
 def _units(action: Action) -> int:
-    """How long an action takes: a whole backward has two halves."""
+    """Return the units of time of an action: a whole backward has two halves."""
     return 2 if action.kind is ActionKind.BACKWARD else 1
 
 

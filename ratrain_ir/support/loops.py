@@ -88,7 +88,9 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
     Where neither the package's folder, nor one in the user's home, nor NUMBA_CACHE_DIR can be written, it is not kept on disk, and
     an `UncachedWarning` says so, once. Of processes that need it at once, one compiles it, and the others read what that has kept.
     """
-    loop = _kept_or_not(function, {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True} | options)
+    # a function that says no fast-math options takes those of the caller that has it compiled first in a process
+    rules = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True, "fastmath": False}
+    loop = _kept_or_not(function, rules | options)
     # without its compiler, numba leaves functions as they are
     return counted(loop) if hasattr(loop, "stats") else loop
 
@@ -112,7 +114,12 @@ class _Parts:
 _PARTS = _Parts()
 
 
-PART_OPTIONS: dict[str, Any] = {"error_model": "numpy", "no_cfunc_wrapper": True, "forceinline": True}
+PART_OPTIONS: dict[str, Any] = {
+    "error_model": "numpy",
+    "no_cfunc_wrapper": True,
+    "forceinline": True,
+    "fastmath": False,
+}
 """Parts are called with all that a loop holds: more arguments than a call is worth."""
 
 

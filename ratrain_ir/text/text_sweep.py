@@ -20,7 +20,7 @@ NONE = -1
 NAME, MICRO_BATCH, OFFSET = 1, 2, 3
 """Marks in a shape: bytes that no line has."""
 READ, MORE_ROOM, UNUSUAL, IN_NAME = range(4)
-"""What the loop returns: all is read, an array was too small, a line is not in the usual layout.
+"""Outcomes of the loop: all is read, an array was too small, a line is not in the usual layout.
 
 `UNUSUAL` is also what a byte is that stands in no usual line, `IN_NAME` one that may stand in a name, `READ` any other.
 """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NONE = -1
 UNDEFINED, ENDED, AGAIN, NOT_LIVE, CARRIED_ENDED, NEVER_RELEASED = range(6)
-"""What a finding is."""
+"""Kinds of findings."""
 _ACCESSES = 100_000
 """A tenth of a second of plain Python: less than it takes to compile the loop where it is not kept."""
 ALLOWANCE = Allowance(_ACCESSES)
@@ -60,7 +60,7 @@ _WORDS = {
 
 
 def _findings(columns: StageColumns, *, has_releases: bool) -> list[tuple[int, int, int, int]]:
-    """What, op, tensor, and the op before that the words name; `NONE` where there is none."""
+    """Sweep a stage; list kind, op, tensor and earlier op of each finding, `NONE` without an earlier op."""
     given = columns.bounds, columns.operands, columns.ended_bounds, columns.ended, columns.carried
     tensors = len(columns.carried)
     sizes = tensors, tensors, tensors, tensors, 4 * MAX_REPORTS

@@ -1,4 +1,4 @@
-"""What the rules across stages ask of a stage: its messages, its collectives, and who waits for whom in it.
+"""The ends of a stage, which rules across stages compare: messages, collectives, and who waits for whom in it.
 
 It is small beside the stage, so that processes which look at stages side by side can hand it over.
 """
@@ -29,7 +29,7 @@ Int64s = NDArray[np.int64]
 
 
 class Message(NamedTuple):
-    """What a message is of: of a guest its block and the types of its tensors, of any its piece."""
+    """Content of a message: the piece; of a guest also its block and the types of its tensors."""
 
     block: Block | None
     piece: Piece
@@ -37,7 +37,7 @@ class Message(NamedTuple):
 
     @property
     def carried(self) -> tuple[Block | None, Piece]:
-        """What is sent once."""
+        """Block and piece, which are sent once a step."""
         return self.block, self.piece
 
 

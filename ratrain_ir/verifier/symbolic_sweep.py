@@ -40,7 +40,7 @@ class Traces(NamedTuple):
 
 
 class Holdings(NamedTuple):
-    """What tensors hold: arrays by tensor."""
+    """Values and owners of tensors: arrays by tensor."""
 
     carried: Any
     held: Any

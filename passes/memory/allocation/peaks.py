@@ -52,7 +52,7 @@ _CLASSES = 8
 
 @frozen(eq=False)
 class _Window:
-    """What lives within a time; buffers `met` that are not `pinned` are placed again."""
+    """Buffers that live within a time; those `met` that are not `pinned` are placed again."""
 
     met: Int64s
     pinned: NDArray[np.bool_]

@@ -1,4 +1,4 @@
-"""What-if: the answer for a changed machine, compared with that of the given one."""
+"""Answers for changed machines (`--what-if`), compared with that of the given one."""
 
 from __future__ import annotations
 

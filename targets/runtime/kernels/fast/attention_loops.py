@@ -16,7 +16,6 @@ import numpy as np
 from ratrain.targets.runtime.kernels.fast.blas import multiply, multiply_transposed
 from ratrain.targets.runtime.kernels.fast.fast_numba import (
     SPLIT_SUMS,
-    SPLIT_UNFUSED,
     exact,
     inlined,
     load,
@@ -151,7 +150,7 @@ def _cap_with_gradient(row: Any, grad: Any, mean: Any, softcap: Any) -> None:
         grad[i] = (grad[i] - mean) * soft_cap_slope(capped, softcap)
 
 
-@inlined(fastmath=SPLIT_UNFUSED)
+@inlined(fastmath=SPLIT_SUMS)
 def _softmax(
     score: Any,
     first_query: Any,

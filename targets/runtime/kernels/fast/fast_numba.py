@@ -10,7 +10,6 @@ whose functions become part of every kernel: after editing it, delete the `__pyc
 from __future__ import annotations
 
 import functools
-import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +17,7 @@ import numba as nb
 import numpy as np
 from llvmlite import ir
 from numba import extending
-from numba.core import config, types
-from numba.core.codegen import get_host_cpu_features
+from numba.core import types
 from numpy.typing import NDArray
 
 from ratrain.ratrain_ir.support.loops import compiled
@@ -28,24 +26,19 @@ from ratrain.targets.runtime.arena.dtypes import BFLOAT16
 intrinsic: Callable[[Callable[..., Any]], Any] = extending.intrinsic
 
 
-exact = functools.partial(functools.partial, compiled, fastmath=False)
+exact = functools.partial(functools.partial, compiled)
 """Every operation as IEEE 754 has it: the same result wherever an element stands in its array."""
 
 
 SPLIT_SUMS = {"reassoc", "contract", "nsz"}
 """Sums may be split over vector lanes, by the length alone. Infinities and NaNs keep their meaning."""
 
-SPLIT_UNFUSED = SPLIT_SUMS - {"contract"}
-"""The same without fused products, which the compiler forms in one copy of a loop and not in another: for loops that have
-a twin with the same bits, as those of attention and of its blocks."""
-
 reducing = functools.partial(exact, fastmath=SPLIT_SUMS)
 
 inlined = functools.partial(
     nb.njit, fastmath=False, forceinline=True, error_model="numpy", no_cfunc_wrapper=True, no_cpython_wrapper=True
 )
-"""For use inside the kernels, not from Python; keeps its own rounding rules there: they are said, since a function without
-any takes those of whichever caller has it compiled first in a process.
+"""For use inside the kernels, not from Python; keeps its own rounding rules there, which are said (`loops.compiled`).
 
 A kernel that calls another one has a copy of it, optimised anew, and the linker takes any copy that the process has: after compiling
 that of the function alone, after loading from the cache that of the kernel. So whatever is not exact must be inlined.
@@ -139,31 +132,6 @@ def maximum(_context: Any, _a: Any, _b: Any) -> Any:
     return types.float32(types.float32, types.float32), generate
 
 
-def _multiplies_and_adds() -> bool:
-    """Tell whether the processor that loops are compiled for has a fused multiply-add."""
-    told: str | None = getattr(config, "CPU_FEATURES", None)
-    features = get_host_cpu_features() if told is None else told
-    return "+fma" in features.split(",") or platform.machine() in ("aarch64", "arm64")
-
-
-_FUSES = _multiplies_and_adds()
-
-
-@intrinsic
-def fused(_context: Any, _a: Any, _b: Any, _c: Any) -> Any:
-    """A * b + c of float32, rounded once where the processor can.
-
-    It is said, and not left to the compiler (`contract`), which in another place of the same loop may decide otherwise:
-    the loops of whole sequences and of their blocks would differ in the last bit.
-    """
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        a, b, c = args
-        return builder.fma(a, b, c) if _FUSES else builder.fadd(builder.fmul(a, b), c)
-
-    return types.float32(types.float32, types.float32, types.float32), generate
-
-
 _LOG2_E = np.float32(1.4426950408889634)
 _LN2_HIGH = np.float32(0.693359375)  # 9 significant bits: times an exponent it is exact
 _LN2_LOW = np.float32(-2.12194440e-4)
@@ -178,16 +146,16 @@ _C0, _C1, _C2, _C3, _C4, _C5 = (
 )
 
 
-@inlined()
+@inlined(fastmath={"contract"})
 def exp32(x: Any) -> Any:
     """exp(x) of a float32 to 2 units in the last place; below -86.5 (results under 2.7e-38) it is 0."""
     # the exponent comes from a clamped copy, so that a NaN is never converted to an integer; it goes on in r
     clamped = max(_LOW, x)
     clamped = min(_HIGH, clamped)
     n = round_even(clamped * _LOG2_E)
-    r = fused(-n, _LN2_LOW, fused(-n, _LN2_HIGH, x))
-    p = fused(fused(fused(fused(fused(_C0, r, _C1), r, _C2), r, _C3), r, _C4), r, _C5)
-    p = fused(p, r * r, r) + _ONE
+    r = (x - n * _LN2_HIGH) - n * _LN2_LOW
+    p = ((((_C0 * r + _C1) * r + _C2) * r + _C3) * r + _C4) * r + _C5
+    p = p * (r * r) + r + _ONE
     # n reaches 128, which has no float32: half of the power of two, times 2
     half_power = _float_of_bits((np.int32(n) + np.int32(126)) << np.int32(23))
     value = (p + p) * half_power
@@ -206,12 +174,12 @@ _D0, _D1, _D2, _D3, _D4, _D5 = (
 )
 
 
-@inlined()
+@inlined(fastmath={"contract"})
 def power_of_two(x: Any) -> Any:
     """2^x of a float32 of at most 127, to 2 units in the last place; below -126 (results under 1.2e-38) it is 0."""
     n = round_even(max(_LEAST_POWER, x))
     r = x - n
-    p = fused(fused(fused(fused(fused(fused(_D0, r, _D1), r, _D2), r, _D3), r, _D4), r, _D5), r, _ONE)
+    p = (((((_D0 * r + _D1) * r + _D2) * r + _D3) * r + _D4) * r + _D5) * r + _ONE
     value = p * _float_of_bits((np.int32(n) + np.int32(127)) << np.int32(23))
     if x < _LEAST_POWER:
         value = _ZERO
@@ -232,14 +200,14 @@ _Q0, _Q1, _Q2, _Q3 = (
 )
 
 
-@inlined()
+@inlined(fastmath={"contract"})
 def tanh32(x: Any) -> Any:
-    """tanh(x) of a float32, with a relative error of at most 4 * 2^-23; 2.3 where multiply-adds are fused."""
+    """tanh(x) of a float32, with a relative error of at most 3 * 2^-23."""
     clamped = max(-_TANH_END, x)
     clamped = min(_TANH_END, clamped)
     s = clamped * clamped
-    p = fused(fused(fused(fused(fused(fused(_P0, s, _P1), s, _P2), s, _P3), s, _P4), s, _P5), s, _P6)
-    q = fused(fused(fused(_Q0, s, _Q1), s, _Q2), s, _Q3)
+    p = (((((_P0 * s + _P1) * s + _P2) * s + _P3) * s + _P4) * s + _P5) * s + _P6
+    q = ((_Q0 * s + _Q1) * s + _Q2) * s + _Q3
     value = clamped * (p / q)
     if x > _TANH_END:
         value = _ONE
