@@ -105,9 +105,9 @@ def _place_without_hangs(
 ) -> list[_Placed]:
     """Place every stage so that byte reuse makes no cycle of waits, even when sends wait for their receives.
 
-    The placement passes order all stages so that reuse in list order closes no cycle. A schedule that was reordered by hand may
-    let two neighbours each receive into what they are still sending to the other; then what is received takes no bytes of what
-    is sent. What hangs even so hangs by its order, and verification says where.
+    The placement passes order all stages so that reuse in list order closes no cycle. A schedule that was reordered by
+    hand may let two neighbours each receive into what they are still sending to the other; then what is received takes
+    no bytes of what is sent. What hangs even so hangs by its order, and verification says where.
     """
     placed = _place_all(module, module.stages, Home.DDR, capacity, context, keep=keep, trial=trial)
     if _exceeds(placed, capacity) or blocking_cycle(module, rendezvous=True) is None:

@@ -1,11 +1,13 @@
 """Progress of a table of actions: whether every rank gets to the end of its row, whatever the timing.
 
-A rank takes its cells one by one. In a lowered table a receive ends after its send; with rendezvous a send ends only with its
-receive. In a compute-only table the runtime places the messages, which it can do without a hang exactly where the stages'
-dependences and the rows' orders agree; so a computation waits for the one that makes its input, and rendezvous adds nothing.
+A rank takes its cells one by one. In a lowered table a receive ends after its send; with rendezvous a send ends only
+with its receive. In a compute-only table the runtime places the messages, which it can do without a hang exactly where
+the stages' dependences and the rows' orders agree; so a computation waits for the one that makes its input, and
+rendezvous adds nothing.
 
-What a rank waits for never depends on timing, so one wait graph of all cells decides for all. A rank stands at the first of its
-cells that is never done; what keeps it there is on another rank that stands too, and so on round the circle.
+What a rank waits for never depends on timing, so one wait graph of all cells decides for all. A rank stands at the
+first of its cells that is never done; what keeps it there is on another rank that stands too, and so on round the
+circle.
 """
 
 from __future__ import annotations
@@ -59,8 +61,8 @@ class ActionIndex:
     def slice_before(self, action: PlacedAction) -> PlacedAction | None:
         """The computation on a neighbouring slice of the same micro-batch that one on a slice needs, on its own stage.
 
-        Forward it is the slice before, whose keys it attends to; backward the slice after, which adds to the gradients of its keys.
-        None for the first one each way, for weight halves and for whole micro-batches.
+        Forward it is the slice before, whose keys it attends to; backward the slice after, which adds to the gradients
+        of its keys. None for the first one each way, for weight halves and for whole micro-batches.
         """
         if action.slice is None:
             return None

@@ -1,21 +1,21 @@
 """The wait graph: who waits for whom, who waits for ever, and the circle that says why.
 
-A node is a place in a stream: an op of one of several steps, a cell of a table of actions, the instruction at which an engine
-stands. An edge runs from what must have happened to what waits for it: from the one before in the stream, from what a wait of
-an engine names, from the send to the receive of a message. Places that are passed together, as the ends of a rendezvous or the
-members of a collective, are one node.
+A node is a place in a stream: an op of one of several steps, a cell of a table of actions, the instruction at which an
+engine stands. An edge runs from what must have happened to what waits for it: from the one before in the stream, from
+what a wait of an engine names, from the send to the receive of a message. Places that are passed together, as the ends
+of a rendezvous or the members of a collective, are one node.
 
     rank 0:  recv b  <--  send b  :rank 1      `recv b` waits for `send b`, which stands behind `recv a`;
                |            ^                  that waits for `send a`, which stands behind `recv b`:
                v            |                  a circle of four
              send a  -->  recv a
 
-What can happen does happen, whatever happens first: no timing makes a difference. So one sweep decides (Kahn, 1962): cross out
-what waits for nothing that is left, until nothing can be crossed out. Exactly what is left waits for ever: the circles, and
-what waits for them.
+What can happen does happen, whatever happens first: no timing makes a difference. So one sweep decides (Kahn, 1962):
+cross out what waits for nothing that is left, until nothing can be crossed out. Exactly what is left waits for ever:
+the circles, and what waits for them.
 
-The sweep takes one visit an event and an edge, of arrays without an object for either; networkx looks for a circle, in what
-hangs alone.
+The sweep takes one visit an event and an edge, of arrays without an object for either; networkx looks for a circle, in
+what hangs alone.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class WaitGraph:
     def circle(self) -> list[int]:
         """List events each of which waits for the next, the last for the first; none where all happen.
 
-        A search in depth finds it, from the least event that never happens, always to the least that an event waits for.
+        A search in depth finds it, from the least event that never happens, always to the least that an event waits
+        for.
         """
         sources, targets = self._edges()
         stuck = stuck_events(self.events, sources, targets)

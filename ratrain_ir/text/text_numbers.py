@@ -1,8 +1,8 @@
 """The stages of a `.rtir` as columns, read by a loop over its bytes, without an object for each op and each tensor.
 
 One op of each kind is made, with its tensors. Lines of one shape say the same of other names, so that one line of each
-shape is read as `ratrain.ratrain_ir.text.parser` reads it. What is wrong, or laid out in another way than the printer's,
-raises `UnusualTextError`: the parser reads the whole text then, or refuses it.
+shape is read as `ratrain.ratrain_ir.text.parser` reads it. What is wrong, or laid out in another way than the
+printer's, raises `UnusualTextError`: the parser reads the whole text then, or refuses it.
 """
 
 from __future__ import annotations

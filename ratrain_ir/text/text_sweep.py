@@ -4,8 +4,8 @@
     %y.m2 = forward mlp.0 m2 (%w, %x.m2)
 
 The *shape* of a line is what is left of it when a mark stands for each name of a tensor, for its micro-batch and for
-its offset: lines of one shape say the same of others. Shapes, names and kinds of ops are numbered as they come, compared
-byte by byte, and found again by a hash table with open addressing.
+its offset: lines of one shape say the same of others. Shapes, names and kinds of ops are numbered as they come,
+compared byte by byte, and found again by a hash table with open addressing.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ def check_structure(module: Module, report: Reporter, stages: Sequence[Stage]) -
 def check_ops(module: Module, stage: Stage, columns: StageColumns, report: Reporter) -> None:
     """Run the rules about one op alone: on one op of each kind, then on every op of the kinds where one is not sound.
 
-    What is in another memory may be one tensor as several operands of an op, which counts: of these each op is looked at.
+    What is in another memory may be one tensor as several operands of an op, which counts: of these each op is looked
+    at.
     """
     owned = frozenset(module.topology.stage_blocks[stage.index])
     asked = refuser(module)

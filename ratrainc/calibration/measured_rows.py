@@ -1,7 +1,8 @@
 """Measured step times as CSV: a model, a plan and what one step took; and the times the simulator predicts for them.
 
-Columns: model (preset or config.json), plan (TOML), step_seconds or tokens_per_second; optional: the plan's dp, micro_batches,
-micro_batch_size and zero where they differ from the plan file's, and use = fit or held-out. Paths are relative to the table.
+Columns: model (preset or config.json), plan (TOML), step_seconds or tokens_per_second; optional: the plan's dp,
+micro_batches, micro_batch_size and zero where they differ from the plan file's, and use = fit or held-out. Paths are
+relative to the table.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class MeasuredRow:
 def read_rows(path: str, strategy: Strategy) -> list[MeasuredRow]:
     """The rows of a table, which ran under a strategy.
 
-    Raises `DiagnosticError` RT002 where it is not such a table, and all that is wrong with its values, each at line and column; RT064 where
-    a row says another ZeRO level than the strategy.
+    Raises `DiagnosticError` RT002 where it is not such a table, and all that is wrong with its values, each at line and
+    column; RT064 where a row says another ZeRO level than the strategy.
     """
     lines = read_table(path, "table of measured steps")
     header = check_header(lines[0], _COLUMNS, _REQUIRED)

@@ -44,7 +44,8 @@ class Proof(Shown):
 def verify(what: Module | Program | str, *, machine: str | Machine | None = None) -> Proof:
     """Prove that a module, a program or the file of one is sound.
 
-    A module is proved for the machine it was sized for, or for the one given. Raises `DiagnosticError` with all that is wrong.
+    A module is proved for the machine it was sized for, or for the one given. Raises `DiagnosticError` with all that is
+    wrong.
     """
     is_program = what.endswith(".rtx") if isinstance(what, str) else isinstance(what, Program)
     if isinstance(what, str) and not is_program:

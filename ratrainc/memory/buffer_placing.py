@@ -92,7 +92,8 @@ class RefusedPlacingError(DiagnosticError):
 def place_buffers(file: str, capacity: int, seconds: float | None, progress: OnProgress) -> Placing:
     """Try greedy placements from the cheapest to the dearest, then search where the capacity is still exceeded.
 
-    Raises `DiagnosticError` where the file is wrong, `RefusedPlacingError` RT053 or RT052 where nothing fits, or nothing was found that does.
+    Raises `DiagnosticError` where the file is wrong, `RefusedPlacingError` RT053 or RT052 where nothing fits, or
+    nothing was found that does.
     """
     with paused_gc():
         table = read_problem(file)

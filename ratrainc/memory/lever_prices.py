@@ -1,9 +1,10 @@
 """What levers free and cost, tried one by one in the time that is given for it.
 
-A lever is compiled, placed and simulated: whole, where all of them are expected to end in time, else with its step folded to fewer
-micro-batches (`ratrainc/planner/search/plan_evaluation.py`), and is then called an estimate. Estimates are held against that of the plan as it is,
-folded too. Time is the computing time of a process: what others do on the machine changes no answer, and of several processes each has all of it,
-for levers and for what else it does beside them.
+A lever is compiled, placed and simulated: whole, where all of them are expected to end in time, else with its step
+folded to fewer micro-batches (`ratrainc/planner/search/plan_evaluation.py`), and is then called an estimate. Estimates
+are held against that of the plan as it is, folded too. Time is the computing time of a process: what others do on the
+machine changes no answer, and of several processes each has all of it, for levers and for what else it does beside
+them.
 """
 
 from __future__ import annotations

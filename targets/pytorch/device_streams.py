@@ -1,8 +1,8 @@
 """Engines as streams of a device, waits as events: what the program lets overlap may overlap there, and nothing else.
 
-An instruction is issued to the stream of its rank's engine behind events of exactly what it waits for; a message is received behind
-the event of its sending, and a buffer written anew behind the receipts before, one of which it may come from; a collective runs on its first member's stream, behind
-and before the other members' own.
+An instruction is issued to the stream of its rank's engine behind events of exactly what it waits for; a message is
+received behind the event of its sending, and a buffer written anew behind the receipts before, one of which it may come
+from; a collective runs on its first member's stream, behind and before the other members' own.
 """
 
 from __future__ import annotations

@@ -226,8 +226,8 @@ def timed_instruction(
 def one_core_step_seconds(program: Program, machine: Machine) -> float:
     """Seconds of a step in which all engines of all ranks take turns on one core, as in the ordered local engine.
 
-    The sum of all ops, and the interpreter's gap after each. On a machine with a table a collective counts a member's share for each member;
-    on others a member's whole time, as each cluster has its own link.
+    The sum of all ops, and the interpreter's gap after each. On a machine with a table a collective counts a member's
+    share for each member; on others a member's whole time, as each cluster has its own link.
     """
     columns = program.columns()
     taken = _works(program, columns, machine)[0].seconds + machine.engine_gap
@@ -238,7 +238,8 @@ def one_core_step_seconds(program: Program, machine: Machine) -> float:
 def shared_cores_step_seconds(program: Program, machine: Machine, cores: int) -> float:
     """Seconds of a step of ranks that are processes of one thread each, as over MPI, and share so many cores.
 
-    Where ranks share cores, each op takes as much longer as the machine says (`core_sharing`), and is on the core that is free first.
+    Where ranks share cores, each op takes as much longer as the machine says (`core_sharing`), and is on the core that
+    is free first.
     """
     from ratrain.targets.simulator.rank_threads import threads_step_seconds
 

@@ -23,7 +23,8 @@ _SHOWN_WAITING = 20
 def check_progress(columns: ProgramColumns, topology: Topology) -> None:
     """Raise `DiagnosticError` RT042 unless a program ends, with buffered and with rendezvous sends.
 
-    Both ends of each message must be there. A rendezvous only adds waits: what ends with it ends with buffered sends too.
+    Both ends of each message must be there. A rendezvous only adds waits: what ends with it ends with buffered sends
+    too.
     """
     flat = flatten(columns, topology)
     met = instructions_done(flat, rendezvous=True)

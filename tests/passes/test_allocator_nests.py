@@ -32,7 +32,8 @@ VIEWS = [513, 1030]
 def sharded(micro_batches: int, in_flight: int, layers: int) -> AllocationProblem:
     """A stage that gathers a view for each op two ops ahead, and reduces the gradients of a micro-batch in two buckets.
 
-    A backward frees 1028 bytes of a layer, 2 less than its larger view and gradient. Its input comes one op before its forward.
+    A backward frees 1028 bytes of a layer, 2 less than its larger view and gradient. Its input comes one op before its
+    forward.
     """
     ops = 2 * layers
     sizes, intervals = [], []

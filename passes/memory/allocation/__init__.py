@@ -4,9 +4,9 @@
     placed = allocate(problem, capacity=20 << 30)
     assert not check_allocation(problem, placed.offsets)
 
-What lives the whole step goes to the bottom, which costs nothing. Above it methods run from the cheapest to the dearest until one is within
-a thousandth of the bound. Where a capacity is still exceeded, or an effort asks for it, an exact search goes on. docs/allocation.md has a
-picture of each method, and what it buys.
+What lives the whole step goes to the bottom, which costs nothing. Above it methods run from the cheapest to the dearest
+until one is within a thousandth of the bound. Where a capacity is still exceeded, or an effort asks for it, an exact
+search goes on. docs/allocation.md has a picture of each method, and what it buys.
 
 Nothing depends on hash order, threads or the caller's random state.
 """
@@ -57,10 +57,10 @@ def allocate(
 ) -> Allocation:
     """Place every buffer; deterministic, ties broken by start and then by order.
 
-    `capacity` in bytes: search until it is reached. Without one there is search only where an `effort` is given, until the gap is as small as
-    that asks for. `search`: False forbids any. `trial`: end as soon as the capacity is reached, and leave out the dearest methods.
-    `all_or_nothing`: give up what exceeds the capacity, so that a result above it may be higher than it need be. The caller reads from
-    `arena_bytes` whether the capacity was reached.
+    `capacity` in bytes: search until it is reached. Without one there is search only where an `effort` is given, until
+    the gap is as small as that asks for. `search`: False forbids any. `trial`: end as soon as the capacity is reached,
+    and leave out the dearest methods. `all_or_nothing`: give up what exceeds the capacity, so that a result above it
+    may be higher than it need be. The caller reads from `arena_bytes` whether the capacity was reached.
     """
     begin = perf_counter()
     searching = search and (capacity is not None or effort is not None)

@@ -31,8 +31,8 @@ MOST_HOLED = 24
 def heaviest_clique(instance: Instance) -> int:
     """Find the most bytes of buffers that meet pairwise; no placement is lower.
 
-    A set begins with one of the largest buffers with holes. One by one those join that leave most, counting what lives at the best time and
-    meets all of the set.
+    A set begins with one of the largest buffers with holes. One by one those join that leave most, counting what lives
+    at the best time and meets all of the set.
     """
     heaviest = int(instance.load().max(initial=0))
     holed = np.flatnonzero(np.diff(instance.first) > 1)

@@ -2,7 +2,8 @@
 
 Nests that live at different times share a slot.
 
-Each buffer of a nest lives within the life of the one it is put on, so the free bytes of the piece are one hole, at its top:
+Each buffer of a nest lives within the life of the one it is put on, so the free bytes of the piece are one hole, at its
+top:
 
     slot  |      ______          what is saved last is freed first
           |   ___|____|___
@@ -10,14 +11,16 @@ Each buffer of a nest lives within the life of the one it is put on, so the free
           | |_______________|    free: one hole above, growing as backward frees
           +------------------- time
 
-The next nest may begin to be saved before the last bytes of this one are free. Then it stands in the slot upside down, and grows from the
-end that is free.
+The next nest may begin to be saved before the last bytes of this one are free. Then it stands in the slot upside down,
+and grows from the end that is free.
 
-Large buffers that live shortly want the hole: views that are gathered, gradients that wait to be reduced. Where a hole lacks less than a
-hundredth of such a buffer, the nest gets that many bytes more there, a *pad*. A pad is lost, but without it the whole hole would be. All else
-comes by first fit, in the holes and above the nests, with kinds moved in the order (`alike.py`).
+Large buffers that live shortly want the hole: views that are gathered, gradients that wait to be reduced. Where a hole
+lacks less than a hundredth of such a buffer, the nest gets that many bytes more there, a *pad*. A pad is lost, but
+without it the whole hole would be. All else comes by first fit, in the holes and above the nests, with kinds moved in
+the order (`alike.py`).
 
-Cost: about 400,000 placements by first fit, half a second, for each choice of nests. Guarantee: none; the lowest placement counts.
+Cost: about 400,000 placements by first fit, half a second, for each choice of nests. Guarantee: none; the lowest
+placement counts.
 """
 
 from __future__ import annotations
@@ -139,8 +142,8 @@ def _place(attempt: Attempt, nested: NDArray[np.bool_], below: NDArray[np.bool_]
 def _ways(attempt: Attempt, piles: list[Pile], moved: Int64s, offsets: Int64s, base: int) -> list[Int64s]:
     """List offsets with nests above `base` for each number of pads, the likeliest last.
 
-    The likeliest has the most pads that may be lost; before it come fewer, and first one too many. The nest that a backward empties while
-    most bytes live loses no pad.
+    The likeliest has the most pads that may be lost; before it come fewer, and first one too many. The nest that a
+    backward empties while most bytes live loses no pad.
     """
     instance, room = attempt.instance, attempt.target()
     wanted = np.unique(instance.sizes[moved]).tolist()

@@ -1,20 +1,22 @@
 r"""Place again the short times at which a sweep is too high, and leave everything else where it is.
 
-Lengths that vary bring the live bytes near their maximum at a few moments, and only there is it hard to stay near the bound:
+Lengths that vary bring the live bytes near their maximum at a few moments, and only there is it hard to stay near the
+bound:
 
     height |      __                 __         the sweep
            |..___/..\____..____...__/..\__      the bound
            |
            +--- flank [core] flank ----------- time
 
-What lives about such a moment, its *core*, is placed first, with nothing in its way, by a *beam* of sweeps. Its *flanks*, before and after,
-follow by first fit between the core and what stays. Fewer bytes live there, so what is lost between the two does no harm.
+What lives about such a moment, its *core*, is placed first, with nothing in its way, by a *beam* of sweeps. Its
+*flanks*, before and after, follow by first fit between the core and what stays. Fewer bytes live there, so what is lost
+between the two does no harm.
 
-A beam sweeps forwards in time, or backwards. At the end of each piece of time it keeps the best few of many sweeps; each of them goes on
-with its own policy and with changed ones (`sweep.py`).
+A beam sweeps forwards in time, or backwards. At the end of each piece of time it keeps the best few of many sweeps;
+each of them goes on with its own policy and with changed ones (`sweep.py`).
 
-Cost: for a peak up to three cores of some thousand buffers, 64 sweeps each, and twelve first fits of flanks. Nothing is done where a peak
-is long. Guarantee: no buffer outside of a window moves, and no window becomes higher.
+Cost: for a peak up to three cores of some thousand buffers, 64 sweeps each, and twelve first fits of flanks. Nothing is
+done where a peak is long. Guarantee: no buffer outside of a window moves, and no window becomes higher.
 """
 
 from __future__ import annotations

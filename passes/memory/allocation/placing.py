@@ -18,8 +18,8 @@ def placed_in_order(
 ) -> tuple[Int64s, int]:
     """Give each buffer in turn the lowest offset that is free in its life; offsets and height.
 
-    The first `pinned` of the order keep their `offsets`. Once a buffer ends at the `limit` or above, that is the height, and no buffer after
-    it is placed.
+    The first `pinned` of the order keep their `offsets`. Once a buffer ends at the `limit` or above, that is the
+    height, and no buffer after it is placed.
     """
     from ratrain.passes.memory.allocation.tree import first_fit
 

@@ -1,15 +1,16 @@
 """Place thousands of buffers by the cheapest methods: compiled sweeps in time, and first fit by size.
 
-Where every buffer has one life, a *sweep* walks through time with a list of free bytes, and gives each buffer the lowest hole that is large
-enough. Its *two-ended* form puts the shorter half of the lives at the top instead, so that they leave no holes among the longer ones:
+Where every buffer has one life, a *sweep* walks through time with a list of free bytes, and gives each buffer the
+lowest hole that is large enough. Its *two-ended* form puts the shorter half of the lives at the top instead, so that
+they leave no holes among the longer ones:
 
     bound  |  ss s  sss ss   s s ss      short lives, from the bound downwards
            |
            |  LLLLLLL LLLLLLLLLLLLL      long lives, from the ground upwards
            +--------------------------- time
 
-Where a sweep is too high for short times only, these are placed again (`peaks.py`). First fit by size, the largest first, serves lives with
-holes too, and is within a thousandth of the bound for most schedules.
+Where a sweep is too high for short times only, these are placed again (`peaks.py`). First fit by size, the largest
+first, serves lives with holes too, and is within a thousandth of the bound for most schedules.
 
 Cost: near-linear. Guarantee: none; the lowest placement counts.
 """

@@ -93,8 +93,8 @@ class RelayFinder:
     def _relays(self) -> list[Relay]:
         """Collect relays, the narrowest hand-over first.
 
-        Buffers of one birth come before those of two, and complete sets before sets without one buffer. Without narrow relays no wide ones are
-        looked for.
+        Buffers of one birth come before those of two, and complete sets before sets without one buffer. Without narrow
+        relays no wide ones are looked for.
         """
         found: list[Relay] = []
         dying = [self._dying(apart) for apart in (0, 1)]
@@ -164,7 +164,8 @@ class RelayFinder:
     def _relay(self, first: list[int], then: list[int]) -> Relay | None:
         """Make a relay, or None where it is not one.
 
-        It needs equal bytes before and after, several deaths, births and sizes; and what is born never needs more than was freed.
+        It needs equal bytes before and after, several deaths, births and sizes; and what is born never needs more than
+        was freed.
         """
         if self._nbytes(first) != self._nbytes(then):
             return None

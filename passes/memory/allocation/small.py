@@ -3,7 +3,8 @@
     order by size  D C A B         D      C      A      B       each at the lowest free
     address        | D D D D | C C C | A A | B |                offset that is large enough
 
-Cost: for each order as many steps as there are pairs of buffers that meet. Guarantee: none; the lowest placement counts.
+Cost: for each order as many steps as there are pairs of buffers that meet. Guarantee: none; the lowest placement
+counts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Place large buffers from the top down and the others from the bottom up, each kind as if the other were not there.
 
-Large buffers may come and go (views that are gathered for each use) while small ones stay (activations between forward and backward). One
-order for all leaves holes of one kind that the other cannot use. Apart, each kind is packed well:
+Large buffers may come and go (views that are gathered for each use) while small ones stay (activations between forward
+and backward). One order for all leaves holes of one kind that the other cannot use. Apart, each kind is packed well:
 
     arena  |  VVVV   VVVV   VVVV        views, hanging from the top
            |  VVVV     aaaaaaaaaaaa
@@ -10,7 +10,8 @@ order for all leaves holes of one kind that the other cannot use. Apart, each ki
 
 The arena is the largest sum, over time, of what the two reach: less than both together where they are not full at once.
 
-Cost: four orders of both kinds for at most twelve sizes from which on a buffer is large. Guarantee: none; the lowest placement counts.
+Cost: four orders of both kinds for at most twelve sizes from which on a buffer is large. Guarantee: none; the lowest
+placement counts.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ def _stacks(instance: Instance, is_chosen: np.ndarray[tuple[int, ...], np.dtype[
 def reached(part: Instance, offsets: Int64s) -> Int64s:
     """Find the end of the highest taken byte in each section.
 
-    Each interval is two overlapping entries in a table of maxima over powers of two, which is then handed down to single sections.
+    Each interval is two overlapping entries in a table of maxima over powers of two, which is then handed down to
+    single sections.
     """
     tops = (offsets + part.sizes)[part.owners]
     level = np.frexp((part.stops - part.starts).astype(np.float64))[1] - 1  # floor of log2, exact for integers

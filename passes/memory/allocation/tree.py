@@ -39,7 +39,8 @@ def first_fit(
 ) -> int:
     """Place buffers in `order`, each at the lowest offset that is free in all its sections; the height.
 
-    Fills `offsets`; the first `pinned` of the order have theirs already. Once a buffer ends at the `limit` or above, no later one is placed.
+    Fills `offsets`; the first `pinned` of the order have theirs already. Once a buffer ends at the `limit` or above, no
+    later one is placed.
     """
     leaves = 1
     while leaves < sections:

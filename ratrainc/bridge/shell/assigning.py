@@ -85,8 +85,8 @@ class Assigning:
     def fill(self, name: str, value: Text, world: World) -> None:
         """Have an array hold unknown elements, or the words that the command line gives it.
 
-        The unknown value does not take the name of the array: the command line is asked for what the script makes of it,
-        such as the number of its elements.
+        The unknown value does not take the name of the array: the command line is asked for what the script makes of
+        it, such as the number of its elements.
         """
         given = self.given.get(name)
         if given is None:

@@ -1,12 +1,14 @@
 """Tile schedules: how one kernel moves blocks of its operands through on-chip memory, as a short loop nest.
 
-All cores of a cluster execute the same nest. A dimension (`m`, `k`, ...) has a current range, at first all of it; a loop cuts the
-range into pieces, or deals the pieces out to cores. What a transfer moves is the current ranges of the dimensions its buffer has.
-DDR holds the operands; GSM is shared by the cores; AM and SM belong to a core. A buffer has one or more copies, and each copy its
-own DMA channel, so that waiting for a copy is waiting for a channel. A load of a GSM buffer is issued by core 0 for all.
+All cores of a cluster execute the same nest. A dimension (`m`, `k`, ...) has a current range, at first all of it; a
+loop cuts the range into pieces, or deals the pieces out to cores. What a transfer moves is the current ranges of the
+dimensions its buffer has. DDR holds the operands; GSM is shared by the cores; AM and SM belong to a core. A buffer has
+one or more copies, and each copy its own DMA channel, so that waiting for a copy is waiting for a channel. A load of a
+GSM buffer is issued by core 0 for all.
 
-A load stands where its piece is needed and is issued `ahead` visits before: at its first visit it issues `ahead` + 1 transfers,
-then one each. It looks ahead as far as its source reaches: DDR is always there, what GSM holds only until its next load.
+A load stands where its piece is needed and is issued `ahead` visits before: at its first visit it issues `ahead` + 1
+transfers, then one each. It looks ahead as far as its source reaches: DDR is always there, what GSM holds only until
+its next load.
 """
 
 from __future__ import annotations
@@ -145,8 +147,9 @@ class Compute:
 class Loop:
     """Cut the range of `dim` into pieces of `tile`.
 
-    With `cores` > 1 the pieces are dealt out: core c plays as number (c // `stride`) % `cores`, there and back again, so that long
-    and short pieces even out. With `sees`, only the pieces are visited that the causal mask lets meet the range of that dimension.
+    With `cores` > 1 the pieces are dealt out: core c plays as number (c // `stride`) % `cores`, there and back again,
+    so that long and short pieces even out. With `sees`, only the pieces are visited that the causal mask lets meet the
+    range of that dimension.
     """
 
     dim: str

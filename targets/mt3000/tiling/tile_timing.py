@@ -1,9 +1,9 @@
 """Time and traffic of a tile schedule on a cluster, read off its loop nest.
 
-Barriers and the loops around them cut a schedule into sections. A section takes as long as the slowest of four: the cores (cycles of
-their micro-kernels and of issuing transfers; the slowest core counts), their AM, GSM, DDR; transfers issued ahead overlap with what
-the cores compute meanwhile. Before the first section the first tiles must arrive, after the last one the last results must leave.
-Traffic is exact: every byte of every transfer of every core.
+Barriers and the loops around them cut a schedule into sections. A section takes as long as the slowest of four: the
+cores (cycles of their micro-kernels and of issuing transfers; the slowest core counts), their AM, GSM, DDR; transfers
+issued ahead overlap with what the cores compute meanwhile. Before the first section the first tiles must arrive, after
+the last one the last results must leave. Traffic is exact: every byte of every transfer of every core.
 """
 
 from __future__ import annotations
