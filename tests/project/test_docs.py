@@ -111,4 +111,4 @@ def test_pages_are_wrapped_without_touching_what_cannot_be() -> None:
 
 
 def test_the_readme_can_be_read_at_once() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) < 150
+    assert len((ROOT / "README.md").read_text().splitlines()) < 120
