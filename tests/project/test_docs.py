@@ -67,7 +67,7 @@ def test_files_where_things_are_decided_are_there() -> None:
             folders = [ROOT, folder, folder.parent]
 
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OUTPUTS = {"notebook.md", "annotated-schedule.md", "mistakes.md", "commands.md", "start-here.md"}
 """Pages whose code blocks are what a command writes, in lines as long as it writes them."""
 TABLES = {"json.md", "planner.md", "passes.md", "keys.md", "validation.md", "coming-from.md"}

@@ -18,7 +18,7 @@ from ratrain.ratrainc.cli import commands
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 _OF_A_SHELL = re.compile(r"\s(\|\||&&|\||>|2>)\s")
 
 
@@ -82,8 +82,8 @@ def test_pages_say_enough_commands_for_that_to_mean_something() -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    named = set(re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]))
-    assert named == {page.name for page in DOCS.glob("*.md")}
+    named = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]))
+    assert named == {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
 
 
 def test_the_page_of_python_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,6 +126,6 @@ def test_the_site_builds_and_asks_the_network_for_nothing(tmp_path: Path) -> Non
         r"""(?:<script[^>]*\ssrc|<img[^>]*\ssrc|<link[^>]*rel="?stylesheet"?[^>]*href)=["']?(?:https?:)?//"""
     )
     pages = list((tmp_path / "site").rglob("*.html"))
-    assert len(pages) > len(list(DOCS.glob("*.md")))
+    assert len(pages) > len(list(DOCS.rglob("*.md")))
     assert [page.name for page in pages if loaded.search(page.read_text())] == []
     assert "parallel.<wbr>pp" in (tmp_path / "site" / "keys.html").read_text()
