@@ -139,9 +139,10 @@ class WrittenReport:
 
 
 def report(simulation: StepSimulation, path: str) -> WrittenReport:
-    """Write a simulation as an HTML page, or its first step as a picture if the path ends in .svg; neither needs a network.
+    """Write a simulation as an HTML page, or its first step as a picture if the path ends in .svg.
 
-    Raises `DiagnosticError` RT002 if the file cannot be written. Given times make only pictures.
+    Neither needs a network. Raises `DiagnosticError` RT002 if the file cannot be written. Given times make only
+    pictures.
     """
     if path.endswith(".svg"):
         return WrittenReport("picture", simulation.picture().save(path))
