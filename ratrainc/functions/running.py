@@ -164,7 +164,7 @@ def watch(runs: Sequence[str], output: str | None = None, *, every: float | None
 
 @frozen(repr=False)
 class Postmortem(Shown):
-    """Where the ranks of a run stood, and why it ended or makes no progress."""
+    """The last positions of a run's ranks, and why it ended or makes no progress."""
 
     report: str
     well: bool

@@ -89,7 +89,7 @@ def advice(
 
 
 def _fitting_changes(setting: CompileSetting, heaviest: int) -> list[LeverOutcome]:
-    """Return the changes that fit, fastest first: up to `_SHOWN` single ones, or else one pair."""
+    """Return the changes that fit, fastest first, at most `_SHOWN`; pairs are tried only until something fits."""
     fitting: list[LeverOutcome] = []
     for outcome in outcomes(setting, heaviest, SECONDS - _PLANNER_SECONDS):
         if outcome.fits:

@@ -6,7 +6,7 @@ estimate is compared with that of the unchanged plan, folded too:
 
     unchanged plan, whole    10.0 s           measured before
     unchanged plan, folded    8.0 s           the first task
-    lever, folded             8.4 s           so the lever is told as 10.0 * 8.4 / 8.0 = 10.5 s
+    lever, folded             8.4 s           so its step is given as 10.0 * 8.4 / 8.0 = 10.5 s
 
 Time is the computing time of a process's thread, so other work on the machine changes no answer. Each of several
 processes has the whole limit for itself.

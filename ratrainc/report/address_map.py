@@ -72,6 +72,7 @@ def _lives(stage: Stage) -> list[Life]:
 
 def _lines(module: Module, stage: Stage) -> Iterator[str]:
     lives = _lives(stage)
+    # an empty stage still needs sizes to divide by
     shown, ops, arena = lives[:MOST], max(len(stage.ops), 1), max(stage.arena_bytes, 1)
     across, up = (WIDTH - LEFT - 8) / ops, HEIGHT / arena
     total = TOP + HEIGHT + BOTTOM
@@ -100,6 +101,7 @@ def _lines(module: Module, stage: Stage) -> Iterator[str]:
         y = TOP + HEIGHT * (1 - share) + 4
         yield f'<text x="{LEFT - 4}" y="{y:.0f}" text-anchor="end" fill="#222222">{size_text(int(arena * share))}</text>'
     yield f'<text x="{LEFT}" y="{TOP + HEIGHT + 14}" fill="#222222">ops of the step, in order</text>'
+    # kinds in the order of their largest life, each once
     yield from _legend(list(dict.fromkeys(tensor.kind for tensor, _, _ in shown)), total - 14)
     yield "</svg>\n"
 

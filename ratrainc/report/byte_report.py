@@ -49,7 +49,7 @@ class ByteReport(Shown):
     """An account of the bytes of a stage."""
 
     facts: dict[str, Any]
-    """as `--json` prints them"""
+    """the report's figures, as `--json` prints them"""
     untried: str = ""
     """why no lever was tried although levers were asked for; else empty"""
 

@@ -65,6 +65,7 @@ def _parts(one: Side, other: Side, found: Differences) -> Iterator[str]:
         "what is chosen, zoomed or searched in one is in the other too.</p>\n"
     )
     yield _first(found)
+    # controls are common to both charts; each chart has a finder of its own
     yield f"{page_file('controls.html').replace(FINDER, '')}"
     yield '<div class="sides">\n'
     for side, prefix in zip(sides, _PREFIXES, strict=True):
@@ -78,7 +79,7 @@ def _parts(one: Side, other: Side, found: Differences) -> Iterator[str]:
         yield f"<details><summary>Stages and bubbles of {escape(side.name)}</summary>\n"
         yield page_tables.stage_table(side.timeline, side.figures) + bubbles + "</details>\n"
     # Both charts run the same scripts. Each copy is inside a function, so that its variables are its own; prefixes keep
-    # the ids of elements apart, and each copy is told of the other to follow its choices.
+    # the ids of elements apart, and each copy gets the other as a peer, whose choices it follows.
     cold = [Bubbles(side.timeline, cold=True) for side in sides]
     scale = _scale(sides, cold)
     for side, from_cold, prefix in zip(sides, cold, _PREFIXES, strict=True):
@@ -114,6 +115,7 @@ def _scale(sides: Sequence[Side], cold: Sequence[Bubbles]) -> Scale:
 def _limits(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
     """Return the largest arena, and the top of the drawing: a capacity is drawn if it is under 1.5 times that arena."""
     most = max(arena for arena, _ in sizes)
+    # a capacity far above the arena would leave the tensors too small to see
     return most, max([most, *(capacity for _, capacity in sizes if capacity < 1.5 * most)])
 
 

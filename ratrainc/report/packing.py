@@ -28,6 +28,7 @@ def packed_columns(name: str, columns: Mapping[str, tuple[str, NDArray[np.generi
 
     Wide types come first: a typed array of the browser must start at a multiple of its item size.
     """
+    # by item size, largest first: then every column begins at a multiple of its own
     ordered = sorted(columns.items(), key=lambda item: -int(item[1][0][1:]))
     assert all(kind in _NUMBER_TYPES for _, (kind, _) in ordered)
     body = b"".join(_exact(values, kind).tobytes() for _, (kind, values) in ordered)

@@ -61,6 +61,7 @@ def _parts(timeline: Timeline, figures: Figures, machine: Machine) -> Iterator[s
     controls = page_file("controls.html").replace(FINDER, finder)
     yield f'<section id="charts" aria-label="Charts">\n{controls}{charts}</section>\n'
     yield "<h2>Stages</h2>\n" + page_tables.stage_table(timeline, figures)
+    # each walk through idle time is done once, for its table and for its chart
     steady, from_cold = Bubbles(timeline), Bubbles(timeline, cold=True)
     yield "<h2>Bubbles</h2>\n" + page_tables.bubble_tables(program, steady)
     cold = page_tables.bubble_tables(program, from_cold)
@@ -74,6 +75,7 @@ def _parts(timeline: Timeline, figures: Figures, machine: Machine) -> Iterator[s
 def split_page(title: str) -> tuple[str, str]:
     """Return the page before and after its body."""
     page = page_file("report.html").replace(_TITLE, escape(title)).replace("/*ratrain-style*/", page_file("report.css"))
+    # in parts, so that a large page need not be one string in memory
     head, tail = page.split(_BODY)
     return head, tail
 
@@ -112,6 +114,7 @@ def data_elements(
     timeline: Timeline, steady: Bubbles, from_cold: Bubbles, prefix: str = "", scale: Scale | None = None
 ) -> Iterator[str]:
     """Yield the data that the charts of a program are drawn from, as elements whose ids begin with `prefix`."""
+    # two reports on one page have elements of the same names, told apart by a prefix
     for element in _data(timeline, step_views(timeline, steady, from_cold), scale):
         yield element.replace(' id="', f' id="{prefix}', 1)
 

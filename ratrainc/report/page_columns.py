@@ -107,6 +107,7 @@ class StepView:
     def events(self) -> Int64s:
         """The events that touch the interval shown, stream by stream, in the order of time."""
         timeline = self.timeline
+        # events of the steps before and after that reach into the interval are drawn too
         shown = np.flatnonzero((timeline.ends >= self.start) & (timeline.starts <= self.end))
         # events are numbered by op, so a stable sort by stream keeps the order of time within each
         return shown[np.argsort(timeline.flat.ops["stream"][shown % timeline.ops], kind="stable")]

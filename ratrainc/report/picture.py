@@ -52,7 +52,7 @@ class Box:
     piece: str
     """label of the micro-batch, such as `0`, or `0.1` for its slice 1"""
     turn: int
-    """index of the chunk among those of its stage"""
+    """index of the chunk among the chunks of its stage"""
     start: float
     end: float
 

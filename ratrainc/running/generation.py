@@ -39,7 +39,7 @@ class Generated:
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
-    """those after the prompt, with the one that ended the text"""
+    """tokens after the prompt, with the one that ended the text"""
     whole: str | None
     """prompt and continuation; None without a tokenizer"""
     text: str | None

@@ -62,7 +62,7 @@ class RowOutcome:
 
     @property
     def program_peak_bytes(self) -> int:
-        """The same peak of the simulated program, without the framework's rules."""
+        """Peak of the simulated program, comparable in the same way, without the framework's rules."""
         assert self.evaluation is not None
         return self._measured_like(self.evaluation.peak_bytes)
 
@@ -158,7 +158,7 @@ class RowOutcome:
         }
 
     def _bytes_json(self) -> dict[str, Any]:
-        """Return the bytes that the fullest rank needs and has, those of the program, and the framework's account."""
+        """Return the bytes that the fullest rank needs and has, the program's peak, and the framework's account."""
         assert self.evaluation is not None
         return {
             "needed": self.needed_bytes,

@@ -92,7 +92,7 @@ class ValidationRow:
     left_bytes: int = 0
     """DDR of a rank less the machine's overheads"""
     framework: FrameworkBytes | None = None
-    """framework whose bytes are compared; None: those of the simulated program"""
+    """framework whose bytes are compared; None compares the simulated program's"""
     peak_stages: tuple[int, ...] = ()
     """stages whose ranks the measured peak was read on; empty: all"""
 

@@ -241,7 +241,7 @@ def _figures(log: GrowingLog) -> str:
 
 
 def slow_ranks(log: GrowingLog) -> list[tuple[str, int, float]]:
-    """Return the ranks that took over 1.2 times the median of their stage: steps in which they did, and the worst ratio."""
+    """Return the ranks that took over 1.2 times the median of their stage, as (rank, such steps, worst ratio)."""
     steps, worst = Counter[str](), dict[str, float]()
     for stages in log.ranks[1:]:
         for least, median, most, rank in stages:

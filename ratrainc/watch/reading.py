@@ -40,9 +40,7 @@ class GrowingLog:
     steps: array[int] = field(factory=lambda: array("q"))
     columns: dict[str, array[float]] = field(factory=lambda: {name: array("d") for name in NUMBERS})
     ranks: list[tuple[tuple[float, float, float, str], ...]] = field(factory=list)
-    """for each step and stage: least, median and most compute seconds, and the slowest rank; empty if the line has
-    none
-    """
+    """least, median and most compute seconds and the slowest rank, by step and stage; empty if the line has none"""
     seen: set[str] = field(factory=set)
     """keys for which some line has a number"""
     bad_lines: list[int] = field(factory=list)

@@ -32,7 +32,7 @@ class Crossing:
     group: str
     """the outermost group it stays within"""
     way: str
-    """for a collective: its algorithm, and the bytes that a cluster sends over its link of each group"""
+    """algorithm of a collective, and the bytes that a cluster sends over its link of each group; empty for messages"""
 
     def to_json(self) -> dict[str, Any]:
         """Return the crossing as plain data."""
