@@ -110,7 +110,7 @@ def _placed(table: AllocationTable, file: str, capacity: int, seconds: float | N
         return Placing(file, table, _as_given(table, table.given, bound, capacity))
     progress(Progress(0, None, f"placing {len(table.ids)} buffers"))
     allocation = allocate(table.problem, capacity=capacity, effort=_effort(seconds))
-    # a wrong placement would corrupt a user's data: the check takes far less time than the search
+    # buffers that share bytes would corrupt data without a word, so the result is checked again
     assert not check_allocation(table.problem, allocation.offsets), "the placement is not sound"
     if allocation.arena_bytes > capacity:
         raise RefusedPlacingError(_not_found(allocation, capacity), table, bound, allocation)

@@ -109,7 +109,7 @@ class StepView:
         timeline = self.timeline
         # events of the steps before and after that reach into the interval are drawn too
         shown = np.flatnonzero((timeline.ends >= self.start) & (timeline.starts <= self.end))
-        # events are numbered by op, so a stable sort by stream keeps the order of time within each
+        # events ascend by step, then by op in its stream: a stable sort by stream keeps the order of time in each
         return shown[np.argsort(timeline.flat.ops["stream"][shown % timeline.ops], kind="stable")]
 
     def elements(self) -> Iterator[str]:

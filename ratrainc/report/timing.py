@@ -115,7 +115,7 @@ def write_trace(simulation: StepSimulation, path: str) -> None:
 def explain_time(simulation: Simulation, *, stage: int | None = None, cold: bool = False) -> TimeReport:
     """Explain the time of a simulated step: idle time of engines by cause, and the critical path.
 
-    `stage` adds the engines of one stage. The step is a steady one, or the first with `cold`.
+    `stage` adds a table of every engine of that stage. The step is a steady one, or the first with `cold`.
     """
     from ratrain.ratrainc.report.time_report import TimeReport
 
