@@ -67,6 +67,7 @@ def _lives(stage: Stage) -> list[Life]:
     """Return all lives in the arena, sorted by bytes times ops, largest first."""
     spans = lifetimes(stage).intervals.items()
     lives = [(tensor, start, stop) for tensor, life in spans for start, stop in life if tensor.offset is not None]
+    # the largest are drawn first, so that small ones are never hidden under them
     return sorted(lives, key=lambda life: -aligned(life[0].type.nbytes) * (life[2] - life[1]))
 
 

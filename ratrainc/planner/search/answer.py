@@ -49,6 +49,7 @@ class Candidate:
     @property
     def identity(self) -> tuple[str, Plan]:
         """Key that the same plan has under other settings of its passes, or with another use of memories."""
+        # the memory in a family's name is a choice of its passes, not of the plan
         return family_schedule(self.family), self.plan
 
     def cost(self, objective: Objective) -> Cost:
