@@ -43,9 +43,9 @@ class FewestClusters(Shown):
     unproven: tuple[int, ...]
     """smaller numbers of clusters for which it is not proved that nothing fits"""
     model: str
-    """as commands name it"""
+    """name of the model in commands"""
     machine: MachineChoice
-    """as commands name it"""
+    """machine as commands name it"""
 
     @property
     def plan(self) -> Plan:
