@@ -110,13 +110,13 @@ class Clocks(NamedTuple):
     """Positions by engine: vector clocks."""
 
     needs: Any
-    """what the current op needs"""
+    """needs of the current op"""
     known: Any
-    """what is surely complete when the current op starts"""
+    """positions surely complete when the current op starts"""
     last: Any
     """the last op so far"""
     at: Any
-    """by position and engine: what is surely complete when the op at the position is"""
+    """by position and engine: the last position surely complete when the op there is"""
 
 
 @cache

@@ -136,7 +136,7 @@ def lifetimes_and_completions(
     starts = np.concatenate((swept.starts, np.zeros(len(idle), np.int64)))
     stops = np.concatenate((swept.stops, np.full(len(idle), len(places))))
     completed = np.concatenate((swept.completed, np.zeros(len(idle))))
-    # The sweep gives intervals in order of their ends; a stable sort keeps those of a tensor in that order.
+    # The sweep gives intervals in order of their ends; a stable sort keeps a tensor's intervals in that order.
     order = np.argsort(owners, kind="stable")
     order = order[np.searchsorted(owners[order], 0) :]  # drop the tensors of other memories, whose owner is -1
     counts = np.bincount(owners[order], minlength=len(tensors))

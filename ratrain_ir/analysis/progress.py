@@ -157,5 +157,5 @@ def hop_of(op: MessageOp, stage: Stage, topology: Topology) -> Hop | None:
     if isinstance(op, Send | Recv):
         return topology.hop(*ends, op.payload, op.chunk)
     payload = payload_of(op.keyword, "")
-    assert payload is not None  # messages that are not Send or Recv are those of remote buffers
+    assert payload is not None  # all messages but Send and Recv move remote buffers
     return topology.hop(*ends, payload)

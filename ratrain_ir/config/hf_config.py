@@ -1,7 +1,7 @@
 """Translation of a Hugging Face `config.json` into the fields of a `ModelConfig`.
 
-The rules of the families, including the defaults for absent keys, are those of the model classes in `transformers` and
-of Baichuan's own model code. `hf_keys` says what happens to every key.
+The rules of the families, including the defaults for absent keys, follow the model classes in `transformers` and
+Baichuan's own model code. `hf_keys` says what happens to every key.
 """
 
 from __future__ import annotations

@@ -127,8 +127,8 @@ def _of_family(model: ModelConfig) -> dict[str, Any]:
 def _inverse(value: float, power: int, read: Callable[[float], float]) -> float:
     """Return a number that `read` turns into `value` exactly, or nearly if there is none.
 
-    `value ** power` is tried rounded to a whole number, as it is, and with its neighbours, since rounding may separate
-    them.
+    Candidates are `value ** power` rounded to a whole number, unrounded, and its two neighbours, since rounding may
+    separate them.
     """
     power_of = value**power
     near = [power_of, nextafter(power_of, 0), nextafter(power_of, inf)]

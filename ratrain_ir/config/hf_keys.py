@@ -4,9 +4,9 @@ A *read* key becomes a field of the model, or decides one by the rules of its fa
 mathematics unless it has a value that switches it off. A *harmless* key does not change the mathematics of training.
 Any other key is refused: an ignored key could have meant another model.
 
-The keys are those of `PretrainedConfig` and the configuration classes in `transformers`, of Baichuan's own class, and a
-few that state what a family implies (`position_embedding`, `normalised_head`, `attention_bias_qkv`, `norm_eps`, ...).
-GPT-2 has other names for most keys, and keys of its own; `keys_of` gives those of a family.
+The keys come from `PretrainedConfig` and the configuration classes in `transformers`, from Baichuan's own class, and
+from a few files that state what a family implies (`position_embedding`, `normalised_head`, `attention_bias_qkv`,
+`norm_eps`, ...). GPT-2 has other names for most keys, and keys of its own; `keys_of` returns a family's keys.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ _GPT2_RENAMED: dict[str, tuple[str, ...]] = {
     "tied_embeddings": ("tie_word_embeddings",),
     "initializer_range": ("initializer_range",),
 }
-"""Keys of `GPT2Config`, then those of other families with the same meaning."""
+"""Keys of `GPT2Config`, then keys of other families with the same meaning."""
 
 DROPOUT: Mapping[str, tuple[str, ...]] = {
     "gpt2": ("attn_pdrop", "embd_pdrop", "resid_pdrop"),

@@ -49,8 +49,8 @@ class LayerKind:
 class ModelConfig:
     """Dense decoder-only language model: its sizes, and the make-up of its blocks.
 
-    Defaults are those of LLaMA: pre-norm RMSNorm, gated SiLU MLP, causal attention, no biases. `head_dim * heads` need
-    not equal `hidden_size`.
+    Defaults are as in LLaMA: pre-norm RMSNorm, gated SiLU MLP, causal attention, no biases. `head_dim * heads` need not
+    equal `hidden_size`.
     """
 
     name: str
@@ -124,7 +124,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     """Factor of embedded tokens."""
     residual_scale: float = 1.0
-    """Factor of what blocks add to the stream."""
+    """Factor of each block's output before it is added to the stream."""
     logit_scale: float = 1.0
     """Factor of logits."""
     padding_token: int | None = None

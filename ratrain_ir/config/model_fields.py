@@ -219,7 +219,7 @@ def _check_shape(reader: FieldReader, config: ModelConfig) -> None:
 
 
 def _is_token(number: int | None, vocab_size: int) -> bool:
-    """Tell whether a number is None or that of a token. Negative numbers count from the vocabulary's end."""
+    """Tell whether a number is None or a token. Negative numbers count from the vocabulary's end."""
     return number is None or -vocab_size <= number < vocab_size
 
 

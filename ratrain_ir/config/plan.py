@@ -486,7 +486,7 @@ class Plan:
 
     @property
     def most_rows(self) -> int:
-        """Most rows that a block has at a time: those of a micro-batch, or of its longest slice."""
+        """Most rows that a block has at a time: a micro-batch's, or its longest slice's."""
         return self.micro_batch_size * max(self.slices or (self.seq_len,))
 
     @property
@@ -526,7 +526,7 @@ class Plan:
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """ZeRO levels that occur: the plan's, then those of single blocks."""
+        """ZeRO levels that occur: the plan's, then the levels of single blocks."""
         return (self.zero, *(entry.level for entry in self.zero_blocks or ()))
 
     @property

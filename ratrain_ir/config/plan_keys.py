@@ -135,7 +135,7 @@ class Table(Generic[T]):
     own: Mapping[str, Key]
     parts: Mapping[str, Table[Any]]
     keys: Mapping[str, Key]
-    """keys of the class, then those of its parts"""
+    """keys of the class, then the keys of its parts"""
     sections: Mapping[str, tuple[str, ...]]
     """keys of each section, in the file's order"""
     labels: Mapping[str, str]
@@ -182,7 +182,7 @@ class Table(Generic[T]):
         return None if word is not None and value == word else value
 
     def words(self, of: T) -> dict[str, str]:
-        """Each key with its value as a file has it, in the file's order; keys that the file leaves out are not there."""
+        """Return each key with its value as TOML text, in the file's order, except keys that the file leaves out."""
         values = self.file_values(of)
         return {name: toml_value(values[name]) for name in self.labels if values.get(name) is not None}
 

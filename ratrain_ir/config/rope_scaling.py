@@ -1,7 +1,7 @@
 """Scaling of rotary frequencies for longer sequences: its kinds and their text.
 
-The kinds are those of `transformers` (`modeling_rope_utils`): linear interpolation (Chen et al., 2023), dynamic NTK,
-YaRN (Peng et al., 2023), and the interpolation by wavelength of Llama 3.1.
+The kinds are as in `transformers` (`modeling_rope_utils`): linear interpolation (Chen et al., 2023), dynamic NTK, YaRN
+(Peng et al., 2023), and the interpolation by wavelength of Llama 3.1.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Dtype(Enum):
     U8 = "u8"
     U32 = "u32"
 
-    __hash__ = object.__hash__  # members are single objects; what `Enum` has is several times slower
+    __hash__ = object.__hash__  # members are single objects; the hash of `Enum` is several times slower
 
     @property
     def itemsize(self) -> int:
@@ -61,7 +61,7 @@ class Home(Enum):
     FILE = "file"
     """a file on the fastest storage that a rank has"""
 
-    __hash__ = object.__hash__  # members are single objects; what `Enum` has is several times slower
+    __hash__ = object.__hash__  # members are single objects; the hash of `Enum` is several times slower
 
 
 STORES = (Home.HOST, Home.FILE)
@@ -102,7 +102,7 @@ class StateKind(Enum):
     SCALAR = "scalar"
     """loss, flags, loss scale, counters"""
 
-    __hash__ = object.__hash__  # members are single objects; what `Enum` has is several times slower
+    __hash__ = object.__hash__  # members are single objects; the hash of `Enum` is several times slower
 
 
 @frozen(eq=False)

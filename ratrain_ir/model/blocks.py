@@ -311,7 +311,7 @@ def tokens_per_micro_batch(plan: Plan) -> int:
 def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
     """Return the tensors that the backward of a block reads in addition to its input, in the order that ops list them.
 
-    With tensor parallelism the shapes are those of one rank's part.
+    With tensor parallelism shapes are of one rank's part.
     """
     whole, model = model, peer_model(model, plan)
     rows = tokens_per_micro_batch(plan)

@@ -1,4 +1,4 @@
-"""Differences of a layer under tensor parallelism: what its ranks sum, and from which block's input."""
+"""Differences of a layer under tensor parallelism: sums over its ranks, and the block whose input they compute from."""
 
 from __future__ import annotations
 

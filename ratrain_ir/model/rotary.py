@@ -1,7 +1,6 @@
 """Rotary position embedding: the angle per position of each pair of a head's elements, scaled or not.
 
-Rotary embeddings are those of RoFormer (Su et al., 2021); the formulas are those of `transformers`
-(`modeling_rope_utils`).
+Source: RoFormer (Su et al., 2021), with the formulas of `transformers` (`modeling_rope_utils`).
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def _llama3(plain: NDArray[np.float64], scaling: RopeScaling) -> NDArray[np.floa
 def _yarn(plain: NDArray[np.float64], theta: float, width: int, scaling: RopeScaling) -> NDArray[np.float64]:
     """Scale as YaRN: keep pairs that turn often in the original length, divide slow ones by `factor`, blend between."""
 
-    # Inverse of the frequency: the (fractional) pair that makes so many full turns within the original length
+    # Inverse of the frequency: the (fractional) pair that makes `turns` full turns within the original length
     # (`find_correction_dim` of `transformers`).
     def pair_of(turns: float) -> float:
         return width * log(scaling["original_positions"] / (turns * 2 * pi)) / (2 * log(theta))
