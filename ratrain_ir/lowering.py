@@ -194,6 +194,7 @@ class _StageLowering:
         if not gathers_within_step(self.plan, block):
             return self.named(f"w.{block}")
         whole = tensor_type(Dtype(self.plan.view_dtype), (flat_elements(self.model, self.plan, block),))
+        # one gather for all reads of a block by a piece in a phase
         name = f"w.{block}.{piece_name(piece)}.{phase.value}"
         view = self.stage.tensors.get(name)
         if view is None:
@@ -521,6 +522,7 @@ class _StageLowering:
         if after is not None:
             received = self.activation(next_block(self.model, blocks[-1]), piece, gradient=True)
             self.emit(Recv(**self.message(Payload.GRADIENT, piece, chunk + 1, after), writes=(received,)))
+        # `sum_parts` makes the gradient of a block's input whole before the block before reads it
         for block in reversed(blocks):
             if self.adds_apart(block):
                 self.add_branch_backward(block, piece)
@@ -544,6 +546,7 @@ class _StageLowering:
         each = reduces_each_micro_batch(self.plan, block)
         if isinstance(piece, int):
             return piece == 0 or each
+        # slices descend in the backward: the last one comes first
         return piece.number == len(self.plan.slices) - 1 and (piece.micro_batch == 0 or each)
 
     def backward(self, block: Block, piece: Piece) -> Backward:
@@ -644,6 +647,7 @@ class _StageLowering:
             return
         ends = tuple(block for block in blocks if block.kind in ("embed", "head"))
         if ends:
+            # equal shards hold the same rows of the table at both ends (`flat_elements`), so shards are summed directly
             grads = tuple(self.reduced(block) for block in ends)
             flags = tuple(self.named(f"flag.{block}") for block in ends)
             self.emit(AllReduce(blocks=ends, group=Group.ENDS, updates=(*grads, *flags)))

@@ -175,7 +175,7 @@ def actions_of_orders(orders: Iterable[Sequence[Action]]) -> ActionTable:
 
 def order_row(stage: int, order: Sequence[Action]) -> tuple[PlacedAction, ...]:
     """Return the row of one stage's order, for the rank of the same number."""
-    sliced = any(action.slice for action in order)
+    sliced = any(action.slice for action in order)  # actions of whole micro-batches have slice 0 too
     return tuple(
         PlacedAction(stage, slot, action.chunk, action.kind, action.micro_batch, slice=action.slice if sliced else None)
         for slot, action in enumerate(order)
@@ -240,7 +240,7 @@ def read_torch_csv(path: str) -> ActionTable:
 def parse_torch_csv(text: str, file: str) -> ActionTable:
     """Parse the table of a text in PyTorch's format. Raises RT007 with every cell that is not an action."""
     lines = re.split(r"\r\n|\n|\r", text)
-    if lines[-1] == "":
+    if lines[-1] == "":  # the last line break ends a row; it does not begin an empty one
         lines.pop()
     source = SourceText(file, tuple(map(_printable, lines)))
     if not lines:
@@ -276,7 +276,7 @@ class _Reader:
                 row.extend(self.group(rank, slot, column, text))
             elif text:
                 row.extend(self.action(rank, slot, column, text))
-            start += len(cell) + 1
+            start += len(cell) + 1  # and the comma
         return tuple(row)
 
     def group(self, rank: int, slot: int, column: int, text: str) -> list[PlacedAction]:

@@ -78,6 +78,7 @@ def stage_numbers(stage: Stage, *, reuse: bool = True) -> StageNumbers:
     kept_elsewhere: dict[object, int] = {}
     for op in stage.ops:
         if type(op) is Release:
+            # A mark without work: the next life of the bytes waits for accesses, not for releases.
             engines.append(NONE)
             blocks.append(0)
             bounds += (len(tensors),) * 4
@@ -92,6 +93,7 @@ def stage_numbers(stage: Stage, *, reuse: bool = True) -> StageNumbers:
         written = len(tensors)
         tensors += map(number_of, op.scratch)
         bounds += read, updated, written, len(tensors)
+        # an `evict` and its `take_back` agree in stage, block and piece
         if type(op) is Evict or type(op) is TakeBack:
             slot = kept_elsewhere.setdefault((op.peer, op.block, piece_of(op)), len(kept_elsewhere))
             slots.append((len(engines), slot, type(op) is Evict))

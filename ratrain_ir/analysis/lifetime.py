@@ -125,6 +125,7 @@ def lifetimes_and_completions(
     swept = swept_lives(rows, places, ends, arrays=arrays)
     tensors = [tensor for tensor in stage.tensors.values() if tensor.home is home]
     numbers = np.fromiter((rows.tensors.get(tensor, -1) for tensor in tensors), np.int64, len(tensors))
+    # from numbers of `rows` to places in `tensors`; -1 for tensors of other memories
     order_of = np.full(len(rows.tensors), -1)
     order_of[numbers[numbers >= 0]] = np.flatnonzero(numbers >= 0)
     owners = order_of[swept.tensors]

@@ -108,6 +108,7 @@ def _diff_stages(before: Stage, after: Stage) -> StageDiff:
     common_old = [name for name in old if name in new]
     position_in_new = {name: index for index, name in enumerate(new)}
     position_in_old = {name: index for index, name in enumerate(old)}
+    # positions in the new list, in old order: an increasing run of them kept its order
     kept = set(_longest_increasing([position_in_new[name] for name in common_old]))
     moved = [
         Move(name, position_in_old[name], position_in_new[name])

@@ -78,6 +78,7 @@ class OpRows:
     def sizes_of(self, tensors: list[Tensor], numbers: Any) -> Any:
         """Return the aligned bytes of tensors as an array; `numbers` are theirs, -1 for those that no op touches."""
         sizes = self._sizes.of(self.tensors.nbytes)[numbers] if self.tensors else np.zeros(len(tensors), np.int64)
+        # index -1 read the last tensor's size: put the right one in its place
         for place in np.flatnonzero(numbers < 0).tolist():
             sizes[place] = aligned(tensors[place].type.nbytes)
         return sizes
@@ -90,6 +91,7 @@ class OpRows:
             bounds += (len(operands),) * 4
             return row
         released.append(False)
+        # accesses of old contents (reads, updates) stand before new contents (writes, scratch)
         number = self.tensors.__getitem__
         operands += map(number, op.reads)
         read = len(operands)
@@ -129,7 +131,7 @@ class GrownArray:
 
     def of(self, values: list[Any]) -> Any:
         """Return the list as an array; it must begin with the elements of the last call."""
-        have = len(self._array)
+        have = len(self._array)  # earlier elements never change
         if have < len(values):
             self._array = np.concatenate((self._array, np.array(values[have:], self._array.dtype)))
         return self._array

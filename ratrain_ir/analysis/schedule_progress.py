@@ -103,6 +103,7 @@ def waiting_circle(index: ActionIndex, *, rendezvous: bool) -> list[Blocked] | N
     numbers = {id(action): number for number, (_, cell) in enumerate(cells) for action in cell}
     lowered = index.table.is_lowered
     meets = lowered and rendezvous
+    # cells are numbered rank by rank: each waits for the one before it in its row
     edges = [(number - 1, number) for number, (place, _) in enumerate(cells) if place]
     waits: list[tuple[int, Blocked]] = []
     for number, action in ((number, action) for number, (_, cell) in enumerate(cells) for action in cell):

@@ -65,6 +65,7 @@ def unit_run(orders: Sequence[Sequence[Action]], chunk_stages: Sequence[int]) ->
     run = _Run(orders, chunk_stages)
     found: list[tuple[tuple[int, bool, int, int], Event]] = []
     for each, end in zip(run.computations, run.ends, strict=True):
+        # Sorted by time; at equal times messages (False) come before computations (True), which may need them.
         action, stage, start = each.action, each.stage, end - _units(each.action)
         found.append(((start, True, start, stage), each))
         item = run.makes(action)
@@ -118,6 +119,7 @@ class _Run:
         self.computations = [Computation(stage, action) for stage, order in enumerate(orders) for action in order]
         actions = [each.action for each in self.computations]
         makers = {self.makes(action): number for number, action in enumerate(actions)}
+        # `computations` are numbered stage by stage: a stage's order links neighbours, except across stages
         firsts = {sum(map(len, orders[:stage])) for stage in range(len(orders))}
         edges = [(number - 1, number) for number in range(len(actions)) if number not in firsts]
         for number, action in enumerate(actions):

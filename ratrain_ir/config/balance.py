@@ -57,6 +57,7 @@ def balance_cuts(model: ModelConfig, pp: int, seq_len: int) -> tuple[int, ...]:
         tail = last * layer + head
         heaviest = max((low + bool(more)) * layer, tail)
         squares = tail**2 + (more * (low + 1) ** 2 + (pp - 1 - more) * low**2) * layer**2
+        # lexicographic: the heaviest stage, then the spread, then the fewer layers next to the head
         best = min(best or (heaviest, squares, last), (heaviest, squares, last))
     assert best is not None, "a last stage of one layer is always possible"
     low, more = divmod(model.layers - best[2], pp - 1)

@@ -130,7 +130,7 @@ class Optimizer:
     )
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0: linear warm-up, then a cosine down to `min_lr`, or constant."""
+        """Return the learning rate of a step, counted from 0: linear warm-up, then constant or a cosine to `min_lr`."""
         if step < self.warmup_steps:
             return self.lr * (step + 1) / self.warmup_steps
         if self.total_steps is None:

@@ -182,7 +182,7 @@ class Table(Generic[T]):
         return None if word is not None and value == word else value
 
     def words(self, of: T) -> dict[str, str]:
-        """Return each key with its value as TOML text, in the file's order, except keys that the file leaves out."""
+        """Return each key with its value as TOML text, in the file's order, except keys the file leaves out."""
         values = self.file_values(of)
         return {name: toml_value(values[name]) for name in self.labels if values.get(name) is not None}
 

@@ -204,7 +204,7 @@ def flat_elements(model: ModelConfig, plan: Plan, owner: Block) -> int:
     model = peer_model(model, plan)
     tied = model.tied_embeddings and owner.kind in ("embed", "head")
     lasts = [parameters(model, each)[-1] for each in ((block("embed"), block("head")) if tied else (owner,))]
-    quantum = PARAMETER_ALIGNMENT * plan.dp
+    quantum = PARAMETER_ALIGNMENT * plan.dp  # a group of replicas divides D, so its larger shards are aligned too
     return -(-max(last.offset + last.elements for last in lasts) // quantum) * quantum
 
 
