@@ -31,7 +31,7 @@ class Level(Enum):
 
 @frozen
 class SourceText:
-    """The text a module was read from, for diagnostics."""
+    """Text that a module was read from, for diagnostics."""
 
     file: str
     lines: tuple[str, ...]

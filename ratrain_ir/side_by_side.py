@@ -13,7 +13,7 @@ child pickles its results into a file of its own, which the parent reads when th
     parent    0     3            results stay here
     child     1 2 4              results -> pickle file
 
-An item without a result (an exception, a killed child) is computed again in the parent, which then raises.
+An item without a result (an exception, a killed child) is computed again in the parent, so exceptions arise there.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ def chunk_actions(module: Module, stage: Stage) -> Iterator[tuple[Op, Action]]:
     firsts = {blocks[0] for blocks in topology.chunk_blocks}
     # the first block of a chunk with a weight half: the embedding has none
     first_halves = {next(b for b in blocks if b.kind in SPLIT_KINDS) for blocks in topology.chunk_blocks}
-    # A chunk that begins with the embedding ends its input half with a whole `backward`: only its weight halves tell that
-    # its backward is split.
+    # In a chunk that begins with the embedding, the op that ends the input half is a whole `backward`. Only its weight
+    # halves tell that its backward is split.
     split = {
         (chunk_of[op.block], piece_of(op))
         for op in stage.ops

@@ -46,7 +46,7 @@ Column: TypeAlias = Any
 
 
 class FoundError(Exception):
-    """A rule on the columns of a text has found something; the caller must parse the text to say what."""
+    """Error of a rule that finds something in the columns of a text; the caller must parse the text for the message."""
 
 
 @define(eq=False)

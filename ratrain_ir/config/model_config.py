@@ -110,7 +110,7 @@ class ModelConfig:
     rope_interleaved: bool = False
     """Whether rotated pairs are neighbours, else elements half the rotated width apart."""
     rope_scaling: str = ""
-    """Text of a `ratrain_ir.rope_scaling.RopeScaling`; empty: none."""
+    """Text of a `ratrain_ir.config.rope_scaling.RopeScaling`; empty: none."""
     local_rope_theta: float | None = None
     """Unscaled rotary base of the layers with a window; None: as in other layers."""
     layer_kinds: str = ""
