@@ -207,7 +207,7 @@ def check_inert(data: Mapping[str, object], family: str, report: Report) -> None
         if (key not in inert and key not in (*WINDOW_OF_QWEN, PADDING_TOKEN_KEY)) or (
             key == "use_sliding_window" and value
         ):
-            report.error("RT062", key, f"'config.{key}' is not a key that leaves the mathematics of a model as it is")
+            report.error("RT062", key, f"'config.{key}' may change the mathematics of a model")
         elif not _is_finite(value):
             report.error("RT062", key, f"'config.{key}' has a number that cannot be held: {shown(value)}")
         elif allowed is not None and value is not None and value not in allowed:

@@ -252,7 +252,7 @@ class Plan:
     )
     """ZeRO level: 0 nothing sharded, 1 master weights and moments, 2 also gradients, 3 also parameter views."""
     reduce: str = field(
-        default="last", metadata=key("state", "when gradients meet those of other replicas", word(REDUCTIONS))
+        default="last", metadata=key("state", "when gradients are reduced over replicas", word(REDUCTIONS))
     )
     """Time at which gradients are reduced over replicas: after the `last` micro-batch, or after `each-micro-batch`."""
     view_dtype: str = field(
@@ -339,7 +339,7 @@ class Plan:
         default="causal",
         metadata=key(
             "compute",
-            "what a token sees: all tokens before it in its sequence, or those of its own document only, whose positions count from its start",
+            "what a token attends to: all tokens before it in its sequence, or only those in its document, where positions start at 0",
             word(ATTENTION_MASKS),
             in_header_if_default=False,
         ),
@@ -351,7 +351,7 @@ class Plan:
         default="chunked",
         metadata=key(
             "compute",
-            "whether the head computes its logits by `head_chunk` rows, twice, or holds those of all rows from forward to backward",
+            "whether the head computes its logits in chunks of `head_chunk` rows, twice, or keeps all of them from forward to backward",
             word(LOGITS),
             in_header_if_default=False,
         ),
@@ -443,7 +443,7 @@ class Plan:
         default=None,
         metadata=key(
             "state",
-            "replicas, neighbours, that have views between them where these are gathered for each use; shards stay as they are",
+            "neighbouring replicas that share views if these are gathered for each use; shards are unchanged",
             integer_or_none(2, _MAX_PARALLEL),
             in_header_if_default=False,
         ),

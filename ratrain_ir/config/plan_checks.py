@@ -320,7 +320,7 @@ def _check_view_group_said(reader: FieldReader, plan: Plan) -> None:
         text = f"view_group = {plan.view_group} changes nothing: with zero = {max(plan.levels)} every replica has whole views"
         reader.contradiction("RT064", "view_group", text, help="leave it out, or use zero = 3")
     elif plan.view_group == (plan.shard_group or plan.dp):
-        text = f"view_group = {plan.view_group} changes nothing: so many replicas have all shards, and gather views of these"
+        text = f"view_group = {plan.view_group} changes nothing: as many replicas share all shards, and gather views from these"
         reader.contradiction("RT064", "view_group", text, help="leave it out, or write a smaller group")
 
 

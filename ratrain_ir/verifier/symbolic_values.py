@@ -107,7 +107,7 @@ class SymbolicValues:
         if owned != value[:-1]:
             assert self.op is not None
             text = f"%{tensor.name} carries {words_of(owned)}, and '{self.op!r}' takes it for {words_of(value[:-1])}"
-            self.report.at_op("RT024", text, self.stage, self.op, tensor, help="use a tensor of its own")
+            self.report.at_op("RT024", text, self.stage, self.op, tensor, help="use a separate tensor")
 
     def expect_made_forward(self, code: str, op: Op, tensor: Tensor) -> None:
         """What goes forward was made by a forward: an evaluation has no recoveries."""

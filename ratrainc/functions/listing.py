@@ -91,7 +91,7 @@ def passes() -> PassList:
             }
             for attribute in attrs.fields(cls)
         ]
-        summary = (cls.__doc__ or "It does not say what it does.").strip().splitlines()[0]
+        summary = (cls.__doc__ or "It has no description.").strip().splitlines()[0]
         found.append({"name": name, "summary": summary, "options": options})
     return PassList(tuple(found))
 

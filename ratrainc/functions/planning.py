@@ -260,9 +260,9 @@ def import_plan(
     }
     said = [name for name, value in of_deepspeed.items() if value is not None]
     if said and framework != "deepspeed":
-        misuse(f"--{said[0].replace('_', '-')} is for --from deepspeed: the others say it in the file")
+        misuse(f"--{said[0].replace('_', '-')} is for --from deepspeed: the other formats have it in the file")
     if given and not importing.FRAMEWORKS[framework].script:
-        misuse("--set is for --from megatron: the others read no script")
+        misuse("--set is for --from megatron: the other formats are no scripts")
     return importing.import_plan(
         framework, file, Asked(clusters=clusters, seq_len=seq_len, given=dict(given or {}), **of_deepspeed)
     )

@@ -232,7 +232,7 @@ def write_solution(path: str, table: AllocationTable, offsets: list[int]) -> Non
     def read(text: str) -> None:
         back = parse_problem(text, path)
         if (back.ids, back.given, back.problem.sizes) != (table.ids, offsets, table.problem.sizes):
-            fail("RT005", "the offsets that are read are others")
+            fail("RT005", "other offsets are read back")
 
     write_text(path, checked("".join(f"{line}\n" for line in _lines(table, offsets)), "solution", read))
 

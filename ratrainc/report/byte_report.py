@@ -280,7 +280,7 @@ def _parts(facts: dict[str, Any]) -> Iterator[Part]:
     if facts["byte_reuse"]:
         step, apart = facts["byte_reuse"]["step_seconds"], facts["byte_reuse"]["without_reuse_seconds"]
         words = f"{seconds_text(step)} a step, {seconds_text(apart)} if no bytes were used twice"
-        yield f"waits for bytes that are used again: {words} ({_change_text(step, apart)}, simulated)"
+        yield f"cost of reusing addresses: {words} ({_change_text(step, apart)}, simulated)"
     if "slices" in facts:
         yield facts["slices"]
     rows = [[kind, str(size), size_text(size), f"{100 * size / peak:.1f} %"] for kind, size in facts["by_kind"].items()]

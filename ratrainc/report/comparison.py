@@ -126,7 +126,7 @@ def _first(found: Differences) -> str:
     figures = _pair_table("Figures of the steady step (seconds are simulated)", found.names, named)
     causes = [(cause, pair, seconds_text) for cause, pair in found.causes.items()]
     causes.sort(key=lambda row: -abs(row[1].change or 0.0))
-    idle = _pair_table("Idle seconds of all compute engines, by what was waited for", found.names, causes)
+    idle = _pair_table("Idle seconds of all compute engines, by cause", found.names, causes)
     settings = [[key, before or "-", after or "-"] for key, (before, after) in found.settings.items()]
     told = (
         page_tables.table("Settings that differ", ("setting", *found.names), settings, words=True) if settings else ""

@@ -76,7 +76,7 @@ def bubble_tables(program: Program, bubbles: Bubbles) -> str:
     """Return busy and idle seconds of all compute engines, then, folded, of every engine."""
     stages = range(len(program.stages))
     kind = "first step, from cold" if bubbles.cold else "steady step"
-    title = f"{kind}, {seconds_text(bubbles.window_seconds)} (simulated): busy, and idle by what was waited for"
+    title = f"{kind}, {seconds_text(bubbles.window_seconds)} (simulated): busy, and idle by cause"
     compute = _bubble_table(f"Compute engines, {title}", bubbles, [(stage, Engine.COMPUTE) for stage in stages])
     places = [
         (stage, engine)

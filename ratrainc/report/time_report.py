@@ -88,13 +88,11 @@ def time_parts(timeline: Timeline, *, stage: int | None, cold: bool) -> Iterator
     kind = "first step, from cold" if cold else "steady step"
     yield f"{kind} (simulated): {seconds_text(bubbles.window_seconds)}"
     stages = range(len(timeline.program.stages))
-    yield from _idle_table(
-        bubbles, [(s, Engine.COMPUTE) for s in stages], "compute engines: busy, and idle by what they waited for"
-    )
+    yield from _idle_table(bubbles, [(s, Engine.COMPUTE) for s in stages], "compute engines: busy, and idle by cause")
     if stage is not None:
         held = timeline.columns.lengths[stage]
         chosen = [(stage, engine) for engine, length in zip(ENGINES, held, strict=True) if length]
-        yield from _idle_table(bubbles, chosen, f"engines of stage @{stage}: busy, and idle by what they waited for")
+        yield from _idle_table(bubbles, chosen, f"engines of stage @{stage}: busy, and idle by cause")
     yield from _path_tables(bubbles)
 
 

@@ -76,7 +76,7 @@ def _refuse_beside_a_graph(settings: RunSettings, outputs: Outputs) -> None:
     if settings.execution.interleave_seed is not None:
         misuse("--interleave draws another order in every step, and --graph repeats that of one: leave one of them out")
     if outputs.profile is not None:
-        misuse("--profile times instructions as they are started, and with --graph none is: leave one of them out")
+        misuse("--profile times single instructions, and --graph replays a whole step: leave one of them out")
 
 
 def _refuse_trackers_in_the_way(settings: RunSettings, outputs: Outputs, ranks: Ranks) -> None:

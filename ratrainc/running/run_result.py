@@ -131,7 +131,7 @@ def _memory_line(memory: MemoryUse) -> Iterator[Part]:
         messages = f", {size_text(memory.transport_bytes)} of it for messages" if memory.transport_bytes else ""
         share = 100 * (peak / planned - 1)
         anew = compiled_anew()
-        made = f"; with what compiling {anew} loops took, once" if anew else ""
+        made = f"; includes one-time compilation of {anew} loops" if anew else ""
         yield f"memory: at most {size_text(peak)} resident, {share:+.1f} % of {size_text(planned)} planned{messages}{made}"
 
 

@@ -197,7 +197,7 @@ class _Reader:
             text = f"a tokenizer is given, but '{files[0]}' holds token numbers already"
             fail("RT090", text, help="leave out the tokenizer, or name a text file")
         if self.choice.eos == TOKENIZERS_EOS:
-            text = f"the token at the end of documents shall be the tokenizer's, but '{files[0]}' holds token numbers"
+            text = f"--eos tokenizer needs text; '{files[0]}' holds token numbers"
             fail("RT090", text, help="name it by its number, --eos 2")
 
     def _numbers(self, file: str, dtype: str | None) -> TokenStream:
@@ -259,7 +259,7 @@ class _Reader:
             if self._encoder is None:
                 fail(
                     "RT090",
-                    "the token at the end of documents shall be the tokenizer's, but there is no tokenizer: a token is a byte",
+                    "--eos tokenizer needs a tokenizer; this run reads bytes",
                     help="name a token that no text has by its number, --eos 0, or a --tokenizer",
                 )
             number = self._encoder.end_of_document()

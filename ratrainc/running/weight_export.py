@@ -99,7 +99,7 @@ def _check_place(directory: str, names: Sequence[str]) -> None:
     if link is not None:
         fail(
             "RT091",
-            f"'{folder / link}' is a link: what it leads to is not replaced by exported weights",
+            f"'{folder / link}' is a link: its target is not replaced by exported weights",
             help="name another directory",
         )
     theirs = [name for name in weights if not is_written_here(str(folder / name))]

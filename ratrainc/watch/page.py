@@ -36,7 +36,7 @@ CHARTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("speed", "Tokens a second", "number", ("tokens_per_second",)),
     ("norm", "Gradient norm, before clipping", "number", ("gradient_norm",)),
     ("scale", "Loss scale", "log", ("loss_scale",)),
-    ("memory", "Memory: resident against certified and constant", "bytes", ("resident_bytes", "planned_bytes")),
+    ("memory", "Memory: used against planned", "bytes", ("resident_bytes", "planned_bytes")),
     ("ranks", "Slow ranks: the slowest of a stage, in times its median", "number", ("slowest",)),
     ("rate", "Learning rate", "number", ("learning_rate",)),
 )
