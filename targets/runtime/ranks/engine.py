@@ -112,7 +112,7 @@ class RankEngine(ProgramEngine):
     @property
     def description(self) -> str:
         """Where the ranks run, in words."""
-        return f"{self.program.plan.clusters} ranks over {self.library}, this one"
+        return f"{self.program.plan.clusters} ranks over {self.library}; process 0 prints"
 
     @property
     def peak_transport_bytes(self) -> int:
