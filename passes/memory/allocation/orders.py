@@ -38,7 +38,10 @@ def costly_orders(instance: Instance) -> Iterator[tuple[str, Int64s]]:
 
 
 def _conflicts(instance: Instance) -> Int64s:
-    """Count the intervals that each life meets, from its first to its last section: two binary searches, no list of pairs."""
+    """Count the intervals that each life meets, from its first to its last section.
+
+    Two binary searches: intervals that start before its death, less those that stop before its birth.
+    """
     started = np.searchsorted(np.sort(instance.starts), instance.deaths(), "left")
     return started - np.searchsorted(np.sort(instance.stops), instance.births(), "right")
 
