@@ -77,6 +77,7 @@ def _message(action: PlacedAction, topology: Topology) -> Message:
     forward = action.kind in (ActionKind.SEND_F, ActionKind.RECV_F)
     payload = Payload.ACTIVATION if forward else Payload.GRADIENT
     peer = peer_stage(action)
+    # `into` names the later chunk of the two in both directions, as `unit_run` does.
     ends = (action.stage, peer) if action.kind in SENDS else (peer, action.stage)
     source, destination = (topology.chunk_stages[chunk] for chunk in ends)
     return Message(payload, max(ends), action.micro_batch, action.slice or 0, source, destination)
@@ -125,6 +126,7 @@ class _RowPlacement(StagePlacement):
 
     def take_row(self) -> None:
         """Append the ops of each action of the row, in its order."""
+        # With whole views an UNSHARD places nothing: `gather` gets no uses.
         windows = self.windows() if self.gathers else {}
         if any(action.kind is ActionKind.REDUCE_GRAD for action in self.row):
             self.take_reductions()
@@ -175,6 +177,7 @@ class _RowPlacement(StagePlacement):
         for op in self.groups.of(action):
             if isinstance(op, Send | Recv) or op in self.settled:
                 continue
+            # A gather that was left out has no view to read: use the one of the window.
             reads = tuple(self.instead.get(tensor, tensor) for tensor in op.reads)
             self.ops.append(op if reads == op.reads else evolve(op, reads=reads))
 
@@ -184,6 +187,7 @@ class _RowPlacement(StagePlacement):
         Raises `DiagnosticError` RT071 where one reduction is of several chunks.
         """
         chunk_of = self.topology.chunk_of
+        # Reductions of the whole step stand at its end; the row says where each chunk's go instead.
         rest: list[Op] = []
         for op in self.groups.step_end:
             if not reduces_over_replicas(op):

@@ -324,6 +324,7 @@ class RecomputePass(Pass):
         found = {}
         for stage in module.stages:
             lender = module.topology.mirror_image(stage.index)
+            # Under 1F1B the later stage of the pair has fewer micro-batches in flight, so it is the one with room.
             home = Lender(lender) if lender > stage.index else Home.DDR
             found[stage.index] = _StageChoice(same_for_all(evolve(choice, home=home)), borrows=home is not Home.DDR)
         return found
@@ -403,6 +404,7 @@ class _Recovering:
         """Decide about a stage."""
         draft, trials = stage.draft(), Trials(self.module, self.context)
         self.reorder(draft, trials)
+        # An order is sent between processes as positions, since ops are compared by identity.
         places = {op: place for place, op in enumerate(stage.ops)}
         order = [places[op] for op in draft.ops]
         rewriting = Rewriting(draft)

@@ -426,6 +426,7 @@ def _pareto(options: list[Option]) -> list[Option]:
     """Return the options that no other beats in both bytes and seconds, bytes ascending."""
     kept: list[Option] = []
     for option in sorted(options, key=lambda o: (o.nbytes, o.seconds, o.choice.attention, o.choice.mlp)):
+        # Sorted by bytes: an option stays only if it saves seconds over everything cheaper.
         if not kept or option.seconds < kept[-1].seconds:
             kept.append(option)
     return kept

@@ -1,7 +1,7 @@
 """Placement of recomputation: `recompute{placement=forward-side}` moves it into the pipeline's idle windows (FSR).
 
-    stage 0 of 2, 1F1B      F0 F1 (waits) [recompute 0, B0] ...         inline
-                            F0 F1 [recompute 0] (waits) [B0] ...        forward-side: hidden in the wait
+    inline          F0 F1 [rec layer 2] (waits) [B layer 2] [rec layer 1] [B layer 1]     stage 0 of 2, 1F1B
+    forward-side    F0 F1 [rec layer 2] [rec layer 1] (waits) [B layer 2] [B layer 1]     hidden in the wait
 
 Inline, a layer is recomputed right before its backward. Recomputation needs no gradient, so it may run earlier: after
 the micro-batch's forward, before its gradient arrives. That pays where the compute engine would wait for the gradient,

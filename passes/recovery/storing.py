@@ -114,6 +114,7 @@ def _kept(stage: Stage) -> list[_Kept]:
     for position, forward in forwards.items():
         project = projects.get((forward.block, piece_of(forward)))
         source = (project or forward).reads[0]
+        # The embedding's input are tokens, which the step holds anyway.
         made = (*made_before(forward, project), *(each for each in forward.writes if each.kind is StateKind.SAVED))
         mine |= dict.fromkeys(made if forward.block.kind == "embed" else (*made, source), position)
     later: set[Tensor] = set()
@@ -142,6 +143,7 @@ def _kept(stage: Stage) -> list[_Kept]:
 
 def _stored(stage: Stage, kept: _Kept, home: Elsewhere) -> _Stored:
     fields = {"block": kept.owner.block, **piece_fields(piece_of(kept.owner))}
+    # On a peer stage the donor's list declares the remote buffers (`guests.py`); here only the copies that come back.
     there = () if isinstance(home, Lender) else tuple(_copy(stage, t, home.value, home) for t in kept.tensors)
     back = tuple(_copy(stage, tensor, "back", Home.DDR) for tensor in kept.tensors)
     if isinstance(home, Lender):

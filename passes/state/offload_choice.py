@@ -5,9 +5,9 @@ activations cross it with every micro-batch, and recomputed ones cost compute. T
 
     none        half as many        enough for all activations        all
      0               4                          8                     24
-                     ^ best so far: then the middles 2 and 6, and so on, at most 9 numbers in all
+                     ^ best so far: then the middles 2 and 6, and so on, until 9 or 10 were tried
 
-For each number the whole module is ordered, recomputed, placed and simulated. Cost: nine such compilations. The result
+For each number the whole module is ordered, recomputed, placed and simulated. Cost: about nine such compilations. The result
 is the best of the numbers tried, not a proved optimum.
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _SHARES = (0.0, 0.5, 1.0, inf)
 """Numbers tried first: shares of the bytes that keeping every activation lacks; infinite: the state of all blocks."""
 _MOST_TRIALS = 9
-"""Most numbers tried in all."""
+"""Numbers tried after which no further middles are taken."""
 
 Counts = tuple[int, ...]
 """By stage: number of blocks whose state is moved."""

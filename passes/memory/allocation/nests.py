@@ -99,6 +99,7 @@ class _Slot:
         lives = slice(nest.begin, nest.begin + len(nest.reached))
         for end in range(2):
             mine, other = self.taken[end, lives], self.taken[1 - end, lives]
+            # The two ends may each hold one nest at a time, as long as they do not touch.
             if not mine.any() and int((other + nest.reached).max()) <= self.height:
                 mine[:] = nest.reached
                 offsets[nest.buffers] = self.start + (self.height - nest.highs if end else nest.lows)
@@ -199,6 +200,7 @@ def piled(instance: Instance, chosen: Int64s) -> list[Pile]:
 
     A buffer goes on a top that outlives it, the one that dies soonest. Without any it begins a nest.
     """
+    # Of buffers born together the longest life comes first: it is the lowest, and the others live within it.
     order = chosen[np.lexsort((-instance.deaths()[chosen], instance.births()[chosen]))].tolist()
     births, deaths = instance.births().tolist(), instance.deaths().tolist()
     made: list[Pile] = []
@@ -209,6 +211,7 @@ def piled(instance: Instance, chosen: Int64s) -> list[Pile]:
                 pile.alive.pop()
         growing = [pile for pile in growing if pile.alive]
         tops = [(deaths[pile.alive[-1]], place) for place, pile in enumerate(growing)]
+        # The tightest fit: a top that dies much later is kept for longer lives.
         soonest = min((top for top in tops if top[0] >= deaths[buffer]), default=None)
         if soonest is None:
             growing.append(Pile())
@@ -228,6 +231,7 @@ def nest_of(instance: Instance, pile: Pile, wanted: list[int], most: int) -> Nes
     padded = np.array([tops[buffer] for buffer in pile.buffers], np.int64)
     highs = padded - np.array(pads, np.int64)
     begin = int(births.min())
+    # In each section the nest reaches up to its highest live buffer; freed bytes below a live one stay taken.
     taken = np.zeros(int(deaths.max()) - begin, np.int64)
     for birth, death, top in zip((births - begin).tolist(), (deaths - begin).tolist(), padded.tolist(), strict=True):
         np.maximum(taken[birth:death], top, out=taken[birth:death])
@@ -282,6 +286,7 @@ def _kinds(instance: Instance, moved: Int64s) -> tuple[Int64s, NDArray[np.float6
 
     Returns the kind of each, and each kind's rank in the order by totals.
     """
+    # These three say which tensor of the schedule a buffer is, whatever its micro-batch.
     alike = np.stack((instance.sizes, instance.widths(), instance.load()[instance.births()]))[:, moved]
     kinds = np.unique(alike, axis=1, return_inverse=True)[1].reshape(-1)
     place = np.empty(instance.count, np.int64)

@@ -58,5 +58,6 @@ def _totals(instance: Instance) -> Int64s:
     most = np.empty(len(spans), np.int64)
     for k, table in enumerate(levels):
         at = level == k
+        # Two overlapping runs of 2^k sections cover each interval.
         most[at] = np.maximum(table[instance.starts[at]], table[instance.stops[at] - (1 << k)])
     return np.maximum.reduceat(most, instance.first[:-1])

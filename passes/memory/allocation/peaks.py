@@ -134,6 +134,7 @@ def _window(instance: Instance, first: int, last: int) -> _Window:
     """Collect the buffers that live between the births of two buffers."""
     births, deaths = instance.births(), instance.deaths()
     begin, end = births[max(0, first)], births[min(instance.count, last) - 1] + 1
+    # Buffers are sorted by birth, so indices into `births` bound a range of time.
     met = np.flatnonzero((births < end) & (deaths > begin))
     return _Window(met, (births[met] < begin) | (deaths[met] > end))
 

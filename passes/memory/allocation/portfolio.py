@@ -61,6 +61,7 @@ def _sweeps(attempt: Attempt) -> Int64s:
         if attempt.good() or not attempt.afford(instance.count):
             break
         offsets = np.empty(instance.count, np.int64)
+        # Class 0 are long lives, from the bottom; class 1 short ones, from the bound downwards.
         policy = np.array([LOWEST, HIGHEST])
         height = sweep(events, instance.sizes, short.astype(np.int64), policy, attempt.bound, offsets)
         attempt.offer(name, offsets, height)

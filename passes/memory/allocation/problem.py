@@ -120,6 +120,7 @@ class Instance:
 
     def load_of(self, chosen: NDArray[np.bool_]) -> Int64s:
         """Sum the live bytes of some buffers (a mask) in each section."""
+        # Difference array: sizes are added at starts, subtracted at stops, and summed up.
         curve = np.zeros(self.sections + 1, np.int64)
         sizes = np.where(chosen, self.sizes, 0)[self.owners]
         np.add.at(curve, self.starts, sizes)
@@ -139,6 +140,7 @@ def instance_of(problem: AllocationProblem) -> tuple[Instance, Int64s]:
     )
     starts, stops = flat[::2], flat[1::2]
     owners = np.repeat(np.arange(len(sizes)), counts)
+    # Buffers without bytes, and empty intervals, conflict with nothing and are left out.
     live = (sizes[owners] > 0) & (stops > starts)
     if not live.all():
         owners, starts, stops = owners[live], starts[live], stops[live]
@@ -181,6 +183,7 @@ def _sections(starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s, int]:
     section = np.cumsum(new)
     places = np.empty(2 * count, np.int64)
     places[order] = section
+    # A stop lies in the last section of its interval; the exclusive end is one more.
     return places[count:], places[:count] + 1, int(section[-1]) + 1
 
 

@@ -212,6 +212,8 @@ class RelayFinder:
 
         One too many is dropped; where one is missing, a first half stands for it.
         """
+        # By total bytes of all relays of a shape; the shape itself breaks ties, so the result does not depend on dict
+        # order.
         heaviest = sorted(self.shapes, key=lambda shape: (-_shape_bytes(shape) * len(self.shapes[shape]), shape))[
             :shapes
         ]
@@ -303,6 +305,7 @@ class RelayFinder:
                 bag: dict[tuple[int, int], list[int]] = defaultdict(list)
                 for buffer in self._born_about(birth, apart):
                     bag[self.dead[buffer], self.size[buffer]].append(buffer)
+                # A shape counts deaths from the first one: try each death as that first one.
                 for begin in sorted({dead for dead, _ in bag}):
                     needed = Counter((begin + dead, size) for dead, size in shape)
                     if all(len(bag.get(kind, ())) >= count for kind, count in needed.items()):

@@ -112,6 +112,7 @@ def _placements(attempt: Attempt, instance: Instance, relays: list[Relay]) -> It
         stacked, slotted, top = _stacks(joined, _lasting(joined, short))
         for order in (by_birth, by_size):
             limit = attempt.of_use_below()
+            # Without work left, or with stacks that are as high as the best placement, there is nothing to gain.
             if top >= limit or not attempt.afford(TREE_WORK * joined.count):
                 break
             slotted_first = np.concatenate((order[slotted[order]], order[~slotted[order]]))
@@ -168,6 +169,7 @@ def _stacks(joined: Instance, stacked: NDArray[np.bool_]) -> tuple[Int64s, NDArr
     for size in np.unique(joined.sizes[slotted])[::-1]:
         alike = np.flatnonzero(slotted & (joined.sizes == size))
         part = joined.kept(alike)
+        # All buffers of `part` have one size, so its load divided by that is the number of live ones.
         most = int(part.load()[full].max()) // int(size)
         slots = latest_slots(part.events(), part.count, most)
         slotted[alike[slots < 0]] = False
