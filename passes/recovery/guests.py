@@ -136,13 +136,11 @@ def take_in(lender: Stage, borrowers: Iterable[Stage], times: UnitTimes) -> int:
         key = op.block, piece_of(op)
         if isinstance(op, Evict):
             guests[key] = tuple(_guest(lender, tensor) for tensor in op.reads)
-            # Accept before the first op that may come a slack earlier: the bytes are then free before the offload
-            # starts.
+            # Accept a slack before the offload comes, so that it finds its bytes free.
             place = bisect_left(mine, event.time - _SLACK)
             before.setdefault(place, []).append(Accept(**fields, writes=guests[key]))
         else:
-            # Give back behind all that comes within a slack of the reload, so no reuse of the bytes waits for a late
-            # reload.
+            # Give back after all ops within a slack of the reload: no op there reuses the bytes and waits for it.
             place = bisect_right(mine, event.time + _SLACK)
             before.setdefault(place, []).append(GiveBack(**fields, reads=guests[key]))
     ops: list[Op] = []

@@ -7,8 +7,8 @@ activations cross it with every micro-batch, and recomputed ones cost compute. T
      0               4                          8                     24
                      ^ best so far: then the middles 2 and 6, and so on, until 9 or 10 were tried
 
-For each number the whole module is ordered, recomputed, placed and simulated. Cost: about nine such compilations. The result
-is the best of the numbers tried, not a proved optimum.
+For each number the whole module is ordered, recomputed, placed and simulated. Cost: about nine such compilations. The
+result is the best of the numbers tried, not a proved optimum.
 """
 
 from __future__ import annotations
