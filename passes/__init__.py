@@ -1,1 +1,1 @@
-"""Passes: what rewrites a module, one file each, and the manager that runs them."""
+"""Passes, which rewrite a module (one file each), and the manager that runs them."""

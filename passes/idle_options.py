@@ -1,4 +1,8 @@
-"""Options of a pipeline that change nothing: refused where somebody wrote them, left out where a pipeline that fits many plans is told for one."""
+"""Options of a pipeline that have no effect under a plan.
+
+An option that a user wrote and that changes nothing is refused. A strategy's pipeline is written for any plan; for one
+plan its ineffective options are set back to their defaults.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,11 @@ if TYPE_CHECKING:
 
 
 def refuse_idle_options(pipeline: str, plan: Plan, model: ModelConfig) -> None:
-    """Raise `DiagnosticError` RT073 for each option that a pipeline says and that changes nothing under a plan, whatever its default is."""
+    """Refuse each option that a pipeline spells out and that has no effect under the plan.
+
+    An option counts even if it is written with its default value. Raises `DiagnosticError` RT073 with a caret under
+    each.
+    """
     problems = []
     for said in read_pipeline(pipeline):
         for idle in said.item.idle(plan, model):
@@ -33,7 +41,10 @@ def refuse_idle_options(pipeline: str, plan: Plan, model: ModelConfig) -> None:
 
 
 def without_idle_options(pipeline: str, plan: Plan, model: ModelConfig) -> str:
-    """A pipeline whose options all may change something under a plan: those of a strategy, which are for any plan, said for one."""
+    """Return the pipeline with each option that has no effect under the plan set back to its default.
+
+    Used for the pipeline of a strategy, which is written for any plan.
+    """
     return pipeline_text([_without_idle(item, plan, model) for item in parse_pipeline(pipeline)])
 
 
@@ -43,7 +54,10 @@ def _without_idle(item: Pass, plan: Plan, model: ModelConfig) -> Pass:
 
 
 def refuse_deciding_twice(items: Sequence[Pass]) -> None:
-    """Raise `DiagnosticError` RT071 where two passes of a pipeline decide one thing: what the first says, the second would overrule."""
+    """Refuse a pipeline in which two passes take the same decision: the second would overrule the first.
+
+    Raises `DiagnosticError` RT071.
+    """
     for index, item in enumerate(items):
         for later in items[index + 1 :]:
             both = [each.value for each in Decision if each in item.decides & later.decides]

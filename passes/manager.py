@@ -1,4 +1,4 @@
-"""The pass manager: runs a pipeline, inserts what a pass needs and is missing, refuses an illegal order."""
+"""The pass manager: runs a pipeline, inserts the passes that a pass needs first, and refuses an illegal order."""
 
 from __future__ import annotations
 
@@ -22,33 +22,41 @@ from ratrain.ratrain_ir.target import Target
 
 @frozen
 class PassRun:
-    """What one pass did: its text, seconds, statistics, and whether the manager inserted it."""
+    """Record of one pass: its text, seconds and statistics."""
 
     text: str
     seconds: float
     statistics: dict[str, int | float | str]
     inserted_for: str | None
+    """Name of the pass that needed this one, if the manager inserted it; None if the pipeline names it."""
 
 
 AfterPass = Callable[[Module, PassRun], None]
+"""Callback after a pass, with the rewritten module."""
 BeforePass = Callable[[Pass, Sequence[Pass]], None]
-"""Told of a pass that begins, and of those of the pipeline that are left after it."""
+"""Callback before a pass, with the passes of the pipeline that are still to run after it."""
 
 
 @define
 class PassManager:
-    """Runs passes over a module. With `verify_each` the verifier runs after each and names the pass that broke it."""
+    """Runs passes over a module.
+
+    With `verify_each` the verifier runs after each pass, and an error names the pass that broke the module. Passes of
+    plugins are always verified.
+    """
 
     target: Target
     verify_each: bool = False
     after_pass: AfterPass | None = None
     before_pass: BeforePass | None = None
     runs: list[PassRun] = field(factory=list)
+    """Every pass run so far, inserted ones included, in order."""
 
     def run(self, module: Module, passes: str | list[Pass]) -> Module:
-        """Run a pipeline in place and return the module.
+        """Run a pipeline (a string or a list of passes) over a module in place, and return the module.
 
-        Raises `DiagnosticError` where a pass refuses, an order is illegal, or a pass broke the module; `OutOfTime` where a time limit has passed.
+        Raises `DiagnosticError` where a pass refuses, the order is illegal, or a pass broke the module; `OutOfTime`
+        where a time limit has passed.
         """
         items = parse_pipeline(passes) if isinstance(passes, str) else passes
         for index, item in enumerate(items):
@@ -65,7 +73,7 @@ class PassManager:
             self.before_pass(item, left)
         context = PassContext(self.target)
         start = time.perf_counter()
-        draft = module.draft()  # what a pass that raises has done to the lists is dropped with it
+        draft = module.draft()  # if the pass raises, its changes to the lists are dropped with the draft
         if is_own(type(item)):
             item.run(draft, context)
         else:
@@ -82,7 +90,7 @@ class PassManager:
 
 
 def names_that_run(module: Module, items: Sequence[Pass]) -> list[str]:
-    """The names of the passes that a pipeline has run on a module, those that the manager inserts included."""
+    """Return the names of the passes that `items` would run on a module, inserted ones included, in order."""
     makes = {name: fact for fact, name in PROVIDERS.items()}
     facts, names = set(facts_of(module)), []
 
@@ -100,7 +108,10 @@ def names_that_run(module: Module, items: Sequence[Pass]) -> list[str]:
 
 
 def provider(fact: Fact, module: Module) -> type[Pass]:
-    """The pass that makes a fact true of a module; placement follows the plan's schedule, or the usual one of its shape."""
+    """Return the pass class that makes a fact true of a module.
+
+    For `Fact.PLACED` that is the placement of the plan's schedule, or of the default schedule for the plan's shape.
+    """
     if fact is Fact.PLACED:
         own = f"place-{module.plan.schedule or default_schedule(module.plan.shape)}"
         return pass_class(own if own in PASSES.names() else "place-schedule")
@@ -112,6 +123,7 @@ _REASONS = {
     Fact.LEGALISED: "workspace has already been sized for these ops",
     Fact.ALLOCATED: "the offsets hold only for the order they were made for",
 }
+"""Why a pass cannot run after the one that makes a fact true."""
 
 
 _DONE = {
@@ -119,6 +131,7 @@ _DONE = {
     Fact.LEGALISED: "the module's workspace has been sized already, as its line 'target' says",
     Fact.ALLOCATED: "the tensors have addresses already",
 }
+"""Why the pass that makes a fact true cannot run twice."""
 
 
 def _refuse_illegal_order(item: Pass, facts: frozenset[Fact]) -> None:
@@ -135,16 +148,16 @@ def _refuse_illegal_order(item: Pass, facts: frozenset[Fact]) -> None:
 
 
 def _run_of_plugin(item: Pass, draft: Module, context: PassContext) -> None:
-    """Run a pass of a plugin; what it does wrong is told as its fault.
+    """Run a pass of a plugin; blame the pass for any exception and for a changed number of stages.
 
-    Raises `DiagnosticError` RT072, or what the pass itself raises of that kind.
+    Raises `DiagnosticError`: RT072, or the one that the pass itself raises.
     """
     stages, file = len(draft.stages), str(getattr(sys.modules.get(type(item).__module__), "__file__", ""))
     try:
         item.run(draft, context)
     except DiagnosticError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever a plugin raises is told, in words
+    except Exception as error:  # noqa: BLE001 - a plugin may raise anything; it becomes a diagnostic
         fail("RT072", f"the pass '{item.name}' failed: {type(error).__name__}: {error}{place_of(error, file)}")
     if len(draft.stages) != stages:
         fail(

@@ -1,4 +1,4 @@
-"""What a pass is: a small class with a name, options that are fields, what it needs and gives, and `run`."""
+"""Base class of passes: a name, options as attrs fields, facts that it needs and forbids, and `run`."""
 
 from __future__ import annotations
 
@@ -25,20 +25,23 @@ if TYPE_CHECKING:
 
 
 class Fact(Enum):
-    """What can be true of a module beside its level; read off the module itself, so a file can enter a pipeline anywhere."""
+    """Property of a module in addition to its level.
+
+    Facts are read off the module itself, so a module read from a file can enter a pipeline at any pass.
+    """
 
     PLACED = "placed"
-    """ops are in schedule order"""
+    """Ops are in the order of a schedule."""
     RELEASED = "released"
-    """every step tensor has its release"""
+    """Every step tensor has its release."""
     LEGALISED = "legalised"
-    """ops have the workspace and engines of a target"""
+    """Ops have the workspace and engines of a target."""
     ALLOCATED = "allocated"
-    """every tensor has an offset"""
+    """Every tensor has an offset."""
 
 
 def facts_of(module: Module) -> frozenset[Fact]:
-    """The facts that hold for a module."""
+    """Return the facts that hold for a module."""
     facts = set()
     if module.level is not Level.DATAFLOW:
         facts.add(Fact.PLACED)
@@ -53,7 +56,10 @@ def facts_of(module: Module) -> frozenset[Fact]:
 
 @define
 class PassContext:
-    """What a pass works with: the target, a place for problems, statistics it reports."""
+    """Surroundings of a pass: the target, diagnostics to report, and statistics to fill in.
+
+    Answers of the target are cached by the likeness of ops, for one model and plan at a time.
+    """
 
     target: Target
     diagnostics: Diagnostics = field(factory=Diagnostics)
@@ -63,17 +69,20 @@ class PassContext:
     _workspace_of_like: dict[object, WorkspaceRequest | None] = field(factory=dict, init=False, repr=False)
 
     def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
-        """The target's seconds of an op, asked once for ops of a model and plan that are alike."""
+        """Return the target's seconds for an op; similar ops are asked for once."""
         return self._seconds(module, stage, op, self._like(module, stage, op))
 
     def workspace(self, module: Module, stage: Stage, op: Op) -> WorkspaceRequest | None:
-        """The workspace that the target wants for an op, asked once for block ops that are alike: these call one routine."""
+        """Return the workspace that the target wants for an op; None if it wants none.
+
+        Block ops that are alike run the same routine, so the target is asked once for them.
+        """
         if type(op) not in _CALL_ROUTINES:
             return self.target.workspace(module, op)
         return self._workspace(module, op, self._like(module, stage, op))
 
     def needs(self, module: Module, stage: Stage, op: Op) -> tuple[WorkspaceRequest | None, float]:
-        """Workspace and seconds of an op."""
+        """Return the workspace and the seconds of an op, as `workspace` and `op_seconds` do."""
         like = self._like(module, stage, op)
         return self._workspace(module, op, like), self._seconds(module, stage, op, like)
 
@@ -91,7 +100,10 @@ class PassContext:
         return self._workspace_of_like[like]
 
     def _like(self, module: Module, stage: Stage, op: Op) -> object:
-        """Equal for ops that are alike; what is known of those of another model or plan is forgotten."""
+        """Return a key that is equal for ops that cost the same.
+
+        Clears the caches when the model or the plan changes.
+        """
         if self._known_of is None or self._known_of[0] is not module.model or self._known_of[1] is not module.plan:
             self._known_of = module.model, module.plan
             self._seconds_of_like.clear()
@@ -103,7 +115,10 @@ _CALL_ROUTINES = frozenset(BLOCK_OPS)
 
 
 def _layer_like(op: Op, model: ModelConfig) -> int | None:
-    """The layer that stands for that of an op on a block where layers differ; None where none do."""
+    """Return the first layer of the same kind as the op's layer.
+
+    None where all layers are alike, or the op has no layer.
+    """
     block = getattr(op, "block", None)
     if not model.layer_kinds or block is None or block.layer is None:
         return None
@@ -111,31 +126,34 @@ def _layer_like(op: Op, model: ModelConfig) -> int | None:
 
 
 PATH = "path"
-"""The unit of an option that names a file."""
+"""Unit of an option that names a file."""
 OPTION_UNITS = ("bytes", "blocks", "micro-batches", PATH)
-"""What options of passes that have no choices are: numbers that count something, or a path."""
+"""Units of options without choices: counts of something, or a path."""
 _NOT_IN_A_PATH = re.compile(r"""[\s,{}"'`\\%]|[^\x20-\x7e]""")
-"""What a pipeline, or the line of text that holds one, may read as something else."""
+"""Characters that a pipeline string, or the line of text that holds it, could misread."""
 
 
 SWITCH = ("false", "true")
-"""The choices of an option that is a `bool`."""
+"""Choices of a `bool` option."""
 
 
 def option_text(value: object) -> str:
-    """The value of an option as a pipeline writes it; in a path, what a pipeline reads as something else is written as in a URL."""
+    """Return the value of an option as a pipeline string writes it.
+
+    Characters that a pipeline would misread are percent-encoded, as in a URL. `path_of_text` reads a path back.
+    """
     if isinstance(value, bool):
         return str(value).lower()
     return _NOT_IN_A_PATH.sub(lambda match: quote_from_bytes(os.fsencode(match[0]), safe=""), str(value))
 
 
 def path_of_text(text: str) -> str:
-    """The path that `option_text` wrote."""
+    """Return the path that `option_text` wrote."""
     return os.fsdecode(unquote_to_bytes(os.fsencode(text)))
 
 
 def default_text(option: Attribute[Any]) -> str:
-    """The default of an option in words."""
+    """Describe the default of an option for help texts and docs."""
     if option.default is NOTHING:
         return "none: it must be given"
     unset: str = option.metadata.get("default", "what the machine has")
@@ -143,7 +161,7 @@ def default_text(option: Attribute[Any]) -> str:
 
 
 def values_text(option: Attribute[Any]) -> str:
-    """What an option may be: its choices, or its unit."""
+    """Return the values that an option takes for help texts and docs: its unit and its choices, joined by `|`."""
     words = (*option.metadata.get("choices", ()), *option.metadata.get("words", ()))
     unit = option.metadata.get("unit")
     return "|".join((*((unit,) if unit else ()), *words))
@@ -151,16 +169,16 @@ def values_text(option: Attribute[Any]) -> str:
 
 @frozen
 class Idle:
-    """An option that changes nothing, whatever it is or at its value."""
+    """Option that has no effect under a plan, at its value or at any value."""
 
     option: str
-    """the field"""
+    """Name of the field."""
     why: str
     way_out: str
 
 
 class Decision(Enum):
-    """Decision of a pass that no other pass of the pipeline may take again."""
+    """Decision that at most one pass of a pipeline may take."""
 
     ORDER = "the order of the schedule"
     REDUCTIONS = "which gradients are reduced together"
@@ -177,9 +195,12 @@ class Pass:
     name: ClassVar[str]
     requires: ClassVar[frozenset[Fact]] = frozenset({Fact.PLACED})
     forbids: ClassVar[frozenset[Fact]] = frozenset({Fact.RELEASED, Fact.LEGALISED, Fact.ALLOCATED})
-    """Facts that must not hold yet: a pass that moves ops comes before releases and addresses."""
+    """Facts that must not hold yet: a pass that moves ops must run before releases and addresses exist."""
     decides: ClassVar[frozenset[Decision]] = frozenset()
-    """Decisions that this pass takes. Only one pass of a pipeline may take each: two would overrule one another."""
+    """Decisions that this pass takes.
+
+    Two passes of one pipeline may not share one: the second would overrule the first.
+    """
 
     @property
     def schedule(self) -> str | None:
@@ -187,13 +208,15 @@ class Pass:
         return None
 
     def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
-        """The options that change nothing under a plan, or beside the other options."""
+        """Yield the options that have no effect under a plan, given the values of the other options."""
         del plan, model
         return iter(())
 
     def run(self, module: Module, context: PassContext) -> None:
-        """Rewrite the module in place. The manager hands in a draft, which shares its ops and tensors: to try something, change lists only.
+        """Rewrite the module in place.
 
-        Raises `DiagnosticError` where it cannot.
+        The manager hands in a draft, whose ops and tensors are those of the module. A pass may change lists freely; it
+        changes an op or a tensor only once nothing can fail any more. Raises `DiagnosticError` where it cannot do its
+        work.
         """
         raise NotImplementedError

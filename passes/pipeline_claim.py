@@ -1,8 +1,8 @@
-"""The pipeline that a schedule or a program says made it: a note, of which is proved what can be without making it again.
+"""Check of the pipeline that a schedule or program file claims to be made by, without running it again.
 
-It names passes that there are, with options that they have, and places no other schedule than the plan names. Its order is no claim: a
-schedule whose addresses were taken out by hand has been through `legalise` twice. Whether the passes made this very program shows where one
-is made again (`explain` of a `.rtx`).
+Checked: the passes exist, their options are valid, and the pipeline places no other schedule than the plan names. The
+order of the passes is not checked: a schedule whose addresses were removed by hand has been through `legalise` twice.
+Only making the program again shows whether the passes made exactly this one (`explain` of a `.rtx` does).
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def claim_problem(pipeline: str, plan: Plan) -> Diagnostic | None:
-    """Why a pipeline cannot have made a module of a plan, without a place; None where it can, or nothing is said."""
+    """Return why a pipeline cannot have made a module of a plan, as a diagnostic without a location; None if it can.
+
+    An empty pipeline claims nothing.
+    """
     try:
         passes = parse_pipeline(pipeline)
     except DiagnosticError as error:

@@ -1,4 +1,4 @@
-"""Pipeline strings: `place-1f1b,recompute{policy=full},bucket-grad-sync{bytes=64MiB}` to passes and back."""
+"""Reader and writer of pipeline strings such as `place-1f1b,recompute{policy=full},bucket-grad-sync{bytes=64MiB}`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _PASS = re.compile(r"\s*([^\s,{}]+)\s*(\{([^{}]*)\})?\s*")
 
 @frozen
 class SaidPass:
-    """A pass as a pipeline string has it."""
+    """Pass read from a pipeline string, with the places of its options."""
 
     item: Pass
     places: Mapping[str, slice]
-    """of the options that it says, by their fields, where they stand in the string"""
+    """By field name of each option written out: its slice of the string."""
 
 
 def parse_pipeline(text: str) -> list[Pass]:
-    """The passes a pipeline string names.
+    """Parse a pipeline string into passes; a blank string gives none.
 
     Raises `DiagnosticError` RT070 with a caret under the place, or RT004 for an unknown pass.
     """
@@ -36,7 +36,7 @@ def parse_pipeline(text: str) -> list[Pass]:
 
 
 def read_pipeline(text: str) -> list[SaidPass]:
-    """The passes a pipeline string names, with the options that it says of each.
+    """Parse a pipeline string into passes with the places of the options that it spells out.
 
     Raises `DiagnosticError` RT070 with a caret under the place, or RT004 for an unknown pass.
     """
@@ -58,12 +58,12 @@ def read_pipeline(text: str) -> list[SaidPass]:
 
 
 def pipeline_text(passes: list[Pass]) -> str:
-    """The string of a list of passes; parses back to equal passes."""
+    """Return the pipeline string of a list of passes; it parses back to equal passes."""
     return ",".join(map(pass_text, passes))
 
 
 def pass_text(item: Pass) -> str:
-    """One pass with the options that differ from their defaults."""
+    """Return the text of one pass, with the options that differ from their defaults."""
     options = [
         f"{attribute.name.replace('_', '-')}={option_text(getattr(item, attribute.name))}"
         for attribute in attrs.fields(type(item))
@@ -73,7 +73,10 @@ def pass_text(item: Pass) -> str:
 
 
 def size_in_bytes(text: str) -> int | None:
-    """Bytes of a size like `64MiB`, `1.5 GB` or `1000`, or None where it is not one, no whole number, or beyond any memory."""
+    """Return the bytes of a size like `64MiB`, `1.5 GB` or `1000`.
+
+    None if it is no size, no whole number of bytes, or larger than any memory.
+    """
     try:
         return whole_bytes(text)
     except QuantityError:
@@ -133,7 +136,7 @@ def _read_option(text: str, at: int, cls: type[Pass], attribute: attrs.Attribute
 
 
 def _joined(words: str) -> str:
-    """How quantities are spelt, without the spaces that part the options of a pass: `64 MiB` is `64MiB`."""
+    """Write `64 MiB` as `64MiB`: blanks separate the options of a pass."""
     return re.sub(r"(\d) (?=[A-Z])", r"\1", words)
 
 

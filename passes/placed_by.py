@@ -1,4 +1,4 @@
-"""Which schedule a pipeline of passes places."""
+"""The schedule that a pipeline of passes places."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PLACE = "place-"
 
 
 def placement_in(pipeline: str) -> Pass | None:
-    """The first placement of a pipeline.
+    """Return the first placement pass of a pipeline; None if it has none.
 
     Raises `DiagnosticError` for a text that is no pipeline.
     """
@@ -26,7 +26,7 @@ def is_placement(item: Pass) -> bool:
 
 
 def placed_by(pipeline: str) -> str | None:
-    """The schedule that a pipeline names; None where it leaves that to the plan, or to a file.
+    """Return the name of the schedule that a pipeline names; None if it leaves that to the plan or a file.
 
     Raises `DiagnosticError` for a text that is no pipeline.
     """

@@ -1,4 +1,4 @@
-"""The table of passes: name to class, imported when asked for, so that help costs nothing."""
+"""The table of passes by name. A class is imported only when it is asked for, so help texts cost no imports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PASSES = Registry(
         "allocate-ddr": "ratrain.passes.memory.allocate_ddr:AllocateDdrPass",
     },
 )
-"""Every pass there is. A pass of another distribution stands in its entry point group `ratrain.passes`."""
+"""Every pass. Passes of other distributions come from their entry point group `ratrain.passes`."""
 
 PROVIDERS: dict[Fact, str] = {
     Fact.PLACED: "place-1f1b",
@@ -42,13 +42,13 @@ PROVIDERS: dict[Fact, str] = {
     Fact.LEGALISED: "legalise",
     Fact.ALLOCATED: "allocate-ddr",
 }
-"""The pass that makes a fact true."""
+"""Name of the pass that makes each fact true."""
 
 
 def register_pass(cls: type[Pass]) -> type[Pass]:
-    """Let a pass of one's own be found by its name; a class decorator for modules that are given to `--plugin`.
+    """Register a pass class under its name. A class decorator for modules that are given to `--plugin`.
 
-    Raises `DiagnosticError` RT072 where it is no pass, or another pass has the name.
+    Raises `DiagnosticError` RT072 if the class is no pass, or another pass has the name.
     """
     _check_pass(cls, f"{getattr(cls, '__module__', '?')}:{getattr(cls, '__qualname__', repr(cls))}")
     PASSES.register(cls.name, cls)
@@ -56,9 +56,9 @@ def register_pass(cls: type[Pass]) -> type[Pass]:
 
 
 def pass_class(name: str) -> type[Pass]:
-    """The class of a pass.
+    """Return the class of the pass with a name.
 
-    Raises `DiagnosticError` RT004 for an unknown name, RT072 for one of a plugin that stands for something else than a pass.
+    Raises `DiagnosticError` RT004 for an unknown name, RT072 if a plugin registered something that is no pass.
     """
     try:
         cls = PASSES.load(name)
@@ -74,7 +74,10 @@ def pass_class(name: str) -> type[Pass]:
 
 
 def _check_pass(cls: object, place: str) -> None:
-    """Raise `DiagnosticError` RT072 unless a class is a whole pass."""
+    """Raise `DiagnosticError` RT072 unless the class is a complete pass.
+
+    Checked: it is a subclass of `Pass`, has a valid name, is an attrs class, and each option has choices or a unit.
+    """
     if not (isinstance(cls, type) and issubclass(cls, Pass)):
         fail("RT072", f"'{place}' is no pass: it is no class on top of `Pass` (ratrain.passes.pass_base)")
     name = getattr(cls, "name", None)

@@ -1,1 +1,1 @@
-"""Lifetimes, releases, workspace, and the bytes of every tensor."""
+"""Lifetimes, releases, workspace and addresses of tensors."""

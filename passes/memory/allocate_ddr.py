@@ -1,11 +1,17 @@
-"""`allocate-ddr{capacity=...}`: gives every tensor its bytes in the stage's arena, under the capacity; and what is stored in other memories its bytes there.
+"""`allocate-ddr{capacity=...}`: gives every tensor an address in the stage's arena, within the capacity.
 
-Greedy placements come first, from the cheapest to the dearest. Where they exceed the capacity, an exact search takes on each overfull range
-of time of at most 500 tensors, within a budget of nodes, not of seconds: the same module gets the same addresses on any machine, unless two
-minutes do not last for it. docs/allocation.md has the methods, and what each buys.
+    tensors and their lives    a: ops 0-4, 8 bytes    b: ops 2-6, 4 bytes    c: ops 5-9, 8 bytes
+    offsets                    a at 0                 b at 8                 c at 0: a is dead by then
 
-When the live bytes alone exceed the capacity no allocation can help: the refusal names the op at the peak, who holds the bytes
-there, and what would free some.
+Tensors of the other memories (host, file) get their addresses there.
+
+Greedy placements come first, from the cheapest to the most expensive. Where they exceed the capacity, an exact search
+takes on each overfull range of time of at most 500 tensors. Its budget counts nodes, not seconds: a module gets the
+same addresses on any machine, unless two minutes are too short for the budget. docs/allocation.md describes the methods
+and what each one buys.
+
+When the live bytes alone exceed the capacity no allocation can help: the refusal names the op at the peak, the tensors
+that hold the bytes there, and ways to free some.
 """
 
 from __future__ import annotations
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.target import Capacity
 
 _MAX_TRIALS = 8
+"""Placements of a stage with ever less room for lag, before the last one without any."""
 
 
 @frozen
@@ -45,13 +52,18 @@ class AllocateDdrPass(Pass):
     requires: ClassVar[frozenset[Fact]] = frozenset({Fact.PLACED, Fact.RELEASED, Fact.LEGALISED})
     forbids: ClassVar[frozenset[Fact]] = frozenset({Fact.ALLOCATED})
     capacity: int | None = field(default=None, metadata={"unit": "bytes"})
+    """Bytes of the arena; None: those that the module names for this target, or all that the target has."""
     overlap: str = field(default="keep", metadata={"choices": ("keep", "ignore")})
-    """Whether bytes that another engine still works on are left alone as far as the capacity lets, so that nothing waits for them."""
+    """`keep`: bytes that another engine still works on stay taken as far as the capacity allows.
+
+    Then nothing waits for them.
+    """
 
     def run(self, module: Module, context: PassContext) -> None:
-        """Allocate every stage.
+        """Give every tensor of every stage its offset.
 
-        Raises `DiagnosticError` RT053 or RT052 for every stage that does not fit.
+        Raises `DiagnosticError` RT053 (live bytes exceed the capacity) or RT052 (only the arena does) for every stage
+        that does not fit.
         """
         found = context.target.capacity(module)
         capacity = self._capacity(module, context, found)
@@ -63,7 +75,7 @@ class AllocateDdrPass(Pass):
                 _refuse(lifetimes(stage), capacity, found, context, module)
         context.diagnostics.check()
         for stage, each in zip(module.stages, placed, strict=True):
-            assert each.allocation is not None  # as the live bytes of all stages fit
+            assert each.allocation is not None  # the live bytes of all stages fit, so all were placed
             _check_arena(stage, each.peak_bytes, each.allocation, capacity, found, context, module)
         context.diagnostics.check()
         for home in STORES:
@@ -72,9 +84,10 @@ class AllocateDdrPass(Pass):
         module.target = evolve(context.target.info(module), capacity_bytes=capacity)
 
     def _capacity(self, module: Module, context: PassContext, found: Capacity) -> int:
-        """The bytes a stage may use: those asked for, else those that a module sized for this target names, else all of the target's.
+        """Return the bytes that a stage may use.
 
-        Raises `DiagnosticError` RT052 where more are asked for than the target has.
+        The option decides; else the module, if it was sized for this target; else all that the target has. Raises
+        `DiagnosticError` RT052 where the option asks for more than the target has.
         """
         info, named = context.target.info(module), module.target
         if self.capacity is not None and self.capacity > info.capacity_bytes:
@@ -92,12 +105,12 @@ class AllocateDdrPass(Pass):
 
 @frozen
 class _Placed:
-    """What became of a stage's tensors in a memory."""
+    """Result of placing a stage's tensors in one memory."""
 
     peak_bytes: int
-    """that are live at once"""
+    """Most bytes that are live at once."""
     allocation: Allocation | None
-    """may be None where the live bytes of this or another stage exceed the capacity"""
+    """May be None where the live bytes of this or another stage exceed the capacity."""
 
 
 def _place_without_hangs(
@@ -106,8 +119,9 @@ def _place_without_hangs(
     """Place every stage so that byte reuse makes no cycle of waits, even when sends wait for their receives.
 
     The placement passes order all stages so that reuse in list order closes no cycle. A schedule that was reordered by
-    hand may let two neighbours each receive into what they are still sending to the other; then what is received takes
-    no bytes of what is sent. What hangs even so hangs by its order, and verification says where.
+    hand may let two neighbours each receive into the bytes that they still send to the other. Then the stages are
+    placed again so that no received tensor shares bytes with a sent one. If it still hangs, its order is the cause, and
+    verification says where.
     """
     placed = _place_all(module, module.stages, Home.DDR, capacity, context, keep=keep, trial=trial)
     if _exceeds(placed, capacity) or blocking_cycle(module, rendezvous=True) is None:
@@ -119,7 +133,7 @@ def _place_without_hangs(
 
 
 def _exceeds(placed: list[_Placed], capacity: int) -> bool:
-    """Whether the live bytes of some stage exceed the capacity."""
+    """Tell whether the live bytes of some stage exceed the capacity."""
     return any(each.peak_bytes > capacity for each in placed)
 
 
@@ -134,12 +148,16 @@ def _place_all(
     apart: bool = False,
     trial: bool = False,
 ) -> list[_Placed]:
-    """Give what some stages have in a memory its offsets; where the peak of one exceeds the capacity, none is given, and only peaks count."""
+    """Place the tensors of `stages` in the memory `home` and set their offsets.
+
+    If the peak of one stage exceeds the capacity, no offset is set, and only the peaks of the result are meaningful.
+    `keep` and `apart` are as in `_place` and `allocation_problem`.
+    """
     op_seconds = partial(context.op_seconds, module)
     too_much = False
 
     def place(stage: Stage) -> _Placed:
-        nonlocal too_much  # of the stages that this process takes: it need not place others then
+        nonlocal too_much  # known for the stages of this process only: it need not place the rest then
         occupied = occupancy(stage, op_seconds, home)
         peak = occupied.lives.peak_bytes
         too_much |= peak > capacity
@@ -156,11 +174,17 @@ def _place_all(
 
 
 def _place(occupied: Occupancy, capacity: int, *, keep: bool, apart: bool, trial: bool) -> Allocation:
-    """Place a stage; `keep`: so that as few ops as the capacity lets wait for bytes that another engine still works on."""
+    """Place a stage.
+
+    With `keep`, intervals are lengthened as far as the capacity allows, so that few ops wait for bytes in use
+    elsewhere.
+    """
     room = capacity
     for trials_left in range(_MAX_TRIALS if keep else 0, -1, -1):
         lag = occupied.lag_within(room) if trials_left else 0.0
         placement = allocate(allocation_problem(occupied.within(lag), apart=apart), capacity=capacity, trial=trial)
+        # Peak bytes are only a lower bound of the arena. Aim lower by what the arena exceeds, until it fits or no lag
+        # is left.
         excess = placement.arena_bytes - capacity
         if excess <= 0 or lag <= 0:
             break
@@ -169,9 +193,9 @@ def _place(occupied: Occupancy, capacity: int, *, keep: bool, apart: bool, trial
 
 
 def step_seconds_placed(module: Module, context: PassContext, capacity: int) -> float:
-    """Simulated seconds of a step of a placed module, were it sized for the target and allocated now; infinite where it does not fit.
+    """Return the simulated seconds of a step of a placed module, as if it were legalised and allocated.
 
-    Infinite too where stages that keep something for each other would wait in a circle.
+    Infinite where it does not fit, or where stages that offload to each other would wait in a cycle.
     """
     trials = Trials(module, context)
     copy = copy_module(evolve(module, stages=[trials.with_workspace(stage) for stage in module.stages]))
@@ -195,7 +219,7 @@ def _has_guests(module: Module) -> bool:
 
 
 def _place_stored(module: Module, home: Home, context: PassContext) -> None:
-    """Place what every stage has in another memory; report RT053 or RT052 where that memory has no room for it."""
+    """Place every stage's tensors of another memory; report RT053 or RT052 where that memory has no room for them."""
     capacity = context.target.info(module).capacity_of(home)
     stages = [stage for stage in module.stages if home in stage.homes]
     found = _place_all(module, stages, home, capacity, context, keep=True)
@@ -219,7 +243,7 @@ def _place_stored(module: Module, home: Home, context: PassContext) -> None:
 
 
 def _account(found: Capacity) -> list[Note]:
-    """Why the capacity is less than the memory there is."""
+    """Return a note on why the capacity is less than the machine's memory, if the target gives one."""
     return [] if found.account is None else [Note(found.account)]
 
 
@@ -268,12 +292,12 @@ def _refuse(lives: Lifetimes, capacity: int, found: Capacity, context: PassConte
 
 
 def _keeps_saved(op: Op) -> bool:
-    """Whether a layer's forward keeps tensors for its backward that could be recovered instead."""
+    """Tell whether an op is a layer's forward that keeps tensors for its backward that could be recomputed instead."""
     return type(op) is Forward and op.block.layer is not None and any(t.kind is StateKind.SAVED for t in op.writes)
 
 
 def _way_out(module: Module) -> str:
-    """Levers that lower the peak of this plan, cheapest first."""
+    """Return a help text with the options that would lower the peak of this plan, cheapest first."""
     plan = module.plan
     levers = []
     if any(_keeps_saved(op) for stage in module.stages for op in stage.ops):

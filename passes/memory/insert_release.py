@@ -1,7 +1,10 @@
-"""`insert-release`: marks where each tensor's life ends, right after its last accessor.
+"""`insert-release`: marks the end of each tensor's life, right after its last accessor.
 
-Step tensors end there; a carried tensor that is defined anew later in the step (a parameter view, gathered or written by the
-update) ends after its last reader.
+    %y = forward mlp.1 m0 (%x)   %z = forward attention.2 m0 (%y)   ...                        becomes
+    %y = forward mlp.1 m0 (%x)   release %x   %z = forward attention.2 m0 (%y)   release %y   ...
+
+Step tensors end there. A carried tensor that is redefined later in the step (a parameter view that is gathered, or
+written by the update) ends after its last reader before that.
 """
 
 from __future__ import annotations
@@ -26,17 +29,20 @@ class InsertReleasePass(Pass):
     name: ClassVar[str] = "insert-release"
 
     def run(self, module: Module, context: PassContext) -> None:
-        """Rewrite every stage."""
+        """Add the releases to every stage."""
         context.statistics["releases"] = sum(insert_releases(stage) for stage in module.stages)
 
 
 def insert_releases(stage: Stage) -> int:
-    """Add the releases of a stage that has none, in place; their number. A tensor that is defined again has several lives."""
+    """Add the releases of a stage that has none, in place; return how many release ops were added.
+
+    One op releases all tensors that end at the same place. A tensor that is defined again has several lives.
+    """
     ending: dict[int, list[Tensor]] = {}
     last_access: dict[Tensor, int] = {}
     for position, op in enumerate(stage.ops):
         for tensor in op.writes:
-            if tensor in last_access:  # a life ends before this one begins
+            if tensor in last_access:  # redefined: its former life ends at the last access so far
                 ending.setdefault(last_access[tensor], []).append(tensor)
             last_access[tensor] = position
         for tensor in op.reads + op.updates:

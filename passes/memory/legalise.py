@@ -1,7 +1,10 @@
-"""`legalise`: gives every op the workspace and the engine the target's routines need. Final: tiling may not change it afterwards.
+"""`legalise`: gives every op the workspace and the engine that the target's routines need.
 
-One workspace tensor serves all ops of a routine on a stage: they run one after another on their engine, and the tensor is
-live only while one of them runs.
+    forward attention.1 m0 (...)   update attention.1 (...)                                    becomes
+    forward attention.1 m0 (...) scratch %ws.KEY   update attention.1 (...) on the target's update engine
+
+One workspace tensor serves all ops of a routine on a stage: they run one after another on their engine, and the tensor
+is live only while one of them runs. The sizes are final: code generation works within them.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ class LegalisePass(Pass):
     forbids: ClassVar[frozenset[Fact]] = frozenset({Fact.LEGALISED, Fact.ALLOCATED})
 
     def run(self, module: Module, context: PassContext) -> None:
-        """Annotate every op."""
+        """Set the workspace of every op, the engine of every update, and the module's target."""
         target = context.target
         largest = 0
         workspaces: list[tuple[Op, Tensors]] = []
@@ -47,7 +50,7 @@ class LegalisePass(Pass):
 
 
 def _workspace(stage: Stage, module: Module, op: Op, context: PassContext, made: dict[str, Tensor]) -> Tensors:
-    """The workspace of an op, out of those made for the stage by the key of their routine."""
+    """Return the workspace of an op, or () if it needs none; `made` holds the stage's workspaces by routine key."""
     request = context.workspace(module, stage, op)
     if request is None or request.nbytes == 0:
         return ()

@@ -1,4 +1,4 @@
-"""`lifetime`: reports, for every stage, the peak of live bytes and what is live there. Changes nothing."""
+"""`lifetime`: reports the peak of live bytes of every stage, and what is live there. The module stays unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LifetimePass(Pass):
     forbids: ClassVar[frozenset[Fact]] = frozenset()
 
     def run(self, module: Module, context: PassContext) -> None:
-        """Put one line a stage into the statistics."""
+        """Add one line per stage to the statistics: bytes at the peak, the op there, and bytes by state kind."""
         for stage in module.stages:
             lives = lifetimes(stage)
             position = lives.peak_position

@@ -1,6 +1,15 @@
-"""When each op of a stage would start and end: the times of one stage on its own, each engine in list order, messages from other stages on time.
+"""Start and end of each op of a stage, simulated for one stage on its own.
 
-A blocking collective takes the time of the compute engine too. The loop is compiled for many ops, and plain Python for few.
+Each engine runs its ops in list order; an op starts when its engine is free, its operands are written, and compute has
+reached its place in the list. Messages from other stages are taken to arrive in time.
+
+    list      recv m0 | forward m0 | send m0 | forward m1
+    recv      [==]
+    compute       [== m0 ==][== m1 ==]
+    send                    [==]
+
+A blocking collective occupies the compute engine too. Cost: O(operands) per step. The loop is compiled for many ops and
+runs in plain Python for few.
 """
 
 from __future__ import annotations
@@ -27,26 +36,27 @@ _ENGINES = {engine: number for number, engine in enumerate(Engine)}
 _COMPUTE = _ENGINES[Engine.COMPUTE]
 
 OpSeconds = Callable[["Stage", Op], float]
-"""Seconds an op of a stage takes on its engine when it runs alone."""
+"""Seconds that an op of a stage takes on its engine when it runs alone."""
 
 
 @frozen(eq=False)
 class ListTimes:
-    """When each op of a stage would start and end, in seconds from the step's start."""
+    """Start and end of each op of a stage, in seconds from the step's start; arrays by position in the list."""
 
     issued: NDArray[np.float64]
-    """when the compute engine comes to the op's place in the list; ascending"""
+    """When the compute engine reaches the op's place in the list; ascending."""
     starts: NDArray[np.float64]
+    """Infinite for releases, which do no work."""
     ends: NDArray[np.float64]
 
 
 @define(eq=False)
 class TimedRows:
-    """Rows of ops with the engines and seconds that their times depend on; an op's are asked for once."""
+    """Rows of ops with their engines and seconds, which are asked for once per op."""
 
     rows: OpRows = field(factory=OpRows, init=False)
     _timed: tuple[list[Any], ...] = field(init=False)
-    """by row: the number of the engine, whether compute waits, seconds"""
+    """By row: the number of the engine, whether compute waits for the op, seconds."""
     _arrays: tuple[GrownArray, ...] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -54,13 +64,13 @@ class TimedRows:
         self._arrays = GrownArray(np.int64(0)), GrownArray(np.bool_(0)), GrownArray(np.float64(0))
 
     def of(self, stage: Stage, op_seconds: OpSeconds) -> list[int]:
-        """The rows of the ops of a stage."""
+        """Return the row numbers of a stage's ops, in list order; rows are added for ops not met before."""
         places = self.rows.of(stage.ops)
         engines, waited, seconds = self._timed
         have = len(engines)
         if have < len(self.rows):
             for place, op in zip(places, stage.ops, strict=True):
-                if place == len(engines):  # rows are numbered in the order in which ops were first met
+                if place == len(engines):  # rows are numbered in the order in which ops are first met
                     engine = op.engine
                     engines.append(_ENGINES[engine])
                     waited.append(engine is Engine.COMPUTE or is_blocking(op))
@@ -68,7 +78,11 @@ class TimedRows:
         return places
 
     def times(self, places: list[int], steps: int, *, arrays: bool) -> list[ListTimes]:
-        """The times of a list of ops, given by their rows, in so many steps from cold; `arrays`: by the compiled loop."""
+        """Simulate `steps` steps of a list of ops, given by row numbers; return the times of each step.
+
+        The first step starts with all engines free; each later one continues from the one before. `arrays`: use the
+        compiled loop.
+        """
         numbers = self.rows.numbers(arrays=arrays)
         timed = (
             [array.of(each) for array, each in zip(self._arrays, self._timed, strict=True)] if arrays else self._timed
@@ -86,7 +100,7 @@ class TimedRows:
 
 
 def list_times(stage: Stage, op_seconds: OpSeconds) -> ListTimes:
-    """The times of a stage's ops in a step from cold; releases take none and never wait."""
+    """Simulate one step of a stage's ops, with all engines free at the start; releases take no time and never wait."""
     timed = TimedRows()
     places = timed.of(stage, op_seconds)
     return timed.times(places, 1, arrays=pays(len(places)))[0]
@@ -101,7 +115,11 @@ def walk(
     rows: Any, released: Any, bounds: Any, operands: Any, engines: Any, waited: Any, seconds: Any,
     compute: int, never: float, free: Any, written: Any, clock: Any, issued: Any, starts: Any, ends: Any,
 ) -> None:  # fmt: skip
-    """Go through a list once; `free`, `written` and `clock` are as the step before left them."""
+    """Simulate one step; continue from `free`, `written` and `clock`, and leave them for the next step.
+
+    `free`: by engine, seconds when it is free. `written`: by tensor, seconds when its last write ends. `clock[0]`:
+    seconds when compute reaches the place in the list. `issued`, `starts` and `ends` receive the times by position.
+    """
     now, computes = clock[0], free[compute]
     for position in range(len(rows)):
         row = rows[position]
@@ -114,6 +132,8 @@ def walk(
             start = now
         if waited[row] and computes > start:
             start = computes
+        # Operands of a row are its reads, updates, writes and scratch, and `bounds` has the four ends. It waits for the
+        # writers of what it reads or updates; its own end counts for what it updates or writes.
         first = 0 if row == 0 else bounds[4 * row - 1]
         updated, changed = bounds[4 * row], bounds[4 * row + 2]
         for place in range(first, bounds[4 * row + 1]):

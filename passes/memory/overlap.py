@@ -1,12 +1,18 @@
-"""Bytes that stay taken while an op of another engine still works on them.
+"""Memory intervals lengthened so that no op waits for bytes that another engine still works on.
 
-A tensor's bytes are free when its last accessor has *completed*. List order does not say when that is: a gradient that is being
-reduced stands in the list before the backwards that run meanwhile. If one of them got the gradient's bytes, it would wait for the
-link, and the overlap would be lost. So intervals are lengthened to where, by the target's own seconds, whoever comes next in the
-list would not have to wait. That takes more bytes; a limit on how far an op may lag behind its place in the list trades them for time.
-Scalars share their bytes with nothing, unless no lag fits: an op that wants the four bytes of a flag back would wait for a collective.
+A tensor's bytes are free when its last accessor has *completed*. List order does not say when that is:
 
-The times are those of one stage on its own (`passes/memory/list_times.py`).
+    list:        reduce_scatter g1 | backward b2 | backward b3
+    compute:                         [== b2 ==][== b3 ==]
+    collective:  [======== g1 ========]                        g1 stays taken until here, not only until its line
+
+If `b2` got the gradient's bytes, it would wait for the link, and the overlap would be lost. So intervals end where, by
+the target's own seconds, the next user in the list would not have to wait. That takes more bytes. A limit on how far an
+op may lag behind its place in the list trades bytes for time (`Occupancy.lag_within`). Scalars share their bytes with
+nothing unless the lag is 0: an op that reuses the four bytes of a flag would wait for a collective.
+
+The times are those of one stage on its own (`passes/memory/list_times.py`). Cost: one sweep over the ops, then a binary
+search per interval for each lag.
 """
 
 from __future__ import annotations
@@ -27,46 +33,54 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Stage
 
 _HALVINGS = 12
+"""Steps of the bisection for the largest lag: 1/4096 of the step."""
 
 
 @frozen(eq=False)
 class Occupancy:
-    """How long each tensor of a stage needs its bytes so that no op waits for them; made once for an order of ops.
+    """Time for which each tensor of a stage needs its bytes if no op shall wait for them; made once per order of ops.
 
-    Arrays are by interval, intervals of a tensor one after the other.
+    Arrays are by interval, with the intervals of a tensor one after the other, unless stated otherwise.
     """
 
     lives: Lifetimes
     limits: NDArray[np.int64]
-    """where the tensor's next interval starts, or the step ends"""
+    """Exclusive end limit: where the tensor's next interval starts, or the end of the list."""
     issued: NDArray[np.float64]
-    """by op: when its place in the list has come; ascending"""
+    """By op: seconds when its place in the list is reached; ascending."""
     earliest: NDArray[np.float64]
-    """by op: the earliest start of any op from there on"""
+    """By op: the earliest start of this op and all later ones; ascending."""
     completed: NDArray[np.float64]
-    """when the interval's last accessor has completed"""
+    """Seconds when the interval's last accessor has completed."""
     apart: NDArray[np.bool_]
-    """whether the interval is all of a scalar's"""
+    """True for the only interval of a scalar."""
     _unhurried: NDArray[np.int64] = field(init=False)
-    """the first op that starts when the interval's last accessor has completed"""
+    """First op that starts after the interval's last accessor has completed."""
 
     @_unhurried.default
     def _until_completed(self) -> NDArray[np.int64]:
         return np.searchsorted(self.earliest, self.completed)
 
     def within(self, lag: float) -> Lifetimes:
-        """Intervals in which an accessor may end up to `lag` seconds after its place in the list has come; 0: those of the list."""
+        """Return the lifetimes lengthened for accessors that end up to `lag` seconds after their place in the list.
+
+        With `lag` 0 the intervals are those of the list.
+        """
         return evolve(self.lives, starts=self._taken(lag), stops=self._freed(lag))
 
     def peak_bytes(self, lag: float) -> int:
-        """The most bytes that are taken at once under a lag."""
+        """Return the most bytes taken at once under a lag in seconds."""
         return self.within(lag).peak_bytes
 
     def _taken(self, lag: float) -> NDArray[np.int64]:
         return np.where(self.apart, 0, self.lives.starts) if lag > 0 else self.lives.starts
 
     def _freed(self, lag: float) -> NDArray[np.int64]:
-        """An op may lag behind the place in the list after which an interval ends."""
+        """Return the exclusive end of each interval: no earlier than in the list, no later than its limit.
+
+        In between it ends where its last accessor has completed, or where the op before the end would lag by more than
+        `lag`.
+        """
         late = np.searchsorted(self.earliest, self.issued + lag)
         stops = self.lives.stops
         later = np.minimum(self._unhurried, late[np.maximum(stops - 1, 0)] if len(late) else 0)
@@ -74,7 +88,10 @@ class Occupancy:
         return np.where(self.apart, len(self.earliest), freed) if lag > 0 else freed
 
     def lag_within(self, capacity: int) -> float:
-        """The largest lag under which the live bytes stay within a capacity; 0 where hardly any does."""
+        """Return the largest lag in seconds under which the live bytes stay within `capacity`.
+
+        Infinite if any lag fits; 0 if only very small ones do, or none.
+        """
         if self.peak_bytes(inf) <= capacity:
             return inf
         low, high = 0.0, float(self.completed.max(initial=0.0))
@@ -88,7 +105,10 @@ class Occupancy:
 
 
 def occupancy(stage: Stage, op_seconds: OpSeconds, home: Home = Home.DDR, timed: TimedRows | None = None) -> Occupancy:
-    """The occupancy of a memory by a stage whose ops have their workspace; some of them may be `timed` already."""
+    """Return the occupancy of one memory (`home`) by a stage whose ops have their workspace.
+
+    `timed` caches the rows and seconds of ops between calls.
+    """
     timed = timed or TimedRows()
     places = timed.of(stage, op_seconds)
     arrays = pays(2 * len(places))
@@ -97,7 +117,7 @@ def occupancy(stage: Stage, op_seconds: OpSeconds, home: Home = Home.DDR, timed:
     lives, completed = lifetimes_and_completions(stage, timed.rows, places, ends, home, arrays=arrays)
     limits = np.full(len(lives.starts), len(stage.ops), np.int64)
     limits[:-1] = lives.starts[1:]
-    limits[np.cumsum(lives.counts)[lives.counts > 0] - 1] = len(stage.ops)  # the last one of each tensor
+    limits[np.cumsum(lives.counts)[lives.counts > 0] - 1] = len(stage.ops)  # a tensor's last
     scalars = np.fromiter((tensor.kind is StateKind.SCALAR for tensor in lives.tensors), np.bool_, len(lives.tensors))
     earliest = np.minimum.accumulate(times.starts[::-1])[::-1]
     apart = np.repeat(scalars & (lives.counts == 1), lives.counts)

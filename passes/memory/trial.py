@@ -1,7 +1,8 @@
-"""Stages as allocation sees them; and trials: a stage as it will be once the target has sized its workspace, before anything is final.
+"""Trials: a stage as it will look once the target has sized its workspace, before anything is final.
 
-A pass that spends a byte budget asks a trial for the exact live bytes, and the exact arena; one that looks for the shortest order asks for
-seconds. What is tried are drafts (`Stage.draft`), whose lists may differ; no trial changes an op or a tensor that others have too.
+A pass with a byte budget asks a trial for the exact live bytes and the exact arena. A pass that looks for the shortest
+order asks for seconds. Trials work on drafts (`Stage.draft`), whose lists may differ; no trial changes an op or a
+tensor that others share.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class Trials:
-    """The trials of one decision about a stage. What they share, an op as the target will make it and its seconds, goes when they do."""
+    """Trials for one decision about a module's stages. Caches legalised ops and their seconds as long as it lives."""
 
     module: Module
     context: PassContext
     _legalised: dict[Op, Op] = field(factory=dict, init=False, repr=False)
     _workspace: dict[tuple[int, str], Tensor] = field(factory=dict, init=False, repr=False)
-    """By stage and routine."""
+    """By stage index and routine key."""
     _seconds: dict[Op, float] = field(factory=dict, init=False, repr=False)
     _timed: TimedRows = field(factory=TimedRows, init=False, repr=False)
 
     def with_workspace(self, stage: Stage) -> Stage:
-        """A draft of a stage whose ops have the workspace and engines the target will ask for.
+        """Return a draft of a stage whose ops have the workspace and engines that the target will ask for.
 
         Raises `OutOfTime` where the time for the work has passed.
         """
@@ -56,7 +57,7 @@ class Trials:
         return draft
 
     def legalised(self, stage: Stage, op: Op) -> Op:
-        """An op with the workspace and on the engine the target will ask for; the same one in each trial."""
+        """Return an op with the workspace and engine that the target will ask for; the same object in every trial."""
         legalised = self._legalised.get(op)
         if legalised is None:
             legalised = self._legalised[op] = self._made_legal(stage, op)
@@ -79,18 +80,18 @@ class Trials:
         return op
 
     def op_seconds(self, stage: Stage, op: Op) -> float:
-        """The target's seconds of an op."""
+        """Return the target's seconds of an op."""
         seconds = self._seconds.get(op)
         if seconds is None:
             seconds = self._seconds[op] = self.context.op_seconds(self.module, stage, op)
         return seconds
 
     def times(self, stage: Stage) -> ListTimes:
-        """When each op of a stage would start and end."""
+        """Return when each op of a stage would start and end in a step with all engines free at its start."""
         return self._step_times(stage, 1)[0]
 
     def period(self, stage: Stage) -> float:
-        """Seconds from step to step of a stage on its own: the distance of the ends of the second and the third."""
+        """Return the seconds between the ends of the second and the third step of a stage on its own."""
         _, second, third = (float(times.ends.max(initial=0.0)) for times in self._step_times(stage, 3))
         return third - second
 
@@ -99,15 +100,18 @@ class Trials:
         return self._timed.times(places, steps, arrays=pays(steps * len(places)))
 
     def occupancy(self, stage: Stage) -> Occupancy:
-        """The occupancy a stage will have once its ops have their workspace."""
+        """Return the occupancy that a stage will have once its ops have their workspace."""
         return occupancy(self.with_workspace(stage), self.op_seconds, timed=self._timed)
 
     def excess_bytes(self, stage: Stage, lag: float, capacity: int) -> int:
-        """The bytes by which an arena would exceed the capacity if the stage were placed now, with room for ops that lag behind by `lag` seconds."""
+        """Return the bytes by which a stage's arena would exceed the capacity, with room for a lag of `lag` seconds."""
         return excess_bytes(self.occupancy(stage), lag, capacity)
 
     def fits(self, stage: Stage, lag: float, capacity: int) -> bool:
-        """Whether the arena would not exceed the capacity: no `excess_bytes`, for less where there are some."""
+        """Tell whether a stage's arena would stay within the capacity, with room for ops that lag by `lag` seconds.
+
+        Cheaper than `excess_bytes` where it does not fit: it stops at the peak, or at the first tensor without room.
+        """
         occupied = self.occupancy(stage).within(lag)
         if occupied.peak_bytes > capacity:
             return False
@@ -124,7 +128,10 @@ class Trials:
 
 
 def excess_bytes(occupied: Occupancy, lag: float, capacity: int) -> int:
-    """The bytes by which an arena would exceed the capacity if what is occupied were placed now, with room for ops that lag behind by `lag` seconds."""
+    """Return the bytes by which an arena for `occupied` would exceed the capacity, with room for ops that lag by `lag`.
+
+    0 if it fits. Heuristics only, no exact search: the true minimum may be lower.
+    """
     enough = Effort(gap=max(0.0, capacity / max(1, occupied.peak_bytes(lag)) - 1))
     placement = allocate(allocation_problem(occupied.within(lag)), effort=enough, search=False, trial=True)
     return max(0, placement.arena_bytes - capacity)
@@ -135,7 +142,10 @@ def _on_its_engine(op: Update, engine: Engine) -> Update:
 
 
 def step_seconds_at_own_addresses(module: Module, context: PassContext) -> float:
-    """Simulated seconds of a step of a placed module, were no bytes used twice: the time its order alone takes."""
+    """Return the simulated seconds of a step of a placed module if no bytes were used twice.
+
+    That is the time of its order alone.
+    """
     trials = Trials(module, context)
     apart = at_own_addresses(attrs.evolve(module, stages=[trials.with_workspace(stage) for stage in module.stages]))
     info = attrs.evolve(context.target.info(module), capacity_bytes=max(stage.arena_bytes for stage in apart.stages))
@@ -143,7 +153,7 @@ def step_seconds_at_own_addresses(module: Module, context: PassContext) -> float
 
 
 def at_own_addresses(module: Module) -> Module:
-    """A copy of a module whose every tensor has bytes that no other has, however many that takes."""
+    """Return a copy of a module in which no two tensors share bytes, whatever arena that takes."""
     copy = copy_module(module)
     for stage in copy.stages:
         ends = dict.fromkeys(Home, 0)
@@ -154,7 +164,10 @@ def at_own_addresses(module: Module) -> Module:
 
 
 def allocation_problem(lives: Lifetimes, *, apart: bool = False) -> AllocationProblem:
-    """The placement problem of a stage's tensors in a memory, in declaration order; `apart`: what is received takes no bytes of what is sent."""
+    """Return the placement problem of a stage's tensors in one memory, in declaration order.
+
+    With `apart`, a received tensor never shares bytes with a sent one.
+    """
     stage = lives.stage
     tensors = lives.tensors
     sides: dict[Tensor, int] = {}

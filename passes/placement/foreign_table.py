@@ -1,7 +1,8 @@
-"""A schedule table of another runtime, held against a plan: what it is the order of, and what of it a module cannot say.
+"""Check of another runtime's schedule table against a plan, and the orders that it gives.
 
-The table has been linted: every chunk is on one rank, every micro-batch runs once, nobody waits forever. A rank of it is a stage here, and
-a "stage" a chunk. Everything here raises `DiagnosticError` RT010 at the cell that is at fault.
+The table has passed the schedule rules: every chunk is on one rank, every micro-batch runs once, nobody waits forever.
+A rank of the table is a stage here, and a "stage" of it is a chunk. Every refusal is a `DiagnosticError` RT010 at the
+cell at fault, unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _GRADIENT_SIDE = frozenset(
         ActionKind.RECV_B,
     }
 )
+"""Actions that `renumbered` renumbers: backwards and their messages."""
 _IN_ORDER = (
     (
         "forwards",
@@ -48,13 +50,16 @@ _IN_ORDER = (
         "put weight halves, and whole backwards, in that order",
     ),
 )
-"""Kinds of work in which the micro-batches of a chunk ascend, and the way out; a whole backward is of two of them."""
+"""Kinds of work in which the micro-batches of a chunk must ascend, with a way out.
+
+A whole backward is in two of them.
+"""
 
 
 def read_foreign_table(path: str) -> ActionTable:
-    """The sound table of a CSV file in PyTorch's format.
+    """Read a CSV file in PyTorch's format and check it against the schedule rules.
 
-    Raises `DiagnosticError` RT002, RT007, or with what `ratrainc lint` says of it.
+    Raises `DiagnosticError` RT002 or RT007, or the findings of `ratrainc lint`.
     """
     table = read_torch_csv(path)
     check_schedule(table)
@@ -67,7 +72,10 @@ def refuse_action(table: ActionTable, action: PlacedAction, text: str, way_out: 
 
 
 def shape_of_table(table: ActionTable) -> PipelineShape:
-    """The stages, micro-batches, chunks, their layout, and slices of a table."""
+    """Return the shape of a table: stages, micro-batches, chunks per stage, layout of chunks, slices.
+
+    Refuses a table with an empty rank, or whose chunks follow no known layout.
+    """
     stages = len(table.rows)
     if empty := table.ranks_without_actions:
         first = next(table.actions)
@@ -88,6 +96,7 @@ def shape_of_table(table: ActionTable) -> PipelineShape:
         if stray is None:
             return shape
         strays[stray] = wanted[stray], layout
+    # No layout fits: report the one that fits longest, at its first chunk on the wrong rank.
     chunk = max(strays)
     rank, layout = strays[chunk]
     if chunk == len(holders):
@@ -105,7 +114,7 @@ def _is_on(action: PlacedAction | None, rank: int) -> bool:
 
 
 def check_against_plan(table: ActionTable, plan: Plan) -> None:
-    """Refuse a table of another shape than the plan's, with the keys that would fit."""
+    """Refuse a table whose shape differs from the plan's; the error names the keys that would fit."""
     shape, planned = shape_of_table(table), plan.shape
     if shape == planned:
         return
@@ -126,7 +135,7 @@ def check_against_plan(table: ActionTable, plan: Plan) -> None:
 
 
 def shape_keys(shape: PipelineShape) -> dict[str, int | str]:
-    """The keys of a plan that a shape comes from; where a stage has one chunk there is no layout, where micro-batches are whole no slices."""
+    """Return the plan keys that give a shape. `layout` is left out for one chunk per stage, `slices` for one slice."""
     keys: dict[str, int | str] = {"pp": shape.stages, "micro_batches": shape.micro_batches, "chunks": shape.chunks}
     if shape.chunks > 1:
         keys["layout"] = shape.layout
@@ -142,7 +151,7 @@ def _words(keys: Mapping[str, object], names: Iterable[str]) -> str:
 def check_ascending(table: ActionTable) -> None:
     """Refuse a table in which the micro-batches of a chunk do not ascend in each kind of work.
 
-    Gradients are added up in that order, which decides how they are rounded; losses too.
+    Gradients and losses are added up in that order, which decides how they are rounded.
     """
     for what, kinds, way_out in _IN_ORDER:
         latest: dict[int, PlacedAction] = {}
@@ -164,7 +173,7 @@ _ORDERS = (
 
 
 def _place_in_order(action: PlacedAction) -> tuple[int, int]:
-    """Slices of a micro-batch go forward in ascending, backward in descending order."""
+    """Return the sort key of an action: slices of a micro-batch ascend in forwards and descend in backwards."""
     number = action.slice or 0
     return _number(action), number if action.kind is ActionKind.FORWARD else -number
 
@@ -175,9 +184,10 @@ def _number(action: PlacedAction) -> int:
 
 
 def renumbered(table: ActionTable) -> ActionTable:
-    """The table with the micro-batches of its backwards, and of their messages, numbered in the order in which the first stage takes them.
+    """Return the table with the micro-batches of backwards and of their messages numbered anew.
 
-    Raises `DiagnosticError` RT010 where they ascend already, else with what is wrong with the new table.
+    They get the order in which chunk 0 takes them. Raises `DiagnosticError` RT010 where they ascend already, or the
+    findings of the schedule rules in the new table.
     """
     of_first = [a for a in table.actions if a.stage == 0 and a.kind in _IN_ORDER[1][1]]
     number = {old: new for new, old in enumerate(dict.fromkeys(map(_number, of_first)))}
@@ -201,17 +211,17 @@ def renumbered(table: ActionTable) -> ActionTable:
 
 
 def orders_of_table(table: ActionTable) -> list[Order]:
-    """What each rank computes, in order; of two actions that overlap, the first of the cell is the first."""
+    """Return the computations of each rank in order. Of two overlapped actions, the first of the cell comes first."""
     return [[action_of(action) for action in row if action.kind in COMPUTES] for row in table.rows]
 
 
 def action_of(action: PlacedAction) -> Action:
-    """A computation as the generators have it."""
+    """Return a computation of the table as a schedule action."""
     return Action(action.kind, _number(action), action.stage, action.slice or 0)
 
 
 def schedule_of(table: ActionTable, plan: Plan) -> str | None:
-    """The name of the schedule whose order a table has exactly, the plan's own where it is that; None where it has no name."""
+    """Return the name of the schedule with exactly the table's order, preferably the plan's; None if there is none."""
     shape, orders = plan.shape, orders_of_table(table)
     fitting = [name for name, schedule in SCHEDULES.items() if schedule.problem(shape) is None]
     equal = [name for name in fitting if _first_difference(orders, name, shape) is None]
@@ -219,7 +229,10 @@ def schedule_of(table: ActionTable, plan: Plan) -> str | None:
 
 
 def check_said_schedule(table: ActionTable, plan: Plan) -> None:
-    """Refuse a table that has another order than the schedule that the plan names. Raises `DiagnosticError` RT064 at the first such cell."""
+    """Refuse a table whose order is not that of the schedule that the plan names.
+
+    Raises `DiagnosticError` RT064 at the first cell that differs.
+    """
     if plan.schedule is None or schedule_of(table, plan) == plan.schedule:
         return
     difference = _first_difference(orders_of_table(table), plan.schedule, plan.shape)
@@ -239,7 +252,10 @@ def check_said_schedule(table: ActionTable, plan: Plan) -> None:
 
 
 def _first_difference(orders: Sequence[Order], name: str, shape: PipelineShape) -> tuple[int, int] | None:
-    """Rank and position where the orders leave those of a schedule; None where they are the same. Neither is a part of the other."""
+    """Return rank and position of the first action that differs from a schedule; None where all are the same.
+
+    Both orders of a rank have the same length, so neither is a prefix of the other.
+    """
     for rank, order in enumerate(orders):
         wanted = SCHEDULES[name].actions(shape, rank)
         if list(order) != list(wanted):

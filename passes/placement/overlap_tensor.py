@@ -1,27 +1,29 @@
-"""`overlap-tensor{pieces=auto|apart|merged halves=auto|whole|split}`: what tensor peers exchange runs beside products that do not need it.
-
-Whatever a block reads was gathered or summed just before, so with one list after the other compute waits for every exchange. Three things
-hide them, none of which is a new op or changes a bit:
-
-- The input of a backward is gathered a block earlier, beside the input gradient of the block above; recovery from it then runs while
-  that block's gradient is exchanged.
-- `halves=split`: each backward is its two halves, one right after the other: the weight half runs while the gradient of the input is exchanged.
-- `pieces=merged`: neighbouring passes of different pieces (two slices, two micro-batches, a forward and a backward) are made one list, block by
-  block, in the order in which their ops could start (Domino, Wang et al., 2024).
+"""`overlap-tensor{pieces=auto|apart|merged halves=auto|whole|split}`: hides exchanges of tensor-parallel ranks.
 
     backward mlp.1, reduce_rows, gather_rows, gather_rows, backward attention.1, ...      becomes, with halves,
     gather_rows, backward_input mlp.1, [backward_weight mlp.1 | reduce_rows, gather_rows],
     backward_input attention.1, ...
 
-A merged pass takes as long as both, which the next stage waits for. So under `auto` what there is to choose is tried, the whole step simulated
-each time, and the fastest taken; where nothing is faster the module stays as it is. Halves and pieces hold more at once: what comes after, as
-`recompute{policy=auto}` or `joint-order`, keeps as much less. Ways that fit as they are go before those that would with everything
-recovered, and these before all others.
-The order of the schedule stays what it was: two forwards, two backwards or a forward and the backward behind it are merged, never a
-backward and the forward behind it, which would be a piece more in flight.
+A block reads what was gathered or summed just before, so in list order compute waits for every exchange. Three rewrites
+hide exchanges behind products that do not need them. None adds a kind of op or changes a bit of the results:
 
-It comes after the order of the schedule, best before recovery, and before addresses. Strategies that decide with `joint-order` have it where
-a plan has tensor peers; without peers it changes nothing, and has no options.
+- The input of a backward is gathered a block earlier, while the input gradient of the block above runs. Recovery from
+  it then runs while that block's gradient is exchanged.
+- `halves=split`: each backward becomes its two halves, one right after the other. The weight half runs while the
+  gradient of the input is exchanged.
+- `pieces=merged`: neighbouring passes of different pieces (two slices, two micro-batches, a forward and a backward)
+  become one list, block by block, in the order in which their ops could start (Domino, Wang et al., 2024).
+
+A merged pass takes as long as both, and the next stage waits for it. So `auto` tries the choices, simulates the whole
+step for each, and takes the fastest; if none is faster the module stays unchanged. Halves and merged pieces hold more
+tensors at once, so later passes (`recompute{policy=auto}`, `joint-order`) keep that much less. Rewrites that fit the
+memory are preferred to those that fit only with everything recomputed, and these to all others. The order of the
+schedule stays: two forwards, two backwards, or a forward and the backward after it are merged, never a backward and the
+forward after it, which would put one more piece in flight.
+
+The pass runs after placement, best before recovery, and before addresses. Strategies with `joint-order` contain it
+where a plan has tensor-parallel ranks (tp > 1). With tp = 1 it changes nothing and has no options. Cost: one simulated
+step per rewrite tried, at most seven with `auto`.
 """
 
 from __future__ import annotations
@@ -58,44 +60,48 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Stage
 
 PIECES = ("auto", "apart", "merged")
+"""Choices of `OverlapTensorPass.pieces`."""
 HALVES = ("auto", "whole", "split")
+"""Choices of `OverlapTensorPass.halves`."""
 
 
 @frozen
 class _Run:
-    """Ops that follow one another and serve one pass of a piece; what serves none belongs to the run before it."""
+    """Consecutive ops of one forward or backward pass of a piece; an op that serves none joins the run before it."""
 
     is_forward: bool
     work: Work
     ops: tuple[Op, ...]
 
     def goes_with(self, later: _Run) -> bool:
-        """Whether a later run may be merged with this one: of another piece, and with no more pieces in flight."""
+        """Tell whether a later run may be merged with this one: another piece, and no more pieces in flight."""
         return self.work != later.work and (self.is_forward or not later.is_forward)
 
 
 @frozen(slots=False, eq=False)
 class _Way:
-    """A module rewritten in one way, and its simulated step, were no bytes used twice; infinite where no step of it would end."""
+    """Module rewritten in one way, with the seconds of its simulated step if no bytes were used twice."""
 
     seconds: float
+    """Infinite where nothing could be merged, or the stages would wait in a cycle."""
     module: Module
     context: PassContext
     halves: str = ""
-    """how backwards are; empty where nothing is rewritten"""
+    """`whole` or `split`; empty for the module that is not rewritten."""
     pairs: int = 0
+    """Number of merged pairs of passes."""
 
     @cached_property
     def fits(self) -> bool:
-        """Whether there are the bytes for it as it is."""
+        """True if every stage fits the capacity without recomputation."""
         trials, capacity = Trials(self.module, self.context), self.capacity
         if any(trials.occupancy(stage).peak_bytes(0.0) > capacity for stage in self.module.stages):
-            return False  # as long as nothing is recovered yet: no arena needs to be tried
+            return False  # return False  # live bytes alone exceed it: no arena needs to be tried
         return all(trials.fits(stage, 0.0, capacity) for stage in self.module.stages)
 
     @cached_property
     def fits_recovered(self) -> bool:
-        """Whether there are with everything recovered."""
+        """True if the live bytes fit with everything recomputed; a module with recompute ops is judged as it stands."""
         if any(type(op) is Recompute for stage in self.module.stages for op in stage.ops):
             return self.fits
         (everything,) = CHOICES["full"]
@@ -105,7 +111,7 @@ class _Way:
 
     @property
     def capacity(self) -> int:
-        """Bytes for tensors."""
+        """Bytes for tensors on each stage."""
         return self.context.target.capacity(self.module).left
 
     def __str__(self) -> str:
@@ -113,7 +119,7 @@ class _Way:
 
 
 def _first_that_fits(ways: Sequence[_Way]) -> _Way:
-    """The first way that fits as it is, or else with everything recovered, or else the first."""
+    """Return the first way that fits unchanged, else the first that fits with everything recomputed, else the first."""
     recovered = (way for way in ways if way.fits_recovered)
     return next((way for way in ways if way.fits), None) or next(recovered, ways[0])
 
@@ -124,17 +130,17 @@ def _by_seconds(ways: Iterable[_Way]) -> list[_Way]:
 
 @frozen
 class OverlapTensorPass(Pass):
-    """Run what tensor peers exchange beside products that do not need it."""
+    """Run exchanges of tensor-parallel ranks at the same time as products that do not need them."""
 
     name: ClassVar[str] = "overlap-tensor"
     decides: ClassVar[frozenset[Decision]] = frozenset({Decision.EXCHANGES})
     pieces: str = field(default="auto", metadata={"choices": PIECES})
-    """Whether neighbouring passes of different pieces are merged."""
+    """`merged`: merge neighbouring passes of different pieces; `apart`: do not; `auto`: if that shortens the step."""
     halves: str = field(default="auto", metadata={"choices": HALVES})
-    """Whether backwards are split, each right where it is."""
+    """`split`: split every backward in place; `whole`: do not; `auto`: if the simulated step is shorter."""
 
     def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
-        """All without tensor peers."""
+        """Yield both options where tp = 1: there are no exchanges to hide."""
         del model
         if plan.tp == 1:
             for option in ("pieces", "halves"):
@@ -142,9 +148,10 @@ class OverlapTensorPass(Pass):
                 yield Idle(option, why, "leave it out, or use tp = 2 or more")
 
     def run(self, module: Module, context: PassContext) -> None:
-        """Rewrite every stage in the fastest of the ways that are open and have most room.
+        """Rewrite every stage in the fastest allowed way, preferring ways that fit.
 
-        Raises `DiagnosticError` RT073 where passes are to be merged and none can be, or backwards to be whole or split that are split already.
+        Raises `DiagnosticError` RT073 where `pieces=merged` finds no passes to merge, or `halves` is set and every
+        backward is split already.
         """
         if module.plan.tp == 1:
             context.statistics["tensor peers"] = "none: nothing changed"
@@ -157,6 +164,8 @@ class OverlapTensorPass(Pass):
         tried = [self.rewritten(module, context, each, "none") for each in halves]
         if self.pieces != "apart":
             apart = _first_that_fits(_by_seconds(tried))
+            # Merging is tried on the best choice of halves alone, unless that does not fit even with everything
+            # recomputed.
             worth_it = (apart.halves,) if apart.fits or apart.fits_recovered else halves
             every = (self.rewritten(module, context, *each) for each in product(worth_it, ("alike", "all")))
             merging = _by_seconds(way for way in every if way.seconds < inf)
@@ -173,9 +182,11 @@ class OverlapTensorPass(Pass):
         context.statistics["simulated step"] = f"{best.seconds:.6g} s, {before.seconds:.6g} s before"
 
     def rewritten(self, module: Module, context: PassContext, halves: str, pairs: str) -> _Way:
-        """A draft of the module rewritten in one way. `pairs`: which passes are merged, none, those that are alike, or all that go together.
+        """Return a draft of the module rewritten in one way; `halves` is `whole` or `split`.
 
-        Where none are to be had, or the stages would then wait for one another in a circle, it takes infinitely long.
+        `pairs` says which passes to merge: `none`, `alike` (two forwards or two backwards), or `all` (also a forward
+        with the backward after it). If nothing can be merged, or the stages would then wait in a cycle, its seconds are
+        infinite.
         """
         draft = module.draft()
         count = 0
@@ -196,9 +207,10 @@ def _can_be_split(op: Op) -> bool:
 
 
 def _seconds(module: Module, context: PassContext) -> float:
-    """Seconds of a step, were no bytes used twice and no view gathered within the step only where it is used.
+    """Return the seconds of a step if no bytes were used twice and every view were gathered ahead of its use.
 
-    What comes after this pass gathers these ahead. Where each is waited for, that hides what peers exchange meanwhile.
+    A later pass gathers views ahead. Without that each use would wait for its gather, which would hide the exchanges
+    that run meanwhile, and the comparison would be wrong.
     """
     if any_gathered_within_step(module.plan, block_chain(module.model)):
         module = module.draft()
@@ -212,7 +224,7 @@ def _open(option: str, choices: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _merge(module: Module, stage: Stage, trials: Trials, *, mixed: bool) -> int:
-    """Merge the pairs of a stage's passes; how many."""
+    """Merge the pairs of passes of a stage, in place; return how many pairs changed."""
     ends = {id(op) for op, _ in chunk_actions(module, stage)}
     ops: list[Op] = []
     count = 0
@@ -232,7 +244,7 @@ def _within(ends: Collection[int], *runs: _Run) -> set[int]:
 
 
 def _runs(module: Module, stage: Stage) -> list[_Run]:
-    """The list of a stage, run by run."""
+    """Return the list of a stage, cut into runs."""
     groups = split_into_groups(stage, module.topology)
     served: dict[int, tuple[bool, Work]] = {}
     for forward, passes in ((True, groups.forward), (False, groups.backward), (False, groups.weight)):
@@ -248,7 +260,10 @@ def _runs(module: Module, stage: Stage) -> list[_Run]:
 
 
 def _pairs(runs: Sequence[_Run], *, mixed: bool) -> Iterator[tuple[_Run, _Run | None]]:
-    """Runs with the one behind, where the two go together; where forwards may go with backwards (`mixed`), they do so first."""
+    """Yield each run with the next one if the two are to be merged, else with None.
+
+    With `mixed`, a forward may merge with the backward after it, and such pairs are preferred to two forwards.
+    """
     at = 0
     while at < len(runs):
         here = runs[at]

@@ -1,16 +1,16 @@
 """`place-1f1b`: one-forward-one-backward order of each stage's work.
 
-Stage s of P runs min(P - s - 1, M) warm-up forwards, then alternates one forward and one backward, then drains. So at most
-min(P - s, M) micro-batches are in flight. Any P, any M, any cuts. Micro-batches ascend in both directions, as the order of
-gradient accumulation demands.
-
-    F0 F1 F2 B0        becomes, on stage 0 of 2,        F0 F1 B0 F2 B1 B2
+    F0 F1 F2 B0 B1 B2             becomes, on stage 0 of 2,        F0 F1 B0 F2 B1 B2
     (dataflow: forwards, then backwards)
 
-Where a forward is followed by a backward, the gradient is received before the activation is sent, because the next stage sends
-the one before it receives the other. So one order of the whole program agrees with the lists of all stages, message by
-message, and whatever waits for something earlier in its list (for its bytes, say) cannot hang, even if a send ends only with
-its receive.
+Stage s of P runs min(P - s - 1, M) warm-up forwards, then alternates one forward and one backward, then runs the
+remaining backwards. So at most min(P - s, M) micro-batches are in flight. Any P, M and cuts are allowed. Micro-batches
+ascend in both directions, as the order of gradient accumulation demands.
+
+Where a forward is followed by a backward, the gradient is received before the activation is sent, because the next
+stage sends the gradient before it receives the activation. So one total order of the whole program agrees with the
+lists of all stages, message by message. An op that waits for something earlier in its list (for its bytes, say)
+therefore cannot hang, even if a send ends only with its receive.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Place1F1BPass(Pass):
         return "1f1b"
 
     def run(self, module: Module, context: PassContext) -> None:
-        """Reorder whole forward and backward groups of micro-batches; what belongs to the step's end stays there."""
+        """Reorder whole forward and backward groups of micro-batches; ops of the step's end stay last."""
         begin_placing(module, "1f1b")
         plan = module.plan
         for stage in module.stages:
@@ -58,7 +58,10 @@ class Place1F1BPass(Pass):
 
 
 def _ordered(groups: WorkGroups, actions: list[Action], ahead: int) -> list[Op]:
-    """The groups in the order of the actions; `ahead`: micro-batches by which forward leads where both alternate."""
+    """Return the groups in the order of the actions; messages that meet between a forward and a backward change places.
+
+    `ahead`: number of micro-batches by which forwards lead backwards in the alternating phase.
+    """
     ops: list[Op] = []
     for before, action in pairwise([None, *actions]):
         assert action is not None
@@ -69,6 +72,8 @@ def _ordered(groups: WorkGroups, actions: list[Action], ahead: int) -> list[Op]:
             and (before.kind, action.kind) == (ActionKind.FORWARD, ActionKind.BACKWARD)
             and before.micro_batch - m == ahead
         )
+        # Receive the gradient before sending the activation: the next stage does the reverse (see the module
+        # docstring).
         if alternates and type(ops[-1]) is Send and type(group[0]) is Recv:
             ops[-1:] = [group[0], ops[-1]]
             group = group[1:]

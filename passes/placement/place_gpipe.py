@@ -1,7 +1,9 @@
 """`place-gpipe`: all forwards of a stage, then all its backwards, both in ascending micro-batch order.
 
-Every micro-batch of the step is in flight at once, so this needs the most memory of all schedules; it is the yardstick that 1F1B is
-measured by. Gradients accumulate in the same order, so training is the same bit for bit.
+    ops of forwards and backwards in dataflow order        becomes, with 3 micro-batches,        F0 F1 F2 B0 B1 B2
+
+Every micro-batch of the step is in flight at once, so this takes the most memory of all schedules; 1F1B is measured
+against it. Gradients accumulate in the same order, so training gives the same bits.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""`place-schedule{kind=...}`: puts a module into the order of any schedule that has a generator (`ratrainc schedule` prints them).
+"""`place-schedule{kind=...}`: puts a module into the order of any schedule that has a generator.
 
     forwards, then backwards         becomes, on stage 0 of 2 that holds chunks 0 and 2 of 4, interleaved:
     c0 F0, c2 F0, c0 F1, ...         c0 F0, c0 F1, c2 F0, c2 F1, c0 F2, c2 B0, ...
 
-The schedule is that of the plan, unless `kind` names one; chunks, their layout and slices are always the plan's. Where an order has the
-halves of a backward apart, the backwards of attention and mlp blocks are split into `backward_input` and `backward_weight`.
+`ratrainc schedule` prints the orders. The schedule is that of the plan, unless `kind` names one; chunks, their layout
+and slices are always the plan's. Where an order has the halves of a backward apart, the backwards of attention and mlp
+blocks are split into `backward_input` and `backward_weight`. 1F1B, GPipe and ZB-H1 have passes of their own.
 
-Each stage's list has the order that the generator gives; messages stand where they pass in a run in which every forward, and every half of
-a backward, takes one unit of time (`ratrain_ir/analysis/unit_run.py`). That run is one order of the whole program with which the lists of all
-stages agree, message by message; so whatever waits for something earlier in its list (for its bytes, say) cannot hang, even if a send ends
-only with its receive. 1F1B, GPipe and ZB-H1 have passes of their own.
+Each stage's list has the order that the generator gives. `place_orders.py` explains where messages stand, and why no
+list can hang.
 """
 
 from __future__ import annotations
@@ -38,17 +37,18 @@ class PlaceSchedulePass(Pass):
     requires: ClassVar[frozenset[Fact]] = frozenset()
     decides: ClassVar[frozenset[Decision]] = frozenset({Decision.ORDER})
     kind: str | None = field(default=None, metadata={"choices": tuple(SCHEDULES), "default": "the plan's"})
-    """Name of the schedule; None: the one of the plan, where it says none the usual one of its chunks and slices."""
+    """Name of the schedule; None: the plan's, or the default one of its shape if the plan names none."""
 
     @property
     def schedule(self) -> str | None:
-        """Name of the schedule that this pass places; None: the one of the plan."""
+        """Name of the schedule that this pass places; None: the plan's."""
         return self.kind
 
     def run(self, module: Module, context: PassContext) -> None:
-        """Split the backwards that the schedule has in halves, and reorder whole passes of micro-batches through chunks.
+        """Split the backwards that the schedule has in halves, and reorder whole passes of pieces through chunks.
 
-        Raises `DiagnosticError` RT064 where the plan says another schedule, or has chunks or slices that this one cannot have.
+        Raises `DiagnosticError` RT064 where the plan names another schedule, or has chunks or slices that this one
+        cannot have.
         """
         kind = self.kind or module.plan.schedule or default_schedule(module.plan.shape)
         begin_placing(module, kind, f"place-schedule{{kind={kind}}}")
@@ -59,11 +59,12 @@ class PlaceSchedulePass(Pass):
 
 
 def split_where_halves_are_apart(module: Module, orders: list[Order]) -> None:
-    """Split each backward of which an order names the halves."""
+    """Split each backward whose halves are separate actions in the order of its stage, in place."""
     chunk_of = module.topology.chunk_of
     for stage, order in zip(module.stages, orders, strict=True):
         split = {action.work for action in order if action.kind is ActionKind.BACKWARD_WEIGHT}
 
+        # The default argument binds the set of this stage.
         def wanted(op: Backward, split: set[tuple[int, int, int]] = split) -> bool:
             return (chunk_of[op.block], op.micro_batch, op.slice or 0) in split
 

@@ -1,4 +1,8 @@
-"""Puts a module into the order of a schedule table, with messages, gathers and reductions where the table has them."""
+"""Placement of a module by a schedule table, with messages, gathers and reductions where the table has them.
+
+In a row `UNSHARD F0 SEND_F F1 RESHARD` of a chunk with `zero = 3`, one gather stands first, and both forwards read the
+view that it fills.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +31,14 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.topology import Topology
 
 _USES_VIEWS = COMPUTES - {ActionKind.BACKWARD_WEIGHT}
+"""Computations that read the gathered parameters; the weight half of a backward needs none."""
 
 
 def check_state_actions(table: ActionTable, topology: Topology) -> None:
-    """Refuse gathers, drops and reductions that contradict how the plan keeps state. Raises `DiagnosticError` RT010 at the cell."""
+    """Refuse gathers and reductions that contradict how the plan keeps state.
+
+    Raises `DiagnosticError` RT010 at the cell.
+    """
     gathered: set[int] = set()
     plan, blocks_of = topology.plan, topology.chunk_blocks
     for action in table.actions:
@@ -49,7 +57,7 @@ def check_state_actions(table: ActionTable, topology: Topology) -> None:
 
 
 def place_table(module: Module, table: ActionTable) -> None:
-    """Reorder whole groups of ops by a table that fits the module's plan.
+    """Reorder whole groups of a module's ops by a table that fits its plan, in place.
 
     Backwards whose halves the table has apart must have been split before.
     """
@@ -64,22 +72,27 @@ def place_table(module: Module, table: ActionTable) -> None:
 
 
 def _message(action: PlacedAction, topology: Topology) -> Message:
-    """The message that a send or receive of a table is an end of."""
+    """Return the message that a send or receive of a table belongs to."""
     assert action.micro_batch is not None
     forward = action.kind in (ActionKind.SEND_F, ActionKind.RECV_F)
     payload = Payload.ACTIVATION if forward else Payload.GRADIENT
     peer = peer_stage(action)
+    # `into` names the later chunk of the two in both directions, as `unit_run` does.
     ends = (action.stage, peer) if action.kind in SENDS else (peer, action.stage)
     source, destination = (topology.chunk_stages[chunk] for chunk in ends)
     return Message(payload, max(ends), action.micro_batch, action.slice or 0, source, destination)
 
 
 def _with_messages(table: ActionTable, topology: Topology) -> Sequence[Sequence[PlacedAction]]:
-    """The rows of a table without messages, with those of a run in which they pass as soon as what they carry is made."""
+    """Return the rows of a table without messages, with the messages of a run of unit times added.
+
+    In that run (`unit_run`) a message passes as soon as its payload is computed.
+    """
     rows: list[list[PlacedAction]] = [[] for _ in table.rows]
     left = [iter(row) for row in table.rows]
     for event in unit_run(orders_of_table(table), topology.chunk_stages):
         if isinstance(event, Computation):
+            # Copy up to and including the computation: gathers and reductions of the row stay right where they were.
             for action in left[event.stage]:
                 rows[event.stage].append(action)
                 if action.kind in COMPUTES:
@@ -99,20 +112,21 @@ def _with_messages(table: ActionTable, topology: Topology) -> Sequence[Sequence[
 
 @define
 class _RowPlacement(StagePlacement):
-    """Builds the new list of a stage from a row with messages."""
+    """Builder of a stage's list from a row with messages."""
 
     row: Sequence[PlacedAction] = field(kw_only=True)
     gathers: bool = field(kw_only=True)
-    """whether parameters are gathered within the step"""
+    """True if parameters are gathered within the step."""
     settled: set[Op] = field(factory=set)
-    """gathers that have been put, or that one before stands for"""
+    """Gathers that are in the list already, or that an earlier gather of the same window replaces."""
     instead: dict[Tensor, Tensor] = field(factory=dict)
-    """the view that a window has for each of its later uses"""
+    """By the view of a replaced gather: the view of the window, which its users read."""
     reductions: dict[int, list[Op]] = field(factory=dict)
-    """of the gradients of each chunk"""
+    """By chunk: the reductions of its gradients."""
 
     def take_row(self) -> None:
-        """Put what the row has, in its order."""
+        """Append the ops of each action of the row, in its order."""
+        # With whole views an UNSHARD places nothing: `gather` gets no uses.
         windows = self.windows() if self.gathers else {}
         if any(action.kind is ActionKind.REDUCE_GRAD for action in self.row):
             self.take_reductions()
@@ -129,7 +143,7 @@ class _RowPlacement(StagePlacement):
                 self.receive(_message(action, self.topology))
 
     def windows(self) -> dict[int, list[Action]]:
-        """What uses the parameters that each UNSHARD gathers, by its place in the row."""
+        """Return, by the position of each UNSHARD in the row, the actions that use the parameters it gathers."""
         uses: dict[int, list[Action]] = {}
         begun: dict[int, int] = {}
         for slot, action in enumerate(self.row):
@@ -140,31 +154,40 @@ class _RowPlacement(StagePlacement):
         return uses
 
     def gather(self, uses: list[Action]) -> None:
-        """Put one gather of each block; it serves all uses."""
+        """Append one gather of each block that `uses` need; its view serves all later uses.
+
+        Other gathers of the block in the window are dropped.
+        """
         views: dict[Block, Tensor] = {}
         for op in (op for action in uses for op in self.groups.of(action)):
             if not isinstance(op, AllGather):
                 continue
             self.settled.add(op)
+            # A gather of several blocks is kept if any of them is new; its views of the other blocks then stay unread.
             if not views.keys() >= {*op.blocks}:
                 self.ops.append(op)
             for block, view in zip(op.blocks, op.writes, strict=True):
                 self.instead[view] = views.setdefault(block, view)
 
     def compute(self, action: Action) -> None:
-        """Put the ops that serve an action, but for its messages and the gathers that an UNSHARD has put."""
+        """Append the ops that serve an action; their reads go to the views of the window.
+
+        Messages stand elsewhere in the row, and gathers of a window at its UNSHARD, so they are left out.
+        """
         for op in self.groups.of(action):
             if isinstance(op, Send | Recv) or op in self.settled:
                 continue
+            # A gather that was left out has no view to read: use the one of the window.
             reads = tuple(self.instead.get(tensor, tensor) for tensor in op.reads)
             self.ops.append(op if reads == op.reads else evolve(op, reads=reads))
 
     def take_reductions(self) -> None:
-        """Take the reductions of gradients from the step's end.
+        """Take the reductions of gradients out of the step's end, so that each REDUCE_GRAD places those of its chunk.
 
-        Raises `DiagnosticError` RT071 where one is of several chunks.
+        Raises `DiagnosticError` RT071 where one reduction is of several chunks.
         """
         chunk_of = self.topology.chunk_of
+        # Reductions of the whole step stand at its end; the row says where each chunk's go instead.
         rest: list[Op] = []
         for op in self.groups.step_end:
             if not reduces_over_replicas(op):
@@ -178,7 +201,7 @@ class _RowPlacement(StagePlacement):
         self.groups.step_end = rest
 
     def finish(self) -> None:
-        """Give the stage its list, without the views that nobody gathers any more."""
+        """Give the stage its list, and drop the views whose gathers were replaced."""
         super().finish()
         if self.gathers:
             self.stage.prune()

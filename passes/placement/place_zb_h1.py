@@ -1,24 +1,27 @@
 """`place-zb-h1{delay=...}`: 1F1B with split backwards, whose weight halves fill the pipeline's idle time (ZB-H1).
 
-The stage before waits only for the gradient of a stage's input, never for those of its weights. So on every stage but the first, where
-nobody waits, the backward of each attention and mlp block becomes two ops:
-
     %dx, %g +=          = backward        attention.1 m0 (%dy, %x, %saved..., %w)          becomes
     %dx, %pending...    = backward_input  attention.1 m0 (%dy, %x, %saved..., %w)
     %g +=                 backward_weight attention.1 m0 (%dy, %saved..., %pending...)
 
-Input halves take the places that 1F1B has for backwards, so at most min(P - s, M) micro-batches are in flight. Weight halves follow
-`delay` micro-batches later, but at most s of them on stage s: at most P micro-batches wait for one half or the other, as many as the
-first stage of 1F1B holds. With a forward and two halves of T_F, T_B, T_W seconds, all alike, a step of M >= P micro-batches then loses
-(P - 1)(T_F + T_B - T_W) seconds, where 1F1B loses (P - 1)(T_F + T_B + T_W) (Qi et al., "Zero Bubble Pipeline Parallelism", 2023); with
-`delay=0` it loses (P - 1)(T_F + T_B). A larger `delay` than min(P, M) - 1 is refused.
+The preceding stage waits only for the gradient of a stage's input, never for gradients of its weights. So the backward
+of each attention and mlp block becomes two ops, on every stage but the first, which nobody waits for.
 
-What a weight half reads lives until then. Where no `delay` is given a stage has the largest that fits with every activation kept,
-because recovering activations in every micro-batch costs more than a longer delay saves once. Where not even `delay=0` does, it is taken if it fits
-with every activation recovered: gradients still reach the preceding stage sooner. That can lose where micro-batches are many for the number
-of stages, each recovering more than before; compare the strategies. Where it does not fit either, backwards stay whole.
+Input halves take the places that 1F1B has for backwards, so at most min(P - s, M) micro-batches are in flight. Weight
+halves follow `delay` micro-batches later, but at most s of them on stage s. So at most P micro-batches wait for one
+half or the other, as many as the first stage of 1F1B holds. With a forward and two halves of T_F, T_B, T_W seconds,
+equal on all stages, a step of M >= P micro-batches loses (P - 1)(T_F + T_B - T_W) seconds, where 1F1B loses (P - 1)(T_F
++ T_B + T_W) (Qi et al., "Zero Bubble Pipeline Parallelism", 2023). With `delay=0` it loses (P - 1)(T_F + T_B). A
+`delay` larger than min(P, M) - 1 is refused.
 
-Micro-batches ascend in every kind of work, and the halves run the very steps of the whole, so gradients are the same bit for bit.
+The operands of a weight half live until it runs. Without a given `delay`, each stage takes the largest one that fits
+with every activation kept: recomputing activations in every micro-batch costs more than a longer delay saves once. If
+not even `delay=0` fits so, it is taken if it fits with every activation recomputed, because gradients still reach the
+preceding stage sooner. That can lose where each of many micro-batches recomputes more than before; compare the
+strategies. If it does not fit either, backwards stay whole.
+
+Micro-batches ascend in every kind of work, and the two halves do the same arithmetic as the whole, so gradients have
+the same bits.
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ class PlaceZbH1Pass(Pass):
         return "zb-h1"
 
     def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
-        """A delay of more micro-batches than any stage's weight halves can follow by."""
+        """Yield `delay` where it is larger than any stage can use, or where there is one stage."""
         del model
         most = min(plan.pp, plan.micro_batches) - 1
         if plan.pp == 1:
@@ -72,13 +75,16 @@ class PlaceZbH1Pass(Pass):
             yield Idle("delay", f"{self.delay} is as {most}: {why}", f"write delay={most}, or leave it out")
 
     def run(self, module: Module, context: PassContext) -> None:
-        """Split backwards and reorder whole groups of micro-batches; what belongs to the step's end stays there."""
+        """Split backwards and reorder whole groups of micro-batches; ops of the step's end stay last."""
         begin_placing(module, "zb-h1")
         orders = [self.order(module, stage, context) for stage in module.stages]
         place_orders(module, orders)
 
     def order(self, module: Module, stage: Stage, context: PassContext) -> list[Action]:
-        """The order of a stage, whose backwards are split if it delays weight halves."""
+        """Return the order of a stage, and split its backwards in place.
+
+        Backwards stay whole on the first stage, and where the halves do not fit.
+        """
         shape = module.plan.shape
         if stage.index == 0:
             return schedule_zb_h1(shape, stage.index)
@@ -94,10 +100,14 @@ class PlaceZbH1Pass(Pass):
 
 
 def _largest_delay(split: Stage, trials: Trials) -> int | None:
-    """The largest delay, up to the stage's index, that fits with every activation kept; else 0 if it fits at all, else None."""
+    """Return the largest delay, up to the stage's index, that fits with every activation kept.
+
+    If none does, return 0 if that fits with everything recomputed, else None.
+    """
     if not _fits(split, trials, 0, lag=inf):
         full = rewritten(split, same_for_all(NOTHING))
         return 0 if _fits(full, trials, 0, lag=0) else None
+    # A longer delay never takes less memory, so bisect. The invariant: `low` fits.
     low, high = 0, split.index
     while low < high:
         middle = (low + high + 1) // 2
@@ -109,9 +119,9 @@ def _largest_delay(split: Stage, trials: Trials) -> int | None:
 
 
 def _fits(split: Stage, trials: Trials, delay: int, *, lag: float) -> bool:
-    """Whether a stage fits with a delay, and room for other engines to lag behind.
+    """Tell whether a stage fits the capacity with a delay, and with room for a lag of `lag` seconds.
 
-    Messages stand beside the work they serve, which makes hardly a difference.
+    Messages stand next to the work that they serve; their final places make hardly a difference.
     """
     groups = split_into_groups(split, trials.module.topology)
     actions = schedule_zb_h1(trials.module.plan.shape, split.index, delay)

@@ -1,4 +1,4 @@
-"""The schedule a plan names and the one a placement makes are the same: what contradicts is refused, not overruled."""
+"""Agreement of the plan's schedule with the one that a placement makes: a contradiction is refused, not overruled."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def refuse_contradiction(plan: Plan, placed: str, by: str, place: Callable[[], Place] = Place) -> None:
-    """Refuse to place another schedule than the one the plan says; a plan that says none takes any.
+    """Refuse to place another schedule than the one that the plan names; a plan that names none takes any.
 
-    `by` names what places it, `place` tells where the plan says its own. Raises `DiagnosticError` RT064.
+    `by` names the pass that places it; `place` returns where the plan names its own. Raises `DiagnosticError` RT064.
     """
     if plan.schedule in (None, placed):
         return
@@ -36,10 +36,11 @@ def refuse_contradiction(plan: Plan, placed: str, by: str, place: Callable[[], P
 
 
 def begin_placing(module: Module, schedule: str, by: str | None = None) -> None:
-    """Note in the plan which schedule a module is put into, by the pass that is named after it, or another.
+    """Set the plan's schedule to the one that a pass is about to place.
 
-    Raises `DiagnosticError` RT064 where the plan of a module that has no order yet says another, or has chunks or slices that the schedule
-    cannot have. Of a module that has an order, the plan tells which; the new one replaces it.
+    `by` names the pass, by default `place-SCHEDULE`. Raises `DiagnosticError` RT064 where the plan of a module without
+    an order names another schedule, or has chunks or slices that the schedule cannot have. For a module that has an
+    order, the new schedule replaces the plan's.
     """
     if module.level is Level.DATAFLOW:
         refuse_contradiction(module.plan, schedule, f"the pass '{by or f'place-{schedule}'}'")

@@ -1,4 +1,7 @@
-"""Splits the backwards of a stage into input and weight halves, where they stand; placement then moves the weight halves apart."""
+"""Splitting of backwards into input and weight halves, in place; placement then moves the weight halves apart.
+
+`backward attention.1 m0` becomes `backward_input attention.1 m0`, `backward_weight attention.1 m0`.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ if TYPE_CHECKING:
 
 
 def split_backwards(module: Module, stage: Stage, wanted: Callable[[Backward], bool] = lambda _: True) -> int:
-    """Replace the wanted backwards of attention and mlp blocks by their two halves, in place; the number of backwards split."""
+    """Replace the wanted backwards of attention and mlp blocks of a stage by their two halves, in place.
+
+    Returns the number of backwards split.
+    """
     ops: list[Op] = []
     count = 0
     for op in stage.ops:
@@ -43,6 +49,7 @@ def split_backwards(module: Module, stage: Stage, wanted: Callable[[Backward], b
 
 
 def _halves(module: Module, stage: Stage, op: Backward) -> tuple[BackwardInput, BackwardWeight]:
+    """Return the two halves of a backward; the first leaves new pending tensors for the second."""
     block, piece = op.block, piece_of(op)
     plan = slice_plan(module.plan, op.slice)
     role = bind(op, module.model, module.plan).tensors

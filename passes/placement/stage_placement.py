@@ -1,4 +1,4 @@
-"""Builds the new list of a stage, action by action."""
+"""Builder of a stage's new list, action by action and message by message."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.schedules.action import Action
 
 _Key = tuple[Payload, int | None, int, int]
-"""A message: payload, the chunk that it goes into as it says it, micro-batch, slice."""
+"""Key of a message: payload, target chunk (None where stages have one chunk), micro-batch, slice."""
 
 
 @define
 class StagePlacement:
-    """The ops of a stage, taken group by group and message by message; the list is the stage's when it is finished."""
+    """Builder of a stage's list from its groups of ops and its messages; `finish` gives the stage the list."""
 
     stage: Stage
     topology: Topology
@@ -40,21 +40,22 @@ class StagePlacement:
                 self.recvs[op.payload, op.chunk, op.micro_batch, op.slice or 0] = op
 
     def compute(self, action: Action) -> None:
-        """Put the ops that serve an action, but for its messages."""
+        """Append the ops that serve an action, without its messages."""
         self.ops += [op for op in self.groups.of(action) if not isinstance(op, Send | Recv)]
 
     def send(self, message: Message) -> None:
-        """Put the send of a message."""
+        """Append the send of a message."""
         self.ops.append(self.sends[self._key(message)])
 
     def receive(self, message: Message) -> None:
-        """Put the receive of a message."""
+        """Append the receive of a message."""
         self.ops.append(self.recvs[self._key(message)])
 
     def finish(self) -> None:
-        """Give the stage its list; what belongs to the step's end stays there."""
+        """Give the stage its list, followed by the ops of the step's end."""
         self.stage.ops = self.ops + self.groups.step_end
 
     def _key(self, message: Message) -> _Key:
+        # Sends and receives name a chunk only where a stage has several: the key must name what they name.
         into = message.into if self.topology.has_several_chunks else None
         return message.payload, into, message.micro_batch, message.slice

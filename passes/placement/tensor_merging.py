@@ -1,8 +1,11 @@
-"""Two neighbouring passes of a stage's list made one: while rows of the one are gathered or summed, the compute engine works on the other.
+"""Merging of two neighbouring passes of a stage's list, so that exchanges of one run while the other computes.
 
-Either keeps its own order. What both touch keeps the order it had, so sums keep their bits; messages and reductions keep theirs; and the
-later pass ends after the earlier one, and starts no forward before an earlier backward is done, so that the order of the schedule, and how
-many pieces are in flight, are what they were.
+    earlier   gather a1, forward a1, reduce a1        later   gather b1, forward b1, reduce b1          becomes
+    gather a1, [forward a1 | gather b1], [forward b1 | reduce a1], reduce b1
+
+Each pass keeps its own order. Ops that touch the same tensor keep their order, so sums keep their bits; messages and
+reductions keep theirs. The later pass ends after the earlier one, and starts no forward before an earlier backward is
+done, so the order of the schedule and the number of pieces in flight stay the same. Cost: linear in the operands.
 """
 
 from __future__ import annotations
@@ -22,19 +25,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
 _TIMED = (Engine.COMPUTE, Engine.TENSOR)
+"""Engines whose times decide the order; ops of all others count as no time."""
 _IN_ORDER = (Engine.SEND, Engine.RECV, Engine.COLLECTIVE)
-"""Engines on which the order of two passes stays, because other stages meet it; views may be gathered in any."""
+"""Engines on which ops of the two passes keep their order, because other ranks meet it; gathers of views are exempt."""
 
 
 @define(eq=False)
 class _Pending:
-    """What of the earlier pass is still to come."""
+    """Counts of the earlier pass's ops that are still to come."""
 
     reads: Counter[Tensor] = field(factory=Counter)
     writes: Counter[Tensor] = field(factory=Counter)
     engines: Counter[Engine] = field(factory=Counter)
-    """ops whose order counts, and all that compute"""
+    """By engine: ops still to come, without gathers of views."""
     backward_ends: int = 0
+    """Input gradients still to come that end a backward pass."""
 
     def count(self, op: Op, ends: Collection[int], by: int) -> None:
         """Add an op, or with `by` = -1 take it away."""
@@ -47,7 +52,7 @@ class _Pending:
         self.backward_ends += by * (id(op) in ends and isinstance(op, InputGradientOp))
 
     def lets(self, op: Op, ends: Collection[int]) -> bool:
-        """Whether an op of the later pass may stand before all of that."""
+        """Tell whether an op of the later pass may stand before the rest of the earlier pass."""
         if any(self.writes[tensor] for tensor in op.operands):
             return False
         if any(self.reads[tensor] for tensor in op.writes + op.updates):
@@ -60,15 +65,17 @@ class _Pending:
 
 
 def _is_view(op: Op) -> bool:
+    """Tell whether an op gathers a view within the step."""
     return isinstance(op, AllGather) and op.micro_batch is not None
 
 
 def merged(
     earlier: Sequence[Op], later: Sequence[Op], ends: Collection[int], seconds: Callable[[Op], float]
 ) -> list[Op]:
-    """The ops of two passes in the order in which they could start, were compute and tensor engine free at the first.
+    """Return the ops of two passes in the order in which they could start.
 
-    `ends`: the identities of ops that end a pass, as `chunk_actions` has them.
+    Compute and tensor engine are free at first. `ends`: identities of the ops that end a pass, as `chunk_actions` has
+    them. `seconds`: the time of an op.
     """
     pending = _Pending()
     for op in earlier:
@@ -102,10 +109,10 @@ def merged(
 
 
 def hoisted(ops: Sequence[Op]) -> list[Op]:
-    """A stage's list in which what a backward recovers from, or multiplies with, is gathered a block earlier.
+    """Return a stage's list with the gathers of backward inputs moved a block earlier.
 
-    The gather of a block's input needs no gradient: it moves before the input gradient of the block above, and runs beside that, ahead of
-    what is exchanged of the gradient.
+    The gather of a block's input, from which its backward recomputes or with which it multiplies, needs no gradient. It
+    moves before the input gradient of the block above, and runs at the same time, ahead of that gradient's exchanges.
     """
     result: list[Op] = []
     for op in ops:
@@ -118,7 +125,7 @@ def hoisted(ops: Sequence[Op]) -> list[Op]:
 
 
 def _place_of(op: Op, before: Sequence[Op]) -> int | None:
-    """Where the gather of the input of a backward may stand, among the ops before it."""
+    """Return the index in `before` to which the gather of a backward's input may move; None if it must stay."""
     if not isinstance(op, GatherRows) or op.phase is not Phase.BACKWARD:
         return None
     for place in range(len(before) - 1, max(-1, len(before) - _SEARCHED), -1):
@@ -131,13 +138,13 @@ def _place_of(op: Op, before: Sequence[Op]) -> int | None:
 
 
 _SEARCHED = 24
-"""ops before a gather among which the block above is looked for: there are a dozen at most between two backwards of a pass"""
+"""Ops before a gather that are searched for the block above; a pass has at most a dozen between two backwards."""
 
 
 def halves_behind_the_embedding(ops: Sequence[Op]) -> list[Op]:
-    """A stage's list in which the weight half of the first layer's attention follows the backward of the embedding.
+    """Return a stage's list with the weight half of the first layer's attention after the embedding's backward.
 
-    A backward ends with the embedding's, and its weight halves come after that: so says the order of a schedule.
+    In the order of a schedule a backward ends with the embedding's, and its weight halves come after that.
     """
     result = list(ops)
     embeds = [place for place, op in enumerate(ops) if isinstance(op, Backward) and op.block.kind == "embed"]
@@ -158,7 +165,7 @@ def halves_behind_the_embedding(ops: Sequence[Op]) -> list[Op]:
 
 
 def _apart(ops: Sequence[Op]) -> tuple[list[Op], list[Op]]:
-    """What does not depend on the first op, and the first op with what does, each in its order."""
+    """Return the ops that do not depend on the first one, and the first one with those that do, each in list order."""
     made: set[Tensor] = set()
     stay: list[Op] = []
     go: list[Op] = []

@@ -1,4 +1,7 @@
-"""The ops of a stage grouped by what they serve: one pass of a micro-batch through a chunk, forward, backward, weight half, or the step's end."""
+"""Ops of a stage grouped by the work that they serve.
+
+A group is one pass of a piece through a chunk: forward, backward, or weight halves; the rest is the step's end.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ if TYPE_CHECKING:
 
 @define
 class WorkGroups:
-    """Ops in list order within each group; all but the last are indexed by chunk, micro-batch and slice.
+    """Ops in list order within each group; all groups but the last are indexed by chunk, micro-batch and slice.
 
-    Where a backward is split, its weight halves are a group of their own, each with the reduction it is the last to contribute to.
+    Where a backward is split, its weight halves are a group of their own, with the reductions that wait for them.
     """
 
     forward: dict[Work, list[Op]] = field(factory=dict)
@@ -31,11 +34,11 @@ class WorkGroups:
     step_end: list[Op] = field(factory=list)
 
     def whole_backward(self, work: Work) -> list[Op]:
-        """A backward and the weight halves of it."""
+        """Return the ops of a backward, followed by its weight halves."""
         return self.backward[work] + self.weight.get(work, [])
 
     def of(self, action: Action) -> list[Op]:
-        """The ops that serve an action."""
+        """Return the ops that serve an action; none if there are no weight halves."""
         work = action.work
         if action.kind is ActionKind.FORWARD:
             return self.forward[work]
@@ -45,7 +48,7 @@ class WorkGroups:
 
 
 def split_into_groups(stage: Stage, topology: Topology) -> WorkGroups:
-    """Group a stage's ops, without releases or addresses (whose order would then be wrong)."""
+    """Group the ops of a stage that has no releases or addresses yet (reordering would make them wrong)."""
     groups = WorkGroups()
     sides = {
         WorkGroup.FORWARD: groups.forward,
@@ -60,9 +63,10 @@ def split_into_groups(stage: Stage, topology: Topology) -> WorkGroups:
             continue
         micro_batch = getattr(op, "micro_batch", None)
         assert isinstance(micro_batch, int)
-        # what is of all slices counts with slice 0: backward they descend, so that it is the last to contribute
+        # An op of all slices counts with slice 0: slices descend in backwards, so slice 0 contributes last.
         number = getattr(op, "slice", None) or 0
         blocks = op.served_blocks(topology.model)
+        # Without weight halves of its blocks, the op belongs to the whole backward.
         if group is WorkGroup.WEIGHT and halves.isdisjoint((block, micro_batch, number) for block in blocks):
             group = WorkGroup.BACKWARD
         work = _chunk(op, blocks, stage, topology), micro_batch, number
@@ -71,7 +75,7 @@ def split_into_groups(stage: Stage, topology: Topology) -> WorkGroups:
 
 
 def _chunk(op: Op, blocks: tuple[Block, ...], stage: Stage, topology: Topology) -> int:
-    """The chunk whose pass an op serves."""
+    """Return the chunk whose pass an op serves."""
     if isinstance(op, MessageOp):
         hop = hop_of(op, stage, topology)
         assert hop is not None  # the verifier has refused messages between stages that are no neighbours

@@ -1,1 +1,1 @@
-"""What is dropped after forward and computed again, and where."""
+"""Passes that drop activations after forward and recompute them, or offload them, and where that happens."""

@@ -1,4 +1,4 @@
-"""Changes of a stage's list that take bytes: decided one by one against its live-byte curve, then held against the arena."""
+"""Changes of a stage's list that take bytes: decided one by one on its live-byte curve, then held against the arena."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class ChangesWithinBudget(ABC):
-    """Changes in the order in which they were decided; the list is rebuilt once."""
+    """Changes of one stage in the order in which they were decided; the list is rebuilt once they are final."""
 
     stage: Stage
     trials: Trials
     budget: int
-    """bytes"""
+    """Bytes of the arena."""
     lag: float = field(init=False)
-    """seconds by which other engines may lag behind; changes leave the bytes for it"""
+    """Seconds by which other engines may lag; changes leave the bytes for it."""
     curve: NDArray[np.int64] = field(init=False)
-    """live bytes by position in the list as it was, with the changes decided so far"""
+    """Live bytes by position in the original list, with the changes decided so far."""
 
     def __attrs_post_init__(self) -> None:
         occupied = self.trials.occupancy(self.stage)
@@ -36,12 +36,17 @@ class ChangesWithinBudget(ABC):
 
     @abstractmethod
     def rebuilt(self, count: int) -> list[Op]:
-        """The list with the first so many changes made."""
+        """Return the list with the first `count` changes made."""
 
     def most_that_fit(self, count: int) -> int:
-        """The most of so many changes under which the arena does not exceed the budget; 0 where it does under one."""
+        """Return the largest number, up to `count`, of first changes with which the arena stays within the budget.
+
+        0 if it exceeds the budget with a single change.
+        """
         if not count or self._fits(count):
             return count
+        # Every change takes bytes, so what fits goes on fitting with fewer changes, and bisection applies. The curve is
+        # only a lower bound of the arena, so few trials fail.
         low, high = 0, count - 1
         while low < high:
             middle = (low + high + 1) // 2

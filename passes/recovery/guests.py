@@ -1,4 +1,4 @@
-"""Guests written into the list of a stage that lends bytes: it takes in what another stage evicts, and gives it back in time.
+"""Peer offload on the donor's side: remote buffers written into the list of a stage that lends memory to others.
 
     evict attention.0 m0 @3 (%x.attention.0.m0, %s.attention.0.m0.*)                        on stage @0
     %guest.x.attention.0.m0, %guest.s.attention.0.m0.* = accept attention.0 m0 @0           on stage @3
@@ -6,11 +6,12 @@
     give_back attention.0 m0 @0 (%guest.x.attention.0.m0, %guest.s.attention.0.m0.*)        on stage @3
     %back.x.attention.0.m0, %back.s.attention.0.m0.* = take_back attention.0 m0 @3          on stage @0
 
-Where these stand in the lender's list decides when its bytes are taken, and what waits for them. All lists are laid beside each other in the
-run of the module's order in which a forward, and each half of a backward, takes one unit of time: what waits for what in it goes one way
-in time, and so a wait between two stages that a reuse of bytes adds closes no circle. What stands between two computations of a lender comes when
-the second one does: where there is time between them, that is what it waits for. So that neither stage waits for the other where their real times
-differ from that, guests have their bytes some units longer, before and after.
+The positions of `accept` and `give_back` in the donor's list decide when its bytes are taken and what waits for them.
+To find them, all lists are compared on one clock: the run of the module's order in which a forward, and each half of a
+backward, takes one unit of time. In that run every wait goes forward in time. A reuse of bytes that adds a wait between
+two stages therefore closes no cycle. An op between two computations of a donor counts at the time of the second one,
+which it delays if there is a gap between them. Real times differ from units. So remote buffers keep their bytes one
+unit longer, before and after, and neither stage waits for the other. Cost: linear in the ops of the stages involved.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Stage
 
 _SLACK = 1.0
-"""Units of time that guests have their bytes before they come, and after they have gone."""
+"""Units of time for which remote buffers hold their bytes before they arrive and after they leave."""
 
 
 @define(eq=False)
 class UnitTimes:
-    """When the ops of each stage come in the unit run of a module's order.
+    """Times of the ops of each stage in the unit run of a module's order.
 
     Raises ValueError where that order hangs.
     """
 
     module: Module
     spans: list[dict[Action, tuple[int, int]]] = field(init=False)
-    """by stage: from when to when each of its actions takes"""
+    """By stage: start and end of each of its actions, in units."""
 
     @spans.default
     def _spans_of_all(self) -> list[dict[Action, tuple[int, int]]]:
@@ -57,7 +58,7 @@ class UnitTimes:
         return computations(orders, self.module.topology.chunk_stages)
 
     def of(self, stage: Stage) -> Spans:
-        """When each op of a list of a stage comes: the compute ops of an action share its time evenly."""
+        """Return the times of the ops of a stage's list; the compute ops of an action share its time evenly."""
         ends = {id(op): action for op, action in chunk_actions(self.module, stage)}
         spans = Spans()
         waiting: list[Op] = []
@@ -68,21 +69,25 @@ class UnitTimes:
                 start, stop = self.spans[stage.index][action]
                 spans.add(waiting, float(start), float(stop))
                 waiting = []
+        # Ops behind the last action may come as late as they like, and no earlier than the last action's end.
         spans.add(waiting, inf, inf)
         return spans
 
 
 @define(eq=False)
 class Spans:
-    """From when to when each op of a list may come; both ascend."""
+    """Earliest and latest unit time of each op of a list; both ascend."""
 
     earliest: list[float] = field(factory=list)
     latest: list[float] = field(factory=list)
     now: float = 0.0
-    """when the last action ends"""
+    """End of the last action."""
 
     def add(self, ops: Sequence[Op], start: float, stop: float) -> None:
-        """The ops of an action from one time to another, and what stands before its first computation since the action before."""
+        """Append the ops of an action that runs from `start` to `stop`.
+
+        Ops before its first computation may come from the end of the action before (`now`) until `start`.
+        """
         computing = sum(op.engine is Engine.COMPUTE for op in ops)
         done = 0
         for op in ops:
@@ -96,25 +101,28 @@ class Spans:
 
 @frozen
 class _Event:
-    """Something of another stage that its lender takes part in."""
+    """Offload or reload of another stage that its donor takes part in."""
 
     time: float
-    """when its op comes in the unit run: what is evicted as soon as it may, what is taken back as late"""
+    """Unit time of its op: the earliest for an `evict`, the latest for a `take_back`."""
     borrower: int
     position: int
-    """of its op in the list of the stage that borrows"""
+    """Position of its op in the list of the borrowing stage."""
     op: Evict | TakeBack
 
     @property
     def order(self) -> tuple[float, int, int]:
-        """By time; by stage and place in its list of equal ones: the same order in the lists of all lenders, so that no two wait for each other."""
+        """Sort key: time, then borrowing stage, then position.
+
+        One order for all donors, so no two wait for each other.
+        """
         return self.time, self.borrower, self.position
 
 
 def take_in(lender: Stage, borrowers: Iterable[Stage], times: UnitTimes) -> int:
-    """Write into a lender's list what it does for other stages, whose lists have evictions to it; how many guests' blocks there are.
+    """Write the `accept` and `give_back` ops of a donor into its list; return the number of remote blocks it holds.
 
-    The ops and tensors that the lender's list has stay as they are.
+    `borrowers`: stages whose lists may have `evict` ops to it. The ops and tensors that the donor has stay unchanged.
     """
     events = [event for borrower in borrowers for event in _events(borrower, lender.index, times)]
     if not events:
@@ -128,9 +136,11 @@ def take_in(lender: Stage, borrowers: Iterable[Stage], times: UnitTimes) -> int:
         key = op.block, piece_of(op)
         if isinstance(op, Evict):
             guests[key] = tuple(_guest(lender, tensor) for tensor in op.reads)
+            # Accept a slack before the offload comes, so that it finds its bytes free.
             place = bisect_left(mine, event.time - _SLACK)
             before.setdefault(place, []).append(Accept(**fields, writes=guests[key]))
         else:
+            # Give back after all ops within a slack of the reload: no op there reuses the bytes and waits for it.
             place = bisect_right(mine, event.time + _SLACK)
             before.setdefault(place, []).append(GiveBack(**fields, reads=guests[key]))
     ops: list[Op] = []

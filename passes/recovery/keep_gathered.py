@@ -1,4 +1,4 @@
-"""What tensor peers gathered of an input for the forward, kept for its backward where bytes are left, instead of being gathered again.
+"""Gathered inputs of tensor-parallel ranks, kept from the forward to the backward where bytes are left.
 
     %x_whole.mlp.0.m0.forward = gather_rows activation mlp.0 m0 forward (%x.mlp.0.m0)
     ...
@@ -9,9 +9,9 @@
     ...
     %dx_part.mlp.0.m0, ... = backward mlp.0 m0 (%dx_whole.head.m0, %x_whole.mlp.0.m0.forward, ...)
 
-Each that is kept saves the same exchange for bytes that are taken from the forward to the backward, less the peer's own rows, which
-nothing else needs in between: so those with the shortest way are kept first. It comes after the choice of what is recovered, and takes
-what that leaves.
+Each kept input saves the same exchange. It costs its bytes from the forward to the backward, less the rank's own rows,
+which nothing else needs in between. So a greedy choice keeps the inputs with the shortest distance first. It runs after
+the choice of recovery, on the bytes that are left. Cost: one sweep over the ops, and O(log n) trial placements.
 """
 
 from __future__ import annotations
@@ -37,14 +37,18 @@ if TYPE_CHECKING:
 
 
 Twice = tuple[int, int]
-"""The position of a gather for a forward, and that of the same for its backward."""
+"""Position of a gather for a forward, and position of the same gather for its backward."""
 
 
 def gathers_to_keep(stage: Stage, trials: Trials, budget: int) -> list[Twice]:
-    """What of a stage is gathered twice and had better be kept, within a budget of bytes."""
+    """Return the repeated gathers of a stage whose first result should be kept, within a budget of bytes.
+
+    Empty if the plan does not shard rows over tensor-parallel ranks.
+    """
     if not shares_rows(trials.module.plan):
         return []
     keeper = _Keeper(stage, trials, budget)
+    # All save the same exchange, so the shortest life is the best value for its bytes.
     for twice in sorted(_gathered_twice(stage), key=lambda each: (each.again - each.first, each.first)):
         keeper.keep(twice)
     keeper.keep_what_fits()
@@ -52,7 +56,7 @@ def gathers_to_keep(stage: Stage, trials: Trials, budget: int) -> list[Twice]:
 
 
 def with_kept(ops: list[Op], kept: Iterable[Twice]) -> list[Op]:
-    """A list whose backwards read what was gathered for forwards."""
+    """Return a list without the repeated gathers in `kept`, whose readers read the first result."""
     dropped = {again for _, again in kept}
     instead = {ops[again].writes[0]: ops[first].writes[0] for first, again in kept}
     reading: list[Op] = []
@@ -66,26 +70,26 @@ def with_kept(ops: list[Op], kept: Iterable[Twice]) -> list[Op]:
 
 @define
 class _GatheredTwice:
-    """An input that is gathered for a forward, and again for its backward, by positions in the list."""
+    """Input that is gathered for a forward and again for its backward, by positions in the list."""
 
     first: int
-    """of the gather for the forward"""
+    """Position of the gather for the forward."""
     again: int
-    """of the gather for the backward"""
+    """Position of the gather for the backward."""
     whole: Tensor
-    """what the forward reads"""
+    """Gathered input that the forward reads."""
     own: Tensor
-    """the rows that the peer has itself"""
+    """Rows of the rank itself, which the gather reads."""
     used_until: int
-    """the last op before the second gather that uses what the forward reads"""
+    """Position of the last op before the second gather that uses `whole`."""
     own_used_until: int
-    """the last op before the second gather that uses the own rows"""
+    """Position of the last op before the second gather that uses `own`."""
     own_used_later: bool = False
-    """whether anything but that gather uses them afterwards"""
+    """True if an op after the second gather uses `own`."""
 
 
 def _gathered_twice(stage: Stage) -> list[_GatheredTwice]:
-    """Of a stage all whose gather for the backward reads the very tensor which that for the forward reads."""
+    """Return the inputs of a stage whose two gathers read the very same tensor, in list order."""
     firsts: dict[object, tuple[int, GatherRows]] = {}
     last_use: dict[Tensor, int] = {}
     found: list[_GatheredTwice] = []
@@ -106,13 +110,14 @@ def _gathered_twice(stage: Stage) -> list[_GatheredTwice]:
         for tensor in op.operands:
             last_use[tensor] = position
             if tensor in of_own:
+                # Only ops behind the second gather come here: `own` is noted when that gather is met.
                 of_own[tensor].own_used_later = True
     return found
 
 
 @frozen
 class _Change:
-    """What of the live bytes changes between two positions, the second not included."""
+    """Change of the live bytes from position `first` to `end`, exclusive."""
 
     first: int
     end: int
@@ -121,19 +126,21 @@ class _Change:
 
 @define(eq=False)
 class _Keeper(ChangesWithinBudget):
-    """Keeps what was gathered."""
+    """Keeper of gathered inputs of one stage."""
 
     kept: list[_GatheredTwice] = field(factory=list, init=False)
 
     def keep(self, twice: _GatheredTwice) -> None:
-        """Keep what was gathered, if the budget lets."""
+        """Keep a gathered input if the live bytes stay within the budget."""
         whole = aligned(twice.whole.type.nbytes)
         changes = [_Change(twice.used_until + 1, twice.again, whole)]
+        # Without the second gather the rank's own rows end early, which pays for a part of the gathered ones.
         if not (twice.own_used_later or twice.own.carried):
             own = aligned(twice.own.type.nbytes)
             changes.append(_Change(twice.own_used_until + 1, twice.again + 1, -own))
         for change in changes:
             self.curve[change.first : change.end] += change.nbytes
+        # Only these positions have more live bytes than before; the others cannot newly exceed the budget.
         span = self.curve[twice.used_until + 1 : twice.again]
         if int(span.max(initial=0)) <= self.budget:
             self.kept.append(twice)
@@ -142,9 +149,9 @@ class _Keeper(ChangesWithinBudget):
             self.curve[change.first : change.end] -= change.nbytes
 
     def keep_what_fits(self) -> None:
-        """Gather again what was decided last, until the arena fits."""
+        """Give up the last decisions until the arena fits."""
         self.kept = self.kept[: self.most_that_fit(len(self.kept))]
 
     def rebuilt(self, count: int) -> list[Op]:
-        """The list with the first so many kept."""
+        """Return the list with the first `count` inputs kept."""
         return with_kept(self.stage.ops, [(twice.first, twice.again) for twice in self.kept[:count]])

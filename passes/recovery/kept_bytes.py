@@ -1,4 +1,4 @@
-"""The bytes that a choice of recovery keeps of a layer, by the slots its blocks save."""
+"""Bytes of a layer that a recovery choice keeps from forward to backward, by the slots its blocks save."""
 
 from __future__ import annotations
 
@@ -23,18 +23,29 @@ if TYPE_CHECKING:
 
 
 def recovers_whole_layer(plan: Plan, choice: LayerChoice) -> bool:
-    """Whether a layer is recovered from its input alone. What tensor peers exchange within it is kept, as it is small, and takes collectives to make."""
+    """Tell whether a layer is recomputed from its input alone.
+
+    With tensor parallelism it never is: results of exchanges within a layer are kept, because they are small and take
+    collectives to make.
+    """
     return choice.keeps_nothing and plan.tp == 1
 
 
 def mlp_input_bytes(model: ModelConfig, plan: Plan) -> int:
-    """Bytes of the input of an mlp, which is none of its own beside an attention of tensor peers."""
+    """Return the bytes of an mlp's input.
+
+    0 if the mlp runs in parallel with attention under tensor parallelism, because both read one input.
+    """
     mlp = block("mlp", 0)
     return 0 if stands_beside(model, plan, mlp) else aligned(activation_type(model, plan, mlp).nbytes)
 
 
 def kept_bytes(model: ModelConfig, plan: Plan, choice: LayerChoice) -> int:
-    """Bytes a layer keeps beyond its checkpoint: the saved slots of the choice, what is always kept, and the mlp's input unless nothing is kept."""
+    """Return the bytes that a layer keeps in addition to its checkpoint.
+
+    Counted are the saved slots of the choice, the slots that are always kept, and the mlp's input unless the whole
+    layer is recomputed.
+    """
     nbytes = 0 if recovers_whole_layer(plan, choice) else mlp_input_bytes(model, plan)
     for unit in (block("attention", 0), block("mlp", 0)):
         kept = choice.kept(unit.kind)
@@ -46,16 +57,19 @@ def kept_bytes(model: ModelConfig, plan: Plan, choice: LayerChoice) -> int:
 
 
 def branch_bytes(model: ModelConfig, plan: Plan) -> int:
-    """Bytes of what the blocks of a layer add, which tensor peers have summed to norm it: as it takes collectives to make, it is always kept."""
+    """Return the bytes of the two blocks' outputs that are summed over tensor-parallel ranks to be normed.
+
+    They are always kept, because making them takes collectives. 0 for models without such norms.
+    """
     slots = branch_slots(model, plan) if adds_branches_apart(model, plan) else ()
     return 2 * sum(aligned(slot.type.nbytes) for slot in slots)
 
 
 def kept_with_checkpoint_bytes(model: ModelConfig, plan: Plan, choice: LayerChoice) -> int:
-    """All that a layer keeps of a micro-batch from its forward to its backward: its checkpoint, which is its input, and what the choice keeps."""
+    """Return the bytes that a layer keeps of a micro-batch: its checkpoint (its input) and what the choice keeps."""
     return checkpoint_bytes(model, plan) + kept_bytes(model, plan, choice)
 
 
 def checkpoint_bytes(model: ModelConfig, plan: Plan) -> int:
-    """Bytes of a layer's input."""
+    """Return the bytes of a layer's input."""
     return aligned(exchanged_type(model, plan).nbytes)

@@ -1,13 +1,23 @@
-"""Who keeps how much with whom: the choice of `recompute{policy=auto store=peer}` for all stages of a pipeline together.
+"""Choice of donor stages: `recompute{policy=auto store=peer}` for all stages of a pipeline together.
 
-A step takes the longest period of a stage for each micro-batch, so stages with a shorter one recover for nothing when they keep less: their
-bytes are room that others may borrow. For a period that all stages are to keep, each needs so many bytes (the cheapest choice of what is kept that
-recovers little enough) and has so many: some lack bytes, others have room. A period can be had if room covers what is lacking and the links of
-both can move it meanwhile. Seconds and bytes of this are those of each stage's front of choices, of which one was placed and timed exactly.
+The stage with the longest period (seconds from step to step) sets the pace. A faster stage can keep fewer activations
+and recompute more at no cost, and lend the freed bytes:
 
-The best of some periods, by their closed forms, is written out: borrowers evict as few layers of micro-batches as make them fit, those go to
-lenders by stage order, and lenders choose anew beside their guests. Where what comes out is longer than was hoped, longer periods are tried. What
-closed forms cannot see, where a stage has few items, `passes/recovery/lender_search.py` looks for beside that.
+    stage        @0       @1       @2       @3
+    period        9        8        6        5         alone: @0 recomputes most and sets the pace
+    bytes      lacks 3  lacks 1   has 1    has 4       for a common period of 7: the room of 5 covers the lack of 4
+    offload    @0: 1 to @2 and 2 to @3;  @1: 1 to @3
+
+For a common period each stage needs some bytes (the cheapest choice that recomputes little enough) and has some: some
+stages lack bytes, others have room. The period is feasible if the room covers the lack and the links of both ends can
+move the bytes in that time. Seconds and bytes come from each stage's front of choices, of which one was placed and
+timed exactly.
+
+Of 32 periods the one with the best closed form is written out. Borrowing stages offload as few items (a layer of one
+micro-batch) as make them fit; items go to donors in stage order; donors choose their own activations anew around the
+remote buffers. If the result is worse than hoped, longer periods are tried, at most six in all. This is a heuristic
+with a guarantee: the result is never slower, by the same estimate, than without donors. For stages with few items the
+closed forms are too coarse; `passes/recovery/lender_search.py` then improves the result.
 """
 
 from __future__ import annotations
@@ -36,67 +46,75 @@ if TYPE_CHECKING:
     from ratrain.passes.pass_base import PassContext
 
 _PERIODS = 32
-"""Periods between the shortest and that without guests whose closed forms are compared."""
+"""Periods compared by closed form, evenly spaced from the shortest possible to the one without donors."""
 _WRITTEN_OUT = 6
-"""The most that are written out."""
+"""Most periods that are written out."""
 _STRIDE = 8
-"""Of what is left to the period without guests, the part by which one is longer that is tried after one that cannot be kept; then those between."""
+"""After an infeasible period, the next is longer by one eighth of the rest up to the period without donors."""
 _HALVINGS = 20
+"""Steps of the bisection for the donors' level."""
 _ROUNDS = 4
-"""Times that what goes where is changed as lenders turn out to have less room than was thought."""
+"""Times that items are assigned anew because a donor has less room than estimated."""
 
 
 @frozen
 class _Parcel:
-    """Items of a stage that may go away together: what a choice keeps of them."""
+    """Items of a stage with the same layer kind and choice, which may be offloaded together."""
 
     kind: int
     choice: LayerChoice
     count: int
     nbytes: int
-    """of one"""
+    """Bytes of one item."""
 
 
 @frozen(eq=False)
 class _Evicted:
-    """What a stage has to keep elsewhere."""
+    """Items that a stage has to keep elsewhere."""
 
     counts: list[dict[LayerChoice, int]]
-    """of each kind, how many items take which choice"""
+    """By layer kind: how many items take each choice, all of them at home."""
     parcels: list[_Parcel]
+    """Items to offload."""
     seconds: float
-    """in which a link moves what passes of one item in a step, one way"""
+    """Seconds of link time per item and step, in one direction."""
 
 
 @define
 class _Quota:
-    """What a lender has left to lend."""
+    """Room that a donor has left."""
 
     lender: int
     nbytes: int
     seconds: float
-    """that its link is free in a step"""
+    """Seconds of a step for which its link is free."""
 
     def takes(self, parcel: _Parcel, seconds: float) -> int:
-        """How many items of a parcel it takes."""
+        """Return how many items of a parcel the donor can take, with `seconds` of link time for each."""
         by_seconds = int(self.seconds / seconds) if seconds else parcel.count
         return max(0, min(parcel.count, self.nbytes // parcel.nbytes, by_seconds))
 
     def take(self, parcel: _Parcel, count: int, seconds: float) -> None:
-        """Take so many of a parcel in."""
+        """Take `count` items of a parcel off the quota."""
         self.nbytes -= parcel.nbytes * count
         self.seconds -= seconds * count
 
 
 def least_beside(guess: int, most: int, holds: Callable[[int], bool]) -> int:
-    """The least number from 0 to `most` of which something holds that goes on holding, near a guess; `most` + 1 where none is."""
+    """Return the smallest n in 0..`most` for which `holds(n)` is true; `most` + 1 if there is none.
+
+    `holds` must be monotone: once true, it stays true. The search gallops away from `guess`, then bisects, so a close
+    guess costs few calls.
+    """
     high = guess = min(guess, most)
     step = 1
+    # Gallop up until it holds.
     while not holds(high):
         if high == most:
             return most + 1
         high, step = min(most, high + step), 2 * step
     low, step = min(high, guess) - 1, 1
+    # Gallop down until it does not. From here on `holds(high)` is true and `holds(low)` is false, or low is -1.
     while low >= 0 and holds(low):
         high, low, step = low, low - step, 2 * step
     low = max(low, -1)
@@ -107,7 +125,10 @@ def least_beside(guess: int, most: int, holds: Callable[[int], bool]) -> int:
 
 
 def choose_lenders(module: Module, context: PassContext, capacity: int, times: UnitTimes) -> list[Chosen]:
-    """The choice of every stage; of a lender beside the guests that the others' choices send it."""
+    """Return the recovery choice of every stage, with offloads to donors and the donors' choices around remote buffers.
+
+    `capacity`: bytes of each stage. `times`: unit times of the module's order.
+    """
     prospects = [Prospects(stage, Trials(module, context), capacity) for stage in module.stages]
     best = _Choice(module, prospects, times).best()
     return LenderSearch(module, prospects, times).better(best).chosen
@@ -115,22 +136,26 @@ def choose_lenders(module: Module, context: PassContext, capacity: int, times: U
 
 @define(eq=False)
 class _Choice:
+    """Search over common periods for one module."""
+
     module: Module
     prospects: list[Prospects]
     times: UnitTimes
     evicted: dict[tuple[int, int], _Evicted | None] = field(factory=dict)
-    """by stage and choice of its front"""
+    """Cache of `evicted_by`, by stage and index in its front."""
     overhead: float = 1.0
-    """bytes that borrowers evict for one that they lack; seen where choices were written out"""
+    """Bytes offloaded per byte lacking (at least 1), learned from choices written out."""
     usable: float = 1.0
-    """of the bytes that lenders have; seen likewise"""
+    """Usable part of the donors' room (at most 1), learned likewise."""
 
     def best(self) -> Prospect:
-        """The best of the outcomes that are written out, and of the one in which nothing moves."""
+        """Return the best of the outcomes written out and of the one without offloads."""
         alone = [each.alone_period for each in self.prospects]
         best = self.outcome(alone, [each.front.chosen(each.alone) for each in self.prospects])
         enough = best.seconds * (1 - WORTH)
         shortest = max(each.periods[-1] for each in self.prospects)
+        # Closed forms are cheap, written-out choices are not. So sort candidates by closed form and write out the best
+        # few.
         untried = [shortest + (max(alone) - shortest) * number / _PERIODS for number in range(_PERIODS)]
         failed = above = 0.0
         for _ in range(_WRITTEN_OUT):
@@ -141,6 +166,8 @@ class _Choice:
             untried.remove(period)
             found = self.written_out(period)
             if found is None:
+                # Too tight: skip ahead. Once a longer period works, periods between it and the failed one are
+                # candidates again.
                 failed, above = period, period + (max(alone) - period) / _STRIDE
                 continue
             above = failed
@@ -149,15 +176,15 @@ class _Choice:
         return best
 
     def outcome(self, periods: list[float], chosen: list[Chosen]) -> Prospect:
-        """That of a period and a choice of each stage."""
+        """Return the outcome of a period and a choice for each stage."""
         return Prospect(step_seconds(self.module, periods), chosen, periods)
 
     def lacks(self, each: Prospects, period: float) -> bool:
-        """Whether a stage has too few bytes to keep a period."""
+        """Tell whether a stage has too few bytes to keep a period on its own."""
         return each.alone_period > period
 
     def hoped(self, period: float) -> float:
-        """What a step would take with a period, by closed forms; infinite where there is too little room."""
+        """Return the seconds of a step with a common period by closed form; infinite if there is too little room."""
         level = self.lending_level(period)
         if level is None:
             return inf
@@ -170,7 +197,11 @@ class _Choice:
         return step_seconds(self.module, periods)
 
     def lending_level(self, period: float) -> float | None:
-        """The shortest period up to which lenders have to go so that their room covers what others lack; None where `period` is not enough."""
+        """Return the shortest period of the donors at which their room covers the bytes that others lack.
+
+        None if not even `period` is long enough. A shorter level lets donors recompute less than the common period
+        allows.
+        """
         lacking = -sum(each.room(period) for each in self.prospects if self.lacks(each, period))
         lenders = [each for each in self.prospects if not self.lacks(each, period)]
 
@@ -179,6 +210,7 @@ class _Choice:
 
         if not covers(period):
             return None
+        # A donor has more room at a longer period, so `covers` is monotone. `high` always covers.
         low, high = min(each.periods[-1] for each in self.prospects), period
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
@@ -186,7 +218,11 @@ class _Choice:
         return high
 
     def written_out(self, period: float) -> Prospect | None:
-        """Choices for a period, and how long a step they make; None where they do not fit."""
+        """Return the outcome of a common period with real lists; None where it does not fit.
+
+        Donors may have less room than estimated. Then their quotas shrink by what was missing, and items are assigned
+        anew.
+        """
         away: dict[int, _Evicted] = {}
         for each in self.prospects:
             if self.lacks(each, period):
@@ -196,6 +232,7 @@ class _Choice:
                 away[each.stage.index] = evicted
         lacking = -sum(self.prospects[index].room(period) for index in away)
         moved = sum(parcel.nbytes * parcel.count for each in away.values() for parcel in each.parcels)
+        # Whole items move, and they hold more than a stage lacks: remember by how much for later estimates.
         self.overhead = max(self.overhead, moved / lacking)
         spoilt: Counter[int] = Counter()
         lost = 0
@@ -219,6 +256,7 @@ class _Choice:
                 stages = range(len(self.prospects))
                 found = self.outcome([periods[at] for at in stages], [chosen[at] for at in stages])
                 best = found if best is None or found.seconds < best.seconds else best
+            # A donor with missing bytes also gets no more of the room that it seemed to have left.
             missing = {index: each.missing + max(0, left[index]) for index, each in beside.items() if each.missing}
             if not missing:
                 break
@@ -226,11 +264,15 @@ class _Choice:
             lost += sum(each.missing for each in beside.values())
         if best is None:
             room = sum(max(0, each.room(period)) for each in self.prospects if each.stage.index not in away)
+            # No assignment fitted: trust the estimated room less from now on.
             self.usable = min(self.usable, 1 - lost / room)
         return best
 
     def evicted_by(self, each: Prospects, index: int) -> _Evicted | None:
-        """The fewest items that a stage must keep elsewhere under a choice of its front; None where not even all are enough."""
+        """Return the fewest items that a stage must offload under a choice of its front.
+
+        None if offloading all is too few.
+        """
         key = each.stage.index, index
         if key not in self.evicted:
             self.evicted[key] = self._evicted_by(each, each.front.counts(index))
@@ -239,6 +281,7 @@ class _Choice:
     def _evicted_by(self, each: Prospects, counts: list[dict[LayerChoice, int]]) -> _Evicted | None:
         parcels = self.parcels(each, counts)
         items = sum(parcel.count for parcel in parcels)
+        # The number of items does not depend on the donor, so any other stage will do here.
         anyone = next((other.stage.index for other in self.prospects if other is not each), each.stage.index)
 
         @cache
@@ -246,6 +289,7 @@ class _Choice:
             homes = [(parcel, {anyone: parcel.count}) for parcel in _first(parcels, count)]
             return each.draft(each.shape.chosen(_housed(counts, homes)))
 
+        # Live bytes are cheap to check and give a lower bound; then placements add items until the arena fits.
         count = least_beside(
             each.lacking(counts) // parcels[0].nbytes, items, lambda count: each.has_live_bytes(draft(count))
         )
@@ -258,7 +302,7 @@ class _Choice:
         return _Evicted(counts, _first(parcels, count), seconds)
 
     def parcels(self, each: Prospects, counts: list[dict[LayerChoice, int]]) -> list[_Parcel]:
-        """All items of a stage, those that take most bytes first."""
+        """Return all items of a stage as parcels, those with most bytes first."""
         plan = self.module.plan
         checkpoint = checkpoint_bytes(self.module.model, slice_plan(plan, typical_slice(plan)))
         sizes = [{option.choice: option.nbytes for option in options} for options in each.shape.options]
@@ -272,10 +316,12 @@ class _Choice:
     def housed(
         self, away: Mapping[int, _Evicted], period: float, spoilt: Mapping[int, int]
     ) -> tuple[dict[int, list[dict[LayerChoice, int]]], dict[int, int]] | None:
-        """The counts of those that borrow, with who keeps what for them, and bytes that lenders have left; None where links or room do not do.
+        """Assign offloaded items to donors.
 
-        Borrowers and lenders meet in the order of stages, so that each has few of the other. Lenders give up no more than all have to, if that is
-        enough. `spoilt`: bytes of lenders of which no use could be made.
+        Returns the counts of borrowing stages with donors filled in, and the bytes that each donor has left; None where
+        links or room are too small. Stages meet in stage order, so that each deals with few others. Donors first give
+        up the bytes of the level that suffices together, and only then those of the full period. `spoilt`: bytes of
+        donors that proved unusable.
         """
         level = self.lending_level(period)
         free = {each.stage.index: period - each.other_messages for each in self.prospects}
@@ -289,6 +335,8 @@ class _Choice:
         homes: dict[int, list[tuple[_Parcel, dict[int, int]]]] = {index: [] for index in away}
         waiting = {index: list(evicted.parcels) for index, evicted in away.items()}
         before = dict.fromkeys(quotas, 0)
+        # The first round offers the room at `level`; the second adds the room that `period` allows, for items left
+        # over.
         for limit in dict.fromkeys((level, period)):
             for each in lenders:
                 index = each.stage.index
@@ -313,7 +361,7 @@ def _items(parcels: Sequence[_Parcel]) -> int:
 
 
 def _first(parcels: Sequence[_Parcel], count: int) -> list[_Parcel]:
-    """So many items of some parcels, the first ones."""
+    """Return the first `count` items of some parcels."""
     found = []
     for parcel in parcels:
         taken = min(count, parcel.count)
@@ -324,7 +372,7 @@ def _first(parcels: Sequence[_Parcel], count: int) -> list[_Parcel]:
 
 
 def _homes(parcel: _Parcel, quotas: Iterable[_Quota], seconds: float) -> dict[int, int]:
-    """How many items of a parcel each lender takes."""
+    """Return how many items of a parcel each donor takes, and take them off the quotas."""
     homes: dict[int, int] = {}
     left = parcel
     for quota in quotas:
@@ -339,13 +387,14 @@ def _homes(parcel: _Parcel, quotas: Iterable[_Quota], seconds: float) -> dict[in
 def _housed(
     counts: Sequence[Mapping[LayerChoice, int]], homes: Sequence[tuple[_Parcel, Mapping[int, int]]]
 ) -> list[dict[LayerChoice, int]]:
-    """The counts of each kind with items at lenders, these first: they are of the first layers, which wait longest."""
+    """Return the counts of each kind with offloaded items first: these get the first layers, which wait longest."""
     away: list[dict[LayerChoice, int]] = [{} for _ in counts]
     left = [dict(taken) for taken in counts]
     for parcel, lenders in homes:
         for lender, count in lenders.items():
             home = evolve(parcel.choice, home=Lender(lender))
             away[parcel.kind][home] = away[parcel.kind].get(home, 0) + count
+            # An offloaded item keeps its choice and changes only its home.
             left[parcel.kind][parcel.choice] -= count
     return [
         gone | {choice: count for choice, count in stays.items() if count}

@@ -1,8 +1,15 @@
-"""Numbers beside those of `passes/recovery/lender_choice.py`, each written out: where stages have few items, one more or less decides.
+"""Local search over offloads to donor stages, with every candidate written out as real lists.
 
-What is searched are the items that go away, of each stage so many of one choice to one lender; what stays is the cheapest choice that fits, of
-lenders beside their guests. From what was chosen, from nothing, and from what came near the best, the stage is changed whose change gains, that with
-the longest period first, until none gains or the work is used up. Work is counted in ops of the lists that are written, so the same module gets the same choice.
+It improves the result of `passes/recovery/lender_choice.py` where stages have few items, so that one more or less
+decides. A candidate says how many items (a layer of one micro-batch) of each stage are offloaded, with which choice and
+to which donor. The rest gets the cheapest choice that fits, on donors around their remote buffers.
+
+    start:  @0: 4 items to @3                      period of @0 is the longest
+    try:    @0: none | 3 | 5 to @3 | 1..8 to @2    take each one that shortens the step, go on with the next stage
+
+Starts are the given choice, the one without offloads, and near misses. In each the stage with the longest period is
+changed first, until no change gains or the work is used up. Work is counted in ops of written lists, so the same module
+gets the same choice on any machine. The result is never slower than the given one, by the same estimate.
 """
 
 from __future__ import annotations
@@ -25,31 +32,34 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _WORK = 8_000
-"""Ops of the lists that are written out, of all choices that are tried."""
+"""Ops of the lists written out, over all candidates."""
 _NEAR = 0.03
-"""By how much more a step may take for a second change to make it the best: two stages that use one link change together."""
+"""Relative excess of a step that makes a candidate a near miss.
+
+A second change may make it the best: two stages that share a link must change together.
+"""
 _NEAREST = 8
-"""Of those, how many a second change is tried with."""
+"""Near misses from which the search starts again."""
 
 _Items = tuple[tuple[tuple[LayerChoice, int], ...], ...]
-"""Items of a stage that go away: of each kind, how many take which choice."""
+"""Offloaded items of a stage: by layer kind, how many take each choice."""
 _Away = dict[int, _Items]
-"""Those of each stage that borrows."""
+"""By borrowing stage: its offloaded items."""
 
 
 @frozen(eq=False)
 class _Borrowing:
-    """A stage some of whose items are away."""
+    """Stage with some of its items offloaded."""
 
     chosen: Chosen
     draft: Stage
     period: float
-    """infinite where it does not fit"""
+    """Infinite where it does not fit."""
 
 
 @define(eq=False)
 class LenderSearch:
-    """The search for one module."""
+    """Search for one module."""
 
     module: Module
     prospects: Sequence[Prospects]
@@ -58,10 +68,10 @@ class LenderSearch:
     _borrowing: dict[tuple[int, _Items], _Borrowing] = field(factory=dict, init=False)
     _lending: dict[object, Beside] = field(factory=dict, init=False)
     _near: dict[object, tuple[Prospect, _Away]] = field(factory=dict, init=False)
-    """what came of all that was tried and was not much longer than the best then"""
+    """Candidates that were tried and came near the best at that time."""
 
     def better(self, found: Prospect) -> Prospect:
-        """The best outcome from one, from that in which nothing moves, and from those that came near the best."""
+        """Return the best outcome found from three starts: the given one, the one without offloads, and near misses."""
         away = {index: items for index, chosen in enumerate(found.chosen) if any(items := _items_away(chosen))}
         best = self._descend(found, found, away)
         best = self._descend(self._nothing, best, {})
@@ -71,13 +81,16 @@ class LenderSearch:
 
     @cached_property
     def _nothing(self) -> Prospect:
-        """What comes of each stage by itself."""
+        """Outcome in which no stage offloads."""
         periods = [each.alone_period for each in self.prospects]
         chosen = [each.front.chosen(each.alone) for each in self.prospects]
         return Prospect(step_seconds(self.module, periods), chosen, periods)
 
     def _descend(self, start: Prospect, best: Prospect, away: _Away) -> Prospect:
-        """Change one stage after another of a start while that gives something better than the best."""
+        """Change one stage after another, starting at `start`, as long as the result is better than `best`.
+
+        Return the best.
+        """
         now, gained = start, True
         while gained:
             gained = False
@@ -88,12 +101,16 @@ class LenderSearch:
                     changed = {**away, index: items} if any(items) else _without(away, index)
                     tried = self._tried(changed, best.seconds)
                     if tried is not None and self._gains(tried.periods, best.seconds):
+                        # Take the first change that gains, and go on from there with the same stage's other changes.
                         best = now = tried
                         away, gained = changed, True
         return best
 
     def _may_gain(self, now: Prospect, index: int, seconds: float) -> bool:
-        """Whether a stage that kept everything for nothing, beside lenders that have no guests, would make a shorter step."""
+        """Tell whether a change of a stage could make a shorter step than `seconds`.
+
+        Optimistic bound: the stage keeps everything for free, and donors have no remote buffers.
+        """
         periods = list(map(min, now.periods, self._nothing.periods))
         periods[index] = min(periods[index], self.prospects[index].periods[-1])
         return self._gains(periods, seconds)
@@ -102,7 +119,11 @@ class LenderSearch:
         return step_seconds(self.module, periods) < seconds * (1 - WORTH)
 
     def _changes(self, away: _Away, index: int) -> Iterator[_Items]:
-        """Other items of a stage that may go away: none, one more or less of those that do, and so many of one choice to one lender."""
+        """Yield other sets of items that a stage may offload.
+
+        None at all; one more or less of a choice; and shares of all items with one choice to one donor.
+        """
+        # A donor does not borrow: its own offloads would compete with the buffers that it lends.
         if any(choice.home == Lender(index) for items in away.values() for kind in items for choice, _ in kind):
             return
         shape = self.prospects[index].shape
@@ -117,6 +138,7 @@ class LenderSearch:
                     kept = tuple((choice, count) for choice, count in changed.items() if count)
                     yield (*mine[:kind], kept, *mine[kind + 1 :])
         shares = min(FEW, shape.items)
+        # The first option keeps least, and offloading it gains least; start with those that keep most.
         for option in reversed(shape.options[0][1:]):
             for lender in range(len(self.prospects)):
                 if lender == index or lender in away:
@@ -126,7 +148,10 @@ class LenderSearch:
                     yield _items(shape.stored(shape.items * share // shares, choice))
 
     def _tried(self, away: _Away, seconds: float) -> Prospect | None:
-        """What comes of some items that go away; None where that is clearly longer than so many seconds, or without work left."""
+        """Return the outcome of offloaded items.
+
+        None if the step is clearly longer than `seconds`, if something does not fit, or if no work is left.
+        """
         near = seconds * (1 + _NEAR)
         periods, chosen = list(self._nothing.periods), list(self._nothing.chosen)
         drafts = []
@@ -137,6 +162,8 @@ class LenderSearch:
             periods[index], chosen[index] = borrowing.period, borrowing.chosen
             drafts.append(borrowing.draft)
         homes = {choice.home for items in away.values() for kind in items for choice, _ in kind}
+        # Borrowers are written first: a donor's list needs their `evict` ops. Stop as soon as the periods so far are
+        # too long.
         for index in sorted(home.stage for home in homes if isinstance(home, Lender)):
             if step_seconds(self.module, periods) > near:
                 return None
@@ -172,7 +199,7 @@ class LenderSearch:
         return self._lending[key]
 
     def _afford(self, stage: Stage) -> bool:
-        """Spend what writing a list out takes, if so much is left."""
+        """Spend the work of writing a stage's list; False, and nothing spent, if too little is left."""
         if len(stage.ops) > self.work:
             return False
         self.work -= len(stage.ops)
@@ -194,4 +221,4 @@ def _without(away: _Away, index: int) -> _Away:
 
 
 def _key(away: _Away) -> object:
-    return tuple(sorted(away.items()))  # a stage is there once, so items are not compared
+    return tuple(sorted(away.items()))  # stage indices are unique, so items are never compared

@@ -1,4 +1,4 @@
-"""What the stages of a pipeline can do with more bytes or fewer than they have, and with guests of others among theirs."""
+"""Estimates of what a pipeline's stages can do with more or fewer bytes, and around remote buffers."""
 
 from __future__ import annotations
 
@@ -22,27 +22,30 @@ if TYPE_CHECKING:
     from ratrain.passes.recovery.rewriting import LayerChoice
 
 WORTH = 1e-3
-"""What a step must gain to move anything at all, and what is near enough to what was hoped."""
+"""Relative gain that makes moving anything worthwhile; also the tolerance of a period that is to be kept."""
 
 
 @frozen(eq=False)
 class Prospect:
-    """Choices for all stages, and the seconds that a step would take for each micro-batch."""
+    """Choices for all stages, with the estimated seconds of a step."""
 
     seconds: float
     chosen: list[Chosen]
     periods: list[float]
-    """of each stage"""
+    """By stage, in seconds."""
 
 
 def step_seconds(module: Module, periods: Sequence[float]) -> float:
-    """What a step takes: its longest period, and for filling and draining the pipeline what a micro-batch takes on each stage."""
+    """Estimate the seconds of a step from the stages' periods.
+
+    The longest period, plus the time to fill and drain the pipeline: on each stage the share of one micro-batch.
+    """
     return max(periods) + sum(periods) / module.plan.micro_batches
 
 
 @define(eq=False)
 class Prospects:
-    """What a stage can do with more bytes or fewer than it has: by its front of choices, of which its own was placed and timed."""
+    """Front of choices of one stage; the choice for its own bytes was placed and timed exactly."""
 
     stage: Stage
     trials: Trials
@@ -50,8 +53,9 @@ class Prospects:
     shape: StageShape = field(init=False)
     front: Front = field(init=False)
     alone: int = field(init=False)
-    """its choice with the bytes that it has"""
+    """Index of its choice with its own bytes."""
     alone_period: float = field(init=False)
+    """Seconds from step to step with that choice."""
 
     def __attrs_post_init__(self) -> None:
         self.shape = StageShape.of(self.stage, self.trials)
@@ -60,58 +64,61 @@ class Prospects:
         self.alone_period = self.trials.period(self.draft(self.front.chosen(self.alone)))
 
     def draft(self, chosen: Chosen) -> Stage:
-        """The stage under a choice."""
+        """Return the stage under a choice."""
         return as_chosen(self.rewriting, self.trials, chosen)
 
     @cached_property
     def rewriting(self) -> Rewriting:
-        """The stage, to be written under one choice after another."""
+        """Rewriter of the stage, reused for one choice after another."""
         return Rewriting(self.stage)
 
     @cached_property
     def periods(self) -> list[float]:
-        """The period under each choice of the front, were there room; falling."""
+        """Estimated period under each choice of the front, if there were room; descending."""
         plan = self.trials.module.plan
+        # The front counts the items in flight once; a step recomputes them as often as its pieces refill the flight.
         passes = plan.micro_batches * self.shape.slices / self.shape.in_flight
         own = self.front.seconds[self.alone]
         return [self.alone_period + (seconds - own) * passes for seconds in self.front.seconds]
 
     @cached_property
     def bytes_it_has(self) -> int:
-        """Bytes that it has for its front of choices."""
+        """Bytes of the stage that its front of choices may use."""
+        # If a larger choice exists, the stage's own choice used the bytes up. Else there may be room above the peak.
         if self.alone + 1 < len(self.front.points):
             return self.front.sizes[self.alone]
         peak = self.trials.occupancy(self.draft(self.front.chosen(self.alone))).peak_bytes(0)
         return self.front.sizes[self.alone] + max(0, self.capacity - peak)
 
     def choice_for(self, period: float) -> int:
-        """The choice of the fewest bytes that keeps a period; the last where none does."""
+        """Return the index of the choice with the fewest bytes that keeps a period; the last one if none does."""
+        # Periods descend, so search their negatives.
         index = bisect_left(self.periods, -period, key=lambda each: -each)
         return min(index, len(self.periods) - 1)
 
     def room(self, period: float) -> int:
-        """Bytes that it has beyond what keeps a period; negative where it lacks some."""
+        """Return the bytes beyond those that keep a period; negative if some are lacking."""
         return self.bytes_it_has - self.front.sizes[self.choice_for(period)]
 
     @cached_property
     def lag(self) -> float:
-        """Seconds by which other engines may lag behind compute where it recovers all that it can."""
+        """Seconds by which other engines may lag when the stage recomputes all that it can."""
         return self.trials.occupancy(self.draft(self.front.chosen(0))).lag_within(self.capacity)
 
     def has_live_bytes(self, draft: Stage) -> bool:
-        """Whether it has the bytes that are live at once."""
+        """Tell whether the live bytes of a draft fit the capacity."""
         return self.trials.occupancy(draft).peak_bytes(self.lag) <= self.capacity
 
     def excess(self, draft: Stage) -> int:
-        """Bytes that it lacks to place a draft."""
+        """Return the bytes by which a draft's arena exceeds the capacity."""
         return self.trials.excess_bytes(draft, self.lag, self.capacity)
 
     def fits(self, draft: Stage) -> bool:
-        """Whether a draft can be placed with whatever little lag."""
+        """Tell whether a draft's arena fits the capacity without room for lag."""
         return self.trials.fits(draft, 0.0, self.capacity)
 
     def lacking(self, counts: Sequence[Mapping[LayerChoice, int]]) -> int:
-        """Bytes that it lacks for a choice."""
+        """Return the bytes that the stage lacks for a choice, given as counts by layer kind."""
         sizes = [{option.choice: option.nbytes for option in options} for options in self.shape.options]
         wanted = sum(
             own[choice] * count for own, taken in zip(sizes, counts, strict=True) for choice, count in taken.items()
@@ -120,24 +127,27 @@ class Prospects:
 
     @cached_property
     def other_messages(self) -> float:
-        """Seconds of a step in which its link is taken by what it sends and reduces anyway."""
+        """Seconds of a step for which its link is busy with sends and reductions anyway."""
         engines = (Engine.SEND, Engine.COLLECTIVE)
         return sum(self.trials.op_seconds(self.stage, op) for op in self.stage.ops if op.engine in engines)
 
 
 @frozen(eq=False)
 class Beside:
-    """What a stage keeps beside its guests."""
+    """Choice of a donor stage around its remote buffers."""
 
     chosen: Chosen
     period: float
     missing: int
-    """bytes that it lacks even so, or for a period that it is to keep"""
+    """Bytes that it lacks even so, or lacks for the period that it is to keep."""
     fits: bool = True
 
     @classmethod
     def of(cls, lender: Prospects, borrowers: Sequence[Stage], times: UnitTimes, limit: float) -> Beside:
-        """That of a stage to which some others evict; `limit`: the period that it is to keep."""
+        """Return the choice of a donor to which `borrowers` offload.
+
+        `limit`: the period in seconds that it is to keep.
+        """
         draft = lender.stage.draft()
         if not take_in(draft, borrowers, times):
             return cls(lender.front.chosen(lender.alone), lender.alone_period, 0)
@@ -145,6 +155,7 @@ class Beside:
         index = lender.front.best_within(lender.capacity, rewriting, lender.trials)
         chosen = lender.front.chosen(index)
         full = as_chosen(rewriting, lender.trials, chosen)
+        # Live bytes above the capacity are a cheap first answer; only if they fit is a placement tried.
         live = lender.trials.occupancy(full).peak_bytes(0) - lender.capacity
         missing = live if live > 0 else lender.trials.excess_bytes(full, 0.0, lender.capacity)
         period, fits = lender.trials.period(full), not missing

@@ -1,9 +1,7 @@
-"""`recompute{policy=auto|full|none|attention|mlp placement=inline|forward-side gathered=auto|again store=nowhere|host|file|peer}`: which saved tensors are dropped after forward and recovered before backward.
+"""`recompute`: drops saved tensors after forward and recomputes them before backward.
 
-Inline, recovery stands right before the backward that needs it; forward-side it fills the pipeline's idle windows
-(`passes/recovery/recompute_placement.py`). Where nothing of a layer is kept, the layer is recovered as a whole from
-its checkpoint, the input of its attention: `recompute attention` yields the input of `mlp`. Of a block either nothing is kept, or
-what is expensive to recover (`lean`: the products; norms and elementwise results are recovered), or everything.
+    recompute{policy=auto|full|none|attention|mlp placement=inline|forward-side gathered=auto|again
+              store=nowhere|host|file|peer}
 
     %x.mlp.0.m0, %s.attention.0.m0.* = forward attention.0 m0 (%x.attention.0.m0, %w.attention.0)
   becomes, under `full`,
@@ -12,9 +10,16 @@ what is expensive to recover (`lean`: the products; norms and elementwise result
     %s.attention.0.m0.*, %r.mlp.0.m0 = recompute attention.0 m0 (%x.attention.0.m0, %w.attention.0)
     %s.mlp.0.m0.* = recompute mlp.0 m0 (%r.mlp.0.m0, %w.mlp.0)
 
-`auto` keeps, per layer and micro-batch, what fits the bytes that everything else leaves free (`passes/recovery/recompute_choice.py`), and
-of what tensor peers gather what fits then (`passes/recovery/keep_gathered.py`; `gathered=again` drops it). It comes
-after the passes that change how long gradients and views live.
+Inline, a recomputation stands right before the backward that needs it; forward-side it fills idle windows of the
+pipeline (`passes/recovery/recompute_placement.py`). If nothing of a layer is kept, the whole layer is recomputed from
+its checkpoint, the input of its attention: `recompute attention` also yields the input of `mlp`. A block keeps nothing,
+or everything, or only what is expensive to recompute (`lean`: results of products and of attention; norms and
+elementwise results are recomputed).
+
+`auto` keeps, per layer and micro-batch, as much as fits the bytes left free (`passes/recovery/recompute_choice.py`). If
+bytes remain, it also keeps rows gathered from tensor-parallel ranks (`passes/recovery/keep_gathered.py`;
+`gathered=again` never does). With `store` kept tensors are offloaded to another memory or to a peer stage. The pass
+comes after those that change how long gradients and views live.
 """
 
 from __future__ import annotations
@@ -58,16 +63,22 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.ops.tensor import Tensor
 
 POLICIES = ("full", "none", "attention", "mlp", "auto")
+"""Choices of `policy`: what to recompute."""
 NOWHERE = "nowhere"
+"""Value of `store` and `offload`: everything stays in DDR."""
 PEER = "peer"
+"""Value of `store`: the DDR of another stage."""
 _HOMES = {home.value: home for home in STORES}
 OFFLOAD_CHOICES = (NOWHERE, *_HOMES)
+"""Choices of `offload`, for masters and moments."""
 STORE_CHOICES = (*OFFLOAD_CHOICES, PEER)
+"""Choices of `store`, for activations."""
 GATHERED = ("auto", "again")
+"""Choices of `gathered`."""
 
 
 def why_inline(plan: Plan) -> str:
-    """Why all recovery of a plan is inline, whatever is asked for; empty where some may stand on the forward side."""
+    """Return why all recomputation under a plan must be inline; empty if some may stand on the forward side."""
     if plan.pp == 1:
         return "one stage (pp = 1) waits for no gradient, so recovery has no idle window to stand in"
     if gathers_layers_within_step(plan):
@@ -80,7 +91,7 @@ def why_inline(plan: Plan) -> str:
 
 
 def idle_of_recovery(policy: str, placement: str, plan: Plan) -> Iterator[Idle]:
-    """The options that say where recovery stands, and what is gathered again, where they change nothing."""
+    """Yield `placement` and `gathered` where they have no effect."""
     if policy == "none":
         yield Idle("placement", "with policy=none nothing is recovered", "leave it out, or use another policy")
     elif placement == "forward-side" and (why := why_inline(plan)):
@@ -94,34 +105,37 @@ def idle_of_recovery(policy: str, placement: str, plan: Plan) -> Iterator[Idle]:
 
 
 class Storing(Protocol):
-    """A pass that may store."""
+    """Pass that may store activations elsewhere."""
 
     def rewrite(self, module: Module, context: PassContext) -> list[Tensor]:
-        """Rewrite the lists of every stage; the tensors that recovery starts from."""
+        """Rewrite the lists of every stage; return the tensors that recomputation starts from."""
         ...
 
 
 @frozen
 class _StageChoice:
-    """What to keep of each layer and micro-batch of a stage."""
+    """Choice of what to keep of each layer and micro-batch of a stage."""
 
     of: ChoiceOf
     summary: str = ""
-    """it in words, under `auto`"""
+    """Description of the choice, under `auto`."""
     borrows: bool = False
-    """whether other stages keep any of it"""
+    """True if other stages keep any of it."""
 
     def home_of(self, layer: int, piece: Piece) -> Elsewhere:
-        """Where what is kept waits for its backward."""
+        """Return the memory or donor where kept tensors of a layer wait for its backward."""
         return self.of(layer, piece).home
 
 
 @frozen
 class _Decided:
-    """What was decided about a stage: small, as another process may have found it. Positions are those in the list that the step before leaves."""
+    """Decisions about a stage, small enough to be sent from another process.
+
+    Positions are indices into the list that the step before leaves.
+    """
 
     order: list[int]
-    """the ops of the list as it was, in their new order"""
+    """Positions of the original ops, in their new order."""
     choice: _StageChoice
     moves: Moves
     kept: list[Twice]
@@ -129,19 +143,19 @@ class _Decided:
 
 @frozen(eq=False)
 class _Recovered:
-    """A draft of a stage, and what it was decided by."""
+    """Draft of a stage with the decisions that made it."""
 
     stage: Stage
     choice: _StageChoice
     recovery: Recovery
     stored: int
-    """stores"""
+    """Number of stores (or offloads to a peer)."""
     moves: Moves
     kept: list[Twice]
 
 
 Reorder = Callable[["Stage", Trials], None]
-"""Gives the ops of a draft of a stage another order."""
+"""Callback that gives the ops of a draft of a stage another order."""
 
 
 def _as_it_is(_stage: Stage, _trials: Trials) -> None:
@@ -150,26 +164,30 @@ def _as_it_is(_stage: Stage, _trials: Trials) -> None:
 
 @frozen
 class RecomputePass(Pass):
-    """Drop saved activations after forward and recover them right before backward."""
+    """Drop saved activations after forward and recompute them right before backward."""
 
     name: ClassVar[str] = "recompute"
     decides: ClassVar[frozenset[Decision]] = frozenset({Decision.RECOVERY})
     policy: str = field(default="full", metadata={"choices": POLICIES})
     budget: int | None = field(default=None, metadata={"unit": "bytes"})
-    """Bytes a stage may use, for `auto` and `forward-side`; None: what the machine has."""
+    """Bytes a stage may use, for `auto` and `forward-side`; None: the machine's."""
     placement: str = field(default="inline", metadata={"choices": ("inline", "forward-side")})
     store: str = field(default="nowhere", metadata={"choices": STORE_CHOICES})
-    """The memory in which what is kept waits for its backward: all of it; or, under `auto`, that of the layers that are worth it.
+    """Memory where kept tensors wait for their backward: all of them; or, under `auto`, those of layers worth it.
 
-    With `peer` the DDR of other stages: under `auto` of those that have room; else of the mirror image in the pipeline, for stages of the
-    first half."""
+    With `peer` that is the DDR of other stages. Under `auto` stages with room become donors; otherwise stages of the
+    first half offload to their mirror image in the pipeline.
+    """
     gathered: str = field(default="auto", metadata={"choices": GATHERED})
-    """Whether what tensor peers gathered for a forward is kept for its backward: where bytes are left, under policy=auto; or gathered again."""
+    """`auto`: under policy=auto, rows gathered for a forward are kept for its backward if bytes are left.
+
+    `again`: never.
+    """
 
     def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
-        """Yield `placement` and `gathered` where nothing is moved or kept by them, and `budget` where no bytes decide.
+        """Yield `placement` and `gathered` where they have no effect, and `budget` where no bytes decide.
 
-        Bytes decide what `policy=auto` keeps, and what recovery with `placement=forward-side` may hold.
+        Bytes decide what `policy=auto` keeps, and what recomputation with `placement=forward-side` may hold.
         """
         del model
         yield from idle_of_recovery(self.policy, self.placement, plan)
@@ -181,7 +199,8 @@ class RecomputePass(Pass):
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage under the policy.
 
-        Raises `DiagnosticError` RT071 where recovery is placed already, RT073 where something is to be stored and nothing is kept.
+        Raises `DiagnosticError` RT071 where recomputation is placed already or `store` does not go with the other
+        options, RT073 where something is to be stored and nothing is kept, RT065 where the machine lacks the memory.
         """
         refuse_second_recovery(module)
         refuse_missing_memory(self.store, module, context)
@@ -203,11 +222,16 @@ class RecomputePass(Pass):
             take_the_shorter(module, context, evolve(self, store=NOWHERE), self, self.budget)
 
     def rewrite(self, module: Module, context: PassContext, reorder: Reorder = _as_it_is) -> list[Tensor]:
-        """Rewrite the lists of every stage, each after it was reordered; the tensors that recovery starts from, to be marked once the module is final."""
+        """Rewrite the lists of every stage, each after `reorder`; return the tensors that recomputation starts from.
+
+        The caller marks these as checkpoints (`mark_checkpoints`) once the module is final.
+        """
         windows = idle_windows(module) if self.placement == "forward-side" else [[] for _ in module.stages]
         if self.store == PEER:
             found = self._with_lenders(module, context, windows, reorder)
         else:
+            # Stages are independent here: decide them in a process pool, send small decisions back, and rebuild the
+            # lists in this process, where ops and tensors have their identities.
             recovering = _Recovering(self, module, context, windows, reorder)
             found = list(map(recovering.made, module.stages, each_stage(recovering.decided, module.stages)))
         for stage, recovered in zip(module.stages, found, strict=True):
@@ -226,7 +250,10 @@ class RecomputePass(Pass):
     def _with_lenders(
         self, module: Module, context: PassContext, windows: list[list[Work]], reorder: Reorder
     ) -> list[_Recovered]:
-        """What is made of each stage where others keep some of it: those that borrow come first, as the others take in what these evict."""
+        """Return the rewritten stages where donors keep some of it.
+
+        Borrowing stages come first, because donors accept what these evict.
+        """
         for stage in module.stages:
             reorder(stage, Trials(module, context))
         times = UnitTimes(module)
@@ -234,6 +261,7 @@ class RecomputePass(Pass):
         borrowers = [module.stages[index] for index, choice in choices.items() if choice.borrows]
         found: dict[int, _Recovered] = {}
         for stage in sorted(module.stages, key=lambda stage: stage not in borrowers):
+            # The borrowers' lists are final here, so the donor sees every `evict` that it has to accept.
             if stage not in borrowers:
                 take_in(stage, [found[borrower.index].stage for borrower in borrowers], times)
             trials = Trials(module, context)
@@ -248,11 +276,13 @@ class RecomputePass(Pass):
         windows: list[Work],
         decided: _Decided | None = None,
     ) -> _Recovered:
-        """What a choice makes of a stage; with what was `decided` of it already, it is not decided again."""
+        """Return a stage rewritten under a choice; with `decided`, moves and kept gathers are taken from there."""
         stage, recovery = rewriting.under(choice.of)
         stored = store_kept(stage, trials, choice.home_of) if self.store != NOWHERE else 0
         budget = self.budget_within(trials)
         moves = decided.moves if decided is not None else moves_to_forward_side(stage, trials, budget, windows)
+        # Each step sees the list that the one before left: stores first, then moves to idle windows, then kept gathers,
+        # which take only the bytes left over.
         if moves:
             stage.ops = moved_ahead(stage.ops, moves)
         if decided is not None:
@@ -266,11 +296,11 @@ class RecomputePass(Pass):
         return _Recovered(stage, choice, recovery, stored, moves, kept)
 
     def budget_within(self, trials: Trials) -> int:
-        """Bytes a stage may use."""
+        """Return the bytes that a stage may use."""
         return trials.context.target.capacity(trials.module).left if self.budget is None else self.budget
 
     def choice(self, rewriting: Rewriting, trials: Trials) -> _StageChoice:
-        """What to keep of each layer and micro-batch of a stage by itself."""
+        """Choose what to keep of each layer and micro-batch of a stage on its own."""
         home = _HOMES.get(self.store, Home.DDR)
         if self.policy != "auto":
             (choice,) = CHOICES[self.policy]
@@ -279,9 +309,9 @@ class RecomputePass(Pass):
         return _StageChoice(chosen.choice_of, chosen.summary)
 
     def choices_with_lenders(self, module: Module, context: PassContext, times: UnitTimes) -> dict[int, _StageChoice]:
-        """What to keep on each stage where others may lend bytes.
+        """Choose what to keep on each stage, where other stages may be donors.
 
-        All that another policy than `auto` keeps goes to the mirror image, from stages of the first half.
+        Under a policy other than `auto` stages of the first half offload all that is kept to their mirror image.
         """
         if self.policy == "auto":
             budget = self.budget_within(Trials(module, context))
@@ -294,6 +324,7 @@ class RecomputePass(Pass):
         found = {}
         for stage in module.stages:
             lender = module.topology.mirror_image(stage.index)
+            # Under 1F1B the later stage of the pair has fewer micro-batches in flight, so it is the one with room.
             home = Lender(lender) if lender > stage.index else Home.DDR
             found[stage.index] = _StageChoice(same_for_all(evolve(choice, home=home)), borrows=home is not Home.DDR)
         return found
@@ -302,16 +333,21 @@ class RecomputePass(Pass):
 def take_the_shorter(
     module: Module, context: PassContext, without: Storing, storing: Storing, budget: int | None
 ) -> None:
-    """Rewrite a module by a pass that stores, or by the same that does not where that makes the shorter step, bytes that are used twice included."""
+    """Rewrite a module by a pass that stores, or by the same pass without storing if that makes the shorter step.
+
+    Both are placed and simulated, byte reuse included. `budget`: bytes per stage; None: the machine's.
+    """
     capacity = context.target.capacity(module).left if budget is None else budget
     found, before = [], dict(context.statistics)
     for each in (without, storing):
         context.statistics.clear()
         context.statistics |= before
+        # Each candidate gets its own draft and statistics; only those of the better one survive.
         draft = module.draft()
         starts = each.rewrite(draft, context)
         found.append((step_seconds_placed(draft, context, capacity), draft, starts, dict(context.statistics)))
     seconds = [each[0] for each in found]
+    # A tie goes to the one without storing.
     _, draft, starts, statistics = found[seconds[1] < seconds[0]]
     module.adopt(draft)
     mark_checkpoints(starts)
@@ -321,14 +357,14 @@ def take_the_shorter(
 
 
 def refuse_second_recovery(module: Module) -> None:
-    """Raise `DiagnosticError` RT071 where recovery is placed already."""
+    """Raise `DiagnosticError` RT071 where recomputation is placed already."""
     if any(type(op) is Recompute for stage in module.stages for op in stage.ops):
         message = "'recompute' cannot run twice: what the first run dropped is not there to be kept or dropped again"
         fail("RT071", message, help="give one 'recompute' with the policy you want")
 
 
 def refuse_missing_memory(store: str, module: Module, context: PassContext) -> None:
-    """Raise `DiagnosticError` RT065 where the machine does not have the memory."""
+    """Raise `DiagnosticError` RT065 where the machine lacks the memory, RT071 where no stage can be a donor."""
     if store == NOWHERE:
         return
     if store == PEER:
@@ -342,7 +378,7 @@ def refuse_missing_memory(store: str, module: Module, context: PassContext) -> N
 
 
 def _refuse_missing_lender(module: Module) -> None:
-    """Raise `DiagnosticError` RT071 where no stage lends bytes to another, or an order hangs beside which its list could not be laid."""
+    """Raise `DiagnosticError` RT071 where the plan has one stage, or the module's order hangs."""
     if module.topology.stages == 1:
         text = "'store=peer' keeps activations in the DDR of another stage, and the plan has one stage"
         fail("RT071", text, help="leave 'store' out, or store in another memory that the machine has")
@@ -354,7 +390,7 @@ def _refuse_missing_lender(module: Module) -> None:
 
 @define(eq=False)
 class _Recovering:
-    """Recovers stages that have to do with no others: it is decided side by side, and each is made here."""
+    """Recovery of stages that are independent of each other: decided in parallel processes, rebuilt in this one."""
 
     recompute: RecomputePass
     module: Module
@@ -362,12 +398,13 @@ class _Recovering:
     windows: list[list[Work]]
     reorder: Reorder
     _mine: dict[int, _Recovered] = field(factory=dict, init=False)
-    """what this process made while it decided"""
+    """Stages that this process rewrote while it decided."""
 
     def decided(self, stage: Stage) -> _Decided:
-        """What is decided about a stage."""
+        """Decide about a stage."""
         draft, trials = stage.draft(), Trials(self.module, self.context)
         self.reorder(draft, trials)
+        # An order is sent between processes as positions, since ops are compared by identity.
         places = {op: place for place, op in enumerate(stage.ops)}
         order = [places[op] for op in draft.ops]
         rewriting = Rewriting(draft)
@@ -377,7 +414,8 @@ class _Recovering:
         return _Decided(order, choice, made.moves, made.kept)
 
     def made(self, stage: Stage, decided: _Decided) -> _Recovered:
-        """What that makes of the stage."""
+        """Return the stage rewritten by a decision."""
+        # Without a pool, deciding has built the draft already.
         if stage.index in self._mine:
             return self._mine[stage.index]
         rewriting = Rewriting(stage.draft([stage.ops[place] for place in decided.order]))

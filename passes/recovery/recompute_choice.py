@@ -1,14 +1,24 @@
-"""What to keep: the choice of `recompute{policy=auto}` for one stage.
+"""Choice of what to keep: `recompute{policy=auto}` for one stage.
 
-An item is one layer of one micro-batch in flight; stage s has layers x min(P - s, M) of them. For each item one of a few options is
-taken: what is kept of its attention and its mlp, costing bytes while the micro-batch is in flight and saving seconds of recovery. Items
-of layers of one kind are alike, so the problem is how many of each kind take which option: minimise seconds under a byte budget. It is
-solved exactly by dynamic programming over Pareto fronts of (bytes, seconds), of each kind and then of all.
+An item is one layer of one micro-batch in flight; stage s has layers x min(P - s, M) of them under 1F1B. Each item
+takes one option: what its attention and its mlp keep, at a cost in bytes while the micro-batch is in flight and in
+seconds of recomputation.
 
-The budget is not a formula: each choice is written into a copy of the stage's list, and the exact live bytes of that list, with the
-workspace its ops need, are held against the capacity; budgets are tried until no larger one fits. Bytes that let other
-engines lag behind without being waited for (`passes/memory/overlap.py`) come first: they are few, and a wait costs as much as a recovery. A
-trial placement closes the loop with the allocator: an arena above the capacity tightens the budget by the gap.
+    option              bytes   seconds         3 items, budget 8 bytes
+    keep nothing          0        5            1 x everything, 2 x lean:      4 + 2 + 2 = 8 bytes,  0 + 2 + 2 = 4 s
+    lean                  2        2            2 x everything, 1 x nothing:   4 + 4 + 0 = 8 bytes,  0 + 0 + 5 = 5 s
+    keep everything       4        0
+
+Items of layers of one kind are alike, so the problem is how many of each kind take which option: minimise seconds under
+a byte budget. Dynamic programming over Pareto fronts of (bytes, seconds) solves it, of each kind and then of all. The
+fronts are exact up to 1024 points; longer ones are thinned before they are joined. Cost: O(log items) joins of two
+fronts, each O(n^2 log n) in their points.
+
+The budget is not a formula. Each choice is written into a copy of the stage's list, and the exact live bytes of that
+list, with the workspace of its ops, are compared with the capacity; larger choices are tried until none fits. Bytes
+that let other engines lag without being waited for (`passes/memory/overlap.py`) are reserved first: they are few, and a
+wait costs as much as a recomputation. Finally a trial placement checks the arena; if it exceeds the capacity, the
+budget shrinks by the gap.
 """
 
 from __future__ import annotations
@@ -55,11 +65,12 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
 
 _MAX_TRIALS = 40
+"""Most trial placements of one choice."""
 
 
 @frozen
 class Option:
-    """One way to treat a layer: bytes kept while in flight, seconds of recovery in each backward."""
+    """Treatment of a layer: bytes kept while in flight, seconds of recomputation in each backward."""
 
     choice: LayerChoice
     nbytes: int
@@ -68,14 +79,14 @@ class Option:
 
 @frozen
 class ChosenOfKind:
-    """The choice for the layers of a kind."""
+    """Choice for the layers of one kind."""
 
     layers: tuple[int, ...]
     counts: Mapping[LayerChoice, int]
-    """how many items take which choice"""
+    """Number of items per layer choice."""
 
     def choice_of(self, item: int) -> LayerChoice:
-        """The choice for an item."""
+        """Return the choice for an item by its number; the first items take the first choice of `counts`, and so on."""
         for choice, count in self.counts.items():
             if item < count:
                 return choice
@@ -85,41 +96,42 @@ class ChosenOfKind:
 
 @frozen
 class Chosen:
-    """The choice for a stage."""
+    """Choice for a stage."""
 
     kinds: tuple[ChosenOfKind, ...]
     in_flight: int
-    """of a layer: micro-batches, or slices of them"""
+    """Pieces (micro-batches, or slices of them) of a layer in flight."""
     slices: int
 
     def choice_of(self, layer: int, piece: Piece) -> LayerChoice:
-        """The choice for a layer and a micro-batch: items are dealt out so that micro-batches take about equal time."""
+        """Return the choice for a layer and a piece; items are dealt out so that pieces take about equal time."""
+        # Items are numbered layer by layer. A piece takes the place of the one that has left the flight before it.
         number = piece if isinstance(piece, int) else piece.micro_batch * self.slices + piece.number
         kind = next(kind for kind in self.kinds if layer in kind.layers)
         return kind.choice_of(kind.layers.index(layer) * self.in_flight + number % self.in_flight)
 
     def home_of(self, layer: int, piece: Piece) -> Elsewhere:
-        """Where what is kept of a layer and a micro-batch waits for its backward."""
+        """Return the memory or donor where kept tensors of a layer and a piece wait for their backward."""
         return self.choice_of(layer, piece).home
 
     @property
     def stores(self) -> bool:
-        """Whether anything waits in another memory than DDR."""
+        """True if anything waits outside the stage's own DDR."""
         return any(choice.home is not Home.DDR for kind in self.kinds for choice in kind.counts)
 
     @property
     def keeps_everything(self) -> bool:
-        """Whether nothing is recovered or stored."""
+        """True if nothing is recomputed or stored."""
         return all(set(kind.counts) <= {EVERYTHING} for kind in self.kinds)
 
     @property
     def recovers_nothing(self) -> bool:
-        """Whether all is kept, here or in another memory."""
+        """True if everything is kept, here or elsewhere."""
         return all(choice.attention == choice.mlp == "all" for kind in self.kinds for choice in kind.counts)
 
     @property
     def summary(self) -> str:
-        """The counts in words."""
+        """Description of the counts, for the statistics."""
         counts: Counter[LayerChoice] = Counter()
         for kind in self.kinds:
             counts.update(kind.counts)
@@ -140,10 +152,11 @@ def _kept_words(choice: LayerChoice) -> str:
 
 
 def choose(rewriting: Rewriting, trials: Trials, capacity: int, store: Home = Home.DDR) -> Chosen:
-    """The cheapest choice for a stage that fits; full recovery where not even that does (allocation then says what is missing).
+    """Return the cheapest choice for a stage that fits `capacity` bytes.
 
-    With another memory to store in, as many layers of micro-batches are stored there, whole, as make the stage's own period from step to
-    step shortest: those of the first layers, which wait longest. What stays is chosen for the bytes that this leaves.
+    If not even full recomputation fits, that is returned, and allocation then reports what is missing. With another
+    memory in `store`, whole items of the first layers, which wait longest, are stored there: as many as make the
+    stage's own period shortest. The rest is chosen for the bytes that this leaves.
     """
     stage = rewriting.stage
     shape = StageShape.of(stage, trials)
@@ -164,6 +177,8 @@ def choose(rewriting: Rewriting, trials: Trials, capacity: int, store: Home = Ho
     def keeps_the_rest(count: int) -> bool:
         return found(count)[1].recovers_nothing
 
+    # The period is not convex in the number stored, so a few numbers are tried. If all the rest can be kept from some
+    # number on, storing far fewer leaves recomputation, so only numbers from half of it up are tried; else all eighths.
     most = min(shape.items, _most_hidden(stage, trials, shape, store))
     if most > FEW:
         enough = least(most, keeps_the_rest)
@@ -174,11 +189,11 @@ def choose(rewriting: Rewriting, trials: Trials, capacity: int, store: Home = Ho
 
 
 FEW = 8
-"""Layers of micro-batches up to which every number that may be stored is tried; of more, so many parts."""
+"""Items up to which every number to store is tried; for more items, at most this many numbers."""
 
 
 def least(most: int, holds: Callable[[int], bool]) -> int:
-    """The least number of which something holds that goes on holding, or `most`."""
+    """Return the smallest n in 1..`most` for which a monotone predicate holds; `most` if there is none."""
     if not holds(most):
         return most
     low, high = 0, most
@@ -189,7 +204,8 @@ def least(most: int, holds: Callable[[int], bool]) -> int:
 
 
 def _most_hidden(stage: Stage, trials: Trials, shape: StageShape, store: Home) -> int:
-    """How many layers of micro-batches in flight can go to another memory, or come back, in the time that a step computes anyway."""
+    """Return how many items in flight can go to another memory, or come back, during the compute time of a step."""
+    # Measure with everything kept and stored: the link time then scales with the number of items.
     everything = rewritten(stage, lambda _layer, _piece: EVERYTHING)
     computes = sum(trials.op_seconds(everything, op) for op in everything.ops if op.engine is Engine.COMPUTE)
     store_kept(everything, trials, lambda _layer, _piece: store)
@@ -201,7 +217,7 @@ def _most_hidden(stage: Stage, trials: Trials, shape: StageShape, store: Home) -
 
 
 def as_chosen(rewriting: Rewriting, trials: Trials, chosen: Chosen) -> Stage:
-    """A draft of a stage under a choice."""
+    """Return a draft of a stage under a choice."""
     draft, _ = rewriting.under(chosen.choice_of)
     if chosen.stores:
         store_kept(draft, trials, chosen.home_of)
@@ -210,19 +226,20 @@ def as_chosen(rewriting: Rewriting, trials: Trials, chosen: Chosen) -> Stage:
 
 @frozen
 class StageShape:
-    """The layers of a stage by kind, and how many of each are in flight."""
+    """Layers of a stage by kind, and the number of pieces in flight."""
 
     kinds: tuple[tuple[int, ...], ...]
     in_flight: int
     slices: int
     options: tuple[tuple[Option, ...], ...]
-    """of a layer of each kind"""
+    """By kind: the options of one layer."""
 
     @classmethod
     def of(cls, stage: Stage, trials: Trials) -> StageShape:
-        """That of a stage."""
+        """Return the shape of a stage."""
         plan = trials.module.plan
         slices = plan.shape.slices
+        # Pieces in flight are counted over all chunks of the stage; a layer is in one chunk.
         in_flight = min(ceil(most_in_flight_on(trials.module, stage) / plan.chunks), plan.micro_batches * slices)
         kinds = _kinds_of_layers(stage, trials.module)
         options = (tuple(_pareto(_options(stage, trials, layers[0]))) for layers in kinds)
@@ -230,35 +247,35 @@ class StageShape:
 
     @property
     def items(self) -> int:
-        """Layers of micro-batches in flight."""
+        """Number of items: layers times pieces in flight."""
         return self.in_flight * sum(map(len, self.kinds))
 
     @property
     def none_stored(self) -> tuple[dict[LayerChoice, int], ...]:
-        """Of each kind, no items."""
+        """Empty counts for each kind."""
         return tuple({} for _ in self.kinds)
 
     def chosen(self, counts: Iterable[Mapping[LayerChoice, int]]) -> Chosen:
-        """The choice in which of each kind so many items take which."""
+        """Return the choice with the given counts of each kind."""
         return Chosen(tuple(map(ChosenOfKind, self.kinds, counts)), self.in_flight, self.slices)
 
     def stored(self, count: int, choice: LayerChoice) -> tuple[dict[LayerChoice, int], ...]:
-        """Of each kind its part of so many items, of which what a choice keeps is stored."""
+        """Return counts in which each kind stores its share of `count` items with a choice."""
         return tuple({choice: len(layers) * self.in_flight * count // self.items} for layers in self.kinds)
 
 
 @frozen
 class Front:
-    """The choices for what a stage does not store that no other beats in both bytes and seconds of recovery; bytes ascend, seconds fall."""
+    """Pareto front of the choices for items that are not stored: bytes ascend, seconds of recomputation descend."""
 
     shape: StageShape
     stored: Sequence[Mapping[LayerChoice, int]]
-    """of each kind, the items that are decided on already"""
+    """By kind: the items that are decided already."""
     points: list[Point]
 
     @classmethod
     def of(cls, shape: StageShape, stored: Sequence[Mapping[LayerChoice, int]]) -> Front:
-        """That of the items that are left."""
+        """Return the front of the items that are not in `stored`."""
         left = [
             len(layers) * shape.in_flight - sum(counts.values())
             for layers, counts in zip(shape.kinds, stored, strict=True)
@@ -272,11 +289,11 @@ class Front:
 
     @property
     def seconds(self) -> list[float]:
-        """Seconds of recovery of each choice, of all items in flight once."""
+        """Seconds of recomputation of each choice, for all items in flight once."""
         return [seconds for _, seconds, _ in self.points]
 
     def counts(self, index: int) -> list[dict[LayerChoice, int]]:
-        """Of each kind, how many items take which choice; those that are stored first."""
+        """Return, by kind, how many items take each choice; stored ones come first."""
         counts = iter(self.points[index][2])
         return [
             {**taken, **{option.choice: count for option in own if (count := next(counts))}}
@@ -284,16 +301,17 @@ class Front:
         ]
 
     def chosen(self, index: int) -> Chosen:
-        """The choice itself."""
+        """Return the choice at an index of the front."""
         return self.shape.chosen(self.counts(index))
 
     def best_within(self, capacity: int, rewriting: Rewriting, trials: Trials) -> int:
-        """The cheapest choice with which a stage fits; 0 where none does."""
+        """Return the index of the cheapest choice with which a stage fits `capacity`; 0 if none does."""
 
         @cache
         def occupied(index: int) -> Occupancy:
             return trials.occupancy(as_chosen(rewriting, trials, self.chosen(index)))
 
+        # Reserve the bytes for lag as if everything were recomputed; the same lag then holds for all choices.
         lag = occupied(0).lag_within(capacity)
         sizes = self.sizes
         best = _last_that_fits(sizes, lambda index: capacity - occupied(index).peak_bytes(lag))
@@ -301,6 +319,7 @@ class Front:
             excess = excess_bytes(occupied(best), lag, capacity) if best else 0
             if not excess:
                 break
+            # The arena exceeds the live bytes by fragmentation: go down at least that far, then check again.
             tightened = sizes[best] - excess
             best = max((i for i in range(best) if sizes[i] <= tightened), default=0)
         return best
@@ -309,13 +328,13 @@ class Front:
 def kept_in_ddr(
     rewriting: Rewriting, trials: Trials, capacity: int, shape: StageShape, stored: Sequence[Mapping[LayerChoice, int]]
 ) -> Chosen:
-    """The cheapest choice that fits for what is not stored."""
+    """Return the cheapest choice that fits for the items that are not stored."""
     front = Front.of(shape, stored)
     return front.chosen(front.best_within(capacity, rewriting, trials))
 
 
 def _kinds_of_layers(stage: Stage, module: Module) -> list[tuple[int, ...]]:
-    """The layers of a stage by what they do, each kind ascending: those of one are recovered in the same time."""
+    """Return the layers of a stage grouped by kind; layers of a kind take the same time to recompute."""
     kinds: dict[int, list[int]] = {}
     for chunk in module.topology.chunks_of(stage.index):
         for layer in module.topology.chunk_layers[chunk]:
@@ -324,15 +343,17 @@ def _kinds_of_layers(stage: Stage, module: Module) -> list[tuple[int, ...]]:
 
 
 def _last_that_fits(sizes: Sequence[int], room: Callable[[int], int]) -> int:
-    """The last choice that leaves room, 0 where none does; `sizes` ascend, and room falls about as they grow.
+    """Return the index of the last choice that leaves room; 0 if none does.
 
-    Where the room left by one choice says that the next fits or not, few are tried; every third probe halves what is left.
+    `sizes` ascend, and `room(index)` falls about as they grow. The room left by one choice predicts the next candidate,
+    so few are tried; every third probe bisects, in case the prediction is bad.
     """
     low, above, left = 0, len(sizes), room(0)
     probes = 0
     while left >= 0 and above - low > 1:
         probes += 1
         guess = (low + above) // 2 if probes % 3 == 0 else bisect_right(sizes, sizes[low] + left) - 1
+        # Always strictly between, so each probe makes progress.
         guess = min(max(guess, low + 1), above - 1)
         room_left = room(guess)
         if room_left >= 0:
@@ -343,7 +364,7 @@ def _last_that_fits(sizes: Sequence[int], room: Callable[[int], int]) -> int:
 
 
 def _options(stage: Stage, trials: Trials, layer: int) -> list[Option]:
-    """Every way to treat a layer, with its exact bytes and the target's seconds."""
+    """Return every treatment of a layer, with its exact bytes and the target's seconds."""
     options = []
     for choice in CHOICES["auto"]:
         whole_layer = recovers_whole_layer(trials.module.plan, choice)
@@ -367,7 +388,10 @@ def _split_slots(module: Module, half: Block, kept: str) -> tuple[list[Slot], li
 
 
 def typical_slice(plan: Plan) -> int | None:
-    """The slice that stands for all: the middle one, as later ones attend to more keys. None where micro-batches pass whole."""
+    """Return the number of the slice that stands for all: the middle one, since later slices attend to more keys.
+
+    None where micro-batches are not sliced.
+    """
     return len(plan.slices) // 2 if plan.slices else None
 
 
@@ -377,7 +401,7 @@ def _forward_of(stage: Stage, trials: Trials, half: Block) -> Forward:
 
 
 def _between_blocks(trials: Trials, *, whole_layer: bool) -> int:
-    """Bytes of what is between the blocks of a layer, kept unless the layer is recovered as a whole."""
+    """Return the bytes between the blocks of a layer, which are kept unless the whole layer is recomputed."""
     model, plan = trials.module.model, slice_plan(trials.module.plan, typical_slice(trials.module.plan))
     return 0 if whole_layer else mlp_input_bytes(model, plan) + branch_bytes(model, plan)
 
@@ -391,6 +415,7 @@ def _recovery_seconds(stage: Stage, trials: Trials, half: Block, dropped: list[S
     source, view = (project or forward).reads[:2]
     kept = tuple(t for t in saved if t.slot not in names)
     writes = tuple(t for t in saved if t.slot in names)
+    # A whole layer's recomputation of attention also makes the input of the mlp, which costs the output product.
     if whole_layer and half.kind == "attention":
         output = Tensor("y", StateKind.ACTIVATION, forward.writes[0].type)
         writes = (*writes, output)
@@ -398,22 +423,24 @@ def _recovery_seconds(stage: Stage, trials: Trials, half: Block, dropped: list[S
 
 
 def _pareto(options: list[Option]) -> list[Option]:
-    """Options that no other beats in both bytes and seconds, bytes ascending."""
+    """Return the options that no other beats in both bytes and seconds, bytes ascending."""
     kept: list[Option] = []
     for option in sorted(options, key=lambda o: (o.nbytes, o.seconds, o.choice.attention, o.choice.mlp)):
+        # Sorted by bytes: an option stays only if it saves seconds over everything cheaper.
         if not kept or option.seconds < kept[-1].seconds:
             kept.append(option)
     return kept
 
 
 Point = tuple[int, float, tuple[int, ...]]
+"""Point of a front: bytes, seconds, number of items per option."""
 
 
 @lru_cache(maxsize=32)  # stages of a plan often have the same layers in flight
 def _front(options: tuple[Option, ...], items: int) -> list[Point]:
-    """The Pareto front of `items` items: (bytes, seconds, how many take each option), bytes ascending.
+    """Return the Pareto front of `items` items as (bytes, seconds, counts by option), bytes ascending.
 
-    Fronts of 1, 2, 4, ... items are joined pairwise, so the work is logarithmic in the number of items.
+    Fronts of 1, 2, 4, ... items are joined pairwise, so the number of joins is logarithmic in the number of items.
     """
     single: list[Point] = [
         (option.nbytes, option.seconds, tuple(int(i == j) for j in range(len(options))))
@@ -431,24 +458,31 @@ def _front(options: tuple[Option, ...], items: int) -> list[Point]:
 
 
 def _front_of_kinds(kinds: Sequence[tuple[Sequence[Option], int]]) -> list[Point]:
-    """The Pareto front of items of several kinds, each with its options and how many there are; counts by kind, one behind the other."""
+    """Return the Pareto front of items of several kinds, each given by its options and number of items.
+
+    The counts of the kinds follow each other in each point.
+    """
     options, items = kinds[0]
     total = _front(tuple(options), items)
     for options, items in kinds[1:]:
         width, own = len(total[0][2]), _front(tuple(options), items)
+        # Pad the counts with zeros, so that adding two points concatenates the counts of their kinds.
         before = [(nbytes, seconds, (*counts, *(0,) * len(options))) for nbytes, seconds, counts in total]
         total = _joined(before, [(nbytes, seconds, (*(0,) * width, *counts)) for nbytes, seconds, counts in own])
     return total
 
 
 def _joined(left: Sequence[Point], right: Sequence[Point]) -> list[Point]:
-    """All sums of two fronts that no other sum beats; of long fronts, of points that are evenly spaced."""
+    """Return all sums of a point of each front that no other sum beats.
+
+    Fronts longer than `_MOST_POINTS` are thinned first.
+    """
     left, right = _thinned(left), _thinned(right)
     nbytes = np.add.outer([p[0] for p in left], [p[0] for p in right]).ravel()
     seconds = np.add.outer([p[1] for p in left], [p[1] for p in right]).ravel()
     order = np.lexsort((seconds, nbytes))
     best = np.minimum.accumulate(seconds[order])
-    # a point stays if it is better than everything cheaper, by more than the rounding of sums
+    # A point stays if it beats everything cheaper by more than the rounding of sums.
     keep = np.ones(len(order), bool)
     keep[1:] = best[1:] < best[:-1] * (1 - _ROUNDING)
     front: list[Point] = []
@@ -459,11 +493,17 @@ def _joined(left: Sequence[Point], right: Sequence[Point]) -> list[Point]:
 
 
 _MOST_POINTS = 1024
-"""Of a front that is joined with another: beyond these their number grows with a power of the items, and so does what each costs."""
+"""Most points of a front that is joined with another.
+
+Beyond these, the number of points grows with a power of the items, and the cost of a join with its square.
+"""
 
 
 def _thinned(front: Sequence[Point]) -> Sequence[Point]:
-    """At most so many points, the first and the last among them, evenly spaced in what they have of all bytes and all seconds together."""
+    """Return at most `_MOST_POINTS` points of a front, the first and the last included.
+
+    They are evenly spaced in the sum of relative bytes and relative seconds.
+    """
     if len(front) <= _MOST_POINTS:
         return front
     nbytes, seconds = np.array([point[0] for point in front], float), np.array([point[1] for point in front])
@@ -473,3 +513,4 @@ def _thinned(front: Sequence[Point]) -> Sequence[Point]:
 
 
 _ROUNDING = 1e-12
+"""Relative error of sums of seconds."""

@@ -1,13 +1,17 @@
-"""Where recovery stands: `recompute{placement=forward-side}` moves it into the pipeline's idle windows (FSR).
+"""Placement of recomputation: `recompute{placement=forward-side}` moves it into the pipeline's idle windows (FSR).
 
-Inline, a layer is recovered right before its backward. Recovery needs no gradient, so it may run earlier: after the micro-batch's
-forward, before its gradient arrives. That pays where the compute engine would wait for the gradient: where it does in a run of the
-module's own order in which every forward, and every half of a backward, takes one unit of time. Under 1F1B that is before the first
-backward of a stage (warm-up) and before those of the cool-down, when no forward is left to fill the gap; in its steady state there is
-nothing to hide in, and recovery stays inline. At most (P - 1) recoveries a stage can be hidden this way.
+    inline          F0 F1 [rec layer 2] (waits) [B layer 2] [rec layer 1] [B layer 1]     stage 0 of 2, 1F1B
+    forward-side    F0 F1 [rec layer 2] [rec layer 1] (waits) [B layer 2] [B layer 1]     hidden in the wait
 
-What is recovered earlier lives longer. Layers move in the order backward needs them, as long as the exact live bytes, workspace
-included, stay under the budget.
+Inline, a layer is recomputed right before its backward. Recomputation needs no gradient, so it may run earlier: after
+the micro-batch's forward, before its gradient arrives. That pays where the compute engine would wait for the gradient,
+judged by a run of the module's order in which every forward, and every half of a backward, takes one unit of time.
+Under 1F1B such waits come before the first backward of a stage (warm-up) and before the backwards of the cool-down,
+when no forward is left to fill the gap. In the steady state there is nothing to hide in, and recomputation stays
+inline. At most P - 1 micro-batches' recomputations per stage can be hidden this way.
+
+Tensors that are recomputed earlier live longer. Layers move in the order in which backward needs them, as long as the
+exact live bytes, workspace included, stay within the budget. Cost: one sweep per window, and O(log n) trial placements.
 """
 
 from __future__ import annotations
@@ -36,27 +40,31 @@ if TYPE_CHECKING:
 
 
 def idle_windows(module: Module) -> list[list[Work]]:
-    """By stage, what it works on backward after it has waited for the gradient, the longest wait first."""
+    """Return, by stage, the backward passes before which it waits for the gradient, the longest wait first.
+
+    Empty for each stage where recomputation must be inline, or the order hangs.
+    """
     none: list[list[Work]] = [[] for _ in module.stages]
     if gathers_layers_within_step(module.plan) or shares_rows(module.plan):
-        return none  # the view, or the input, that a recovery reads is gathered only for its backward
+        return none  # the view or input that recomputation reads is gathered only for its backward
     orders = [[action for _, action in chunk_actions(module, stage)] for stage in module.stages]
     try:
         return gradient_waits(orders, module.topology.chunk_stages)
     except ValueError:
-        return none  # an order that hangs, as the verifier will say
+        return none  # the order hangs; the verifier will report it
 
 
 Moves = dict[int, list[int]]
-"""By the position of the first op of a backward, those of the recovery ops that are to stand before it, in order."""
+"""By the position of the first op of a backward: positions of the recompute ops to put before it, in order."""
 
 
 def moves_to_forward_side(stage: Stage, trials: Trials, budget: int, windows: Sequence[Work]) -> Moves:
-    """What is recovered of a stage ahead of the backwards of some windows, which wait for gradients."""
+    """Return the recompute ops of a stage to move ahead of the backwards of some windows, within a budget of bytes."""
     if not windows:
         return {}
     mover = _Mover(stage, trials, budget)
     backwards = _backwards_of(stage, trials.module, set(windows))
+    # The longest waits get the bytes first.
     for work in windows:
         mover.fill(backwards[work])
     mover.keep_what_fits()
@@ -64,7 +72,7 @@ def moves_to_forward_side(stage: Stage, trials: Trials, budget: int, windows: Se
 
 
 def moved_ahead(ops: list[Op], moves: Moves) -> list[Op]:
-    """A list with moves made."""
+    """Return a list with the moves made."""
     going = {position for positions in moves.values() for position in positions}
     moved: list[Op] = []
     for position, op in enumerate(ops):
@@ -76,12 +84,12 @@ def moved_ahead(ops: list[Op], moves: Moves) -> list[Op]:
 
 @define
 class _BackwardOps:
-    """What of a stage's list one backward is made of."""
+    """Positions of one backward pass in a stage's list."""
 
     first: int
-    """the position of its first op that makes a gradient"""
+    """Position of its first op that makes a gradient."""
     recoveries: list[tuple[int, Op]] = field(factory=list)
-    """the recovery ops after that, with their positions"""
+    """Recompute ops after that, with their positions."""
 
 
 def _backwards_of(stage: Stage, module: Module, wanted: Container[Work]) -> dict[Work, _BackwardOps]:
@@ -102,10 +110,10 @@ def _backwards_of(stage: Stage, module: Module, wanted: Container[Work]) -> dict
 
 @define(eq=False)
 class _Mover(ChangesWithinBudget):
-    """Moves recoveries of some windows."""
+    """Mover of the recompute ops of some windows."""
 
     brought: dict[Tensor, int] = field(init=False)
-    """Where what was elsewhere comes back."""
+    """By tensor: position of the op that reloads it from another memory or stage."""
     moved: Moves = field(factory=dict, init=False)
 
     @brought.default
@@ -114,7 +122,10 @@ class _Mover(ChangesWithinBudget):
         return {tensor: at for at, op in fetches for tensor in op.writes}
 
     def fill(self, backward: _BackwardOps) -> None:
-        """Move as many of a backward's recoveries as the budget lets; not those of what comes back later from another memory or stage."""
+        """Move as many recompute ops of a backward as the budget allows, in order.
+
+        Ops that read a tensor reloaded after the backward's first op stay, and so do their dependents.
+        """
         first = backward.first
         chosen: list[int] = []
         later: set[Tensor] = set()
@@ -123,6 +134,8 @@ class _Mover(ChangesWithinBudget):
                 later.update(op.writes)
                 continue
             added = sum(aligned(t.type.nbytes) for t in op.writes)
+            # A move makes the outputs live from `first` on instead of `position`. Stop at the first that does not fit:
+            # layers move in the order in which backward needs them.
             if int(self.curve[first : position + 1].max()) + added > self.budget:
                 break
             self.curve[first:position] += added
@@ -131,9 +144,9 @@ class _Mover(ChangesWithinBudget):
             self.moved[first] = chosen
 
     def keep_what_fits(self) -> None:
-        """Leave the windows that were filled last as they were, until the arena fits."""
+        """Undo the windows filled last until the arena fits."""
         self.moved = dict(islice(self.moved.items(), self.most_that_fit(len(self.moved))))
 
     def rebuilt(self, count: int) -> list[Op]:
-        """The list with the moves of the first so many windows made."""
+        """Return the list with the moves of the first `count` windows made."""
         return moved_ahead(self.stage.ops, dict(islice(self.moved.items(), count)))

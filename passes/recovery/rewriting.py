@@ -1,6 +1,6 @@
-"""Recovery written into a stage's lists: what a layer's forward keeps, and the ops that make the rest again before its backward.
+"""Recomputation written into a stage's lists: what a layer's forward keeps, and the ops that make the rest again.
 
-Lists only: ops and tensors that others may have too stay as they are, so that a choice can be tried on a draft of a stage.
+Only lists change. Ops and tensors that others may share stay unchanged, so a choice can be tried on a draft of a stage.
 """
 
 from __future__ import annotations
@@ -26,47 +26,47 @@ LEAN_SLOTS = {
     "attention": ("q_in", "k_in", "q", "k", "v", "o", "lse", "branch"),
     "mlp": ("gate", "up", "branch"),
 }
-"""What `lean` keeps of a block: the results of its products and of attention."""
+"""Slots that `lean` keeps of a block: results of its products and of attention."""
 
 
 @frozen
 class Lender:
-    """Another stage, in whose DDR what is kept may wait."""
+    """Donor: another stage whose DDR may hold kept tensors."""
 
     stage: int
 
     @property
     def value(self) -> str:
-        """It in words."""
+        """Display name, for example `@3`."""
         return f"@{self.stage}"
 
 
 Elsewhere = Home | Lender
-"""Where what is kept waits for its backward; DDR is the stage's own."""
+"""Place where kept tensors wait for their backward; `Home.DDR` is the stage's own."""
 
 
 @frozen
 class LayerChoice:
-    """What is kept of a layer's attention and mlp: `none`, `lean` or `all`."""
+    """Choice of what a layer's attention and mlp keep: `none`, `lean` or `all`."""
 
     attention: str
     mlp: str
     home: Elsewhere = Home.DDR
-    """where what is kept waits for the backward"""
+    """Place where kept tensors wait for the backward."""
 
     @property
     def keeps_nothing(self) -> bool:
-        """Whether the layer is recovered from its input, or from that of each of its blocks, alone."""
+        """True if the layer, or each of its blocks, is recomputed from its input alone."""
         return self.attention == self.mlp == "none"
 
     def kept(self, kind: str) -> str:
-        """What is kept of one of the layer's blocks."""
+        """Return what one of the layer's blocks keeps: `none`, `lean` or `all`."""
         return self.attention if kind == "attention" else self.mlp
 
 
 NOTHING, EVERYTHING = LayerChoice("none", "none"), LayerChoice("all", "all")
 ChoiceOf = Callable[[int, Piece], LayerChoice]
-"""The choice for a layer and a micro-batch, or a slice of one."""
+"""Function that returns the choice for a layer and a piece (a micro-batch, or a slice of one)."""
 
 CHOICES = {
     "full": (NOTHING,),
@@ -75,12 +75,12 @@ CHOICES = {
     "mlp": (LayerChoice("all", "none"),),
     "auto": tuple(LayerChoice(attention, mlp) for attention, mlp in product(("none", "lean", "all"), repeat=2)),
 }
-"""What each policy may choose for a layer of a micro-batch."""
+"""Choices for a layer and micro-batch that each policy allows."""
 
 
 @frozen
 class _SameForAll:
-    """A function that can be sent to another process."""
+    """Constant choice, as an object that can be pickled for another process."""
 
     choice: LayerChoice
 
@@ -89,34 +89,34 @@ class _SameForAll:
 
 
 def same_for_all(choice: LayerChoice) -> ChoiceOf:
-    """One choice for every layer and micro-batch."""
+    """Return a function that gives every layer and piece the same choice."""
     return _SameForAll(choice)
 
 
 @frozen
 class Recovery:
-    """What a stage recovers."""
+    """Summary of what a stage recomputes."""
 
     ops: int
-    """how many do it"""
+    """Number of recompute ops."""
     starts: list[Tensor]
-    """inputs of the layers that are recovered as a whole"""
+    """Inputs of the layers that are recomputed as a whole."""
 
 
 def rewrite(stage: Stage, choice_of: ChoiceOf) -> Recovery:
-    """Drop and recover in a stage's lists; its ops and tensors, which others may have too, stay as they are."""
+    """Drop and recompute tensors in a stage's lists, in place; its ops and tensors stay unchanged."""
     draft, recovery = Rewriting(stage).under(choice_of)
     stage.tensors, stage.ops = draft.tensors, draft.ops
     return recovery
 
 
 def rewritten(stage: Stage, choice_of: ChoiceOf) -> Stage:
-    """A draft of a stage under a choice."""
+    """Return a draft of a stage under a choice."""
     return Rewriting(stage).under(choice_of)[0]
 
 
 def mark_checkpoints(starts: Iterable[Tensor]) -> None:
-    """Make checkpoints of the activations that recovery starts from."""
+    """Give activations that recomputation starts from the kind `checkpoint`, in place."""
     for tensor in starts:
         if tensor.kind is StateKind.ACTIVATION:
             tensor.kind = StateKind.CHECKPOINT
@@ -124,42 +124,42 @@ def mark_checkpoints(starts: Iterable[Tensor]) -> None:
 
 @frozen(eq=False)
 class _Made:
-    """What stands in place of an op under a choice."""
+    """Replacement of an op under a choice."""
 
     ops: tuple[Op, ...]
     operands: frozenset[Tensor]
     added: tuple[Tensor, ...] = ()
-    """tensors that the stage has not got without it"""
+    """Tensors that only this replacement needs."""
     view: Tensor | None = None
-    """what is to be gathered before it"""
+    """View that must be gathered before it."""
     start: Tensor | None = None
-    """the input of a layer that is recovered as a whole"""
+    """Input of a layer that is recomputed as a whole."""
     recovered: int = 0
 
 
 @define(eq=False)
 class Rewriting:
-    """A stage to be rewritten under one choice after another. Ops that a choice makes are made once: drafts share them."""
+    """Rewriter of a stage under one choice after another. Replacement ops are made once and shared by the drafts."""
 
     stage: Stage
     forwards: dict[tuple[Block, Piece], Forward] = field(factory=dict, init=False)
-    """Forward ops as they were, with all saved slots among their writes."""
+    """Original forward ops, with all saved slots among their writes."""
     projects: dict[tuple[Block, Piece], Project] = field(factory=dict, init=False)
-    """What projects before the forward where norms of queries and keys take sums over tensor peers."""
+    """`project` ops before the forward, where norms of queries and keys need sums over tensor-parallel ranks."""
     passing: dict[Tensor, Tensor] = field(factory=dict, init=False)
-    """What a forward alone reads in place of what is projected anew for the backward."""
+    """By saved tensor that is recomputed for the backward: the short-lived tensor that the forward reads instead."""
     views: dict[tuple[Block, Piece], Tensor] = field(factory=dict, init=False)
-    """The view each backward reads, which its recovery reads too."""
+    """View that each backward reads, which its recomputation reads too."""
     inputs: dict[tuple[Block, Piece], Tensor] = field(factory=dict, init=False)
-    """The input each backward reads, which its recovery reads too."""
+    """Input that each backward reads, which its recomputation reads too."""
     gathers: dict[Tensor, AllGather] = field(factory=dict, init=False)
     """Gathers of views for backwards, where views are sharded within the step."""
     seen_later: set[Tensor] = field(factory=set, init=False)
-    """Keys and values that other slices of their micro-batch read: a forward keeps them."""
+    """Keys and values that other slices of their micro-batch read: a forward always keeps them."""
     _layers: list[tuple[int, Piece]] = field(factory=list, init=False)
-    """What is chosen for: layers of micro-batches, or of slices."""
+    """Layers and pieces to choose for."""
     _steps: list[tuple[int, int, dict[LayerChoice, _Made]]] = field(factory=list, init=False)
-    """Ops that depend on a choice: their position, the number of the layer, and what was made of them so far."""
+    """Ops that depend on a choice: position, index in `_layers`, and the replacements made so far."""
     _others: set[Tensor] = field(factory=set, init=False)
     """Operands of all other ops."""
 
@@ -191,10 +191,10 @@ class Rewriting:
             self.gathers[op.writes[0]] = op
 
     def under(self, choice_of: ChoiceOf) -> tuple[Stage, Recovery]:
-        """A draft of the stage under a choice, and what it recovers."""
+        """Return a draft of the stage under a choice, and a summary of its recomputation."""
         choices = [choice_of(layer, piece) for layer, piece in self._layers]
         base = self.stage.ops
-        gathers = dict(self.gathers)  # that are not gathered yet
+        gathers = dict(self.gathers)  # those not in the new list yet
         ops: list[Op] = []
         made_of_ops: list[_Made] = []
         copied = 0
@@ -210,6 +210,7 @@ class Rewriting:
                 ops.append(gather)
             ops += made.ops
         self._copy(copied, len(base), gathers, ops)
+        # Tensors that no op touches any more are dropped; replacements add theirs.
         used = self._others.union(*(made.operands for made in made_of_ops))
         tensors = {name: tensor for name, tensor in self.stage.tensors.items() if tensor in used}
         tensors |= {tensor.name: tensor for made in made_of_ops for tensor in made.added if tensor in used}
@@ -218,7 +219,7 @@ class Rewriting:
         return Stage(self.stage.index, tensors, ops, self.stage.line), recovery
 
     def _copy(self, start: int, stop: int, gathers: dict[Tensor, AllGather], ops: list[Op]) -> None:
-        """Copy some ops, without gathers for backwards that a recovery needed earlier."""
+        """Append the ops from `start` to `stop`, exclusive, without gathers that a recomputation has pulled forward."""
         if not self.gathers:
             ops += self.stage.ops[start:stop]
             return
@@ -236,7 +237,7 @@ class Rewriting:
         return self.with_recovery(op, choice)
 
     def lightened(self, op: Forward, choice: LayerChoice) -> Forward:
-        """The forward op without the saved slots it does not keep."""
+        """Return a forward op without the saved slots that the choice drops."""
         dropped = self.dropped(op.block, piece_of(op), choice)
         if not dropped:
             return op
@@ -244,10 +245,12 @@ class Rewriting:
         return attrs.evolve(op, reads=reads, writes=tuple(t for t in op.writes if t not in dropped))
 
     def passing_on(self, op: Project, choice: LayerChoice) -> _Made:
-        """The op that projects, with tensors that end with the forward in place of what is not kept."""
+        """Return a `project` op whose dropped results end with the forward."""
         piece = piece_of(op)
         dropped = [tensor for tensor in self.dropped(op.block, piece, choice) if tensor in op.writes]
         for tensor in dropped:
+            # The forward still needs the projections. Give it short-lived tensors; the recomputation makes the saved
+            # ones.
             if tensor not in self.passing:
                 name = self.stage.free_name(f"f.{op.block}.{piece_name(piece)}.{tensor.slot}")
                 self.passing[tensor] = Tensor(name, StateKind.SAVED, tensor.type)
@@ -255,35 +258,40 @@ class Rewriting:
         return _made((attrs.evolve(op, writes=writes),), added=tuple(self.passing[t] for t in dropped))
 
     def saved(self, block: Block, m: Piece) -> Tensors:
-        """The saved slots of a block, in their order."""
+        """Return the saved slots of a block, in their order."""
         forward = self.forwards[block, m]
         own = tuple(t for t in forward.writes if t.kind is StateKind.SAVED)
         return (*made_before(forward, self.projects.get((block, m))), *own)
 
     def dropped(self, block: Block, m: Piece, choice: LayerChoice) -> Tensors:
-        """The saved slots of a block that a choice does not keep."""
+        """Return the saved slots of a block that a choice does not keep."""
         kept = choice.kept(block.kind)
         if kept == "all":
             return ()
+        # Sums over tensor-parallel ranks are always kept: making them again would take a collective.
         lean = (SQUARES,) if kept == "none" else (SQUARES, *LEAN_SLOTS[block.kind])
         return tuple(t for t in self.saved(block, m) if t.slot not in lean and t not in self.seen_later)
 
     def with_recovery(self, op: InputGradientOp | BackwardHeads, choice: LayerChoice) -> _Made:
-        """The backward op, after the recovery of what it, or its weight half, reads."""
+        """Return a backward op, preceded by the recomputation of what it, or its weight half, reads."""
         m = piece_of(op)
         if (op.block, m) in self.projects and not isinstance(op, BackwardHeads):
-            return _made((op,))  # recovered already: its backward begins before the norms of queries and keys
-        # what tensor peers exchange within a layer is small, and kept: each block is recovered from its own input
+            return _made((op,))  # recomputed already, before its `backward_heads`
+        # Results of exchanges between tensor-parallel ranks within a layer are small and kept: each block is recomputed
+        # from its own input.
         in_parts = self.forwards[op.block, m].writes[0].kind is StateKind.PARTIAL
         if choice.keeps_nothing and not in_parts:
-            assert not isinstance(op, BackwardHeads)  # tensor peers have parts
+            assert not isinstance(op, BackwardHeads)  # only under tensor parallelism
             return self.with_whole_layer(op, choice) if op.block.kind == "mlp" else _made((op,))
         if not self.dropped(op.block, m, choice):
             return _made((op,))
         return _made((self.recompute(op.block, m, choice), op), recovered=1)
 
     def with_whole_layer(self, op: InputGradientOp, choice: LayerChoice) -> _Made:
-        """An mlp's backward after the recovery of its attention, which yields its input again, and its own."""
+        """Return an mlp's backward, preceded by the recomputation of its layer.
+
+        The attention's recompute op yields the mlp's input again; the mlp's reads it.
+        """
         m = piece_of(op)
         attention_block = blocks.block("attention", op.block.layer)
         attention = self.recompute(attention_block, m, choice)
@@ -295,11 +303,12 @@ class Rewriting:
         mlp.reads = (again, *mlp.reads[1:])
         reads = tuple(again if t is source else t for t in op.reads)
         ops = (attention, mlp, attrs.evolve(op, reads=reads))
+        # The attention's view must be gathered now, ahead of the attention's own backward.
         view = self.views[attention_block, m]
         return _made(ops, added=(again,), view=view, start=attention.reads[0], recovered=2)
 
     def recompute(self, block: Block, m: Piece, choice: LayerChoice) -> Recompute:
-        """Recovery of a block's dropped slots from its input and the slots it kept."""
+        """Return the op that recomputes a block's dropped slots from its input and its kept slots."""
         forward, view = self.forwards[block, m], self.views[block, m]
         dropped = self.dropped(block, m, choice)
         kept = tuple(t for t in self.saved(block, m) if t not in dropped)
@@ -311,20 +320,26 @@ def _made(ops: tuple[Op, ...], **more: Any) -> _Made:
 
 
 def made_before(forward: Forward, project: Project | None) -> Tensors:
-    """The saved slots of a block that are there before its forward: what is projected for norms over tensor peers, and the sums of these."""
+    """Return the saved slots of a block that exist before its forward: results of `project`, and their sums over ranks.
+
+    Empty if the block has no `project` op.
+    """
     if project is None:
         return ()
     return tuple(t for t in forward.reads if t in project.writes or t.slot == SQUARES)
 
 
 def _of_other_slices(op: Forward, project: Project | None) -> Tensors:
-    """The keys and values of earlier slices that a forward reads."""
+    """Return the keys and values of earlier slices that a forward reads."""
     own = made_before(op, project)
     return tuple(t for t in op.reads if t.kind is StateKind.SAVED and t not in own)
 
 
 def with_what_it_sees(op: Recompute, forward: Forward, project: Project | None = None) -> Tensors:
-    """What a recovery reads, with where documents start, and with the keys and values of earlier slices where it computes attention again."""
+    """Return the reads of a recompute op, completed by the starts of documents.
+
+    If it computes attention again, the keys and values of earlier slices are added too.
+    """
     seen = _of_other_slices(forward, project)
     documents = tuple(t for t in forward.reads if t.kind is StateKind.INPUT and forward.block.kind == "attention")
     own = tuple(t for t in op.reads if t not in seen and t not in documents)
@@ -334,7 +349,7 @@ def with_what_it_sees(op: Recompute, forward: Forward, project: Project | None =
 def recovery_op(
     forward: Forward, source: Tensor, kept: Tensors, view: Tensor, writes: Tensors, project: Project | None = None
 ) -> Recompute:
-    """The op that makes again, from the block's input, what a forward did not keep."""
+    """Return the op that makes again, from the block's input, the tensors that a forward does not keep."""
     reads = (source, *kept, view)
     op = Recompute(block=forward.block, **piece_fields(piece_of(forward)), reads=reads, writes=writes)
     op.reads = with_what_it_sees(op, forward, project)

@@ -1,16 +1,17 @@
-"""Storing written into a stage's lists: what a layer keeps for its backward leaves DDR behind its forward, and comes back before it is used.
+"""Activation offload written into a stage's lists: kept tensors leave DDR after the forward and come back before use.
 
     %x.mlp.0.m0, %s.attention.0.m0.* = forward attention.0 m0 (%x.attention.0.m0, %w.attention.0)
   becomes
     %x.mlp.0.m0, %s.attention.0.m0.* = forward attention.0 m0 (%x.attention.0.m0, %w.attention.0)
     %host.x.attention.0.m0, %host.s.attention.0.m0.* = store attention.0 m0 (%x.attention.0.m0, %s.attention.0.m0.*)
     ...
-    %back.x.attention.0.m0, %back.s.attention.0.m0.* = fetch attention.0 m0 (%host.x.attention.0.m0, %host.s.attention.0.m0.*)
+    %back.x.attention.0.m0, %back.s.attention.0.m0.* = fetch attention.0 m0 (%host.x.attention.0.m0,
+                                                                             %host.s.attention.0.m0.*)
 
-What goes to another stage is evicted and taken back in place of that; what that stage does, `passes/recovery/guests.py` writes into its list.
+For a peer stage the ops are `evict` and `take_back`; `passes/recovery/guests.py` writes the donor's side.
 
-A fetch stands as late in the list as still gives it the time it takes, by the stage's own times, before the first op that needs what it brings;
-fetches that follow each other share that time. What stands earlier would hold its bytes longer for nothing.
+A fetch stands as late in the list as its duration allows, by the stage's own times, before the first op that needs its
+result; fetches that follow each other share the engine's time. Standing earlier would only hold bytes longer.
 """
 
 from __future__ import annotations
@@ -52,36 +53,44 @@ if TYPE_CHECKING:
 _OF_BACKWARD = (Recompute, Backward, BackwardHeads, BackwardInput, BackwardWeight, AddBranchBackward)
 """Ops that use what a forward keeps."""
 _OF_PEERS = (*PEER_OPS, AddBranch)
-"""Ops that use, right behind a forward of tensor peers, what that has used."""
+"""Ops of tensor parallelism right after a forward, which use what the forward has used."""
 
 
 @frozen
 class _Kept:
-    """What a forward keeps for its backward."""
+    """Tensors that a forward keeps for its backward."""
 
     owner: Forward
     tensors: Tensors
     position: int
-    """of the last op of the forward pass that uses any of them"""
+    """Position of the last op of the forward pass that uses any of them."""
 
 
 @frozen
 class _Stored:
-    """What is stored of a block and a piece: where in the list, and by what."""
+    """Offload and reload of a block and a piece."""
 
     position: int
-    """of the op behind which it is stored"""
+    """Position of the op after which the tensors are stored."""
     store: Store | Evict
     fetch: Fetch | TakeBack
 
     def seconds_back(self, stage: Stage, trials: Trials) -> float:
-        """What it takes to come back: from another stage as long as the way there, whose time is that of the end that sends."""
+        """Return the seconds of the reload.
+
+        From a peer stage that is at least the time of the offload, because only the sending op carries the link's time.
+        """
         ops = (self.store, self.fetch) if isinstance(self.fetch, TakeBack) else (self.fetch,)
         return max(trials.op_seconds(stage, op) for op in ops)
 
 
 def store_kept(stage: Stage, trials: Trials, home_of: Callable[[int, Piece], Elsewhere]) -> int:
-    """Rewrite a stage's list; its ops and tensors, which others may have too, stay as they are. The number of stores."""
+    """Rewrite a stage's list so that kept tensors are offloaded to `home_of(layer, piece)`.
+
+    Return the number of stores.
+
+    The stage's ops and tensors stay unchanged.
+    """
     stored = [
         _stored(stage, kept, home)
         for kept in _kept(stage)
@@ -94,9 +103,10 @@ def store_kept(stage: Stage, trials: Trials, home_of: Callable[[int, Piece], Els
 
 
 def _kept(stage: Stage) -> list[_Kept]:
-    """What each forward keeps, where that is something: what it reads or saves that ops of its backward use.
+    """Return what each forward keeps: tensors that it reads or saves and that ops of its backward use.
 
-    Not what later slices of its micro-batch see, or anyone else; tensor peers add to the stream before it can go.
+    Tensors that later slices, or any other op, read are left out. With tensor parallelism they can leave only after the
+    exchanges behind the forward have used them.
     """
     forwards = {position: op for position, op in enumerate(stage.ops) if type(op) is Forward}
     projects = {(op.block, piece_of(op)): op for op in stage.ops if type(op) is Project}
@@ -104,6 +114,7 @@ def _kept(stage: Stage) -> list[_Kept]:
     for position, forward in forwards.items():
         project = projects.get((forward.block, piece_of(forward)))
         source = (project or forward).reads[0]
+        # The embedding's input are tokens, which the step holds anyway.
         made = (*made_before(forward, project), *(each for each in forward.writes if each.kind is StateKind.SAVED))
         mine |= dict.fromkeys(made if forward.block.kind == "embed" else (*made, source), position)
     later: set[Tensor] = set()
@@ -112,6 +123,8 @@ def _kept(stage: Stage) -> list[_Kept]:
         if type(op) is Release:
             continue
         for tensor in op.reads:
+            # A read by the backward makes a tensor a candidate, a read by an exchange delays its store, any other read
+            # rules it out.
             at = mine.get(tensor)
             if at is None or position <= at:
                 continue
@@ -130,6 +143,7 @@ def _kept(stage: Stage) -> list[_Kept]:
 
 def _stored(stage: Stage, kept: _Kept, home: Elsewhere) -> _Stored:
     fields = {"block": kept.owner.block, **piece_fields(piece_of(kept.owner))}
+    # On a peer stage the donor's list declares the remote buffers (`guests.py`); here only the copies that come back.
     there = () if isinstance(home, Lender) else tuple(_copy(stage, t, home.value, home) for t in kept.tensors)
     back = tuple(_copy(stage, tensor, "back", Home.DDR) for tensor in kept.tensors)
     if isinstance(home, Lender):
@@ -140,13 +154,13 @@ def _stored(stage: Stage, kept: _Kept, home: Elsewhere) -> _Stored:
 
 
 def _copy(stage: Stage, tensor: Tensor, prefix: str, home: Home) -> Tensor:
-    """A tensor that holds the same elsewhere; the slot, which is the last part of its name, stays."""
+    """Return a new tensor for the same data elsewhere; the slot, which is the last part of its name, stays."""
     name = stage.free_name(f"{prefix}.{tensor.name}")
     return stage.add(attrs.evolve(tensor, name=name, home=home, offset=None, line=0))
 
 
 def _rewritten(stage: Stage, trials: Trials, stored: list[_Stored]) -> list[Op]:
-    """The list with stores behind forwards, fetches in time, and later ops reading what was fetched."""
+    """Return the list with stores after forwards, fetches in time, and later ops reading what was fetched."""
     back: dict[Tensor, Tensor] = {}
     after: dict[int, Op] = {}
     for each in stored:
@@ -158,6 +172,7 @@ def _rewritten(stage: Stage, trials: Trials, stored: list[_Stored]) -> list[Op]:
     for position, op in enumerate(stage.ops):
         ops += before.get(position, ())
         ops.append(op if gone.isdisjoint(op.reads) else _reading(op, back, gone))
+        # From here on the tensors are gone, and later readers get the fetched copies.
         if position in after:
             ops.append(after[position])
             gone.update(after[position].reads)
@@ -165,18 +180,20 @@ def _rewritten(stage: Stage, trials: Trials, stored: list[_Stored]) -> list[Op]:
 
 
 def _reading(op: Op, back: Mapping[Tensor, Tensor], gone: Container[Tensor]) -> Op:
-    """The same op on what was fetched in place of what is gone."""
+    """Return the op with fetched tensors in place of those that are gone."""
     return attrs.evolve(op, reads=tuple(back[tensor] if tensor in gone else tensor for tensor in op.reads))
 
 
 def _fetch_positions(stage: Stage, trials: Trials, stored: list[_Stored]) -> dict[int, list[Op]]:
-    """Fetches by the position before which they stand."""
+    """Return fetches by the position before which they stand."""
     times = trials.times(stage)
     needs = _first_uses(stage, stored)
     issued = times.issued.tolist()
     placed: dict[int, list[Op]] = {}
     free = float("inf")
     """when the fetch after this one has to start"""
+    # From the last need back to the first: a fetch must end before its need, and before the next fetch starts, since
+    # they share an engine. It never stands before its store.
     for each, need in sorted(zip(stored, needs, strict=True), key=lambda pair: -pair[1]):
         end = min(issued[need], free)
         free = end - each.seconds_back(stage, trials)
@@ -186,7 +203,7 @@ def _fetch_positions(stage: Stage, trials: Trials, stored: list[_Stored]) -> dic
 
 
 def _first_uses(stage: Stage, stored: list[_Stored]) -> list[int]:
-    """The position of the first op that needs what is fetched."""
+    """Return, for each stored entry, the position of the first op that needs it back."""
     owner: dict[Tensor, int] = {t: number for number, each in enumerate(stored) for t in each.store.reads}
     first: dict[int, int] = {}
     for position, op in enumerate(stage.ops):

@@ -1,1 +1,1 @@
-"""When gradients are reduced, shards updated and views gathered."""
+"""Passes that decide when gradients are reduced, shards updated and views gathered."""

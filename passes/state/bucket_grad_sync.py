@@ -1,16 +1,20 @@
-"""`bucket-grad-sync{bytes=...|auto unit=block|layer|stage blocking=true}`: joins the gradient reductions of neighbouring blocks, and starts them as early as they may.
+"""`bucket-grad-sync{bytes=...|auto unit=block|layer|stage blocking=true}`: joins and advances gradient reductions.
 
-Reductions come in backward order. A bucket closes when its gradients reach `bytes`; it stands right after the backward that
-gives its last contribution, so that it waits for no straggler it does not need. With `reduce = "each-micro-batch"` the
-buckets are formed within each micro-batch. Shards partition every block, never a bucket, so bucketing changes no bit.
+    backward mlp.1, backward attention.1, backward mlp.0, ..., reduce mlp.1, reduce attention.1, reduce mlp.0   becomes
+    backward mlp.1, backward attention.1, reduce [mlp.1 attention.1], backward mlp.0, reduce [mlp.0], ...
 
-Where reductions of the whole step stand apart, one chunk's before other work of the stage (`place-from-file`), no bucket joins those of two
-chunks.
+Reductions come in backward order. A bucket closes when its gradients reach `bytes`. It stands right after the backward
+that contributes to it last, so it starts as early as it may. With `reduce = "each-micro-batch"` buckets are formed
+within each micro-batch. Shards partition every block, never a bucket, so bucketing changes no bit.
 
-Small buckets start early; large ones pay the links' latencies less often. `bytes=auto` takes the smallest of a few sizes whose reductions the
-link finishes while the backward that makes them runs; if there is none, the one that keeps the link busy for the shortest time.
-`unit=stage` reduces in bulk: one collective of all of a stage's gradients, after the whole backward. With `blocking=true` compute waits for every
-reduction of gradients, that of tied ones too, as where a program calls it and goes on when it returns; without, what is blocking stays so.
+If reductions of the whole step stand apart, one chunk's before other work of the stage (`place-from-file`), no bucket
+joins reductions of two chunks.
+
+Small buckets start early; large ones pay the latency of the links less often. `bytes=auto` takes the smallest of a few
+sizes whose reductions the link finishes while the backward that makes them runs; if there is none, the size that keeps
+the link busy for the shortest time. `unit=stage` reduces in bulk: one collective of all of a stage's gradients, after
+the whole backward. With `blocking=true` compute waits for every reduction of gradients, tied ones included, like a
+program that calls a reduction and continues when it returns. Without it, reductions keep the setting that they have.
 """
 
 from __future__ import annotations
@@ -36,8 +40,9 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 GradSync = ReduceScatter | AllReduce
+"""Ops that reduce gradients over replicas."""
 LIMITS = (1, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB)
-"""What `bytes=auto` chooses from, from a bucket a block on."""
+"""Bucket sizes in bytes that `bytes=auto` chooses from; the smallest makes one bucket per block."""
 
 
 @frozen
@@ -47,12 +52,14 @@ class BucketGradSyncPass(Pass):
     name: ClassVar[str] = "bucket-grad-sync"
     decides: ClassVar[frozenset[Decision]] = frozenset({Decision.REDUCTIONS})
     bytes: int | str = field(default=64 * MIB, metadata={"unit": "bytes", "words": ("auto",)})
+    """Size at which a bucket closes; `auto`: chosen for each stage from `LIMITS`."""
     unit: str = field(default="block", metadata={"choices": ("block", "layer", "stage")})
-    """A bucket ends with a block, only with a whole layer, or with the stage."""
+    """Boundary at which a bucket may end: a block, a layer, or only the stage."""
     blocking: bool = field(default=False, metadata={"choices": SWITCH})
+    """True: compute waits for every reduction."""
 
     def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
-        """The bytes of a bucket that is all of a stage."""
+        """Yield `bytes` where a bucket is all of a stage."""
         del plan, model
         if self.unit == "stage":
             why = "with unit=stage a bucket is all that a stage reduces, of whatever size"
@@ -63,7 +70,7 @@ class BucketGradSyncPass(Pass):
         context.statistics["buckets"] = sum(self.rewrite(module, stage, context) for stage in module.stages)
 
     def rewrite(self, module: Module, stage: Stage, context: PassContext) -> int:
-        """Rewrite one stage; the number of buckets."""
+        """Rewrite one stage in place; return the number of buckets."""
         limit = self.bytes if isinstance(self.bytes, int) else self.fitted(module, stage, context)
         bucketing = _Bucketing(stage, module.topology.chunk_of, limit, self.unit)
         bucketing.run()
@@ -73,7 +80,10 @@ class BucketGradSyncPass(Pass):
         return len(bucketing.buckets)
 
     def fitted(self, module: Module, stage: Stage, context: PassContext) -> int:
-        """The smallest limit whose reductions fit the backward that gives them, else that of the shortest."""
+        """Return the smallest limit in bytes whose reductions fit into the backward that makes their gradients.
+
+        If there is none, return the limit whose reductions take the shortest time.
+        """
         link_seconds = {}
         for limit in LIMITS:
             bucketing = _Bucketing(stage, module.topology.chunk_of, limit, self.unit)
@@ -85,7 +95,11 @@ class BucketGradSyncPass(Pass):
 
 
 def _backward_seconds(module: Module, stage: Stage, context: PassContext) -> float:
-    """Seconds of the backwards after which gradients are reduced: those of each micro-batch, or of the last; of slices the first, which is last."""
+    """Return the seconds of a stage's backwards during which gradients can be reduced.
+
+    Counted are the backwards of each micro-batch, or of the last one if gradients are reduced once a step. Of several
+    slices only slice 0 counts: it runs last and completes the gradients.
+    """
     each = module.plan.reduce == "each-micro-batch"
     last = module.plan.micro_batches - 1
     return sum(
@@ -97,14 +111,16 @@ def _backward_seconds(module: Module, stage: Stage, context: PassContext) -> flo
 
 @define
 class _Bucketing:
+    """State of bucketing one stage."""
+
     stage: Stage
     chunk_of: Mapping[Block, int]
     limit: int
     ends_with: str
-    """block, layer or stage"""
+    """Unit of a bucket: `block`, `layer` or `stage`."""
     buckets: list[Op] = field(factory=list)
     after: dict[int, list[Op]] = field(factory=dict)
-    """Buckets by the position of the op they follow."""
+    """Buckets by the position of the op that they follow."""
     joined: set[int] = field(factory=set)
     """Positions of the reductions that went into buckets."""
 
@@ -134,7 +150,7 @@ class _Bucketing:
             self.close(open_ops, last_writer)
 
     def ops(self) -> list[Op]:
-        """The stage's ops with buckets in place of the reductions."""
+        """Return the stage's ops with buckets in place of the reductions."""
         ops: list[Op] = []
         for position, op in enumerate(self.stage.ops):
             if position not in self.joined:
@@ -143,16 +159,19 @@ class _Bucketing:
         return ops
 
     def key(self, op: GradSync) -> object:
-        """Reductions of equal key may share a bucket."""
+        """Return a key that is equal for reductions that may share a bucket."""
         return (type(op), op.micro_batch if isinstance(op, ReduceScatter) else None, op.blocking)
 
     def ends_chunk(self, last: list[GradSync], following: GradSync) -> bool:
-        """Whether two reductions of the whole step are of different chunks."""
+        """Tell whether two neighbouring reductions of the whole step belong to different chunks."""
         whole = not isinstance(following, ReduceScatter) or following.micro_batch is None
         return whole and any(self.chunk_of[op.blocks[-1]] != self.chunk_of[following.blocks[0]] for op in last)
 
     def is_full(self, size: int, last: GradSync, following: GradSync) -> bool:
-        """Whether a bucket of so many bytes ends before the next reduction: it has its bytes, and no layer is torn where layers count."""
+        """Tell whether a bucket of `size` bytes ends before the next reduction.
+
+        It ends if it has reached its limit, unless `unit=layer` and the next block is of the same layer.
+        """
         if self.ends_with == "stage":
             return False
         torn = self.ends_with == "layer" and last.blocks[-1].layer == following.blocks[0].layer
@@ -170,7 +189,10 @@ def _gradients(op: GradSync) -> Tensors:
 
 
 def _merged(ops: list[GradSync]) -> Op:
-    """One reduction of all blocks of several, else like the first: gradients or shards in block order, then the flags in block order."""
+    """Return one reduction of the blocks of several, otherwise like the first.
+
+    Its tensors are the gradients or shards in block order, then the flags in block order.
+    """
     return evolve(
         ops[0],
         blocks=tuple(block for op in ops for block in op.blocks),

@@ -1,13 +1,19 @@
-"""`insert-prefetch{depth-blocks=... depth-bytes=... blocking=true}`: gathers parameter views in the order the next forward visits the blocks.
+"""`insert-prefetch{depth-blocks=... depth-bytes=... blocking=true}`: gathers views in the order of the next forward.
 
-Across the step's end, each gather follows the update of its block and the gathers of the blocks before it, so that the view the next step
-needs first is whole first. The flags of all ranks meet before the gathers, which they do not depend on, or the next step would wait for all
-gathers; only what a stage gathers while stages before it still run their last backwards comes before them. Where nothing is sharded an
-update writes its view itself, and there is nothing to gather. Where views are sharded within the step too (ZeRO 3), each is gathered up to
-`depth-blocks` block ops ahead of its use, as far as the views that wait for theirs take no more than `depth-bytes`.
+    update mlp.1, update attention.1, update mlp.0, gather mlp.1, gather attention.1, gather mlp.0, flags      becomes
+    update mlp.1, update attention.1, update mlp.0, flags, gather mlp.0, gather attention.1, gather mlp.1
 
-With `blocking=true` compute waits for every gather, as where a program calls it and goes on when it returns; without, what is blocking stays so.
-Across the step's end blocking gathers follow all updates of their stage, since there is nothing for them to hide behind.
+Across the step's end, each gather follows the update of its block and the gathers of the blocks before it, so that the
+view that the next step needs first is complete first. The flags of all ranks are reduced before the gathers, which do
+not depend on them; otherwise the next step would wait for all gathers. An exception are gathers for which a stage has
+time while earlier stages still run their last backwards: they come before the flags. Where nothing is sharded an update
+writes its view itself, and there is nothing to gather. Where views are sharded within the step too (ZeRO 3), each is
+gathered up to `depth-blocks` block ops ahead of its use, as long as the views that are gathered and not yet used take
+at most `depth-bytes`.
+
+With `blocking=true` compute waits for every gather, like a program that calls a gather and continues when it returns.
+Without it, gathers keep the setting that they have. Across the step's end blocking gathers follow all updates of their
+stage, since they have nothing to hide behind.
 """
 
 from __future__ import annotations
@@ -41,15 +47,16 @@ class InsertPrefetchPass(Pass):
     name: ClassVar[str] = "insert-prefetch"
     decides: ClassVar[frozenset[Decision]] = frozenset({Decision.GATHERS})
     depth_blocks: int = field(default=1, metadata={"unit": "blocks"})
-    """How many block ops ahead of its use a view sharded within the step is gathered (ZeRO 3)."""
+    """Number of block ops by which a view that is sharded within the step is gathered ahead of its use (ZeRO 3)."""
     depth_bytes: int | None = field(default=None, metadata={"unit": "bytes", "default": "no limit"})
     """Bytes that views sharded within the step may take before they are used; one view always may. None: no limit."""
     blocking: bool = field(default=False, metadata={"choices": SWITCH})
+    """True: compute waits for every gather."""
 
     def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
         """Yield the depths where no view is gathered within the step, and `blocking` where none is gathered at all.
 
-        With a depth of 0 blocks the depth in bytes is idle too.
+        With a depth of 0 blocks the depth in bytes has no effect either.
         """
         within_step = any_gathered_within_step(plan, block_chain(model))
         if not within_step:
@@ -75,17 +82,17 @@ class InsertPrefetchPass(Pass):
         context.statistics["gathers"] = sum(self.rewrite(stage, Trials(module, context)) for stage in module.stages)
 
     def rewrite(self, stage: Stage, trials: Trials) -> int:
-        """Rewrite one stage; the number of gathers."""
+        """Rewrite one stage in place; return the number of gathers."""
         self.block(stage)
         return self.reorder(stage, trials)
 
     def block(self, stage: Stage) -> None:
-        """Make gathers of a stage blocking, where that is asked for."""
+        """Make all gathers of a stage blocking, if the option says so."""
         if self.blocking:
             stage.ops = [evolve(op, blocking=True) if type(op) is AllGather else op for op in stage.ops]
 
     def reorder(self, stage: Stage, trials: Trials) -> int:
-        """Give the ops of a stage their order; the number of gathers."""
+        """Put the gathers of a stage in their places; return the number of gathers."""
         module = trials.module
         gathers = _reorder(stage, trials, {block: index for index, block in enumerate(block_chain(module.model))})
         if any_gathered_within_step(module.plan, module.topology.stage_blocks[stage.index]):
@@ -94,7 +101,11 @@ class InsertPrefetchPass(Pass):
 
 
 def _reorder(stage: Stage, trials: Trials, order: dict[Block, int]) -> int:
-    """Put gathers in forward order, each as soon as the updates it needs are done, a blocking one after all, and flags early; the number of gathers."""
+    """Put the gathers for the next step into forward order and the flags early; return the number of gathers.
+
+    Each gather stands as soon as the updates of its blocks are done, a blocking one after all updates. `order`:
+    position of each block in the forward.
+    """
     gathers = sorted(
         (op for op in stage.ops if _is_for_next_step(op)), key=lambda op: min(map(order.__getitem__, op.blocks))
     )
@@ -106,6 +117,8 @@ def _reorder(stage: Stage, trials: Trials, order: dict[Block, int]) -> int:
     after: dict[int, list[Op]] = {}
     earliest = -1
     moving: tuple[AllGather | AllReduceScalar, ...] = (*gathers[:first], *flags, *gathers[first:])
+    # Collectives of a stage run in list order, so none may stand before an earlier one of `moving`: `earliest` only
+    # grows.
     for op in moving:
         updated = last_update if is_blocking(op) else op.blocks
         needed = [last_update.get(block, len(rest) - 1) for block in updated] or [_last_reduction(rest)]
@@ -120,16 +133,20 @@ def _reorder(stage: Stage, trials: Trials, order: dict[Block, int]) -> int:
 
 
 def _last_reduction(ops: list[Op]) -> int:
-    """Where the last op stands that makes flags of gradients, or, as all ranks meet in one order, another scalar; -1: none does."""
+    """Return the index of the last op that makes flags of gradients or another scalar; -1 if there is none.
+
+    Other scalars count because all ranks run these collectives in one order.
+    """
     kinds = ReduceScatter | AllReduce | AllReduceScalar
     return next((at for at in reversed(range(len(ops))) if isinstance(ops[at], kinds)), -1)
 
 
 def _gathered_before_flags(stage: Stage, trials: Trials, gathers: list[AllGather]) -> int:
-    """How many gathers a stage has time for before the flags of the stages before it are there.
+    """Return how many gathers a stage has time for before the flags of the earlier stages arrive.
 
-    Those have the last micro-batch's backward still to run, one after the other, when this stage has sent its own gradient; it may
-    have weight halves left. Where gradients are clipped by the norm of all, all stages go on at once.
+    When this stage has sent its last gradient, the earlier stages still run the last micro-batch's backward, one after
+    the other. This stage may have weight halves left in that time. Where gradients are clipped by their global norm,
+    all stages continue at the same moment, and the result is 0.
     """
     module = trials.module
     if module.plan.optimizer.clip == "global":
@@ -148,7 +165,7 @@ def _gathered_before_flags(stage: Stage, trials: Trials, gathers: list[AllGather
 
 
 def _last_backward_seconds(stage: Stage, trials: Trials) -> float:
-    """Seconds of a stage's input gradients of the last micro-batch, without what is recovered for them."""
+    """Return the seconds of a stage's input gradients of the last micro-batch, without recomputation."""
     module = trials.module
     missing = len(module.topology.stage_blocks[stage.index])
     seconds = 0.0
@@ -162,7 +179,7 @@ def _last_backward_seconds(stage: Stage, trials: Trials) -> float:
 
 
 def _seconds_of_weight_halves_left(stage: Stage, trials: Trials) -> float:
-    """Seconds of the weight halves that a stage runs after its last input gradient."""
+    """Return the seconds of the weight halves that a stage runs after its last input gradient."""
     seconds = 0.0
     for op in reversed(stage.ops):
         if isinstance(op, InputGradientOp):
@@ -181,9 +198,10 @@ def _is_for_next_step(op: Op) -> TypeGuard[AllGather]:
 
 
 def _prefetch_within_step(stage: Stage, depth: int, limit: int | None) -> int:
-    """Move each gather of a sharded view up to `depth` compute ops ahead of its use; the number of gathers.
+    """Move each gather of a sharded view up to `depth` compute ops ahead of its use; return the number of gathers.
 
-    Not beyond the write of what it reads: within a step masters are only read before the updates, which end it.
+    A gather never moves before the write of the master that it reads, because within a step masters are only read
+    before the updates, and the updates end the step.
     """
     ahead: dict[int, list[Op]] = {}
     """Gathers by the position of the compute op they come before."""
@@ -210,12 +228,17 @@ def _prefetch_within_step(stage: Stage, depth: int, limit: int | None) -> int:
 def _places(
     gathers: list[AllGather], uses: dict[Tensor, int], depth: int, limit: int | None
 ) -> Iterator[tuple[int, AllGather]]:
-    """Each gather, in the order of use, and the compute op it comes before."""
+    """Yield each gather, in the order of use, with the index of the compute op that it comes before.
+
+    `uses`: index of the compute op that uses each view first. `limit`: most bytes of views gathered and not yet used.
+    """
     waiting: deque[AllGather] = deque()
     taken = at = 0
     for gather in sorted(gathers, key=lambda op: uses[op.writes[0]]):
         size = _view_bytes(gather)
         at = max(at, uses[gather.writes[0]] - depth)
+        # `waiting` holds the views that are gathered and not yet used. If one more exceeds the limit, its gather moves
+        # behind the uses of the oldest, until there is room.
         while waiting and (uses[waiting[0].writes[0]] < at or (limit is not None and taken + size > limit)):
             used = waiting.popleft()
             taken -= _view_bytes(used)

@@ -1,20 +1,29 @@
-"""`joint-order{policy=... placement=... reduction=buckets|bulk|blocking-bulk state=ordered|bulk|blocking-bulk store=... offload=... gathered=...}`: reductions, updates, gathers and recovery, decided together.
+"""`joint-order`: decides reductions, updates, gathers and recovery together.
 
-They compete for one link, one DDR bandwidth and one byte budget, so what is best for one depends on the others. With ZeRO 3 it is decided first how
-many blocks ahead a stage gathers its views (`passes/state/prefetch_depth.py`). For each stage the bucket
-size and the order of updates are tried together and the stage's own period from step to step decides; then activations are kept in
-the bytes that buckets, prefetched views and lagging engines leave free. Last, the whole step is simulated beside that of the passes with their own
-defaults, one by one, and the faster is taken: deciding together never costs time.
+    joint-order{policy=... placement=... reduction=buckets|bulk|blocking-bulk state=ordered|bulk|blocking-bulk
+                store=... offload=... gathered=...}
 
     joint-order   is one of   bucket-grad-sync{bytes=...},[schedule-update,]insert-prefetch{depth-blocks=...},
                               recompute{policy=auto placement=forward-side}
 
-With `reduction=bulk` a stage's gradients are reduced at once after its whole backward; with `state=bulk` all updates come before all
-gathers, in the order of blocks. With `blocking-bulk` compute waits for the reductions, or the gathers, besides (`bucket-grad-sync`,
-`insert-prefetch`). They are there to see what each mechanism earns.
+These compete for one link, one DDR bandwidth and one byte budget, so the best choice of one depends on the others. The
+steps:
 
-With `store=host|file` layers of micro-batches may wait in another memory, with `store=peer` in the DDR of another stage (`recompute`), with `offload=host|file` the masters and moments of
-some blocks stay there (`offload-state`): as many as make the step shortest, with all of the above chosen for each number that is tried.
+1. With ZeRO 3, choose how many blocks ahead each stage gathers its views (`passes/state/prefetch_depth.py`).
+2. For each stage, try bucket sizes with both orders of updates; the stage's own period from step to step decides.
+3. Keep activations in the bytes that buckets, prefetched views and lagging engines leave free (`recompute`).
+4. Simulate the whole step, and the one with the default bucket size and update order; take the faster.
+
+So, in the simulation without byte reuse, deciding together never costs time.
+
+With `reduction=bulk` a stage's gradients are reduced at once after its whole backward. With `state=bulk` all updates
+come before all gathers, in the order of blocks. With `blocking-bulk` compute also waits for the reductions, or the
+gathers (`bucket-grad-sync`, `insert-prefetch`). These options show how much each mechanism gains.
+
+With `store=host|file` activations of layers may be offloaded to another memory until their backward, with `store=peer`
+to the DDR of another stage (`recompute`). With `offload=host|file` the masters and moments of some blocks stay in
+another memory (`offload-state`): the number of blocks that makes the step shortest, with all of the above chosen anew
+for each number tried.
 """
 
 from __future__ import annotations
@@ -59,17 +68,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _WORTH = 2e-3
-"""What another order must gain to be tried on the whole module, which costs a second choice of what is recovered."""
+"""Relative gain that an order must show to be tried on the whole module, at the cost of a second recovery choice."""
 
 
 @frozen
 class _StateOrder:
-    """How one stage's reductions, updates and gathers are ordered."""
+    """Order of one stage's reductions, updates and gathers."""
 
     buckets: BucketGradSyncPass
     updates_when_final: bool
+    """True: updates stand where their gradients become final."""
     prefetch: InsertPrefetchPass | None
-    """None: gathers stay where they are, after all updates or right before the use"""
+    """None: gathers stay in place, after all updates or right before the use."""
 
     def rewrite(self, stage: Stage, trials: Trials) -> None:
         """Rewrite a stage's list."""
@@ -77,13 +87,13 @@ class _StateOrder:
         self.reorder(stage, trials)
 
     def make(self, stage: Stage, trials: Trials) -> None:
-        """Put what is ordered in the place of what a stage has."""
+        """Form the buckets and set blocking gathers, without moving updates or gathers."""
         self.buckets.rewrite(trials.module, stage, trials.context)
         if self.prefetch is not None:
             self.prefetch.block(stage)
 
     def reorder(self, stage: Stage, trials: Trials) -> None:
-        """Give the ops of a stage their order."""
+        """Move updates and gathers to their places."""
         if self.updates_when_final:
             ScheduleUpdatePass().rewrite(stage, trials)
         if self.prefetch is not None:
@@ -98,7 +108,7 @@ class _StateOrder:
 
 @frozen
 class JointOrderPass(Pass):
-    """Order reductions, updates and gathers, and choose what is recovered where, together."""
+    """Order reductions, updates and gathers, and choose what is recomputed where, together."""
 
     name: ClassVar[str] = "joint-order"
     decides: ClassVar[frozenset[Decision]] = frozenset(
@@ -108,18 +118,21 @@ class JointOrderPass(Pass):
     placement: str = field(default="forward-side", metadata={"choices": ("inline", "forward-side")})
     budget: int | None = field(default=None, metadata={"unit": "bytes"})
     bucket_bytes: int = field(default=LIMITS[-1], metadata={"unit": "bytes"})
-    """The largest buckets that are tried."""
+    """Largest bucket size in bytes that is tried."""
     reduction: str = field(default="buckets", metadata={"choices": ("buckets", "bulk", "blocking-bulk")})
     state: str = field(default="ordered", metadata={"choices": ("ordered", "bulk", "blocking-bulk")})
     store: str = field(default=NOWHERE, metadata={"choices": STORE_CHOICES})
-    """The memory in which layers may wait for their backward (`recompute`)."""
+    """Memory to which activations of layers may be offloaded until their backward (`recompute`)."""
     offload: str = field(default=NOWHERE, metadata={"choices": OFFLOAD_CHOICES})
-    """The memory in which masters and moments may stay (`offload-state`): of as many blocks as make the step shortest."""
+    """Memory in which masters and moments may stay (`offload-state`), of as many blocks as make the step shortest."""
     gathered: str = field(default="auto", metadata={"choices": GATHERED})
-    """Whether what tensor peers gathered for a forward is kept for its backward where bytes are left (`recompute`), or gathered again."""
+    """`auto`: rows gathered from tensor-parallel ranks are kept for the backward if bytes are left.
+
+    `again`: they never are.
+    """
 
     def idle(self, plan: Plan, model: ModelConfig) -> Iterator[Idle]:
-        """As of the passes that it decides between; what no order that is tried depends on."""
+        """Yield the ineffective options of `recompute`, and those on which no order that is tried depends."""
         yield from idle_of_recovery(self.policy, self.placement, plan)
         in_windows = self.placement == "forward-side" and self.policy != "none" and not why_inline(plan)
         within_step = any_gathered_within_step(plan, block_chain(model))
@@ -140,7 +153,8 @@ class JointOrderPass(Pass):
     def run(self, module: Module, context: PassContext) -> None:
         """Rewrite every stage.
 
-        Raises `DiagnosticError` RT071 where recovery is placed already.
+        Raises `DiagnosticError` RT071 where recovery is placed already, or `store` meets a policy other than `auto`,
+        and the errors of `refuse_missing_memory` where the machine lacks the memory of `store`.
         """
         refuse_second_recovery(module)
         refuse_missing_memory(self.store, module, context)
@@ -159,7 +173,7 @@ class JointOrderPass(Pass):
             take_the_shorter(module, context, evolve(self, store=NOWHERE), self, self.budget)
 
     def rewrite(self, module: Module, context: PassContext) -> list[Tensor]:
-        """Rewrite the lists of every stage; the tensors that recovery starts from."""
+        """Rewrite the lists of every stage; return the tensors that recovery starts from, for `mark_checkpoints`."""
         depths = self.depths(module, context)
         chosen = self.choose(module, context, depths)
         default = [self.orders(depth)[0] for depth in depths]
@@ -178,15 +192,18 @@ class JointOrderPass(Pass):
 
     @property
     def recovery(self) -> RecomputePass:
-        """The pass that chooses what is recovered."""
+        """The pass that chooses what is recomputed or stored."""
         return RecomputePass(self.policy, self.budget, self.placement, self.store, self.gathered)
 
     def depths(self, module: Module, context: PassContext) -> list[int]:
-        """How many blocks ahead each stage gathers views that are sharded within the step; like stages take the same."""
+        """Return for each stage how many blocks ahead it gathers views that are sharded within the step.
+
+        Stages that are alike share one answer.
+        """
         if self.state != "ordered" or not any_gathered_within_step(module.plan, block_chain(module.model)):
             return [InsertPrefetchPass().depth_blocks] * len(module.stages)
 
-        recovery = evolve(self.recovery, store=NOWHERE)  # what is stored only leaves more bytes for views
+        recovery = evolve(self.recovery, store=NOWHERE)  # offloaded activations only leave more bytes for views
 
         def depth(stage: Stage) -> int:
             return prefetch_depth(stage, Trials(module, context), recovery, self.give_order)
@@ -194,11 +211,11 @@ class JointOrderPass(Pass):
         return _of_likes(depth, module.stages, _likenesses(module), len(DEPTHS))
 
     def give_order(self, stage: Stage, trials: Trials, depth: int) -> None:
-        """Give a stage the default order under a depth."""
+        """Give a stage the default order with a prefetch depth."""
         self.orders(depth)[0].rewrite(stage, trials)
 
     def orders(self, depth: int) -> list[_StateOrder]:
-        """What a stage may take that gathers views so many blocks ahead, its default first."""
+        """Return the orders that a stage may take with a prefetch depth of `depth` blocks, the default first."""
         if self.reduction == "buckets":
             limits = (BucketGradSyncPass().bytes, *LIMITS)
             buckets = [BucketGradSyncPass(min(int(limit), self.bucket_bytes)) for limit in limits]
@@ -213,7 +230,10 @@ class JointOrderPass(Pass):
         return list(dict.fromkeys(_StateOrder(item, final, prefetch) for final in when_final for item in buckets))
 
     def choose(self, module: Module, context: PassContext, depths: list[int]) -> list[_StateOrder]:
-        """The order with the shortest period for each stage; stages of like blocks take the same."""
+        """Return for each stage the order with the shortest period.
+
+        Stages of like blocks and depth share one answer.
+        """
 
         def best(stage: Stage) -> _StateOrder:
             return self.shortest(stage, Trials(module, context), self.orders(depths[stage.index]))
@@ -222,7 +242,7 @@ class JointOrderPass(Pass):
         return _of_likes(best, module.stages, likenesses, len(self.orders(depths[0])))
 
     def shortest(self, stage: Stage, trials: Trials, orders: list[_StateOrder]) -> _StateOrder:
-        """The order with the shortest period of a stage; the default where none is clearly shorter."""
+        """Return the order with the shortest period of a stage; the default where none is clearly shorter."""
         best, best_seconds = orders[0], float("inf")
         tried = set()
         for order in orders:
@@ -238,7 +258,7 @@ class JointOrderPass(Pass):
         return best
 
     def ordered(self, module: Module, context: PassContext, orders: list[_StateOrder]) -> list[Tensor]:
-        """Give each stage its order, then choose what is recovered; the tensors that recovery starts from."""
+        """Give each stage its order, then choose recovery; return the tensors that recovery starts from."""
         for stage, order in zip(module.stages, orders, strict=True):
             order.make(stage, Trials(module, context))
             context.statistics[f"state of stage {stage.index}"] = str(order)
@@ -246,12 +266,13 @@ class JointOrderPass(Pass):
 
 
 def _kinds(module: Module, stage: Stage) -> tuple[str, ...]:
+    """Return the kind and ZeRO level of each block of a stage."""
     blocks = module.topology.stage_blocks[stage.index]
     return tuple(f"{block.kind} {zero_level(module.plan, block)}" for block in blocks)
 
 
 def _likenesses(module: Module) -> list[object]:
-    """Equal for stages that have like blocks and hold as many micro-batches in flight."""
+    """Return a key per stage, equal for stages with like blocks and as many micro-batches in flight."""
     flights = [most_in_flight_on(module, stage) for stage in module.stages]
     return [(_kinds(module, stage), flight) for stage, flight in zip(module.stages, flights, strict=True)]
 
@@ -259,7 +280,10 @@ def _likenesses(module: Module) -> list[object]:
 def _of_likes(
     function: Callable[[Stage], T], stages: Sequence[Stage], likenesses: Sequence[object], trials: int
 ) -> list[T]:
-    """What a function says of each stage, asked once for those of equal likeness, side by side; it tries about so many orders for that."""
+    """Return the result of `function` for each stage, called once per likeness, in a process pool if that pays.
+
+    `trials`: about how many orders one call tries, from which the work is estimated.
+    """
     first: dict[object, Stage] = {}
     for likeness, stage in zip(likenesses, stages, strict=True):
         first.setdefault(likeness, stage)
@@ -270,14 +294,14 @@ def _of_likes(
 
 @define(eq=False)
 class _Ordered:
-    """A draft of the module under an order for each stage, and its simulated step, were no bytes used twice."""
+    """Draft of the module with an order for each stage, and its simulated step if no bytes were used twice."""
 
     joint_order: JointOrderPass
     module: Module
     orders: list[_StateOrder]
     context: PassContext
     starts: list[Tensor] = field(init=False)
-    """what recovery starts from"""
+    """Tensors that recovery starts from."""
     seconds: float = field(init=False)
     statistics: dict[str, int | float | str] = field(init=False)
 

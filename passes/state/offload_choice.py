@@ -1,8 +1,14 @@
-"""Of how many blocks masters and moments stay in another memory: as many as make the step shortest, with all else chosen for what is left.
+"""Number of blocks whose masters and moments stay in another memory, chosen for the shortest step.
 
-State that leaves DDR frees its bytes for the whole step, and crosses the link once in it each way; activations that are stored cross it with
-every micro-batch, and those that are recovered cost compute. Tried are no block, those that make room for all activations, half as many,
-and all; then, of two numbers beside the best one, those between. Each is ordered, recovered, placed and simulated as the whole step.
+State that leaves DDR frees its bytes for the whole step, and crosses the link once per step each way. Offloaded
+activations cross it with every micro-batch, and recomputed ones cost compute. The search tries a few numbers of blocks:
+
+    none        half as many        enough for all activations        all
+     0               4                          8                     24
+                     ^ best so far: then the middles 2 and 6, and so on, until 9 or 10 were tried
+
+For each number the whole module is ordered, recomputed, placed and simulated. Cost: about nine such compilations. The
+result is the best of the numbers tried, not a proved optimum.
 """
 
 from __future__ import annotations
@@ -28,20 +34,21 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Stage
 
 _SHARES = (0.0, 0.5, 1.0, inf)
-"""Of the bytes that keeping everything lacks, those that state leaves, at first."""
+"""Numbers tried first: shares of the bytes that keeping every activation lacks; infinite: the state of all blocks."""
 _MOST_TRIALS = 9
+"""Numbers tried after which no further middles are taken."""
 
 Counts = tuple[int, ...]
-"""Of how many blocks of each stage state is moved."""
+"""By stage: number of blocks whose state is moved."""
 Order = Callable[[Module, PassContext], None]
-"""What comes after: orders and recovers a module whose state is where it stays."""
+"""Callback that orders a module and chooses its recovery, once its state is in its final memory."""
 
 
 def offload_as_much_as_pays(module: Module, context: PassContext, home: Home, budget: int, order: Order) -> None:
-    """Move the state of some blocks of a module, and order it.
+    """Move the state of some blocks of a module to the memory `home`, and order the module.
 
-    Raises `DiagnosticError` RT071 where state is in another memory already, RT053 where the machine has no such memory, and what `order`
-    says where it can make nothing of the module however much is moved.
+    `budget`: bytes of DDR for each stage. Raises `DiagnosticError` RT071 where state is in another memory already,
+    RT053 where the machine has no such memory, and the first error of `order` where it fails however much is moved.
     """
     if any(tensor.home is not Home.DDR for stage in module.stages for tensor in stage.tensors.values()):
         text = (
@@ -62,7 +69,7 @@ def offload_as_much_as_pays(module: Module, context: PassContext, home: Home, bu
 
 @define
 class _Numbers:
-    """What modules with the state of so many blocks elsewhere give; of the modules, large as they are, the best alone is kept."""
+    """Results of the numbers of blocks tried; only the best module is kept, since modules are large."""
 
     module: Module
     context: PassContext
@@ -70,15 +77,16 @@ class _Numbers:
     budget: int
     order: Order
     seconds: dict[Counts, float] = field(factory=dict)
-    """of the step, by what was tried; infinite where it does not fit"""
+    """Seconds of the step by numbers tried; infinite where it does not fit."""
     refused: dict[Counts, DiagnosticError] = field(factory=dict)
+    """Errors by numbers for which `order` failed."""
     best: Counts = field(init=False)
-    """the shortest step; of equal ones that which moves less"""
+    """Numbers with the shortest step; among equal ones, those that move less."""
     found: tuple[Module, PassContext] = field(init=False)
-    """the module of the best number, and what its passes reported"""
+    """Module of the best numbers, with the statistics of its passes."""
 
     def search(self) -> None:
-        """Try what is worth it. Raises the first `DiagnosticError` where none can be had."""
+        """Try the numbers that are worth it. Raises the first `DiagnosticError` if all are refused."""
         lacking = [
             _lacking_bytes(stage, Trials(self.module, self.context), self.budget) for stage in self.module.stages
         ]
@@ -97,14 +105,14 @@ class _Numbers:
                 self.attempt(counts)
 
     def beside_the_best(self) -> list[Counts]:
-        """What was not tried, in the middle between the best number and those next to it."""
+        """Return the untried middles between the best numbers and their neighbours."""
         known = sorted({*self.seconds, *self.refused}, key=sum)
         at = known.index(self.best)
         middles = [_middle(one, other) for one, other in pairwise(known[max(0, at - 1) : at + 2])]
         return [counts for counts in middles if counts not in self.seconds and counts not in self.refused]
 
     def attempt(self, counts: Counts) -> None:
-        """Find out what some numbers give, if that is not known."""
+        """Try numbers of blocks, unless they were tried before."""
         if counts in self.seconds or counts in self.refused:
             return
         draft, trial = copy_module(self.module), PassContext(self.context.target)
@@ -126,7 +134,7 @@ class _Numbers:
         return "; ".join([f"{self.words(self.best)} with the state of {sum(self.best)} blocks", *others])
 
     def words(self, counts: Counts) -> str:
-        """The step that some numbers give."""
+        """Return the step time of some numbers for the statistics."""
         seconds = self.seconds[counts]
         return "does not fit" if seconds == inf else f"{seconds:.6g} s"
 
@@ -136,12 +144,15 @@ def _middle(one: Counts, other: Counts) -> Counts:
 
 
 def _lacking_bytes(stage: Stage, trials: Trials, budget: int) -> int:
-    """Bytes that a stage lacks to keep everything until its backward."""
+    """Return the bytes that a stage lacks to keep every activation until its backward."""
     return max(0, lifetimes(trials.with_workspace(stage)).peak_bytes - budget)
 
 
 def _blocks_for(stage: Stage, module: Module, room: int, wanted: float) -> int:
-    """The state of how many of the last blocks of a stage makes so many bytes free, or fills a memory of so much room."""
+    """Return how many of a stage's last blocks to move so that their state frees `wanted` bytes.
+
+    Fewer if the memory's `room` in bytes is full before.
+    """
     moved = count = 0
     for block in reversed(module.topology.stage_blocks[stage.index]):
         size = sum(aligned(tensor.type.nbytes) for tensor in state_of(stage, [block]))

@@ -1,15 +1,15 @@
-"""`offload-state{home=host|file what=all|moments blocks=N}`: masters and moments stay in another memory from step to step.
-
-Their block's update streams them through its workspace, a piece at a time, on the host engine, beside compute; so do the gathers that
-make views of masters. Where the machine says that a processor beside the host's memory updates (`host_update`), the state never moves:
-gradients go there, views come back.
+"""`offload-state{home=host|file what=all|moments blocks=N}`: keeps masters and moments in another memory.
 
     master %p.mlp.0 : f32[16512] carried                      master %p.mlp.0 : f32[16512] carried in host
     update mlp.0 (%g.mlp.0, ...)                        ->    update mlp.0 (%g.mlp.0, ...) placement host
 
-Views stay where they were: under zero = 3 they are made of masters for each use, so that of a block nothing is left in DDR
-between its uses. With `blocks=N` it is the state of the last N blocks of each stage, whose gradients are final first. Nothing that is
-computed changes. It stands before whatever spends the bytes that it frees.
+The update of a block streams its state through workspace, in pieces, on the host engine, while compute continues. The
+gathers that make views of masters stream them too. Where the machine has a processor next to the host's memory that
+updates (`host_update`), the state never moves: gradients go there, views come back.
+
+Views stay in DDR. Under zero = 3 they are made of masters for each use, so a block leaves nothing in DDR between its
+uses. With `blocks=N` only the state of the last N blocks of each stage moves, because their gradients are final first.
+No computed value changes. The pass comes before passes that spend the bytes it frees.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class OffloadStatePass(Pass):
     name: ClassVar[str] = "offload-state"
     forbids: ClassVar[frozenset[Fact]] = frozenset({Fact.LEGALISED, Fact.ALLOCATED})
     home: str = field(default=Home.HOST.value, metadata={"choices": tuple(_HOMES)})
-    """The memory."""
+    """Name of the memory."""
     what: str = field(default="all", metadata={"choices": ("all", "moments")})
-    """Masters and moments, or moments alone."""
+    """`all`: masters and moments; `moments`: moments alone."""
     blocks: int | None = field(default=None, metadata={"unit": "blocks", "default": "all"})
-    """Of how many blocks of a stage, the last ones in forward order; None: of all."""
+    """Number of blocks per stage whose state moves, the last ones in forward order; None: all."""
 
     def run(self, module: Module, context: PassContext) -> None:
         """Move the state of every stage.
 
-        Raises `DiagnosticError` RT053 where the machine has no such memory, or too little of it; RT073 for a number of blocks that no stage
-        has, or of none.
+        Raises `DiagnosticError` RT053 where the machine has no such memory or too little of it, RT073 for a number of
+        blocks that is 0 or more than any stage has.
         """
         most = max(map(len, module.topology.stage_blocks))
         if self.blocks is not None and not 0 < self.blocks <= most:
@@ -70,13 +70,16 @@ class OffloadStatePass(Pass):
 
 
 def state_of(stage: Stage, blocks: Iterable[Block], *, moments_alone: bool = False) -> list[Tensor]:
-    """Masters and moments of some blocks of a stage, or their moments."""
+    """Return the masters and moments of some blocks of a stage, or the moments alone."""
     prefixes = ("m1", "m2") if moments_alone else ("p", "m1", "m2")
     return [stage.tensors[f"{prefix}.{block}"] for block in blocks for prefix in prefixes]
 
 
 def state_of_last(stage: Stage, module: Module, count: int | None, *, moments_alone: bool = False) -> list[Tensor]:
-    """Those of so many of the last blocks of a stage, or of all that it has."""
+    """Return the masters and moments (or moments alone) of the last `count` blocks of a stage.
+
+    None: of all its blocks.
+    """
     blocks = module.topology.stage_blocks[stage.index]
     first = 0 if count is None else max(0, len(blocks) - count)
     return state_of(stage, blocks[first:], moments_alone=moments_alone)

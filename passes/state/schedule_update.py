@@ -1,8 +1,4 @@
-"""`schedule-update`: updates each block's shard as soon as its reduced gradient is final and the engine that updates is free.
-
-Gradients become final in backward order, the last layers' first; the next forward needs the views of the first layers first. So, by the
-target's own seconds, whenever the engine comes to its next update it takes, of those whose gradients are final, the one whose block
-the next forward visits first:
+"""`schedule-update`: updates each block's shard as soon as its reduced gradient is final and the engine is free.
 
     reduce_scatter mlp.1        reduce_scatter mlp.1
     reduce_scatter attention.1  update mlp.1              (nothing else is final yet)
@@ -13,9 +9,14 @@ the next forward visits first:
     update attention.1          update attention.0
     update mlp.1                update attention.1
 
-On the compute engine updates come after all other work, which leads to the last gradient of the step and to the gradients
-other stages wait for. Where the machine updates on its host, they run while the backward goes on. Clipping by the global norm makes all
-gradients final at once, at the barrier that the norm is: the order is then that of the next forward.
+Gradients become final in backward order, the last layers' first; the next forward needs the views of the first layers
+first. So, by the target's own seconds, whenever the engine is free for its next update, it takes among the blocks with
+final gradients the one that the next forward visits first.
+
+On the compute engine updates come after all other work, because that work leads to the last gradient of the step and to
+the gradients that other stages wait for. Where the machine updates on its host, updates run while the backward goes on.
+Clipping by the global norm makes all gradients final at once, at the barrier of the norm: then the order is that of the
+next forward. Cost: O(n log n) in updates, plus one sweep over the ops.
 """
 
 from __future__ import annotations
@@ -53,30 +54,36 @@ class ScheduleUpdatePass(Pass):
         context.statistics["updates before that of an earlier block"] = overtaken
 
     def rewrite(self, stage: Stage, trials: Trials) -> int:
-        """Rewrite one stage; the number of updates that overtake that of an earlier block."""
+        """Rewrite one stage in place; return the number of updates that overtake the update of an earlier block."""
         return _Rescheduling(stage, trials).run()
 
 
 @frozen
 class _Window:
-    """Where an update may stand among the other ops, and when what it reads is final."""
+    """Range of positions where an update may stand among the other ops, both ends included.
+
+    It stands before the op there.
+    """
 
     update: Update
     first: int
     last: int
     final_seconds: float
+    """Seconds when everything that it reads is final."""
 
 
 @define(eq=False)
 class _Rescheduling:
-    """Moves the updates of one stage to where their gradients are final."""
+    """Mover of one stage's updates to where their gradients are final."""
 
     stage: Stage
     trials: Trials
     rank: Mapping[Block, int] = field(init=False)
+    """Position of each block in the forward."""
     rest: list[Op] = field(init=False)
-    """everything but the updates"""
+    """All ops but the updates."""
     times: ListTimes = field(init=False)
+    """Times of `rest`."""
 
     def __attrs_post_init__(self) -> None:
         blocks = self.trials.module.topology.stage_blocks[self.stage.index]
@@ -85,7 +92,7 @@ class _Rescheduling:
         self.times = self.trials.times(self.stage.draft(self.rest))
 
     def run(self) -> int:
-        """Rewrite the stage; the number of updates that overtake that of an earlier block."""
+        """Rewrite the stage; return the number of updates that overtake the update of an earlier block."""
         placed: dict[int, list[Op]] = {}
         ranks: list[int] = []
         windows = list(self.windows())
@@ -104,18 +111,18 @@ class _Rescheduling:
         return sum(lowest < rank for lowest, rank in zip(lowest_from, ranks, strict=True))
 
     def engine_of(self, update: Update) -> Engine:
-        """The engine that an update will be on."""
+        """Return the engine that an update will run on."""
         return engine_of_update(update, self.trials.context.target.update_engine)
 
     def is_free(self, engine: Engine) -> tuple[float, int]:
-        """When and where an engine that updates has done everything else."""
+        """Return the seconds and the position in `rest` from which an engine is free for updates."""
         if engine is Engine.HOST:
             return 0.0, 0
         compute = [at for at, op in enumerate(self.rest) if op.engine is Engine.COMPUTE]
         return (float(self.times.ends[compute[-1]]), compute[-1] + 1) if compute else (0.0, 0)
 
     def in_order(self, given: list[_Window], now: float) -> list[_Window]:
-        """Windows in the order in which an engine that is free from `now` on takes their updates."""
+        """Return windows in the order in which an engine that is free from `now` on takes their updates."""
         coming = sorted(given, key=lambda window: window.final_seconds, reverse=True)
         ready: list[tuple[int, int]] = []
         """blocks by rank, and their places among the windows"""
@@ -124,6 +131,7 @@ class _Rescheduling:
         while coming or ready:
             if not ready:
                 now = max(now, coming[-1].final_seconds)
+            # `coming` is sorted latest first, so a popped window keeps its index in `windows`.
             while coming and coming[-1].final_seconds <= now:
                 window = coming.pop()
                 heapq.heappush(ready, (self.rank[window.update.block], len(coming)))
@@ -134,7 +142,11 @@ class _Rescheduling:
         return order
 
     def windows(self) -> list[_Window]:
-        """The window of each update: between the accesses before and after it that it must keep apart."""
+        """Return the window of each update.
+
+        It ends at the nearest accesses before and after the update whose order with it counts: a write, or any access
+        of a tensor that the update changes.
+        """
         wanted = {t for op in self.stage.ops if type(op) is Update for t in op.operands}
         accesses: dict[Tensor, list[tuple[int, bool]]] = {tensor: [] for tensor in wanted}
         updates: list[tuple[Update, int]] = []

@@ -4,11 +4,11 @@
     placed = allocate(problem, capacity=20 << 30)
     assert not check_allocation(problem, placed.offsets)
 
-What lives the whole step goes to the bottom, which costs nothing. Above it methods run from the cheapest to the dearest
-until one is within a thousandth of the bound. Where a capacity is still exceeded, or an effort asks for it, an exact
-search goes on. docs/allocation.md has a picture of each method, and what it buys.
+Buffers that live the whole step go to the bottom, which costs nothing. Above them methods run from the cheapest to the
+most expensive until one is within a thousandth of the bound. If a capacity is still exceeded, or an effort asks for it,
+an exact search follows. docs/allocation.md has a picture of each method, and what each one buys.
 
-Nothing depends on hash order, threads or the caller's random state.
+The result depends on no hash order, no threads and no random state of the caller.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ def allocate(
 ) -> Allocation:
     """Place every buffer; deterministic, ties broken by start and then by order.
 
-    `capacity` in bytes: search until it is reached. Without one there is search only where an `effort` is given, until
-    the gap is as small as that asks for. `search`: False forbids any. `trial`: end as soon as the capacity is reached,
-    and leave out the dearest methods. `all_or_nothing`: give up what exceeds the capacity, so that a result above it
-    may be higher than it need be. The caller reads from `arena_bytes` whether the capacity was reached.
+    `capacity` in bytes: search until it is reached. Without one, search only if an `effort` is given, until the gap is
+    as small as the effort asks. `search`: False forbids any search. `trial`: end as soon as the capacity is reached,
+    and leave out the most expensive methods. `all_or_nothing`: abandon placements that exceed the capacity, so a result
+    above it may be higher than necessary. The caller compares `arena_bytes` with the capacity to see whether it was
+    reached.
     """
     begin = perf_counter()
     searching = search and (capacity is not None or effort is not None)
@@ -69,8 +70,10 @@ def allocate(
     offsets = np.zeros(len(problem.sizes), np.int64)
     if instance.count == 0:
         return Allocation(offsets.tolist(), 0, method="nothing to place", seconds=perf_counter() - begin)
+    # Work in multiples of the common divisor: equal problems at different scales get the same placement.
     unit = int(np.gcd.reduce(instance.sizes))
     instance = attrs.evolve(instance, sizes=instance.sizes // unit)
+    # Buffers live in all sections stand at the bottom; all methods place only the rest, above `base`.
     whole = instance.widths() == instance.sections
     resident, passing = np.flatnonzero(whole), np.flatnonzero(~whole)
     tops = np.cumsum(instance.sizes[resident])
@@ -97,7 +100,10 @@ def allocate(
 
 
 def _place(attempt: Attempt, *, searching: bool, trial: bool) -> None:
-    """Run the methods for the instance's size until one is good enough; a trial with a capacity also ends where that fits."""
+    """Run the methods for the instance's size until one is good enough.
+
+    A trial with a capacity also ends once the placement fits.
+    """
     if attempt.height == attempt.bound:
         return
     small = attempt.instance.count < COMPILED_FROM
@@ -114,7 +120,10 @@ def _place(attempt: Attempt, *, searching: bool, trial: bool) -> None:
 
 
 def _dearer(attempt: Attempt, *, small: bool, trial: bool) -> Iterator[Callable[[Attempt], None]]:
-    """Yield what follows the portfolio, from the cheapest to the dearest. A trial is made often, and does without the dearest."""
+    """Yield the methods after the portfolio, from the cheapest to the most expensive.
+
+    Trials are frequent, and do without the most expensive ones.
+    """
     if not trial:
         yield Attempt.raise_bound
     if small:

@@ -1,12 +1,14 @@
-"""Move kinds of buffers in the order of first fit: the same tensor of every micro-batch goes earlier, or later, together.
+"""Move kinds of buffers in the order of first fit: the same tensor of every micro-batch moves together.
 
-To move one buffer of thousands would change one micro-batch, and every other one would be as high as before. So a *kind* that lives where
-the placement is too high is put before another kind, and everything is placed again; what is no worse stays:
+Moving one buffer of thousands would change one micro-batch, and every other one would stay as high as before. So a
+*kind* that lives where the placement is too high is put before another kind, and everything is placed again. A result
+that is no worse stays:
 
     order   A A A B B B C C C      too high where a C lives
     moved   A A A C C C B B B      place again: keep it unless it is worse
 
-Cost: one first fit for each order tried. Guarantee: the first order tried is the given one, and the lowest placement counts.
+Cost: one first fit for each order tried. Guarantee: the first order tried is the given one, and the lowest placement
+counts.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class Kinds:
     """The kind of each buffer in `moved`."""
 
     def placed(self, ranks: NDArray[np.float64]) -> tuple[Int64s, int]:
-        """Place by first fit in the order of the kinds' ranks, ties by birth; offsets and height."""
+        """Place by first fit in the order of the kinds' ranks, ties by birth; return offsets and height."""
         births = self.instance.births()[self.moved]
         order = self.moved[np.lexsort((births, ranks[self.kinds]))]
         return placed_in_order(self.instance, np.concatenate((self.fixed, order)), self.offsets, len(self.fixed))
@@ -66,9 +68,9 @@ def move_kinds(
     orders: int,
     patience: int,
 ) -> int:
-    """Try at most `orders` orders from the given one on; the number tried.
+    """Try at most `orders` orders, starting with the given one; return the number tried.
 
-    It ends early when a placement is good, when `patience` orders in a row gained nothing, or without work left.
+    It ends early when a placement is good, when `patience` orders in a row gained nothing, or when no work is left.
     """
     target = attempt.target()
     best, failed, tried = None, 0, 0
@@ -80,16 +82,19 @@ def move_kinds(
         offsets, height = kinds.placed(moved)
         attempt.offer(method, offsets, height)
         over_now = np.maximum(reached(kinds.instance, offsets) - target, 0)
+        # Compare the excess over the target summed over time, then the height: less excess counts even at the same
+        # height.
         found = (int(over_now.sum()), height)
         tried += 1
         failed = 0 if best is None or found < best else failed + 1
+        # An equal result replaces the order too, so the search can cross plateaus.
         if best is None or found <= best:
             best, over, ranks = found, over_now, moved
     return tried
 
 
 def _moved(kinds: Kinds, ranks: NDArray[np.float64], over: Int64s, chance: np.random.Generator) -> NDArray[np.float64]:
-    """Put one kind or two that live where it is too high before others."""
+    """Return ranks in which one or two kinds that live where it is too high stand before others."""
     section = chance.choice(np.flatnonzero(over)) if over.any() else 0
     there = kinds.live_in(int(section))
     moved = ranks.copy()

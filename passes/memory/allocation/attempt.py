@@ -1,4 +1,4 @@
-"""The best placement so far, and what is left of the effort."""
+"""The best placement so far, and the rest of the effort."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Attempt:
     instance: Instance
     base: int
     room: int | None
-    """Height that is enough, where there is a capacity; may be negative."""
+    """Height that fits the capacity, if there is one; may be negative."""
     effort: Effort
     deadline: float
     bound: int
-    """Height that no placement can be under."""
+    """Height that no placement can be below."""
     offsets: Int64s
     height: int
     method: str
@@ -58,7 +58,7 @@ class Attempt:
         self.work, self.nodes = self.effort.work, self.effort.nodes
 
     def raise_bound(self) -> None:
-        """Raise the bound by what holes in lives cost, if the best is not near enough without."""
+        """Raise the bound by what holes in lives cost, if the best placement is not near enough without."""
         if not self.instance.plain and not self.good() and self.afford(MOST_HOLED**2 * self.instance.count):
             self.bound = max(self.bound, heaviest_clique(self.instance))
 
@@ -68,23 +68,23 @@ class Attempt:
             self.offsets, self.height, self.method = offsets, height, method
 
     def of_use_below(self) -> int:
-        """Give the height from which on another placement is of no use."""
+        """Return the height from which on another placement is useless."""
         if self.room is None or not self.all_or_nothing:
             return self.height
         return min(self.height, self.room + 1)
 
     def close(self, height: int) -> bool:
-        """Tell whether a height is as near the bound as was asked."""
+        """Tell whether a height is as near the bound as the effort asks."""
         whole = self.base + self.bound
         return (self.base + height - whole) * _PARTS <= whole * round(self.effort.gap * _PARTS)
 
     def target(self) -> int:
-        """Give the largest height that is as near the bound as was asked, and fits."""
+        """Return the largest height that is as near the bound as the effort asks, and fits."""
         near = self.bound + (self.base + self.bound) * round(self.effort.gap * _PARTS) // _PARTS
         return near if self.room is None else min(near, self.room)
 
     def good(self) -> bool:
-        """Tell whether the best is as near the bound as was asked, and fits."""
+        """Tell whether the best is as near the bound as the effort asks, and fits."""
         return self.close(self.height) and self.fits()
 
     def fits(self) -> bool:
@@ -92,13 +92,16 @@ class Attempt:
         return self.room is None or self.height <= self.room
 
     def enough(self) -> bool:
-        """Tell whether search may end: the best fits, or without a capacity is near enough; or nothing better can be."""
+        """Tell whether search may end.
+
+        It may if the best fits (without a capacity: is near enough), or if nothing better is possible.
+        """
         if self.height <= self.bound or (self.room is not None and self.room < self.bound):
             return True
         return self.good() if self.room is None else self.fits()
 
     def seconds(self) -> float:
-        """Give the seconds left before the outer limit."""
+        """Return the seconds left before the outer limit."""
         return max(0.0, self.deadline - perf_counter())
 
     def late(self) -> bool:
@@ -106,7 +109,7 @@ class Attempt:
         return self.seconds() == 0
 
     def afford(self, work: int) -> bool:
-        """Spend work if that much is left, and time for it; whether it was spent."""
+        """Spend work if that much is left, and time for it; return whether it was spent."""
         if work > self.work or work > self.seconds() * _SLOWEST:
             return False
         self.work -= work

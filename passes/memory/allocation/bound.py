@@ -1,4 +1,4 @@
-"""Bound the arena without search: bytes that live at one time have to be in it at that time."""
+"""Bound the arena without search: bytes that live at one time must be in it at that time."""
 
 from __future__ import annotations
 

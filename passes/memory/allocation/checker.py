@@ -1,4 +1,7 @@
-"""Check placements by a sweep over time with the live buffers by address; shares nothing with what places them."""
+"""Check placements by a sweep over time with the live buffers by address.
+
+It shares no code with the placing methods.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,17 @@ if TYPE_CHECKING:
     from ratrain.passes.memory.allocation.problem import AllocationProblem
 
 MOST = 1000
-"""Most faults that are reported."""
+"""Most violations that are reported."""
 _STOP, _START = 0, 1
 """At one time stops come first: intervals are half-open."""
 
 
 @frozen
 class Violation:
-    """Two buffers that share bytes although they may not, and a time at which they do; or one buffer without a place."""
+    """Two buffers that share bytes although they may not, with a time at which they do.
+
+    Or one buffer without a place.
+    """
 
     first: int
     second: int
@@ -27,10 +33,10 @@ class Violation:
 
 
 def check_allocation(problem: AllocationProblem, offsets: list[int]) -> list[Violation]:
-    """List what is wrong with a placement, in O(n log n) where nothing is.
+    """Return the violations of a placement, in O(n log n) where there are none.
 
-    When a buffer is born its bytes must be free. One that meets others is reported with each of them and kept apart, to be
-    compared with everything else that is born while it lives. After `MOST` faults the rest is left unsaid.
+    When a buffer is born its bytes must be free. One that meets others is reported with each of them and kept apart, to
+    be compared with every buffer that is born while it lives. At most `MOST` violations are reported.
     """
     missing = [i for i in range(len(problem.sizes)) if i >= len(offsets) or offsets[i] < 0]
     if missing:

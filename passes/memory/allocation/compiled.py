@@ -1,6 +1,6 @@
-"""Compile the inner loops that allocate. Import modules that use it late, and only where it pays: the first loop imports numba.
+"""Compiler of the inner loops. Import modules that use it late, and only where it pays: the first loop imports numba.
 
-Compiled loops are cached on disk, by `ratrain.ratrain_ir.support.loops`.
+Compiled loops are cached on disk by `ratrain.ratrain_ir.support.loops`.
 """
 
 from __future__ import annotations

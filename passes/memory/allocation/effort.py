@@ -14,10 +14,13 @@ class Effort:
     """Budgets of one allocation."""
 
     gap: float = field(default=0.001, validator=ge(0))
-    """Good enough: the share of the bound by which the arena may exceed it."""
+    """Share of the bound by which a good enough arena may exceed it."""
     work: int = field(default=100_000_000, validator=ge(0))
-    """Placements of single buffers in a sweep, the unit of all other work too. At most about 20 seconds of a slow core."""
+    """Placements of single buffers in a sweep, the unit of all other work too.
+
+    At most about 20 seconds of a slow core.
+    """
     nodes: int = field(default=2_500_000, validator=ge(0))
     """Nodes of the exact search."""
     seconds: float = field(default=120.0, validator=ge(0))
-    """Outer limit for slow machines: nothing new begins after it. Results that it cut short depend on the machine."""
+    """Outer limit for slow machines: nothing new begins after it. Results that it cuts short depend on the machine."""

@@ -1,7 +1,8 @@
-"""Search exactly where the best placement is too high: in ranges of time that share no buffer, of a few hundred buffers at most.
+"""Search exactly where the best placement is too high: in ranges of time that share no buffer, of at most 500 buffers.
 
-The search (`valleys.py`) prunes by tightness: it may find a placement at the very bound, and none with a little slack. So it is given a
-*ladder* of heights, from the one that is wanted to one byte less than now, with a limit on nodes that doubles every round:
+The search (`valleys.py`) prunes by tightness: it may find a placement at the very bound, and none with a little slack.
+So it tries a *ladder* of heights, from the wanted one to one byte less than now, with a limit on nodes that doubles
+every round:
 
     height now         |  1,310,720   what greedy orders left
     one less           |              any gain
@@ -9,13 +10,15 @@ The search (`valleys.py`) prunes by tightness: it may find a placement at the ve
     wanted             |  1,048,576   the capacity, or the bound: tried first, with most nodes
     proved impossible  |  1,042,432   raised by every search that ends without a placement
 
-A search that ends without a placement proves its height impossible; when all below the present height is impossible, that is the optimum.
+A search that ends without a placement proves its height impossible. When all heights below the present one are
+impossible, that is the optimum.
 
-The way a problem is written down does not matter. What fills a whole range goes to its bottom, buffers are ordered by their lives and
-sizes, and of the two directions of time the one whose list comes first is searched.
+The result does not depend on how a problem is written down. Buffers that fill a whole range go to its bottom, the
+others are sorted by their lives and sizes, and of the two directions of time the one whose list sorts first is
+searched.
 
-Cost: at most `Effort.nodes` nodes, about 25,000 a second and more. Guarantee: a range keeps its placement or gets a lower one; a height
-called impossible is.
+Cost: at most `Effort.nodes` nodes, about 25,000 a second and more. Guarantee: a range keeps its placement or gets a
+lower one; a height called impossible is.
 """
 
 from __future__ import annotations
@@ -45,19 +48,20 @@ _LESS_LIKELY = 8
 
 @define(eq=False)
 class _Range:
-    """A range of time that shares no buffer with others, and what is known of its height."""
+    """Range of time that shares no buffer with others, and the limits of its height."""
 
     buffers: Int64s
     instance: Instance
     impossible: int
-    """Lowest height that is not proved impossible."""
+    """Lowest height that is not proved impossible; every height below is."""
     height: int
 
 
 def search_exactly(attempt: Attempt) -> None:
-    """Search the ranges that are too high, the highest first, as far as the nodes last."""
+    """Search the ranges that are too high, the highest first, as long as there are nodes left."""
     if attempt.instance.sides.any():
         return  # ranges of time are not independent then
+    # Ranges share no buffer, so each is searched alone; the height is the maximum over all.
     overfull = [span for span in _ranges(attempt) if not _enough(attempt, span.height)]
     proved = attempt.bound
     for span in sorted(overfull, key=lambda each: -each.height):
@@ -76,9 +80,11 @@ def _enough(attempt: Attempt, height: int) -> bool:
 
 
 def _ranges(attempt: Attempt) -> list[_Range]:
+    """Return the ranges of an attempt, each with its buffers and present height."""
     instance = attempt.instance
     crossed = np.zeros(instance.sections + 1, np.int64)
     births, deaths = instance.births(), instance.deaths()
+    # Count at each section the buffers that live across its beginning. Where there are none, a new range begins.
     np.add.at(crossed, births + 1, 1)
     np.subtract.at(crossed, deaths, 1)
     belongs = np.cumsum(np.cumsum(crossed)[:-1] == 0)[births]
@@ -93,13 +99,16 @@ def _ranges(attempt: Attempt) -> list[_Range]:
 
 
 def _climb_above(attempt: Attempt, span: _Range, resident: NDArray[np.bool_]) -> None:
-    """Put what fills the whole range at its bottom, which costs nothing, and search above it, where it may be several ranges."""
+    """Put buffers that fill the whole range at its bottom, which costs nothing, and search above.
+
+    The rest may be several ranges.
+    """
     part = span.instance
     below, above = np.flatnonzero(resident), np.flatnonzero(~resident)
     tops = np.cumsum(part.sizes[below])
     base = int(tops[-1])
     room = None if attempt.room is None else attempt.room - base
-    # What is stacked is as high as it can be: a range is kept as soon as it is lower.
+    # The rest starts stacked, at its greatest height, so any placement that is found counts.
     rest = type(attempt).of(part.part(above), attempt.base + base, room, attempt.effort, attempt.deadline)
     rest.nodes = attempt.nodes
     if rest.instance.count:
@@ -113,7 +122,10 @@ def _climb_above(attempt: Attempt, span: _Range, resident: NDArray[np.bool_]) ->
 
 
 def _one_form(part: Instance) -> tuple[Instance, Int64s]:
-    """Write an instance the same way whatever the order of its buffers and the direction of its time; and where each buffer was."""
+    """Return an instance in one form, whatever the order of its buffers and the direction of its time.
+
+    The second result has the former index of each buffer.
+    """
     forms = []
     for forward in (True, False):
         keys = []
@@ -148,6 +160,7 @@ def _climb(attempt: Attempt, span: _Range) -> None:
             if attempt.nodes <= 0 or attempt.late():
                 return
             if span.impossible <= height < span.height:
+                # The wanted height gets most nodes; the others may gain cheaply, or prove heights impossible.
                 share = _FIRST_LIMIT * rounds // (1 if rung == 0 else _LESS_LIKELY)
                 found = _search(attempt, span, form, height, share, rounds)
                 if found is not None:
@@ -162,7 +175,7 @@ def _climb(attempt: Attempt, span: _Range) -> None:
 
 
 def _search(attempt: Attempt, span: _Range, form: Instance, height: int, share: int, seed: int) -> Int64s | None:
-    """Search for a height with at most `share` nodes; the placement, if one is found."""
+    """Search for a height with at most `share` nodes; return the offsets, or None if no placement was found."""
     from ratrain.passes.memory.allocation.valleys import EXHAUSTED, FOUND, search_valleys
 
     offsets = np.zeros(form.count, np.int64)
@@ -175,7 +188,7 @@ def _search(attempt: Attempt, span: _Range, form: Instance, height: int, share: 
 
 
 def _settled(attempt: Attempt, span: _Range) -> bool:
-    """Tell whether no lower height, or none that fits, is proved possible."""
+    """Tell whether no lower height, or none that fits, is possible."""
     return span.impossible >= span.height or (attempt.room is not None and span.impossible > attempt.room)
 
 

@@ -38,7 +38,10 @@ def costly_orders(instance: Instance) -> Iterator[tuple[str, Int64s]]:
 
 
 def _conflicts(instance: Instance) -> Int64s:
-    """Count the intervals that each life meets, from its first to its last section: two binary searches, no list of pairs."""
+    """Count the intervals that each life meets, from its first to its last section.
+
+    Two binary searches: intervals that start before its death, less those that stop before its birth.
+    """
     started = np.searchsorted(np.sort(instance.starts), instance.deaths(), "left")
     return started - np.searchsorted(np.sort(instance.stops), instance.births(), "right")
 
@@ -55,5 +58,6 @@ def _totals(instance: Instance) -> Int64s:
     most = np.empty(len(spans), np.int64)
     for k, table in enumerate(levels):
         at = level == k
+        # Two overlapping runs of 2^k sections cover each interval.
         most[at] = np.maximum(table[instance.starts[at]], table[instance.stops[at] - (1 << k)])
     return np.maximum.reduceat(most, instance.first[:-1])

@@ -1,4 +1,4 @@
-r"""Place again the short times at which a sweep is too high, and leave everything else where it is.
+r"""Place again the short times at which a sweep is too high, and leave everything else in place.
 
 Lengths that vary bring the live bytes near their maximum at a few moments, and only there is it hard to stay near the
 bound:
@@ -8,15 +8,15 @@ bound:
            |
            +--- flank [core] flank ----------- time
 
-What lives about such a moment, its *core*, is placed first, with nothing in its way, by a *beam* of sweeps. Its
-*flanks*, before and after, follow by first fit between the core and what stays. Fewer bytes live there, so what is lost
-between the two does no harm.
+Buffers that live about such a moment, its *core*, are placed first, with nothing in their way, by a *beam* of sweeps.
+Its *flanks*, before and after, follow by first fit between the core and the fixed rest. Fewer bytes live there, so
+bytes lost between the two do no harm.
 
 A beam sweeps forwards in time, or backwards. At the end of each piece of time it keeps the best few of many sweeps;
 each of them goes on with its own policy and with changed ones (`sweep.py`).
 
 Cost: for a peak up to three cores of some thousand buffers, 64 sweeps each, and twelve first fits of flanks. Nothing is
-done where a peak is long. Guarantee: no buffer outside of a window moves, and no window becomes higher.
+done if a peak is long. Guarantee: no buffer outside of a window moves, and no window becomes higher.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from ratrain.passes.memory.allocation.problem import Instance
 
 _CORES = (4000, 2000, 6000)
-"""Buffers of a core besides those that are too high; the best number differs from peak to peak."""
+"""Buffers of a core in addition to those that are too high; the best number differs from peak to peak."""
 _FLANKS = (6000, 16_000)
 """Buffers of each flank."""
 _APART = max(_CORES)
-"""Distance between peaks, in buffers by birth, under which they are one."""
+"""Distance between peaks, in buffers by birth, below which they are one."""
 _WIDEST = 20_000
 """Longest peak that is placed again, from its first buffer too high to its last."""
 _KEPT, _TRIES = 8, 8
@@ -54,7 +54,7 @@ _CLASSES = 8
 
 @frozen(eq=False)
 class _Window:
-    """Buffers that live within a time; those `met` that are not `pinned` are placed again."""
+    """Buffers that live within a range of time; those in `met` that are not `pinned` are placed again."""
 
     met: Int64s
     pinned: NDArray[np.bool_]
@@ -62,7 +62,10 @@ class _Window:
 
 
 def lower_peaks(attempt: Attempt, name: str, offsets: Int64s) -> None:
-    """Lower a placement of a plain instance where it is too high, the highest peak first, if all its peaks are short."""
+    """Lower a placement of a plain instance where it is too high, the highest peak first.
+
+    Nothing is done if a peak is long.
+    """
     target = attempt.target()
     offsets = offsets.copy()
     peaks = _peaks(offsets + attempt.instance.sizes, target)
@@ -72,12 +75,12 @@ def lower_peaks(attempt: Attempt, name: str, offsets: Int64s) -> None:
         lowered = _lower(attempt, offsets, first, last, target)
         if lowered is None:
             break
-        target = max(target, lowered)  # what is left needs to be no lower than this
+        target = max(target, lowered)  # the other peaks need to be no lower than this
     attempt.offer(f"{name}, peaks again", offsets, int((offsets + attempt.instance.sizes).max()))
 
 
 def _peaks(tops: Int64s, target: int) -> list[tuple[int, int]]:
-    """List the first and last buffer, by birth, of each peak above a height; the highest peak first."""
+    """Return the first and last buffer, by birth, of each peak above a height; the highest peak first."""
     over = np.flatnonzero(tops > target)
     pieces = np.split(over, np.flatnonzero(np.diff(over) > _APART) + 1)
     pieces.sort(key=lambda piece: -int(tops[piece].max(initial=0)))
@@ -85,7 +88,10 @@ def _peaks(tops: Int64s, target: int) -> list[tuple[int, int]]:
 
 
 def _lower(attempt: Attempt, offsets: Int64s, first: int, last: int, target: int) -> int | None:
-    """Place a peak again in `offsets`: by the first way down to `target`, else by the best; its height, or None without work left."""
+    """Place a peak again in `offsets`; return its height, or None without work left.
+
+    The first placement down to `target` is taken, else the best.
+    """
     instance = attempt.instance
     whole = _window(instance, first - _CORES[0] // 2 - max(_FLANKS), last + _CORES[0] // 2 + max(_FLANKS))
     best, height = offsets[whole.met], int((offsets + instance.sizes)[whole.met[~whole.pinned]].max(initial=0))
@@ -100,6 +106,7 @@ def _lower(attempt: Attempt, offsets: Int64s, first: int, last: int, target: int
         for flank in _FLANKS:
             window = _window(instance, first - core // 2 - flank, last + core // 2 + flank)
             places = np.searchsorted(window.met, middle.met)
+            # The beam placed the core with nothing in its way; next to a pinned buffer its offsets could collide.
             if _touch(instance, window, middle):
                 continue
             start = offsets[window.met]
@@ -110,6 +117,7 @@ def _lower(attempt: Attempt, offsets: Int64s, first: int, last: int, target: int
             for order in (orders.by_total(part), orders.by_start(part)):
                 if not attempt.afford(TREE_WORK * part.count):
                     break
+                # The core and what stays keep their offsets; first fit fills the flanks between them.
                 pinned_first = np.concatenate((order[fixed[order]], order[~fixed[order]]))
                 placed, _ = placed_in_order(part, pinned_first, start, int(fixed.sum()))
                 top = int((placed + part.sizes)[~window.pinned].max())
@@ -123,15 +131,16 @@ def _lower(attempt: Attempt, offsets: Int64s, first: int, last: int, target: int
 
 
 def _window(instance: Instance, first: int, last: int) -> _Window:
-    """Collect what lives between the births of two buffers."""
+    """Collect the buffers that live between the births of two buffers."""
     births, deaths = instance.births(), instance.deaths()
     begin, end = births[max(0, first)], births[min(instance.count, last) - 1] + 1
+    # Buffers are sorted by birth, so indices into `births` bound a range of time.
     met = np.flatnonzero((births < end) & (deaths > begin))
     return _Window(met, (births[met] < begin) | (deaths[met] > end))
 
 
 def _touch(instance: Instance, window: _Window, core: _Window) -> bool:
-    """Tell whether something that stays may live at the same time as something of the core."""
+    """Tell whether a pinned buffer may live at the same time as a buffer of the core."""
     stays = window.met[window.pinned]
     births, deaths = instance.births(), instance.deaths()
     begin, end = births[core.met].min(), deaths[core.met].max()
@@ -139,11 +148,12 @@ def _touch(instance: Instance, window: _Window, core: _Window) -> bool:
 
 
 def _beamed(attempt: Attempt, met: Int64s) -> Int64s | None:
-    """Place some buffers by themselves, by a beam forwards and one backwards; None without work left for it."""
+    """Place some buffers on their own, by a beam forwards and one backwards; None without work left."""
     from ratrain.passes.memory.allocation.sweep import beam_sweep
 
     part = attempt.instance.part(met)
     widths = part.widths()
+    # Classes by quantiles of lifetime, so that each has about as many buffers.
     borders = np.unique(np.quantile(widths, np.linspace(0, 1, _CLASSES + 1)[1:-1]))
     classes = np.searchsorted(borders, widths, "right")
     best, lowest = None, 0

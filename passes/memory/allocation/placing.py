@@ -1,4 +1,4 @@
-"""Place an instance by first fit, and import the compiler only when that is used."""
+"""First fit of an instance, with the compiler imported only on use."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ if TYPE_CHECKING:
 
 
 ANY_HEIGHT = 1 << 62
+"""Limit above any height."""
 
 
 def placed_in_order(
     instance: Instance, order: Int64s, offsets: Int64s | None = None, pinned: int = 0, limit: int = ANY_HEIGHT
 ) -> tuple[Int64s, int]:
-    """Give each buffer in turn the lowest offset that is free in its life; offsets and height.
+    """Give each buffer in turn the lowest offset that is free in its life; return offsets and height.
 
     The first `pinned` of the order keep their `offsets`. Once a buffer ends at the `limit` or above, that is the
-    height, and no buffer after it is placed.
+    height, and no later buffer is placed.
     """
     from ratrain.passes.memory.allocation.tree import first_fit
 

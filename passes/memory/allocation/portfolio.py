@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ratrain.passes.memory.allocation.problem import Int64s
 
 COMPILED_FROM = 1024
-"""Buffers from which on compiled loops are worth importing the compiler."""
+"""Number of buffers from which on compiled loops are worth importing the compiler."""
 
 
 def large_portfolio(attempt: Attempt) -> None:
@@ -48,7 +48,7 @@ def large_portfolio(attempt: Attempt) -> None:
 
 
 def _sweeps(attempt: Attempt) -> Int64s:
-    """Offer first fit in the order of time, and the same with the shorter half of the lives at the other end; offsets of the former."""
+    """Offer first fit in the order of time, and the two-ended sweep; return the offsets of the former."""
     from ratrain.passes.memory.allocation.sweep import HIGHEST, LOWEST, sweep
 
     instance = attempt.instance
@@ -61,6 +61,7 @@ def _sweeps(attempt: Attempt) -> Int64s:
         if attempt.good() or not attempt.afford(instance.count):
             break
         offsets = np.empty(instance.count, np.int64)
+        # Class 0 are long lives, from the bottom; class 1 short ones, from the bound downwards.
         policy = np.array([LOWEST, HIGHEST])
         height = sweep(events, instance.sizes, short.astype(np.int64), policy, attempt.bound, offsets)
         attempt.offer(name, offsets, height)

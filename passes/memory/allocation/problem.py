@@ -1,8 +1,15 @@
 """Problems of allocation, and the form that methods work on.
 
-Time is compressed until only what matters is left: a *section* is a run of starts with no stop between them, so that its
-last moment holds everything that is live in it. Two buffers meet if and only if they share a section, and there are no more
-sections than intervals. A strictly increasing map of time does not change the sections.
+Time is compressed: a *section* is a run of starts with no stop between them, so that its last moment holds every buffer
+that is live in it:
+
+    time      0  1  2  3  4  5            events  start a, start b | stop a, start c | stop b, stop c
+    a         [======)                    section 0: a and b,  section 1: b and c
+    b            [=========)
+    c                  [======)
+
+Two buffers meet if and only if they share a section, and there are no more sections than intervals. A strictly
+increasing map of time does not change the sections.
 """
 
 from __future__ import annotations
@@ -22,17 +29,18 @@ class AllocationProblem:
 
     sizes: list[int]
     intervals: list[tuple[Interval, ...]]
-    """One or more half-open intervals [start, stop) of each buffer; none where it is never live."""
+    """Half-open intervals [start, stop) of each buffer, one or more; none if it is never live."""
     positions: int
     sides: list[int] | None = None
-    """Buffers of side 1 share no byte with buffers of side -1, whenever they live; 0 (everywhere, when None) is free."""
+    """Buffers of side 1 share no byte with buffers of side -1, whenever they live; 0 (for all, when None) is free."""
 
 
 @frozen(eq=False)
 class Instance:
-    """The buffers of a problem that have bytes and a lifetime, over sections of time.
+    """Buffers of a problem that have bytes and a lifetime, over sections of time.
 
-    Buffer `i` occupies the sections [starts[k], stops[k]) for k in [first[i], first[i + 1]); these do not touch each other.
+    Buffer `i` lives in the sections [starts[k], stops[k]) for k in [first[i], first[i + 1]); these do not touch each
+    other.
     """
 
     sizes: Int64s
@@ -44,12 +52,12 @@ class Instance:
 
     @property
     def count(self) -> int:
-        """The number of buffers."""
+        """Number of buffers."""
         return len(self.sizes)
 
     @property
     def owners(self) -> Int64s:
-        """The buffer of each interval."""
+        """Buffer of each interval."""
         return np.repeat(np.arange(self.count), np.diff(self.first))
 
     @property
@@ -58,11 +66,11 @@ class Instance:
         return len(self.starts) == self.count and not self.sides.any()
 
     def births(self) -> Int64s:
-        """Give the first section of each buffer."""
+        """Return the first section of each buffer."""
         return self.starts[self.first[:-1]]
 
     def deaths(self) -> Int64s:
-        """Give the section after the last of each buffer."""
+        """Return the section after the last of each buffer."""
         return self.stops[self.first[1:] - 1]
 
     def widths(self) -> Int64s:
@@ -81,7 +89,7 @@ class Instance:
         return live
 
     def events(self, *, backwards: bool = False) -> Int64s:
-        """List births b and deaths ~b in the order of time: within a section deaths first, then by number."""
+        """Return births b and deaths ~b in the order of time: within a section deaths first, then by number."""
         births, deaths = self.births(), self.deaths()
         numbers = np.arange(self.count)
         if backwards:
@@ -90,28 +98,29 @@ class Instance:
         return np.concatenate((~numbers, numbers))[order]
 
     def bound(self) -> int:
-        """Bound the height from below: live bytes at one time, or of the two sides, each at its own time."""
+        """Return a lower bound of the height: live bytes at one time, or of the two sides, each at its own time."""
         apart = 0
         if self.sides.any():
             apart = sum(int(self.load_of(self.sides == side).max()) for side in (1, -1))
         return max(int(self.load().max(initial=0)), apart)
 
     def part(self, chosen: Int64s) -> Instance:
-        """Keep the buffers `chosen`, over the sections they use."""
+        """Return the buffers `chosen`, over the sections they use."""
         counts = np.diff(self.first)[chosen]
         spans = _ranges(self.first[:-1][chosen], counts)
         starts, stops, sections = _sections(self.starts[spans], self.stops[spans])
         return Instance(self.sizes[chosen], self.sides[chosen], _offsets(counts), starts, stops, sections)
 
     def kept(self, chosen: Int64s) -> Instance:
-        """Keep the buffers `chosen`, over all sections."""
+        """Return the buffers `chosen`, over all sections."""
         counts = np.diff(self.first)[chosen]
         spans = _ranges(self.first[:-1][chosen], counts)
         starts, stops = self.starts[spans], self.stops[spans]
         return Instance(self.sizes[chosen], self.sides[chosen], _offsets(counts), starts, stops, self.sections)
 
     def load_of(self, chosen: NDArray[np.bool_]) -> Int64s:
-        """Sum the live bytes of some buffers in each section."""
+        """Sum the live bytes of some buffers (a mask) in each section."""
+        # Difference array: sizes are added at starts, subtracted at stops, and summed up.
         curve = np.zeros(self.sections + 1, np.int64)
         sizes = np.where(chosen, self.sizes, 0)[self.owners]
         np.add.at(curve, self.starts, sizes)
@@ -120,7 +129,10 @@ class Instance:
 
 
 def instance_of(problem: AllocationProblem) -> tuple[Instance, Int64s]:
-    """Turn a problem into an instance with its buffers by first start; and the index of each in the problem."""
+    """Turn a problem into an instance with its buffers by first start.
+
+    Return it with the index of each in the problem.
+    """
     sizes = np.array(problem.sizes, np.int64)
     counts = np.fromiter(map(len, problem.intervals), np.int64, len(sizes))
     flat = np.fromiter(
@@ -128,6 +140,7 @@ def instance_of(problem: AllocationProblem) -> tuple[Instance, Int64s]:
     )
     starts, stops = flat[::2], flat[1::2]
     owners = np.repeat(np.arange(len(sizes)), counts)
+    # Buffers without bytes, and empty intervals, conflict with nothing and are left out.
     live = (sizes[owners] > 0) & (stops > starts)
     if not live.all():
         owners, starts, stops = owners[live], starts[live], stops[live]
@@ -170,6 +183,7 @@ def _sections(starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s, int]:
     section = np.cumsum(new)
     places = np.empty(2 * count, np.int64)
     places[order] = section
+    # A stop lies in the last section of its interval; the exclusive end is one more.
     return places[count:], places[:count] + 1, int(section[-1]) + 1
 
 
@@ -178,7 +192,7 @@ def _offsets(counts: Int64s) -> Int64s:
 
 
 def _ranges(starts: Int64s, counts: Int64s) -> Int64s:
-    """List the numbers from each start on, as many as its count, one run after another."""
+    """Return the numbers from each start on, as many as its count, one run after another."""
     ends = np.cumsum(counts)
     return np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts - starts, counts)
 
@@ -190,11 +204,14 @@ class Allocation:
     offsets: list[int]
     arena_bytes: int
     lower_bound_bytes: int = 0
-    """The largest number of bytes that live at once."""
+    """Most bytes that live at once."""
     proved_bytes: int = 0
-    """No arena is smaller than this: the lower bound, or more where the sides, holes in lives or an exhaustive search say so."""
+    """Proved lower bound of any arena.
+
+    The live bytes, or more where the sides, holes in lives or an exhaustive search prove more.
+    """
     method: str = ""
-    """What placed the buffers."""
+    """Name of the method that placed the buffers."""
     seconds: float = 0.0
 
     @property

@@ -1,7 +1,7 @@
-"""Find relays: buffers that free bytes bit by bit, and buffers of other sizes that take them over. Together they fill one piece.
+"""Find relays: buffers that free bytes bit by bit, and buffers of other sizes that take them over, filling one piece.
 
-What a forward saves for one layer dies at two ops of its backward: two large tensors and a small one, then four small ones. What the gradients
-of weights wait for is born at the same ops, of as many bytes, but the other way round:
+Tensors that a forward saves for one layer die at two ops of its backward: two large tensors and a small one, then four
+small ones. Gradients of weights are born at the same ops, with as many bytes, but the other way round:
 
     piece |  ---- 16 ----| |---- 43 ----       the first in the order of their deaths: one hole that grows
           |  ---- 16 ----| |---- 43 ----
@@ -9,11 +9,17 @@ of weights wait for is born at the same ops, of as many bytes, but the other way
           |  ---- 43 --| |------ 16 ----
           +------------------------------ time
 
-Stacks of slots (`slots.py`) are as high as the live bytes if each size has equally many buffers whenever the memory is full. So relays of one
-shape are made equally many at all such times. At the begin and the end of a step some lack their other half: the first then are a relay by
-themselves. Where there is one too many, it is dropped.
+The steps (`RelayFinder`):
 
-Cost: about the square of the buffers born at one section, over all sections. Guarantee: no relay keeps bytes that are not free (`_fits`).
+1. At each birth, group the buffers born there by death; a relay's first half dies within a few sections.
+2. Its second half is born in those sections and dies at about one section, with equal bytes. One buffer too many may be
+   trimmed.
+3. Even out: stacks of slots (`slots.py`) are as high as the live bytes if each size has equally many buffers whenever
+   the memory is full. So at all such times there are equally many relays of a shape. One too many is dropped. Where one
+   is missing, as at the begin and the end of a step, first halves stand alone.
+
+Cost: about the square of the buffers born at one section, over all sections. Guarantee: no relay keeps bytes that are
+not free (`_fits`).
 """
 
 from __future__ import annotations
@@ -42,8 +48,10 @@ _WIDTHS = (2, 3, 4)
 _SMALL = 32
 """Factor by which the largest buffer exceeds the smallest that may be in a relay."""
 _USUAL = 0.2
-"""Share of the full sections in which a number of relays is usual. The smallest such number counts: one too many is easier to drop than
-another to find."""
+"""Share of the full sections in which a number of relays is usual.
+
+The smallest such number counts: dropping one too many is easier than finding another.
+"""
 _FULL = 0.002
 """Share of the most live bytes that a full section may lack."""
 
@@ -54,7 +62,7 @@ class Relay:
 
     first: Int64s
     then: Int64s
-    """Buffers born where the first die; none where the first stand for themselves."""
+    """Buffers born where the first die; none where the first stand alone."""
     nbytes: int
     """Bytes of the piece."""
 
@@ -94,7 +102,7 @@ class RelayFinder:
         """Collect relays, the narrowest hand-over first.
 
         Buffers of one birth come before those of two, and complete sets before sets without one buffer. Without narrow
-        relays no wide ones are looked for.
+        relays no wide ones are tried.
         """
         found: list[Relay] = []
         dying = [self._dying(apart) for apart in (0, 1)]
@@ -108,7 +116,7 @@ class RelayFinder:
         return found
 
     def _dying(self, apart: int) -> list[dict[int, list[int]]]:
-        """Group what is born at a section, or up to `apart` before it, by death; one group for each birth.
+        """Group buffers born at a section, or up to `apart` before it, by death; one group for each birth.
 
         A group counts if two of its deaths are near each other and something is born at the earlier one.
         """
@@ -130,14 +138,20 @@ class RelayFinder:
                     yield buffer
 
     def _of_one_birth(self, dying: dict[int, list[int]], width: int, *, trimmed: bool) -> Iterator[Relay]:
-        """Yield relays of what dies within `width` sections and what is born in them and dies at about one section."""
+        """Yield relays whose first half dies within `width` sections.
+
+        The second half is born in these sections and dies at about one section.
+        """
         after = 0
         for begin, later in pairwise(dying):
+            # A hand-over needs two deaths close together, a birth at the first of them, and no overlap with the last
+            # relay found.
             if begin < after or later - begin >= width or begin not in self.by_birth:
                 continue
             sections = range(begin, begin + width)
             first = [buffer for section in sections for buffer in dying.get(section, ()) if self.free[buffer]]
             born = [buffer for section in sections for buffer in self.by_birth.get(section, ()) if self.free[buffer]]
+            # Buffers that die within the hand-over are passing through; only the others can be the second half.
             stay = [buffer for buffer in born if self.dead[buffer] >= begin + width]
             for end in sorted({self.dead[buffer] for buffer in stay if self.born[buffer] == begin}):
                 then = [buffer for buffer in stay if abs(self.dead[buffer] - end) <= 1]
@@ -149,7 +163,7 @@ class RelayFinder:
                     break
 
     def _trimmed(self, first: list[int], then: list[int]) -> tuple[list[int], list[int]]:
-        """Drop one buffer, if that makes the bytes before and after equal."""
+        """Drop one buffer, if that makes the bytes before and after equal; else return both lists unchanged."""
         over = self._nbytes(first) - self._nbytes(then)
         longer = first if over > 0 else then
         for buffer in reversed(longer):
@@ -162,10 +176,10 @@ class RelayFinder:
         return sum(self.size[buffer] for buffer in buffers)
 
     def _relay(self, first: list[int], then: list[int]) -> Relay | None:
-        """Make a relay, or None where it is not one.
+        """Return a relay, or None if the buffers are not one.
 
-        It needs equal bytes before and after, several deaths, births and sizes; and what is born never needs more than
-        was freed.
+        A relay has equal bytes before and after, several deaths, births and sizes; and its births never need more bytes
+        than its deaths have freed.
         """
         if self._nbytes(first) != self._nbytes(then):
             return None
@@ -189,17 +203,21 @@ class RelayFinder:
         change = np.zeros(end - begin + 1, np.int64)
         np.add.at(change, self.births[buffers] - begin, self.sizes[buffers])
         np.subtract.at(change, self.deaths[buffers] - begin, self.sizes[buffers])
+        # As one piece a relay takes all its bytes from the first birth to the last death.
         idle = relay.nbytes - np.cumsum(change)[:-1]
         return bool((self.load[begin:end] + idle).max() <= self.bound)
 
     def evened(self, shapes: int) -> list[Relay]:
-        """Choose relays of the heaviest shapes, equally many at each full section.
+        """Choose relays of the `shapes` heaviest shapes, equally many at each full section.
 
-        One too many is dropped; where one is missing, the first of one stand for it.
+        One too many is dropped; where one is missing, a first half stands for it.
         """
+        # By total bytes of all relays of a shape; the shape itself breaks ties, so the result does not depend on dict
+        # order.
         heaviest = sorted(self.shapes, key=lambda shape: (-_shape_bytes(shape) * len(self.shapes[shape]), shape))[
             :shapes
         ]
+        # Buffers of other shapes are free again, to stand alone where a relay is missing.
         self.free = self.large.copy()
         for shape in heaviest:
             for relay in self.shapes[shape]:
@@ -220,13 +238,17 @@ class RelayFinder:
         return tuple(sorted((self.dead[buffer] - begin, self.size[buffer]) for buffer in relay.first.tolist()))
 
     def _even(self, shape: Shape, relays: list[Relay], larger: list[Relay]) -> tuple[list[Relay], list[Relay]]:
-        """Choose and drop relays of a shape until they are equally many; some are cut from `larger` ones. Chosen and dropped ones."""
+        """Choose relays of a shape until they are equally many at all full sections; return chosen and dropped ones.
+
+        `larger`: dropped relays of larger shapes, from which missing ones may be cut.
+        """
         chosen, dropped = [], []
         spans = [self._full_sections(relay) for relay in relays]
         there = np.zeros(len(self.full), np.int64)
         for low, high in spans:
             there[low:high] += 1
         shares = np.bincount(there) / len(there)
+        # The smallest number of relays that holds in a fifth of the full sections, or the most frequent one.
         usual = int(np.argmax(shares >= min(_USUAL, shares.max())))
         ends = [int(self.deaths[relay.then].max()) for relay in relays]
         for place in sorted(range(len(relays)), key=lambda place: (spans[place][0], -ends[place])):
@@ -249,7 +271,10 @@ class RelayFinder:
         return chosen, dropped
 
     def _cut(self, relay: Relay, shape: Shape) -> Relay | None:
-        """Cut a relay to a smaller shape: without the rest, and without as much of what is born first; None where it has not that shape."""
+        """Cut a relay to a smaller shape, dropping equal sizes from its second half.
+
+        None if it does not contain the shape.
+        """
         rest = Counter(self._shape(relay))
         rest.subtract(shape)
         if min(rest.values()) < 0:
@@ -265,21 +290,22 @@ class RelayFinder:
         return self._relay(first, then)
 
     def _life(self, relay: Relay) -> int:
-        """Give the sections from the last birth of the first to their first death."""
+        """Return the sections from the last birth of the first half to its first death."""
         return int(self.deaths[relay.first].min() - self.births[relay.first].max())
 
     def _full_sections(self, relay: Relay) -> tuple[int, int]:
-        """Give the range of full sections in which a relay lives, by place among these."""
+        """Return the range of full sections in which a relay lives, as indices into `full`."""
         low, high = np.searchsorted(self.full, (self.births[relay.buffers].min(), self.deaths[relay.buffers].max()))
         return int(low), int(high)
 
     def _alone(self, shape: Shape) -> Iterator[Relay]:
-        """Yield buffers of one birth, or of two next to each other, that have a shape, as relays by themselves."""
+        """Yield buffers of one birth, or of two next to each other, that have a shape, as relays of their own."""
         for birth in sorted(self.by_birth):
             for apart in (0, 1):
                 bag: dict[tuple[int, int], list[int]] = defaultdict(list)
                 for buffer in self._born_about(birth, apart):
                     bag[self.dead[buffer], self.size[buffer]].append(buffer)
+                # A shape counts deaths from the first one: try each death as that first one.
                 for begin in sorted({dead for dead, _ in bag}):
                     needed = Counter((begin + dead, size) for dead, size in shape)
                     if all(len(bag.get(kind, ())) >= count for kind, count in needed.items()):

@@ -1,8 +1,8 @@
-"""Place buffers in slots: those of one size that live at different times share one, and the slots of a size make a stack.
+"""Place buffers in slots: those of one size that live at different times share one; the slots of a size make a stack.
 
-A schedule repeats a few tensors for every micro-batch, so most bytes are of a few sizes. Buffers of one size are placed perfectly by
-themselves, in as many slots as live at once. Where every size is at its most at the peak, the stacks on top of each other are as high as
-the live bytes, which first fit in one order for all sizes may exceed:
+A schedule repeats a few tensors for every micro-batch, so most bytes are of a few sizes. Buffers of one size alone are
+placed perfectly, in as many slots as live at once. Where every size is at its most at the peak, the stacks on top of
+each other are as high as the live bytes; first fit in one order for all sizes may exceed them:
 
     address
       |  |__8__|  |__8__| |__8__|        one slot of size 8
@@ -10,12 +10,15 @@ the live bytes, which first fit in one order for all sizes may exceed:
       |  |==24====| |==24===========|    each holds one buffer after another
       +------------------------------ time
 
-Short lives, lives with holes, and sizes that the peak has none of get no slot: first fit puts them where there is room. Of free slots the
-one that became free latest is taken, so that the others stay free for longer and leave room to such buffers.
+Short lives, lives with holes, and sizes that do not occur at the peak get no slot: first fit places them where there is
+room. A buffer takes the slot that became free latest, so that the others stay free for longer and leave room to such
+buffers.
 
-A relay (`relays.py`) gets a slot as one buffer. `stacks_of_slots` uses none; `relays_in_slots` tries relays of one shape, and of two.
+A relay (`relays.py`) gets a slot as one buffer. `stacks_of_slots` uses none; `relays_in_slots` tries relays of one
+shape, and of two.
 
-Cost: two sorts, and one first fit for each of four lengths of short lives and two orders. Guarantee: none; the lowest placement counts.
+Cost: two sorts, and one first fit for each of four lengths of short lives and two orders. Guarantee: none; the lowest
+placement counts.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
 _SHORT = (2, 1, 4, 8)
 """Longest lives, in sections, that get no slot; each is tried."""
 _DENSE = 0.9
-"""Smallest share of the time from its birth to its death that a buffer with a slot lives: the slot is its own for all of it."""
+"""Smallest share of its span that a buffer with a slot lives; the slot is its own for all of it."""
 _SHAPES = 2
 """Most shapes of relays that are used together."""
 _FINDING = 2000
@@ -74,7 +77,7 @@ def _offer(attempt: Attempt, method: str, relays: list[Relay]) -> None:
 
 
 def _joined(instance: Instance, relays: list[Relay]) -> Instance:
-    """Make an instance of the buffers in no relay, followed by each relay as one buffer."""
+    """Return an instance of the buffers in no relay, followed by each relay as one buffer."""
     births, deaths = instance.births(), instance.deaths()
     rest = instance.kept(_alone(instance, relays))
     spans = [(births[relay.buffers].min(), deaths[relay.buffers].max()) for relay in relays]
@@ -98,7 +101,7 @@ def _alone(instance: Instance, relays: list[Relay]) -> Int64s:
 
 
 def _placements(attempt: Attempt, instance: Instance, relays: list[Relay]) -> Iterator[tuple[Int64s, int]]:
-    """Yield offsets and height of placements that are of use: stacks first, then all else by birth, or by size."""
+    """Yield offsets and height of useful placements: stacks first, then the other buffers by birth, or by size."""
     joined, alone, inside = _joined(instance, relays), _alone(instance, relays), _inside(instance, relays)
     members = np.concatenate((alone, *(relay.buffers for relay in relays)))
     counts = np.array([1] * len(alone) + [len(relay.buffers) for relay in relays], np.int64)
@@ -109,18 +112,20 @@ def _placements(attempt: Attempt, instance: Instance, relays: list[Relay]) -> It
         stacked, slotted, top = _stacks(joined, _lasting(joined, short))
         for order in (by_birth, by_size):
             limit = attempt.of_use_below()
+            # Without work left, or with stacks that are as high as the best placement, there is nothing to gain.
             if top >= limit or not attempt.afford(TREE_WORK * joined.count):
                 break
             slotted_first = np.concatenate((order[slotted[order]], order[~slotted[order]]))
             placed, height = placed_in_order(joined, slotted_first, stacked, int(slotted.sum()), limit)
             if height < limit:
+                # A buffer's offset is that of its slot, and within a relay its place there.
                 offsets = inside.copy()
                 offsets[members] += np.repeat(placed, counts)
                 yield offsets, height
 
 
 def _inside(instance: Instance, relays: list[Relay]) -> Int64s:
-    """Give offsets within relays: the first buffers stand in the order of their deaths, the others in that of their births.
+    """Return offsets within relays: first buffers in the order of their deaths, the others in that of their births.
 
     So the first free one hole that grows from the relay's begin, and the others fill it from there.
     """
@@ -134,7 +139,7 @@ def _inside(instance: Instance, relays: list[Relay]) -> Int64s:
 
 
 def _dense(instance: Instance) -> NDArray[np.bool_]:
-    """Tell which buffers live from birth to death, or nearly."""
+    """Tell which buffers live nearly all the time from birth to death."""
     found: NDArray[np.bool_] = instance.widths() > _DENSE * (instance.deaths() - instance.births())
     return found
 
@@ -147,19 +152,24 @@ def _lasting(instance: Instance, short: int) -> NDArray[np.bool_]:
 
 
 def _stacks(joined: Instance, stacked: NDArray[np.bool_]) -> tuple[Int64s, NDArray[np.bool_], int]:
-    """Give slots to some buffers, the largest size lowest; their offsets, which buffers got one, and the height of all stacks.
+    """Give slots to some buffers, the largest size lowest.
 
-    A stack has as many slots as are taken at once in full sections. Elsewhere there may be more buffers than slots: they get none.
+    Return offsets, which buffers got a slot, and the height of stacks.
+
+    A stack has as many slots as are taken at once in full sections. If more buffers live elsewhere, the others get
+    none.
     """
     from ratrain.passes.memory.allocation.sweep import latest_slots
 
     full = full_sections(joined)
     at_full = np.flatnonzero(full)
+    # Only buffers that live in some full section: the others can use what is free outside the peak.
     slotted = stacked & (np.searchsorted(at_full, joined.births()) < np.searchsorted(at_full, joined.deaths()))
     offsets, top = np.zeros(joined.count, np.int64), 0
     for size in np.unique(joined.sizes[slotted])[::-1]:
         alike = np.flatnonzero(slotted & (joined.sizes == size))
         part = joined.kept(alike)
+        # All buffers of `part` have one size, so its load divided by that is the number of live ones.
         most = int(part.load()[full].max()) // int(size)
         slots = latest_slots(part.events(), part.count, most)
         slotted[alike[slots < 0]] = False

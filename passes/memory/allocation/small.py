@@ -55,6 +55,7 @@ def small_promotions(attempt: Attempt) -> None:
         rank = {buffer: float(place) for place, buffer in enumerate(order)}
         for buffer in order:
             if offsets[buffer] + sizes[buffer] > attempt.bound:
+                # A smaller rank comes earlier: chance decides how far, so that rounds differ.
                 rank[buffer] *= chance.random()
         order.sort(key=rank.__getitem__)
         offsets = greedy(order, sizes, meets, best=False)
@@ -62,13 +63,14 @@ def small_promotions(attempt: Attempt) -> None:
 
 
 def neighbours(instance: Instance) -> list[list[int]]:
-    """List for each buffer the indices of those it may not share bytes with."""
+    """Return for each buffer the indices of those it may not share bytes with."""
     starts, stops, first = instance.starts.tolist(), instance.stops.tolist(), instance.first.tolist()
     sides = instance.sides.tolist()
     masks = []
     for i in range(instance.count):
         mask = 0
         for k in range(first[i], first[i + 1]):
+            # Sections as bits of one integer: two buffers meet if their masks have a common bit.
             mask |= (1 << stops[k]) - (1 << starts[k])
         masks.append(mask)
     met: list[list[int]] = [[] for _ in masks]
@@ -81,7 +83,10 @@ def neighbours(instance: Instance) -> list[list[int]]:
 
 
 def greedy(order: list[int], sizes: list[int], meets: list[list[int]], *, best: bool) -> list[int]:
-    """Place buffers in order, each into the lowest gap among those it meets that were placed, or the tightest; the offsets."""
+    """Place buffers in order, each into a gap among the placed ones it meets; return the offsets.
+
+    The gap is the lowest that is large enough, or with `best` the tightest.
+    """
     offsets = [-1] * len(sizes)
     for buffer in order:
         size = sizes[buffer]
@@ -90,6 +95,7 @@ def greedy(order: list[int], sizes: list[int], meets: list[list[int]], *, best: 
         )
         reached = 0
         gap, slack = -1, -1
+        # Go up by address; `reached` is the end of all bytes below, since taken ranges may overlap.
         for low, high in taken:
             spare = low - reached - size
             if spare >= 0 and (gap < 0 or spare < slack):

@@ -1,4 +1,4 @@
-"""Place large buffers from the top down and the others from the bottom up, each kind as if the other were not there.
+"""Place large buffers from the top down and the others from the bottom up, each kind as if the other did not exist.
 
 Large buffers may come and go (views that are gathered for each use) while small ones stay (activations between forward
 and backward). One order for all leaves holes of one kind that the other cannot use. Apart, each kind is packed well:
@@ -8,7 +8,7 @@ and backward). One order for all leaves holes of one kind that the other cannot 
            |  aaaaaaaaaaaaaaaaaaaaaaaa  activations, standing on the ground
            +-------------------------- time
 
-The arena is the largest sum, over time, of what the two reach: less than both together where they are not full at once.
+The arena is the largest sum, over time, of what the two reach: less than both together if they are not full at once.
 
 Cost: four orders of both kinds for at most twelve sizes from which on a buffer is large. Guarantee: none; the lowest
 placement counts.
@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from ratrain.passes.memory.allocation.problem import Instance
 
 _THRESHOLDS = 12
+"""Most sizes tried from which on a buffer is large."""
 _MOST_PLACED = 400_000
 """Most buffers to place over all thresholds and orders: half a second."""
 _ORDERS = 4
+"""Orders tried of each kind."""
 
 
 @frozen(eq=False)
@@ -49,7 +51,10 @@ class _Stack:
 
 
 def two_stacks(attempt: Attempt) -> None:
-    """Offer two stacks for each threshold between large and small, the best pair of orders each, while there is work left."""
+    """Offer two stacks for each threshold between large and small, while there is work left.
+
+    Of the orders tried for each stack, the best pair counts.
+    """
     instance = attempt.instance
     if instance.sides.any():
         return
@@ -60,6 +65,7 @@ def two_stacks(attempt: Attempt) -> None:
         large = instance.sizes >= threshold
         upper, lower = list(_stacks(instance, large)), list(_stacks(instance, ~large))
         pairs = [(int((one.reached + other.reached).max()), one, other) for one in upper for other in lower]
+        # The upper stack is mirrored, so the two touch where their sum is largest.
         height, one, other = min(pairs, key=lambda pair: pair[0])
         offsets = np.empty(instance.count, np.int64)
         offsets[other.chosen] = other.offsets
@@ -68,9 +74,13 @@ def two_stacks(attempt: Attempt) -> None:
 
 
 def _thresholds(instance: Instance, most: int) -> Int64s:
-    """Choose the sizes with most area (bytes times sections), ascending; never the smallest, which would leave nothing below."""
+    """Choose the sizes with most area (bytes times sections), ascending.
+
+    Never the smallest, which would leave none below.
+    """
     sizes, place = np.unique(instance.sizes, return_inverse=True)
     area = np.bincount(place, weights=instance.sizes * instance.widths())
+    # Index 0 is the smallest size.
     area[0] = -1.0
     heaviest = np.sort(np.argsort(-area, kind="stable")[:most])
     return sizes[heaviest[heaviest > 0]]
@@ -90,7 +100,7 @@ def _stacks(instance: Instance, is_chosen: np.ndarray[tuple[int, ...], np.dtype[
 
 
 def reached(part: Instance, offsets: Int64s) -> Int64s:
-    """Find the end of the highest taken byte in each section.
+    """Return the end of the highest taken byte in each section.
 
     Each interval is two overlapping entries in a table of maxima over powers of two, which is then handed down to
     single sections.

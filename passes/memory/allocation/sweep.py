@@ -1,8 +1,17 @@
 """Place buffers in the order of time, with a list of free bytes sorted by address: one sweep, near-linear.
 
-How a buffer takes its hole is a *policy* of its class (classes go by lifetime): the lowest that is large enough, the smallest, or
-the highest below a target. Two-ended placement is the policy that keeps short-lived buffers together under the target. A beam of
-sweeps changes the policies as it goes and keeps the ones that need the least height and tear the fewest holes.
+    event            holes (free ranges by address)
+    birth of a, 4    [4, end)
+    birth of b, 2    [6, end)
+    death of a       [0, 4) [6, end)
+    birth of c, 3    [3, 4) [6, end)          LOWEST puts c at 0
+
+How a buffer takes its hole is a *policy* of its class (classes go by lifetime): the lowest that is large enough, the
+smallest, or the highest below a target. Two-ended placement is the policy that keeps short-lived buffers together under
+the target. A beam of sweeps changes the policies as it goes and keeps the ones that need the least height and tear the
+fewest holes.
+
+Cost: events times holes at worst, near-linear in practice; a beam runs `width` x `tries` sweeps. Guarantee: none.
 """
 
 from __future__ import annotations
@@ -18,17 +27,18 @@ if TYPE_CHECKING:
 
 LOWEST, HIGHEST, TIGHTEST = 0, 1, 2
 POLICIES = 3
+"""Number of policies."""
 ENDLESS = 1 << 62
-"""The end of the last hole."""
+"""End of the last hole."""
 _MULTIPLIER, _INCREMENT, _MASK = 1103515245, 12345, (1 << 31) - 1
-"""A linear congruential generator: the same numbers on every machine, and no global state."""
+"""Constants of a linear congruential generator: the same numbers on every machine, and no global state."""
 
 
 @kernel
 def sweep(events: Int64s, sizes: Int64s, classes: Int64s, policy: Int64s, target: int, offsets: Int64s) -> int:
-    """Place buffers as they are born; the height.
+    """Place buffers as they are born; fill `offsets` and return the height.
 
-    `events` are buffers in the order of time, b for a birth and ~b for a death. Fills `offsets`.
+    `events` are buffers in the order of time, b for a birth and ~b for a death. `policy` is by class.
     """
     room = most_live(events) + 2
     lows, highs = np.zeros(room, np.int64), np.zeros(room, np.int64)
@@ -45,7 +55,7 @@ def swept(
     events: Int64s, begin: int, end: int, sizes: Int64s, slots: Int64s, classes: Int64s, policy: Int64s, target: int,
     lows: Int64s, highs: Int64s, holes: int, top: int, held: Int64s, born: Int64s,
 ) -> tuple[int, int]:  # fmt: skip
-    """Continue a sweep from one event to another; the new number of holes and the new height.
+    """Continue a sweep from event `begin` to `end`, exclusive; return the new number of holes and the new height.
 
     `held` has the offset of each live buffer at its slot. Offsets are also listed in `born`, unless it is empty.
     """
@@ -59,6 +69,8 @@ def swept(
         size = sizes[event]
         wanted = policy[classes[event]]
         chosen, low = -1, 0
+        # From the top hole down, and never above `target`; if nothing fits below the target, the lowest hole is taken
+        # instead.
         if wanted == HIGHEST:
             for h in range(holes - 1, -1, -1):
                 high = min(highs[h], target)
@@ -70,6 +82,8 @@ def swept(
                 width = highs[h] - lows[h]
                 if width >= size and (chosen < 0 or width < highs[chosen] - lows[chosen]):
                     chosen, low = h, lows[h]
+                    # The first hole is the lowest; the tightest needs all holes, unless one fits exactly. The last hole
+                    # always fits.
                     if wanted != TIGHTEST or width == size:
                         break
         held[slots[event]] = low
@@ -83,7 +97,7 @@ def swept(
 
 @kernel
 def give_back(low: int, high: int, lows: Int64s, highs: Int64s, holes: int) -> int:
-    """Join freed bytes [low, high) to the holes next to them; the new number of holes."""
+    """Join freed bytes [low, high) to the holes next to them; return the new number of holes."""
     left, right = 0, holes
     while left < right:  # the first hole that starts at or above `low`
         middle = (left + right) // 2
@@ -110,7 +124,7 @@ def give_back(low: int, high: int, lows: Int64s, highs: Int64s, holes: int) -> i
 
 @kernel
 def take(chosen: int, low: int, high: int, lows: Int64s, highs: Int64s, holes: int) -> int:
-    """Take bytes [low, high) out of the hole `chosen`; the new number of holes."""
+    """Take bytes [low, high) out of the hole `chosen`; return the new number of holes."""
     if low > lows[chosen] and high < highs[chosen]:
         for k in range(holes, chosen + 1, -1):
             lows[k], highs[k] = lows[k - 1], highs[k - 1]
@@ -128,7 +142,7 @@ def take(chosen: int, low: int, high: int, lows: Int64s, highs: Int64s, holes: i
 
 @kernel
 def removed(gone: int, lows: Int64s, highs: Int64s, holes: int) -> int:
-    """Close the place of a hole; the new number of holes."""
+    """Close the place of a hole; return the new number of holes."""
     for k in range(gone, holes - 1):
         lows[k], highs[k] = lows[k + 1], highs[k + 1]
     return holes - 1
@@ -182,8 +196,9 @@ def latest_slots(events: Int64s, count: int, most: int) -> Int64s:
 
 @kernel
 def draw(state: Int64s, choices: int) -> int:
-    """Draw a number below `choices`; moves the generator on."""
+    """Draw a number from 0 to `choices` - 1; advances the generator."""
     state[0] = (state[0] * _MULTIPLIER + _INCREMENT) & _MASK
+    # The low bits of such a generator repeat after few draws.
     return int(state[0] >> 8) % choices
 
 
@@ -217,14 +232,15 @@ def beam_sweep(
     events: Int64s, sizes: Int64s, classes: Int64s, kinds: int, target: int, cuts: Int64s, width: int, tries: int,
     seed: int, offsets: Int64s,
 ) -> int:  # fmt: skip
-    """Sweep piece by piece with many policies, and keep the best `width` at each cut; the height.
+    """Sweep piece by piece with many policies, keep the best `width` at each cut; fill `offsets` and return the height.
 
-    `cuts` are positions in `events`; from each sweep kept, `tries` go on, one with its own policy and the others with changed ones.
-    What is better: a smaller height above `target`, then fewer holes. Fills `offsets`.
+    `cuts` are positions in `events`. From each kept sweep `tries` go on, one with its own policy and the others with
+    changed ones. Better is a smaller height above `target`, then fewer holes.
     """
     slots = slots_of(events, len(sizes))
     live = most_live(events)
     room, made, pieces = live + 2, width * tries, len(cuts) - 1
+    # Two generations of sweeps, at index 0 and 1 in turn: the kept ones, and the tries made from them.
     lows, highs = np.zeros((2, made, room), np.int64), np.zeros((2, made, room), np.int64)
     held = np.zeros((2, made, live), np.int64)
     holes, tops = np.zeros((2, made), np.int64), np.zeros((2, made), np.int64)
@@ -233,6 +249,8 @@ def beam_sweep(
     for g in range(pieces):
         first_born[g + 1] = first_born[g] + (events[cuts[g] : cuts[g + 1]] >= 0).sum()
     born = np.zeros((made, (first_born[1:] - first_born[:-1]).max() + 1), np.int64)
+    # Offsets of each piece, for the sweeps kept at its end, and which kept sweep of the piece before each one came
+    # from: `follow_back` reads the offsets of the best sweep off these.
     history = np.zeros((width, len(sizes)), np.int64)
     came_from = np.zeros((pieces, width), np.int64)
     kept = np.zeros(width, np.int64)
@@ -246,7 +264,7 @@ def beam_sweep(
             parent = kept[a]
             used = holes[now, parent]
             for t in range(tries):
-                # element by element: to assign slices takes the compiler seconds, for what it says of shapes that differ
+                # Element by element: assigning slices costs seconds of compile time, for checks that shapes agree.
                 for hole in range(used):
                     lows[then, count, hole], highs[then, count, hole] = (
                         lows[now, parent, hole],
@@ -274,6 +292,7 @@ def beam_sweep(
                 if best < 0 or (above, holes[now, c]) < (max(tops[now, best], target), holes[now, best]):
                     best = c
             taken[best] = True
+            # Two sweeps with the same holes and height go on alike: keep one.
             fresh = True
             for a in range(alive):
                 fresh = fresh and not same_holes(best, kept[a], lows[now], highs[now], holes[now], tops[now])

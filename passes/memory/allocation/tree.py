@@ -1,9 +1,16 @@
-"""Place by first fit in a given order, in near-linear time: a tree over sections whose nodes keep sorted lists of taken bytes.
+"""Place by first fit in a given order, in near-linear time, with a tree over sections that keeps sorted taken ranges.
 
-Every buffer is kept at the nodes that make up its sections (there are O(log sections) of them). A node has two lists of
-disjoint byte ranges: `over`, buffers that fill the node's sections entirely, and `within`, everything kept at the node or
-below it. What a buffer meets in time is then `within` of its own nodes and `over` of the nodes above them. Neighbouring
-ranges join, so that well packed regions have short lists.
+Every buffer is kept at the nodes that make up its sections (there are O(log sections) of them):
+
+    sections   0 1 2 3 4 5 6 7       a buffer in sections 1-5 is kept at nodes {1}, {2,3}, {4,5}
+                 [=][===][===]
+
+A node has two lists of disjoint byte ranges: `over`, buffers that fill the node's sections entirely, and `within`,
+every buffer kept at the node or below it. So a buffer meets in time exactly `within` of its own nodes and `over` of the
+nodes above them. Neighbouring ranges join, so that well packed regions have short lists.
+
+Cost: O(log sections) lists per interval, and a binary search and a shift in each. Guarantee: each offset is the lowest
+that is free.
 """
 
 from __future__ import annotations
@@ -19,7 +26,7 @@ if TYPE_CHECKING:
     from ratrain.passes.memory.allocation.problem import Int64s
 
 FIRST_ROOM = 4
-"""Ranges a list has room for when it is made; the room doubles when it is full."""
+"""Ranges that a new list has room for; the room doubles when it is full."""
 MOST_LISTS = 256
 """More than the lists that one interval can meet: two nodes and two of their ancestors at each level."""
 
@@ -37,7 +44,7 @@ def first_fit(
     offsets: Int64s,
     limit: int,
 ) -> int:
-    """Place buffers in `order`, each at the lowest offset that is free in all its sections; the height.
+    """Place buffers in `order`, each at the lowest offset that is free in all its sections; return the height.
 
     Fills `offsets`; the first `pinned` of the order have theirs already. Once a buffer ends at the `limit` or above, no
     later one is placed.
@@ -50,6 +57,7 @@ def first_fit(
     used = np.zeros(lists, np.int64)
     room = np.zeros(lists, np.int64)
     marked = np.full(lists, -1, np.int64)
+    # All lists live in one pool: list l has its ranges at [base[l], base[l] + used[l]), and space for room[l].
     lows = np.empty(64 * len(order) + 64, np.int64)
     highs = np.empty(64 * len(order) + 64, np.int64)
     met = np.empty(2 * MOST_LISTS, np.int64)
@@ -77,6 +85,8 @@ def first_fit(
         if top >= limit:
             break
         for span in range(first[buffer], first[buffer + 1]):
+            # The nodes that make up [start, stop), from the leaves upwards: leaf s is node leaves + s, its parent half
+            # of that.
             left, right = starts[span] + leaves, stops[span] + leaves
             while left < right:
                 for end in range(2):
@@ -95,7 +105,7 @@ def first_fit(
                             lows, highs = doubled(lows), doubled(highs)
                         held, free = insert(2 * node, low, high, base, used, room, lows, highs, free)
                     held = False
-                    while node > 0 and not held:  # what a node holds its ancestors hold too
+                    while node > 0 and not held:  # ancestors hold everything that a node holds
                         while free + 2 * room[2 * node + 1] + FIRST_ROOM > len(lows):
                             lows, highs = doubled(lows), doubled(highs)
                         held, free = insert(2 * node + 1, low, high, base, used, room, lows, highs, free)
@@ -114,9 +124,7 @@ def first_fit(
 def doubled(values: Int64s) -> Int64s:
     """Copy an array into one of twice its length."""
     copy = np.empty(2 * len(values), np.int64)
-    for place in range(
-        len(values)
-    ):  # to assign a slice takes the compiler seconds, for what it says of shapes that differ
+    for place in range(len(values)):  # element by element: assigning a slice costs seconds of compile time
         copy[place] = values[place]
     return copy
 
@@ -125,7 +133,7 @@ def doubled(values: Int64s) -> Int64s:
 def meeting(
     start: int, stop: int, leaves: int, turn: int, marked: Int64s, used: Int64s, met: Int64s, count: int
 ) -> int:
-    """Append to `met` the lists that hold what is met in sections [start, stop); the new count."""
+    """Append to `met` the lists with buffers that live in sections [start, stop); return the new count."""
     left, right = start + leaves, stop + leaves
     while left < right:
         if left & 1:
@@ -136,6 +144,7 @@ def meeting(
             count = noted(2 * right + 1, turn, marked, used, met, count)
         left //= 2
         right //= 2
+    # Ancestors of both ends: any node that covers a part of [start, stop) and more is above one of them.
     for end in range(2):
         low = start if end == 0 else stop - 1
         node, width = low + leaves, 1
@@ -145,14 +154,14 @@ def meeting(
             low = low // width * width
             if low < start or low + width > stop:
                 if marked[2 * node] == turn:
-                    break  # from here up the other end has been
+                    break  # the other end has visited all from here up
                 count = noted(2 * node, turn, marked, used, met, count)
     return count
 
 
 @part
 def noted(index: int, turn: int, marked: Int64s, used: Int64s, met: Int64s, count: int) -> int:
-    """Append a list to `met` unless it is empty or there already; the new count."""
+    """Append a list to `met` unless it is empty or there already; return the new count."""
     if marked[index] != turn:
         marked[index] = turn
         if used[index] > 0:
@@ -165,13 +174,14 @@ def noted(index: int, turn: int, marked: Int64s, used: Int64s, met: Int64s, coun
 def lowest_gap(
     size: int, met: Int64s, at: Int64s, count: int, base: Int64s, used: Int64s, lows: Int64s, highs: Int64s
 ) -> int:
-    """Find the lowest offset with `size` bytes that are free in each of the first `count` lists of `met`.
+    """Return the lowest offset with `size` bytes that are free in each of the first `count` lists of `met`.
 
     Every list has a pointer that only moves up, so the work is at most the number of ranges below the answer.
     """
     for k in range(count):
         at[k] = base[met[k]]
     offset = 0
+    # Round robin: `quiet` counts the lists in a row that leave the offset unchanged. Once all do, it is free in all.
     quiet = 0
     k = 0
     while quiet < count:
@@ -195,9 +205,9 @@ def lowest_gap(
 def insert(
     index: int, low: int, high: int, base: Int64s, used: Int64s, room: Int64s, lows: Int64s, highs: Int64s, free: int
 ) -> tuple[bool, int]:
-    """Add bytes [low, high) to a list; whether it held them all already, and the end of the pool of ranges.
+    """Add bytes [low, high) to a list; return whether it held them all already, and the new end of the pool of ranges.
 
-    The caller has seen to it that the pool has room for the list at twice its size.
+    The caller has ensured that the pool has room for the list at twice its size.
     """
     begin, length = base[index], used[index]
     end = begin + length
@@ -222,6 +232,7 @@ def insert(
                 lows[k - shift], highs[k - shift] = lows[k], highs[k]
             used[index] = length - shift
         return False, free
+    # A full list moves to the end of the pool; its old place is lost.
     if length == room[index]:
         room[index] = max(FIRST_ROOM, 2 * length)
         for k in range(length):

@@ -1,24 +1,27 @@
-"""Search exactly for placements that are full to the last byte, by deciding which buffer comes next up from a section's floor.
+"""Search exactly for placements that are full to the last byte, deciding section by section which buffer comes next.
 
-Let each buffer rest on the ground or on another: every placement that fits can be pushed down to such a one. Then each section has a lowest
-buffer still to come. The section is a *valley* if each buffer that could be it lives only in sections where nothing starts lower:
+Let each buffer rest on the ground or on another: every placement that fits can be pushed down to such a one. Then each
+section has a lowest buffer still to come. The section is a *valley* if each buffer that could be it lives only in
+sections where nothing starts lower:
 
     |XXX|       |XXXXX|
     |XXX|_______|XXXXX|    a buffer starts exactly on this floor, and nothing comes below it;
     |XXXXXXXXXXXXXXXXX|    or all start higher, and the section wastes bytes
 
-The lowest section always is a valley. Any valley may be decided next, in any order, and the search lives on that freedom:
+The lowest section is always a valley. Any valley may be decided next, in any order, and the search exploits that
+freedom:
 
 - It decides the section with the fewest ways, and prefers sections where it failed before, and low ones.
 - It explains a failure by sections, and jumps back over decisions that touch none of them.
-- A section without a byte to waste lets buffers start at sums of sizes only. While few are left, these sums raise what rests on others.
-- It starts anew after few nodes (Luby's sequence), with other ways first, as bad luck rarely lasts over many short runs.
+- A section without a byte to waste lets buffers start at sums of sizes only. While few are left, these sums raise what
+  rests on others.
+- It restarts after few nodes (Luby's sequence), with other ways first, as bad luck rarely lasts over many short runs.
 
-Cost: exponential at worst; a node costs some passes over the sections that its buffer touches. Guarantee: EXHAUSTED proves that no placement
-fits the capacity, as all ways of a valley were tried or explained away.
+Cost: exponential at worst; a node costs some passes over the sections that its buffer touches. Guarantee: EXHAUSTED
+proves that no placement fits the capacity, as all ways of a valley were tried or explained away.
 
-The stack is explicit, and holds the whole state of each depth. A section's row of `line` holds its floor, the bytes still to come,
-the lowest start of those, and how many of them start there.
+The stack is explicit, and holds the whole state of each depth. A section's row of `line` holds its floor (`_FLOOR`),
+the bytes still to come (`_AHEAD`), the lowest start of those (`_REST`), and how many of them start there (`_WAYS`).
 """
 
 from __future__ import annotations
@@ -33,24 +36,26 @@ if TYPE_CHECKING:
     from ratrain.passes.memory.allocation.problem import Instance, Int64s
 
 FOUND, EXHAUSTED, STOPPED = 1, 0, -1
-"""Ends of a search: a placement was found; there is none; the limit on nodes was reached."""
+"""Ends of a search: a placement was found; there is none (EXHAUSTED); the limit on nodes was reached (STOPPED)."""
 _FLOOR, _AHEAD, _REST, _WAYS = range(4)
+"""Rows of `line`; see the module docstring."""
 _NEVER = 1 << 60
-"""A height above any start."""
+"""Height above any start."""
 _FEW = 8
-"""Most buffers left in a section whose sums of sizes are reckoned."""
+"""Most buffers left in a section for which sums of sizes are computed."""
 _RUN = 1000
 """Nodes of the shortest run."""
 _NOISE = 0.1
-"""How far chance moves a buffer among the ways, as a share of all buffers."""
+"""Largest distance by which chance moves a buffer among the ways, as a share of all buffers."""
 
 
 def search_valleys(instance: Instance, capacity: int, limit: int, seed: int, offsets: Int64s) -> tuple[int, int]:
-    """Look for a placement under `capacity`, trying at most `limit` nodes; what came of it, and the nodes tried.
+    """Look for a placement under `capacity` with at most `limit` nodes; return how it ended, and the nodes tried.
 
-    Fills `offsets` where a placement is found. `seed` orders what is otherwise equal: the same seed, the same search.
+    Fills `offsets` if it ends with FOUND. `seed` orders equal choices: the same seed gives the same search.
     """
     counts = instance.stops - instance.starts
+    # Flatten the intervals: `where` lists the sections of each buffer, `cover` the buffers of each section.
     within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
     where = np.repeat(instance.starts, counts) + within
     at = np.concatenate((np.zeros(1, np.int64), np.cumsum(instance.widths())))
@@ -66,9 +71,9 @@ def search_valleys(instance: Instance, capacity: int, limit: int, seed: int, off
 
 
 def _steps(sizes: Int64s, filled: np.ndarray) -> Int64s:
-    """Give the least rise of a section's lowest start when nothing starts on its floor.
+    """Return, by section, the least rise of its lowest start when nothing starts on its floor.
 
-    The buffer must rest on one that does not live in the section: the rise is the smallest size of these.
+    The buffer must then rest on one that does not live in the section: the rise is the smallest size of these.
     """
     meets = filled.astype(np.float32) @ filled.astype(np.float32).T > 0
     steps = np.full(filled.shape[1], _NEVER, np.int64)
@@ -94,9 +99,11 @@ def valley_search(
 ) -> tuple[int, int]:  # fmt: skip
     """Search in runs as long as Luby's sequence says: 1, 1, 2, 1, 1, 2, 4, 1, ... times the shortest.
 
-    Buffer i fills the sections where[at[i] : at[i + 1]]; section s has the buffers cover[above[s] : above[s + 1]].
+    Returns the end of the search and the nodes tried. Buffer i fills the sections where[at[i] : at[i + 1]]; section s
+    has the buffers cover[above[s] : above[s + 1]].
     """
     count, sections = len(sizes), len(steps)
+    # A depth places a buffer or wastes bytes of a section. `run` stops if these do not suffice, so it stays sound.
     depths = 3 * count + sections + 8
     line = np.zeros((depths, 4, sections), np.int64)
     lowest = np.zeros((depths, count), np.int64)
@@ -108,7 +115,7 @@ def valley_search(
     chance = np.full(1, seed * 2654435761 + 88172645463325252, np.uint64)
     likely = np.zeros(count + 1)
     nodes = 0
-    u, v = 1, 1  # Knuth's way to Luby's sequence
+    u, v = 1, 1  # Knuth's formula for Luby's sequence: the values of v
     while nodes < limit:
         for i in range(count):
             likely[i] = standing[i] + noise * drawn(chance)
@@ -129,7 +136,7 @@ def valley_search(
 
 @kernel
 def drawn(chance: np.ndarray) -> float:
-    """Draw a number from 0 to 1 (Marsaglia's xorshift)."""
+    """Draw a number from 0 (inclusive) to 1 (exclusive) by Marsaglia's xorshift."""
     x = chance[0]
     x ^= x << np.uint64(13)
     x ^= x >> np.uint64(7)
@@ -144,7 +151,10 @@ def run(
     likely: np.ndarray, limit: int, few: int, line: Int64s, lowest: Int64s, ways: Int64s, frames: Int64s,
     blamed: np.ndarray, placed: np.ndarray, failures: np.ndarray, offsets: Int64s,
 ) -> tuple[int, int]:  # fmt: skip
-    """Search once from the start. A frame is a section, the number of its ways, and how many of them were tried."""
+    """Search once from the start; return the end of the search and the nodes tried.
+
+    A frame has a section, the number of its ways, and how many of them were tried.
+    """
     count, sections = len(sizes), len(steps)
     left = np.full(1, count, np.int64)
     sums = np.zeros(1 << few, np.int64)
@@ -173,6 +183,7 @@ def run(
             )  # fmt: skip
             frame[2] = 0
         frame = frames[depth]
+        # All ways of this section failed: go back to a decision that shares the blame.
         if frame[1] == frame[2]:
             depth = jump_back(depth, frames, ways, at, where, blamed, placed, left)
             if depth < 0:
@@ -184,6 +195,7 @@ def run(
         nodes += 1
         buffer = ways[depth, frame[2]]
         frame[2] += 1
+        # Each depth has its own copy of the state, so going back costs nothing.
         line[depth + 1] = line[depth]
         lowest[depth + 1] = lowest[depth]
         if buffer >= 0:
@@ -200,12 +212,13 @@ def run(
             if buffer >= 0:
                 placed[buffer] = False
                 left[0] += 1
+            # The union over the failed ways explains the failure of the whole frame.
             blamed[depth] |= blame
 
 
 @kernel
 def rest(s: int, now: Int64s, low: Int64s, above: Int64s, cover: Int64s, placed: np.ndarray) -> None:
-    """Note the lowest start of what is still to come in a section, and how many buffers start there."""
+    """Store the lowest start of the buffers still to come in a section, and how many start there."""
     best, ways = _NEVER, 0
     for k in range(above[s], above[s + 1]):
         i = cover[k]
@@ -229,7 +242,7 @@ def easiest(
         if ways == 0:
             continue
         if start + 1 + now[_AHEAD, s] <= capacity:
-            ways += 1  # to waste bytes
+            ways += 1  # one more way: wasting bytes
         worth = ways / failures[s] * (1.0 + start / capacity)
         if worth < least and in_valley(s, now, low, at, where, above, cover, placed):
             best, least = s, worth
@@ -256,9 +269,9 @@ def list_ways(
     s: int, now: Int64s, low: Int64s, sizes: Int64s, at: Int64s, where: Int64s, above: Int64s, cover: Int64s,
     steps: Int64s, placed: np.ndarray, likely: np.ndarray, ways: Int64s, blame: np.ndarray, capacity: int,
 ) -> int:  # fmt: skip
-    """List the buffers that may start next in a section, likeliest first, then -1 for none of them; how many.
+    """List the buffers that may start next in a section, likeliest first, then -1 for wasting bytes; return how many.
 
-    Blames the sections that leave no other way.
+    Sets `blame` to the sections that rule out every other way.
     """
     start, found = now[_REST, s], 0
     higher = wasted(s, now, low, above, cover, steps, placed)
@@ -271,14 +284,16 @@ def list_ways(
         if low[i] > start:
             explain(i, higher, s, now, at, where, blame, capacity)
             continue
+        # A buffer that starts here starts no lower; the reasons are part of any failure.
         explain(i, start, s, now, at, where, blame, capacity)
         for j in range(at[i], at[i + 1]):
             t = where[j]
-            if now[_FLOOR, t] < start:  # nothing fits under the buffer there
+            if now[_FLOOR, t] < start:  # nothing fits below the buffer there
                 blame[t] = True
                 for other in cover[above[t] : above[t + 1]]:
                     if not placed[other]:
                         explain(other, start, t, now, at, where, blame, capacity)
+        # Insert by likelihood, unless a way with the same size and sections is listed already.
         hole = found
         while hole > 0 and likely[ways[hole - 1]] < likely[i]:
             hole -= 1
@@ -287,6 +302,7 @@ def list_ways(
                 ways[j] = ways[j - 1]
             ways[hole] = i
             found += 1
+    # Wasting is a way only if the bytes still to come fit above.
     if higher + now[_AHEAD, s] <= capacity:
         ways[found] = -1
         found += 1
@@ -295,7 +311,7 @@ def list_ways(
 
 @kernel
 def wasted(s: int, now: Int64s, low: Int64s, above: Int64s, cover: Int64s, steps: Int64s, placed: np.ndarray) -> int:
-    """Give the least height of a section's floor if nothing starts at its rest."""
+    """Return the least height of a section's floor if nothing starts at its lowest start."""
     start = now[_REST, s]
     higher = int(start + steps[s])
     for k in range(above[s], above[s + 1]):
@@ -307,7 +323,7 @@ def wasted(s: int, now: Int64s, low: Int64s, above: Int64s, cover: Int64s, steps
 
 @kernel
 def listed_alike(buffer: int, ways: Int64s, found: int, sizes: Int64s, at: Int64s, where: Int64s) -> bool:
-    """Tell whether one of the ways has the same size and sections, so that this one would come to the same."""
+    """Tell whether a listed way has the same size and sections, so that both lead to the same placements."""
     for k in range(found):
         i = ways[k]
         if sizes[i] == sizes[buffer] and at[i + 1] - at[i] == at[buffer + 1] - at[buffer]:
@@ -325,7 +341,11 @@ def listed_alike(buffer: int, ways: Int64s, found: int, sizes: Int64s, at: Int64
 def explain(
     buffer: int, start: int, prefer: int, now: Int64s, at: Int64s, where: Int64s, blame: np.ndarray, capacity: int
 ) -> None:
-    """Blame sections that let a buffer start no lower: one with such a floor, the nearest to `prefer`; else all that may have raised it."""
+    """Blame sections because of which a buffer cannot start below `start`.
+
+    One section with such a floor is enough, the nearest to `prefer`. Without one, all that may have raised it are
+    blamed: its highest section, and those without a byte to waste.
+    """
     if now[_FLOOR, prefer] >= start:
         blame[prefer] = True
         return
@@ -355,7 +375,10 @@ def follow(
     cover: Int64s, steps: Int64s, placed: np.ndarray, failures: np.ndarray, blame: np.ndarray, hull: Int64s,
     capacity: int, few: int, sums: Int64s, short: Int64s,
 ) -> bool:  # fmt: skip
-    """Take a way and draw what follows; whether all that is left may still fit. If not, blame the sections that say so."""
+    """Take a way and propagate its consequences; return whether the rest may still fit.
+
+    If not, `blame` is set to the sections that prove it.
+    """
     if buffer < 0:
         end = wasted(s, now, low, above, cover, steps, placed)
         now[_FLOOR, s] = end
@@ -373,6 +396,7 @@ def follow(
             if not lift(where[k], end, now, low, sizes, at, where, above, cover, placed, blame, hull, capacity):
                 failures[where[k]] += 1
                 return False
+    # Repeat until nothing rises: new lowest starts may overfill a section, and full sections raise starts further.
     left, right = hull[0], hull[1]
     while left < right:
         for t in range(left, right):
@@ -408,9 +432,11 @@ def lift(
     s: int, end: int, now: Int64s, low: Int64s, sizes: Int64s, at: Int64s, where: Int64s, above: Int64s,
     cover: Int64s, placed: np.ndarray, blame: np.ndarray, hull: Int64s, capacity: int,
 ) -> bool:  # fmt: skip
-    """Raise what is still to come in a section to its new floor; whether all of it ends within the capacity.
+    """Raise the buffers still to come in a section to its new floor.
 
-    Widens the hull of what was raised.
+    Return whether all of them end within the capacity.
+
+    Widens `hull`, the range of sections that were touched.
     """
     for k in range(above[s], above[s + 1]):
         i = cover[k]
@@ -429,7 +455,12 @@ def full(
     s: int, now: Int64s, low: Int64s, sizes: Int64s, above: Int64s, cover: Int64s, placed: np.ndarray, few: int,
     sums: Int64s, short: Int64s,
 ) -> int:  # fmt: skip
-    """Raise starts in a section without a byte to waste to the next sum of other buffers' sizes; how many of `short` were raised."""
+    """Raise starts in a section without a byte to waste to the next sum of other buffers' sizes.
+
+    Return how many were raised.
+
+    The raised ones are the first of `short`. With more than `few` buffers left nothing is raised.
+    """
     left, floor = 0, now[_FLOOR, s]
     for k in range(above[s], above[s + 1]):
         i = cover[k]
@@ -444,6 +475,7 @@ def full(
         wanted = low[i] - floor
         if wanted <= 0:
             continue
+        # All sums of subsets, indexed by bit masks; computed once, and only if some buffer starts above the floor.
         if not made:
             made = True
             for y in range(left):
@@ -452,6 +484,7 @@ def full(
                     sums[bit + z] = sums[z] + sizes[short[y]]
         nearest = _NEVER
         for z in range(1 << left):
+            # The buffer cannot rest on itself, so sums that contain it are left out.
             if wanted <= sums[z] < nearest and not z & (1 << x):
                 nearest = sums[z]
                 if nearest == wanted:
@@ -468,7 +501,7 @@ def jump_back(
     depth: int, frames: Int64s, ways: Int64s, at: Int64s, where: Int64s, blamed: np.ndarray, placed: np.ndarray,
     left: Int64s,
 ) -> int:  # fmt: skip
-    """Take back decisions until one touches a section blamed for what failed at `depth`; its depth, or -1.
+    """Take back decisions until one touches a section blamed for the failure at `depth`; return its depth, or -1.
 
     The blame is handed on to it.
     """
