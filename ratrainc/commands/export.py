@@ -47,11 +47,11 @@ _ENDINGS = {"torch-csv": ".csv", "megatron": ".sh", "torchtitan": ".toml"}
     "--lowered", is_flag=True, help="With sends, receives, gathering and reduction, in the order of the schedule."
 )
 def command(file: str, table_format: ExportFormat, output: str | None, lowered: bool) -> None:
-    """Write a schedule as the action table of another runtime, one row per rank, or its plan as settings of a framework.
+    """Write a schedule as another runtime's table of actions, one row per rank, or its plan as a framework's settings.
 
-    In a table, stage s runs on rank s. The schedule is checked as a module, and the table by the rules of 'ratrainc lint'.
-    That runtime takes a rank's actions one by one, so a lowered schedule that needs concurrent engines is refused. Keys
-    that the settings of another framework cannot express are listed on stderr.
+    In a table, stage s runs on rank s. The schedule is checked as a module, and the table by the rules of 'ratrainc
+    lint'. That runtime takes a rank's actions one by one, so a lowered schedule that needs concurrent engines is
+    refused. Keys that the settings of another framework cannot express are listed on stderr.
     """
     _check_ending(table_format, output)
     if table_format != "torch-csv":

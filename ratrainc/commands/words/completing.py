@@ -1,4 +1,4 @@
-"""Completion of words in shells: presets, machines, strategies, passes, files. Modules are imported only when needed."""
+"""Completion of words in shells: presets, machines, strategies, passes, files. Modules are imported when needed."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def checked_schedule(file: str, machine: str | None) -> tuple[Module, Machine | 
 
 
 def explained_schedule(file: str, machine: str | None) -> tuple[Module, Machine | None]:
-    """Load and verify the module of a `.rtir`, or the one that a `.rtx` was made from; return it and `--machine`'s machine.
+    """Load and verify the module of a `.rtir`, or the one that a `.rtx` was made from; return it and `--machine`.
 
     Raises `DiagnosticError` as `checked_schedule` does, and RT002 if the module of a program cannot be made again.
     """

@@ -142,7 +142,7 @@ class FilePath(click.types.StringParamType):
 
 
 class InputFile(FilePath):
-    """Path of a file that a command reads. A file with another kind's ending is refused, with the command that takes it."""
+    """Path of a file that a command reads. Another kind's ending is refused, with the command that takes it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the path unchanged. Raises `DiagnosticError` RT002 if it has the ending of another kind."""
@@ -191,7 +191,7 @@ def _would_replace(one: FilePath, path: str, other: FilePath, place: str) -> boo
 
 
 def _is_one_file(path: str, other: str) -> bool:
-    """Tell whether two paths lead to one file through any links, or would create one. Devices and directories do not count."""
+    """Tell whether two paths are one file, through any links, or would create one. Devices and folders do not count."""
     status, other_status = _status(path), _status(other)
     if status is None or other_status is None:
         return status is other_status and "\0" not in path + other and os.path.realpath(path) == os.path.realpath(other)
@@ -229,7 +229,7 @@ def misuse_of_command() -> Iterator[None]:
 
 
 def in_groups(**groups: type[Any]) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Give a command a group of its options as one object: a parameter `GROUP_FIELD` becomes the field FIELD of `GROUP`.
+    """Give a command a group of its options as one object: parameter `GROUP_FIELD` becomes the field FIELD of `GROUP`.
 
     Groups are built in the order of their names here, so one can be a field of another. Place the decorator below the
     options.
@@ -349,7 +349,7 @@ def one_a_core() -> int:
 
 
 def processes_option(result: str = "The result is the same with any number.") -> Callable[[F], F]:
-    """Make the option `--jobs`, the number of processes for independent work. It is set globally, not passed to the command."""
+    """Make the option `--jobs`, the number of processes; it is set globally, not passed to the command."""
 
     def allow(context: click.Context, _parameter: click.Parameter, count: int) -> None:
         from ratrain.ratrain_ir.side_by_side import processes
