@@ -133,7 +133,7 @@ class _Commands(click.Group):
 
 
 def project_version() -> str:
-    """The installed version."""
+    """Return the installed version."""
     try:
         return version("ratrain")
     except PackageNotFoundError:
@@ -164,7 +164,7 @@ def commands(plugin_names: tuple[str, ...]) -> None:
 
 @contextmanager
 def _keeping_ctrl_c() -> Iterator[None]:
-    """Have Ctrl-C do after the block what it did before."""
+    """Restore the handler of Ctrl-C after the block."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -182,7 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _plugins_first(words: list[str]) -> list[str]:
-    """The words with `--plugin NAME`, which may stand anywhere, before the command: its own options may need what it brings."""
+    """Move every `--plugin NAME` before the command, since the command's options may need what the plugin brings."""
     plugin_words, others, rest = [], [], iter(words)
     for word in rest:
         if word == "--plugin":
@@ -211,7 +211,10 @@ def _exit_code_of(words: list[str]) -> int:
 
 
 def _write_whole() -> None:
-    """Put a buffer behind stdout where there is none (PYTHONUNBUFFERED): a write that the system cuts short would lose its rest unsaid."""
+    """Give an unbuffered stdout (PYTHONUNBUFFERED) a buffer.
+
+    Without one, a write that the system cuts short loses its rest silently.
+    """
     stream, raw = sys.stdout, getattr(sys.stdout, "buffer", None)
     if stream is sys.__stdout__ and isinstance(raw, io.RawIOBase):  # one that somebody put there is theirs
         whole = io.BufferedWriter(raw)

@@ -1,1 +1,1 @@
-"""Between the settings of other frameworks and plans: `import-plan`, and the formats `megatron` and `torchtitan` of `export`."""
+"""Conversion between plans and settings of other frameworks, for `import-plan` and `export`."""

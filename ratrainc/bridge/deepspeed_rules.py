@@ -1,4 +1,4 @@
-"""Settings of DeepSpeed: what becomes of each, its default, and where that stands in DeepSpeed 0.19.6."""
+"""Rules for settings of DeepSpeed: the plan's keys, the default, and its source in DeepSpeed 0.19.6."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ SCHEDULER_PARAMS: dict[str, dict[str, object]] = {
         "warmup_type": "log",
     },
 }
-"""Parameters of the schedulers that a plan can follow, at least to the end of their warm-up, and what they take for each."""
+"""Parameters, with defaults, of the schedulers that a plan can follow at least to the end of their warm-up."""
 
 
 def scheduler_source(kind: str) -> str:
@@ -283,4 +283,4 @@ STRICT = (
     "pipeline",
     "data_types",
 )
-"""Tables that decide what is trained: a name in them that is not known stops the import, as it mostly does in DeepSpeed."""
+"""Tables that decide what is trained: an unknown name in them stops the import, as it mostly does in DeepSpeed."""

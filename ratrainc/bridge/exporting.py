@@ -1,4 +1,4 @@
-"""From a plan to the settings of another framework. What they cannot express is what reading them back does not give."""
+"""Export of a plan as settings of another framework. Keys that do not come back when these are read are reported."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Exported:
 
 
 def export_plan(name: str, plan: Plan, layers: int) -> Exported:
-    """The settings for `megatron` or `torchtitan` of a plan for a model of so many layers."""
+    """Return the settings for `megatron` or `torchtitan` of a plan for a model of so many layers."""
     framework, lines = _WRITERS[name]
     body = "\n".join(lines(plan, layers)) + "\n"
     missing = _missing(plan, imported(framework, "what is exported", body, Asked()).plan, framework)
@@ -70,7 +70,7 @@ def export_plan(name: str, plan: Plan, layers: int) -> Exported:
 
 
 def _missing(plan: Plan, back: Plan, framework: Framework) -> tuple[Missing, ...]:
-    """The keys in which a plan differs from the one that its settings give back."""
+    """Return the keys in which a plan differs from the one that its settings give back."""
     said, found = plan_words(plan), plan_words(back)
     names = [name for name in {**said, **found} if said.get(name) != found.get(name) and not _idle(plan, name)]
     why = f"{framework.title} cannot say it, or not beside the others"
@@ -78,14 +78,14 @@ def _missing(plan: Plan, back: Plan, framework: Framework) -> tuple[Missing, ...
 
 
 def _idle(plan: Plan, name: str) -> bool:
-    """Whether a key changes nothing: an order on one stage, shards of one replica, a norm that holds nothing."""
+    """Tell whether a key changes nothing: an order on one stage, shards of one replica, a norm that holds nothing."""
     if name == "zero":
         return plan.dp == 1 and plan.zero < 3
     return (name in ("schedule", "layout") and plan.pp == 1) or (name == "max_norm" and plan.optimizer.clip == "none")
 
 
 def _counts(plan: Plan, layers: int) -> list[int]:
-    """The layers of each chunk, in forward order."""
+    """Return the layers of each chunk, in forward order."""
     ends = (0, *plan.cuts, layers)
     return [after - before for before, after in pairwise(ends)]
 
@@ -201,7 +201,7 @@ def _torchtitan_optimizer(plan: Plan) -> list[str]:
 
 
 def _factor(part: float, whole: float) -> float:
-    """The number whose product with the whole is the part, to the last bit where there is one."""
+    """Return the number whose product with the whole is the part, to the last bit where there is one."""
     if part == 0 or whole == 0:
         return 0.0
     near = part / whole

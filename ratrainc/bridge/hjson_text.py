@@ -94,14 +94,14 @@ def _flatten(source: Source, table: _Table, within: str, found: dict[str, Settin
 
 
 def _place(source: Source, key: str, start: int, end: int) -> Place:
-    """The place of a key and its value; of the value alone where the key is written with escapes."""
+    """Return the place of a key and its value; of the value alone where the key is written with escapes."""
     before = source.text.rfind(key, 0, start) if key else -1
     between = source.text[before + len(key) : start] if before >= 0 else ""
     return source.span(before if re.fullmatch(r"[\"']?\s*:\s*", between) else start, end)
 
 
 def _plain(value: Any) -> Any:
-    """The value with tables within lists as dictionaries."""
+    """Return the value with tables within lists as dictionaries."""
     if isinstance(value, _Table):
         return {key: _plain(each) for key, each, _, _ in value.entries}
     return [_plain(each) for each in value] if isinstance(value, list) else value

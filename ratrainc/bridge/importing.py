@@ -41,7 +41,7 @@ class Imported:
     """variables that a script takes as not set, and what it has instead"""
 
     def text(self) -> str:
-        """Return the plan's file. Raises `DiagnosticError` RT011 where that would not be read as the plan."""
+        """Return the plan's file. Raises `DiagnosticError` RT011 if that would not be read as the plan."""
         text = plan_to_toml(self.plan)
         if self.auto_cuts:
             text = text.replace("\ncuts = []\n", '\ncuts = "auto"\n', 1)
@@ -61,13 +61,13 @@ class Imported:
 
 
 def import_plan(framework: str, path: str | Path, asked: Asked) -> Imported:
-    """The plan of a file of a framework. Raises `DiagnosticError` RT002, RT063 and RT064 for all that is wrong with it."""
+    """Convert a framework's file to a plan. Raises `DiagnosticError` RT002, RT063 and RT064 with all its errors."""
     known = FRAMEWORKS[framework]
     return imported(known, str(path), read_text(path, "RT063", known.file), asked)
 
 
 def imported(framework: Framework, file: str, text: str, asked: Asked) -> Imported:
-    """The plan of a text of a framework."""
+    """Return the plan of a text of a framework."""
     top = Source(file, text).top()
     reader = SettingsReader(framework, framework.settings_of(file, text, asked), top, asked)
     framework.read(reader)
@@ -79,7 +79,7 @@ def imported(framework: Framework, file: str, text: str, asked: Asked) -> Import
 
 
 def _plan(reader: SettingsReader) -> tuple[Plan, bool]:
-    """The plan of what was put, by the rules that a plan's file is read by, and whether its cuts are left to be chosen."""
+    """Make the plan from the collected keys, by the rules of plan files; tell too whether its cuts must be chosen."""
 
     def place(label: str) -> Place:
         return reader.places.get(label.rpartition(".")[2], reader.top)
@@ -96,7 +96,7 @@ def _plan(reader: SettingsReader) -> tuple[Plan, bool]:
 
 
 def imported_json(made: Imported, output: str | None) -> dict[str, Any]:
-    """The plan by its keys, and what it does not say."""
+    """Return the plan by its keys, and what it does not say."""
     fields = {key: value for key, value in made.plan.to_fields().items() if key not in made.unsaid}
     return {
         "from": made.framework.title,

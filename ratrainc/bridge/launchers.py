@@ -1,4 +1,4 @@
-"""Programs that start others on many ranks: torchrun and its like, with their options apart from those of what they start."""
+"""Launchers such as torchrun: their options, separated from the command that they start on many ranks."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _options(
     settings: dict[str, Setting],
     report: Diagnostics,
 ) -> tuple[Text, ...]:
-    """The words from the program on; options before it become settings."""
+    """Return the words from the program on; options before it become settings."""
     at = 0
     while at < len(words):
         word = words[at]
@@ -206,7 +206,7 @@ def _unknown_words(word: Text, who: str, report: Diagnostics) -> None:
 
 
 def _python(words: tuple[Text, ...]) -> tuple[tuple[Text, ...], str]:
-    """The words from the script or module on, and the module where it is one."""
+    """Return the words from the script or module on, and the module where it is one."""
     at = 0
     while at < len(words) and words[at].shown.startswith("-"):
         text = words[at].shown

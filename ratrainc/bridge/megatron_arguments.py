@@ -1,4 +1,4 @@
-"""The arguments that a script gives Megatron-LM, read as its argparse reads them, in every way that the script may go."""
+"""Arguments that a script gives Megatron-LM, read as its argparse does, on every path that the script may take."""
 
 from __future__ import annotations
 
@@ -42,11 +42,13 @@ class _Either:
 
 
 def arguments_of(file: str, text: str, asked: Asked, decide: Collection[str]) -> dict[str, Setting]:
-    """The arguments of the training that a script starts, with those of the launcher, by names with dashes; of those without a value, True.
+    """Return the arguments of the training that a script starts, and of its launcher, by names with dashes.
+
+    An argument without a value is True.
 
     `$NAME` has a variable that the script takes as not set: what it says then, or a `NotSaid` where that is nothing.
-    `decide` has the arguments that a plan follows from. Raises `DiagnosticError` RT063 where the file is no shell text, RT064
-    for all that argparse refuses, and for each of `decide` that a value is not known of.
+    `decide` has the arguments that a plan follows from. Raises `DiagnosticError` RT063 if the file is no shell text,
+    RT064 for all that argparse refuses, and for each of `decide` that a value is not known of.
     """
     report = Diagnostics()
     if file.endswith((".yaml", ".yml", ".json", ".toml", ".py")):
@@ -81,7 +83,7 @@ def _dashed(name: str) -> str:
 
 
 def _once(report: Diagnostics) -> Diagnostics:
-    """The diagnostics, each once however many ways of the script lead to it."""
+    """Return the diagnostics, each once however many ways of the script lead to it."""
     once = Diagnostics()
     seen = set()
     for each in report.items:
@@ -115,7 +117,7 @@ def _asked(name: str, settings: dict[str, Setting], asked: Asked) -> bool:
 
 
 def _trainings(launches: Sequence[Launch]) -> list[Launch]:
-    """The commands that train: those that say how long, before those that say a batch, before those that say anything."""
+    """Return the commands that train: those with a length, else those with a batch, else those with any argument."""
     for wanted in (_TRAINING, _SIZES, KNOWN):
         found = [each for each in launches if _says(each, wanted)]
         if found:
@@ -159,7 +161,7 @@ def _no_training(followed: Followed, report: Diagnostics, top: Place) -> None:
 
 
 def _settings(launch: Launch, report: Diagnostics) -> dict[str, Setting]:
-    """The arguments of one command, the last of several counting."""
+    """Return the arguments of one command, the last of several counting."""
     begun = started(launch, report)
     settings = dict(begun.settings)
     words = begun.arguments
@@ -202,7 +204,7 @@ def _settings(launch: Launch, report: Diagnostics) -> dict[str, Setting]:
 
 
 def _unknown_name(word: Text) -> Unknown | None:
-    """Return the unknown part in the name of an argument, or None where all of the name is known."""
+    """Return the unknown part in the name of an argument, or None if all of the name is known."""
     if not word.shown.startswith("--"):
         return None
     for piece in word.pieces:
@@ -229,7 +231,7 @@ def _value(values: list[Text]) -> object:
 
 
 def _hidden(word: Text, launch: Launch, settings: dict[str, Setting], report: Diagnostics) -> None:
-    """A word of which only a run would know what it is: nothing where it is a variable that is never set."""
+    """A word of which only a run would know what it is: nothing if it is a variable that is never set."""
     unknown = word.sole
     if unknown is None:
         return
@@ -248,7 +250,7 @@ def _unknown(name: str, word: Text, report: Diagnostics) -> None:
 
 @cache
 def _meant(name: str) -> str:
-    """The way out of an argument that there is none of."""
+    """Return the way out of an argument that there is none of."""
     longer = [each for each in KNOWN if each.startswith(name)]
     if len(longer) == 1:
         return f"Megatron-LM takes no shortened names (allow_abbrev=False): write --{longer[0]}"
@@ -261,7 +263,7 @@ def _meant(name: str) -> str:
 def _together(
     found: list[tuple[Launch, dict[str, Setting]]], decide: Collection[str], report: Diagnostics
 ) -> dict[str, Setting]:
-    """One set of arguments for all ways that a script may go; what decides must be the same in each."""
+    """Return one set of arguments for all ways that a script may go; what decides must be the same in each."""
     if len(found) <= 1:
         return dict(found[0][1]) if found else {}
     together: dict[str, Setting] = {}

@@ -1,4 +1,4 @@
-"""Settings of another framework, read by a table of rules: each is carried over into a plan's keys, or named with the reason why not."""
+"""Settings of another framework, read by a table of rules. Each becomes keys of a plan, or is listed with a reason."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ class Setting:
 
 @frozen
 class Rule:
-    """What becomes of a setting."""
+    """The rule for one setting."""
 
     keys: str
-    """of a plan, in words; empty where it is not carried over"""
+    """of a plan, in words; empty if it is not carried over"""
     says: str
     """how it is carried over, or why not"""
     default: Any = None
-    """what the framework takes where a file leaves it out, and the plan therefore says"""
+    """the framework's default, which the plan states if a file leaves the setting out"""
     source: str = ""
-    """where the default stands: a file of the framework, and the symbol in it"""
+    """source of the default: a file of the framework, and the symbol in it"""
     refused: bool = False
     """nothing of a file with it is carried over: what it decides cannot be said, or is in another file"""
 
 
 @frozen
 class Default:
-    """A value that the framework takes where a file leaves a setting out."""
+    """A default of the framework for a setting that the file leaves out."""
 
     value: Any
     source: str
-    """as in `Rule`; empty where none is known"""
+    """as in `Rule`; empty if none is known"""
 
 
 @frozen
@@ -71,7 +71,7 @@ class Framework:
 
     title: str
     file: str
-    """what is read, in words"""
+    """kind of the file, in words"""
     settings: Callable[..., dict[str, Setting]]
     """of a file's name and text, and of a script what the command line says of its variables"""
     rules: Mapping[str, Rule]
@@ -79,22 +79,22 @@ class Framework:
     tables: Mapping[str, str] = field(factory=dict)
     """tables of the file of which nothing is carried over, and why"""
     strict: tuple[str, ...] = ()
-    """tables that decide what is trained: a name in them, or in one whose name is close, that no rule knows stops the import"""
+    """tables that decide what is trained: an unknown name in them, or in a table named alike, stops the import"""
     stops: Callable[[str], bool] = lambda _name: False
-    """whether a setting of this name, which no rule knows, stops the import for another reason"""
+    """true if a setting of this name, which no rule knows, stops the import for another reason"""
     others: Callable[[str], str | None] = lambda _name: None
-    """why a setting that has no rule is not carried over; None where it is not known"""
+    """why a setting that has no rule is not carried over; None if it is not known"""
     script: bool = False
     """its file is a script, with variables"""
 
     def settings_of(self, file: str, text: str, asked: Asked) -> dict[str, Setting]:
-        """The settings of a file by its name and text."""
+        """Return the settings of a file by its name and text."""
         return self.settings(file, text, asked) if self.script else self.settings(file, text)
 
 
 @frozen
 class Asked:
-    """What the command line says, as a file may not."""
+    """Values from the command line that a file may lack."""
 
     clusters: int | None = None
     pp: int | None = None
@@ -135,7 +135,7 @@ class SettingsReader:
     """variables that a script takes as not set, and what it has instead"""
 
     def has(self, name: str) -> bool:
-        """Whether the file says it."""
+        """Tell whether the file says it."""
         return name in self.settings
 
     def name(self, name: str) -> str:
@@ -143,7 +143,7 @@ class SettingsReader:
         return self.called.get(name, name)
 
     def integer(self, name: str) -> int | None:
-        """A whole number from 0 to `MOST`, the framework's default, or None where it has none."""
+        """Return a whole number from 0 to `MOST`, the framework's default, or None if it has none."""
         value = self._read(name, int, _integer)
         if value is not None and not -1 <= value <= MOST:
             self.wrong(name, f"{self.name(name)} is {shown(value)}, which is out of range")
@@ -151,7 +151,7 @@ class SettingsReader:
         return value
 
     def size(self, name: str) -> int | None:
-        """A whole number of at least 1."""
+        """Return a whole number of at least 1."""
         value = self.integer(name)
         if value is not None and value < 1:
             self.wrong(name, f"{self.name(name)} is {value}: at least 1 is expected")
@@ -159,19 +159,19 @@ class SettingsReader:
         return value
 
     def number(self, name: str) -> float | None:
-        """A finite number."""
+        """Return a finite number."""
         return self._read(name, float, _number)
 
     def flag(self, name: str) -> bool:
-        """Whether it is set."""
+        """Tell whether it is set."""
         return bool(self._read(name, bool, _flag))
 
     def word(self, name: str) -> str | None:
-        """A word."""
+        """Return a word."""
         return self._read(name, str, lambda value: value if isinstance(value, str) else None)
 
     def items(self, name: str) -> list[Any] | None:
-        """A list."""
+        """Return a list."""
         return self._read(name, list, lambda value: value if isinstance(value, list) else None)
 
     def _read(self, name: str, kind: type[T], convert: Callable[[Any], T | None]) -> T | None:
@@ -211,7 +211,7 @@ class SettingsReader:
             self.put(key, value, name)
 
     def leave(self, name: str, why: str) -> None:
-        """Say why a setting is not carried over; nothing where the file does not have it."""
+        """Say why a setting is not carried over; nothing if the file does not have it."""
         if name in self.settings and all(each.key != self.name(name) for each in self.left):
             self.left.append(Left(self.name(name), self.settings[name].value, why))
         self.taken.add(name)
@@ -243,7 +243,7 @@ class SettingsReader:
                 self.leave(name, rules[name].says if not rules[name].keys else "has no effect with the other settings")
 
     def _table_above(self, name: str) -> str | None:
-        """Return why nothing is carried over of the table that a setting stands in, or None where it is read."""
+        """Return why nothing is carried over of the table that a setting stands in, or None if it is read."""
         rules, tables = self.framework.rules, self.framework.tables
         while name:
             if name in tables:
@@ -287,7 +287,7 @@ def near(name: str, known: Iterable[str]) -> bool:
 
 
 def flat(values: dict[str, Any], within: str = "") -> list[tuple[str, Any]]:
-    """The values of tables in tables, by names with dots; an empty table is a value."""
+    """Return the values of tables in tables, by names with dots; an empty table is a value."""
     found: list[tuple[str, Any]] = []
     for key, value in values.items():
         name = f"{within}{key}"
@@ -299,7 +299,7 @@ def flat(values: dict[str, Any], within: str = "") -> list[tuple[str, Any]]:
 
 
 def put_ranks(reader: SettingsReader, world: int | None, world_name: str, *others: tuple[str, int]) -> int | None:
-    """The replicas that are left of the ranks, of which the command line may say how many; `others` divide them."""
+    """Put the number of replicas: the ranks (which the command line may give) divided by `others`."""
     clusters = reader.asked.clusters
     if clusters is not None and world is not None and clusters != world:
         reader.wrong(world_name, f"--clusters {clusters} contradicts the file, which says {world} ranks")
@@ -358,7 +358,7 @@ def put_seq_len(reader: SettingsReader, name: str | None) -> None:
 
 
 def one_of(reader: SettingsReader, name: str, said: int | None, asked: int | None, option: str) -> int:
-    """A size that the file or the command line says; 1 where neither does, and a contradiction where both do differently."""
+    """Return a size given by the file or the command line, 1 without either; report a contradiction if both differ."""
     if said is not None and asked is not None and said != asked:
         reader.wrong(name, f"{option} {asked} contradicts {name} {said}")
     return said or asked or 1

@@ -178,7 +178,7 @@ def _replicas(reader: SettingsReader, pp: int, tp: int) -> tuple[int | None, int
 
 
 def _schedule_and_cuts(reader: SettingsReader, pp: int) -> int | None:
-    """Put schedule, cuts and chunks; return the chunks of a stage, or None where something is wrong."""
+    """Put schedule, cuts and chunks; return the chunks of a stage, or None if something is wrong."""
     said = reader.word(SCHEDULE) or "1F1B"
     known = {word.lower(): word for word in (*SCHEDULES, *OTHER_SCHEDULES)}
     known |= OLD_SCHEDULES
@@ -225,7 +225,7 @@ def _schedule_and_cuts(reader: SettingsReader, pp: int) -> int | None:
 
 
 def _cuts(reader: SettingsReader, pp: int) -> int | None:
-    """Put the cuts that the file says; return how many stages of all ranks it says, None where it does not, 0 where it is wrong."""
+    """Put the file's cuts; return its number of stages over all ranks, None without one, 0 after an error."""
     if reader.has(POINTS) and isinstance(value := reader.settings[POINTS].value, str):
         reader.settings[POINTS] = Setting(value.split(",") if value else [], reader.settings[POINTS].place)
     parts, points = reader.items(PARTS), reader.items(POINTS)
@@ -249,7 +249,7 @@ def _cuts(reader: SettingsReader, pp: int) -> int | None:
 
 
 def _first_layer(part: Any) -> int | None:
-    """Return the first layer of a list of modules; None where there is none."""
+    """Return the first layer of a list of modules; None if there is none."""
     names = [name.strip() for name in part if isinstance(name, str)] if isinstance(part, list) else []
     layers = [int(match[1]) for name in names if (match := re.fullmatch(r"layers\.(\d{1,6})", name))]
     return min(layers, default=None)
@@ -335,7 +335,7 @@ def _state(reader: SettingsReader, pp: int, *, sharded: bool) -> None:
 
 
 def _compute_without_shards(reader: SettingsReader, *, alone: bool, old: bool) -> None:
-    """Compute in f32 where torchtitan does: parameters are cast by FSDP, and without it only of replicas with nothing else."""
+    """Compute in f32 if torchtitan does: FSDP casts parameters; without it only plain replicas have them cast."""
     if alone and not old:
         return
     text = "parameters are cast by FSDP, which one replica a shard group does not have: torchtitan computes in f32 then"

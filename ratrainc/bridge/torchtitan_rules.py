@@ -1,4 +1,4 @@
-"""Settings of torchtitan: names of all its releases that read TOML, what becomes of each, and its defaults with their source in v0.2.2."""
+"""Rules for settings of torchtitan: names of all releases that read TOML, and defaults with their source in v0.2.2."""
 
 from __future__ import annotations
 

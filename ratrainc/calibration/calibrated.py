@@ -20,10 +20,10 @@ class Calibrated(Shown):
     def save(self, path: str) -> None:
         """Write the machine file.
 
-        Raises `DiagnosticError` RT002 where it cannot be written.
+        Raises `DiagnosticError` RT002 if it cannot be written.
         """
         write_machine(self.machine, path)
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as `--json` prints them."""
+        """Return the figures as `--json` prints them."""
         raise NotImplementedError

@@ -22,19 +22,19 @@ from ratrain.ratrainc.console.parts import Part, TextTable
 from ratrain.targets.machine.machine import Machine, is_whole
 
 _ROUNDS = 3
-"""Programs depend on the machine they are compiled for: they are compiled anew until the constants settle."""
+"""Most rounds of compiling and fitting. Programs depend on the machine, so they are compiled again after each fit."""
 _SETTLED = 1e-4
 
 
 @frozen(eq=False)
 class OwnLayers:
-    """What the fitted rows say of each shape of layer beside the constants, and all rows predicted with it."""
+    """Factors of layers by shape, from the fitted rows, and the errors of all rows predicted with them."""
 
     layers: list[MeasuredLayer]
     predicted: Seconds
 
     def parts(self) -> Iterator[Part]:
-        """A table, and what it is for."""
+        """Yield a table of the factors, and its meaning."""
         columns = ("tp", "hidden", "heads", "seq", "micro-batch", "rows", "factor")
         lines = [[*map(str, (*each.sizes, each.rows)), f"{each.factor:.3f}"] for each in self.layers]
         yield TextTable("layers as fitted rows have them: times what the constants give", columns, lines)
@@ -59,7 +59,7 @@ class Calibration(Calibrated):
 
     @property
     def errors(self) -> list[tuple[str, Errors]]:
-        """Errors of the rows that were fitted, and of those that were held out where there are any."""
+        """Errors of the fitted rows and, if there are any, of the held-out ones."""
         return self._errors(self.predicted)
 
     def _errors(self, predicted: Seconds) -> list[tuple[str, Errors]]:
@@ -72,7 +72,7 @@ class Calibration(Calibrated):
 
     @property
     def errors_with_own_layers(self) -> list[tuple[str, Errors]]:
-        """The same where each layer takes what fitted rows say of its shape; nothing of rows that are no GPT iterations."""
+        """Errors with each layer scaled by its shape's factor; empty unless the rows are GPT iterations."""
         return [] if self.own_layers is None else self._errors(self.own_layers.predicted)
 
     @property
@@ -103,7 +103,7 @@ class Calibration(Calibrated):
             yield "no row was held out: nothing says how well other rows are predicted"
 
     def to_json(self) -> dict[str, Any]:
-        """The calibration as `--json` prints it."""
+        """Return the calibration as `--json` prints it."""
         rows = zip(self.labels, self.measured, self.predicted, self.is_held_out, strict=True)
         return {
             "machine": self.machine.name,
@@ -125,7 +125,7 @@ class Calibration(Calibrated):
 
 
 def check_names(machine: Machine, names: Sequence[str]) -> None:
-    """Raise `DiagnosticError` RT004 where a name is not a constant of the machine, RT005 where it counts something."""
+    """Raise `DiagnosticError` RT004 if a name is not a constant of the machine, RT005 if the constant is a count."""
     for name in names:
         if name not in machine.constants:
             known = ", ".join(machine.constants)
@@ -141,10 +141,10 @@ def check_names(machine: Machine, names: Sequence[str]) -> None:
 def calibrate_rows(
     path: str, machine: Machine, names: Sequence[str], *, every: int, strategy: Strategy | None = None
 ) -> Calibration:
-    """The machine with constants fitted to the rows of a table that are not held out; they ran under a strategy, None: the default one.
+    """Fit named constants of a machine to the rows of a table; every `every`-th row is held out.
 
-    Raises `DiagnosticError` RT002 as `check_solver` does, and for a bad table, a bad name, a plan that does not fit, or rows that
-    cannot tell the constants.
+    The rows ran under `strategy`; None is the default one. Raises `DiagnosticError` RT002 as `check_solver` does, and
+    for a bad table, a bad name, a plan that does not fit, or rows that do not determine the constants.
     """
     check_solver()
     check_names(machine, names)
@@ -166,9 +166,9 @@ def calibrate(
     strategy: Strategy,
     place: Location,
 ) -> Calibration:
-    """The machine with constants fitted to the rows that are not held out.
+    """Fit named constants of a machine to the rows that are not held out.
 
-    Raises `DiagnosticError` where a plan does not fit, or rows cannot tell the constants.
+    Raises `DiagnosticError` if a plan does not fit, or the rows do not determine the constants.
     """
     measured = np.array([row.seconds for row in rows])
     kept = np.array([not each for each in held])

@@ -31,9 +31,9 @@ _COPIES = 7
 
 
 def link_part(machine: Machine) -> tuple[dict[str, Constant], tuple[str, ...], tuple[str, ...]]:
-    """What a machine says of links and of what talks over them: constants, names of groups, ways of collectives.
+    """Return the link constants of a machine, its group names and its ways of collectives.
 
-    How sure each is stays as it is there; its source names the machine.
+    Each constant keeps its certainty; its source names the machine.
     """
     constants = {
         name: evolve(constant, source=f"machine '{machine.name}': {constant.source}")
@@ -44,7 +44,7 @@ def link_part(machine: Machine) -> tuple[dict[str, Constant], tuple[str, ...], t
 
 
 def capacity_constants(kernels: KernelSet) -> dict[str, Constant]:
-    """The memory of a device, and what of it is taken before there is an arena. Kernels are loaded by one small product."""
+    """Measure a device's memory, and the part in use before any arena; load kernels first by a small product."""
     _load(kernels)
     facts = kernels.memory.device_facts()
     if facts is not None:
@@ -66,7 +66,7 @@ def capacity_constants(kernels: KernelSet) -> dict[str, Constant]:
 
 
 def copy_constants(kernels: KernelSet) -> dict[str, Constant]:
-    """Bandwidths of copies: within the device, which is where the fit of `ddr_bandwidth` starts; and, of a GPU, from its host."""
+    """Measure bandwidths of copies: within the device, the start of the fit, and on a GPU from its host."""
     memory = kernels.memory
     target, source = memory.allocate(_COPIED), memory.allocate(_COPIED)
     watch = memory.stopwatch()
@@ -86,7 +86,7 @@ def copy_constants(kernels: KernelSet) -> dict[str, Constant]:
 
 
 def _seconds_of(watch: Stopwatch, function: Callable[[], None]) -> float:
-    """The median of some calls, after one."""
+    """Return the median seconds of several calls, after one that is not counted."""
     taken = []
     for _ in range(_COPIES + 1):
         start = watch.now()
@@ -96,7 +96,7 @@ def _seconds_of(watch: Stopwatch, function: Callable[[], None]) -> float:
 
 
 def _load(kernels: KernelSet) -> None:
-    """One small product: libraries are loaded by the first that is asked for."""
+    """Compute a small product, which loads the libraries."""
     memory = kernels.memory
     side = 64
     matrices = [memory.typed(memory.allocate(4 * side * side), Dtype.F32, (side, side)) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""What small programs do on a device: seconds of ops that call no routine, of whole steps, and between two ops."""
+"""Small programs timed on a device: seconds of ops without a routine, of whole steps, and of gaps between ops."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SEQUENCES = 64
 
 @frozen
 class RunProgram:
-    """A program that ran: its ops without a routine, the gap between two ops, and what a step took that nothing recorded."""
+    """A program that ran: its ops without a routine, the gap between ops, and the seconds of an unrecorded step."""
 
     program: Program
     ops: dict[tuple[str, float], float]
@@ -48,7 +48,7 @@ def run_programs(programs: Sequence[Program], kernels: KernelSet) -> Iterator[Ru
 
 
 def other_ops(runs: Sequence[RunProgram]) -> list[MeasuredOp]:
-    """The ops of several runs by key and size, each with the median of what it took."""
+    """Return the ops of several runs by key and size, each with its median seconds."""
     seconds: dict[tuple[str, float], list[float]] = defaultdict(list)
     for run in runs:
         for op, taken in run.ops.items():

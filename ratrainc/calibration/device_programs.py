@@ -1,4 +1,4 @@
-"""What a device is timed with: the program that it is to be timed for, and small ones of two families that have every usual kind of kernel."""
+"""Programs with which a device is timed: the user's, and small ones of two families with every usual kind of kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
 
 USUAL_DTYPE = "bf16"
-"""Of what blocks compute with, where nobody says another."""
+"""Default type that blocks compute with."""
 _VOCABULARY = 4096
 _HEAD_DIM = 64
 _ROUNDED = 32
@@ -27,7 +27,7 @@ _MICRO_BATCHES = 2
 
 @frozen
 class UsualSize:
-    """A model of a preset's family, and what it is trained on in a micro-batch."""
+    """A model of a preset's family, and the size of its micro-batch."""
 
     preset: str
     hidden: int
@@ -53,7 +53,7 @@ class UsualSize:
         )
 
     def plan(self, dtype: str) -> Plan:
-        """One rank that stores views and gradients in a type."""
+        """Return a plan of one rank that stores views and gradients in a type."""
         types: dict[str, Any] = dict.fromkeys(DTYPE_KEYS, dtype)
         scale = None if dtype == "f16" else 1.0
         plan = Plan(1, 1, (), self.sequences, _MICRO_BATCHES, self.seq_len)
@@ -77,12 +77,12 @@ _OF_A_GPU = (
 
 
 def usual_programs(machine: Machine, dtype: str, *, on_host: bool) -> list[Program]:
-    """Programs of one rank on a host, or on a GPU, which takes larger ones to be busy."""
+    """Compile the usual programs of one rank; a GPU gets larger ones, so that it is busy."""
     return [compiled(size.model(), size.plan(dtype), machine) for size in (_OF_A_HOST if on_host else _OF_A_GPU)]
 
 
 def compiled(model: ModelConfig, plan: Plan, machine: Machine) -> Program:
-    """The program of a plan on a machine. Raises `DiagnosticError` where it does not fit, or either is wrong."""
+    """Compile a plan for a machine to a program. Raises `DiagnosticError` if it does not fit, or either is wrong."""
     from ratrain.ratrainc.compiling import building
 
     return building.emit(building.compile(model, plan, machine=machine))

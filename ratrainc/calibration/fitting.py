@@ -1,8 +1,13 @@
-"""Least squares over a few constants of a machine: what makes predicted times agree with measured ones.
+"""Least squares over a few constants of a machine, so that predicted times agree with measured ones.
 
-Constants are positive and differ by many orders of magnitude, so that the search is over the logarithms of what they are multiplied
-by, and the residual of a row is the logarithm of predicted over measured: a row that is 10 % off counts the same whether it takes a
-second or a minute. The search is scipy's trust region method within bounds (extra `calibrate`).
+Constants are positive and differ by many orders of magnitude. So the variables are logarithms of the factors by which
+they change, and the residual of a row is the logarithm of predicted over measured: 10 % off counts the same for a
+second and for a minute.
+
+    gemm_efficiency 0.70 -> 0.68:  variable log(0.68 / 0.70) = -0.029
+    a row, 10.5 s for 10.0 s:      residual log(10.5 / 10.0) = +0.049
+
+The search is scipy's trust region method within bounds (extra `calibrate`). It finds a local optimum near the start.
 """
 
 from __future__ import annotations
@@ -27,12 +32,13 @@ Predict: TypeAlias = Callable[[Machine], Seconds]
 """Seconds of every row on a machine."""
 
 _MOST_CHANGE = 1e4
-"""Factor that a fit changes a constant by at most: where rows say no more than that a bandwidth is high, it would go on for ever."""
+"""Largest factor by which a fit changes a constant; rows that only need a high bandwidth would push it forever."""
 _HOLD = 1e-3
-"""Residual of a constant that is changed by a factor of e, so that what rows leave open stays near its start: a row that is 0.1 % off
-counts the same."""
+"""Residual of a constant that changes by a factor of e: as much as a row that is 0.1 % off. So constants that the rows
+leave open stay near their start.
+"""
 OUTLIER = 0.03
-"""Of measured steps: the residual of a row beyond which it counts less than by its square."""
+"""Residual of a measured step beyond which a row counts less than by its square."""
 _SMALL_GAIN = 1e-9
 _MOST_STEPS = 40
 _TRIED_CHANGE = 1e-3
@@ -43,7 +49,7 @@ _SEEN = 1e-3
 
 @frozen
 class Errors:
-    """Errors of some rows, without their signs; relative ones, |predicted / measured - 1|, where nothing else is said."""
+    """Absolute errors of some rows: |predicted / measured - 1| unless a name says otherwise."""
 
     count: int
     mean: float
@@ -52,22 +58,22 @@ class Errors:
 
     @classmethod
     def of(cls, signed: Seconds) -> Errors:
-        """Of errors with their signs, of one row at least."""
+        """Summarise signed errors of at least one row."""
         sizes = np.abs(signed)
         return cls(len(sizes), float(sizes.mean()), float(np.median(sizes)), float(sizes.max()))
 
     def to_json(self) -> dict[str, Any]:
-        """The errors as `--json` prints them."""
+        """Return the errors as `--json` prints them."""
         return {"rows": self.count, "mean": self.mean, "median": self.median, "largest": self.largest}
 
 
 def errors(predicted: Seconds, measured: Seconds) -> Errors | None:
-    """The errors of rows; None where there are none."""
+    """Return the errors of rows; None if there are no rows."""
     return Errors.of(predicted / measured - 1) if len(measured) else None
 
 
 def with_values(machine: Machine, names: Sequence[str], values: Sequence[float], source: str) -> Machine:
-    """A machine whose named constants have other values, with where they come from."""
+    """Return a machine whose named constants have new values, with their source."""
     constants = dict(machine.constants)
     for name, value in zip(names, values, strict=True):
         constants[name] = evolve(constants[name], value=float(value), certainty="fitted", source=source)
@@ -75,7 +81,7 @@ def with_values(machine: Machine, names: Sequence[str], values: Sequence[float],
 
 
 def check_solver() -> None:
-    """Raise `DiagnosticError` RT002 where there is nothing to fit with: good to know before rows are compiled."""
+    """Raise `DiagnosticError` RT002 if scipy is not installed; called before rows are compiled."""
     check_installed("scipy", "calibrate", "fitting constants")
 
 
@@ -89,13 +95,12 @@ def fitted(
     place: Location | None = None,
     outlier: float = inf,
 ) -> Machine:
-    """The machine with the named constants that fit the measured seconds best, from its own values on.
+    """Fit named constants of a machine to measured seconds, starting from its own values.
 
-    A residual beyond `outlier` counts by its size and no more by its square: rows that no constant explains then do not bend all others
-    (scipy's loss soft_l1; Huber, "Robust Estimation of a Location Parameter", 1964).
-
-    Raises `DiagnosticError` RT002 as `check_solver` does, and RT005 where there is nothing to start from or rows cannot tell the
-    constants: fewer rows than constants, or one that changes no row.
+    `predict` returns the seconds of all rows on a machine. A residual beyond `outlier` counts by its size and not its
+    square, so rows that no constant explains do not bend the rest (scipy's loss soft_l1; Huber, "Robust Estimation of a
+    Location Parameter", 1964). Raises `DiagnosticError` RT002 as `check_solver` does, and RT005 if the start predicts
+    no positive times, if there are fewer rows than constants, or if a constant changes no row.
     """
     check_solver()
     from scipy.optimize import least_squares
@@ -148,7 +153,7 @@ def fitted_rates(
     unseen: str,
     place: Location | None = None,
 ) -> Machine:
-    """`fitted`, of constants that nobody named: one that changes no row keeps its value, and `unseen` says so as its source."""
+    """Fit constants as `fitted` does, but keep the value of one that changes no row, with `unseen` as its source."""
     unchanged = predict(machine)
 
     def moves_a_row(name: str) -> bool:

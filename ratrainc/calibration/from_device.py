@@ -1,4 +1,4 @@
-"""A machine file of the device at hand: kernels, updates and copies are timed on it, rates for other shapes fitted to them."""
+"""A machine file of the device at hand: timed kernels, updates and copies, and rates for other shapes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _FOR_RUNS = 0.4
 _RATES = ("gemm_efficiency", "gemm_half_extent", "attention_efficiency", "head_efficiency", "ddr_bandwidth", "launch")
 _STARTS = {"gemm_efficiency": 0.7, "attention_efficiency": 0.3, "head_efficiency": 0.5}
 _LINKS_OF = {HOST_DEVICE: "cpu", "H200": "h200", "H100": "h100-node", "A100": "a100-node"}
-"""Built-in machines with the links of a device, by a word of what it calls itself."""
+"""Built-in machines whose links a device takes, by a word of the device's name."""
 
 Tell = Callable[[float], None]
 """Hears which part of the work is done, from 0 to 1."""
@@ -56,14 +56,14 @@ Tell = Callable[[float], None]
 
 @frozen
 class DeviceChoice:
-    """What is to be timed, and how."""
+    """The device to time, the programs to time it with, and limits."""
 
     device: str
     kernels: str | None = None
     """the kernel set; None: the one that the device is used with"""
     model: str | None = None
     plan: str | None = None
-    """whose kernels are timed too; None: those of the usual programs alone"""
+    """plan whose kernels are timed too; None: only the usual programs' kernels"""
     dtype: str | None = None
     """of views and gradients in the usual programs; None: as in the plan, else bf16"""
     seconds: float = 30.0
@@ -113,7 +113,7 @@ class DeviceMachine(Calibrated):
     steps: tuple[StepCheck, ...] = field(factory=tuple)
 
     def parts(self) -> Iterator[Part]:
-        """Tables of the constants and of steps that were timed whole, and what is not measured."""
+        """Yield tables of the constants and of whole timed steps, and a sentence on what is not measured."""
         machine = self.machine
         ops = len(machine.table.ops)
         yield f"kernel set {self.kernels}: {ops} distinct kernel calls and ops; medians of {self.turns} turns"
@@ -135,7 +135,7 @@ class DeviceMachine(Calibrated):
         yield f"links were not measured: they are taken from the machine '{self.links}'"
 
     def to_json(self) -> dict[str, Any]:
-        """The result as `--json` prints it."""
+        """Return the result as `--json` prints it."""
         constants = self.machine.constants.items()
         return {
             "machine": self.machine.name,
@@ -150,10 +150,10 @@ class DeviceMachine(Calibrated):
 
 
 def machine_of_device(choice: DeviceChoice, name: str, tell: Tell = lambda _: None) -> DeviceMachine:
-    """Time a device; the machine is called `name`.
+    """Time a device, and describe it as a machine called `name`; `tell` hears what is timed.
 
-    Raises `DiagnosticError` RT002 as `check_solver` does, RT004 and RT093 as `kernel_set` does, RT004 where nobody says which links a
-    device has, RT093 where its memory is too small, and others where model, plan or links are wrong.
+    Raises `DiagnosticError` RT002 as `check_solver` does, RT004 and RT093 as `kernel_set` does, RT004 if the links of a
+    device are unknown, RT093 if its memory is too small, and other codes if model, plan or links are wrong.
     """
     check_solver()
     given = _given(choice)
@@ -183,12 +183,15 @@ def machine_of_device(choice: DeviceChoice, name: str, tell: Tell = lambda _: No
 
 
 def predicted_step_seconds(program: Program, machine: Machine, *, overlaps: bool) -> float:
-    """Seconds of a step of a program of one rank on the machine of a device: one whose streams overlap, or a host that does one thing at a time."""
+    """Simulate a step of a program of one rank on a device's machine; return seconds.
+
+    With `overlaps` its streams run at the same time; otherwise, as on a host, one op runs at a time.
+    """
     return simulated(program, machine)[0].step_seconds if overlaps else one_core_step_seconds(program, machine)
 
 
 def _given(choice: DeviceChoice) -> list[tuple[ModelConfig, Plan]]:
-    """The model and the plan that were given, if they were, read before the device is touched."""
+    """Load the given model and plan, if any, before the device is touched."""
     if choice.model is None or choice.plan is None:
         return []
     model = load_model(choice.model)
@@ -196,7 +199,7 @@ def _given(choice: DeviceChoice) -> list[tuple[ModelConfig, Plan]]:
 
 
 def _usual_links(called: str) -> str:
-    """The built-in machine with the links of a device."""
+    """Return the name of the built-in machine whose links a device takes. Raises `DiagnosticError` RT004 if unknown."""
     found = next((machine for word, machine in _LINKS_OF.items() if word in called), None)
     if found is None:
         fail(
@@ -208,7 +211,7 @@ def _usual_links(called: str) -> str:
 
 
 def _start(name: str, links: Machine, kernels: KernelSet) -> Machine:
-    """The machine before anything but its memory is known: what the programs that are timed are compiled for."""
+    """Make the machine for which the timed programs are compiled: of its own constants only the memory is known."""
     constants, groups, collectives = link_part(links)
     assumed = partial(Constant, certainty="assumed", source="where the fit of rates starts")
     rates = {each: assumed(value, "fraction of fp16_peak") for each, value in _STARTS.items()}
@@ -227,7 +230,7 @@ def _start(name: str, links: Machine, kernels: KernelSet) -> Machine:
 def _timed_calls(
     programs: Sequence[Program], kernels: KernelSet, seconds: float, tell: Tell
 ) -> tuple[list[TimedCall], int]:
-    """Every distinct kernel call of some programs, and of how many turns each has the median."""
+    """Time every distinct kernel call of some programs; return the calls with medians, and the number of turns."""
     routines = _distinct(programs)
     _check_fits(routines, kernels)
     timer = RoutineTimer(routines, kernels)
@@ -271,7 +274,7 @@ def _check_fits(routines: Sequence[Routine], kernels: KernelSet) -> None:
 def _median_calls(
     routines: Sequence[Routine], taken: list[list[tuple[float, ...]]], issued: list[list[tuple[float, ...]]]
 ) -> list[TimedCall]:
-    """One call of each key, with the median of all turns of all calls alike."""
+    """Return one call for each key, with the median over all turns of all equal calls."""
     calls: dict[str, tuple[Routine, Step]] = {}
     mine, hosts = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for routine, seconds, host in zip(routines, taken, issued, strict=True):
@@ -284,7 +287,7 @@ def _median_calls(
 
 
 def _with_rates(start: Machine, calls: Sequence[TimedCall], where: str, *, overlaps: bool) -> Machine:
-    """The machine with the peak of the fastest product, and rates fitted to all calls."""
+    """Set the peak to that of the fastest product, and fit rates to all calls."""
     speeds = [kernel_flops(call.routine, call.step) / call.seconds for call in calls]
     count = sum(speed > 0 for speed in speeds)
     source = f"fastest of {count} products and attentions timed: {where}"
@@ -312,7 +315,7 @@ def _gap(runs: Sequence[RunProgram], where: str) -> Constant:
 
 
 def _table(calls: Sequence[TimedCall], runs: Sequence[RunProgram], machine: Machine) -> OpTable:
-    """What ran; the size of a kernel call is what the machine's rates say of it."""
+    """Make the table of timed ops; the size of a kernel call is its predicted seconds by the machine's rates."""
     sizes = _predicted(calls, machine)
     kernels = [
         MeasuredOp(kernel_key(call.routine, call.step), float(size), call.seconds)

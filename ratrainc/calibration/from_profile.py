@@ -1,4 +1,4 @@
-"""A machine file of the machine that runs were profiled on: seconds of every op they ran, and fitted rates for others."""
+"""A machine file of the machine that runs were profiled on: seconds of every op that ran, fitted rates for the rest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _AGAIN = "profile the run again: 'ratrainc run FILE.rtx --profile FILE.json'"
 _SHARE_KNOWN = 1e-4
-"""How exactly the fraction is found that ops take more where ranks share cores."""
+"""Precision of the fraction by which ops take longer if ranks share cores."""
 _FITTED = ("gemm_efficiency", "attention_efficiency", "head_efficiency", "ddr_bandwidth", "launch")
 
 
@@ -54,7 +54,7 @@ class ProfiledMachine(Calibrated):
             yield f"fitted rates, for ops that did not run: {off}"
 
     def to_json(self) -> dict[str, Any]:
-        """The result as `--json` prints it."""
+        """Return the result as `--json` prints it."""
         return {
             "machine": self.machine.name,
             "ops": len(self.machine.table.ops),
@@ -66,10 +66,11 @@ class ProfiledMachine(Calibrated):
 
 
 def machine_from_profiles(paths: Sequence[str], name: str, peak_flops: float) -> ProfiledMachine:
-    """The machine that profiles were taken on; `peak_flops` is what its products reach (operations a second).
+    """Describe the machine that profiles were taken on; `peak_flops` is the rate of its products (operations a second).
 
-    Of runs whose ranks shared cores beside others whose ranks had their own, what sharing makes of the step is all that is taken.
-    Raises `DiagnosticError` RT002 as `check_solver` does, where a file is not a profile, or where profiles are not of one kind.
+    If only some runs had ranks that shared cores, ops come from the others, and these runs only determine
+    `core_sharing`. Raises `DiagnosticError` RT002 as `check_solver` does, if a file is not a profile, or if profiles
+    are of several kinds.
     """
     check_solver()
     profiles = [read_profile(path) for path in paths]
@@ -101,7 +102,7 @@ def machine_from_profiles(paths: Sequence[str], name: str, peak_flops: float) ->
 
 
 def _with_core_sharing(machine: Machine, shared: Sequence[tuple[str, ProfiledOps]]) -> Machine:
-    """A machine that knows what sharing cores costs: the mean over some profiles of ranks that did."""
+    """Set `core_sharing` of a machine to the mean over profiles of ranks that shared cores."""
     more = fmean(_core_sharing(profile, machine, path) for path, profile in shared)
     source = f"steps of ranks that shared cores, in {', '.join(path for path, _ in shared)}"
     sharing = Constant(more, unit_of("core_sharing"), "fitted", source)
@@ -109,10 +110,11 @@ def _with_core_sharing(machine: Machine, shared: Sequence[tuple[str, ProfiledOps
 
 
 def _core_sharing(profile: ProfiledOps, machine: Machine, path: str) -> float:
-    """What ops take more where ranks share cores: as much as makes the step what it was in a profile of such ranks.
+    """Find by bisection the fraction by which ops take longer, so that the simulated step equals the profiled one.
 
-    It is what they leave each other of their caches, what those take of a core that wait, and cores that are idle though a rank could go on:
-    a step has all of it, an op the first alone. Raises `DiagnosticError` RT002 where the profile cannot tell.
+    Sharing costs cache space, the time that waiting ranks take of a core, and cores that are idle although a rank could
+    go on. A step shows all of it, an op only the first; so the step decides. Raises `DiagnosticError` RT002 if the
+    profile does not determine it.
     """
     from scipy.optimize import brentq
 
@@ -141,7 +143,7 @@ def _core_sharing(profile: ProfiledOps, machine: Machine, path: str) -> float:
 
 
 def _check_routines(routines: tuple[Routine, ...], machine: Machine, path: str) -> None:
-    """Refuse, with RT002, a profile with a routine that has no cost: it names what it does not have, or does nothing."""
+    """Refuse (RT002) a profile with a routine that cannot be priced: it names missing operands, or does nothing."""
     for number, routine in enumerate(routines):
         try:
             seconds = routine_work(routine, machine).seconds
@@ -158,7 +160,7 @@ def _check_routines(routines: tuple[Routine, ...], machine: Machine, path: str) 
 
 
 def _table(profile: ProfiledOps, machine: Machine) -> OpTable:
-    """What ran; the size of a routine is what the machine's rates say of it."""
+    """Make the table of ops that ran; the size of a routine is its predicted seconds by the machine's rates."""
     ops = []
     for op, seconds in profile.ops.items():
         size = op.size if op.routine is None else routine_work(profile.routines[op.routine], machine).seconds
@@ -171,7 +173,7 @@ def _routine_seconds(routines: list[Routine], machine: Machine) -> Seconds:
 
 
 def _link(profile: ProfiledOps, path: str) -> dict[str, Constant]:
-    """Latency and bandwidth of messages, as a line through the sizes that were sent; a message inside a process is a copy."""
+    """Fit latency and bandwidth of messages as a line through the sent sizes; inside a process a message is a copy."""
     messages = {op.size: seconds for op, seconds in profile.ops.items() if op.key == "send" and op.size > 0}
     if not messages:
         return {
@@ -189,7 +191,7 @@ def _link(profile: ProfiledOps, path: str) -> dict[str, Constant]:
 
 
 def _machine(name: str, peak: float, profile: ProfiledOps, path: str) -> Machine:
-    """Where the fit starts."""
+    """Make the machine from which the fit starts."""
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     assumed = "where the fit of rates starts"
     constants = {

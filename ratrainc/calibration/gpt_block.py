@@ -1,8 +1,9 @@
 """GPT blocks for timing only: the kernels of a training framework on a GPU, as shapes that the cost model prices.
 
-A block is never lowered, allocated or run. Attention is unfused (scores in memory, as frameworks did before fused attention). Of T tensor
-peers each has 1/T of the heads, of the MLP and of the vocabulary, and the rest whole (Shoeybi et al., "Megatron-LM", 2019): norms, dropouts
-and residuals are of whole activations, which four all-reduces a layer make, two in each direction.
+A block is never lowered, allocated or run. Attention is unfused: scores are in memory, as in frameworks before fused
+attention. Each of T tensor-parallel ranks ("peers") has 1/T of the heads, the MLP and the vocabulary, and the rest
+whole (Shoeybi et al., "Megatron-LM", 2019). Norms, dropouts and residuals work on whole activations, which four
+all-reduces per layer make, two in each direction.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ VOCAB = 50_257
 _FFN = 4
 ACTIVATION_BYTES = 2
 _FUSED_MATRICES = 4
-"""Megatron-LM's fused softmax (megatron/model/fused_softmax.py, and vTrain's copy) takes only multiples of so many matrices of scores."""
+"""Megatron-LM's fused softmax takes multiples of this number of score matrices (megatron/model/fused_softmax.py)."""
 _PROCESSORS = 108
 """Streaming multiprocessors of an A100 (NVIDIA A100 data sheet)."""
 _TILE = 128
@@ -38,7 +39,7 @@ _REDUCED = 2
 
 @frozen
 class BlockShape:
-    """What the kernels of a layer depend on. `micro_batch` in sequences, `peers` that share out a layer."""
+    """Sizes that the kernels of a layer depend on: `micro_batch` in sequences, `peers` in tensor-parallel ranks."""
 
     hidden: int
     heads: int
@@ -63,7 +64,7 @@ class BlockShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Of a layer, on a peer: matrices and their biases are shared out, but for the biases behind sums; norms are whole."""
+        """Parameters of a layer on one rank. Matrices and their biases are divided; biases after sums, and norms, are not."""
         return (12 * self.hidden + 7) * self.hidden // self.peers + 6 * self.hidden
 
 
@@ -79,7 +80,7 @@ class BlockWork:
 
     @property
     def collectives(self) -> int:
-        """All sums over tensor peers."""
+        """Number of all-reduces over the tensor-parallel ranks."""
         return self.all_reduces + self.row_sums
 
     def seconds(self, machine: Machine, all_reduce: float, row_sum: float) -> float:
@@ -118,16 +119,17 @@ class _Builder:
         self.steps.append(Step("gemm", {"a": a, "b": b, "out": self.operand(times * rows, columns)}, {"batch": times}))
 
     def projection(self, rows: int, inner: int, columns: int) -> None:
-        """A product with a weight, or for its gradient; and a kernel that adds partial sums, where the inner extent is shared out too.
+        """Add a product with a weight, or for its gradient, and for a small result a kernel that adds partial sums.
 
-        cuBLAS does so where the result has too few tiles for the multiprocessors (split-K). That it does below half of them is assumed.
+        cuBLAS splits the inner extent (split-K) if the result has too few tiles for the multiprocessors. The limit,
+        half of them, is assumed.
         """
         self.product(rows, inner, columns)
         if ceil(rows / _TILE) * ceil(columns / _TILE) <= _PROCESSORS // 2:
             self.kernel(2 * _SUM_BYTES_A_WORD, rows, columns)
 
     def kernel(self, arrays: int, *shape: int, masks: int = 0) -> None:
-        """An element-wise kernel that reads and writes so many arrays of a shape and so many masks of bytes: it takes as long as copying them."""
+        """Add an element-wise kernel over `arrays` arrays and `masks` byte masks of a shape, at the cost of a copy."""
         operands = {f"array{i}": self.operand(*shape) for i in range(arrays)}
         operands |= {f"mask{i}": self.operand(*shape, dtype=Dtype.U8) for i in range(masks)}
         self.steps.append(Step("cast", operands, {}))
@@ -139,7 +141,7 @@ class _Builder:
 
 @cache
 def blocks_of(shape: BlockShape) -> Blocks:
-    """The kernels of a layer, the head and the embedding, as Megatron-LM issues them."""
+    """Return the kernels of a layer, the head and the embedding, as Megatron-LM issues them."""
     return Blocks(_forward(shape), _backward(shape), _head(shape), _embedding(shape))
 
 
@@ -185,7 +187,7 @@ def _backward(shape: BlockShape) -> BlockWork:
     for inner, columns in _products(shape):
         made.projection(rows, columns, inner)
         made.projection(inner, rows, columns)
-        made.kernel(_ACCUMULATED, inner, columns)  # the gradient of a weight joins those of other micro-batches
+        made.kernel(_ACCUMULATED, inner, columns)  # the gradient of a weight is added to that of earlier micro-batches
     for _ in range(2):
         made.product(seq_len, width, seq_len, matrices)
         made.product(seq_len, seq_len, width, matrices)
@@ -217,7 +219,10 @@ _WORDS_ALIGNED = 2
 
 
 def _head(shape: BlockShape) -> BlockWork:
-    """Norm, logits, loss and back: by the head's own efficiency where its words are an odd number, else as other products."""
+    """Return the work of the head: norm, logits, loss and their backward.
+
+    With an odd number of words its products have an efficiency of their own (`head_efficiency`).
+    """
     rows, hidden, words = shape.rows, shape.hidden, shape.words
     made = _Builder("gpt-head")
     if words % _WORDS_ALIGNED:

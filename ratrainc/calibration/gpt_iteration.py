@@ -1,7 +1,7 @@
-"""Iterations of GPT models in closed form: 1F1B over equal stages, whose blocks `gpt_block` has, on the links that ranks sit on.
+"""Iterations of GPT models in closed form: 1F1B over equal stages of the blocks of `gpt_block`, on the ranks' links.
 
-Gradients are summed over replicas after the last backward, in one piece. Tensor peers are neighbours, then the replicas of a stage, then
-stages, as Megatron-LM numbers ranks.
+Gradients are summed over replicas after the last backward, in one piece. Ranks are numbered as in Megatron-LM:
+tensor-parallel ranks are neighbours, then the replicas of a stage, then stages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _GRADIENT_BYTES = 2
 _SUM_BYTES = 4
 _UPDATE_BYTES = 30
-"""Of AdamW a parameter: f32 master and two moments read and written, an f32 gradient read, an f16 weight written."""
+"""Bytes that AdamW moves per parameter: f32 master, two moments read and written, gradient read, f16 weight written."""
 _DIRECTIONS = 2
 """The pipeline fills with activations and drains with gradients."""
 _OWN_PASSES = 2
@@ -52,7 +52,7 @@ class GptRun:
 
     @property
     def shape(self) -> BlockShape:
-        """What the kernels of its blocks depend on."""
+        """Sizes that the kernels of its blocks depend on."""
         return BlockShape(self.hidden, self.heads, self.seq_len, self.micro_batch, self.tp)
 
 
@@ -67,7 +67,7 @@ class BlockSeconds:
 
 
 class GptTimes:
-    """Iterations on one machine. Blocks are priced once a distinct shape and place; a layer takes its `factors` times what constants give."""
+    """Times of iterations on one machine. Blocks are priced once per shape and place; `factors` scale layers."""
 
     def __init__(self, machine: Machine, factors: Mapping[BlockShape, float] | None = None) -> None:
         self.machine = machine
@@ -75,7 +75,7 @@ class GptTimes:
         self._blocks = cache(self._block_seconds)
 
     def blocks(self, run: GptRun) -> BlockSeconds:
-        """What the blocks of a run take."""
+        """Return the seconds of the blocks of a run."""
         return self._blocks(run.shape, placement_of_run(run.tp, run.dp, run.pp, self.machine.link_groups))
 
     def _block_seconds(self, shape: BlockShape, placement: Placement) -> BlockSeconds:
@@ -88,7 +88,7 @@ class GptTimes:
         )
 
     def _sum_seconds(self, placement: Placement, group: str, elements: float, itemsize: int) -> float:
-        """Of an all-reduce in a group of ranks; none where one rank is all of it."""
+        """Return the seconds of an all-reduce in a group of ranks; 0 for a group of one."""
         members = placement.members(group)
         if members.count == 1:
             return 0.0
@@ -97,7 +97,11 @@ class GptTimes:
         return way.work(self.machine, own).seconds
 
     def iteration(self, run: GptRun) -> float:
-        """Seconds of one iteration: all stages in turn, the slowest again for every further micro-batch, then gradients and the update."""
+        """Return the seconds of an iteration.
+
+        All stages in turn, the slowest again for every further micro-batch, then the gradients' reduction and the
+        update.
+        """
         machine, shape, blocks = self.machine, run.shape, self.blocks(run)
         placement = placement_of_run(run.tp, run.dp, run.pp, machine.link_groups)
         layer = blocks.forward * (2 if run.recompute else 1) + blocks.backward
@@ -119,7 +123,7 @@ class GptTimes:
 
 @cache
 def placement_of_run(tp: int, dp: int, pp: int, groups: tuple[LinkGroup, ...]) -> Placement:
-    """Where ranks sit: tensor peers fill a group first, then replicas, then stages."""
+    """Return the placement of ranks: tensor-parallel ranks fill a group first, then replicas, then stages."""
     tiles = []
     for group in groups[:-1]:
         room = group.clusters or tp * dp * pp

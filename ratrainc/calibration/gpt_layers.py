@@ -1,8 +1,8 @@
-"""Layers of measured GPT iterations: how far the time that constants give a layer is from what the iterations took.
+"""Layers of measured GPT iterations: the factor between a layer's predicted time and its time in the iterations.
 
-Iterations with layers of one shape share that layer, whatever their stages, replicas and number of layers. What the constants do not explain
-of it is a factor of the shape's own, as a measurement of that layer by itself would give. Of shapes without a measured iteration nothing is
-known, and the constants stand alone.
+Iterations with layers of one shape share that layer, whatever their stages, replicas and number of layers. The part
+that constants do not explain becomes a factor of the shape, as a measurement of that layer alone would give. Shapes
+without a measured iteration have no factor.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class MeasuredLayer:
         return shape.peers, shape.hidden, shape.heads, shape.seq_len, shape.micro_batch
 
     def to_json(self) -> dict[str, Any]:
-        """The layer as `--json` prints it."""
+        """Return the layer as `--json` prints it."""
         names = ("tp", "hidden", "heads", "seq", "micro_batch")
         return {**dict(zip(names, self.sizes, strict=True)), "rows": self.rows, "factor": self.factor}
 
 
 def measured_layers(rows: Sequence[GptRow], machine: Machine) -> list[MeasuredLayer]:
-    """The layers of some rows, by peers and sizes."""
+    """Measure the layers of rows: one factor for each shape, the median over its rows."""
     once = GptTimes(machine)
     twice = GptTimes(machine, dict.fromkeys((row.run.shape for row in rows), 2.0))
     factors: dict[BlockShape, list[float]] = {}
     for row in rows:
         modelled = once.iteration(row.run)
-        # equal stages: with layers that take longer, the slowest stage is the same one, so that an iteration is linear in them
+        # Stages are equal, so longer layers leave the same stage the slowest: an iteration is linear in a layer's time.
         layers = twice.iteration(row.run) - modelled
         factors.setdefault(row.run.shape, []).append(1 + (row.seconds - modelled) / layers)
     found = (MeasuredLayer(shape, max(0.0, median(each)), len(each)) for shape, each in factors.items())

@@ -1,7 +1,7 @@
 """Measured iterations of GPT models as CSV, in the columns of vTrain's ground truth.
 
-gpus, global_batch, micro_batch (sequences), hidden, heads, layers, seq, tp, dp, pp, iter_ms (milliseconds); if there, source_row, and
-recompute: 1 where every layer is recomputed, as in all rows of a table without it, 0 where none is.
+gpus, global_batch, micro_batch (sequences), hidden, heads, layers, seq, tp, dp, pp, iter_ms (milliseconds); if there,
+source_row, and recompute: 1 if every layer is recomputed, as in all rows of a table without it, 0 if none is.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class GptRow:
     run: GptRun
     seconds: float
     number: int
-    """of the row where the table was taken from, or its line"""
+    """row number in the table's source, or its line"""
 
 
 def is_gpt_header(header: Sequence[str]) -> bool:
-    """Whether a table is one of GPT iterations."""
+    """Tell whether a header is that of a table of GPT iterations."""
     return _MEASURE in header
 
 
 def read_gpt_rows(path: str) -> list[GptRow]:
-    """The rows of a table of GPT iterations.
+    """Read the rows of a table of GPT iterations.
 
     Raises `DiagnosticError` RT002, RT004, RT005 with line and field of everything that is wrong.
     """
@@ -75,7 +75,7 @@ def read_gpt_rows(path: str) -> list[GptRow]:
 
 
 def _values(line: TableLine, header: Sequence[str], diagnostics: Diagnostics) -> dict[str, float] | None:
-    """The numbers of a line; None, and what is wrong with them among the diagnostics."""
+    """Return the numbers of a line; None after adding its errors to the diagnostics."""
     if len(line.cells) != len(header):
         text = f"expected {len(header)} fields as in the header, got {len(line.cells)}"
         diagnostics.error("RT002", text, line.place, source=line.text)
@@ -129,6 +129,6 @@ def _row(values: dict[str, float], line: int) -> GptRow:
 def predicted_gpt(
     rows: Sequence[GptRow], machine: Machine, factors: Mapping[BlockShape, float] | None = None
 ) -> Seconds:
-    """Seconds of every row on a machine, with layers of some shapes so many times as long."""
+    """Predict the seconds of every row on a machine; `factors` scale layers by their shape."""
     times = GptTimes(machine, factors)
     return np.array([times.iteration(row.run) for row in rows])

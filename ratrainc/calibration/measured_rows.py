@@ -1,7 +1,7 @@
-"""Measured step times as CSV: a model, a plan and what one step took; and the times the simulator predicts for them.
+"""Measured step times as CSV (a model, a plan and the time of a step), and the simulator's predictions for them.
 
 Columns: model (preset or config.json), plan (TOML), step_seconds or tokens_per_second; optional: the plan's dp,
-micro_batches, micro_batch_size and zero where they differ from the plan file's, and use = fit or held-out. Paths are
+micro_batches, micro_batch_size and zero if they differ from the plan file's, and use = fit or held-out. Paths are
 relative to the table.
 """
 
@@ -42,15 +42,15 @@ class MeasuredRow:
     plan: Plan
     seconds: float
     use: str
-    """fit, held-out, or nothing where the table does not say"""
+    """`fit`, `held-out`, or empty if the table does not say"""
     label: str
 
 
 def read_rows(path: str, strategy: Strategy) -> list[MeasuredRow]:
-    """The rows of a table, which ran under a strategy.
+    """Read the rows of a table, which ran under a strategy.
 
-    Raises `DiagnosticError` RT002 where it is not such a table, and all that is wrong with its values, each at line and
-    column; RT064 where a row says another ZeRO level than the strategy.
+    Raises `DiagnosticError` RT002 if it is not such a table, RT064 if a row names another ZeRO level than the strategy,
+    and all errors in values, each with line and column.
     """
     lines = read_table(path, "table of measured steps")
     header = check_header(lines[0], _COLUMNS, _REQUIRED)
@@ -89,9 +89,9 @@ def _count(cells: Cells, key: str) -> int:
 
 
 def compiled(rows: Sequence[MeasuredRow], machine: Machine, strategy: Strategy) -> list[Program]:
-    """The programs of rows, for a machine, each plan as the strategy has it.
+    """Compile the rows for a machine, each plan adapted to the strategy.
 
-    Raises `DiagnosticError` where a row's plan does not fit the machine, or cannot be that of the strategy.
+    Raises `DiagnosticError` if a row's plan does not fit the machine, or does not suit the strategy.
     """
     from ratrain.ratrainc.compiling import building
 
@@ -111,5 +111,5 @@ def predicted(programs: Sequence[Program], machine: Machine) -> Seconds:
 
 
 def held_out(rows: Sequence[MeasuredRow], every: int) -> list[bool]:
-    """Which rows are not fitted: what the table says, else each `every`-th; none with 0."""
+    """Return, for each row, True if it is held out: as the table says, else every `every`-th row; none if 0."""
     return [row.use == "held-out" if row.use else bool(every) and i % every == 0 for i, row in enumerate(rows, 1)]

@@ -31,22 +31,22 @@ class TableLine:
 
     @property
     def text(self) -> str:
-        """The line as diagnostics show it."""
+        """Line as diagnostics show it."""
         return ",".join(self.cells)
 
     @property
     def place(self) -> Location:
-        """All of the line."""
+        """Location of the whole line."""
         return Location(self.path, self.number, 1, max(1, len(self.text)))
 
     def place_of(self, index: int) -> Location:
-        """One field, counted from 0."""
+        """Return the location of a field, counted from 0."""
         column = 1 + sum(len(cell) + 1 for cell in self.cells[:index])
         return Location(self.path, self.number, column, max(1, len(self.cells[index])))
 
     @contextmanager
     def blamed(self, index: int | None = None) -> Iterator[None]:
-        """Give diagnostics that name no place that of a field, or of the line: what is wrong comes from there."""
+        """Give diagnostics without a place, raised in the block, the place of a field, or of the line."""
         place = self.place if index is None else self.place_of(index)
         try:
             yield
@@ -63,15 +63,15 @@ class Cells:
     header: Sequence[str]
 
     def text(self, key: str) -> str:
-        """What stands in a column; nothing where the table does not have it."""
+        """Return the text in a column; empty if the table does not have the column."""
         return self.line.cells[self.header.index(key)] if key in self.header else ""
 
     def beside(self, name: str) -> Path:
-        """A path that the table gives relative to itself."""
+        """Return a path that the table gives relative to its own folder."""
         return Path(self.line.path).parent / name
 
     def place(self, key: str) -> Location:
-        """Where a column stands; the line where the table does not have it."""
+        """Return the location of a column's field; of the line if the table does not have the column."""
         return self.line.place_of(self.header.index(key)) if key in self.header else self.line.place
 
     def fail(self, key: str, message: str, *, code: str = "RT005", help: str | None = None) -> NoReturn:  # noqa: A002
@@ -79,7 +79,7 @@ class Cells:
         fail(code, message, self.place(key), source=self.line.text, help=help)
 
     def number(self, key: str) -> float:
-        """A positive number."""
+        """Return the positive number in a column; report an error if it is not one."""
         try:
             value = float(self.text(key))
         except ValueError:
@@ -89,7 +89,7 @@ class Cells:
         return value
 
     def word(self, key: str, choices: Collection[str]) -> str:
-        """One of a few words."""
+        """Return the word in a column; report an error if it is not one of `choices`."""
         text = self.text(key)
         if text not in choices:
             self.fail(key, f"{key} is {' or '.join(choices)}, got '{text}'", help=nearest(text, choices))
@@ -97,17 +97,17 @@ class Cells:
 
 
 def read_table(path: str, what: str) -> list[TableLine]:
-    """The lines of a CSV file that are not empty.
+    """Read the lines of a CSV file that are not empty.
 
-    Raises `DiagnosticError` RT002 where it is not CSV or has no header.
+    Raises `DiagnosticError` RT002 if it is not CSV or has no header.
     """
     return _lines(path, what, read_text(path, what))
 
 
 def read_commented_table(path: str, what: str) -> tuple[list[str], list[TableLine]]:
-    """The comments, without their `#`, that stand above the header of a CSV file, and the lines that are not empty from there on.
+    """Read a CSV file; return the comments above its header, without `#`, and the non-empty lines from there on.
 
-    Raises `DiagnosticError` RT002 where it is not CSV or has no header.
+    Raises `DiagnosticError` RT002 if it is not CSV or has no header.
     """
     text = read_text(path, what)
     above = list(takewhile(lambda line: line.startswith("#"), text.split("\n")))
@@ -127,9 +127,9 @@ def _lines(path: str, what: str, text: str) -> list[TableLine]:
 
 
 def check_header(line: TableLine, known: Collection[str], required: Collection[str]) -> Sequence[str]:
-    """The names of the columns.
+    """Return the names of the columns.
 
-    Raises `DiagnosticError` with every column that is not known (RT004), is given twice (RT006) or is missing (RT002).
+    Raises `DiagnosticError` with every column that is unknown (RT004), given twice (RT006) or missing (RT002).
     """
     header = line.cells
     diagnostics = Diagnostics()
@@ -148,9 +148,9 @@ def check_header(line: TableLine, known: Collection[str], required: Collection[s
 
 
 def read_lines(lines: Sequence[TableLine], header: Sequence[str], read: Callable[[Cells], R]) -> list[R]:
-    """What `read` makes of each line below the header.
+    """Apply `read` to each line below the header, and return the results.
 
-    Raises `DiagnosticError` with all that is wrong with any of them, and RT002 where there are none.
+    Raises `DiagnosticError` with the errors of all lines, and RT002 if there are no lines.
     """
     diagnostics = Diagnostics()
     rows = []

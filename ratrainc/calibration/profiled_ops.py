@@ -1,6 +1,9 @@
-"""A profile of a run as calibration reads it: the seconds of each distinct op, what waiting for others took off.
+"""Profiles of runs as calibration reads them: the seconds of each distinct op, without its waiting for other ranks.
 
-Several profiles of one machine are joined: each has ops that the others lack, as stages have no collectives of replicas.
+Several profiles of one machine are joined, as each may lack ops: stages have no collectives of replicas, for example.
+
+    rank 0   |--compute--|  .. all_reduce ..............|      begins early and waits
+    rank 1   |--------compute--------|  .. all_reduce ..|      the op's seconds count from here, where all are there
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ LONGEST = 1e9
 """Seconds: no step of a run takes thirty years, and a machine file has no such ops."""
 _MESSAGE = ("send", "recv")
 MALFORMED = (ValueError, KeyError, TypeError, IndexError, ArithmeticError, AttributeError, RecursionError)
-"""What reading data that is not what it should be ends in."""
+"""Exceptions that reading malformed data may raise."""
 
 
 @frozen
@@ -63,12 +66,15 @@ class ProfiledOps:
 
     @property
     def shares_cores(self) -> bool:
-        """Whether ranks that are processes shared a core."""
+        """True if ranks that are processes shared a core."""
         return self.ranks_per_core > 1
 
 
 def read_profile(path: str) -> ProfiledOps:
-    """The ops of a profile. Raises `DiagnosticError` RT002 where the file is none, or of kernels that several threads shared."""
+    """Read the ops of a profile.
+
+    Raises `DiagnosticError` RT002 if the file is not a profile, or several threads shared its kernels.
+    """
     try:
         data = json.loads(read_text(path, "profile"))
         facts = data["otherData"]
@@ -131,7 +137,7 @@ class _Span:
     members: int
     meeting: str | None
     seconds: float
-    """what it takes by itself"""
+    """seconds without waiting"""
 
     @classmethod
     def of(cls, event: dict[str, Any], routines: int, concurrency: Concurrency) -> _Span:
@@ -152,7 +158,7 @@ class _Span:
 
 @frozen
 class _Computing:
-    """When the thread of each process ran ops that meet nobody, one after another."""
+    """Intervals in which the thread of each process ran ops that meet no other rank."""
 
     starts: dict[int, list[float]]
     ends: dict[int, list[float]]
@@ -182,10 +188,10 @@ class _Computing:
 
 
 def _take_off_waiting(spans: list[_Span], path: str) -> None:
-    """Of what meets others: the seconds from when the last of them is there, without those in which its rank computed.
+    """Shorten ops that meet other ranks: count from the arrival of the last one, without the rank's own compute.
 
-    A rank has one thread: while it computes it does not look whether others have done their part. Raises `DiagnosticError` RT002 where
-    some met nobody.
+    A rank has one thread; while it computes, it does not see that others have done their part. Raises `DiagnosticError`
+    RT002 if such an op met nobody.
     """
     computing = _Computing.of(spans)
     counts: dict[tuple[str, int, str], int] = defaultdict(int)
@@ -212,7 +218,7 @@ def _measured(
     routines: tuple[Routine, ...],
     concurrency: Concurrency,
 ) -> ProfiledOps:
-    """Medians over all steps but the first: what others do on the machine lengthens some ops, and leaves the median of most."""
+    """Take medians over all steps but the first; other work on the machine lengthens some ops, not most medians."""
     counted = sorted(steps)[_WARM_UP:] or sorted(steps)
     by_step: dict[int, list[_Span]] = {step: [] for step in counted}
     seconds: dict[ProfiledOp, list[float]] = defaultdict(list)
@@ -253,7 +259,7 @@ def _covered_seconds(spans: list[_Span]) -> float:
 
 
 def joined(profiles: Sequence[ProfiledOps]) -> ProfiledOps:
-    """What profiles have of one machine; an op that is in several, and gaps, take the mean of what they took there."""
+    """Join profiles of one machine; an op in several profiles, and the gap, take the mean of their medians."""
     if len(profiles) == 1:
         return profiles[0]
     routines: list[Routine] = []

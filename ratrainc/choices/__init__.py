@@ -1,1 +1,1 @@
-"""What a user chooses: strategy, machine, plan, run; and the time of one plan."""
+"""The user's choices: strategy, machine, plan and run; and the simulated time of one plan."""

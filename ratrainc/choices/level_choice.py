@@ -1,8 +1,13 @@
-"""Which blocks keep their views whole where `zero = 3` would gather all of them for each use: chosen by simulated steps.
+"""Choice of the blocks that keep their views whole in a plan with `zero = 3`, by simulated steps.
 
-A block of level 2 is gathered once a step, and its view takes its bytes all the time. What that earns is what compute waits for its gathers
-under level 3; so blocks are taken in the order of waited seconds a byte. Of the runs of that order from its begin, some are compiled, placed
-and simulated, and the shortest step is taken: all runs of few blocks, of many those of some lengths, and of lengths beside the best one.
+A block of level 2 is gathered once a step, and its view takes bytes all the time. It saves the time that compute waits
+for its gathers under level 3. So blocks are ordered by waited seconds per byte, and prefixes of that order are tried:
+
+    order      mlp.3  head  mlp.0  attention.2 ...
+    prefixes   0 blocks: 12.0 s    1: 11.7 s    2: 11.5 s    3: 11.6 s      -> mlp.3 and head keep their views
+
+Up to `_ALL_TRIED` blocks, every prefix is compiled, placed and simulated. With more, a grid of lengths is tried and then
+refined around the best one, which takes about 8 + 2 log2(n / 8) steps. The best of the tried ones is taken.
 """
 
 from __future__ import annotations
@@ -28,29 +33,29 @@ if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
 
 _ALL_TRIED = 8
-"""Up to so many blocks, or groups of them, every number of them is tried."""
+"""Most blocks, or groups of blocks, of which every number is tried."""
 _KEPT = 2
-"""The level of a block whose view stays whole; its gradient is sharded as ever."""
+"""Level of a block whose view stays whole; its gradient is sharded all the same."""
 
 
 @frozen
 class LevelChoice:
-    """What was chosen, and what speaks for it."""
+    """The chosen levels, and the step times that decided."""
 
     levels: ZeroLevels | None
     """None: every view is gathered for each use"""
     kept: tuple[Block, ...]
     step_seconds: float
     gathered_seconds: float
-    """a step with all views gathered for each use"""
+    """seconds of a step with all views gathered for each use"""
     exposed_seconds: float
-    """of that, what compute engines waited for gathers, on the stage where they waited most"""
+    """part of that for which compute waits for gathers, on the stage where it waits most"""
     tried: int
-    """steps that were simulated"""
+    """number of steps that were simulated"""
 
     @property
     def words(self) -> str:
-        """One line for people."""
+        """The choice in one line."""
         gathered = f"{self.gathered_seconds:.4g} s a step with all views gathered for each use"
         if self.levels is None:
             return f"zero_blocks: none; {gathered}, of which {self.exposed_seconds:.3g} s wait for gathers ({self.tried} plans tried)"
@@ -60,9 +65,10 @@ class LevelChoice:
 def choose_levels(
     model: ModelConfig, plan: Plan, pipeline: str, machine: Machine, tell: Callable[[str], None] = lambda _: None
 ) -> LevelChoice:
-    """The levels of blocks of a plan with `zero = 3` that make the shortest step of what was tried.
+    """Choose the levels of blocks of a plan with `zero = 3` that give the shortest step of all that are tried.
 
-    Raises `DiagnosticError`: RT064 for a plan in which nothing is to be chosen; that of the pipeline where the plan fits in no way.
+    `tell` hears each number of blocks before it is tried. Raises `DiagnosticError` RT064 if the plan leaves nothing to
+    choose, and the pipeline's error if the plan does not fit even with all views gathered for each use.
     """
     if plan.zero_blocks is not None:
         fail("RT064", "the plan says zero_blocks: nothing is left to choose", help="leave them out of the plan")
@@ -95,13 +101,13 @@ def choose_levels(
 
 
 def _shortest(most: int, seconds_of: Callable[[int], float]) -> int:
-    """The number up to `most` with the least seconds of those that are tried; of equal ones the smallest."""
+    """Return the number from 0 to `most` with the least seconds of all that are tried; the smallest of equal ones."""
     if most <= _ALL_TRIED:
         return min(range(most + 1), key=lambda number: (seconds_of(number), number))
     step = most / _ALL_TRIED
     tried = sorted({round(step * part) for part in range(_ALL_TRIED + 1)})
     width = -(-most // _ALL_TRIED) // 2
-    while True:
+    while True:  # halve the distance to the neighbours of the best number until it is 1
         best = min(tried, key=lambda number: (seconds_of(number), number))
         if width < 1:
             return best
@@ -110,7 +116,10 @@ def _shortest(most: int, seconds_of: Callable[[int], float]) -> int:
 
 
 def _ordered(timed: TimedPlan, model: ModelConfig, plan: Plan) -> list[tuple[Block, ...]]:
-    """Blocks for whose gathers compute waits, most waited seconds a byte of a view first; those with one table are one."""
+    """Return groups of blocks for whose gathers compute waits, most waited seconds per element of the view first.
+
+    Tied embeddings are one group of two blocks, since they share one table; all other groups are single blocks.
+    """
     waited: dict[Block, float] = {}
     for stage in _waited(timed):
         waited |= stage
@@ -124,7 +133,10 @@ def _ordered(timed: TimedPlan, model: ModelConfig, plan: Plan) -> list[tuple[Blo
 
 
 def _waited(timed: TimedPlan) -> list[dict[Block, float]]:
-    """By stage and block, the seconds of a steady step that compute waits for gathers of its view."""
+    """Return, by stage and block, the seconds of a steady step for which compute waits for gathers of the block's view.
+
+    A gather of several blocks counts equally for each.
+    """
     bubbles, found = Bubbles(timed.timeline), []
     for stage in range(len(timed.program.stages)):
         waited: dict[Block, float] = {}
@@ -139,7 +151,7 @@ def _waited(timed: TimedPlan) -> list[dict[Block, float]]:
 
 
 def _keeping(model: ModelConfig, plan: Plan, groups: list[tuple[Block, ...]]) -> Plan:
-    """The plan with the views of some blocks kept whole."""
+    """Return the plan with the views of some blocks kept whole; consecutive layers become one entry."""
     kept = {each for group in groups for each in group}
     entries = [BlockLevel(kind, _KEPT) for kind in ("embed", "head") if block(kind) in kept]
     for kind in ("attention", "mlp"):
@@ -147,6 +159,7 @@ def _keeping(model: ModelConfig, plan: Plan, groups: list[tuple[Block, ...]]) ->
         if len(layers) == model.layers:
             entries.append(BlockLevel(kind, _KEPT))
             continue
+        # in a run of consecutive layers, layer minus position is constant
         for _, run in groupby(enumerate(layers), key=lambda item: item[1] - item[0]):
             found = [layer for _, layer in run]
             entries.append(BlockLevel(kind, _KEPT, found[0], found[-1]))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @frozen
 class CompileSetting:
-    """What a module is made from."""
+    """The inputs of a compilation."""
 
     model: ModelConfig
     plan: Plan
@@ -39,32 +39,35 @@ class CompileSetting:
 
 @frozen
 class Lever:
-    """One change, in words and as a function."""
+    """One change, with its name and its function."""
 
     name: str
     apply: Callable[[CompileSetting], CompileSetting | None]
-    """The changed setting, or None where the change makes no sense."""
+    """returns the changed setting, or None if the change does not apply"""
 
 
 @frozen
 class LeverOutcome:
-    """What a setting came to. Without `step_seconds` it does not fit."""
+    """The result of a setting. `step_seconds` is None if it does not fit."""
 
     name: str
     setting: CompileSetting
     peak_bytes: tuple[int, ...]
     step_seconds: float | None
     exposed_tail_seconds: float | None = None
-    """of the stage that has most of it"""
+    """longest exposed tail of any stage"""
 
     @property
     def fits(self) -> bool:
-        """Whether every stage is placed under the capacity."""
+        """True if every stage is placed under the capacity."""
         return self.step_seconds is not None
 
 
 def try_setting(setting: CompileSetting, name: str) -> LeverOutcome | None:
-    """Compile, place and simulate; None where the plan is not allowed, or a pass refuses it for another reason than bytes."""
+    """Compile, place and simulate a setting.
+
+    Return None if the plan is not allowed, or a pass refuses it for another reason than bytes.
+    """
     try:
         check_plan(setting.plan, setting.model)
     except DiagnosticError:
@@ -78,7 +81,7 @@ def try_setting(setting: CompileSetting, name: str) -> LeverOutcome | None:
 
 
 def levers_of(heaviest: int) -> list[Lever]:
-    """The changes worth trying where the stage `heaviest` has the peak."""
+    """Return the changes worth trying if the stage `heaviest` has the highest peak."""
     return [
         Lever("recompute{policy=auto}", lambda s: _with_policy(s, "auto")),
         Lever("recompute{policy=full}", lambda s: _with_policy(s, "full")),
@@ -99,7 +102,10 @@ def levers_of(heaviest: int) -> list[Lever]:
 
 
 def outcomes(setting: CompileSetting, heaviest: int, seconds: float, *, together: int = 2) -> Iterator[LeverOutcome]:
-    """Try every lever alone, then up to `together` of them at once, until the time is used up; single changes come first."""
+    """Try every lever alone, then combinations of up to `together`, until `seconds` have passed.
+
+    Yield the outcome of each setting that is allowed, whether it fits or not.
+    """
     deadline = time.monotonic() + seconds
     for name, changed in changes(setting, heaviest, together=together):
         if time.monotonic() > deadline:
@@ -110,7 +116,7 @@ def outcomes(setting: CompileSetting, heaviest: int, seconds: float, *, together
 
 
 def changes(setting: CompileSetting, heaviest: int, *, together: int = 1) -> Iterator[tuple[str, CompileSetting]]:
-    """Every setting that up to `together` levers make of one, by their names; single ones come first."""
+    """Yield (names, setting) for every distinct change by up to `together` levers; single levers come first."""
     made = {(setting.plan, setting.pipeline)}
     levers = levers_of(heaviest)
     for chosen in chain.from_iterable(combinations(levers, count) for count in range(1, together + 1)):
@@ -163,7 +169,7 @@ def _smaller_buckets(setting: CompileSetting) -> CompileSetting | None:
 
 
 def _move_layer(setting: CompileSetting, stage: int, step: int) -> CompileSetting | None:
-    """A layer of a stage's longest chunk goes to the chunk one step after or before, where another stage holds that."""
+    """Move a layer of the stage's longest chunk to the next (`step` 1) or previous (-1) chunk, if another stage has it."""
     plan, chunk_stages = setting.plan, setting.plan.shape.chunk_stages
     source = max(plan.shape.chunks_of(stage), key=lambda chunk: len(plan.chunk_layers(chunk, setting.model)))
     target = source + step

@@ -1,4 +1,4 @@
-"""Machines with other constants: for questions of the kind `what if the link were twice as fast`."""
+"""Machines with changed constants, for questions such as "what if the link were twice as fast"."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _SHORT = {
 
 
 def changed_machine(machine: Machine, values: dict[str, float]) -> Machine:
-    """The machine with some constants replaced, under a name that says so: what is compiled for it is not for the given one."""
+    """Replace constants of a machine, and rename it, since programs compiled for it are not for the given machine."""
     return evolve(with_constants(machine, values), name=f"{machine.name}-what-if")
 
 
 def with_constants(machine: Machine, values: dict[str, float]) -> Machine:
-    """The machine with some constants replaced, or added."""
+    """Return the machine with some constants replaced or added, under the same name."""
     changed = {name: Constant(value, unit_of(name), "assumed", "what if") for name, value in values.items()}
     return evolve(machine, constants=machine.constants | changed)
 
 
 def parse_changes(text: str, machine: Machine) -> dict[str, float]:
-    """The constants that a text like `ddr=16GiB,link=7.4GB/s` names, by their full names, in the units of machine files.
+    """Parse a text like `ddr=16GiB,link=7.4GB/s` into constants by their full names, in the units of machine files.
 
-    Raises `DiagnosticError` RT065 for a constant that a machine does not have, or that changes nothing on this one, and for a value that is
-    no size, rate or time.
+    Raises `DiagnosticError` RT065 for a constant that machines do not have, or that changes nothing on this one, and for
+    a value that is not a size, rate or time.
     """
     changes = {}
     of_memories = {key for key in STORE_UNITS if f"{key.partition('_')[0]}_capacity" in machine.constants}
@@ -60,9 +60,9 @@ def parse_changes(text: str, machine: Machine) -> dict[str, float]:
 
 
 def _number(text: str, constant: str) -> float:
-    """The number of a text, in the unit of a constant.
+    """Parse a number into the unit of a constant.
 
-    Raises `DiagnosticError` RT065 where it is none, or one of something else.
+    Raises `DiagnosticError` RT065 if it is not a number above 0, or has a unit of another quantity.
     """
     unit = unit_of(constant)
     try:
@@ -77,7 +77,7 @@ def _number(text: str, constant: str) -> float:
 
 
 def _check(machine: Machine) -> None:
-    """Raise what is wrong with a machine's file, were there one."""
+    """Raise `DiagnosticError` RT065 if the reader of machine files would refuse this machine."""
     try:
         parse_machine("\n".join(machine_lines(machine)), file="what if")
     except DiagnosticError as error:

@@ -1,4 +1,4 @@
-"""The machine that a command is to work for: a file or a built-in one, and its DDR where that is to be another."""
+"""The machine of a command: built in or from a file, with another DDR capacity if one is given."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ _NAMED_IN = ("GiB", "GB", "MiB", "MB", "B")
 
 @frozen
 class MachineChoice:
-    """What --machine and --capacity say."""
+    """The values of --machine and --capacity."""
 
     machine: str | None = None
-    """a file or a name; None: the default one"""
+    """path or name; None: the default machine"""
     capacity: int | None = None
-    """bytes of DDR; None: those of the machine"""
+    """bytes of DDR; None: the machine's own"""
 
     def load(self) -> Machine:
-        """The machine; with another capacity it has a name of its own, as what is compiled for it is not for the given one.
+        """Load the machine. With another capacity it is renamed, since programs compiled for it are not for the given one.
 
-        Raises `DiagnosticError` where the file is no machine.
+        Raises `DiagnosticError` if the file does not describe a machine.
         """
         machine = given_machine(self.machine)
         return machine if self.capacity is None else resized(machine, self.capacity)
 
     @property
     def words(self) -> list[str]:
-        """The choice as a command line has it."""
+        """The choice as options of a command line."""
         machine = [] if self.machine is None else ["--machine", self.machine]
         return machine if self.capacity is None else [*machine, "--capacity", str(self.capacity)]
 
     @property
     def text(self) -> str:
-        """What to write behind other words of a command; empty where nothing was chosen."""
+        """The options as text with a leading blank; empty if nothing was chosen."""
         return f" {shlex.join(self.words)}" if self.words else ""
 
 
 def given_machine(name: str | None) -> Machine:
-    """What --machine names, and a word on stderr where its file leaves open how sure figures are.
+    """Load the machine of --machine; name on stderr the constants whose certainty its file does not state.
 
-    Raises `DiagnosticError` where the file is no machine.
+    Raises `DiagnosticError` if the file does not describe a machine.
     """
     from ratrain.targets.machine.machine import load_machine
 
@@ -59,7 +59,7 @@ def given_machine(name: str | None) -> Machine:
 
 
 def resized(machine: Machine, capacity: int) -> Machine:
-    """The machine with so many bytes of DDR, under a name of its own unless it has as many."""
+    """Return the machine with `capacity` bytes of DDR, renamed unless it has as many already."""
     from ratrain.ratrainc.choices.machine_changes import with_constants
 
     if capacity == machine.whole("ddr_capacity"):

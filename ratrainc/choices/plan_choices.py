@@ -1,4 +1,4 @@
-"""What a search for a plan is told beside its model and machine, in groups of what belongs together."""
+"""Options of a search for a plan, apart from model and machine, in groups."""
 
 from __future__ import annotations
 
@@ -9,78 +9,80 @@ from attrs import frozen
 
 @frozen
 class StepSize:
-    """What a step trains on, and on how many clusters."""
+    """The sequences of a step, and the number of clusters."""
 
     clusters: int
     seq_len: int
     """tokens of a sequence"""
     global_batch: int | None = None
-    """sequences of a step; None: none are asked for, where only bytes count"""
+    """sequences of a step; None if only bytes count"""
 
 
 @frozen
 class PlanChoice:
-    """Which plans are looked for."""
+    """Restrictions on the plans that are searched."""
 
     strategy: str | None = None
-    """by name; None: the default one"""
+    """name of a strategy; None: the default one"""
     schedules: tuple[str, ...] | None = None
-    """by name, to choose from, with the memory beside DDR that plans may use: `1f1b+host`; None: that of the strategy, or where none is named those that `whole` searches have"""
+    """names of schedules to choose from, each with the memory that plans may use in addition to DDR (`1f1b+host`); None:
+    the strategy's schedule, or without a strategy all usual ones
+    """
     zero_levels: tuple[int, ...] = (0, 1, 2, 3)
     peers: tuple[int, ...] | None = None
-    """numbers of tensor peers; None: as `like` says where it has several, else one and all that share out the model"""
+    """numbers of tensor-parallel ranks; None: the number of `like` if that is above 1, else 1 and all that divide the model"""
     like: str | None = None
-    """a plan file whose dtypes, chunks, keys of [compute] and optimizer all plans take, and its tensor peers where it has several"""
+    """plan file whose dtypes, chunks, keys of [compute] and optimizer all plans take, and `tp` if it is above 1"""
     attention: str | None = None
-    """how all plans compute attention; None: as `like` says, else fused"""
+    """`compute.attention` of all plans; None: as in `like`, else fused"""
     attention_mask: str | None = None
-    """what tokens see in all plans; None: as `like` says, else all of their sequence before them"""
+    """`compute.attention_mask` of all plans; None: as in `like`, else causal"""
     logits: str | None = None
-    """how all plans hold the head's logits; None: as `like` says, else in chunks"""
+    """`compute.logits` of all plans; None: as in `like`, else chunked"""
 
 
 @frozen
 class SearchEffort:
-    """How long and how widely a search goes on."""
+    """Limits of a search."""
 
     seconds: float = 25.0
-    """for the search; an exhaustive one takes as long as it needs"""
+    """seconds of search; an exhaustive search ignores them"""
     jobs: int = 1
-    """processes"""
+    """number of processes"""
     exhaustive: bool = False
-    """until the bounds prove that nothing is left to gain"""
+    """search until the bounds prove that nothing is left to gain"""
 
 
 @frozen
 class Questions:
-    """What is asked beside the plan."""
+    """Further questions about the plan."""
 
     tokens: float | None = None
-    """what training on so many takes; None: not asked"""
+    """tokens of a whole training, to price it; None: not asked"""
     robust: bool = False
-    """how well the best plans withstand a slow stage and jitter"""
+    """time the best plans with a slow stage and with jitter"""
     robust_links: bool = False
-    """what becomes of the plan under other links"""
+    """time the plan with other link constants"""
     what_ifs: tuple[str, ...] = ()
     """changes of the machine to plan again for"""
 
 
 @frozen
 class Goal:
-    """What the best plan is, and how many are wanted."""
+    """The objective, and the number of plans wanted."""
 
     objective: str = "time"
     keep: int | None = None
-    """best plans, no two of them alike; None: one"""
+    """number of best plans to keep, no two alike; None: one"""
     explain: bool = False
-    """say of all that lost what makes it slower, by mechanism"""
+    """explain by mechanism why each rejected plan is slower"""
 
 
 @frozen
 class FrontChoice:
-    """Whether a front is asked for in place of a plan."""
+    """Request for a Pareto front in place of one plan."""
 
     pareto: Literal["clusters", "memory"] | None = None
-    """against what the step time is set; None: nothing"""
+    """what the step time is traded against: `clusters` or `memory`; None: no front"""
     plot: str | None = None
-    """where that is drawn"""
+    """file to draw the front in"""

@@ -1,4 +1,4 @@
-"""What a run is told beside its program and its `RunSettings`, and what `generate` is, in groups of what belongs together."""
+"""Options of `run` (apart from its program and `RunSettings`) and of `generate`, in groups."""
 
 from __future__ import annotations
 
@@ -14,55 +14,55 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.training.training import TimedStep  # noqa: TC004 - of a type alone, and `run --help` is quick
 
 BYTES = "bytes"
-"""In place of a tokenizer: a byte is a token, whatever else there is."""
+"""Tokenizer value that makes each byte a token, even if weights have a tokenizer."""
 
 TEXT_KEY = "text"
-"""The field of a JSONL line that is its document where nobody says another."""
+"""Default field of a JSONL line that holds its document."""
 PROMPT_KEY, COMPLETION_KEY = "prompt", "completion"
 TOKENIZERS_EOS = "tokenizer"
-"""In place of a token's number: the one that the tokenizer has for the end of a document."""
+"""End-of-document value that stands for the tokenizer's `eos_token`."""
 
 NO_EOS = "none"
-"""In place of a token that ends a text: nothing ends it but its length."""
+"""End-of-text value with which only the length ends a text."""
 
 
 @frozen
 class DataChoice:
-    """Which data a run trains on, and what makes tokens of them."""
+    """The data of a run, and the way it becomes tokens."""
 
     paths: tuple[str, ...] = ()
-    """texts, JSONL, or token files, and folders of them; none: the built-in text"""
+    """text, JSONL or token files, or folders of them; empty: the built-in text"""
     dtype: str | None = None
-    """type of the tokens of a .bin file; None: the vocabulary decides"""
+    """integer type of the tokens of a .bin file; None: the vocabulary decides"""
     tokenizer: str | None = None
-    """a tokenizer.json for text; `BYTES`: a byte is a token; None: the tokenizer of weights or checkpoint, if any, else bytes"""
+    """path of a tokenizer.json, or `BYTES`; None: the tokenizer of weights or checkpoint, if any, else bytes"""
     text_key: str | None = None
-    """the field of a JSONL line that is its document; None: `TEXT_KEY`"""
+    """field of a JSONL line that holds its document; None: `TEXT_KEY`"""
     train_on: Literal["all", "completion"] = "all"
-    """which tokens are in the loss: all, or those of the completions of JSONL lines"""
+    """tokens that count in the loss: `all`, or `completion` for the completions of JSONL lines"""
     prompt_key: str | None = None
-    """with `completion`, the field of a line that is its prompt; None: `PROMPT_KEY`"""
+    """with `completion`, the field of a line that holds its prompt; None: `PROMPT_KEY`"""
     completion_key: str | None = None
-    """the field that is its completion; None: `COMPLETION_KEY`"""
+    """with `completion`, the field that holds the completion; None: `COMPLETION_KEY`"""
     eos: str | None = None
-    """what follows each document: a token's number, or `TOKENIZERS_EOS`; None: nothing"""
+    """token that follows each document: its number, or `TOKENIZERS_EOS`; None: no token"""
 
 
 @frozen
 class Ranks:
-    """Where ranks run, and how they meet."""
+    """The processes of ranks, and their sums."""
 
     engine: Literal["local", "mpi", "torch"] = "local"
-    """all in this process, or each in its own that mpirun or torchrun started"""
+    """`local`: all ranks in this process; `mpi` or `torch`: each in its own, started by mpirun or torchrun"""
     order: RankOrder = "pp-first"
-    """of the processes"""
+    """order of the ranks over the processes"""
     reduction: Reduction = "ordered"
-    """sums over processes: in rank order, or as the library likes that moves the bytes"""
+    """sums over processes: `ordered` by rank, or `fast`, in an order that the library chooses"""
 
 
 @frozen
 class Prompt:
-    """What a text begins with: words, or tokens."""
+    """The beginning of a text, as words or as token numbers."""
 
     text: str | None = None
     tokens: tuple[int, ...] | None = None
@@ -70,29 +70,29 @@ class Prompt:
 
 @frozen
 class Generation:
-    """How a text is made."""
+    """The way a text is generated."""
 
     tokens: int
-    """the most that are added to the prompt"""
+    """most tokens added to the prompt"""
     sampling: Sampling = field(factory=Sampling)
     tokenizer: str | None = None
-    """a tokenizer.json, or `BYTES`; None: that of the run or the directory"""
+    """path of a tokenizer.json, or `BYTES`; None: the tokenizer of the run or the directory"""
     eos: str | None = None
-    """the token that ends a text: a number, `TOKENIZERS_EOS` or `NO_EOS`; None: that of the run's documents or of config.json"""
+    """token that ends a text: a number, `TOKENIZERS_EOS` or `NO_EOS`; None: the end of the run's documents, or config.json's"""
     dtype: str | None = None
-    """of weights and activations; None: that of the run's plan, and f32 for a directory"""
+    """type of weights and activations; None: the type in the run's plan, and f32 for a directory"""
     kernels: str = "fast"
     threads: int = 1
 
 
 @frozen
 class TrackerChoice:
-    """A tracker of experiments that a run writes its figures to."""
+    """An experiment tracker that a run writes its figures to."""
 
     kind: str
     """`tensorboard` or `wandb`"""
     place: str | None = None
-    """TensorBoard's folder, or the project of W&B; None: as the resumed run, else one of its own"""
+    """TensorBoard's folder, or W&B's project; None: as in the resumed run, else a new one"""
 
     def __str__(self) -> str:
         return self.kind if self.place is None else f"{self.kind}:{self.place}"
@@ -100,31 +100,31 @@ class TrackerChoice:
 
 @frozen
 class Outputs:
-    """Files and trackers that a run writes beside its state; None: not written."""
+    """Files and trackers that a run writes in addition to its state; None: not written."""
 
     log: str | None = None
-    """a JSON line a step"""
+    """log file with a JSON line for each step"""
     plot: str | None = None
-    """the losses as a picture"""
+    """picture of the losses"""
     profile: str | None = None
-    """the wall time of every op"""
+    """profile with the wall time of every op"""
     trackers: tuple[TrackerChoice, ...] = ()
 
 
 @frozen
 class Display:
-    """What a run shows as it goes on."""
+    """Output of a run while it goes on."""
 
     quiet: bool = False
-    """no words on stdout"""
+    """True: nothing on stdout"""
     live: bool = False
-    """a dashboard, where this is a terminal"""
+    """True: a dashboard, if stderr is a terminal"""
     each_step: Callable[[TimedStep], None] | None = None
-    """hears of every step when it is done; what it raises ends the run"""
+    """called after every step; an exception that it raises ends the run"""
 
 
 def of_a_process(outputs: Outputs, display: Display, *, speaks: bool) -> tuple[Outputs, Display]:
-    """What a process of a run writes and shows itself: all, or, where another one speaks for it, only its part of the profile."""
+    """Return the outputs of this process: all, or only its part of the profile if another process reports for it."""
     if speaks:
         return outputs, display
     return evolve(outputs, log=None, plot=None, trackers=()), Display(quiet=True)

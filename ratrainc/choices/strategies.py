@@ -1,8 +1,8 @@
 """Strategies: named pass pipelines. Under one plan all of them compute the same training, bit for bit.
 
-A strategy that is named after a schedule places it. Where a plan of one chunk a stage and whole micro-batches cannot have that schedule,
-the strategy runs on a plan of its own: with the chunks, the layout or the slices that the schedule usually has. Chunks change no bit;
-slices round differently.
+A strategy that is named after a schedule places it. If the plan has one chunk per stage and whole micro-batches, and the
+schedule needs more, the strategy adapts the plan: it gets the chunks, the layout or the slices that the schedule usually
+has. Chunks change no bit; slices round differently.
 """
 
 from __future__ import annotations
@@ -33,49 +33,50 @@ if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
 
 _MOST_SLICES = 8
-"""of a micro-batch, where a strategy chooses: with 8 the bubble is an eighth of that of 1F1B, and more would win little"""
+"""Most slices that a strategy chooses. With 8 the bubble is an eighth of 1F1B's, so more would win little."""
 
 
 @frozen
 class Strategy:
-    """A name for a pipeline, and what it stands for."""
+    """A named pipeline of passes."""
 
     name: str
     passes: str
-    """the pipeline; without a placement, which is then the one of the plan's schedule"""
+    """the pipeline; without a placement in it, the plan's schedule is placed"""
     summary: str
     zero: int | None = None
     """the ZeRO level it sets in the plan"""
     note: str = ""
-    """what to say where it is run on a given plan"""
+    """remark to print if it runs on a given plan"""
     needs_peers: bool = False
-    """whether it is about tensor peers, so that a plan without any is refused"""
+    """True if plans without tensor-parallel ranks are refused"""
 
     def passes_for(self, plan: Plan) -> str:
-        """The pipeline for a plan: where there are tensor peers, `overlap-tensor` stands before a `joint-order`."""
+        """Return the pipeline for a plan; with tensor-parallel ranks, `overlap-tensor` is inserted before `joint-order`."""
         return hiding_exchanges(self.passes, plan.tp)
 
     @property
     def schedule(self) -> str | None:
-        """The schedule it is named after; None where it takes the plan's."""
+        """Schedule that it is named after; None if it takes the plan's."""
         return placed_by(self.passes)
 
     def check_schedule(self, plan: Plan, place: Callable[[], Place] = Place) -> None:
-        """Raise `DiagnosticError` RT064 where the plan says, at `place`, another schedule than the strategy places."""
+        """Raise `DiagnosticError` RT064 if the plan names, at `place`, another schedule than the strategy places."""
         if self.schedule is not None:
             refuse_contradiction(plan, self.schedule, f"the strategy '{self.name}'", place)
 
     def check_peers(self, plan: Plan) -> None:
-        """Raise `DiagnosticError` RT064 where the strategy is about tensor peers and the plan has none."""
+        """Raise `DiagnosticError` RT064 if the strategy needs tensor-parallel ranks and the plan has none."""
         if self.needs_peers and plan.tp == 1:
             text = f"the strategy '{self.name}' is about tensor peers, and the plan has none: tp = 1"
             fail("RT064", text, help="say tp in [parallel]: 2 or 4 tensor peers share a chip of the MT-3000")
 
     def adapted(self, plan: Plan, model: ModelConfig, machine: Machine) -> Plan:
-        """The plan under this strategy: with its ZeRO level, and with chunks or slices where its schedule needs them and the plan has none.
+        """Adapt a plan to this strategy: set its ZeRO level, and add chunks or slices if the schedule needs them.
 
-        Raises `DiagnosticError` RT064 where the plan has others than the schedule can have, or none can be made of it, or where the
-        strategy is about tensor peers and the plan has none, or where both say of blocks how they are sharded.
+        Chunks or slices are added only if the plan has none. Raises `DiagnosticError` RT064 if the plan's own do not suit
+        the schedule, if none can be added, if the strategy needs tensor-parallel ranks and the plan has none, or if both
+        set the ZeRO level of blocks.
         """
         self.check_peers(plan)
         if self.zero is not None and plan.zero_blocks is not None:
@@ -97,7 +98,7 @@ class Strategy:
 
 
 def hiding_exchanges(pipeline: str, peers: int) -> str:
-    """A pipeline with `overlap-tensor` before `joint-order`, where a plan has several tensor peers and it does not have it."""
+    """Insert `overlap-tensor` before `joint-order` if a plan has several tensor-parallel ranks and the pass is missing."""
     passes = parse_pipeline(pipeline)
     at = next((at for at, p in enumerate(passes) if isinstance(p, JointOrderPass)), None)
     if peers == 1 or at is None or any(isinstance(p, OverlapTensorPass) for p in passes):
@@ -109,9 +110,9 @@ _OTHER_SHAPE = "leave chunks, layout and slices out of the plan, or use a strate
 
 
 def _shaped(plan: Plan, schedule: str, model: ModelConfig, machine: Machine) -> Plan:
-    """A plan with the chunks that its schedule usually has, balanced, or else in slices, as far as it says nothing of these.
+    """Give a plan the chunks that its schedule usually has, with balanced cuts, or else slices.
 
-    Where there are too few layers, the plan's own cuts stay, for the check of the plan to refuse.
+    A plan that has chunks or slices stays as it is. With too few layers the cuts stay, and the check of the plan refuses it.
     """
     usual = SCHEDULES[schedule]
     if plan.slices or (plan.chunks > 1 and usual.chunks > 1):
@@ -124,10 +125,11 @@ def _shaped(plan: Plan, schedule: str, model: ModelConfig, machine: Machine) -> 
 
 
 def _in_slices(plan: Plan, model: ModelConfig, machine: Machine) -> Plan:
-    """A plan with slices of even work: 2 to 8, as many as have, together in the sequences of a micro-batch, the rows that make up for their weights.
+    """Cut the sequences of a plan into 2 to 8 slices of even work.
 
-    The slices of a micro-batch add to one gradient of a block, which so is whole from the first of them to the last: reduced after each
-    micro-batch it would need its shards beside it, so under ZeRO 2 it is reduced once.
+    As many slices are made as still have enough rows, over all sequences of a micro-batch, to compute longer than they
+    read weights. All slices of a micro-batch add to one gradient, which is live as a whole from the first to the last.
+    Reducing it after each micro-batch would need its shards at the same time, so under ZeRO 2 it is reduced once a step.
     """
     rows = weight_bound_rows(machine, Dtype(plan.view_dtype).itemsize)
     count = min(max(2, int(plan.micro_batch_size * plan.seq_len / rows)), _MOST_SLICES)
@@ -242,10 +244,7 @@ DEFAULT_STRATEGY = "ratrain"
 
 
 def strategy(name: str) -> Strategy:
-    """The strategy of a name.
-
-    Raises `DiagnosticError` RT004 for an unknown one.
-    """
+    """Return the strategy with a name. Raises `DiagnosticError` RT004 if there is none."""
     known = {item.name: item for item in STRATEGIES}
     if name not in known:
         text = f"'{name}' is not a strategy; the strategies are {', '.join(known)}"

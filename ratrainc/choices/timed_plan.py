@@ -1,4 +1,4 @@
-"""A plan compiled by a pipeline of passes, placed, emitted and simulated: what levers, comparisons and the planner try plans with."""
+"""One plan compiled by a pipeline of passes, placed, emitted and simulated; levers, comparisons and the planner use it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @frozen
 class TimedPlan:
-    """A plan that every pass took, or a schedule that was given, and its simulated times."""
+    """A plan that every pass accepted, or a given schedule, with its simulated times."""
 
     module: Module
     program: Program
@@ -42,7 +42,7 @@ class TimedPlan:
 
     @property
     def exposed_tail_seconds(self) -> float:
-        """Of the stage that has most of it."""
+        """Longest exposed tail of any stage."""
         return max(stage.exposed_tail_seconds for stage in self.figures.stages)
 
 
@@ -58,14 +58,15 @@ class RefusedPlan:
 
     @property
     def is_for_bytes(self) -> bool:
-        """Whether it was refused because it does not fit."""
+        """True if it was refused because it does not fit."""
         return not DOES_NOT_FIT.isdisjoint(item.code for item in self.error.diagnostics)
 
 
 def time_plan(model: ModelConfig, plan: Plan, pipeline: str, machine: Machine) -> TimedPlan | RefusedPlan:
     """Compile, place and simulate a plan under a pipeline.
 
-    Raises `DiagnosticError` where the plan is not allowed for the model, `OutOfTime` where a time limit has passed.
+    Return `RefusedPlan` if a pass refuses it. Raises `DiagnosticError` if the plan is not allowed for the model, and
+    `OutOfTime` if a time limit has passed.
     """
     check_plan(plan, model)
     target = target_of(machine)

@@ -9,15 +9,15 @@ from ratrain.ratrain_ir.support.toml_text import toml_data
 from ratrain.targets.simulator.given_times import KINDS, GivenTimes
 
 MOST_TIME = 1e15
-"""So that sums over a step stay far from the largest number there is."""
+"""Largest time of an op; sums over a step then stay far from the largest float."""
 _TEXTBOOK_TIMES = 4
 
 
 def load_times(path: str) -> GivenTimes:
-    """The times of a file.
+    """Load the times of a TOML file.
 
-    Raises `DiagnosticError` RT002 where it cannot be read or is not TOML, RT005 with every key that is not a kind of op, every value
-    that is not a time, and where a whole backward's time stands beside those of its halves, or no time is above 0.
+    Raises `DiagnosticError` RT002 if it cannot be read or is not TOML. Raises RT005 with every unknown kind of op and
+    every value that is not a time, and if both a whole backward and one of its halves are given, or no time is above 0.
     """
     source = Source(path, read_text(path, "table of op times"))
     values = toml_data(source, "RT002")
@@ -37,7 +37,7 @@ def load_times(path: str) -> GivenTimes:
 
 
 def textbook_times(text: str) -> GivenTimes:
-    """The times of `T_F,T_B,T_W,T_comm` (`GivenTimes.textbook`). Raises ValueError, which says what is wrong."""
+    """Parse `T_F,T_B,T_W,T_comm` (see `GivenTimes.textbook`). Raises ValueError with the reason."""
     words = text.split(",")
     try:
         numbers = [float(word) for word in words]

@@ -45,8 +45,8 @@ Exit code 0: every buffer has its place under the capacity; 1: diagnostics; 2: u
 def command(file: str, capacity: int, output: str | None, seconds: float | None, as_json: bool) -> int:
     """Give buffers with known lifetimes addresses in one memory.
 
-    Tries greedy placements from the cheapest to the dearest, then searches where the capacity is still exceeded. The lower bound is the
-    largest number of bytes that live at once; no placement can need less.
+    Tries greedy placements from the cheapest to the dearest, then searches if none fits the capacity. The lower bound
+    is the largest number of bytes that live at once; no placement can need less.
     """
     from ratrain import api
     from ratrain.ratrainc.console.console import print_json, show_diagnostics, spinner

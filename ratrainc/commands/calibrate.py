@@ -134,16 +134,18 @@ def command(
     machine: str | None,
     as_json: bool,
 ) -> None:
-    """Fit constants of a machine file to measured step times; the error is of rows that were not fitted.
+    """Fit constants of a machine file to measured step times; report the error on rows that were not fitted.
 
-    The machine that is given is where the fit starts; its other constants stay. Programs are compiled for it, timed on each machine the
-    search tries, and compiled and fitted again for the result until the constants settle.
+    The fit starts from the given machine; its other constants stay. Programs are compiled for it, timed on each machine
+    that the search tries, and compiled and fitted again for the result until the constants settle.
 
-    With --profile the machine is this one: a table of the seconds of every op that ran, and rates fitted to them for others. A profile of
-    ranks that shared cores, beside one whose ranks had their own, says how much longer that takes (core_sharing).
+    With --profile the machine is this one: a table with the seconds of every op that ran, and rates fitted to them for
+    other ops. With profiles of ranks that shared cores and of ranks that did not, it learns the cost of sharing
+    (core_sharing).
 
-    With --device it is the one at hand: a table of the seconds of kernel calls, each timed by itself, in small programs and, with --model
-    and --plan, in those of that plan, and of their updates; and rates fitted to them for others. Links to other devices are not measured.
+    With --device it is the device at hand: a table with the seconds of kernel calls and updates, each timed alone, of
+    small programs and, with --model and --plan, of that plan; and rates fitted to them for other calls. Links to other
+    devices are not measured.
 
     Fits need scipy: pip install 'ratrain[calibrate]'.
     """
@@ -181,7 +183,7 @@ def command(
 
 
 def _show(found: Calibrated, output: str | None, *, as_json: bool) -> None:
-    """Write the machine where it was asked for, and say what it is."""
+    """Write the machine file if one is asked for, and print the machine."""
     from ratrain.ratrainc.console.console import print_json
     from ratrain.ratrainc.console.parts import show
 

@@ -64,11 +64,12 @@ def command(
     target: MachineChoice,
     as_json: bool,
 ) -> None:
-    """Compile and simulate one plan under several strategies; with --plan auto on the best plan of ratrain, then each on its own best plan.
+    """Compile and simulate one plan under several strategies; with --plan auto, each on its own best plan too.
 
-    They train the same; they differ in bytes and time. All times are simulated. A strategy that does not fit is shown with what it lacks,
-    and has no speed-up. On one plan a speed-up is that of the strategy; each on its best, that of the plans too. Where a plan file names a
-    schedule, strategies that are named after another are left out, or refused if they are asked for.
+    They train the same bits; they differ in bytes and time. All times are simulated. A strategy that does not fit is
+    shown with the bytes that it lacks, and has no speed-up. On one plan a speed-up is due to the strategy; each on its
+    best plan, to the plans too. If a plan file names a schedule, strategies named after another one are left out, or
+    refused if named.
     """
     automatic = plan == "auto"
     if automatic and (clusters is None or global_batch is None):

@@ -21,9 +21,9 @@ Examples:
 @machine_option
 @json_option
 def command(file: str | None, model: str | None, plan: str | None, machine: str | None, as_json: bool) -> int:
-    """Say what this machine offers a run: BLAS and its core type, threads, bf16, the kernels' cache, MPI, torch.distributed, free memory.
+    """Check this machine for runs: BLAS and its core type, threads, bf16, kernel cache, MPI, torch.distributed, memory.
 
-    Exit code 1 when something would stop a run.
+    Exit code 1 if something would stop a run.
     """
     if (model is None) != (plan is None):
         raise click.UsageError("--model and --plan belong together")

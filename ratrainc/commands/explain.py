@@ -57,14 +57,16 @@ def command(
     machine: str | None,
     as_json: bool,
 ) -> None:
-    """Say why each byte is where it is: who is live at the peak, what the arena adds, which changes free how much.
+    """Explain each byte: which tensors are live at the peak, what the arena adds, and what a change would free.
 
-    Levers are tried each alone, and side by side: compiled, placed and simulated. Where the time (without --seconds: 8 s) does not last
-    for all of them whole, they are estimated from fewer micro-batches, and said to be; what there is no time for is named. Prices are simulated seconds.
+    Each change (lever) is compiled, placed and simulated alone; several are tried in parallel. If the time (without
+    --seconds: 8 s) does not suffice for whole steps, levers are estimated from fewer micro-batches, and marked; those
+    without time are listed. Prices are simulated seconds.
 
-    Bytes of a program (.rtx) are those of the schedule that its model, plan and passes give, where that is this very program.
+    For a program (.rtx), its schedule is compiled again from its model, plan and passes, if that gives this very
+    program.
 
-    With --time, say where the time of a step goes: what every idle engine waited for, and the critical path op by op.
+    With --time, explain the time of a step: the cause of every idle second of every engine, and the critical path.
     """
     if of_time:
         refuse_idle("is for bytes: it does not go with --time", "levers", "seconds")

@@ -47,11 +47,11 @@ _ENDINGS = {"torch-csv": ".csv", "megatron": ".sh", "torchtitan": ".toml"}
     "--lowered", is_flag=True, help="With sends, receives, gathering and reduction, in the order of the schedule."
 )
 def command(file: str, table_format: ExportFormat, output: str | None, lowered: bool) -> None:
-    """Write a schedule as the table of actions of another runtime, one row a rank (stage s runs on rank s), or its plan as settings.
+    """Write a schedule as another runtime's table of actions, one row per rank, or its plan as a framework's settings.
 
-    Both sides of a table are checked: the schedule as a module, the table by the rules of 'ratrainc lint'. That runtime takes a rank's
-    actions one by one, so a schedule that needs engines running side by side is refused when it is lowered. What the settings of
-    another framework do not express is named on stderr.
+    In a table, stage s runs on rank s. The schedule is checked as a module, and the table by the rules of 'ratrainc
+    lint'. That runtime takes a rank's actions one by one, so a lowered schedule that needs concurrent engines is
+    refused. Keys that the settings of another framework cannot express are listed on stderr.
     """
     _check_ending(table_format, output)
     if table_format != "torch-csv":
@@ -72,7 +72,7 @@ def command(file: str, table_format: ExportFormat, output: str | None, lowered: 
 
 
 def _check_ending(table_format: str, output: str | None) -> None:
-    """Raise `click.UsageError` where the file that is to be written has the ending of another format."""
+    """Raise `click.UsageError` if the output file has the ending of another format."""
     ending = os.path.splitext(output or "")[1].lower()  # noqa: PTH122 - the path may be anything
     if ending in _ENDINGS.values() and ending != _ENDINGS[table_format]:
         raise click.UsageError(f"--format {table_format} writes {_ENDINGS[table_format]} files, not '{output}'")

@@ -56,8 +56,8 @@ def command(
 ) -> int:
     """Write the master weights of a checkpoint as a Hugging Face model that transformers loads.
 
-    Beside them stand config.json, generation_config.json and the tokenizer, as far as the run or the weights it began from had them.
-    The names and packing are those of the model's family. Optimizer state stays behind; --resume takes the checkpoint itself.
+    config.json, generation_config.json and the tokenizer are written too, if the run or its initial weights had them.
+    Names and packing are as usual in the model's family. Optimizer state is left out; --resume takes the checkpoint.
     """
     from ratrain import api
     from ratrain.ratrainc.console.console import print_json, say, status

@@ -107,10 +107,10 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str | N
 @json_option
 @in_groups(prompt=Prompt, asked_sampling=Sampling, asked=Generation)
 def command(path: str, prompt: Prompt, asked: Generation, threads: int | None, as_json: bool) -> int:
-    """Print what a model says behind a prompt: a look at what was trained.
+    """Continue a prompt with a model: a look at the result of a training.
 
-    It takes the routines and kernels of training, on one rank, and no cache of keys and values: each token costs a forward pass over all
-    before it, so that N tokens cost N passes. Memory: the weights, and the activations of one layer.
+    It uses the routines and kernels of training, on one rank, without a cache of keys and values. Each token costs a
+    forward pass over all before it. Memory: the weights, and the activations of one layer.
     """
     if (prompt.text is None) == (prompt.tokens is None):
         raise click.UsageError("give what the text begins with: --prompt TEXT, or --prompt-tokens 17,4,93")

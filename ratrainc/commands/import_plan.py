@@ -141,11 +141,11 @@ def command(
     output: str | None,
     as_json: bool,
 ) -> None:
-    """Make a plan of the settings of Megatron-LM, DeepSpeed or torchtitan.
+    """Convert settings of Megatron-LM, DeepSpeed or torchtitan to a plan.
 
-    The plan's head names each setting that the plan does not say, with the reason, and each default that it takes from the framework; with
-    -o or --json the former are named on stderr too. What contradicts itself is refused, and so is an unknown name that may decide what is
-    trained. Scripts are read, not run.
+    The plan's head lists each setting that is not carried over, with the reason, and each default that comes from the
+    framework; with -o or --json the former are listed on stderr too. Contradictions are refused, as is an unknown name
+    that may decide what is trained. Scripts are read, not run.
     """
     from attrs import asdict
 

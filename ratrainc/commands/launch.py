@@ -24,7 +24,7 @@ class _Launch(click.Command):
     """A command whose own options stand before its first argument, and says so of one that stands behind."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As of any command, with a word on options that went to 'ratrainc run'."""
+        """Parse the words as any command does; explain options that belong to 'ratrainc run'."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -34,7 +34,7 @@ class _Launch(click.Command):
             raise
 
     def invoke(self, ctx: click.Context) -> object:
-        """As of any command, where all its options came to it."""
+        """Run the command as any other, after checking that all its options came before FILE."""
         for parameter in self.params:
             if isinstance(parameter, click.Option) and any(
                 _begins(word, parameter.opts) for word in ctx.params["words"]
@@ -51,7 +51,7 @@ class _Launch(click.Command):
 
 
 def _begins(word: str, names: Collection[str]) -> bool:
-    """Whether a word gives an option, with its value or not: -n, -n4, --mpirun=PATH."""
+    """Tell whether a word is one of these options, with or without its value: -n, -n4, --mpirun=PATH."""
     return any(word.partition("=")[0] == name or (len(name) == 2 and word[:2] == name) for name in names)
 
 
@@ -81,10 +81,11 @@ def _begins(word: str, names: Collection[str]) -> bool:
 @click.argument("file", type=InputFile("program"), metavar="FILE.rtx|FILE.rtir")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[RUN OPTIONS]...")
 def command(ranks: int, mpirun: str | None, engine: Literal["mpi", "torch"], file: str, words: tuple[str, ...]) -> int:
-    """Start a run with a process a rank, by mpirun or torchrun, and watch over it.
+    """Start a run with one process per rank, by mpirun or torchrun, and watch over it.
 
-    Ctrl-C, SIGTERM and SIGHUP let the ranks end their step and save; SIGUSR1 has them say where they are. When a rank is lost (killed, out
-    of memory), the others are ended, and a report says where it was. Exit codes are those of 'ratrainc run', 1 where ranks were lost.
+    Ctrl-C, SIGTERM and SIGHUP let the ranks end their step and save; SIGUSR1 makes them report their positions. If a
+    rank is lost (killed, out of memory), the others are ended, and a report says where it was. Exit codes are as for
+    'ratrainc run'; 1 if ranks were lost.
     """
     from ratrain import api
     from ratrain.ratrainc.commands.run import command as run_command

@@ -68,10 +68,11 @@ def command(
     sharded: bool,
     as_json: bool,
 ) -> int:
-    """Prove that a pipeline schedule of another runtime is sound, or show what is wrong and in which cell.
+    """Prove that a pipeline schedule of another runtime is sound, or show each error with its cell.
 
-    Every micro-batch runs once, forward before backward; sends match receives, in one order for each pair of ranks; no rank waits
-    forever, with buffered or with rendezvous sends; parameters are gathered where they are used, gradients reduced once.
+    Every micro-batch runs once, forward before backward; sends match receives, in one order for each pair of ranks; no
+    rank waits forever, with buffered or with rendezvous sends; parameters are gathered before use, gradients reduced
+    once.
     """
     del table_format  # there is one
     from ratrain import api
@@ -97,7 +98,7 @@ def command(
 
 
 def _pass_times(forward: float | None, backward: float | None, weight: float | None) -> PassTimes | None:
-    """The seconds of a pass, if they are given."""
+    """Return the times of a pass if they are given, else None."""
     from ratrain.ratrain_ir.analysis.schedule_worth import PassTimes
 
     if forward is None and backward is None and weight is None:

@@ -55,7 +55,7 @@ class _Observer:
         self.count = 0
 
     def after(self, module: Module, run: PassRun) -> None:
-        """One pass has run."""
+        """Handle the end of a pass: print or dump the module as asked."""
         self.count += 1
         name = run.text.partition("{")[0]
         changed = False
@@ -78,14 +78,14 @@ def _text(module: Module) -> str:
 
 
 def _schedule_text(module: Module) -> str:
-    """The text without the list of passes, which grows even where nothing else changes."""
+    """Return the module's text without its list of passes, which grows even if nothing else changes."""
     from ratrain.ratrain_ir.text.printer import module_texts
 
     return "\n".join(line for line in module_texts(module) if not line.startswith("  pipeline "))
 
 
 def _write_reproducer(file: str, pipeline: str) -> str:
-    """The input with the command that failed as its first line, in one runnable file."""
+    """Write the input to a file whose first line is the failed command, so that the file can be run."""
     from ratrain.ratrain_ir.support.files import read_text, write_text
 
     path, words = (

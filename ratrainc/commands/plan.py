@@ -202,9 +202,9 @@ def command(
     target: MachineChoice,
     as_json: bool,
 ) -> None:
-    """Find the plan to run on so many clusters, and say how far it can be from the best possible.
+    """Find the best plan for a number of clusters, and bound its distance from the best possible one.
 
-    Bounds rule plans out; what is left is compiled, placed under the capacity and simulated. All times are simulated.
+    Bounds rule plans out; the rest is compiled, placed under the capacity and simulated. All times are simulated.
     """
     if quick + smallest + effort.exhaustive > 1:
         raise click.UsageError("--quick, --smallest and --exhaustive exclude one another")

@@ -18,9 +18,9 @@ Examples:
 @click.argument("directory", type=InputFile("run"), metavar="DIR")
 @json_option
 def command(directory: str, as_json: bool) -> int:
-    """Say where the ranks of a run were, who waits for whom, and why it ended or makes no progress.
+    """Report where the ranks of a run were, who waits for whom, and why it ended or makes no progress.
 
-    Also of a run that goes on. Exit code 1 where it was lost or cannot go on.
+    The run may still be going on. Exit code 1 if it was lost or cannot go on.
     """
     from ratrain import api
     from ratrain.ratrainc.console.console import print_json

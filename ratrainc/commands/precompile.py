@@ -28,9 +28,10 @@ Examples:
 def command(dtypes: tuple[str, ...], as_json: bool) -> None:
     """Compile ahead of time the loops that a first compilation and a first run would compile.
 
-    Loops are compiled when they are first called, and kept for later processes of this processor: beside the package, or in a folder of the
-    user, or in NUMBA_CACHE_DIR. This calls them all once, on a small plan of a LLaMA-like model; what other models need beside that is
-    compiled when it is first needed. It is for an installation, an image of a container, or a folder that many ranks share.
+    Loops are compiled when they are first called, and cached for later processes on this processor: next to the
+    package, in a folder of the user, or in NUMBA_CACHE_DIR. This command calls them all once, on a small plan of a
+    LLaMA-like model; loops that only other models need are compiled when they are first called. Use it after an
+    installation, in a container image, or for a folder that many ranks share.
     """
     from ratrain import api
     from ratrain.ratrainc.console.console import print_json, spinner

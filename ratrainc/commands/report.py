@@ -66,9 +66,9 @@ def command(
 ) -> None:
     """Draw a program's schedule: one HTML page that needs no network, or a still picture (.svg).
 
-    The page shows when every op runs on every engine, where every tensor lies in DDR and when, the live bytes against the capacity,
-    the bubbles by cause, the plan and the machine. The picture shows what the compute engine of each stage does in the first step,
-    from cold. All times are simulated.
+    The page shows when every op runs on every engine, where every tensor lies in DDR and when, the live bytes against
+    the capacity, idle time by cause, the plan and the machine. The picture shows the compute engine of each stage in
+    the first step, from cold. All times are simulated.
     """
     from ratrain import api
     from ratrain.ratrainc.commands.words.loading import checked_program

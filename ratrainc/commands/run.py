@@ -67,7 +67,7 @@ _MOST_THREADS = 1 << 16
 
 
 def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
-    """An option for a key of the plan's optimizer, by the same name."""
+    """Make the option for a key of the plan's optimizer, by the same name."""
     parameter = f"settings_optimizer_{name.removeprefix('--').replace('-', '_')}"
     return click.option(name, parameter, help=f"In place of the plan's: {text}.", **more)
 
@@ -392,8 +392,9 @@ def command(
 ) -> int:
     """Train: execute a program on text, all ranks in this process or, under mpirun or torchrun, each in its own.
 
-    Ctrl-C ends the run after the step it is in, and saves if --save was given; a second Ctrl-C stops at once. SIGTERM and SIGHUP (unless
-    ignored, as under nohup) do the same, with exit code 75 where the state was saved; SIGUSR1 has it say where its ranks are and what they wait for.
+    Ctrl-C ends the run after its present step, and saves if --save was given; a second Ctrl-C stops at once. SIGTERM
+    and SIGHUP (unless ignored, as under nohup) do the same, with exit code 75 if the state was saved; SIGUSR1 makes it
+    report where its ranks are and what they wait for.
     """
     from ratrain.ratrainc.running.run_checks import for_program, refuse_contradictions
 
@@ -431,7 +432,7 @@ def command(
 
 
 def _for_its_device(settings: RunSettings) -> RunSettings:
-    """The settings with the kernels of their device, where none are given."""
+    """Return the settings with the kernel set of their device, if none is given."""
     given = click.get_current_context().get_parameter_source("settings_execution_kernels")
     if given is not ParameterSource.DEFAULT:
         return settings

@@ -81,9 +81,9 @@ def command(
     trace: str | None,
     as_json: bool,
 ) -> None:
-    """Time a program on a machine, from its own streams. All figures are simulated.
+    """Time a program on a machine, from its own instruction streams. All figures are simulated.
 
-    `ratrainc explain FILE --time` says where the time goes.
+    `ratrainc explain FILE --time` shows where the time goes.
     """
     from ratrain import api
     from ratrain.ratrainc.commands.words.loading import checked_program

@@ -65,10 +65,10 @@ def command(
     jobs: int,
     as_json: bool,
 ) -> None:
-    """Compile and simulate what others measured, and say how far off the simulation is.
+    """Compile and simulate published measurements, and report the errors of the simulation.
 
-    Errors are given by class of rows, apart for rows that constants of a machine were set by (split fit) and for those held out. Nothing is
-    fitted here: 'ratrainc calibrate' does that.
+    Errors are given by class of rows, separately for rows that constants of a machine were fitted to (split fit) and
+    for held-out rows. Nothing is fitted here: 'ratrainc calibrate' does that.
     """
     if as_json:
         refuse_idle("is another form of the result than --json", "markdown", "output")

@@ -30,10 +30,11 @@ Exit code 0: sound; 1: diagnostics; 2: usage.
 @processes_option()
 @json_option
 def command(file: str, machine: str | None, as_json: bool) -> int:
-    """Prove that a schedule or a program is sound, or show what is wrong and where.
+    """Prove that a schedule or a program is sound, or show each error with its place.
 
-    A schedule: types, completeness, dataflow, memory, messages, collectives, progress with buffered and rendezvous sends, and that
-    every op has the workspace that the machine needs. A program: its container and routines, the schedule it executes by the same rules, progress, and that no two instructions race.
+    A schedule: types, completeness, dataflow, memory, messages, collectives, progress with buffered and rendezvous
+    sends, and enough workspace for every op on the machine. A program: its container and routines, the schedule it
+    executes by the same rules, progress, and that no two instructions race.
     """
     from ratrain import api
     from ratrain.ratrain_ir.support.diagnostics import DiagnosticError

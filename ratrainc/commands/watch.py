@@ -43,10 +43,11 @@ Examples:
 )
 @json_option
 def command(runs: tuple[str, ...], output: str | None, once: bool, every: float, as_json: bool) -> int:
-    """Draw what runs have logged as one HTML page that needs no network.
+    """Draw the logs of runs as one HTML page that needs no network.
 
-    It shows loss and held-out loss, tokens a second, gradient norm, loss scale, memory against what was certified, and slow ranks.
-    While a run on this machine writes to a log the page is written again as the log grows; Ctrl-C ends that, and the page stays.
+    It shows loss and held-out loss, tokens per second, gradient norm, loss scale, memory used against planned, and slow
+    ranks. While a run on this machine writes to a log, the page is rewritten as the log grows; Ctrl-C ends that, and
+    the page stays.
     """
     from ratrain import api
     from ratrain.ratrainc.console.console import print_json

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 
 def resolved(model: str | ModelConfig, plan: str | Path | Plan) -> tuple[ModelConfig, Plan]:
-    """The checked model (preset name, config.json or `ModelConfig`) and plan (TOML file or `Plan`).
+    """Load and check a model (preset name, config.json or `ModelConfig`) and a plan (TOML file or `Plan`).
 
-    Raises `DiagnosticError` for whatever is wrong with either.
+    Raises `DiagnosticError` with everything that is wrong with either.
     """
     config = load_model(model) if isinstance(model, str) else model
     check_model(config)
@@ -58,9 +58,9 @@ def resolved(model: str | ModelConfig, plan: str | Path | Plan) -> tuple[ModelCo
 
 
 def lowered(model: str | ModelConfig, plan: str | Path | Plan) -> Module:
-    """The dataflow module of a model and a plan, given as in `resolved`.
+    """Lower a model and a plan, given as in `resolved`, to a dataflow module.
 
-    Raises `DiagnosticError` for whatever is wrong with either.
+    Raises `DiagnosticError` with everything that is wrong with either.
     """
     config, resolved_plan = resolved(model, plan)
     with paused_gc():
@@ -68,9 +68,9 @@ def lowered(model: str | ModelConfig, plan: str | Path | Plan) -> Module:
 
 
 def chosen_machine(machine: str | Machine | None, capacity: int | None = None) -> Machine:
-    """A machine by its name, by its file or as it is, the default one where none is given; with so many bytes of DDR where they are.
+    """Load the machine (name, path or object; the default one if None). `capacity` overrides its bytes of DDR.
 
-    Raises `DiagnosticError` where there is none of that name, or the file is no machine.
+    Raises `DiagnosticError` if there is no machine of that name, or the file does not describe one.
     """
     loaded = machine if isinstance(machine, Machine) else load_machine(machine)
     return loaded if capacity is None else resized(loaded, capacity)
@@ -78,15 +78,15 @@ def chosen_machine(machine: str | Machine | None, capacity: int | None = None) -
 
 @frozen
 class Compiled:
-    """A module that was compiled of a model and a plan, and what was done for it."""
+    """A module compiled from a model and a plan, with its machine, pass runs and adaptations of the plan."""
 
     module: Module
     machine: Machine
     runs: list[PassRun]
     given: str
-    """chunks and slices that the strategy gave the plan; empty where it gave none"""
+    """chunks and slices that the strategy added to the plan, in words; empty if none"""
     levels: str
-    """which blocks keep their views whole, where that was chosen; else empty"""
+    """blocks chosen to keep their views whole, in words; empty if no choice was asked for"""
 
 
 def compile(  # noqa: A001 - the name the documentation promises
@@ -106,9 +106,10 @@ def compile(  # noqa: A001 - the name the documentation promises
 ) -> Module:
     """Lower a model and a plan, run a pipeline (a strategy's, or `passes`), verify the result.
 
-    `capacity` are bytes of DDR in place of the machine's; `schedule_file` is a table (CSV) whose order is placed; with
-    `choose_levels` it is chosen, by simulated steps, which blocks keep their views whole under ZeRO 3; with `advice` a refusal for bytes says which changes would fit, which are tried for that. `progress` hears which pass is at work. Raises `DiagnosticError`
-    where the inputs are wrong or the plan does not fit the machine.
+    `capacity` overrides the machine's bytes of DDR. `schedule_file` is a table (CSV) whose order is placed. With
+    `choose_levels`, simulated steps choose the blocks that keep their views whole under ZeRO 3. With `advice`, a refusal
+    for bytes lists changes that would fit, each of which is tried. `progress` hears the pass at work. Raises
+    `DiagnosticError` if the inputs are wrong or the plan does not fit the machine.
     """
     chosen = MachineChoice(machine if isinstance(machine, str) else None, capacity)
     return compiled(
@@ -142,9 +143,10 @@ def compiled(
     progress: OnProgress | None = None,
     said: bool = True,
 ) -> Compiled:
-    """`compile`, and what was done for it. `asking` is the machine in the words of commands that advice names; None: no advice.
+    """Compile as `compile` does, and return the pass runs and adaptations too.
 
-    `suggest` is where advice writes a plan that fits. Options of `passes` that change nothing are refused where somebody `said` them.
+    `asking` is the machine as commands in the advice name it; None: no advice. `suggest` is the file to which advice
+    writes a plan that fits. With `said`, options of `passes` that change nothing are refused.
     """
     if strategy is not None and passes is not None:
         misuse("a strategy and passes of your own exclude each other")
@@ -190,14 +192,17 @@ def compiled(
 
 
 def _refuse_idle_options(passes: str, plan: Plan, model: ModelConfig) -> None:
-    """Raise `DiagnosticError` RT073 for options that change nothing; not in the passes of a strategy, which are for any plan."""
+    """Raise `DiagnosticError` RT073 for options that change nothing.
+
+    The passes of a strategy are exempt, as they are written for any plan.
+    """
     if passes not in {known for each in STRATEGIES for known in (each.passes, each.passes_for(plan))}:
         refuse_idle_options(passes, plan, model)
         refuse_deciding_twice(parse_pipeline(passes))
 
 
 def _placed_by(schedule_file: str, passes: str, title: str | None) -> str:
-    """The pipeline with the order of a table in place of the plan's."""
+    """Return the pipeline that places a table's order instead of the plan's schedule."""
     try:
         return placed_by_table(passes, schedule_file)
     except ValueError as placing:
@@ -210,7 +215,7 @@ def _placed_by(schedule_file: str, passes: str, title: str | None) -> str:
 def _resolved_for_table(
     model: str | ModelConfig, plan: str | Path | Plan, schedule_file: str | None
 ) -> tuple[ModelConfig, Plan]:
-    """The checked model and plan; of the shape of a table where one is given."""
+    """Load and check the model and plan; a table, if given, completes the plan's shape."""
     if schedule_file is None or isinstance(plan, Plan):
         return resolved(model, plan)
     config = load_model(model) if isinstance(model, str) else model
@@ -219,7 +224,7 @@ def _resolved_for_table(
 
 
 def _check_schedule(plan: Plan, path: str | Path | Plan, chosen: Strategy, passes: str | None) -> None:
-    """The plan's schedule and the one that strategy or passes name are the same."""
+    """Raise `DiagnosticError` RT064 if the plan's schedule differs from the one that the strategy or passes place."""
 
     def place() -> Place:
         return Place() if isinstance(path, Plan) else place_in_plan(path, "schedule")
@@ -238,7 +243,7 @@ def _advised(
     suggest: tuple[str, str, MachineChoice] | None,
     progress: OnProgress | None,
 ) -> DiagnosticError:
-    """A refusal, where it is for bytes with what would fit; that is written too, where a file for it is named."""
+    """Add notes about changes that fit to a refusal for bytes; write the best of them if `suggest` names a file."""
     from ratrain.ratrainc.choices.timed_plan import DOES_NOT_FIT
     from ratrain.ratrainc.memory.advice import advice
 
@@ -259,7 +264,7 @@ def _advised(
 
 
 def _planner_command(model: str, plan: str, resolved: Plan, strategy: str | None, machine: MachineChoice) -> str:
-    """The command that asks the planner for a plan in place of one, for the same clusters and step."""
+    """Return the command that asks the planner for another plan with the same clusters and step."""
     words = ["ratrainc", "plan", "--model", model, "--clusters", str(resolved.clusters)]
     words += ["--global-batch", str(resolved.global_batch), "--seq-len", str(resolved.seq_len), "--like", plan]
     words += ["--strategy", strategy] if strategy is not None else []
@@ -302,9 +307,9 @@ def _run(
 
 
 def emit(module: Module, *, machine: str | Machine | None = None) -> Program:
-    """The program of a module, for the machine it was made for unless another is given; one that is not allocated yet is allocated first.
+    """Emit the program of a module, for the machine it was made for or for the given one; allocate it first if needed.
 
-    Raises `DiagnosticError` where it is not sound or does not fit.
+    Raises `DiagnosticError` if the module is not sound or does not fit.
     """
     chosen = machine_for(module, machine)
     if module.level is not Level.ALLOCATED:
@@ -315,9 +320,9 @@ def emit(module: Module, *, machine: str | Machine | None = None) -> Program:
 
 
 def make_for(module: Module, machine: Machine) -> None:
-    """Let a module that has a target be for this machine from now on; whether its workspace is large enough there, `emit` finds out.
+    """Change the target of a module that has one to this machine; `emit` checks that its workspace suffices there.
 
-    Raises `DiagnosticError` RT052 where an arena does not fit there.
+    Raises `DiagnosticError` RT052 if an arena does not fit there.
     """
     own = module.target
     if own is None or (info := info_on(module, own, machine)) is own:
@@ -331,9 +336,9 @@ def make_for(module: Module, machine: Machine) -> None:
 
 
 def load(path: str, *, machine: str | Machine | None = None) -> Program:
-    """A program from a `.rtx`, or from a `.rtir`, which is verified and emitted first, for `machine` where one is given.
+    """Load a program from a `.rtx`, or verify and emit a `.rtir`, for `machine` if one is given.
 
-    Raises `DiagnosticError` where the file, or that of the machine, is not sound.
+    Raises `DiagnosticError` if the file, or the machine's file, is not sound.
     """
     if isinstance(machine, str):
         machine = load_machine(machine)
@@ -345,9 +350,9 @@ def load(path: str, *, machine: str | Machine | None = None) -> Program:
 
 
 def save(what: Module | Program, path: str, *, machine: str | Machine | None = None) -> None:
-    """Write a module as a schedule (.rtir) or, allocated and emitted, as a program (.rtx); a program as .rtx.
+    """Write a module as a schedule (.rtir) or, allocated and emitted, as a program (.rtx); write a program as .rtx.
 
-    Raises `DiagnosticError` RT002 where the file cannot be written.
+    Raises `DiagnosticError` RT002 if the file cannot be written.
     """
     is_program = path.endswith(".rtx")
     if not is_program and not (path.endswith(".rtir") and isinstance(what, Module)):
@@ -360,12 +365,12 @@ def save(what: Module | Program, path: str, *, machine: str | Machine | None = N
 
 
 def source_module(program: Program, file: str) -> Module:
-    """The module of a program: what its model, its plan and its passes give, where that is this very program.
+    """Compile the module of a program again from its model, plan and passes.
 
-    Raises `DiagnosticError` RT002 where it is not.
+    Raises `DiagnosticError` RT002 if that does not give this very program.
     """
     made_for = machine_of(program)
-    # of a placed module the plan tells the order that its pipeline made, and a placement of its own name makes it again
+    # the plan of a placed module names the order that its pipeline made; the placement of that name makes it again
     is_placed = bool(program.pipeline) and placed_by(program.pipeline) is not None
     plan = evolve(program.plan, schedule=None) if is_placed else program.plan
     way_out = "give the .rtir that it was compiled from"
@@ -383,18 +388,18 @@ def source_module(program: Program, file: str) -> Module:
 
 
 def load_plan_for_table(path: str, model: ModelConfig, table: str) -> Plan:
-    """The plan of a file; what it leaves out of pp, micro_batches, chunks, layout and slices is as in a schedule table.
+    """Load a plan; take pp, micro_batches, chunks, layout and slices from a schedule table if the plan leaves them out.
 
-    Raises `DiagnosticError` for what is wrong with either; whether they fit is for the placement to say.
+    Raises `DiagnosticError` with the errors of either; the placement checks that they agree.
     """
     shape = shape_keys(shape_of_table(read_foreign_table(table)))
     return load_plan(path, model, shape=shape)
 
 
 def placed_by_table(passes: str, table: str) -> str:
-    """The pipeline that places a table, then runs passes.
+    """Return the pipeline that places a table and then runs `passes`.
 
-    Raises ValueError where they place too.
+    Raises ValueError if these place a schedule too.
     """
     placing = next((item.name for item in parse_pipeline(passes) if item.name.startswith("place-")), None)
     if placing is not None:

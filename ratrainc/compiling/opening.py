@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def program_in(data: bytes, path: str) -> Program:
-    """The program in the bytes of the `.rtx` at a path.
+    """Read the program in the bytes of a `.rtx`; `path` is for messages.
 
-    Raises `DiagnosticError` where they are not sound as a file.
+    Raises `DiagnosticError` if the file is malformed.
     """
     with paused_gc():
         program = parse_program(data, path)
@@ -28,17 +28,17 @@ def program_in(data: bytes, path: str) -> Program:
 
 
 def load_schedule(path: str) -> Module:
-    """A module from a `.rtir`, not yet verified.
+    """Load a module from a `.rtir`; it is not verified yet.
 
-    Raises `DiagnosticError` where it cannot be read, or carries a machine that its target contradicts.
+    Raises `DiagnosticError` if it cannot be read, or carries a machine that its target contradicts.
     """
     return schedule_in(read_bytes(path, "schedule"), path)
 
 
 def schedule_in(data: bytes, path: str) -> Module:
-    """The module in the bytes of the `.rtir` at a path, not yet verified.
+    """Read the module in the bytes of a `.rtir`, without verifying it; `path` is for messages.
 
-    Raises `DiagnosticError` as `load_schedule`.
+    Raises `DiagnosticError` as `load_schedule` does.
     """
     from ratrain.ratrain_ir.text.parser import parse_module
 
@@ -49,16 +49,16 @@ def schedule_in(data: bytes, path: str) -> Module:
 
 
 def check_carried_by(module: Module, path: str) -> None:
-    """Raise `DiagnosticError` where the module of a file carries a machine that its target contradicts."""
+    """Raise `DiagnosticError` if the module of a file carries a machine that its target contradicts."""
     if module.target is not None:
         assert module.source is not None
         check_carried(module.target, module.topology, path, module.source.line(module.target.line))
 
 
 def machine_for(module: Module, machine: str | Machine | None) -> Machine:
-    """The machine to use for a module: the one given, else the one it was compiled for.
+    """Return the machine to use for a module: the given one, else the one it was compiled for.
 
-    Raises `DiagnosticError` RT065 when that one is not known here.
+    Raises `DiagnosticError` RT065 if the latter is not known here.
     """
     if isinstance(machine, Machine):
         return machine
@@ -66,8 +66,8 @@ def machine_for(module: Module, machine: str | Machine | None) -> Machine:
 
 
 def machine_of(program: Program) -> Machine:
-    """The machine a program was compiled for.
+    """Return the machine that a program was compiled for.
 
-    Raises `DiagnosticError` RT065 when that one is not known here.
+    Raises `DiagnosticError` RT065 if it is not known here.
     """
     return compiled_for(program.info)

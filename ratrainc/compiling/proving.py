@@ -1,4 +1,7 @@
-"""Schedules and programs of files, proved sound: by a proof, or by the receipt of one (`ratrain.ratrain_ir.support.proof_cache`)."""
+"""Schedules and programs of files, proved sound now or earlier.
+
+An earlier proof of the same bytes counts if the proof cache has it (`ratrain.ratrain_ir.support.proof_cache`).
+"""
 
 from __future__ import annotations
 
@@ -24,20 +27,23 @@ if TYPE_CHECKING:
 
 
 _BYTES = 2 << 20
-"""Of schedules that are read and proved without loops: half a second, less than it takes to compile these where they are not kept."""
+"""Largest schedule text that is read and proved without compiled loops.
+
+That takes half a second, less than compiling the loops if they are not cached.
+"""
 ALLOWANCE = Allowance(_BYTES)
 
 
 @frozen(repr=False)
 class Proof(Shown):
-    """That a schedule or a program is sound, and what it was proved of."""
+    """The statement that a schedule or a program is sound, with its size."""
 
     words: str
     target: TargetInfo | None = field(eq=False)
     """the machine that it was sized for; None: it was for none"""
 
     def parts(self) -> Iterator[Part]:
-        """A sentence."""
+        """Yield a sentence."""
         yield f"sound ({self.words})"
 
 
@@ -68,7 +74,7 @@ def verify(what: Module | Program | str, *, machine: str | Machine | None = None
 
 @frozen
 class SoundSchedule:
-    """What was proved sound, in short."""
+    """A summary of a schedule that was proved sound."""
 
     level: Level
     stages: int
@@ -77,9 +83,9 @@ class SoundSchedule:
 
 
 def proved_schedule(path: str, *, machine: str | Machine | None = None) -> SoundSchedule:
-    """The schedule in a `.rtir`, proved now for the machine it was sized for or for the one given; a large one without making its ops.
+    """Prove the schedule in a `.rtir` now, for the machine it was sized for or for the given one.
 
-    Raises `DiagnosticError` with all that is wrong.
+    A large one is proved without making its ops. Raises `DiagnosticError` with all errors.
     """
     data = read_bytes(path, "schedule")
     proved = proved_by_numbers(data, path, machine)
@@ -95,9 +101,9 @@ def proved_schedule(path: str, *, machine: str | Machine | None = None) -> Sound
 
 
 def sound_schedule(path: str, *, machine: str | Machine | None = None, anew: bool = False) -> Module:
-    """The module of a `.rtir`, proved for the machine it was sized for or for the one given; by a proof of now where it is wanted `anew`.
+    """Load the module of a `.rtir`, proved for the machine it was sized for or for the given one.
 
-    Raises `DiagnosticError` with all that is wrong.
+    With `anew`, a cached proof does not count. Raises `DiagnosticError` with all errors.
     """
     return _sound_module(read_bytes(path, "schedule"), path, machine, anew=anew)
 
@@ -115,12 +121,15 @@ def _sound_module(data: bytes, path: str, machine: str | Machine | None, *, anew
 
 
 def _machine_part(module: Module, machine: str | Machine | None) -> bytes:
-    """What a receipt says of the machine that a module is proved for."""
+    """Return the part of a cached proof's key that stands for the machine."""
     return b"" if module.target is None else machine_digest(machine_for(module, machine)).encode()
 
 
 def proved_by_numbers(data: bytes, path: str, machine: str | Machine | None) -> tuple[Module, int] | None:
-    """The module of a large text without what its stages hold, and its ops; None where it is for the parser to read, or for the rules on objects to judge."""
+    """Prove a large text by its columns; return its module with empty stages, and its number of ops.
+
+    Return None if the text is small, unusual or wrong, so that the parser and the rules on ops must judge it.
+    """
     if ALLOWANCE.take(len(data)):
         return None
     from lark.exceptions import UnexpectedInput
@@ -144,9 +153,9 @@ def proved_by_numbers(data: bytes, path: str, machine: str | Machine | None) -> 
 
 
 def sound_program(given: Program | str, *, machine: str | Machine | None = None, anew: bool = False) -> Program:
-    """A program, proved, or the one of a `.rtx`, or of a `.rtir`, which is proved and emitted first, for `machine` where one is given.
+    """Prove a program, given as an object, a `.rtx` or a `.rtir`, which is proved and emitted first for `machine`.
 
-    Raises `DiagnosticError` with all that is wrong.
+    With `anew`, a cached proof does not count. Raises `DiagnosticError` with all errors.
     """
     if isinstance(machine, str):
         machine = load_machine(machine)
@@ -181,7 +190,10 @@ def _knows_its_own(program: Program) -> bool:
 
 
 def _in_place_of_its_own(program: Program, machine: Machine | None) -> Machine | None:
-    """The machine given, where that of the program is not known here: a program is proved for no other than its own."""
+    """Return the given machine if the program's own is not known here, else None.
+
+    A program is proved for no other machine than its own.
+    """
     return None if machine is None or _knows_its_own(program) else machine
 
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def check(module: Module, *, machine: str | Machine | None = None) -> None:
-    """Raise `DiagnosticError` unless a module is sound; one that names its target, on that machine or on the one given.
+    """Raise `DiagnosticError` unless a module is sound, so that it can be emitted and run.
 
-    What is sound can be emitted and run.
+    A module that names a target is checked for that machine, or for the given one.
     """
     check_pipeline(module)
     diagnostics = Diagnostics()
@@ -47,9 +47,9 @@ def check_pipeline(module: Module) -> None:
 
 
 def on_machine(module: Module, machine: str | Machine | None) -> tuple[Module, Target | None]:
-    """What of a module is to be verified: itself, or what it is on the machine it was sized for, or on the one given; and that target.
+    """Return the module to verify, with target info for the machine it was sized for or for the given one, and the target.
 
-    Raises `DiagnosticError` RT065 where that machine is not known here.
+    The target is None if the module names none. Raises `DiagnosticError` RT065 if the machine is not known here.
     """
     if module.target is None:
         return module, None
@@ -58,7 +58,7 @@ def on_machine(module: Module, machine: str | Machine | None) -> tuple[Module, T
 
 
 def info_on(module: Module, own: TargetInfo, machine: Machine) -> TargetInfo:
-    """What a module that has a target says on a machine; the same where that is the one it was made for."""
+    """Return the target info of a module on a machine: its own info if it was made for that machine."""
     info = target_info(machine, module.topology)
     if own.digest == info.digest:
         return own

@@ -1,4 +1,4 @@
-"""What people see: tables and progress on a terminal, one JSON object for scripts, diagnostics on stderr."""
+"""Output of commands: tables and progress on a terminal, one JSON object for scripts, diagnostics on stderr."""
 
 from __future__ import annotations
 
@@ -30,54 +30,54 @@ if TYPE_CHECKING:
 
 _SHOWN = 20
 _WIDEST = 1 << 16
-"""Columns of tables that go to a file or a pipe, which are as wide as they need to be."""
+"""Width in columns for tables in a file or a pipe, so that they need not be narrowed."""
 GIB = 1 << 30
 MIB = 1 << 20
 
 
 class PlainConsole(Console):
-    """A console that takes texts as they are, without markup, and writes them printable; only its own layout steers the terminal."""
+    """A console without markup that makes texts printable, so that only its own layout steers the terminal."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """The segments of what is to be shown."""
+        """Yield the segments of a renderable, made printable."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
     def on_broken_pipe(self) -> None:
-        """Called while a `BrokenPipeError` is handled, and raises it: that its reader is gone need not end what a command does."""
+        """Raise the `BrokenPipeError` being handled instead of exiting: a command may go on without its reader."""
         raise  # noqa: PLE0704 - inside the console's handler
 
 
 @cache
 def errors() -> Console:
-    """The console for progress and diagnostics."""
+    """Return the console on stderr, for progress and diagnostics."""
     return PlainConsole(stderr=True, soft_wrap=True)
 
 
 @cache
 def output() -> Console:
-    """The console for results."""
+    """Return the console on stdout, for results."""
     console = PlainConsole()
     return console if console.is_terminal else PlainConsole(width=_WIDEST)
 
 
 def show_diagnostic(diagnostic: Diagnostic) -> None:
-    """A diagnostic in words on stderr; only the line that it points at is not wrapped."""
+    """Print a diagnostic on stderr, wrapped to the terminal except for the source line that it points at."""
     width = columns_of(err=True)
     echo(diagnostic.render(lambda text: wrapped(printable(text), width)), err=True, wrap=False)
 
 
 def print_json(data: dict[str, Any]) -> None:
-    """One JSON object on stdout."""
+    """Print one JSON object on stdout."""
     text = json.dumps(data, allow_nan=False).replace("\x7f", "\\u007f")
     echo(text, wrap=False)  # the one control character that stays in ASCII
 
 
 def show_diagnostics(diagnostics: Sequence[Diagnostic], *, as_json: bool) -> None:
-    """Diagnostics in words on stderr, with a count; as data on stdout too where a script asked for it."""
+    """Print diagnostics on stderr, with a count; with `as_json` print them as data on stdout too."""
     if as_json:
         print_json({"diagnostics": [d.to_json() for d in diagnostics]})
     for diagnostic in diagnostics[:_SHOWN]:
@@ -90,7 +90,7 @@ def show_diagnostics(diagnostics: Sequence[Diagnostic], *, as_json: bool) -> Non
 
 
 class _Drawn:
-    """Something on stderr's terminal. Each time that it is drawn again it is anew: `rich` would take the lines above for its own."""
+    """A drawing on stderr's terminal, made again each time, or `rich` would take the lines above for its own."""
 
     def __init__(self, shown: Callable[[], RenderableType], per_second: float) -> None:
         self.live = partial(
@@ -118,7 +118,7 @@ def drawn(shown: Callable[[], RenderableType], *, per_second: float = 10) -> Abs
 
 @contextmanager
 def progress(total: int | None, title: str) -> Iterator[tuple[Progress, Any]]:
-    """A progress bar on stderr; where that is no terminal, a line of words every few seconds."""
+    """Show a progress bar on stderr; without a terminal, print a line every few seconds."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -145,7 +145,7 @@ class _StatusColumn(TextColumn):
 
 
 def _progress_line(task: Task) -> str:
-    """What a bar would show, in words."""
+    """Return a task's progress as a line of words."""
     of = "" if task.total is None else f" of {task.total:.0f}"
     left = "" if task.time_remaining is None else f", {timedelta(seconds=round(task.time_remaining))} left"
     said = f": {task.fields['status']}" if task.fields["status"] else ""
@@ -154,22 +154,23 @@ def _progress_line(task: Task) -> str:
 
 @contextmanager
 def bar(total: float | None, title: str) -> Iterator[OnProgress]:
-    """A bar of what work says of itself; its total may be said by the work."""
+    """Show a bar for work that reports its progress; the work may also report the total."""
     with progress(None if total is None else round(total), title) as (shown, task):
         yield lambda now: shown.update(task, completed=now.done, total=now.total, status=now.text)
 
 
 @contextmanager
 def spinner(title: str, first: str) -> Iterator[OnProgress]:
-    """A spinner that shows what is at work, and `first` before that says it."""
+    """Show a spinner with the text that the work reports; `first` until it reports one."""
     with status(f"{title}: {first}") as tell:
         yield lambda now: tell(f"{title}: {now.text}")
 
 
 def unseen_progress(total: int, clock: Callable[[], float] | None = None) -> Progress:
-    """A progress that is not shown, with one task: its `time_remaining` are the seconds to the end, None before two advances.
+    """Make a progress that is not shown, with one task whose `time_remaining` estimates the seconds to the end.
 
-    They are judged by what followed the first advance, before which kernels are loaded or compiled. `clock` gives seconds.
+    It is None before two advances. The estimate ignores the time before the first one, in which kernels are loaded or
+    compiled. `clock` returns seconds; None is the usual clock.
     """
     unseen = Progress(console=errors(), disable=True, speed_estimate_period=inf, get_time=clock)
     unseen.add_task("", total=total)
@@ -178,9 +179,9 @@ def unseen_progress(total: int, clock: Callable[[], float] | None = None) -> Pro
 
 @contextmanager
 def status(title: str) -> Iterator[Callable[[str], None]]:
-    """A spinner on stderr for work of unknown length, or a line every few seconds where that is no terminal.
+    """Show a spinner on stderr for work of unknown length; without a terminal, print a line every few seconds.
 
-    What it yields is told what is being done at the moment.
+    Yield a function that sets the text.
     """
     shown = [title]
     if errors().is_terminal:
@@ -193,9 +194,9 @@ def status(title: str) -> Iterator[Callable[[str], None]]:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, most: int = 64) -> None:
-    """A table on stdout: first column to the left, others to the right; a very long one is cut in the middle.
+    """Print a table on stdout: first column to the left, the rest to the right; above `most` rows, cut the middle.
 
-    Where it is wider than the terminal it goes without lines, and where that is still too wide each row is told in lines of its own.
+    A table wider than the terminal loses its lines; if it is still too wide, each row becomes several lines.
     """
     shown = shortened(columns, rows, most)
     width, count = columns_of(), len(columns)
@@ -211,12 +212,12 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
 
 
 def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, most: int) -> Table:
-    """A table of texts with lines around its cells, as `table` shows it where there is room."""
+    """Return a table of texts with lines around its cells, as `table` shows it if there is room."""
     return _drawn(columns, shortened(columns, rows, most), Table(header_style="bold"))
 
 
 def shortened(columns: Sequence[str], rows: Sequence[Sequence[str]], most: int) -> list[list[str]]:
-    """The rows, printable; of more than `most` the first and the last, with dots between."""
+    """Make rows printable; of more than `most`, keep the first and the last, with dots between."""
     shown = [[printable(cell) for cell in row] for row in rows]
     return shown if len(shown) <= most else [*shown[: most // 2], ["..."] * len(columns), *shown[-most // 2 :]]
 
@@ -235,12 +236,12 @@ def _print(shown: RenderableType, **options: Any) -> None:
 
 
 def say(text: str) -> None:
-    """A line of a result on stdout, wrapped at words on a terminal."""
+    """Print a line of a result on stdout, wrapped at words on a terminal."""
     _print(wrapped(text, columns_of()))
 
 
 def size_text(count: int) -> str:
-    """Bytes for people: GiB where it is large, MiB below."""
+    """Format bytes in GiB if large, else in MiB."""
     return f"{count / GIB:.2f} GiB" if count >= GIB // 4 else f"{count / MIB:.2f} MiB"
 
 

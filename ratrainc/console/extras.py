@@ -8,12 +8,15 @@ from ratrain.ratrain_ir.support.diagnostics import fail
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported; it is not imported yet. A folder of its name, as `wandb` leaves one, is none."""
+    """Tell whether a package can be imported, without importing it.
+
+    A plain folder of its name, such as the one `wandb` leaves in the working directory, does not count.
+    """
     spec = find_spec(package)
     return spec is not None and spec.origin is not None
 
 
 def check_installed(package: str, extra: str, purpose: str) -> None:
-    """Raise `DiagnosticError` RT002 where a package is missing, with the extra that brings it; `purpose` is what needs it."""
+    """Raise `DiagnosticError` RT002 if a package is missing; name the extra that installs it and the `purpose`."""
     if not is_installed(package):
         fail("RT002", f"{purpose} needs {package}, which is not installed", help=f"pip install 'ratrain[{extra}]'")

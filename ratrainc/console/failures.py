@@ -11,11 +11,13 @@ import click
 _FULL = (ENOSPC, EDQUOT, EIO, EFBIG)
 EXIT_DIAGNOSED, EXIT_USAGE, EXIT_INTERNAL, EXIT_INTERRUPTED = 1, 2, 70, 130
 EXIT_SAVED, EXIT_TERMINATED, EXIT_HUNG_UP = 75, 143, 129
-"""After SIGTERM or SIGHUP with the state saved (`EX_TEMPFAIL` of sysexits.h: try again later), and after each without."""
+"""Exit codes after SIGTERM or SIGHUP with the state saved (`EX_TEMPFAIL` of sysexits.h: try again later), then after
+SIGTERM and after SIGHUP without it.
+"""
 
 
 def show_failure(error: BaseException, *, as_json: bool) -> int:
-    """Say on stderr why a command failed, and as one object on stdout where a script asked for it; its exit code."""
+    """Print on stderr why a command failed, with `as_json` as one object on stdout too; return the exit code."""
     from ratrain.ratrain_ir.support.diagnostics import DiagnosticError
     from ratrain.ratrainc.console.terminal import echo, leave_lost_readers
 

@@ -1,4 +1,4 @@
-"""Signs of life where there is no terminal: a line on stderr every so often, for as long as something works."""
+"""Signs of life without a terminal: a line on stderr at intervals while work goes on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ratrain.ratrainc.console.terminal import echo
 
 EVERY_SECONDS = 10.0
 _SILENT = [False]
-"""Whether another process speaks for this one."""
+"""True in its only entry if another process reports for this one."""
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def said_while_working(line: Callable[[], str]) -> Iterator[None]:
         while not done.wait(EVERY_SECONDS):
             if _SILENT[0]:
                 continue
-            with suppress(OSError, ValueError):  # nobody hears it: the work goes on
+            with suppress(OSError, ValueError):  # stderr is closed: the work does not depend on it
                 echo(f"{line()} ({timedelta(seconds=round(time.monotonic() - start))} so far)", err=True)
 
     thread = Thread(target=beat, daemon=True, name="heartbeat")

@@ -36,9 +36,9 @@ def prose(paragraph: str) -> str:
 
 
 def wrapped(text: str) -> str:
-    """Markdown with its paragraphs and list items in lines of at most `WIDTH` characters; all else as it is.
+    """Wrap paragraphs and list items of Markdown at `WIDTH` characters.
 
-    Code, fenced or indented, tables and headings cannot be broken.
+    Code (fenced or indented), tables and headings stay unchanged, as they cannot be broken.
     """
     lines: list[str] = []
     paragraph: list[str] = []
@@ -63,7 +63,7 @@ def wrapped(text: str) -> str:
 
 
 def _filled(paragraph: list[str]) -> list[str]:
-    """The lines of one paragraph or list item, broken anew where one is too long or ends amid code."""
+    """Wrap the lines of one paragraph or list item again if one is too long or ends inside inline code."""
     if all(len(line) <= WIDTH and line.count("`") % 2 == 0 for line in paragraph):
         return paragraph
     text = " ".join(line.strip() for line in paragraph)

@@ -1,4 +1,4 @@
-"""What there is to say of a result, in tables and sentences: the same on a terminal, as plain text and in a notebook."""
+"""Results as tables and sentences, shown alike on a terminal, as plain text and in a notebook."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Shown:
     __slots__ = ()
 
     def parts(self) -> Iterable[Part]:
-        """What there is to say, in order."""
+        """Yield tables and sentences in order."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
         return text_of(self.parts())
 
     def html(self) -> str:
-        """What a notebook shows."""
+        """Return the HTML that a notebook shows."""
         return html_of(self.parts())
 
     def _repr_html_(self) -> str:
@@ -52,7 +52,7 @@ class Shown:
 
 
 def show(parts: Iterable[Part]) -> None:
-    """Write parts to stdout, as wide as it is."""
+    """Write parts to stdout, fitted to its width."""
     for part in parts:
         if isinstance(part, str):
             say(part)
@@ -61,7 +61,7 @@ def show(parts: Iterable[Part]) -> None:
 
 
 def text_of(parts: Iterable[Part]) -> str:
-    """Parts as lines, as wide as they need to be."""
+    """Return parts as lines of text of any width."""
     lines: list[str] = []
     for part in parts:
         if isinstance(part, str):

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURES = {".png": "png", ".svg": "svg"}
-"""What matplotlib calls each ending."""
+"""Matplotlib's name of the format of each file ending."""
 
 
 def picture_kind(path: str) -> str:
-    """The kind of picture that a file's ending asks for: good to know before the work that is drawn.
+    """Return the format that a file's ending asks for; call it before the work that is drawn.
 
-    Raises `DiagnosticError` RT002 where the ending is another, or matplotlib is missing.
+    Raises `DiagnosticError` RT002 for another ending, or if matplotlib is missing.
     """
     endings = " or ".join(PICTURES)
     kind = PICTURES.get(Path(path).suffix.lower())
@@ -34,8 +34,9 @@ def picture_kind(path: str) -> str:
 
 
 def new_figure(width: float, height: float, title: str) -> tuple[Figure, Axes]:
-    """A figure of this size (inches), which no window shows, and its empty axes."""
-    # Where the home directory cannot be written it keeps its fonts elsewhere, and says so at length: one picture is drawn all the same.
+    """Make a figure of this size in inches, without a window, and its empty axes."""
+    # If the home directory cannot be written, matplotlib keeps its fonts elsewhere and prints a long warning, which is
+    # of no use for one picture.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -48,15 +49,15 @@ def new_figure(width: float, height: float, title: str) -> tuple[Figure, Axes]:
 
 
 def write_figure(figure: Figure, path: str) -> None:
-    """Write a figure as what the file's ending asks for; the same figure gives the same bytes.
+    """Write a figure in the format of the file's ending; the same figure gives the same bytes.
 
-    Raises `DiagnosticError` RT002 as `picture_kind` does, and where it cannot be written.
+    Raises `DiagnosticError` RT002 as `picture_kind` does, and if the file cannot be written.
     """
     from matplotlib import rc_context
 
     kind = picture_kind(path)
     data = BytesIO()
-    # A salt of its own makes names within an SVG the same each time; texts stay texts.
+    # A fixed salt makes names within an SVG the same each time; text stays text and does not become paths.
     with rc_context({"svg.hashsalt": "ratrain", "svg.fonttype": "none"}), warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", "Glyph"

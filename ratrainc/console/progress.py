@@ -1,4 +1,4 @@
-"""How long work says how far it is: a callback hears it, which a command makes a bar of."""
+"""Progress of long work: it calls a function, from which a command makes a bar."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 @frozen
 class Progress:
-    """How far some work is."""
+    """The progress of some work."""
 
     done: float
     """of `total`"""
     total: float | None
     """None where nobody knows"""
     text: str
-    """what is at work, or was done last"""
+    """the present step, or the last one that was done"""
 
 
 OnProgress = Callable[[Progress], None]
-"""Hears of work while it goes on, in its thread; what it raises ends the work."""
+"""Called with the progress of work, in the thread of the work; an exception that it raises ends the work."""
 
 
 def unheard(_: Progress) -> None:
@@ -33,13 +33,13 @@ def unheard(_: Progress) -> None:
 
 
 class Tick(Protocol):
-    """Is called after each step of work, with what it was."""
+    """A function that is called with a text after each step of work."""
 
     def __call__(self, text: str = "") -> None: ...  # noqa: D102 - the class says it
 
 
 def counting(progress: OnProgress | None, total: float | None = None) -> Tick:
-    """Something to call after each step of work that is one of `total`, with what it was."""
+    """Return a function to call after each of `total` steps of work; it reports the count and the step's text."""
     done = 0
     hear = progress or unheard
 

@@ -1,4 +1,4 @@
-"""Telling of a run as it goes on, which never costs the run anything: a full disk, a closed pipe or a terminal that is gone."""
+"""Messages of a run that can fail without harm: on a full disk, a closed pipe or a lost terminal the run goes on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ratrain.ratrainc.console.console import show_diagnostic
 
 
 def show_safely(diagnostic: Diagnostic) -> None:
-    """Say it on stderr, where there is somebody to hear it."""
+    """Print a diagnostic on stderr; ignore a closed or full stderr."""
     with suppress(OSError, ValueError):  # ValueError: the stream is closed, or cannot hold the characters
         show_diagnostic(diagnostic)
 

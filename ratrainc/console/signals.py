@@ -1,4 +1,4 @@
-"""Signals of a run: those that end it after its step, and the one that asks where it is."""
+"""Signals of a run: Ctrl-C, SIGTERM and SIGHUP end it after its step, SIGUSR1 asks for its position."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @define
 class StopAsked:
-    """The signal that asked for an end, or 0; a second Ctrl-C stops at once, and those that follow it change nothing."""
+    """The signal that asked for an end, or 0. A second Ctrl-C stops at once; further ones change nothing."""
 
     signal: int = 0
     answer: str = "ending after this step; Ctrl-C again stops at once"
-    """what is said to it"""
+    """text that is printed after the signal"""
     is_at_once: bool = False
-    """whether it stops at once: what was begun is undone, and it is said what is saved"""
+    """True if it stops at once: the unfinished step is dropped, and the saved state is named"""
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Take a signal. Raises KeyboardInterrupt at the second Ctrl-C."""
@@ -38,7 +38,7 @@ class StopAsked:
 
 
 def ending_signals() -> list[signal.Signals]:
-    """Ctrl-C, SIGTERM, and SIGHUP where it was not ignored from the start, as under `nohup`."""
+    """Return Ctrl-C, SIGTERM, and SIGHUP unless it was ignored from the start, as under `nohup`."""
     hung_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, *hung_up]
 
@@ -47,7 +47,8 @@ def ending_signals() -> list[signal.Signals]:
 def ending_in_order(stop: StopAsked) -> Iterator[None]:
     """Ask for an orderly end on the first Ctrl-C, on SIGTERM and on SIGHUP.
 
-    After a second Ctrl-C further ones stay without effect, so that it is said what is lost, until the command ends (`cli.main`).
+    After a second Ctrl-C, further ones have no effect until the command ends (`cli.main`), so that the message about
+    lost steps is printed.
     """
     before = {number: signal.signal(number, stop.handle) for number in ending_signals()}
     try:
@@ -75,5 +76,6 @@ def saying_where(text: str) -> Iterator[None]:
 
 def _say_at_once(text: str) -> None:
     with suppress(OSError, ValueError):  # ValueError: a stream without a file
-        # Not through the stream: this may have interrupted a write to it, and Python refuses a second one inside the first.
+        # Write to the file descriptor: the signal may have interrupted a write to the stream, and Python refuses a second
+        # write inside the first.
         os.write(sys.stderr.fileno(), f"\n{text}\n".encode())

@@ -1,4 +1,4 @@
-"""What is written to a terminal: all text of commands goes through here, and nothing in it can steer a terminal."""
+"""Text output of commands. All text passes through here, so that no file content or name can steer a terminal."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True, wrap: bool = Tru
 
 
 def echo_document(text: str) -> None:
-    """Write a file's content to stdout: printable on a terminal, and as it is for whoever reads it from a pipe or file."""
+    """Write a file's content to stdout: made printable on a terminal, unchanged into a pipe or file."""
     with above_what_moves():
         sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
 
 
 def columns_of(*, err: bool = False) -> int | None:
-    """How wide lines of stdout or stderr may be: what COLUMNS says, else the terminal's width; None in a file or pipe, which have none."""
+    """Return the width for lines of stdout or stderr: COLUMNS, else the terminal's width; None for a file or pipe."""
     said = os.environ.get("COLUMNS", "")
     if said.isascii() and said.isdigit() and 0 < int(said) < _WIDEST:
         return int(said)
@@ -48,7 +48,7 @@ def columns_of(*, err: bool = False) -> int | None:
 
 
 class Moving(Protocol):
-    """What is drawn on a terminal again and again, and can be taken away: a bar, a spinner, a dashboard."""
+    """A drawing on a terminal that is repeated and can be removed: a bar, a spinner, a dashboard."""
 
     def start(self) -> None:
         """Draw it."""
@@ -73,7 +73,7 @@ def moving(shown: Moving) -> Iterator[None]:
 
 @contextmanager
 def above_what_moves() -> Iterator[None]:
-    """Take away what is drawn while the block writes: its place is that of the lines, and it is drawn again below them."""
+    """Remove moving drawings while the block writes lines, and draw them again below these lines."""
     with _MOVES:
         if not _MOVING:
             yield
@@ -92,7 +92,7 @@ _WIDEST = 100_000
 
 
 def leave_lost_readers() -> None:
-    """Send what is left for a reader who is gone to nowhere, so that the end of the process does not fail for it."""
+    """Discard output for a reader that is gone, so that the end of the process does not fail on flushing it."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -112,7 +112,7 @@ def warnings_in_words() -> Iterator[None]:
 
 
 def warnings_of_worker() -> None:
-    """The same for all the life of a process that others like it work beside: the first of them speaks for all."""
+    """Silence warnings about uncached loops for the life of a worker process; the first process reports for all."""
     if current_process().name.rpartition("-")[2] == "1":
         _show_in_words()
     else:

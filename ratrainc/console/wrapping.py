@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 
 _WORD = re.compile(r"('ratrainc [^'\n]*'|\S+)(\s*)")
-"""A word and the space after it; a command to be typed is one word, so that it can be copied whole."""
+"""A word and the space after it. A quoted command is one word, so that it can be copied whole."""
 _HANGING = 2
 
 
 def wrapped(text: str, width: int | None) -> str:
-    """The text with lines of at most so many characters, broken between words; a word that is wider stays whole."""
+    """Break a text between words into lines of at most `width` characters; longer words stay whole. None: unchanged."""
     if width is None:
         return text
     return "\n".join(part for line in text.split("\n") for part in _parts(line, width))
@@ -34,7 +34,7 @@ def _parts(line: str, width: int) -> Iterator[str]:
 
 
 def records(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """Rows of a table that is wider than the terminal: the first cell on a line, below it the others by their columns' names."""
+    """Yield the rows of a too wide table as lines: the first cell, then the others with their columns' names."""
     for head, *cells in rows:
         yield wrapped(head, width)
         named = [(name, cell) for name, cell in zip(columns[1:], cells, strict=True) if cell]

@@ -1,4 +1,4 @@
-"""What this machine offers a run: the facts behind `ratrainc doctor`."""
+"""Facts about this machine that matter to a run, for `ratrainc doctor`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class MachineFact:
     stops_a_run: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The fact as plain data."""
+        """Return the fact as plain data."""
         return asdict(self)
 
 
@@ -69,7 +69,7 @@ def machine_facts() -> dict[str, MachineFact]:
 
 
 def program_fact(program: Program) -> MachineFact:
-    """Whether all ranks of a program fit the free memory, as the local engine runs them, and if not, how many do."""
+    """Tell whether all ranks of a program, run in one process, fit the free memory; if not, how many do."""
     from ratrain.targets.runtime.engine.certificate import scratch_bytes
     from ratrain.targets.runtime.kernels import kernel_set
 
@@ -117,7 +117,7 @@ _GROUP_FILES = (
 
 
 def _available() -> int:
-    """What Linux says is available, caches that it would give up among it; else the free pages."""
+    """Return the available bytes: on Linux including caches that can be reclaimed, elsewhere the free pages."""
     try:
         for line in Path("/proc/meminfo").read_text("ascii").splitlines():
             name, _, value = line.partition(":")
@@ -166,7 +166,7 @@ def _matrix_products() -> MachineFact:
 
 
 def bf16_fact(flags: Collection[str]) -> MachineFact:
-    """Whether a processor with these flags multiplies bf16, and what a plan in it gains all the same."""
+    """Tell whether a processor with these flags multiplies bf16, and what bf16 saves if it does not."""
     native = bf16_instructions(flags)
     found = f"this processor multiplies it ({', '.join(native)})" if native else "this processor does not multiply it"
     by_pytorch = "'run --kernels torch' uses that" + (
@@ -181,12 +181,12 @@ def bf16_fact(flags: Collection[str]) -> MachineFact:
 
 
 def _parameter_bytes(dtype: Dtype) -> int:
-    """Of a parameter: view and gradient in a type, master weight and both moments in f32."""
+    """Return bytes per parameter: view and gradient in `dtype`, master weight and two moments in f32."""
     return 2 * dtype.itemsize + 3 * Dtype.F32.itemsize
 
 
 def _kernel_cache() -> MachineFact:
-    """Where numba keeps compiled kernels, tried by writing there."""
+    """Find the folder in which numba keeps compiled kernels, by writing to it."""
     import numba
 
     version = f"numba {numba.__version__}"

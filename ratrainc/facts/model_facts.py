@@ -1,4 +1,4 @@
-"""What a model's configuration is: parameters, arithmetic, widths, what layers save, and what is unusual about it."""
+"""Facts of a model configuration: parameters, arithmetic, widths, saved bytes of a layer, unusual features."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ratrain.ratrainc.console.console import size_text
 from ratrain.ratrainc.console.parts import Part, Shown, TextTable
 
 USUAL_SEQ_LEN = 2048
-"""Tokens of a sequence where nobody says how many: those of the paper's plans."""
+"""Default tokens of a sequence, as in the paper's plans."""
 
 _POLICIES = ("full", "attention", "mlp", "none")
-"""The policies that choose the same for every layer, from the fewest bytes kept to the most; `auto` chooses among more."""
+"""Recompute policies that treat all layers alike, from the fewest bytes kept to the most; `auto` has more choices."""
 
 
 @frozen(repr=False)
@@ -46,14 +46,14 @@ class ModelFacts(Shown):
     saved_bytes_per_layer: dict[str, int]
     """what a layer keeps of a sequence from its forward to its backward, by policy of `recompute`"""
     unusual: tuple[str, ...]
-    """in words, where it is not as LLaMA-2 has it"""
+    """differences from LLaMA-2, a sentence each"""
 
     def parts(self) -> Iterator[Part]:
-        """Tables of its blocks and of what a layer keeps, and what is unusual about it."""
+        """Yield tables of its blocks and of a layer's saved bytes, and its unusual features."""
         return model_parts(self)
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as `--json` prints them."""
+        """Return the figures as `--json` prints them."""
         model = self.model
         return {
             "model": model.name,
@@ -78,9 +78,10 @@ class ModelFacts(Shown):
 
 
 def model_facts(model: ModelConfig, seq_len: int | None = None) -> ModelFacts:
-    """The facts of a model on sequences of `seq_len` tokens; None: the usual number, or as many as the model has positions for.
+    """Compute the facts of a model on sequences of `seq_len` tokens.
 
-    Raises `DiagnosticError` RT064 where the model has no positions for so many.
+    None takes `USUAL_SEQ_LEN`, or the model's number of positions if that is less. Raises `DiagnosticError` RT064 if the
+    model has fewer positions than `seq_len`.
     """
     length = seq_len or min(USUAL_SEQ_LEN, model.learned_positions or USUAL_SEQ_LEN)
     plan = Plan(pp=1, dp=1, cuts=(), micro_batch_size=1, micro_batches=1, seq_len=length)
@@ -121,7 +122,7 @@ def model_parts(facts: ModelFacts) -> Iterator[Part]:
 
 
 def summary(facts: ModelFacts) -> list[str]:
-    """The model in a line, and what is unusual about it in another, if anything is."""
+    """Return the model in one line, and a second line with its unusual features, if any."""
     model = facts.model
     line = (
         f"{model.name}: {model.parameters:,} parameters, {model.layers} layers, {facts.flops_per_token / 1e9:,.3g} GFLOP a token "
@@ -131,7 +132,7 @@ def summary(facts: ModelFacts) -> list[str]:
 
 
 def _place(counted: tuple[Block, int]) -> int:
-    """Where a kind of block stands in the table of blocks."""
+    """Return the sort key of a kind of block in the table of blocks."""
     return BLOCK_KINDS.index(counted[0].kind)
 
 

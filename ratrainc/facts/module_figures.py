@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def module_figures(module: Module, machine: Machine, peaks: Sequence[int] | None = None) -> dict[str, Any]:
-    """The figures of a compiled module for a machine, as `--json` prints them; `peaks`: most live bytes by stage, where they are known."""
+    """Return the figures of a compiled module for a machine, as `--json` prints them.
+
+    `peaks` are the most live bytes by stage; None computes them.
+    """
     stages = []
     for number, stage in enumerate(module.stages):
         peak = lifetimes(stage).peak_bytes if peaks is None else peaks[number]
@@ -32,13 +35,13 @@ def module_figures(module: Module, machine: Machine, peaks: Sequence[int] | None
 
 
 def stored_figures(stage: Stage) -> dict[str, Any]:
-    """What a stage stores in other memories, where it does."""
+    """Return the bytes that a stage stores in other memories; empty if none."""
     stored = {home.value: stage.bytes_in(home) for home in STORES if stage.bytes_in(home)}
     return {"stored_bytes": stored} if stored else {}
 
 
 def capacity_figures(module: Module, machine: Machine) -> dict[str, Any]:
-    """What a rank of a module has for its tensors and, where something takes bytes before them, what takes how many."""
+    """Return the capacity of a rank for tensors and, if the machine has overheads, the bytes of each."""
     if module.target is None:
         return {"capacity_bytes": None}
     overheads = dict(capacity_of(machine, module.topology).overheads)

@@ -1,4 +1,4 @@
-"""What is to be said of slices that are too short for their weights."""
+"""A remark about slices that are too short for their weights."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def slices_note(plan: Plan, machine: Machine) -> str:
-    """That the products of some slices are bound by DDR, as each slice reads all weights again; empty where none are.
+    """Return a remark if products of some slices are bound by DDR, since each slice reads all weights again; else "".
 
-    A slice has its tokens of each sequence of a micro-batch as rows.
+    The rows of a slice are its tokens of all sequences of a micro-batch.
     """
     if not plan.slices:
         return ""

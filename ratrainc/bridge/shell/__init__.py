@@ -1,1 +1,1 @@
-"""Shell scripts, read without running them: which training commands a script may start, and what each of their words comes from."""
+"""Shell scripts, followed without running them, to find the training commands that they may start."""

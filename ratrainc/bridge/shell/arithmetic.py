@@ -48,7 +48,7 @@ class ArithmeticError_(ValueError):  # noqa: N801, N818 - `ArithmeticError` is a
 
 
 def evaluate(text: str, read: Callable[[str], int], write: Callable[[str, int], None]) -> int:
-    """The value of an expression; variables are read and assigned by name, `A[3]` among them. Raises `ArithmeticError_`."""
+    """Evaluate an expression; variables are read and assigned by name, such as `A[3]`. Raises `ArithmeticError_`."""
     tokens: list[str] = []
     at = 0
     text = text.strip()

@@ -64,7 +64,7 @@ _SILENT = {
 
 
 def name_of(word: Text) -> str:
-    """The name of a program, without its folder; empty where it is not known."""
+    """Return the name of a program, without its folder; empty if it is not known."""
     return word.shown.rpartition("/")[2] if word.plain is not None or "/" in word.shown else ""
 
 
@@ -85,7 +85,7 @@ class Commands(Printing):
         prefix: list[tuple[str, Value]],
         outer: tuple[Text, ...] = (),
     ) -> list[World]:
-        """The worlds after a command with its words, what it reads, and the variables that are set for it."""
+        """Return the worlds after a command with its words, what it reads, and the variables that are set for it."""
         if not words:
             for name, value in prefix:
                 self.runner.assigning.put(name, value, world)
@@ -254,7 +254,7 @@ class Commands(Printing):
         return after
 
     def _script_at(self, word: Text, world: World) -> Script | None:
-        """The script at a path: one that the script has written, or one that lies beside it."""
+        """Return the script at a path: one that the script has written, or one that lies beside it."""
         paths = (word.shown, word.shown.removeprefix("./"), f"./{word.shown}")
         written = next((world.files[path] for path in paths if path in world.files), None)
         if written is not None:
@@ -267,7 +267,7 @@ class Commands(Printing):
     def _child(
         self, text: Text | Script, arguments: list[Text], world: World, prefix: list[tuple[str, Value]]
     ) -> list[World]:
-        """The worlds after a script that a shell of its own runs: it has the variables that are exported, and those set for it."""
+        """Return the worlds after a script in a child shell, which has exported variables and those set for it."""
         script, variables = (text, dict[str, Value]()) if isinstance(text, Script) else as_script(text, self.script)
 
         def run(inner: World) -> list[World]:
@@ -382,7 +382,7 @@ class Commands(Printing):
         return self._child(stdin, [], world, prefix) if stdin is not None else [world]
 
     def _submit(self, words: list[Text], world: World, stdin: Text | None) -> list[World]:
-        """The worlds after a batch script, which has the variables of its options, and of those that it is submitted with."""
+        """Return the worlds after a batch script, which has the variables of its own and of `sbatch`'s options."""
         script: Script | None = None
         variables: dict[str, Value] = {}
         at = 1
@@ -424,7 +424,7 @@ def restore(world: World, variables: Mapping[str, Value | None]) -> None:
 
 
 def as_script(text: Text, within: Script) -> tuple[Script, dict[str, Value]]:
-    """A text that a shell runs, and variables for what in it is not known."""
+    """Return a text that a shell runs, and variables for what in it is not known."""
     variables: dict[str, Value] = {}
     pieces: list[TextRun] = []
     for piece in text.pieces:

@@ -40,7 +40,7 @@ class Conditions:
         self.expander = expander
 
     def answer(self, node: Node) -> CommandOutcome:
-        """The outcome of a `test_command`."""
+        """Return the outcome of a `test_command`."""
         shown = " ".join(source_of(node, self.expander.script).split())
         inner = [child for child in node.children if child.type not in ("[", "]", "[[", "]]", "((", "))")]
         place = self.expander.script.place(node.start_byte, node.end_byte)
@@ -53,7 +53,7 @@ class Conditions:
         return evolve(found, shown=shown, place=place)
 
     def number(self, node: Node) -> CommandOutcome:
-        """The outcome of `((...))`: yes where it is not 0."""
+        """Return the outcome of `((...))`: yes where it is not 0."""
         begin, stop = node.start_byte + 2, node.end_byte - 2
         text = self.expander.range(node, begin, stop)
         value = self.expander.whole(text)
@@ -62,7 +62,7 @@ class Conditions:
         return CommandOutcome(None, key=("((", text.key), because=value)
 
     def words(self, words: list[Text]) -> CommandOutcome:
-        """The outcome of `test` with words."""
+        """Return the outcome of `test` with words."""
         if words and words[0].shown == "!":
             return self.words(words[1:]).other()
         if len(words) == 1:
@@ -184,7 +184,7 @@ class Conditions:
         return CommandOutcome(None, key=key, because=unknown, binds=binds)
 
     def case(self, word: Text, pattern: Node) -> CommandOutcome:
-        """The outcome of one pattern of `case`."""
+        """Return the outcome of one pattern of `case`."""
         found = self.expander.pattern(pattern)
         shown = source_of(pattern, self.expander.script)
         place = self.expander.script.place(pattern.start_byte, pattern.end_byte)

@@ -33,7 +33,7 @@ class Followed:
 def follow(file: str, text: str, given: Mapping[str, str]) -> Followed:
     """Follow a script without running any of it; `given` is its environment, and `1`, `2` and on its arguments.
 
-    Raises `DiagnosticError` RT063 where it is no shell text, RT064 where it goes too many ways.
+    Raises `DiagnosticError` RT063 if it is no shell text, RT064 where it goes too many ways.
     """
     text = text.replace("\r\n", "\n")
     script = Script(text, Source(file, text).span, str(Path(file).parent) if Path(file).is_file() else None, file)
@@ -67,13 +67,13 @@ def _start(script: Script, given: Mapping[str, Text]) -> World:
 
 
 def _argument(number: int, script: Script) -> Text:
-    """An argument that the command line leaves out before one that it gives."""
+    """Return an argument that the command line leaves out before one that it gives."""
     name = str(number)
     return nothing_known(f"${name}", Unknown(name, f"${name} is an argument of the script", script.place(0, 1)))
 
 
 def _kept(worlds: list[World]) -> list[World]:
-    """The ways that start something; where such ways need nothing of the environment, only these."""
+    """Return the ways that start something; where such ways need nothing of the environment, only these."""
     started = [world for world in worlds if world.launches] or worlds
     least = min((len(world.contrary) for world in started), default=0)
     return [world for world in started if len(world.contrary) == least]
@@ -92,7 +92,7 @@ def _one_of_lines(world: World) -> list[Launch]:
 
 
 def _arguments_of(world: World) -> list[Launch]:
-    """The arguments that a file defines and starts nothing with, as one that other scripts read does."""
+    """Return the arguments that a file defines and starts nothing with, as one that other scripts read does."""
     words: list[Text] = []
     for value in world.variables.values():
         items = value if isinstance(value, list) else _words(value) if isinstance(value, Text) else []
@@ -106,7 +106,7 @@ def _words(text: Text) -> list[Text]:
 
 
 def _beside(path: str, script: Script) -> Script | None:
-    """A script that another names: at its path, or beside the other where the path begins with what is not known."""
+    """Find a script that another one names: at its path, or next to the other if the path begins with an unknown part."""
     if script.folder is None:
         return None
     relative = path.rpartition("}")[2].rpartition(")")[2].lstrip("/") if path.startswith("$") else path

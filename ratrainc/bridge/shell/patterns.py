@@ -1,4 +1,4 @@
-"""Patterns of the shell (`*`, `?`, `[...]`): what they match, and what `${X%...}` and its like make of a text."""
+"""Patterns of the shell (`*`, `?`, `[...]`), and the text that `${X%...}` and similar expansions give."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _regex(pattern: str) -> str:
 
 
 def changed_by(text: str, sign: str, words: str, number: Callable[[str], int | None]) -> str | None:
-    """A text after `${X<sign><words>}`; None where that is not followed."""
+    """Return a text after `${X<sign><words>}`; None if that is not followed."""
     if sign in ("%", "%%"):
         order = range(len(text), -1, -1) if sign == "%" else range(len(text) + 1)
         return next((text[:at] for at in order if matches(text[at:], words)), text)

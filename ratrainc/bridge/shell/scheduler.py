@@ -45,7 +45,7 @@ _ALWAYS = frozenset(
 
 
 def of_slurm(script: Script, submitted: Sequence[Text] = ()) -> tuple[dict[str, Text], frozenset[str]]:
-    """The variables by the options at the head of a script, and those that are set to what they do not say; none without options.
+    """Return variables by the options at a script's head, and the names of those set to unknown values.
 
     `submitted` has the words of `sbatch` before the script, which count before its head.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.bridge.shell.shell_text import Script
 
 _ESCAPED = re.compile(r"\\[^\w'`\n]")
-"""Escaped characters that stand for themselves wherever a backslash does anything; in single quotes they end nothing."""
+"""Escaped characters that stand for themselves wherever a backslash has an effect; single quotes keep them as they are."""
 _BACKQUOTED = re.compile(r"`[^`\n]*`")
 _NOTHING = re.compile(r"(?<!\S)(?:`[ \t]*(?:#[^`\n]*)?`|\$\(\s*(?:#[^\n]*\n\s*)*\))(?!\S)")
 """Words that run nothing, such as comments in backquotes between lines; the grammar takes them for broken commands."""
@@ -34,11 +34,11 @@ def _parser() -> Parser:
 
 
 def parse(script: Script) -> Node:
-    """Parse a script. Indices of nodes are those of characters of its text. Raises `DiagnosticError` RT063 where it is none.
+    """Parse a script; indices of nodes count characters of its text. Raises `DiagnosticError` RT063 for a syntax error.
 
-    The grammar is given a text of the same length, in which what it takes for something else has a letter in its place: characters
-    outside ASCII, which are letters to a shell (and bytes are characters then), what a backslash escapes, commands in
-    backquotes within a word, words that run nothing, and a backslash at the end of the file.
+    The grammar is given a text of the same length, in which what it takes for something else has a letter in its place:
+    characters outside ASCII, which are letters to a shell (and bytes are characters then), what a backslash escapes,
+    commands in backquotes within a word, words that run nothing, and a backslash at the end of the file.
     """
     text = "".join(each if each < "\x80" else "_" for each in script.text)
     text = _NOTHING.sub(lambda match: " " * len(match[0]), text)
@@ -94,7 +94,7 @@ def _joined(root: Node, text: str) -> dict[int, str]:
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """A node and everything under it, in the order of the text."""
+    """Yield a node and everything under it, in the order of the text."""
     nodes = [node]
     while nodes:
         node = nodes.pop()

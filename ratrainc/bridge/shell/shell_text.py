@@ -1,4 +1,4 @@
-"""Text of a script whose every character knows where it stands in a file, and whose unknown parts know what would say them."""
+"""Text of a script: every character has a place in a file, and unknown parts name the variable that decides them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Unknown:
     """A part of a text that the script does not say."""
 
     name: str
-    """the variable that `--set` gives a value, or empty where none does"""
+    """the variable that `--set` gives a value, or empty if none does"""
     why: str
     """in words, after "because" """
     place: Place = field(eq=False)
     unset: bool = False
-    """a variable that is never assigned: it expands to nothing where the environment does not have it"""
+    """a variable that is never assigned: it expands to nothing if the environment does not have it"""
 
     def help(self) -> str | None:
-        """The way out, where a variable is one."""
+        """Return the way out, where a variable is one."""
         return f"give its value: --set {self.name}=VALUE" if self.name else None
 
 
@@ -51,7 +51,7 @@ class TextRun:
     unknown: Unknown | None = None
 
     def part(self, start: int, end: int) -> TextRun:
-        """The characters from an index to an exclusive end index."""
+        """Return the characters from an index to an exclusive end index."""
         if self.unknown is not None or not self.exact:
             return TextRun(self.text[start:end], self.place, self.start, self.end, exact=False, unknown=self.unknown)
         return TextRun(self.text[start:end], self.place, self.start + start, self.start + end)
@@ -83,7 +83,7 @@ class Text:
 
     @property
     def plain(self) -> str | None:
-        """The characters, or None where some are unknown."""
+        """The characters, or None if some are unknown."""
         return None if any(piece.unknown for piece in self.pieces) else self.shown
 
     @property
@@ -102,11 +102,11 @@ class Text:
         return self.key[0] if len(self.key) == 1 and isinstance(self.key[0], Unknown) else None
 
     def place(self) -> Place:
-        """The place of its first character."""
+        """Return the place of its first character."""
         return self.pieces[0].where() if self.pieces else Place()
 
     def part(self, start: int, end: int) -> Text:
-        """The characters of `shown` from an index to an exclusive end index."""
+        """Return the characters of `shown` from an index to an exclusive end index."""
         pieces, at = [], 0
         for piece in self.pieces:
             low, high = max(start - at, 0), min(end - at, len(piece.text))
@@ -116,7 +116,7 @@ class Text:
         return Text(tuple(pieces))
 
     def replaced(self, known: dict[Unknown, Text]) -> Text:
-        """The text with parts that have become known."""
+        """Return the text with parts that have become known."""
         if not known or not any(piece.unknown in known for piece in self.pieces):
             return self
         pieces: list[TextRun] = []
@@ -125,7 +125,7 @@ class Text:
         return Text(tuple(pieces), quoted_empty=self.quoted_empty)
 
     def script(self) -> Script:
-        """The text as a script of its own; unknown parts must be gone."""
+        """Return the text as a script of its own; unknown parts must be gone."""
 
         def place(start: int, end: int) -> Place:
             found = self.part(start, max(end, start + 1)).pieces
@@ -135,7 +135,7 @@ class Text:
 
 
 def joined(texts: Iterable[Text], between: Text | None = None) -> Text:
-    """One text of several."""
+    """Return one text of several."""
     pieces: list[TextRun] = []
     for number, text in enumerate(texts):
         if number and between is not None:
@@ -145,7 +145,7 @@ def joined(texts: Iterable[Text], between: Text | None = None) -> Text:
 
 
 def literal(text: str, origin: Text | None = None) -> Text:
-    """A text that nobody wrote as it is, at the place of another that it follows from."""
+    """Return a text that nobody wrote as it is, at the place of another that it follows from."""
     first = origin.pieces[0] if origin is not None and origin.pieces else None
     if first is None:
         return Text((TextRun(text, _nowhere, 0, 0, exact=False),)) if text else Text()
@@ -153,7 +153,7 @@ def literal(text: str, origin: Text | None = None) -> Text:
 
 
 def nothing_known(shown: str, unknown: Unknown) -> Text:
-    """A text of which nothing is known."""
+    """Return a text of which nothing is known."""
     return Text((TextRun(shown, lambda _start, _end: unknown.place, 0, 0, exact=False, unknown=unknown),))
 
 

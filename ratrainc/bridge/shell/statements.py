@@ -1,4 +1,10 @@
-"""Statements of a shell script, followed in every way that they may go: what is not known goes both ways."""
+"""Statements of a shell script, followed on every path: an unknown condition takes both branches.
+
+    if [ $NODES -gt 1 ]; then ARGS=a; else ARGS=b; fi     NODES unknown: two worlds, one with ARGS=a, one with ARGS=b
+    train $ARGS                                           each world starts its own command
+
+Worlds that agree in everything are merged, so their number stays small; a script with too many is refused.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +46,7 @@ class Runner:
     """the words that a shell is started with which runs a script, as `srun` with its options"""
 
     def script(self, script: Script, world: World) -> list[World]:
-        """The worlds after a script."""
+        """Return the worlds after a script."""
         self.depth += 1
         if self.depth > _MOST_DEPTH:
             place = script.place(0, 1)
@@ -51,7 +57,7 @@ class Runner:
             self.depth -= 1
 
     def run(self, nodes: Iterable[Node], script: Script, worlds: list[World]) -> list[World]:
-        """The worlds after some statements."""
+        """Return the worlds after some statements."""
         for node in nodes:
             if not node.is_named or node.type == "comment":
                 continue
@@ -88,11 +94,11 @@ class Runner:
         return Expander(world, script, self.output, self.assigning.used.add)
 
     def fields(self, nodes: Iterable[Node], script: Script, world: World) -> list[Text]:
-        """The words that words of the script become."""
+        """Return the words that words of the script become."""
         return self.expander(script, world).words(nodes)
 
     def statement(self, node: Node, script: Script, world: World) -> list[World]:
-        """The worlds after one statement."""
+        """Return the worlds after one statement."""
         found = getattr(self, f"_{node.type}", None)
         if found is None:
             world.status = CommandOutcome(None, source_of(node, script)[:60], key=("other", source_of(node, script)))
@@ -136,7 +142,7 @@ class Runner:
         return self.inside(world, lambda inner: self.run(node.children, script, [inner]))
 
     def inside(self, world: World, run: Callable[[World], list[World]]) -> list[World]:
-        """The worlds after a process of its own: variables, arguments and functions are as before."""
+        """Return the worlds after a process of its own: variables, arguments and functions are as before."""
         kept = world.copy()
         after = run(world)
         for each in after:
@@ -167,7 +173,7 @@ class Runner:
         return Commands(self, script, place).run(words, world, stdin, prefix)
 
     def _redirected_statement(self, node: Node, script: Script, world: World, stdin: Text | None = None) -> list[World]:
-        """Run a command with what it reads; keep what it writes into a file, which may be a script that is run later."""
+        """Run a command with its input; keep its output into a file, which may be a script that is run later."""
         expander = self.expander(script, world)
         redirects = [each for each in node.children if each.type in _REDIRECTS]
         piped: list[Node] = []
@@ -205,7 +211,7 @@ class Runner:
         return self.statement(body, script, world)
 
     def _target(self, nodes: list[Node], script: Script, expander: Expander) -> tuple[Text | None, bool]:
-        """The file that the output goes into, and whether it is added to what is there."""
+        """Return the file that the output goes into, and whether it is added to what is there."""
         for node in nodes:
             sign = next((each.type for each in node.children if not each.is_named), "")
             number = next((source_of(each, script) for each in node.children if each.type == "file_descriptor"), "1")
@@ -405,7 +411,7 @@ class Runner:
             after += self._cases(word, items[1:], script, way)
         return after
 
-    # what is done again
+    # the body of the loop
 
     def _for_statement(self, node: Node, script: Script, world: World) -> list[World]:
         variable, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
@@ -492,7 +498,7 @@ class Runner:
         return _after_loop(merged(after))
 
     def _unknown_rounds(self, body: list[Node], script: Script, world: World) -> list[World]:
-        """The world after a loop that may have any number of rounds: what a round changes is not known."""
+        """Return the world after a loop that may have any number of rounds: what a round changes is not known."""
         before = world.copy()
         place = script.place(body[0].start_byte, body[0].start_byte + 1)
         worlds = self._round(body, script, world)

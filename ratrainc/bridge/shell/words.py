@@ -78,11 +78,11 @@ class Expander:
         self.used = used
 
     def fields(self, node: Node) -> list[Text]:
-        """The words that a word of a command becomes."""
+        """Return the words that a word of a command becomes."""
         return self._split(list(self._parts(node, quoted=False)))
 
     def words(self, nodes: Iterable[Node]) -> list[Text]:
-        """The words that some words become. What stands without a space between is one, though the grammar may have two."""
+        """Expand words. Parts without a space between them are one word, although the grammar may have two."""
         found: list[Text] = []
         parts: list[WordPart] = []
         end = -1
@@ -95,7 +95,7 @@ class Expander:
         return found + self._split(parts)
 
     def text(self, node: Node) -> Text:
-        """The text that a word becomes where it is not split, as in an assignment."""
+        """Return the text that a word becomes where it is not split, as in an assignment."""
         parts = list(self._parts(node, quoted=False))
         between = literal(" ")
         texts: list[Text] = []
@@ -106,7 +106,7 @@ class Expander:
         return _bounded(joined(texts[:-1] if parts and parts[-1].ends else texts))
 
     def pattern(self, node: Node) -> tuple[Text, str] | None:
-        """The text of a pattern, and the pattern with what is quoted escaped; None where a part is unknown."""
+        """Return the text of a pattern, and the pattern with what is quoted escaped; None if a part is unknown."""
         parts = list(self._parts(node, quoted=False))
         text = joined(part.text for part in parts)
         if text.plain is None:
@@ -115,11 +115,11 @@ class Expander:
         return text, escaped
 
     def body(self, node: Node) -> Text:
-        """The text of a here-document."""
+        """Return the text of a here-document."""
         return joined(part.text for part in self._between(node, node.start_byte, node.end_byte, quoted=True))
 
     def raw(self, node: Node) -> Text:
-        """The text of a node as it is."""
+        """Return the text of a node as it is."""
         return self._literal(node.start_byte, node.end_byte)
 
     # parts
@@ -167,7 +167,7 @@ class Expander:
         return WordPart(Text((TextRun("", self.script.place, *_span(node), exact=False),)), quoted=True)
 
     def _between(self, node: Node, start: int, end: int, *, quoted: bool, words: bool = False) -> Iterator[WordPart]:
-        """The parts of a range of the text: expansions that stand in it, and what is between them, without its escapes.
+        """Yield the parts of a range of the text: its expansions, and the text between them without escapes.
 
         The grammar leaves out, or moves into its neighbours, spaces at the edges of a string's contents.
         """
@@ -189,7 +189,7 @@ class Expander:
         yield from self._unescaped(at, end, quoted=quoted)
 
     def _unescaped(self, start: int, end: int, *, quoted: bool) -> Iterator[WordPart]:
-        """A range without its escapes, and with the variables that the grammar has missed."""
+        """Yield a range without its escapes, and with the variables that the grammar has missed."""
         text, at = self.script.text, start
         while match := _SPECIAL.search(text, at, end):
             if match.start() > at:
@@ -357,7 +357,7 @@ class Expander:
         return result if isinstance(result, int) else None
 
     def _hanging(self, node: Node, unknown: Unknown | None) -> Text:
-        """The text of something that hangs on an unknown."""
+        """Return the text of something that hangs on an unknown."""
         if unknown is None:
             return self._not_followed(node, "an expansion that is not followed")
         return nothing_known(source_of(node, self.script).strip(), evolve(unknown, unset=False))
@@ -367,7 +367,7 @@ class Expander:
             self.world.assumed.setdefault(name, text.shown)
 
     def _state(self, name: str, index: str | None, *, colon: bool) -> bool | None:
-        """Tell whether a variable is set (with a colon: and not empty); None where that is not known."""
+        """Tell whether a variable is set (with a colon: and not empty); None if that is not known."""
         if name in ("@", "*"):
             return bool(self.world.arguments)
         if index not in ("@", "*"):
@@ -384,7 +384,7 @@ class Expander:
         return name in _ALWAYS or name in self.world.environment or bool(self.world.unread)
 
     def _held(self, name: str, index: str | None) -> Text | None:
-        """Return the value of a variable, or of one element of an array; None where it was never assigned."""
+        """Return the value of a variable, or of one element of an array; None if it was never assigned."""
         self.used(name)
         if name.isdigit() and name != "0":
             arguments = self.world.arguments
@@ -487,7 +487,7 @@ class Expander:
     # sums
 
     def sum(self, node: Node) -> Text:
-        """The value of `$((...))`."""
+        """Return the value of `$((...))`."""
         opens = self.script.text.index("(", node.start_byte) + 2
         value = self.whole(self.range(node, opens, node.end_byte - 2))
         origin = self._literal(node.start_byte, node.end_byte)
@@ -500,7 +500,7 @@ class Expander:
         )
 
     def range(self, node: Node, start: int, stop: int) -> Text:
-        """A range of the text, with the expansions of a node expanded and the rest as it is."""
+        """Return a range of the text, with the expansions of a node expanded and the rest as it is."""
         return joined(self._within(node, start, stop))
 
     def _within(self, node: Node, start: int, stop: int) -> Iterator[Text]:
@@ -518,7 +518,7 @@ class Expander:
         yield joined(part.text for part in self._unescaped(at, stop, quoted=True))
 
     def whole(self, text: Text) -> int | Unknown | None:
-        """The value of a sum, the unknown that it hangs on, or None where it has none."""
+        """Return the value of a sum, the unknown that it hangs on, or None if it has none."""
         if text.plain is None:
             return text.unknown
         try:
@@ -566,7 +566,7 @@ def _expansions_within(node: Node) -> Iterator[Node]:
 
 
 def _runs(text: str, spaces: str) -> Iterator[tuple[bool, int, int]]:
-    """The runs of a text: whether it is a word's, its start and exclusive end."""
+    """Yield the runs of a text: whether it is a word's, its start and exclusive end."""
     start = 0
     for at in range(1, len(text) + 1):
         if at == len(text) or (text[at] in spaces) != (text[start] in spaces):

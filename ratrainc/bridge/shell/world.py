@@ -1,4 +1,4 @@
-"""One way a script may go: what its variables hold, what was decided on the way, and what it has started."""
+"""One path through a script: the values of its variables, the decisions on the way, and the commands it has started."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CommandOutcome:
     """The outcome of a condition or a command."""
 
     value: bool | None
-    """None where nothing in the script says it"""
+    """None if nothing in the script says it"""
     shown: str = ""
     """the condition, as the script has it"""
     place: Place | None = field(default=None, eq=False)
@@ -32,7 +32,7 @@ class CommandOutcome:
     """it holds where a variable that is never assigned is not in the environment either"""
 
     def other(self) -> CommandOutcome:
-        """The opposite."""
+        """Return the opposite."""
         value = None if self.value is None else not self.value
         return evolve(self, value=value, key=("not", self.key), binds=None)
 
@@ -62,7 +62,7 @@ class World:
     variables: dict[str, Value] = field(factory=dict)
     exported: set[str] = field(factory=set)
     arguments: list[Text] | None = None
-    """`$1` and on; None where the script was started with nobody knows what"""
+    """`$1` and on; None if the script was started with nobody knows what"""
     functions: dict[str, tuple[Any, Script]] = field(factory=dict)
     """the node of each body, and the script that it stands in"""
     files: dict[str, Text] = field(factory=dict)
@@ -90,7 +90,7 @@ class World:
     """variables that the scheduler sets, to values that are not known"""
 
     def copy(self) -> World:
-        """A world that goes on from here on its own."""
+        """Return a world that goes on from here on its own."""
         return evolve(
             self,
             variables={name: _copied(value) for name, value in self.variables.items()},
@@ -119,7 +119,7 @@ class World:
 
 
 def split(world: World, answer: CommandOutcome) -> list[tuple[World, bool]]:
-    """The ways on from a condition; one where its outcome is known, or was decided before."""
+    """Return the ways on from a condition; one where its outcome is known, or was decided before."""
     if answer.value is not None and not answer.assumed:
         return [(world, answer.value)]
     key, turned = answer.key, False
@@ -154,7 +154,7 @@ def _key(value: Value) -> object:
 
 
 def merged(worlds: list[World]) -> list[World]:
-    """The worlds that differ in what comes of them; of two that do not, what both have found out stays."""
+    """Return the worlds that differ in what comes of them; of two that do not, what both have found out stays."""
     found: dict[tuple[object, ...], World] = {}
     for world in worlds:
         key = world.key()

@@ -14,7 +14,7 @@ Examples:
 """
 
 _NAMED = 5
-"""So many files that are there already are named; more are counted."""
+"""Most existing files that are named; more are counted."""
 
 
 @click.command(epilog=_EPILOG)
@@ -23,7 +23,7 @@ _NAMED = 5
 def command(folder: str | None, as_json: bool) -> None:
     """List the example models, plans and machines that come with the package, or copy them into a folder.
 
-    Files that are there already are left as they are.
+    Existing files are left untouched.
     """
     from ratrain import api
     from ratrain.ratrainc.console.console import print_json

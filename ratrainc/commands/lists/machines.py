@@ -24,7 +24,7 @@ Examples:
 @click.argument("machine", type=InputFile("machine"), metavar="[NAME|FILE.toml]", required=False)
 @json_option
 def command(machine: str | None, as_json: bool) -> None:
-    """List the machines that are built in, or the figures of one: how sure each is, and where it comes from.
+    """List the built-in machines, or the figures of one machine with their certainty and source.
 
     A machine of your own is a file, read here as --machine reads it: docs/machine.md.
     """
@@ -68,14 +68,14 @@ def _assumed(machine: Machine) -> list[str]:
 
 
 def _text(value: float, unit: str) -> str:
-    """A figure with its unit, as a machine file may have it."""
+    """Return a figure with its unit, in the form of machine files."""
     from ratrain.ratrain_ir.support.quantities import SCALES, quantity_text
 
     return quantity_text(value, unit) if unit in SCALES else f"{value:.12g} {unit}"
 
 
 def _show(machine: Machine, *, as_json: bool) -> None:
-    """The figures of one machine."""
+    """Print the figures of one machine."""
     from ratrain.ratrainc.console.console import print_json
 
     if as_json:

@@ -31,10 +31,10 @@ _UNSUPPORTED = "RT061"
 )
 @json_option
 def command(model: str, seq_len: int | None, as_json: bool) -> int:
-    """Say what a configuration is: a preset's, that of a Hugging Face config.json, or of the directory it is in.
+    """Describe a model: a preset, a Hugging Face config.json, or a directory with one.
 
-    Parameters by block, arithmetic and bytes of a token, what a layer keeps for its backward, what is unusual about it; of a model that
-    is not supported, which of its keys are the reason (exit code 1).
+    Prints parameters by block, operations and bytes of a token, the bytes that a layer keeps for its backward, and
+    unusual features. For a model that is not supported, it lists the keys that are the reason (exit code 1).
     """
     from ratrain import api
     from ratrain.ratrain_ir.support.diagnostics import DiagnosticError

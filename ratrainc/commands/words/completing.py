@@ -1,4 +1,4 @@
-"""What shells may complete words with: presets, machines, strategies, passes, files. Nothing is imported before it is asked for."""
+"""Completion of words in shells: presets, machines, strategies, passes, files. Modules are imported when needed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _one_of(names: Callable[[], Iterable[str]]) -> Completer:
 
 
 def _list_of(names: Callable[[], Iterable[str]]) -> Completer:
-    """A list with commas, whose last word is completed; within the options of a pass nothing is."""
+    """Make a completer for the last word of a comma-separated list; options of a pass are not completed."""
 
     def complete(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
         if begun.count("{") > begun.count("}"):
@@ -62,11 +62,11 @@ _NAMED = {"model": _presets, "machine": _machines}
 
 
 def words(known: Iterable[str], begun: str) -> list[CompletionItem]:
-    """The words that begin so."""
+    """Return the words that begin with `begun`."""
     return [CompletionItem(word) for word in known if word.startswith(begun)]
 
 
 def file_or_name(kind: str, begun: str) -> list[CompletionItem]:
-    """A file, which the shell knows, or one of the names that stand for files of the kind."""
+    """Complete a file, which the shell does, or one of the names that stand for files of a kind."""
     names = _NAMED.get(kind, tuple)()
     return [CompletionItem(begun, type="file"), *words(names, begun)]

@@ -1,4 +1,4 @@
-"""Files given where files of another kind are read: what they are, and the command that takes them."""
+"""Files of the wrong kind: a message with their kind, and the command that takes them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _COMPILE = "ratrainc compile --model {model} --plan {plan} -o {output}"
 
 @frozen
 class _Wanted:
-    """What a command reads at a place: in words, the endings that such files have, and what leads there from other endings."""
+    """A kind of file that commands read: its name, its endings, and advice for files with other endings."""
 
     words: str
     endings: tuple[str, ...]
     ways: dict[str, str]
-    """by the ending of what is given, what to do; `{file}` stands for it"""
+    """advice by the ending of the given file; `{file}` stands for its path"""
 
 
 _IS = {
@@ -35,7 +35,7 @@ _IS = {
     ".safetensors": "weights",
     ".md": "a text",
 }
-"""What an ending says of a file. Any other says nothing."""
+"""Kind of file by ending; other endings say nothing."""
 
 
 def _made(output: str) -> dict[str, str]:
@@ -103,11 +103,11 @@ _WANTED = {
         {"": "'ratrainc machines' lists those that are built in"},
     ),
 }
-"""By the kind of an `InputFile`; of others the reader says what is wrong."""
+"""Checked kinds of `InputFile`; for other kinds the reader reports errors."""
 
 
 def refuse_wrong_kind(kind: str, path: str) -> None:
-    """Raise `DiagnosticError` RT002 where a file's ending tells that it is none of what is read at this place, with the way out."""
+    """Raise `DiagnosticError` RT002, with advice, if a file's ending shows that it is of another kind than is read."""
     wanted = _WANTED.get(kind)
     ending = os.path.splitext(path)[1].lower()  # noqa: PTH122 - the path may be anything
     if wanted is None or ending in wanted.endings or ending not in _IS:

@@ -23,7 +23,7 @@ class _Times(click.ParamType[Any]):
         self.file = InputFile("times")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | GivenTimes:
-        """The path of a file, or the times; a usage error where it is neither."""
+        """Return the path of a file, or the times; raise a usage error if it is neither."""
         text = str(value)
         if text.endswith(".toml"):
             return self.file.convert(value, param, ctx)
@@ -36,12 +36,12 @@ class _Times(click.ParamType[Any]):
 
 
 def times_option(help_text: str) -> Callable[[Any], Any]:
-    """The option, which a command receives as the path of a file, or the times, or None."""
+    """Make the option `--times`; the command receives the path of a file, or the times, or None."""
     return click.option("--times", type=_Times(), metavar="T_F,T_B,T_W,T_comm|FILE.toml", help=help_text)
 
 
 def loaded_times(times: str | GivenTimes | None) -> GivenTimes | None:
-    """The times of a file where they are in one."""
+    """Load the times if they are given as a file; return others unchanged."""
     if not isinstance(times, str):
         return times
     from ratrain.ratrainc.choices.times_text import load_times

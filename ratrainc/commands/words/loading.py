@@ -1,4 +1,4 @@
-"""Schedules and programs as commands read them: with the machine they are for, and a word where that is another one than they say."""
+"""Loading of schedules and programs in commands, with their machine; a machine that differs from theirs is reported."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def checked_schedule(file: str, machine: str | None) -> tuple[Module, Machine | None]:
-    """The verified module of a `.rtir`, and the machine that `--machine` names.
+    """Load and verify the module of a `.rtir`; return it and the machine that `--machine` names.
 
-    Raises `DiagnosticError` where either is not sound.
+    Raises `DiagnosticError` if either is not sound.
     """
     from ratrain.ratrainc.compiling.proving import sound_schedule
 
@@ -28,9 +28,9 @@ def checked_schedule(file: str, machine: str | None) -> tuple[Module, Machine | 
 
 
 def explained_schedule(file: str, machine: str | None) -> tuple[Module, Machine | None]:
-    """The verified module of a `.rtir`, or the one that a `.rtx` was made from, and the machine that `--machine` names.
+    """Load and verify the module of a `.rtir`, or the one that a `.rtx` was made from; return it and `--machine`.
 
-    Raises `DiagnosticError` as `checked_schedule`, and RT002 where the module that a program was made from cannot be made again.
+    Raises `DiagnosticError` as `checked_schedule` does, and RT002 if the module of a program cannot be made again.
     """
     if not file.endswith(".rtx"):
         return checked_schedule(file, machine)
@@ -44,9 +44,10 @@ def explained_schedule(file: str, machine: str | None) -> tuple[Module, Machine 
 
 
 def checked_program(file: str, machine: str | None) -> tuple[Program, Machine]:
-    """The verified program of a `.rtx` or `.rtir`, and its machine: that of `--machine`, else the one it was compiled for.
+    """Load and verify the program of a `.rtx` or `.rtir`; return it and its machine.
 
-    Raises `DiagnosticError` where either is not sound, or the machine is not known here.
+    The machine is `--machine`'s, else the one it was compiled for. Raises `DiagnosticError` if either is not sound, or
+    the machine is not known here.
     """
     from ratrain import api
     from ratrain.ratrainc.compiling.proving import sound_program

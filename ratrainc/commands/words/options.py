@@ -33,7 +33,7 @@ class FiniteRange(click.FloatRange):
     """A `FloatRange` without nan, which no comparison finds outside of it, and without infinity."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number; a usage error where it is none in the range."""
+        """Return the number; raise a usage error if it is not one within the range."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
@@ -47,7 +47,7 @@ class KernelSetName(click.Choice[str]):
         super().__init__(("fast", "reference", "tiled", "torch", "torch-device", "torch-triton"))
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The name; a usage error where no set has it."""
+        """Return the name; raise a usage error if no kernel set has it."""
         if value not in self.choices:
             from ratrain.targets.runtime.kernels import KERNEL_SETS
 
@@ -57,14 +57,14 @@ class KernelSetName(click.Choice[str]):
 
 
 def device_name(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """The callback of `--device`: a name that devices have. Whether there is one is seen when it is used."""
+    """Check the value of `--device`: a name that devices can have. The device itself is looked for when it is used."""
     if value is not None and _DEVICE.fullmatch(value) is None:
         raise click.BadParameter(f"'{value}' is no device: cpu, cuda or cuda:N", context, parameter)
     return value
 
 
 def output_file(_context: click.Context, _parameter: click.Parameter, path: str | None) -> str | None:
-    """The callback of an option that names a file to write: a place where none can be written is refused before the work."""
+    """Check an option that names a file to write; refuse, before the work, a place that cannot be written."""
     if path is not None:
         from ratrain.ratrain_ir.support.files import check_writable
 
@@ -73,7 +73,7 @@ def output_file(_context: click.Context, _parameter: click.Parameter, path: str 
 
 
 def output_directory(_context: click.Context, _parameter: click.Parameter, path: str | None) -> str | None:
-    """The callback of an option that names a directory to write: one that cannot be written is refused before the work."""
+    """Check an option that names a directory to write; refuse, before the work, one that cannot be written."""
     if path is not None:
         from ratrain.ratrain_ir.support.files import check_directory_writable
 
@@ -87,7 +87,7 @@ class TrackerName(click.types.StringParamType):
     name = "tracker"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The choice; a usage error where it is none, or its folder is that of another result."""
+        """Return the tracker; raise a usage error if it is unknown, or another result uses its folder."""
         from ratrain.ratrainc.choices.run_choices import TrackerChoice
 
         kind, colon, place = str(value).partition(":")
@@ -102,16 +102,16 @@ class TrackerName(click.types.StringParamType):
         return TrackerChoice(kind, place or None)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The trackers that there are."""
+        """Return the known trackers."""
         del ctx, param
         return completing.words(("tensorboard", "wandb"), incomplete)
 
 
 class FilePath(click.types.StringParamType):
-    """The path of a file or directory of some kind: what a command reads (`InputFile`) or writes (`Result`).
+    """Path of a file or directory that a command reads (`InputFile`) or writes (`Result`).
 
-    That no result takes the place of what the same command reads, nor of another result, is seen here, for every command. A result
-    may replace a source of its own kind and ending, which has been read by then: `opt X.rtir -o X.rtir`.
+    For every command, no result may replace an input or another result. The exception is an input of the same kind and
+    ending, which has been read by then: `opt X.rtir -o X.rtir`.
     """
 
     name = "path"
@@ -127,7 +127,7 @@ class FilePath(click.types.StringParamType):
         return file_or_name(self.kind, incomplete)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The path as it was given; a usage error where it is empty, or two would be one file."""
+        """Return the path unchanged; raise a usage error if it is empty, or is the same file as another path."""
         path = str(value)
         if not path:
             self.fail("the path is empty", param, ctx)
@@ -142,10 +142,10 @@ class FilePath(click.types.StringParamType):
 
 
 class InputFile(FilePath):
-    """What a command reads; a file whose ending says that it is something else is refused, with the command that takes it."""
+    """Path of a file that a command reads. Another kind's ending is refused, with the command that takes it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The path as it was given. Raises `DiagnosticError` RT002 where its ending is that of another kind."""
+        """Return the path unchanged. Raises `DiagnosticError` RT002 if it has the ending of another kind."""
         from ratrain.ratrainc.commands.words.file_kinds import refuse_wrong_kind
 
         path = super().convert(value, param, ctx)
@@ -154,10 +154,10 @@ class InputFile(FilePath):
 
 
 class Result(FilePath):
-    """What a command writes; where that is a file, with the endings that such a file has.
+    """Path of a result that a command writes, with the endings of its kind if it is a file.
 
-    No file that is there is replaced by one of another kind, as its ending tells: `opt X.rtir -o PLAN.toml`. An ending that nothing here
-    has says nothing, and devices and pipes take anything.
+    An existing file with another kind's ending is not replaced: `opt X.rtir -o PLAN.toml` is refused. Unknown endings,
+    devices and pipes are accepted.
     """
 
     def __init__(self, kind: str, *endings: str) -> None:
@@ -165,7 +165,7 @@ class Result(FilePath):
         self.endings = endings
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The path as it was given; a usage error where a file of another kind would be lost."""
+        """Return the path unchanged; raise a usage error if a file of another kind would be lost."""
         path = super().convert(value, param, ctx)
         status = _status(path)
         if not self.endings or status is None or not stat.S_ISREG(status.st_mode):
@@ -182,7 +182,7 @@ _ENDINGS = {".md", ".rtir", ".rtx", ".toml", ".json", ".jsonl", ".csv", ".html",
 
 
 def _would_replace(one: FilePath, path: str, other: FilePath, place: str) -> bool:
-    """Whether it would be wrong for two paths of a command to be one file."""
+    """Tell whether two paths of a command are one file that must not be replaced."""
     if isinstance(one, InputFile) and isinstance(other, InputFile):
         return False
     if isinstance(one, Result) and isinstance(other, Result):
@@ -191,7 +191,7 @@ def _would_replace(one: FilePath, path: str, other: FilePath, place: str) -> boo
 
 
 def _is_one_file(path: str, other: str) -> bool:
-    """Whether two paths lead to one file, through whatever links, or would make one. Devices and directories are never replaced."""
+    """Tell whether two paths are one file, through any links, or would create one. Devices and folders do not count."""
     status, other_status = _status(path), _status(other)
     if status is None or other_status is None:
         return status is other_status and "\0" not in path + other and os.path.realpath(path) == os.path.realpath(other)
@@ -205,9 +205,9 @@ def _status(path: str) -> os.stat_result | None:
 
 
 def refuse_idle(why: str, *names: str) -> None:
-    """Raise `click.UsageError` where one of these parameters was given, as nothing reads it in the way the command is called.
+    """Raise `click.UsageError` if one of these parameters was given, although nothing reads it in this call.
 
-    `why` goes on from the option's name.
+    `why` continues a sentence that begins with the option's name.
     """
     context = click.get_current_context()
     for parameter in context.command.params:
@@ -229,9 +229,10 @@ def misuse_of_command() -> Iterator[None]:
 
 
 def in_groups(**groups: type[Any]) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Give a command a group of its options as one object: a parameter `GROUP_FIELD` becomes the field FIELD of `GROUP`.
+    """Give a command a group of its options as one object: parameter `GROUP_FIELD` becomes the field FIELD of `GROUP`.
 
-    Groups are built in the order they are named, so that one can be a field of another. It stands under the options.
+    Groups are built in the order of their names here, so one can be a field of another. Place the decorator below the
+    options.
     """
 
     def decorated(function: Callable[..., R]) -> Callable[..., R]:
@@ -258,7 +259,7 @@ def machine_option(function: F) -> F:
 
 
 def byte_count(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """The callback of an option that counts bytes: a number, or one with a unit like 20GiB or 20GB."""
+    """Parse an option in bytes: a number, or one with a unit like 20GiB or 20GB."""
     from ratrain.ratrain_ir.support.quantities import QuantityError, whole_bytes
 
     try:
@@ -275,7 +276,7 @@ class TokenCount(FiniteRange):
         super().__init__(min=1)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number; a usage error where it is none."""
+        """Return the number; raise a usage error if it is not one."""
         from ratrain.ratrain_ir.support.quantities import QuantityError, parse_count
 
         try:
@@ -341,14 +342,14 @@ def jobs_option(text: str = "Processes.", parameter: str = "jobs") -> Callable[[
 
 
 def one_a_core() -> int:
-    """As many processes as this one may use cores."""
+    """Return the number of cores that this process may use."""
     from ratrain.ratrain_ir.side_by_side import usable_cores
 
     return min(_MOST_JOBS, len(usable_cores()))
 
 
 def processes_option(result: str = "The result is the same with any number.") -> Callable[[F], F]:
-    """`--jobs`: processes that a command may take for what is independent; it is told to them, and not to the command."""
+    """Make the option `--jobs`, the number of processes; it is set globally, not passed to the command."""
 
     def allow(context: click.Context, _parameter: click.Parameter, count: int) -> None:
         from ratrain.ratrain_ir.side_by_side import processes
@@ -383,7 +384,7 @@ def _peers(_context: click.Context, _parameter: click.Parameter, text: str | Non
 
 
 def schedule_names(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
-    """The names of a list of schedules, some with a memory, or of all of them."""
+    """Parse a list of schedules, some with a memory (`1f1b+host`), or `all`."""
     if text is None:
         return None
     from ratrain.ratrain_ir.schedules.named import SCHEDULES
@@ -446,7 +447,7 @@ def exhaustive_option(function: F) -> F:
 
 
 def choice_option(name: str, parameter: str, *choices: str, text: str) -> Callable[[F], F]:
-    """An option that is one of a few words, the first where it is left out."""
+    """Make an option that takes one of a few words; the first is the default."""
     return click.option(name, parameter, type=click.Choice(choices), default=choices[0], show_default=True, help=text)
 
 

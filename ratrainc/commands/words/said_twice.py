@@ -1,4 +1,4 @@
-"""Options that take one value and are said twice, with two values: refused for every command, where click would take the last one."""
+"""Refusal of options that take one value and are given twice with different ones; click would take the last."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import click
 
 
 def refuse_said_twice(command: click.Command, words: Sequence[str], name: str, parent: click.Context | None) -> None:
-    """Raise `click.UsageError` where the words of a command say an option twice, and not the same.
+    """Raise `click.UsageError` if the words of a command give an option twice with different values.
 
-    Words that cannot be read are left to the command, which says so.
+    Words that cannot be parsed are left to the command, which reports them.
     """
     context = command.context_class(command, info_name=name, parent=parent, **command.context_settings)
     with context.scope(cleanup=False):
@@ -35,7 +35,7 @@ def _takes_one(parameter: click.Parameter) -> bool:
 
 
 def _collecting(parameter: click.Parameter) -> click.Parameter:
-    """A parameter that keeps every value that is said, in place of the last."""
+    """Return a copy of a parameter that keeps every given value instead of the last."""
     if not _takes_one(parameter):
         return parameter
     every = copy.copy(parameter)
