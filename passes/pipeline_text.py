@@ -19,7 +19,7 @@ _PASS = re.compile(r"\s*([^\s,{}]+)\s*(\{([^{}]*)\})?\s*")
 
 
 @frozen
-class SaidPass:
+class ParsedPass:
     """Pass read from a pipeline string, with the places of its options."""
 
     item: Pass
@@ -35,12 +35,12 @@ def parse_pipeline(text: str) -> list[Pass]:
     return [said.item for said in read_pipeline(text)]
 
 
-def read_pipeline(text: str) -> list[SaidPass]:
+def read_pipeline(text: str) -> list[ParsedPass]:
     """Parse a pipeline string into passes with the places of the options that it spells out.
 
     Raises `DiagnosticError` RT070 with a caret under the place, or RT004 for an unknown pass.
     """
-    passes: list[SaidPass] = []
+    passes: list[ParsedPass] = []
     position = 0
     if not text.strip():
         return passes
@@ -83,7 +83,7 @@ def size_in_bytes(text: str) -> int | None:
         return None
 
 
-def _make(text: str, match: re.Match[str]) -> SaidPass:
+def _make(text: str, match: re.Match[str]) -> ParsedPass:
     try:
         cls = pass_class(match[1])
     except DiagnosticError as error:
@@ -109,7 +109,7 @@ def _make(text: str, match: re.Match[str]) -> SaidPass:
         if attribute.default is attrs.NOTHING and attribute.name not in options:
             way_out = f"write {cls.name}{{{key}={attribute.metadata['unit'].upper()}}}"
             _fail(text, match.start(1), f"'{cls.name}' needs the option '{key}'", len(match[1]), way_out)
-    return SaidPass(cls(**options), places)
+    return ParsedPass(cls(**options), places)
 
 
 def _read_option(text: str, at: int, cls: type[Pass], attribute: attrs.Attribute[Any], value: str) -> Any:

@@ -119,15 +119,15 @@ class _Event:
         return self.time, self.borrower, self.position
 
 
-def take_in(lender: Stage, borrowers: Iterable[Stage], times: UnitTimes) -> int:
+def add_remote_buffers(donor: Stage, borrowers: Iterable[Stage], times: UnitTimes) -> int:
     """Write the `accept` and `give_back` ops of a donor into its list; return the number of remote blocks it holds.
 
     `borrowers`: stages whose lists may have `evict` ops to it. The ops and tensors that the donor has stay unchanged.
     """
-    events = [event for borrower in borrowers for event in _events(borrower, lender.index, times)]
+    events = [event for borrower in borrowers for event in _events(borrower, donor.index, times)]
     if not events:
         return 0
-    mine = times.of(lender).latest
+    mine = times.of(donor).latest
     before: dict[int, list[Op]] = {}
     guests: dict[object, Tensors] = {}
     for event in sorted(events, key=lambda event: event.order):
@@ -135,7 +135,7 @@ def take_in(lender: Stage, borrowers: Iterable[Stage], times: UnitTimes) -> int:
         fields = {"block": op.block, **piece_fields(piece_of(op)), "peer": event.borrower}
         key = op.block, piece_of(op)
         if isinstance(op, Evict):
-            guests[key] = tuple(_guest(lender, tensor) for tensor in op.reads)
+            guests[key] = tuple(_guest(donor, tensor) for tensor in op.reads)
             # Accept a slack before the offload comes, so that it finds its bytes free.
             place = bisect_left(mine, event.time - _SLACK)
             before.setdefault(place, []).append(Accept(**fields, writes=guests[key]))
@@ -144,22 +144,22 @@ def take_in(lender: Stage, borrowers: Iterable[Stage], times: UnitTimes) -> int:
             place = bisect_right(mine, event.time + _SLACK)
             before.setdefault(place, []).append(GiveBack(**fields, reads=guests[key]))
     ops: list[Op] = []
-    for position, own in enumerate(lender.ops):
+    for position, own in enumerate(donor.ops):
         ops += before.get(position, ())
         ops.append(own)
-    lender.ops = ops + before.get(len(lender.ops), [])
+    donor.ops = ops + before.get(len(donor.ops), [])
     return len(guests)
 
 
-def _events(borrower: Stage, lender: int, times: UnitTimes) -> Iterator[_Event]:
+def _events(borrower: Stage, donor: int, times: UnitTimes) -> Iterator[_Event]:
     spans = None
     for position, op in enumerate(borrower.ops):
-        if isinstance(op, Evict | TakeBack) and op.peer == lender:
+        if isinstance(op, Evict | TakeBack) and op.peer == donor:
             spans = times.of(borrower) if spans is None else spans
             time = (spans.earliest if isinstance(op, Evict) else spans.latest)[position]
             yield _Event(time, borrower.index, position, op)
 
 
-def _guest(lender: Stage, tensor: Tensor) -> Tensor:
-    name = lender.free_name(f"guest.{tensor.name}")
-    return lender.add(Tensor(name, StateKind.GUEST, tensor.type))
+def _guest(donor: Stage, tensor: Tensor) -> Tensor:
+    name = donor.free_name(f"guest.{tensor.name}")
+    return donor.add(Tensor(name, StateKind.GUEST, tensor.type))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from attrs import define, field, frozen
 
 from ratrain.passes.memory.trial import Trials
-from ratrain.passes.recovery.guests import take_in
+from ratrain.passes.recovery.guests import add_remote_buffers
 from ratrain.passes.recovery.recompute_choice import Chosen, Front, StageShape, as_chosen
 from ratrain.passes.recovery.rewriting import Rewriting
 from ratrain.ratrain_ir.module import Module, Stage
@@ -133,7 +133,7 @@ class Prospects:
 
 
 @frozen(eq=False)
-class Beside:
+class DonorChoice:
     """Choice of a donor stage around its remote buffers."""
 
     chosen: Chosen
@@ -143,22 +143,22 @@ class Beside:
     fits: bool = True
 
     @classmethod
-    def of(cls, lender: Prospects, borrowers: Sequence[Stage], times: UnitTimes, limit: float) -> Beside:
+    def of(cls, donor: Prospects, borrowers: Sequence[Stage], times: UnitTimes, limit: float) -> DonorChoice:
         """Return the choice of a donor to which `borrowers` offload.
 
         `limit`: the period in seconds that it is to keep.
         """
-        draft = lender.stage.draft()
-        if not take_in(draft, borrowers, times):
-            return cls(lender.front.chosen(lender.alone), lender.alone_period, 0)
+        draft = donor.stage.draft()
+        if not add_remote_buffers(draft, borrowers, times):
+            return cls(donor.front.chosen(donor.alone), donor.alone_period, 0)
         rewriting = Rewriting(draft)
-        index = lender.front.best_within(lender.capacity, rewriting, lender.trials)
-        chosen = lender.front.chosen(index)
-        full = as_chosen(rewriting, lender.trials, chosen)
+        index = donor.front.best_within(donor.capacity, rewriting, donor.trials)
+        chosen = donor.front.chosen(index)
+        full = as_chosen(rewriting, donor.trials, chosen)
         # Live bytes above the capacity are a cheap first answer; only if they fit is a placement tried.
-        live = lender.trials.occupancy(full).peak_bytes(0) - lender.capacity
-        missing = live if live > 0 else lender.trials.excess_bytes(full, 0.0, lender.capacity)
-        period, fits = lender.trials.period(full), not missing
+        live = donor.trials.occupancy(full).peak_bytes(0) - donor.capacity
+        missing = live if live > 0 else donor.trials.excess_bytes(full, 0.0, donor.capacity)
+        period, fits = donor.trials.period(full), not missing
         if fits and period > limit * (1 + WORTH):
-            missing = max(0, lender.front.sizes[lender.choice_for(limit)] - lender.front.sizes[index])
+            missing = max(0, donor.front.sizes[donor.choice_for(limit)] - donor.front.sizes[index])
         return cls(chosen, period, missing, fits)

@@ -32,16 +32,16 @@ from attrs import define, evolve, field, frozen
 from ratrain.passes.memory.allocate_ddr import step_seconds_placed
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import Decision, Idle, Pass, PassContext
-from ratrain.passes.recovery.guests import UnitTimes, take_in
+from ratrain.passes.recovery.donor_choice import choose_donors
+from ratrain.passes.recovery.guests import UnitTimes, add_remote_buffers
 from ratrain.passes.recovery.keep_gathered import Twice, gathers_to_keep, with_kept
-from ratrain.passes.recovery.lender_choice import choose_lenders
 from ratrain.passes.recovery.recompute_choice import choose
 from ratrain.passes.recovery.recompute_placement import Moves, idle_windows, moved_ahead, moves_to_forward_side
 from ratrain.passes.recovery.rewriting import (
     CHOICES,
     ChoiceOf,
-    Elsewhere,
-    Lender,
+    Donor,
+    KeptHome,
     Recovery,
     Rewriting,
     mark_checkpoints,
@@ -122,7 +122,7 @@ class _StageChoice:
     borrows: bool = False
     """True if other stages keep any of it."""
 
-    def home_of(self, layer: int, piece: Piece) -> Elsewhere:
+    def home_of(self, layer: int, piece: Piece) -> KeptHome:
         """Return the memory or donor where kept tensors of a layer wait for its backward."""
         return self.of(layer, piece).home
 
@@ -228,7 +228,7 @@ class RecomputePass(Pass):
         """
         windows = idle_windows(module) if self.placement == "forward-side" else [[] for _ in module.stages]
         if self.store == PEER:
-            found = self._with_lenders(module, context, windows, reorder)
+            found = self._with_donors(module, context, windows, reorder)
         else:
             # Stages are independent here: decide them in a process pool, send small decisions back, and rebuild the
             # lists in this process, where ops and tensors have their identities.
@@ -247,7 +247,7 @@ class RecomputePass(Pass):
             context.statistics["gathers kept for the backward"] = kept
         return [tensor for each in found for tensor in each.recovery.starts]
 
-    def _with_lenders(
+    def _with_donors(
         self, module: Module, context: PassContext, windows: list[list[Work]], reorder: Reorder
     ) -> list[_Recovered]:
         """Return the rewritten stages where donors keep some of it.
@@ -257,13 +257,13 @@ class RecomputePass(Pass):
         for stage in module.stages:
             reorder(stage, Trials(module, context))
         times = UnitTimes(module)
-        choices = self.choices_with_lenders(module, context, times)
+        choices = self.choices_with_donors(module, context, times)
         borrowers = [module.stages[index] for index, choice in choices.items() if choice.borrows]
         found: dict[int, _Recovered] = {}
         for stage in sorted(module.stages, key=lambda stage: stage not in borrowers):
             # The borrowers' lists are final here, so the donor sees every `evict` that it has to accept.
             if stage not in borrowers:
-                take_in(stage, [found[borrower.index].stage for borrower in borrowers], times)
+                add_remote_buffers(stage, [found[borrower.index].stage for borrower in borrowers], times)
             trials = Trials(module, context)
             found[stage.index] = self.recovered(Rewriting(stage), trials, choices[stage.index], windows[stage.index])
         return [found[stage.index] for stage in module.stages]
@@ -308,14 +308,14 @@ class RecomputePass(Pass):
         chosen = choose(rewriting, trials, self.budget_within(trials), home)
         return _StageChoice(chosen.choice_of, chosen.summary)
 
-    def choices_with_lenders(self, module: Module, context: PassContext, times: UnitTimes) -> dict[int, _StageChoice]:
+    def choices_with_donors(self, module: Module, context: PassContext, times: UnitTimes) -> dict[int, _StageChoice]:
         """Choose what to keep on each stage, where other stages may be donors.
 
         Under a policy other than `auto` stages of the first half offload all that is kept to their mirror image.
         """
         if self.policy == "auto":
             budget = self.budget_within(Trials(module, context))
-            every = choose_lenders(module, context, budget, times)
+            every = choose_donors(module, context, budget, times)
             return {
                 index: _StageChoice(chosen.choice_of, chosen.summary, chosen.stores)
                 for index, chosen in enumerate(every)
@@ -323,9 +323,9 @@ class RecomputePass(Pass):
         (choice,) = CHOICES[self.policy]
         found = {}
         for stage in module.stages:
-            lender = module.topology.mirror_image(stage.index)
+            donor = module.topology.mirror_image(stage.index)
             # Under 1F1B the later stage of the pair has fewer micro-batches in flight, so it is the one with room.
-            home = Lender(lender) if lender > stage.index else Home.DDR
+            home = Donor(donor) if donor > stage.index else Home.DDR
             found[stage.index] = _StageChoice(same_for_all(evolve(choice, home=home)), borrows=home is not Home.DDR)
         return found
 
@@ -368,7 +368,7 @@ def refuse_missing_memory(store: str, module: Module, context: PassContext) -> N
     if store == NOWHERE:
         return
     if store == PEER:
-        _refuse_missing_lender(module)
+        _refuse_missing_donor(module)
         return
     info = context.target.info(module)
     if not info.capacity_of(_HOMES[store]):
@@ -377,7 +377,7 @@ def refuse_missing_memory(store: str, module: Module, context: PassContext) -> N
         fail("RT065", text, help=way_out)
 
 
-def _refuse_missing_lender(module: Module) -> None:
+def _refuse_missing_donor(module: Module) -> None:
     """Raise `DiagnosticError` RT071 where the plan has one stage, or the module's order hangs."""
     if module.topology.stages == 1:
         text = "'store=peer' keeps activations in the DDR of another stage, and the plan has one stage"

@@ -39,9 +39,9 @@ from ratrain.passes.recovery.rewriting import (
     CHOICES,
     EVERYTHING,
     LEAN_SLOTS,
-    Elsewhere,
+    Donor,
+    KeptHome,
     LayerChoice,
-    Lender,
     Rewriting,
     made_before,
     recovery_op,
@@ -110,7 +110,7 @@ class Chosen:
         kind = next(kind for kind in self.kinds if layer in kind.layers)
         return kind.choice_of(kind.layers.index(layer) * self.in_flight + number % self.in_flight)
 
-    def home_of(self, layer: int, piece: Piece) -> Elsewhere:
+    def home_of(self, layer: int, piece: Piece) -> KeptHome:
         """Return the memory or donor where kept tensors of a layer and a piece wait for their backward."""
         return self.choice_of(layer, piece).home
 
@@ -142,7 +142,7 @@ class Chosen:
 
 def _words(choice: LayerChoice) -> str:
     if choice.home is not Home.DDR:
-        where = f"at {choice.home.value}" if isinstance(choice.home, Lender) else f"in '{choice.home.value}'"
+        where = f"at {choice.home.value}" if isinstance(choice.home, Donor) else f"in '{choice.home.value}'"
         return f"all {where}" if choice.attention == choice.mlp == "all" else f"{_kept_words(choice)} {where}"
     return _kept_words(choice)
 

@@ -30,7 +30,7 @@ LEAN_SLOTS = {
 
 
 @frozen
-class Lender:
+class Donor:
     """Donor: another stage whose DDR may hold kept tensors."""
 
     stage: int
@@ -41,7 +41,7 @@ class Lender:
         return f"@{self.stage}"
 
 
-Elsewhere = Home | Lender
+KeptHome = Home | Donor
 """Place where kept tensors wait for their backward; `Home.DDR` is the stage's own."""
 
 
@@ -51,7 +51,7 @@ class LayerChoice:
 
     attention: str
     mlp: str
-    home: Elsewhere = Home.DDR
+    home: KeptHome = Home.DDR
     """Place where kept tensors wait for the backward."""
 
     @property
@@ -230,13 +230,13 @@ class Rewriting:
 
     def _made(self, op: Op, choice: LayerChoice) -> _Made:
         if type(op) is Forward:
-            return _made((self.lightened(op, choice),))
+            return _made((self.without_dropped(op, choice),))
         if type(op) is Project:
             return self.passing_on(op, choice)
         assert isinstance(op, InputGradientOp | BackwardHeads)
         return self.with_recovery(op, choice)
 
-    def lightened(self, op: Forward, choice: LayerChoice) -> Forward:
+    def without_dropped(self, op: Forward, choice: LayerChoice) -> Forward:
         """Return a forward op without the saved slots that the choice drops."""
         dropped = self.dropped(op.block, piece_of(op), choice)
         if not dropped:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import attrs
 from attrs import frozen
 
-from ratrain.passes.recovery.rewriting import Elsewhere, Lender, made_before
+from ratrain.passes.recovery.rewriting import Donor, KeptHome, made_before
 from ratrain.ratrain_ir.config.types import Home, StateKind
 from ratrain.ratrain_ir.ops.base import Op, Piece, piece_fields
 from ratrain.ratrain_ir.ops.collectives import PEER_OPS
@@ -84,7 +84,7 @@ class _Stored:
         return max(trials.op_seconds(stage, op) for op in ops)
 
 
-def store_kept(stage: Stage, trials: Trials, home_of: Callable[[int, Piece], Elsewhere]) -> int:
+def store_kept(stage: Stage, trials: Trials, home_of: Callable[[int, Piece], KeptHome]) -> int:
     """Rewrite a stage's list so that kept tensors are offloaded to `home_of(layer, piece)`.
 
     Return the number of stores.
@@ -141,12 +141,12 @@ def _kept(stage: Stage) -> list[_Kept]:
     return [_Kept(forwards[position], tuple(tensors), free[position]) for position, tensors in kept.items()]
 
 
-def _stored(stage: Stage, kept: _Kept, home: Elsewhere) -> _Stored:
+def _stored(stage: Stage, kept: _Kept, home: KeptHome) -> _Stored:
     fields = {"block": kept.owner.block, **piece_fields(piece_of(kept.owner))}
     # On a peer stage the donor's list declares the remote buffers (`guests.py`); here only the copies that come back.
-    there = () if isinstance(home, Lender) else tuple(_copy(stage, t, home.value, home) for t in kept.tensors)
+    there = () if isinstance(home, Donor) else tuple(_copy(stage, t, home.value, home) for t in kept.tensors)
     back = tuple(_copy(stage, tensor, "back", Home.DDR) for tensor in kept.tensors)
-    if isinstance(home, Lender):
+    if isinstance(home, Donor):
         evict = Evict(**fields, peer=home.stage, reads=kept.tensors)
         return _Stored(kept.position, evict, TakeBack(**fields, peer=home.stage, writes=back))
     store = Store(**fields, reads=kept.tensors, writes=there)

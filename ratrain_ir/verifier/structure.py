@@ -78,7 +78,7 @@ def check_ops(module: Module, stage: Stage, columns: StageColumns, report: Repor
 def check_op(module: Module, stage: Stage, owned: frozenset[Block], op: Op, report: Reporter) -> None:
     """Run the rules about one op alone."""
     check_legal_at_level(module, stage, op, report)
-    if isinstance(op, GuestOp) and not check_lender(module, stage, op, report):
+    if isinstance(op, GuestOp) and not check_donor(module, stage, op, report):
         return
     if check_names_exist(module, stage, owned, op, report) and type(op) is not Release:
         check_operands(module, stage, op, report)
@@ -239,7 +239,7 @@ def check_slice(module: Module, stage: Stage, op: Op, report: Reporter) -> bool:
     return False
 
 
-def check_lender(module: Module, stage: Stage, op: GuestOp, report: Reporter) -> bool:
+def check_donor(module: Module, stage: Stage, op: GuestOp, report: Reporter) -> bool:
     """RT027: guests go to another stage, and come from one."""
     if hop_of(op, stage, module.topology) is not None:
         return True

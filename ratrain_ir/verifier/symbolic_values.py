@@ -82,7 +82,9 @@ class SymbolicValues:
             held = self.values[tensor] = self.carried_in[tensor] = value
             self.own(tensor, value)
         if held != value:
-            absent = ("the value of the step before, which nothing has written since",) if tensor.carried else ("nothing",)
+            absent = (
+                ("the value of the step before, which nothing has written since",) if tensor.carried else ("nothing",)
+            )
             text = f"'{op!r}' needs {words_of(value)} in %{tensor.name}, which holds {words_of(held or absent)}"
             self.report.at_op(code, text, self.stage, op, tensor)
 

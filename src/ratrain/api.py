@@ -179,7 +179,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What is asked for the first time."""
+    """Import a function's module on first use; keep the function."""
     if name not in _ROOM_OF:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'", name=name, obj=None)
     value = globals()[name] = getattr(import_module(_ROOM_OF[name]), name)

@@ -215,7 +215,7 @@ def test_guests_are_chosen_where_they_make_the_step_shorter() -> None:
 
 
 def test_stages_with_fewer_layers_lend_to_those_with_more() -> None:
-    """A stage keeps with one before it, too, and a lender has guests of several."""
+    """A stage keeps with one before it, too, and a donor has guests of several."""
     model = evolve(UNEVEN, layers=7, hidden_size=256, ffn_size=512, heads=4, kv_heads=4, head_dim=64)
     plan = make_plan(model, pp=3, dp=1, zero=0, cuts=(1, 4), micro_batches=4, seq_len=256)
 
@@ -228,8 +228,8 @@ def test_stages_with_fewer_layers_lend_to_those_with_more() -> None:
         compiled(f"recompute{{policy=auto budget={budget}{store}}}", f"allocate-ddr{{capacity={budget}}}")
         for store in ("", " store=peer")
     )
-    lenders = {(stage.index, op.peer) for stage in lent.stages for op in stage.ops if isinstance(op, Evict)}
-    assert lenders == {(1, 0), (2, 0)}
+    donors = {(stage.index, op.peer) for stage in lent.stages for op in stage.ops if isinstance(op, Evict)}
+    assert donors == {(1, 0), (2, 0)}
     assert max(stage.arena_bytes for stage in lent.stages) <= budget
     before, after = (api.emit(module) for module in (plain, lent))
     assert api.simulate(after).step_seconds < 0.99 * api.simulate(before).step_seconds

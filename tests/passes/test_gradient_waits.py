@@ -38,7 +38,7 @@ def test_under_1f1b_they_are_the_warm_up_and_the_cool_down(stages, micro_batches
 
 @pytest.mark.parametrize("stages", range(2, 10))
 def test_under_1f1b_all_but_the_first_are_the_backwards_that_follow_a_backward(stages):
-    """Elsewhere a forward stands before the backward, and fills the wait."""
+    """KeptHome a forward stands before the backward, and fills the wait."""
     for micro_batches in range(1, 3 * stages + 2):
         shape = PipelineShape(stages, micro_batches)
         for stage, found in enumerate(waits_of("1f1b", shape)[:-1]):

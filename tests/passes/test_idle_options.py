@@ -114,7 +114,7 @@ BESIDE = {"depth_blocks": 0, "bytes": 1, "blocks": 1, "delay": 0}
 With less of a budget or a capacity nothing fits, and no option changes anything.
 """
 ALWAYS: dict[tuple[str, str], dict[str, object]] = {("bucket-grad-sync", "unit"): {"bytes": 1}}
-"""Beside which other options one is tried: all of a toy is in one bucket of 64 MiB, whatever it ends with."""
+"""DonorChoice which other options one is tried: all of a toy is in one bucket of 64 MiB, whatever it ends with."""
 SLOW = {"store", "offload"}
 """Options of `joint-order` under which the whole step is decided and simulated many times."""
 

@@ -17,7 +17,7 @@ Of 32 periods the one with the best closed form is written out. Borrowing stages
 micro-batch) as make them fit; items go to donors in stage order; donors choose their own activations anew around the
 remote buffers. If the result is worse than hoped, longer periods are tried, at most six in all. This is a heuristic
 with a guarantee: the result is never slower, by the same estimate, than without donors. For stages with few items the
-closed forms are too coarse; `passes/recovery/lender_search.py` then improves the result.
+closed forms are too coarse; `passes/recovery/donor_search.py` then improves the result.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING
 from attrs import define, evolve, field, frozen
 
 from ratrain.passes.memory.trial import Trials
+from ratrain.passes.recovery.donor_search import DonorSearch
 from ratrain.passes.recovery.guests import UnitTimes
 from ratrain.passes.recovery.kept_bytes import checkpoint_bytes
-from ratrain.passes.recovery.lender_search import LenderSearch
-from ratrain.passes.recovery.prospects import WORTH, Beside, Prospect, Prospects, step_seconds
+from ratrain.passes.recovery.prospects import WORTH, DonorChoice, Prospect, Prospects, step_seconds
 from ratrain.passes.recovery.recompute_choice import Chosen, typical_slice
-from ratrain.passes.recovery.rewriting import LayerChoice, Lender
+from ratrain.passes.recovery.rewriting import Donor, LayerChoice
 from ratrain.ratrain_ir.config.plan import slice_plan
 from ratrain.ratrain_ir.module import Module, Stage
 from ratrain.ratrain_ir.ops.messages import Evict
@@ -84,7 +84,7 @@ class _Evicted:
 class _Quota:
     """Room that a donor has left."""
 
-    lender: int
+    donor: int
     nbytes: int
     seconds: float
     """Seconds of a step for which its link is free."""
@@ -100,7 +100,7 @@ class _Quota:
         self.seconds -= seconds * count
 
 
-def least_beside(guess: int, most: int, holds: Callable[[int], bool]) -> int:
+def smallest_true_near(guess: int, most: int, holds: Callable[[int], bool]) -> int:
     """Return the smallest n in 0..`most` for which `holds(n)` is true; `most` + 1 if there is none.
 
     `holds` must be monotone: once true, it stays true. The search gallops away from `guess`, then bisects, so a close
@@ -124,14 +124,14 @@ def least_beside(guess: int, most: int, holds: Callable[[int], bool]) -> int:
     return high
 
 
-def choose_lenders(module: Module, context: PassContext, capacity: int, times: UnitTimes) -> list[Chosen]:
+def choose_donors(module: Module, context: PassContext, capacity: int, times: UnitTimes) -> list[Chosen]:
     """Return the recovery choice of every stage, with offloads to donors and the donors' choices around remote buffers.
 
     `capacity`: bytes of each stage. `times`: unit times of the module's order.
     """
     prospects = [Prospects(stage, Trials(module, context), capacity) for stage in module.stages]
     best = _Choice(module, prospects, times).best()
-    return LenderSearch(module, prospects, times).better(best).chosen
+    return DonorSearch(module, prospects, times).better(best).chosen
 
 
 @define(eq=False)
@@ -203,10 +203,10 @@ class _Choice:
         allows.
         """
         lacking = -sum(each.room(period) for each in self.prospects if self.lacks(each, period))
-        lenders = [each for each in self.prospects if not self.lacks(each, period)]
+        donors = [each for each in self.prospects if not self.lacks(each, period)]
 
         def covers(level: float) -> bool:
-            return self.usable * sum(max(0, each.room(level)) for each in lenders) >= lacking * self.overhead
+            return self.usable * sum(max(0, each.room(level)) for each in donors) >= lacking * self.overhead
 
         if not covers(period):
             return None
@@ -245,7 +245,7 @@ class _Choice:
             chosen = {index: self.prospects[index].shape.chosen(each) for index, each in counts.items()}
             drafts = {index: self.prospects[index].draft(each) for index, each in chosen.items()}
             beside = {
-                each.stage.index: Beside.of(each, list(drafts.values()), self.times, period)
+                each.stage.index: DonorChoice.of(each, list(drafts.values()), self.times, period)
                 for each in self.prospects
                 if each.stage.index not in away
             }
@@ -290,7 +290,7 @@ class _Choice:
             return each.draft(each.shape.chosen(_housed(counts, homes)))
 
         # Live bytes are cheap to check and give a lower bound; then placements add items until the arena fits.
-        count = least_beside(
+        count = smallest_true_near(
             each.lacking(counts) // parcels[0].nbytes, items, lambda count: each.has_live_bytes(draft(count))
         )
         while count <= items and (excess := each.excess(draft(count))):
@@ -327,10 +327,10 @@ class _Choice:
         free = {each.stage.index: period - each.other_messages for each in self.prospects}
         if level is None or any(each.seconds * _items(each.parcels) > free[stage] for stage, each in away.items()):
             return None
-        lenders = [each for each in self.prospects if each.stage.index not in away]
+        donors = [each for each in self.prospects if each.stage.index not in away]
         quotas = {
             each.stage.index: _Quota(each.stage.index, -spoilt[each.stage.index], free[each.stage.index])
-            for each in lenders
+            for each in donors
         }
         homes: dict[int, list[tuple[_Parcel, dict[int, int]]]] = {index: [] for index in away}
         waiting = {index: list(evicted.parcels) for index, evicted in away.items()}
@@ -338,7 +338,7 @@ class _Choice:
         # The first round offers the room at `level`; the second adds the room that `period` allows, for items left
         # over.
         for limit in dict.fromkeys((level, period)):
-            for each in lenders:
+            for each in donors:
                 index = each.stage.index
                 quotas[index].nbytes += each.room(limit) - before[index]
                 before[index] = each.room(limit)
@@ -379,7 +379,7 @@ def _homes(parcel: _Parcel, quotas: Iterable[_Quota], seconds: float) -> dict[in
         count = quota.takes(left, seconds) if left.count else 0
         if count:
             quota.take(left, count, seconds)
-            homes[quota.lender] = homes.get(quota.lender, 0) + count
+            homes[quota.donor] = homes.get(quota.donor, 0) + count
             left = evolve(left, count=left.count - count)
     return homes
 
@@ -390,9 +390,9 @@ def _housed(
     """Return the counts of each kind with offloaded items first: these get the first layers, which wait longest."""
     away: list[dict[LayerChoice, int]] = [{} for _ in counts]
     left = [dict(taken) for taken in counts]
-    for parcel, lenders in homes:
-        for lender, count in lenders.items():
-            home = evolve(parcel.choice, home=Lender(lender))
+    for parcel, donors in homes:
+        for donor, count in donors.items():
+            home = evolve(parcel.choice, home=Donor(donor))
             away[parcel.kind][home] = away[parcel.kind].get(home, 0) + count
             # An offloaded item keeps its choice and changes only its home.
             left[parcel.kind][parcel.choice] -= count

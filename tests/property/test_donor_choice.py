@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from ratrain import api
 from ratrain.passes.memory.trial import Trials
 from ratrain.passes.pass_base import PassContext
-from ratrain.passes.recovery.guests import UnitTimes, take_in
-from ratrain.passes.recovery.lender_choice import choose_lenders
+from ratrain.passes.recovery.donor_choice import choose_donors
+from ratrain.passes.recovery.guests import UnitTimes, add_remote_buffers
 from ratrain.passes.recovery.recompute_choice import Chosen, StageShape, as_chosen, kept_in_ddr
-from ratrain.passes.recovery.rewriting import Lender, Rewriting
+from ratrain.passes.recovery.rewriting import Donor, Rewriting
 from ratrain.ratrain_ir.support.diagnostics import Diagnostics
 from ratrain.targets.machine.machine import load_machine
 from ratrain.targets.target import target_of
@@ -78,7 +78,7 @@ class Case:
         return kept_in_ddr(Rewriting(stage), self.trials[index], self.capacity, shape, shape.none_stored)
 
     def step(self, borrowers: dict[int, Chosen]) -> float:
-        """What a step takes, with lenders that keep what their guests leave room for; infinite where any does not fit."""
+        """What a step takes, with donors that keep what their guests leave room for; infinite where any does not fit."""
         drafts = {
             index: as_chosen(Rewriting(self.module.stages[index]), self.trials[index], chosen)
             for index, chosen in borrowers.items()
@@ -86,7 +86,7 @@ class Case:
         for index, stage in enumerate(self.module.stages):
             if index not in drafts:
                 draft = stage.draft()
-                came = take_in(draft, list(drafts.values()), self.times)
+                came = add_remote_buffers(draft, list(drafts.values()), self.times)
                 chosen = self.kept(index, draft) if came else self.alone[index]
                 drafts[index] = as_chosen(Rewriting(draft), self.trials[index], chosen)
         for index, draft in drafts.items():
@@ -96,7 +96,7 @@ class Case:
         return max(periods) + sum(periods) / self.module.plan.micro_batches
 
     def chosen(self) -> float:
-        every = choose_lenders(self.module, self.context, self.capacity, self.times)
+        every = choose_donors(self.module, self.context, self.capacity, self.times)
         return self.step({index: chosen for index, chosen in enumerate(every) if chosen.stores})
 
     def all_choices(self) -> Iterator[dict[int, Chosen]]:
@@ -104,9 +104,9 @@ class Case:
         stages = range(len(self.module.stages))
         shapes = [StageShape.of(stage, trials) for stage, trials in zip(self.module.stages, self.trials, strict=True)]
         yield {}
-        for lenders in product(*([None, *(other for other in stages if other != each)] for each in stages)):
-            borrowers = [index for index, lender in enumerate(lenders) if lender is not None]
-            if not borrowers or any(lenders[index] in borrowers for index in borrowers):
+        for donors in product(*([None, *(other for other in stages if other != each)] for each in stages)):
+            borrowers = [index for index, donor in enumerate(donors) if donor is not None]
+            if not borrowers or any(donors[index] in borrowers for index in borrowers):
                 continue
             for counts in product(*(range(1, shapes[index].items + 1) for index in borrowers)):
                 for option in shapes[0].options[0][1:]:
@@ -116,7 +116,7 @@ class Case:
                             self.trials[index],
                             self.capacity,
                             shapes[index],
-                            shapes[index].stored(count, evolve(option.choice, home=Lender(lenders[index]))),  # type: ignore[arg-type]
+                            shapes[index].stored(count, evolve(option.choice, home=Donor(donors[index]))),  # type: ignore[arg-type]
                         )
                         for index, count in zip(borrowers, counts, strict=True)
                     }

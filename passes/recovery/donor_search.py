@@ -1,6 +1,6 @@
 """Local search over offloads to donor stages, with every candidate written out as real lists.
 
-It improves the result of `passes/recovery/lender_choice.py` where stages have few items, so that one more or less
+It improves the result of `passes/recovery/donor_choice.py` where stages have few items, so that one more or less
 decides. A candidate says how many items (a layer of one micro-batch) of each stage are offloaded, with which choice and
 to which donor. The rest gets the cheapest choice that fits, on donors around their remote buffers.
 
@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 from attrs import define, evolve, field, frozen
 
 from ratrain.passes.recovery.guests import UnitTimes
-from ratrain.passes.recovery.prospects import WORTH, Beside, Prospect, Prospects, step_seconds
+from ratrain.passes.recovery.prospects import WORTH, DonorChoice, Prospect, Prospects, step_seconds
 from ratrain.passes.recovery.recompute_choice import FEW, Chosen, Front
-from ratrain.passes.recovery.rewriting import LayerChoice, Lender
+from ratrain.passes.recovery.rewriting import Donor, LayerChoice
 from ratrain.ratrain_ir.config.types import Home
 from ratrain.ratrain_ir.module import Module, Stage
 
@@ -58,7 +58,7 @@ class _Borrowing:
 
 
 @define(eq=False)
-class LenderSearch:
+class DonorSearch:
     """Search for one module."""
 
     module: Module
@@ -66,7 +66,7 @@ class LenderSearch:
     times: UnitTimes
     work: int = field(default=_WORK, init=False)
     _borrowing: dict[tuple[int, _Items], _Borrowing] = field(factory=dict, init=False)
-    _lending: dict[object, Beside] = field(factory=dict, init=False)
+    _lending: dict[object, DonorChoice] = field(factory=dict, init=False)
     _near: dict[object, tuple[Prospect, _Away]] = field(factory=dict, init=False)
     """Candidates that were tried and came near the best at that time."""
 
@@ -124,7 +124,7 @@ class LenderSearch:
         None at all; one more or less of a choice; and shares of all items with one choice to one donor.
         """
         # A donor does not borrow: its own offloads would compete with the buffers that it lends.
-        if any(choice.home == Lender(index) for items in away.values() for kind in items for choice, _ in kind):
+        if any(choice.home == Donor(index) for items in away.values() for kind in items for choice, _ in kind):
             return
         shape = self.prospects[index].shape
         mine = away.get(index, tuple(() for _ in shape.kinds))
@@ -140,10 +140,10 @@ class LenderSearch:
         shares = min(FEW, shape.items)
         # The first option keeps least, and offloading it gains least; start with those that keep most.
         for option in reversed(shape.options[0][1:]):
-            for lender in range(len(self.prospects)):
-                if lender == index or lender in away:
+            for donor in range(len(self.prospects)):
+                if donor == index or donor in away:
                     continue
-                choice = evolve(option.choice, home=Lender(lender))
+                choice = evolve(option.choice, home=Donor(donor))
                 for share in range(1, shares + 1):
                     yield _items(shape.stored(shape.items * share // shares, choice))
 
@@ -164,10 +164,10 @@ class LenderSearch:
         homes = {choice.home for items in away.values() for kind in items for choice, _ in kind}
         # Borrowers are written first: a donor's list needs their `evict` ops. Stop as soon as the periods so far are
         # too long.
-        for index in sorted(home.stage for home in homes if isinstance(home, Lender)):
+        for index in sorted(home.stage for home in homes if isinstance(home, Donor)):
             if step_seconds(self.module, periods) > near:
                 return None
-            beside = self._lender(index, away, drafts)
+            beside = self._donor(index, away, drafts)
             if beside is None or not beside.fits:
                 return None
             periods[index], chosen[index] = beside.period, beside.chosen
@@ -190,12 +190,12 @@ class LenderSearch:
             self._borrowing[key] = _Borrowing(chosen, draft, each.trials.period(draft) if each.fits(draft) else inf)
         return self._borrowing[key]
 
-    def _lender(self, index: int, away: _Away, drafts: Sequence[Stage]) -> Beside | None:
+    def _donor(self, index: int, away: _Away, drafts: Sequence[Stage]) -> DonorChoice | None:
         key = index, _key(away)
         if key not in self._lending:
             if not self._afford(self.prospects[index].stage):
                 return None
-            self._lending[key] = Beside.of(self.prospects[index], drafts, self.times, inf)
+            self._lending[key] = DonorChoice.of(self.prospects[index], drafts, self.times, inf)
         return self._lending[key]
 
     def _afford(self, stage: Stage) -> bool:
