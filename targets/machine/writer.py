@@ -55,14 +55,17 @@ def _constant_line(key: str, constant: Constant) -> str:
 def write_machine(machine: Machine, path: str) -> None:
     """Write a machine's file, atomically.
 
-    Raises `DiagnosticError` RT065 where its constants contradict each other, RT002 where the file cannot be written, and RT011 where
-    this is no file that is read back as the machine.
+    Raises `DiagnosticError` RT065 where its constants contradict each other, RT002 where the file cannot be written,
+    and RT011 where the text is not read back as the machine.
     """
     write_text(path, machine_text(machine, path))
 
 
 def machine_text(machine: Machine, file: str) -> str:
-    """Return a machine's file as text that reads back as the machine. Raises `DiagnosticError` RT065 and RT011 as `write_machine` does."""
+    """Return a machine's file as text that reads back as the machine.
+
+    Raises `DiagnosticError` RT065 and RT011 as `write_machine` does.
+    """
     lines = list(machine_lines(machine))
     text = "\n".join(lines) + "\n"
     checked(text, "machine file", _check_toml)

@@ -171,7 +171,10 @@ class Bubbles:
         return dict(zip(met[:count].tolist(), seconds[met[:count]].tolist(), strict=True))
 
     def exposed_tail_seconds(self, stage: int) -> float:
-        """Idle time of a stage's compute engine that its GradSync, UpdateShard, PrefetchW and barriers cost."""
+        """Return a stage's idle compute seconds that GradSync, UpdateShard, PrefetchW and barriers cost.
+
+        Idle time queued behind another op counts too.
+        """
         idle = self.idle_seconds(stage, Engine.COMPUTE)
         return sum(idle.get(cause, 0.0) for cause in _TAIL)
 

@@ -198,7 +198,7 @@ def waited(
 
 @part
 def is_queue(flat: FlatProgram, kinds: Int64s, apart: Int64s, waiting: int, awaited: int) -> bool:
-    """Whether an op, or one it meets, only stands behind the awaited one, which is of another kind and gives it nothing."""
+    """Return whether an op, or one it meets, only stands behind the awaited op, of another kind, without needing it."""
     stream = flat.streams[flat.ops[awaited].stream]
     behind = awaited + 1 if awaited + 1 < stream.stop else stream.first
     meeting = flat.ops[waiting].meeting

@@ -89,7 +89,7 @@ def _accesses(timeline: Timeline, stage: int, home: Home) -> tuple[Int64s, Int64
 
 
 def _operands_in_order(timeline: Timeline, stage: int, home: Home) -> tuple[Int64s, Int64s, Int64s]:
-    """By operand in a memory, in an order that keeps the program's waits: op, tensor, whether it defines the tensor."""
+    """Return op, tensor and a flag (it defines the tensor) by operand in a memory, in an order that keeps waits."""
     columns = timeline.columns
     order = columns.execution_order(stage)
     counts = columns.instructions[order, OPERANDS].astype(np.int64)

@@ -117,7 +117,10 @@ class _Run:
         return [other for other in parked if self.waits(self.threads[other])]
 
     def waits(self, thread: _Thread) -> bool:
-        """Let a thread that has nothing to do wait for what will be there first; whether there is such a thing."""
+        """Advance an idle thread's clock to the look that finds its first op complete; return False if none is known.
+
+        Such a thread is parked.
+        """
         known = [self.since(*self.under_way[stream]) for stream in thread.streams if stream in self.under_way]
         first = min(known, default=inf)
         thread.parked = first == inf
