@@ -65,7 +65,10 @@ class Shift:
         return group if group <= stride else stride * min(self.distance, places - self.distance, group // stride)
 
     def shares(self, within: Sequence[int]) -> tuple[float, ...]:
-        """By level, the part of the messages that stays within a group of `within[level]` members and leaves those of the level below."""
+        """Return by level the part of the messages that leaves groups of the level below and stays in one of its own.
+
+        A group of a level has `within[level]` members.
+        """
         out = [1.0, *(self.leaving(group) / group for group in within)]
         return tuple(below - above for below, above in pairwise(out))
 
