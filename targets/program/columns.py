@@ -256,9 +256,10 @@ class ProgramColumns:
         return int(self.live_bytes(stage, self.list_order(stage)).max(initial=0))
 
     def live_bytes(self, stage: int, order: Int64s) -> Int64s:
-        """The bytes of a stage's arena that are live at each instruction of an order, and behind them.
+        """Return the live bytes of a stage's arena at each instruction of an order, and two entries behind its end.
 
-        A tensor lives from the instruction that writes it to the last one that accesses it; a carried one across the step's end too.
+        A tensor lives from the instruction that writes it to the last one that accesses it, a carried one also across
+        the step's end.
         """
         if not len(order):
             return np.empty(0, np.int64)

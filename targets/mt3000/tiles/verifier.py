@@ -1,13 +1,16 @@
-"""What a tile schedule must satisfy so that it computes its kernel within on-chip memory, whatever the speed of its transfers.
+"""Proof that a tile schedule computes its kernel within on-chip memory, whatever the speed of its transfers.
 
-1. Structure: names, axes, loops and micro-kernels fit together; buffers lie within their memory and share no byte and no channel.
-2. Meaning: followed symbolically, each result is the kernel's formula; loops visit every element of a result once.
-3. Hazards: a core's program is followed event by event. A transfer goes into a copy that nothing still reads or fills; a tile fits
-   its buffer; what is read has arrived and is the tile that is meant; what GSM holds is read by other cores between the barrier
-   after its arrival and the barrier before it is overwritten.
+1. Structure: names, axes, loops and micro-kernels fit together; buffers lie within their memory and share no byte and
+no channel. 2. Meaning: followed symbolically, each result is the kernel's formula; loops visit every element of a
+result once. 3. Hazards: a core's program is followed event by event. A transfer goes into a copy that nothing still
+reads or fills; a tile fits
+   its buffer; data has arrived before it is read, and it is the intended tile; contents of GSM are read by other cores between the
+   barrier after their arrival and the barrier before they are overwritten.
 
-Of loops with many iterations as many are followed as show every state of the copies that are used in turn, at both ends where the
-causal mask makes iterations differ; of cores whose pieces have equal lengths one is followed.
+Example of a hazard: with one copy, `load a (0), use a, load a (1 ahead) ...` would overwrite the tile in use.
+
+Of loops with many iterations only enough are followed to show every state of the copies that are used in turn, at both
+ends where the causal mask makes iterations differ. Of cores whose pieces have equal lengths one is followed.
 """
 
 from __future__ import annotations
@@ -44,14 +47,14 @@ from ratrain.targets.mt3000.tiles.tile_schedule import (
 _MOST_CORES = 1024
 _MOST_COPIES = 4
 _MOST_CHANNELS = 1024
-"""Far above any machine's: numbers beyond are no channels."""
+"""Bound of channel numbers, far above any machine's."""
 _SUMS = {"zero": 1, "product": 1, "add_product": 1, "start_softmax": 3, "softmax": 3}
-"""How many of the buffers that a micro-kernel writes, from the first on, hold sums."""
+"""By micro-kernel, how many of the buffers it writes, from the first on, hold sums."""
 
 
 @lru_cache(maxsize=4096)
 def schedule_problem(schedule: TileSchedule) -> str | None:
-    """Why a tile schedule is not sound, or None."""
+    """Return why a tile schedule is not sound, or None."""
     try:
         _Structure(schedule).check()
         check_meaning(schedule)
@@ -62,7 +65,7 @@ def schedule_problem(schedule: TileSchedule) -> str | None:
 
 
 def structure_problem(schedule: TileSchedule) -> str | None:
-    """Why the parts of a tile schedule do not fit together, or None: what may be asked before it is listed or timed."""
+    """Return why the parts of a tile schedule do not fit together, or None; enough to list or time a sound file."""
     try:
         _Structure(schedule).check()
     except UnsoundTilesError as problem:
@@ -71,7 +74,7 @@ def structure_problem(schedule: TileSchedule) -> str | None:
 
 
 def operands_problem(schedule: TileSchedule, operands: Mapping[str, tuple[Dtype, tuple[int, ...]]]) -> str | None:
-    """Why a schedule is not one for operands of these types, or None."""
+    """Return why a schedule is not one for operands of these types, or None."""
     for operand in schedule.operands:
         given = operands.get(operand.name)
         if given is None:
@@ -83,7 +86,7 @@ def operands_problem(schedule: TileSchedule, operands: Mapping[str, tuple[Dtype,
 
 @define(eq=False)
 class _Structure:
-    """Names, places, memories."""
+    """Checks of names, places and memories."""
 
     schedule: TileSchedule
     buffers: dict[str, OnChipBuffer] = field(init=False)
@@ -189,7 +192,9 @@ class _Structure:
         return self.goes(buffer, target, self.operands[target], dtype)
 
     def goes(self, buffer: OnChipBuffer, other: str, axes: Axes, dtype: Dtype) -> str | None:
-        """Whether elements stand in the same order at both ends, and have one type."""
+        """Return why elements at both ends of a transfer differ in order or type, or None."""
+        # `in` consumes the iterator, so this asks for a subsequence: the buffer's dimensions in the order of the other
+        # end's.
         wide = iter(flat(axes))
         if buffer.dtype is not dtype or not all(dim in wide for dim in flat(buffer.axes)):
             return f"'{buffer.name}' and '{other}' differ in type or in the order of their dimensions"
@@ -226,7 +231,7 @@ class _Structure:
         return None
 
     def sources(self) -> None:
-        """Each buffer is loaded at one place: what was looked ahead for must be what comes."""
+        """Raise `UnsoundTilesError` if a buffer is loaded at several places: tiles issued ahead must be used next."""
         loads = Counter(s.buffer for s in statements(self.schedule.body) if isinstance(s, TileLoad))
         for name, count in loads.items():
             if count > 1:
