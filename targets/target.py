@@ -76,8 +76,8 @@ class MachineTarget:
     def workspace(self, module: Module, op: Op) -> WorkspaceRequest | None:
         """Return the scratch bytes that an op needs, and a key that is equal for equal needs; None if it needs none.
 
-        A block op needs its routine's intermediates. A gradient reduction, and a gather that packs what it reads, need
-        two staging chunks. State that streams from another memory needs two chunks a tensor.
+        A block op needs its routine's intermediates. A gradient reduction, and a gather that packs its part, need two
+        staging chunks. State that streams from another memory needs two chunks a tensor.
         """
         if isinstance(op, BlockOp):
             routine = self.routine(module, op)

@@ -80,7 +80,7 @@ class Chunk:
 
 @define(eq=False)
 class Builder:
-    """Collects the steps of a routine; places intermediates by their first and last use."""
+    """Collector of a routine's steps; places intermediates by their first and last use."""
 
     whole: ModelConfig
     plan: Plan

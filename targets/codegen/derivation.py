@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def form_of(block: Block, instruction: Instruction, stage: ProgramStage, model: ModelConfig) -> RoutineForm:
     """Return the form of the routine that an instruction on a block calls.
 
-    The instruction's operands must be those of an op (`ratrain.targets.program.lifting`).
+    The instruction's operands must be an op's operands (`ratrain.targets.program.lifting`).
     """
     operands = [operand for operand in instruction.operands if operand.access is not Access.SCRATCH]
     given = tuple(

@@ -28,7 +28,7 @@ _KERNELS = {
     ("gelu-tanh", False): ("gelu", {}),
     ("relu2", False): ("relu2", {}),
 }
-"""By activation and presence of a gate: the kernel between an MLP's products, and its options."""
+"""Kernel between an MLP's products, and its options, by activation and presence of a gate."""
 
 
 def mlp_forward(builder: Builder) -> None:

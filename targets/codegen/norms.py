@@ -145,11 +145,11 @@ def add_pending_sums(builder: Builder) -> None:
             builder.step("cast", {"src": pending, "dst": f"g.{parameter}"})
 
 
-# what a block adds to the stream
+# the branch of a block, which is added to the stream
 
 
 def has_plain_branch(builder: Builder) -> bool:
-    """Return whether the block's last product can write its output as it is.
+    """Return whether the block's last product writes its final output: nothing is normed or scaled in between.
 
     The product adds it to the stream, or gives it to an op of its own that norms and adds it.
     """
@@ -204,7 +204,7 @@ def _scaled(model: ModelConfig) -> dict[str, float]:
 def branch_gradient(builder: Builder) -> str:
     """Add steps to the gradient of a block's last product, and return its operand.
 
-    It is the gradient of the sum where the product is added to the stream as it is.
+    Where nothing is normed or scaled in between, it is the gradient of the sum.
     """
     model, above = builder.model, builder.total_gradient
     if has_plain_branch(builder):
@@ -241,7 +241,7 @@ def qk_norms(builder: Builder) -> None:
 
 
 def qk_norms_backward(builder: Builder) -> None:
-    """Add the backward of these norms: from gradients of normed queries and keys to those of projections, in place."""
+    """Add the backward of these norms, in place: gradients of normed queries and keys become those of projections."""
     for name, heads in _normed_projections(builder.model):
         operands = {"dxn": f"d{name}", "x": f"{name}_in", "gamma": f"w.{name}_norm", "rstd": f"{name}_rstd"}
         operands |= {"dx": f"d{name}", "dgamma": _sum_of(builder, f"d{name}_gamma", f"{name}_norm")}
@@ -260,7 +260,7 @@ class _SummedNorm:
     copies: int
     """peers that have the same heads"""
     first: int
-    """first row of its sums among those of all such norms"""
+    """first row of its sums among the sums of all such norms"""
     rows: int
 
     def rows_of(self, sums: str) -> str:
@@ -292,7 +292,7 @@ def sums_of_products(builder: Builder) -> None:
 
 
 def summed_norms_backward(builder: Builder) -> None:
-    """Add the backward of norms over peers: from the gradients of normed queries and keys to those of projections."""
+    """Add the backward of norms over peers: from gradients of normed queries and keys to gradients of projections."""
     for of in _summed_norms(builder):
         operands = {"dxn": f"d{of.name}", "x": f"{of.name}_in", "gamma": f"w.{of.name}_norm"}
         operands |= {sums: of.rows_of(sums) for sums in (SQUARES, PRODUCTS)}

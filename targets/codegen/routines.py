@@ -143,7 +143,7 @@ _BACKWARDS = {
     "add_branch_backward": frozenset({INPUT}),
     "backward_heads": frozenset({INPUT}),
 }
-"""By op, the halves of a backward that it runs."""
+"""Halves of a backward that each op runs."""
 
 
 OF_BRANCHES = {"add_branch": add_branch_forward, "add_branch_backward": add_branch_backward}
@@ -322,7 +322,7 @@ def _attention_backward(builder: Builder) -> None:
 
 
 def _heads_backward(builder: Builder, above: str) -> None:
-    """Add the steps from the gradient `above` of the branch to those of normed queries and keys, and of values."""
+    """Add the steps from the gradient `above` of the branch to the gradients of normed queries, normed keys, values."""
     model = builder.model
     do = builder.temporary("do", builder.rows, model.q_size)
     builder.step("gemm", {"a": above, "b": "w.o_proj", "out": do})

@@ -118,8 +118,8 @@ def doublings(places: int) -> list[tuple[int, int]]:
     """Return (distance, parts of a message) of the rounds in which each of `places` members doubles its parts.
 
     A member that has the parts of the 2^k places from its own on gets the parts of the next places; in the last round
-    only what it lacks. This works for any number of places, in ceil(log2 places) rounds and places - 1 parts (Bruck et
-    al., 1997).
+    only the missing ones. This works for any number of places, in ceil(log2 places) rounds and places - 1 parts (Bruck
+    et al., 1997).
     """
     distances = [1 << k for k in range((places - 1).bit_length())]
     return [(distance, min(distance, places - distance)) for distance in distances]

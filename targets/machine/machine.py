@@ -316,7 +316,7 @@ def _built_in_text(name: str) -> str:
 
 
 def _built_in(name: str) -> dict[str, Any]:
-    """Return the keys of a built-in machine file, merged with those of its base."""
+    """Return the keys of a built-in machine file, merged with its base's keys."""
     data = tomllib.loads(_built_in_text(name))
     base = data.pop("base", None)
     return data if base is None else _built_in(base) | data

@@ -1,7 +1,7 @@
 """The machine as schedules and programs carry it, and the machine read back from that.
 
-The digest is of what decides a program and its times: names and numbers, not sources and comments. The text of the
-whole machine is carried too, unless the machine is, by that digest, a built-in one.
+The digest covers everything that decides a program and its times: names and numbers, not sources and comments. The text
+of the whole machine is carried too, unless the machine is, by that digest, a built-in one.
 """
 
 from __future__ import annotations

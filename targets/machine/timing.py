@@ -53,7 +53,7 @@ _WRITTEN_PAYLOAD = ("all_gather", "gather_rows", "load_input", "recv", "accept",
 _OF_PARTS = ("reduce_rows", "reduce_sums", "combine_loss")
 """Collectives that also read tensors which do not travel."""
 _PASSES = {Access.READ: 1, Access.WRITE: 1, Access.UPDATE: 2, Access.SCRATCH: 0}
-"""How often an access moves a tensor to or from DDR."""
+"""Number of times an access moves a tensor to or from DDR."""
 
 
 @frozen
@@ -88,7 +88,7 @@ def timed_op(
 ) -> TimedOp:
     """Return the facts that the time of an op or instruction depends on; if it calls a routine, the routine alone.
 
-    `ends` are the stages at both ends of a message, in any order; `blocks` are those of a collective.
+    `ends` are the stages at both ends of a message, in any order; `blocks` are the blocks of a collective.
     """
     if routine is not None:
         return TimedOp(keyword, "", engine, routine, 0, 0, 0)
@@ -198,7 +198,7 @@ def _collective_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
         return copy_work(op.own_bytes, machine)
     if (bits := _packed_bits(op, plan)) is not None:
         return copy_work(_packing_bytes(op, plan, bits), machine) + way.work(machine, _as_packed(op, bits).own_bytes)
-    if op.keyword == "all_reduce_scalar":  # what it is computed from is read first; the number itself is small
+    if op.keyword == "all_reduce_scalar":  # its source is read first; the number itself is small
         return copy_work(op.payload_bytes, machine) + way.work(machine, 0)
     return way.work(machine, op.own_bytes)
 
@@ -212,7 +212,7 @@ def _packed_bits(op: TimedOp, plan: Plan) -> int | None:
 
 
 def _as_packed(op: TimedOp, bits: int) -> TimedOp:
-    """Return a collective on packed data: that is what it reads to send, or writes as it arrives."""
+    """Return a collective on packed data, which it reads to send, or writes as it arrives."""
     nbytes = round(packed_nbytes(op.payload_elements, bits))
     return evolve(op, payload_bytes=nbytes, own_bytes=op.own_bytes - op.payload_bytes + nbytes)
 
@@ -294,7 +294,7 @@ def _streaming_gather(op: TimedOp, work: ResourceWork, machine: Machine) -> Reso
 
 _MASTER_BYTES = 4
 _STREAMING = {Update.keyword: _streaming_update, AllGather.keyword: _streaming_gather}
-"""By keyword: the work of an op whose state is in another memory."""
+"""Work of an op whose state is in another memory, by keyword."""
 
 
 def collective_names(ops: Iterable[TimedOp], plan: Plan, machine: Machine) -> dict[str, list[str]]:
@@ -322,7 +322,7 @@ def collective_way(op: TimedOp, plan: Plan, machine: Machine) -> Algorithm | Non
         return cheapest(scalar_all_reduces(_SCALAR_BYTES, members, machine), machine)
     if op.keyword in ("all_gather", "gather_rows"):
         return cheapest(all_gathers(op.payload_bytes, members, machine), machine, op.own_bytes)
-    if sums_shared(op.keyword, op.group):  # everyone gets what all give, and adds it up
+    if sums_shared(op.keyword, op.group):  # everyone gathers all parts, and adds them up
         return cheapest(all_gathers(op.payload_bytes * members.count, members, machine), machine, op.own_bytes)
     itemsize = op.payload_bytes / max(1, op.payload_elements)
     if _copies_shards(op, plan):

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 def machine_lines(machine: Machine) -> Iterator[str]:
-    """Yield the lines of a machine's file, a constant or an op each; `parse_machine` reads them back as an equal machine.
+    """Yield the lines of a machine's file, a constant or an op each, without line ends.
 
-    Raises `DiagnosticError` RT065 for a constant that is not finite.
+    `parse_machine` reads them back as an equal machine. Raises `DiagnosticError` RT065 for a constant that is not
+    finite.
     """
     yield f"name = {toml_value(machine.name)}"
     yield f"update_engine = {toml_value(machine.update_engine.value)}"

@@ -122,7 +122,7 @@ class AttentionSpec(_Attention):
 
     @property
     def block(self) -> AttentionBlockSpec:
-        """The same attention as one block."""
+        """Equal attention as one block of all queries and all keys."""
         rows, heads = (self.seq_len, self.seq_len, 0, 0), (self.heads, self.kv_heads, self.head_dim)
         return AttentionBlockSpec(
             self.batch,

@@ -107,48 +107,48 @@ class ProgramColumns:
 
     @cached_property
     def stream_stops(self) -> Int64s:
-        """By stream: the exclusive end of its instructions."""
+        """Exclusive end of each stream's instructions, [stages * engines]."""
         return np.cumsum(self.lengths.ravel())
 
     @cached_property
     def streams(self) -> Int64s:
-        """By instruction: its stream, as stage * engines + engine."""
+        """Stream of each instruction, as stage * engines + engine."""
         return np.repeat(np.arange(self.lengths.size), self.lengths.ravel())
 
     @cached_property
     def operand_stops(self) -> Int64s:
-        """By instruction: the exclusive end of its operands."""
+        """Exclusive end of each instruction's operands."""
         return np.cumsum(self.instructions[:, OPERANDS], dtype=np.int64)
 
     @cached_property
     def wait_stops(self) -> Int64s:
-        """By instruction: the exclusive end of its waits."""
+        """Exclusive end of each instruction's waits."""
         return np.cumsum(self.instructions[:, WAITS], dtype=np.int64)
 
     @cached_property
     def block_stops(self) -> Int64s:
-        """By instruction: the exclusive end of its blocks."""
+        """Exclusive end of each instruction's blocks."""
         return np.cumsum(self.instructions[:, BLOCKS], dtype=np.int64)
 
     @cached_property
     def tensor_stops(self) -> Int64s:
-        """By stage: the exclusive end of its tensors."""
+        """Exclusive end of each stage's tensors."""
         return np.cumsum(self.tensor_counts)
 
     @cached_property
     def operand_owners(self) -> Int64s:
-        """By operand: its instruction."""
+        """Instruction of each operand."""
         return np.repeat(np.arange(len(self)), self.instructions[:, OPERANDS])
 
     @cached_property
     def operand_tensors(self) -> Int64s:
-        """By operand: its tensor, numbered through all stages."""
+        """Tensor of each operand, numbered through all stages."""
         firsts = (self.tensor_stops - self.tensor_counts)[self.streams // len(ENGINES)]
         return firsts[self.operand_owners] + self.operands[:, TENSOR]
 
     @cached_property
     def form_bytes(self) -> Int64s:
-        """By form of tensor: the bytes of one, alignment included."""
+        """Bytes of a tensor of each form, alignment included."""
         return np.array([aligned(form.type.nbytes) for form in self.forms], np.int64)
 
     @cached_property
@@ -166,19 +166,19 @@ class ProgramColumns:
 
     @property
     def micro_batches(self) -> Int64s:
-        """By instruction: its micro-batch; -1 where it has none."""
+        """Micro-batch of each instruction; -1 where it has none."""
         pieces = self.instructions[:, PIECE].astype(np.int64)
         return np.where(self._is_cut & (pieces >= 0), pieces // max(1, self.slices), pieces)
 
     @property
     def slice_numbers(self) -> Int64s:
-        """By instruction: the slice that it works on; -1 where it works on none."""
+        """Slice that each instruction works on; -1 where it works on none."""
         pieces = self.instructions[:, PIECE].astype(np.int64)
         return np.where(self._is_cut & (pieces >= 0), pieces % max(1, self.slices), -1)
 
     @cached_property
     def _is_cut(self) -> NDArray[np.bool_]:
-        """By instruction: True if it works on a slice of a micro-batch."""
+        """Mask of the instructions that work on a slice of a micro-batch."""
         return self.where(self.instructions[:, KEYWORD], *OF_SLICES) & (self.slices > 0)
 
     def tensors_of(self, stage: int) -> slice:
@@ -216,7 +216,10 @@ class ProgramColumns:
         return self.order is None or self._given_places(stage) is not None
 
     def _given_places(self, stage: int) -> Int64s | None:
-        """By instruction of a stage, its place in the list order that was given; None where there is none, or it does not keep the waits."""
+        """Return by instruction of a stage its place in the given list order; None without one, or if it breaks a wait.
+
+        A wait is broken if the instruction stands before one it waits for in its step.
+        """
         if self.order is None:
             return None
         lengths = self.lengths[stage]

@@ -19,7 +19,7 @@ _WORD = re.compile(r"[\w.+\-]+(\[[0-9]+:[0-9]+\])?")
 def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object of some keys and values.
 
-    Raises ValueError where a key is given twice, as it is undefined which counts.
+    Raises ValueError where a key is given twice, because it is undefined which one counts.
     """
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -90,7 +90,8 @@ def word(value: Any) -> str:
 def option(value: Any) -> bool | int | float | str | None:
     """Return the value of a kernel's option: a flag, a finite number, a line of text, or none.
 
-    The kernel's declaration says which of these it takes (`ratrain.targets.program.kernel_calls`). Raises ValueError for anything else.
+    The kernel's declaration says which of these it takes (`ratrain.targets.program.kernel_calls`). Raises ValueError
+    for anything else.
     """
     if isinstance(value, str):
         return text(value)

@@ -71,7 +71,7 @@ _VARIANTS = {
     kind: [name for name in _IN_VARIANT if any(name == attribute.name for attribute in attributes)]
     for kind, attributes in FIELDS.items()
 }
-"""By kind of op, the fields that an instruction's variant holds, joined by dots; the last may be missing."""
+"""Fields that an instruction's variant holds, joined by dots, by kind of op; the last may be missing."""
 
 
 def stored_operands(op: Op, binding: Binding, index: Mapping[Tensor, int]) -> tuple[Operand, ...]:

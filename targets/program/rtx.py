@@ -1,9 +1,10 @@
 """Read and write `.rtx`, the versioned container of a program: a JSON header, int32 columns, names, and a digest.
 
-    RATRAINX | version u32 | header length u64 | header JSON | columns (int32, little endian) | names (UTF-8) | sha256 of all before
+    RATRAINX | version u32 | header length u64 | header JSON
+             | columns (int32, little endian) | names (UTF-8) | sha256 of all before
 
 Nothing is pickled, so that reading a foreign file runs no code of it. Columns of all stages and engines stand one after
-another; the header gives the counts. Names are those of tensors, a line each. A damaged or foreign file is refused with
+another; the header gives the counts. Names are names of tensors, a line each. A damaged or foreign file is refused with
 a diagnostic, and so is a file with parts that no program writes: an unknown key, a key twice, or a string, form of
 tensor or on-chip schedule that nothing refers to. Facts that follow from the rest, such as peaks and arenas, are not in
 the file.
@@ -217,7 +218,7 @@ def _checked_body(data: bytes, file: str) -> memoryview:
 
 
 class _Reader:
-    """Rebuilds a program; every number is checked before it is used as an index."""
+    """Reader of a container's body; every number is checked before it is used as an index."""
 
     def __init__(self, body: memoryview) -> None:
         _, version, length = _PREFIX.unpack_from(body)

@@ -26,7 +26,7 @@ _KIND_OF = np.array(
     np.uint8,
 )  # fmt: skip
 _FOLLOWS = np.zeros(64, np.bool_)
-"""By kinds of two characters, 8 * one + the other: whether the other may follow the one."""
+"""Table by kinds of two characters, 8 * one + the other: True if the other may follow the one."""
 for _one, _others in (
     (_LETTER, (_LETTER, _DIGIT, _DOT, _END)),
     (_DIGIT, (_LETTER, _DIGIT, _DOT, _END)),

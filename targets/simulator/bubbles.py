@@ -75,7 +75,7 @@ _KINDS = PerOp(
     },
     never=(Release,),
 )
-"""By kind of op: the cause that is charged to an engine that waits for it."""
+"""Cause that is charged to an engine that waits for an op, by kind of op."""
 
 
 @frozen

@@ -10,8 +10,8 @@ the last of them:
         advance to the earliest event and end its work
         with the last work of an op: end the op, put the streams of its stage on the agenda
 
-A run of n events takes about n log(streams), and what sharing adds. Small runs go as plain Python (`interpreted_loop`),
-all others compiled; both do the same operations in the same order.
+A run of n events takes about n log(streams), in addition to the sharing of bandwidth. Small runs go as plain Python
+(`interpreted_loop`), all others compiled; both do the same operations in the same order.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def run(
             streams[stream].listed = 0
             if is_ready(flat.ops, flat.waits, streams, stream, steps):
                 start_if_met(flat, works, state, stream, steps, rendezvous, now, starts)
-        # Works often end at the same moment, as those of equal stages do: rates are recomputed once, after the last of
+        # Works often end at the same moment, for example on equal stages: rates are recomputed once, after the last of
         # these events. New flows have no event yet, so an empty heap does not mean that nothing is to come.
         if sizes[CHANGED] and (sizes[HEAP] == 0 or heap[0].time > now):
             share_anew(slots, heap, resources, state.routes, state.users, sizes, now)

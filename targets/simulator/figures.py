@@ -190,7 +190,10 @@ def _works(program: Program, columns: ProgramColumns, machine: Machine) -> tuple
 
 
 def _alike(columns: ProgramColumns) -> tuple[Int64s, Int64s]:
-    """By instruction a number, equal where all is equal that its time depends on; and the first instruction of each."""
+    """Return a number for each instruction, and the first instruction of each number.
+
+    Instructions have one number if everything that their time depends on is equal.
+    """
     rows, engines = columns.instructions, columns.streams % len(ENGINES)
     calls = rows[:, ROUTINE] >= 0
     lone = np.flatnonzero(~calls)

@@ -68,7 +68,7 @@ CHANNEL = np.dtype(
         ("send_stop", np.int64),
         ("recv_first", np.int64),
         ("recv_stop", np.int64),
-        ("meets", np.int64),  # whether both ends of its messages start and end together, whatever the mode of sends
+        ("meets", np.int64),  # 1: both ends of its messages start and end together, whatever the mode of sends
     ]
 )
 

@@ -33,7 +33,8 @@ _OF_A_STAGE: PerOp[bool] = PerOp(
     | dict.fromkeys(COLLECTIVE_OPS, False),
     never=(Release,),
 )
-"""By kind: True if its time is for all blocks of a stage and one micro-batch, False if it is for one op."""
+"""True for kinds whose time is for all blocks of a stage and one micro-batch, False for kinds whose time is for one
+op."""
 KINDS = tuple(_OF_A_STAGE)
 """Keywords whose times can be given."""
 _HALVES = ("backward_input", "backward_weight")

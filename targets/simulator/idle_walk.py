@@ -76,7 +76,7 @@ def other_end(flat: FlatProgram, step: int, op: int, mode: int, channel: int) ->
 def own_last_awaited(
     flat: FlatProgram, ends: Float64s, reuse: Int64s, event: int, without_reuse: bool
 ) -> tuple[float, int]:
-    """Return `last_awaited` of what is on the event's own stage: its waits and its predecessor in the stream."""
+    """Return `last_awaited` of the event's own stage: its waits and its predecessor in the stream."""
     ops = len(flat.ops)
     step, op = event // ops, event % ops
     found = (-1.0, NOBODY)
@@ -99,7 +99,7 @@ def walk(
     flat: FlatProgram, starts: Float64s, ends: Float64s, reuse: Int64s, kinds: Int64s, apart: Int64s, rendezvous: bool,
     intervals: Int64s, bounds: Float64s, numbers: Int64s, times: Float64s,
 ) -> int:  # fmt: skip
-    """Split idle intervals into pieces by what the engine waited for, and return the number of pieces.
+    """Split idle intervals into pieces by cause, and return the number of pieces.
 
     Takes `intervals` [n, 4]: stream; the event that starts at the end, or -1; the event that ends there, used where
     none starts; `boundary`: the step that begins with the interval, or INSIDE. `bounds` [n, 2]: from, to. `kinds`: by
@@ -155,9 +155,9 @@ def chain(
     flat: FlatProgram, starts: Float64s, ends: Float64s, reuse: Int64s, rendezvous: bool, event: int, begin: float, to: float,
     found: Int64s,
 ) -> int:  # fmt: skip
-    """Follow an event back along what each waited for last, while ends are after `begin`; return the number of events.
+    """Follow an event back to the op it waited for last, and so on, while ends are after `begin`; return the number.
 
-    Fills `found`, latest first.
+    Fills `found` with the events, latest first.
     """
     count = 0
     while event >= 0 and to > begin:

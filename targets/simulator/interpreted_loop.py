@@ -27,7 +27,7 @@ ALLOWANCE = Allowance(_OPS)
 def run(
     flat: FlatProgram, works: Records, state: RunState, steps: int, rendezvous: bool, starts: Float64s, ends: Float64s
 ) -> int:
-    """As `event_loop.run`."""
+    """Run `steps` steps as `event_loop.run` does."""
     listed_flat, listed_state = FlatProgram(*map(_listed, flat)), RunState(*map(_listed, state))
     with np.errstate(all="ignore"):  # the compiled loop does not warn either
         events: int = unwrap(event_loop.run)(listed_flat, _listed(works), listed_state, steps, rendezvous, starts, ends)

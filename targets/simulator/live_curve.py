@@ -1,4 +1,7 @@
-"""Live bytes in a memory over simulated time: from when a tensor's first write starts until its last access has ended."""
+"""Live bytes in a memory over simulated time.
+
+A tensor is live from the start of its first write until its last access has ended.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +108,7 @@ def _operands_in_order(timeline: Timeline, stage: int, home: Home) -> tuple[Int6
 def _curve(times: Float64s, changes: Int64s) -> tuple[Float64s, Int64s]:
     """Return the distinct times, and the bytes after all changes at each.
 
-    What is freed at a time can be reused at that time.
+    Bytes that are freed at a time can be reused at that time.
     """
     moments, places = np.unique(times, return_inverse=True)
     sums = np.zeros(len(moments), np.int64)

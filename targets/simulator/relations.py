@@ -21,7 +21,7 @@ class Relations:
 
     @cached_property
     def reuse(self) -> Int64s:
-        """By wait, 1 if only bytes are waited for: the two ops share no tensor and neither is blocking."""
+        """Mask of waits, 1 if only bytes are waited for: the two ops share no tensor and neither is blocking."""
         flat = self.flat
         waiting = np.repeat(np.arange(len(flat.ops)), flat.ops["wait_stop"] - flat.ops["wait_first"])
         awaited = flat.streams["first"][flat.waits["stream"]] + flat.waits["count"] - 1
@@ -30,7 +30,7 @@ class Relations:
 
     @cached_property
     def apart(self) -> Int64s:
-        """By op, 1 if it needs nothing of its predecessor in its stream.
+        """Mask of ops, 1 if an op needs nothing of its predecessor in its stream.
 
         They share no tensor and the predecessor is not blocking. The predecessor of a stream's first op is its last op,
         of the step before.
@@ -43,7 +43,7 @@ class Relations:
 
     @cached_property
     def _blocking(self) -> NDArray[np.bool_]:
-        """By op, whether compute waits for it."""
+        """Mask of ops that compute waits for."""
         return np.asarray(self.columns.instructions[:, FLAGS] & BLOCKING > 0, np.bool_)
 
     @cached_property

@@ -1,7 +1,7 @@
 """Kernels that execute the tile schedules of a program: matrix products and attention, tile by tile in on-chip buffers.
 
-The buffers have the sizes of the machine's GSM, AM and SM; a tile that does not fit cannot be computed. All other
-kernels are those of `fast`.
+The buffers have the sizes of the machine's GSM, AM and SM; a tile that does not fit cannot be computed. `fast` computes
+everything else.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Tiled(Fast):
 
     @quiet
     def attention_backward(self, q, k, v, o, lse, do, dq, dk, dv, delta, *, documents=None, scratch, spec):
-        """Compute the gradient of queries, and delta with it; then those of keys and values, which read delta."""
+        """Compute the gradient of queries, and delta with it; then the gradients of keys and values from delta."""
         check_starts(documents, spec.seq_len)
         read = {"q": q, "k": k, "v": v, "lse": lse, "do": do, "delta": delta, "documents": documents}
         self.execute("attention_query_gradient", {**read, "o": o, "dq": dq}, scratch, _place_of(spec))

@@ -1,4 +1,4 @@
-"""Tile schedules that a kernel call may have: those of its parts, for its shapes, types and options."""
+"""Tile schedules that a kernel call may have: schedules of its parts, for its shapes, types and options."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PARTS: PerKernel[tuple[str, ...]] = PerKernel(
         *UNTILED_BLOCKS,
     ),
 )
-"""By tiled kernel, the parts that are computed one after the other."""
+"""Parts of each tiled kernel, which are computed one after the other."""
 
 _QUERY: Axes = (("b", "q"), ("g", "h", "d"))
 _KEY: Axes = (("b", "k"), ("g", "d"))

@@ -88,7 +88,7 @@ def check_hazards(schedule: TileSchedule) -> None:
 
 
 def _representatives(schedule: TileSchedule) -> list[int]:
-    """Return cores whose pieces differ in length from those of all cores before; core 0 first."""
+    """Return cores whose pieces differ in length from the pieces of all cores before; core 0 first."""
     cores: dict[tuple[object, ...], int] = {}
     for core in range(schedule.memories.cores):
         cores.setdefault(tuple(_lengths(schedule, schedule.body, dict(schedule.dims), core)), core)
@@ -100,7 +100,7 @@ def _lengths(
 ) -> Iterator[tuple[int, ...]]:
     """Yield for each dealt loop the length of a core's piece, or its number where lengths do not tell.
 
-    Ranges of the loops around are those of their last iteration.
+    The loops around are in their last iteration.
     """
     for loop in body:
         if not isinstance(loop, Loop):
@@ -117,7 +117,7 @@ def _lengths(
 
 @define(eq=False)
 class _Follower:
-    """Follows the events of one core."""
+    """State of one core while its events are followed."""
 
     schedule: TileSchedule
     core: int

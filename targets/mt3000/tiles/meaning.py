@@ -59,7 +59,7 @@ any. For a product of matrices see `_Meaning.check`."""
 
 @define(eq=False)
 class _Meaning:
-    """Follows the terms of buffers through one pass over the nest."""
+    """Terms of all buffers through one pass over the nest."""
 
     schedule: TileSchedule
     terms: dict[str, str] = field(factory=dict)

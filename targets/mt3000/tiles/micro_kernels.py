@@ -2,8 +2,8 @@
 
 Signatures: written buffers, then read ones, as `name:memories`, with `=` where the whole tile is made anew, `~` where
 its contents are changed, `*` where there may be any number, `?` where there may be none. Memories: `a` AM, `s` SM.
-Names are those of the arguments in `ratrain.targets.mt3000.kernels.tiled_compute`; scores are [keys, queries] or
-[queries, keys].
+Arguments have the same names in `ratrain.targets.mt3000.kernels.tiled_compute`; scores are [keys, queries] or [queries,
+keys].
 """
 
 from __future__ import annotations

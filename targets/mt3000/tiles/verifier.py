@@ -4,7 +4,9 @@
 no channel. 2. Meaning: followed symbolically, each result is the kernel's formula; loops visit every element of a
 result once. 3. Hazards: a core's program is followed event by event. A transfer goes into a copy that nothing still
 reads or fills; a tile fits
-   its buffer; data has arrived before it is read, and it is the intended tile; contents of GSM are read by other cores between the
+   barrier after their arrival and the barrier before they are overwritten.
+   its buffer; data has arrived before it is read, and it is the intended tile; contents of GSM are read by other cores
+   between the barrier after their arrival and the barrier before they are overwritten.
    barrier after their arrival and the barrier before they are overwritten.
 
 Example of a hazard: with one copy, `load a (0), use a, load a (1 ahead) ...` would overwrite the tile in use.
@@ -49,7 +51,7 @@ _MOST_COPIES = 4
 _MOST_CHANNELS = 1024
 """Bound of channel numbers, far above any machine's."""
 _SUMS = {"zero": 1, "product": 1, "add_product": 1, "start_softmax": 3, "softmax": 3}
-"""By micro-kernel, how many of the buffers it writes, from the first on, hold sums."""
+"""Number of the buffers a micro-kernel writes, from the first on, that hold sums."""
 
 
 @lru_cache(maxsize=4096)

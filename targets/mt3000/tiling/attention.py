@@ -70,7 +70,7 @@ class AttentionShape:
 
     @property
     def dims(self) -> tuple[tuple[str, int], ...]:
-        """Sequences, key-value heads, query heads of one, queries, keys, elements of a head."""
+        """Extents by dimension: b sequences, g key-value heads, h query heads of one, q queries, k keys, d elements."""
         extents = (self.batch, self.kv_heads, self.group, self.seq_len, self.seq_len, self.head_dim)
         return tuple(zip("bghqkd", extents, strict=True))
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @define
 class BufferLayout:
-    """Collects the buffers of a schedule and gives each its bytes and channels."""
+    """Buffers of a schedule, each with its bytes and channels."""
 
     memories: Memories
     buffers: list[OnChipBuffer] = field(factory=list)

@@ -67,12 +67,12 @@ class GemmShape:
 
     @property
     def a_axes(self) -> Axes:
-        """Axes of a as it is stored."""
+        """Axes of a in storage."""
         return (("k",), ("m",)) if self.trans_a else (("m",), ("k",))
 
     @property
     def b_axes(self) -> Axes:
-        """Axes of b as it is stored."""
+        """Axes of b in storage."""
         return (("n",), ("k",)) if self.trans_b else (("k",), ("n",))
 
 

@@ -91,8 +91,8 @@ def tiled_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
 def tiled_call(routine: Routine, step: Step, machine: Machine) -> TiledCall | None:
     """Return the cost of a kernel call by its tiles, its parts one after the other; None where it is not tiled.
 
-    The schedules are those of the step. A step whose schedules are for other memories, or that has none, gets schedules
-    for this machine.
+    The step's own schedules count. A step whose schedules are for other memories, or that has none, gets schedules for
+    this machine.
     """
     if step.kernel not in PARTS:
         return None

@@ -133,7 +133,7 @@ class _Section:
 
 @define(eq=False)
 class _Walk:
-    """Adds up a nest; loops whose iterations are alike are walked once."""
+    """Sum over a loop nest; loops whose iterations are alike are walked once."""
 
     schedule: TileSchedule
     cluster: Cluster
