@@ -136,7 +136,7 @@ class _Forms:
 
     @cached_property
     def rows(self) -> Int32s:
-        """By form an instruction with all that its instructions share; in place of the piece its slice, or `NONE`."""
+        """One instruction for each form, with all that its instructions share; its slice, or `NONE`, is its piece."""
         strings = self.strings
         rows = np.zeros((len(self.forms), INSTRUCTION_COLUMNS), np.int32)
         for row, form in zip(rows, self.forms, strict=True):

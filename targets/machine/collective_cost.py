@@ -269,6 +269,8 @@ def _pairwise_rounds(nbytes: float, circle: Circle, members: Members, *, staged:
     All distances in between are one `Rounds`.
     """
     places = circle.places
+    # At a distance of `near` or more, both ways round the circle, no message stays within an inner group: these rounds
+    # are all alike.
     near = max((1, *(group // circle.stride for group in members.within if group < circle.span)))
     alone = [*range(1, near), *range(places - near + 1, places)]
     together = [(near, places - 2 * near + 1)] if near < places else []

@@ -220,6 +220,7 @@ class _LiftedStage:
         )
         if stored_fields(op) != mine:
             raise ValueError(f"it has fields that '{op.keyword}' does not have")
+        # Roles and order of operands follow from the op, so they are derived again and compared.
         binding = bind(op, self.program.model, self.program.plan)
         if stored_operands(op, binding, self.index) != instruction.operands:
             raise ValueError("its operands have other roles, or another order, than the op has")

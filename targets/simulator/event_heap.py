@@ -52,6 +52,7 @@ def sift(slots: Records, heap: Records, size: int, slot: int, time: float, place
         heap[place].slot, heap[place].time = parent, parent_time
         slots[parent].heap_place = place
         place = above
+    # Of the two children the earlier one moves up, so that it precedes the other.
     while True:
         below = 2 * place + 1
         if below >= size:

@@ -169,7 +169,7 @@ def _exposed_tails(timeline: Timeline) -> Callable[[int], float]:
 
 
 def _works(program: Program, columns: ProgramColumns, machine: Machine) -> tuple[OpWorks, list[TimedOp]]:
-    """The works of a program's instructions, computed once a distinct one, and those that call no routine."""
+    """Return the works of a program's instructions, computed once a distinct one, and the ops without a routine."""
     known: dict[object, int] = {}
     lone: list[TimedOp] = []
     works: list[ResourceWork] = []

@@ -148,10 +148,13 @@ class _Ways:
                 [self.first_path + source * len(self.paths) + self.paths[flow.path]] if flow.path in self.paths else []
             )
         if flow.link is not None:
+            # Behind the DDR, each level has a link outwards (odd places) and one inwards (even places).
             row += [source * own + 1 + 2 * flow.link, target * own + 2 + 2 * flow.link]
         for level in flow.uplinks:
             if level in self.uplinks:
                 first, held = self.uplinks[level], self.bandwidths.links[level].stages
+                # Neighbouring stages share a group of `held` stages, which has two uplinks: out at the sender's group,
+                # in at the receiver's.
                 row += [first + source // held * 2, first + target // held * 2 + 1]
         return row
 

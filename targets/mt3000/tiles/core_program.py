@@ -100,6 +100,7 @@ def seen(schedule: TileSchedule, loop: Loop, ranges: Ranges) -> Piece:
         low = first
         high = stop if schedule.window is None else last - 1 + schedule.window
     low = max(start, low)
+    # Down to a whole tile from the start of the range, so that all cores and queries cut the range at the same places.
     return low - (low - start) % loop.tile, min(stop, high)
 
 
@@ -116,6 +117,8 @@ def pieces(
     count = max(0, -(-(stop - start) // loop.tile))
     numbers = range(count) if loop.cores == 1 else _dealt(count, loop, core)
     if period:
+        # Pieces at both ends stay: the first ones fill the copies, and under a mask the last ones are shorter. What is
+        # left out is a multiple of `period`, so the piece behind the gap finds the copies in the state it expects.
         tail = period + 1 if differ else 1
         left_out = max(0, len(numbers) - tail - period - 1) // period * period
         numbers = [*numbers[: len(numbers) - tail - left_out], *numbers[len(numbers) - tail :]] if left_out else numbers
@@ -139,7 +142,7 @@ def core_events(schedule: TileSchedule, core: int, period: int = 0) -> Iterator[
 
 @define(eq=False)
 class _Core:
-    """Walks the nest twice: to see which pieces each load will need, then to issue them ahead of time."""
+    """Walk over a nest for one core, done twice: to see the pieces each load needs, then to issue them early."""
 
     schedule: TileSchedule
     core: int
@@ -181,6 +184,8 @@ class _Core:
         for statement, ranges in visits:
             if isinstance(statement, TileLoad):
                 loads[statement.buffer] += 1
+                # The number of times the source has been loaded before this visit; 0 for an operand, which is always
+                # there.
                 scope = loads.get(statement.source, 0)
                 self.needed.setdefault(statement.buffer, []).append((scope, ranges))
         for statement, ranges in visits:

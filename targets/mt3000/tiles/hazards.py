@@ -164,6 +164,7 @@ class _Follower:
             self.read_shared(event)
         else:
             self.reaches(event, self.operands[event.other], self.whole)
+        # From its issue on the transfer may write, so the old contents are gone; the new ones count from the wait.
         copy.held, copy.arriving = None, event.ranges
         self.coming[event.channel] = event
         if buffer.memory is OnChipMemory.GSM:
@@ -172,6 +173,7 @@ class _Follower:
     def read_shared(self, event: Transfer) -> None:
         """Check a transfer out of GSM: it must be issued after the barrier that follows the arrival."""
         filling = self.fillings.get((event.other, event.other_number))
+        # It arrived in an earlier phase exactly if a barrier lies in between: only then do other cores know of it.
         if filling is None or filling.arrived is None or filling.arrived >= self.phase:
             raise UnsoundTilesError(f"'{event.buffer.name}' is loaded from '{event.other}' before all cores may")
         self.within(event.other, filling.ranges, event.ranges)
@@ -187,6 +189,7 @@ class _Follower:
 
     def wait(self, event: Await) -> None:
         transfer = self.coming.pop(event.channel, None)
+        # A wait for an idle channel ends at once.
         if transfer is None:
             return
         copy = self.copy(transfer.buffer.name, transfer.copy)
@@ -196,6 +199,7 @@ class _Follower:
         copy.held, copy.arriving = copy.arriving, None
         if transfer.buffer.memory is OnChipMemory.GSM:
             self.fillings[transfer.buffer.name, transfer.number].arrived = self.phase
+        # The transfer read GSM between its issue and now; the latest phase counts.
         if transfer.other in self.buffers:
             filling = self.fillings[transfer.other, transfer.other_number]
             filling.last_read = max(filling.last_read, self.phase)

@@ -85,6 +85,7 @@ class _Meaning:
         expected = {name: term.format(documents=documents) for name, term in expected.items()}
         if self.schedule.kernel == "gemm":
             added = [o.name for o in self.schedule.operands if o.name not in ("a", "b", "out")]
+            # The old `out` is added if the schedule loads it; `calls` compares that with the step's `accumulate`.
             sums = ["Σa·b", *sorted({*added, "out"} & {*self.terms.values()})]
             expected = {"out": f"round_sum({' '.join(sums)})"}
             if not {*added} <= {*self.terms.values()}:
@@ -136,6 +137,7 @@ class _Meaning:
             case "add_product", (out,):
                 held = self.term(out)
                 factors = "·".join(sources)
+                # A sum that has a term already is one that a softmax has scaled before.
                 self.terms[out] = f"{held}+{factors}" if held else _ACCUMULATED + factors
             case "transpose", (out,):
                 self.terms[out] = sources[0]
@@ -160,6 +162,7 @@ class _Meaning:
         arguments = MICRO_KERNELS[compute.kernel].arguments(len(compute.writes), len(compute.reads))
         assert arguments is not None
         for argument, name in zip(arguments, (*compute.writes, *compute.reads), strict=True):
+            # The loops around that cut no dimension of the buffer: those that a sum runs over, or that repeat it.
             around = {loop.dim for loop in loops} - {*flat(self.axes[name])}
             if argument.mode == "=":
                 self.outer[name] = around

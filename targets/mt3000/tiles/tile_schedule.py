@@ -205,6 +205,7 @@ class TileSchedule:
 
     def to_json(self) -> list[Any]:
         """Return the schedule as plain data."""
+        # Lists without keys: `tiles_from_json` unpacks them in this order.
         memories = self.memories
         return [
             self.kernel,
@@ -253,6 +254,7 @@ def is_contiguous(axis: tuple[str, ...], ranges: Ranges, held: Ranges) -> bool:
     """Return whether `axis_range` selects exactly `ranges`: no dimension is cut inside one that has several indices."""
     several = False
     for dim in axis:
+        # Rows 2 to 3 with columns 0 to 4 of 8 each are two runs; row 2 alone with these columns is one.
         if several and ranges[dim] != held[dim]:
             return False
         several |= ranges[dim][1] - ranges[dim][0] > 1
@@ -327,6 +329,7 @@ def _nest(data: Any, depth: int) -> tuple[Statement, ...]:
         raise ValueError(f"a tile schedule has more than {_DEPTH} loops within each other")
     nest: list[Statement] = []
     for keyword, *fields in data:
+        # A statement with a wrong number of fields matches no case but the last.
         match keyword, fields:
             case "loop", [dim, tile, cores, stride, sees, inner]:
                 counts = whole(cores), whole(stride)

@@ -138,12 +138,14 @@ class _Structure:
                 room = memories.capacity(buffer.memory)
                 yield f"'{buffer.name}' ends at byte {buffer.end} of the {room} of {buffer.memory.value}"
         for memory in OnChipMemory:
+            # In the order of offsets an overlap shows between neighbours.
             spans = sorted((b.offset, b.end, b.name) for b in self.schedule.buffers if b.memory is memory)
             yield from (
                 f"'{name}' and '{other}' share bytes of {memory.value}"
                 for (_, end, name), (start, _, other) in pairwise(spans)
                 if start < end
             )
+        # A buffer that only computation uses has no channel.
         moved = {s.buffer for s in statements(self.schedule.body) if isinstance(s, TileLoad | TileStore)}
         channels = Counter(
             b.channel + copy for b in self.schedule.buffers if b.name in moved for copy in range(b.copies)
@@ -156,6 +158,8 @@ class _Structure:
         match statement:
             case Loop(dim, tile, _, cores, stride, sees):
                 sound = dim in self.dims and tile >= 1 and cores >= 1 and stride >= 1
+                # The mask relates queries and keys only. A masked loop is not dealt out: its pieces would depend on the
+                # core's place.
                 masked = sees == "" or ({dim, sees} == {"q", "k"} and cores == 1 and {"q", "k"} <= self.dims.keys())
                 if not sound or not masked or cores * stride > self.schedule.memories.cores:
                     return f"a loop over '{dim}' by {tile} for {cores} cores that sees '{sees}' makes no sense"
@@ -181,6 +185,7 @@ class _Structure:
         if source not in self.buffers:
             return f"there is no '{source}' to load '{buffer.name}' from"
         held = self.buffers[source]
+        # DDR reaches every memory; GSM reaches AM and SM. Nothing goes between AM and SM, or from them to GSM.
         if held.memory is not OnChipMemory.GSM or buffer.memory is OnChipMemory.GSM:
             return (
                 f"there is no transfer from {held.memory.value} to {buffer.memory.value}: '{source}' to '{buffer.name}'"

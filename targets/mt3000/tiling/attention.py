@@ -126,6 +126,7 @@ def attention_schedule(
     """Return the schedule of a part of attention with these tiles, or None where they do not fit."""
     layout = BufferLayout(memories)
     builder = _Builder(part, shape, tiles, layout)
+    # Building the nest adds its buffers to the layout; only then is it known whether they fit.
     body = builder.nest()
     if not layout.fits:
         return None
@@ -168,6 +169,8 @@ class _Builder:
         tiles, part = self.tiles, self.part
         stream = Loop(part.streamed, tiles.strip, inside, sees=part.held)
         held: Statement
+        # Keys and values serve all query heads of a group: the sums of their gradients stay in AM while `h` runs
+        # inside. Queries belong to one head, so `h` is outside and each head starts its sums anew.
         if part.groups_inside:
             held = Loop(part.held, tiles.held, (*before, Loop("h", 1, (stream,)), *after), cores=tiles.blocks)
         else:
@@ -210,6 +213,8 @@ class _Builder:
             )
             names.append((f"{operand}_panel", operand))
         loads = (TileLoad(panel, operand, copies - 1) for panel, operand in names)
+        # At the first barrier no core reads the copies that the loads fill. At the second one core 0 has waited for
+        # them, so all cores may read.
         return (Barrier(), *loads, *(Wait(panel) for panel, _ in names), Barrier())
 
     def strips(self) -> tuple[Statement, ...]:
@@ -228,6 +233,7 @@ class _Builder:
         tile = self.layout.add(
             f"{operand}_tile", OnChipMemory.AM, dtype, ((self.part.held,), ("d",)), (rows, d), copies=2
         )
+        # Products take their vectors along the held rows, hence the transposition.
         held = self.am(f"{operand}_held", dtype, "d", self.part.held)
         return (TileLoad(tile, operand, 1), Wait(tile), Compute("transpose", (held,), (tile,)))
 
@@ -293,6 +299,7 @@ class _Builder:
         lse, delta = self.row("lse", "q", rows), self.row("delta", "q", rows)
         gradient = self.am("dq_sum", single, "d", "q")
         starts, loads = self.starts(rows)
+        # delta = rowsum(do * o) is computed with the queries' blocks and stored: the key gradient reads it from DDR.
         before = (
             *loads,
             *self.hold("q"),
@@ -318,6 +325,7 @@ class _Builder:
             *self.hold("v"),
             *(Compute("zero", (dk,), ()), Compute("zero", (dv,), ())),
         )
+        # Scores are [queries, keys] here: numbers of a query go with the scalars, so they are in SM.
         rows = [self.row(name, "q", self.tiles.strip, OnChipMemory.SM) for name in _ROW_OPERANDS]
         starts, loads = self.starts(self.tiles.strip, OnChipMemory.SM)
         inside = (
@@ -362,6 +370,8 @@ def attention_candidates(shape: AttentionShape, memories: Memories) -> Iterator[
     for heads in (h for h in range(1, memories.cores + 1) if memories.cores % h == 0 and h <= shape.kv_heads):
         blocks = memories.cores // heads
         for micro in (m for m in MICRO_TILES if registers(m, shape.dtype) <= 64):
+            # Held rows are the vectors of all products: as wide as the register tile, or, if that has one vector, a
+            # part of it.
             rows = (width // 4, width // 2, width) if micro[1] == 1 else (micro[1] * width,)
             strips = sorted({min(strip, shape.seq_len) for strip in _STRIPS})
             for held, strip in product(sorted({min(row, shape.seq_len) for row in rows}), strips):
@@ -391,6 +401,8 @@ def attention_bound_seconds(part: _Part, shape: AttentionShape, tiles: Attention
     rows = _of_busiest(met, tiles.blocks) if tiles.resident else float(met.sum())
     arithmetic = turns * rows * products * cycles / cluster.clock
     streamed = 2 * shape.batch * d * size * (shape.heads if part.groups_inside else shape.kv_heads)
+    # Rows of each head that come from DDR: once if they stay in GSM, else once for each held block that meets them, and
+    # for each query head.
     reads = seq if tiles.resident else blocks * reached
     if not (tiles.resident or part.groups_inside):
         reads *= shape.group

@@ -305,6 +305,7 @@ class _Walk:
         cluster = self.cluster
         if load.ahead == 0:
             buffer = self.buffers[load.buffer]
+            # All cores wait at the same time, so each has its share of the bandwidth.
             nbytes = self.sizes(buffer.axes, spans) * buffer.dtype.itemsize
             rate = cluster.gsm_bandwidth if load.source in self.buffers else cluster.ddr_bandwidth
             self.open.core = self.open.core + times * nbytes * cluster.cores / rate * cluster.clock
@@ -346,6 +347,7 @@ class _Walk:
         largest = max((self.sizes(buffer.axes, spans) for buffer in named), key=np.max)
         if compute.kernel == "transpose":
             return largest / self.cluster.transpose_rate, nbytes
+        # Operations are on float32, on 32 lanes of each of the three units.
         operations = largest * _VECTOR_OPERATIONS[compute.kernel]
         if compute.kernel in _EXPONENTIALS:
             score = self.sizes(self.buffers[compute.reads[0]].axes, spans)
