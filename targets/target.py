@@ -1,4 +1,4 @@
-"""A machine file as a target: workspace, engines and costs of ops, emission and simulated steps."""
+"""The target of machine files: workspace, engines and costs of ops, emission of programs, simulated step times."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @frozen
 class MachineTarget:
-    """Implements `ratrain.ratrain_ir.target.Target` for a machine file. A target of its own overrides what it does differently."""
+    """Implementation of `ratrain.ratrain_ir.target.Target` for a machine file; other targets derive from it."""
 
     machine: Machine
 
@@ -46,35 +46,39 @@ class MachineTarget:
         return self.machine.name
 
     def capacity(self, module: Module) -> Capacity:
-        """The DDR of a cluster, and what is left of it for tensors.
+        """Return the DDR bytes of a cluster and the bytes of them that are left for tensors.
 
-        Raises `DiagnosticError` RT053 where that is nothing.
+        Raises `DiagnosticError` RT053 where nothing is left.
         """
         return capacity_of(self.machine, module.topology)
 
     def info(self, module: Module) -> TargetInfo:
-        """What modules and programs carry of the machine.
+        """Return the facts of the machine that modules and programs carry, with the bytes left for tensors as capacity.
 
-        Raises `DiagnosticError` RT053 where it has no bytes left for tensors.
+        Raises `DiagnosticError` RT053 where no bytes are left for tensors.
         """
         return evolve(self._machine_info, capacity_bytes=self.capacity(module).left)
 
     @cached_property
     def _machine_info(self) -> TargetInfo:
-        """What every module carries of the machine, with all its memory."""
+        """Facts of the machine that every module carries, with the whole memory as capacity."""
         return machine_info(self.machine)
 
     @property
     def update_engine(self) -> Engine:
-        """Where updates run."""
+        """Engine that runs optimizer updates."""
         return self.machine.update_engine
 
     def routine(self, module: Module, op: BlockOp) -> Routine:
-        """The routine of a block op."""
+        """Return the routine (the kernels) of a block op."""
         return routine_of(op, module.model, module.plan)
 
     def workspace(self, module: Module, op: Op) -> WorkspaceRequest | None:
-        """Intermediates of a routine; two staging chunks for a gradient reduction or a gather of what is packed, and for each tensor of state that streams."""
+        """Return the scratch bytes that an op needs, and a key that is equal for equal needs; None if it needs none.
+
+        A block op needs its routine's intermediates. A gradient reduction, and a gather that packs its part, need two
+        staging chunks. State that streams from another memory needs two chunks a tensor.
+        """
         if isinstance(op, BlockOp):
             routine = self.routine(module, op)
             return WorkspaceRequest(routine.key, routine.workspace_bytes)
@@ -95,11 +99,14 @@ class MachineTarget:
 
     @property
     def _staging_chunks(self) -> WorkspaceRequest:
-        """What a collective receives that has to be worked on arrives in one while the other is read; there is one at a time."""
+        """Workspace of a collective that works on data as it arrives: one chunk is received while the other is read.
+
+        Its key is shared, because one such collective runs at a time.
+        """
         return WorkspaceRequest("grad-sync", 2 * self.machine.whole("collective_chunk"))
 
     def step_seconds(self, module: Module) -> float:
-        """Seconds of a steady step of an allocated module, simulated.
+        """Simulate an allocated module and return the seconds of a steady step.
 
         Raises `DiagnosticError` where the module cannot be emitted.
         """
@@ -107,11 +114,11 @@ class MachineTarget:
         return figures.step_seconds
 
     def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
-        """Seconds of an op that runs alone."""
+        """Return the seconds of an op that shares no resource with others."""
         return op_work(self.timed(module, stage, op), module.plan, self.machine).seconds
 
     def timed(self, module: Module, stage: Stage, op: Op) -> TimedOp:
-        """What the time of an op depends on."""
+        """Return everything that the time of an op depends on."""
         routine = self.routine(module, op) if isinstance(op, BlockOp) else None
         accesses = ((op.reads, Access.READ), (op.writes, Access.WRITE), (op.updates, Access.UPDATE))
         operands = [(tensor, access) for tensors, access in accesses for tensor in tensors]
@@ -122,14 +129,14 @@ class MachineTarget:
         return timed_op(module.model, module.plan, *fields, routine, operands, ends, blocks)
 
     def message_seconds(self, nbytes: int, link: Link) -> float:
-        """Seconds of a message between stages that has its link to itself."""
+        """Return the seconds of a message of `nbytes` between stages that has its link to itself."""
         return message_seconds(nbytes, link, self.machine)
 
 
 def target_of(machine: Machine) -> MachineTarget:
-    """The target that a machine file names, on that machine.
+    """Return the target that a machine file names, on that machine.
 
-    Raises `DiagnosticError` RT072 where what is registered by its name is no target.
+    Raises `DiagnosticError` RT072 where the registered object is no subclass of `MachineTarget`.
     """
     cls = TARGETS.load(machine.target)
     if not (isinstance(cls, type) and issubclass(cls, MachineTarget)):

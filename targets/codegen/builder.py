@@ -1,4 +1,4 @@
-"""What a routine of a block op is made with: its steps one after the other, rows in chunks, intermediates placed in the workspace."""
+"""Builder of a block op's routine: steps one after the other, rows in chunks, intermediates in the workspace."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
 
 
 INPUT, WEIGHT = "input", "weight"
-"""The halves of a backward."""
+"""Halves of a backward."""
 
 
 def mlp_chunk_rows(plan: Plan) -> int:
-    """Rows an mlp block computes at a time."""
+    """Return the rows an mlp block computes at a time."""
     rows = tokens_per_micro_batch(plan)
     return min(plan.mlp_chunk or rows, rows)
 
 
 def mlp_chunk_starts(plan: Plan) -> range:
-    """The first row of each chunk of an mlp block."""
+    """Return the first row of each chunk of an mlp block."""
     return range(0, tokens_per_micro_batch(plan), mlp_chunk_rows(plan))
 
 
@@ -65,7 +65,7 @@ class Chunk:
     rows: int
 
     def of(self, name: str) -> str:
-        """These rows of an operand that has all of them, which may be rows of a larger one."""
+        """Return these rows of an operand that has all of them, and that may itself be rows of a larger one."""
         if self.size == self.rows:
             return name
         named = parse_reference(name)
@@ -73,14 +73,14 @@ class Chunk:
         return f"{named.whole}[{first + self.start}:{first + self.stop}]"
 
     def of_scratch(self, name: str) -> str:
-        """The rows in use of a buffer that serves every chunk: the last chunk may be smaller."""
+        """Return the rows in use of a buffer that serves every chunk: the last chunk may be smaller."""
         used = self.stop - self.start
         return name if used == self.size else f"{name}[0:{used}]"
 
 
 @define(eq=False)
 class Builder:
-    """Collects steps; intermediates get their places from when they are first and last used."""
+    """Collector of a routine's steps; places intermediates by their first and last use."""
 
     whole: ModelConfig
     plan: Plan
@@ -88,19 +88,19 @@ class Builder:
     roles: tuple[str, ...]
     accumulates: bool
     halves: frozenset[str]
-    """which halves of a backward this is"""
+    """the halves of a backward that the op runs"""
     steps: list[Step] = field(factory=list)
     temporaries: dict[str, tuple[Dtype, Shape]] = field(factory=dict)
 
     model: ModelConfig = field(init=False)
-    """what a tensor peer computes of the whole model"""
+    """part of the whole model that a tensor peer computes"""
 
     def __attrs_post_init__(self) -> None:
         self.model = peer_model(self.whole, self.plan)
 
     @property
     def act(self) -> Dtype:
-        """The type of activations."""
+        """Type of activations."""
         return Dtype(self.plan.view_dtype)
 
     @property
@@ -110,107 +110,116 @@ class Builder:
 
     @property
     def gives_pair(self) -> bool:
-        """Whether the output of the block is a pair (`takes_pair`): the input of its layer above, and what its mlp is added to below."""
+        """True if the block's output is a pair (`takes_pair`): its input, and below that the sum with its branch.
+
+        In models with parallel branches the mlp of a layer reads the upper half and adds to the lower half.
+        """
         return self.block.kind != "head" and takes_pair(self.model, self.plan, next_block(self.model, self.block))
 
     def above(self, name: str) -> str:
-        """The upper half of a pair."""
+        """Return the upper half of a pair."""
         return f"{name}[0:{self.rows}]"
 
     def below(self, name: str) -> str:
-        """The lower half of a pair."""
+        """Return the lower half of a pair."""
         return f"{name}[{self.rows}:{2 * self.rows}]"
 
     @property
     def source(self) -> str:
-        """The input of the block, or the half of it that the block is computed of."""
+        """Operand that the block computes from: its input, or one half of a pair."""
         return self.above("x") if takes_pair(self.model, self.plan, self.block) else "x"
 
     @property
     def stream(self) -> str:
-        """What the block adds to: its input, or the half of it that is meant, or what tensor peers have of the sum already."""
+        """Operand that the block adds to: its input, one half of a pair, or the sum that tensor peers have so far."""
         if self.has("beside"):
             return "beside"
         return self.below("x") if takes_pair(self.model, self.plan, self.block) else "x"
 
     @property
     def residual(self) -> dict[str, str]:
-        """The operand of a product that adds to the stream; tensor peers give parts, and the stream is added where these meet."""
+        """Operand of a product that adds to the stream; none if tensor peers add the stream where they sum parts."""
         return {} if self.plan.tp > 1 and not self.has("beside") else {"residual": self.stream}
 
     @property
     def adds_apart(self) -> bool:
-        """Whether what the block gives is normed and added to the stream by an op of its own, behind a sum of tensor peers."""
+        """True if an op of its own norms the block's branch and adds it to the stream, behind a sum over peers."""
         return adds_branch_apart(self.whole, self.plan, self.block)
 
     @property
     def norms_over_peers(self) -> bool:
-        """Whether queries and keys are normed over heads of which a tensor peer has some."""
+        """True if queries and keys are normed over heads of which a tensor peer has only some."""
         return norms_over_peers(self.whole, self.plan)
 
     @property
     def norms_branch(self) -> bool:
-        """Whether the block itself norms what it adds."""
+        """True if the block itself norms its branch."""
         return self.model.has_post_norm and not self.adds_apart
 
     @property
     def total(self) -> str:
-        """Where the sum goes."""
+        """Operand for the sum."""
         return self.below("y") if self.gives_pair else "y"
 
     @property
     def total_gradient(self) -> str:
-        """The gradient of the sum, which is that of what the block adds."""
+        """Gradient of the sum, which is also that of the branch."""
         return self.below("dy") if self.gives_pair else "dy"
 
     @property
     def bypassing_gradient(self) -> str:
-        """The gradient of the input of the block on all ways around what it computes, or what tensor peers have of it already."""
+        """Gradient of the block's input on all paths around its own computation, or the part of it so far.
+
+        Tensor peers have such a part in an operand of its own, `beside`.
+        """
         if self.has("beside"):
             return "beside"
         return self.above("dy") if self.gives_pair else "dy"
 
     @property
     def source_gradient(self) -> str:
-        """Where the gradient of `source` goes, which in a pair is that on all ways but through attention."""
+        """Operand for the gradient of `source`; in a pair that is the one on all paths but through attention."""
         return self.above("dx") if takes_pair(self.model, self.plan, self.block) else "dx"
 
     def pass_input_on(self) -> None:
-        """With a pair behind the block: the input of the layer, which its mlp is computed of too."""
+        """Add, where the output is a pair, a copy of the layer's input, which its mlp reads too."""
         if self.gives_pair:
             self.step("cast", {"src": "x", "dst": self.above("y")})
 
     def pass_gradient_on(self) -> None:
-        """With a pair before the block: the gradient of what its attention adds, which is added to the same sum."""
+        """Add, where the input is a pair, a copy of `dy` as the gradient of its lower half, the attention's sum."""
         if takes_pair(self.model, self.plan, self.block):
             self.step("cast", {"src": "dy", "dst": self.below("dx")})
 
     @property
     def layer_kind(self) -> LayerKind:
-        """In what the layer of the block may differ from others."""
+        """Properties in which the block's layer may differ from others."""
         assert self.block.layer is not None
         return self.model.layer_kind(self.block.layer)
 
     def has(self, role: str) -> bool:
-        """Whether the op binds an operand."""
+        """Return whether the op binds an operand."""
         return role in self.roles
 
     @property
     def documents(self) -> dict[str, str]:
-        """The operand of kernels that ask where documents start; none where attention does not keep them apart."""
+        """Operand of kernels that need the starts of documents; none where attention does not keep documents apart."""
         return {"documents": "documents"} if self.has("documents") else {}
 
     def step(self, kernel: str, operands: dict[str, str], **options: Any) -> None:
-        """One more call of a kernel."""
+        """Add a kernel call."""
         self.steps.append(Step(kernel, operands, options))
 
     def step_of(self, half: str, kernel: str, operands: dict[str, str], **options: Any) -> None:
-        """A step that belongs to one half of a backward."""
+        """Add a kernel call if the op runs this half of a backward."""
         if half in self.halves:
             self.step(kernel, operands, **options)
 
     def slot(self, name: str, rows: int | None = None) -> str:
-        """A saved or pending slot: an operand where the op has it, an intermediate where not, of `rows` of it if given."""
+        """Return a saved or pending slot: an operand where the op has it, else an intermediate.
+
+        With `rows` the intermediate has that many rows.
+        """
         if not self.has(name):
             slots = (
                 *saved_slots(self.whole, self.plan, self.block),
@@ -222,40 +231,42 @@ class Builder:
         return name
 
     def temporary(self, name: str, *shape: int, dtype: Dtype | None = None) -> str:
-        """An intermediate of a shape, by its name."""
+        """Return an intermediate of a shape, by its name."""
         self.temporaries[name] = (dtype or self.act, shape)
         return name
 
     def chunks(self) -> list[Chunk]:
-        """The rows an mlp block computes at a time."""
+        """Return the chunks of rows that an mlp block computes one after the other."""
         size, starts = mlp_chunk_rows(self.plan), mlp_chunk_starts(self.plan)
         return [Chunk(start, min(start + size, self.rows), size, self.rows) for start in starts]
 
     def chunk_slot(self, name: str, chunk: Chunk) -> str:
-        """The rows of a saved or pending slot that belong to a chunk; where the op has it not, they are all that is held."""
+        """Return a chunk's rows of a saved or pending slot; without that operand, of an intermediate of one chunk."""
         return chunk.of(name) if self.has(name) else chunk.of_scratch(self.slot(name, rows=chunk.size))
 
     def chunk_temporary(self, name: str, chunk: Chunk, width: int) -> str:
-        """An intermediate [rows of a chunk, width] that every chunk uses anew."""
+        """Return an intermediate [rows of a chunk, width] that every chunk uses again."""
         return chunk.of_scratch(self.temporary(name, chunk.size, width))
 
     def linear_gradients(self, dy: str, source: str, weight: str, *, first: bool = True) -> None:
-        """Weight gradient of `y = source @ weight^T`; what is not the `first` chunk adds to it."""
+        """Add the weight gradient of `y = source @ weight^T`; chunks after the `first` add to it."""
         operands = {"a": dy, "b": source, "out": f"g.{weight}"}
         self.step_of(WEIGHT, "gemm", operands, trans_a=True, accumulate=self.accumulates or not first)
 
     def bias_gradient(self, dy: str, bias: str, *, first: bool = True) -> None:
-        """Gradient of the bias of a linear layer; what is not the `first` chunk adds to it."""
+        """Add the gradient of the bias of a linear layer; chunks after the `first` add to it."""
         operands = {"a": dy, "out": f"g.{bias}"}
         self.step_of(WEIGHT, "column_sum", operands, accumulate=self.accumulates or not first)
 
     def keep_what_yields(self, wanted: set[str], given: tuple[str, ...]) -> None:
-        """Drop the steps of a recovery that nothing wanted depends on; what is given is not computed again.
+        """Drop the steps of a recovery that no wanted operand depends on; given operands are not computed again.
 
-        Where a needed kernel also writes something given, that result goes to the workspace.
+        Where a needed kernel also writes a given operand, that result goes to the workspace.
         """
         needed = set(wanted)
         kept: list[Step] = []
+        # Backwards: a step is needed if it writes something needed; then its operands are needed too, unless they are
+        # given.
         for step in reversed(self.steps):
             outputs = KERNELS[step.kernel].outputs
             if not any(parse_reference(step.operands[name]).whole in needed for name in outputs):
@@ -275,7 +286,7 @@ class Builder:
         self.steps = kept[::-1]
 
     def gaps(self) -> list[ParameterView]:
-        """Parts of the flat tensor that belong to no parameter."""
+        """Return the parts of the flat tensor that belong to no parameter."""
         gaps: list[ParameterView] = []
         position = 0
         ends = [(p.offset, p.elements) for p in parameters(self.model, self.block)]
@@ -286,18 +297,21 @@ class Builder:
         return gaps
 
     def zero_gaps(self) -> None:
-        """Write zeros where a first gradient writes no parameter's."""
+        """Add steps that write zeros to the parts of a new gradient that belong to no parameter."""
         for gap in self.gaps():
             self.step("zero", {"a": f"g.{gap.name}"})
 
     def finish(self, key: str) -> Routine:
-        """The routine of the steps so far."""
+        """Return the routine of the steps so far."""
         intermediates, workspace = self.placed()
         views = [ParameterView(p.weight, p.shape, p.offset) for p in parameters(self.model, self.block)]
         return Routine(key, self.formals(), (*views, *self.gaps()), intermediates, workspace, tuple(self.steps))
 
     def placed(self) -> tuple[tuple[Intermediate, ...], int]:
-        """Intermediates share bytes where their uses do not meet."""
+        """Return the intermediates with their offsets, and the bytes of the workspace.
+
+        Intermediates whose lives do not meet share bytes.
+        """
         uses: dict[str, list[int]] = {name: [] for name in self.temporaries}
         for position, step in enumerate(self.steps):
             for reference in step.operands.values():
@@ -315,7 +329,7 @@ class Builder:
         return tuple(intermediates), placement.arena_bytes
 
     def formals(self) -> tuple[Formal, ...]:
-        """The op's operands, with their types."""
+        """Return the op's operands, with their types."""
         flat = (flat_elements(self.whole, self.plan, self.block),)
         known: dict[str, tuple[Dtype, Shape]] = {
             slot.name: (slot.type.dtype, slot.type.shape)
@@ -337,12 +351,15 @@ class Builder:
         return tuple(Formal(role, *known[role]) for role in self.roles)
 
     def input_of(self, block: Block) -> tuple[Dtype, Shape]:
-        """Dtype and shape of the input of a block."""
+        """Return dtype and shape of the input of a block."""
         type_ = computed_type(self.whole, self.plan, block)
         return type_.dtype, type_.shape
 
     def operands_of_branches(self) -> dict[str, tuple[Dtype, Shape]]:
-        """Dtype and shape of what is normed and added to the stream apart, of the rows that a tensor peer has."""
+        """Return dtype and shape of the operands of ops that norm a branch and add it to the stream.
+
+        They have the rows of a tensor peer.
+        """
         if not self.adds_apart:
             return {}
         slots = (*branch_slots(self.model, self.plan), *branch_sums(self.model, self.plan, self.block))
@@ -351,7 +368,7 @@ class Builder:
         return between | {slot.name: (slot.type.dtype, slot.type.shape) for slot in slots}
 
     def operands_around_sums(self) -> dict[str, tuple[Dtype, Shape]]:
-        """Dtype and shape of what comes back before norms over tensor peers, and of the sums that these wait for."""
+        """Return dtype and shape of gradients before norms over tensor peers, and of the sums that the norms need."""
         slots = (
             *normed_gradient_slots(self.whole, self.plan, self.block),
             *row_sum_slots(self.whole, self.plan, self.block, PRODUCTS),
@@ -359,7 +376,7 @@ class Builder:
         return {slot.name: (slot.type.dtype, slot.type.shape) for slot in slots}
 
     def slots_of_other_slices(self) -> dict[str, tuple[Dtype, Shape]]:
-        """Dtype and shape of what a slice of an attention reads and adds to of other slices, and finds of its own."""
+        """Return dtype and shape of an attention slice's operands of other slices, and of its own sums."""
         own = {slot.name: (slot.type.dtype, slot.type.shape) for slot in sum_slots(self.whole, self.plan, self.block)}
         if self.block.kind != "attention":
             return own

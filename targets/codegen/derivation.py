@@ -1,9 +1,10 @@
-"""Whether a routine is the one that its op has under its model and plan: what a program stores of it is no source of its own.
+"""Check that a program's routine is the one that its op has under its model and plan.
 
-Routines follow from the op, the model and the plan (`ratrain.targets.codegen.routines`). A program carries them so that it runs without
-being compiled, and its header carries the model and the plan so that people, exports and checkpoints know what it trains; here the
-two are held against each other. Where intermediates lie in the workspace is free: `ratrain.targets.verifier.routine_verifier` proves of any place
-that nothing is overwritten before it was read.
+Routines follow from the op, the model and the plan (`ratrain.targets.codegen.routines`). A program carries routines so
+that it runs without being compiled, and its header carries the model and the plan so that people, exports and
+checkpoints know what it trains. This check derives each routine again and compares. The places of intermediates in the
+workspace are free: `ratrain.targets.verifier.routine_verifier` proves of any places that nothing is overwritten before
+it was read.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
 
 
 def form_of(block: Block, instruction: Instruction, stage: ProgramStage, model: ModelConfig) -> RoutineForm:
-    """The form of the routine that an instruction on a block calls; its operands are those of an op (`ratrain.targets.program.lifting`)."""
+    """Return the form of the routine that an instruction on a block calls.
+
+    The instruction's operands must be an op's operands (`ratrain.targets.program.lifting`).
+    """
     operands = [operand for operand in instruction.operands if operand.access is not Access.SCRATCH]
     given = tuple(
         operand.role
@@ -46,9 +50,11 @@ def form_of(block: Block, instruction: Instruction, stage: ProgramStage, model: 
 
 
 def derivation_problem(routine: Routine, form: RoutineForm, model: ModelConfig, plan: Plan) -> str | None:
-    """In what a routine differs from the one that a model and a plan give an op of this form, or None."""
+    """Return how a routine differs from the one that a model and a plan give an op of this form, or None."""
     chunks = _chunks_of(form, plan)
-    if chunks > len(routine.steps):  # a number in a header must not make the derivation work for ever
+    # A routine has at least a step for each chunk. A file whose plan cuts rows into a million chunks is refused before
+    # that many steps are derived.
+    if chunks > len(routine.steps):
         plan = evolve(plan, mlp_chunk=None)
         if _has_steps_of_chunks(form, model, plan):
             cut = "a micro-batch" if form.slice is None else f"slice {form.slice}"
@@ -63,16 +69,16 @@ def derivation_problem(routine: Routine, form: RoutineForm, model: ModelConfig, 
 
 
 def _chunks_of(form: RoutineForm, plan: Plan) -> int:
-    """Return how many chunks of rows an op computes one after the other: those of its slice, where micro-batches are cut."""
+    """Return the number of chunks of rows that an op computes one after the other, in its slice if it has one."""
     if form.block.kind != "mlp" or form.keyword in OF_BRANCHES:
         return 1
     return len(mlp_chunk_starts(slice_plan(plan, form.slice)))
 
 
 def _has_steps_of_chunks(form: RoutineForm, model: ModelConfig, plan: Plan) -> bool:
-    """Tell whether a form has a step for each chunk of rows; a recovery of norms alone has none, however the plan cuts rows.
+    """Return whether a form has a step for each chunk of rows; a recovery of norms alone has none.
 
-    Derived twice, of one chunk and of two, which costs the same whatever the plan says.
+    The form is derived with one chunk and with two, which costs the same whatever the plan says.
     """
     rows = mlp_chunk_rows(slice_plan(plan, form.slice))
     once, twice = (derived_routine(form, model, evolve(plan, mlp_chunk=chunk)) for chunk in (rows, max(1, rows - 1)))
@@ -80,7 +86,7 @@ def _has_steps_of_chunks(form: RoutineForm, model: ModelConfig, plan: Plan) -> b
 
 
 def _names_problem(routine: Routine, derived: Routine) -> str | None:
-    """What the steps name is the same in both: operands, parameters, intermediates."""
+    """Return how operands, parameters or intermediates of two routines differ, or None."""
     for what in ("formals", "parameters", "intermediates"):
         mine, theirs = (_named(getattr(one, what)) for one in (routine, derived))
         for name in [*theirs, *mine]:
@@ -91,7 +97,7 @@ def _names_problem(routine: Routine, derived: Routine) -> str | None:
 
 
 def _named(items: Any) -> dict[str, str]:
-    """Type, shape and, of a parameter, place in its flat tensor, by name."""
+    """Return by name a description of type, shape and, for a parameter, the place in its flat tensor."""
     described = {}
     for item in items:
         dtype = f"{item.dtype.value}" if hasattr(item, "dtype") else f"at {item.offset}, "
@@ -100,7 +106,7 @@ def _named(items: Any) -> dict[str, str]:
 
 
 def _words(step: Step | None) -> str:
-    """A step with all that it computes from; equal for equal steps only."""
+    """Return a step in words, with everything that it computes from; equal for equal steps only."""
     if step is None:
         return "nothing"
     operands = ", ".join(f"{name} = {reference}" for name, reference in sorted(step.operands.items()))

@@ -1,4 +1,4 @@
-"""Columns of a program from ops as numbers: instructions in the order of their engines, with their operands, waits and blocks."""
+"""Columns of a program from ops as numbers: instructions in the order of their engines, and their items."""
 
 from __future__ import annotations
 
@@ -43,36 +43,39 @@ _READ, _WRITE, _UPDATE, _SCRATCH = map(
     ACCESSES.index, (Access.READ, Access.WRITE, Access.UPDATE, Access.SCRATCH)
 )  # an instruction has its operands in this order
 WORKSPACE = "workspace"
-"""The role of what an op works in."""
+"""Role of the scratch of an op."""
 
 
 @frozen
 class Form:
-    """What the instructions of ops have in common that differ in micro-batch, peer and addresses alone."""
+    """Common part of instructions whose ops differ in micro-batch, peer and addresses alone."""
 
     fields: StoredFields
-    """those of one of them"""
+    """fields of one of these ops"""
     keyword: str
     roles: tuple[str, ...]
-    """of what is read, then written, then updated"""
+    """of operands that are read, then written, then updated"""
     accumulates: bool
     routine: int | None
     workspace_bytes: int
-    """that they need"""
+    """scratch that they need"""
 
 
 @frozen(eq=False)
 class EmittedStage:
-    """A stage as numbers: of each op, in list order, what its instruction has of its own; `NONE` of releases, and for none."""
+    """A stage as numbers: by op in list order its form, micro-batch and peer.
+
+    `NONE` stands for releases, and where an op has no micro-batch or peer.
+    """
 
     numbers: StageNumbers
     forms: list[int]
     micro_batches: list[int]
     peers: list[int]
     operands: list[int]
-    """tensors of the stage by number, in the order of `StageNumbers`"""
+    """numbers of tensors in the stage, in the order of `StageNumbers`"""
     tensor_forms: list[int]
-    """by tensor of the stage, whose numbers are in the order in which stages have them"""
+    """by tensor, in the order of the stage's tensors"""
     offsets: list[int]
     names: list[str]
     peak_bytes: int
@@ -80,20 +83,20 @@ class EmittedStage:
 
 @frozen(eq=False)
 class Streams:
-    """Where the ops of a stage stand in the streams of its engines."""
+    """Places of a stage's ops in the streams of its engines."""
 
     engines: Int64s
-    """by op; `NONE` of a release"""
+    """by op; `NONE` for a release"""
     order: Int64s
     """ops in the order of instructions: engine by engine, each in list order"""
     ranks: Int64s
-    """by op: its place in this order; `NONE` of a release"""
+    """by op: its place in this order; `NONE` for a release"""
     lengths: Int64s
-    """by engine"""
+    """instructions of each engine"""
 
     @classmethod
     def of(cls, numbers: StageNumbers) -> Streams:
-        """Those of ops as numbers."""
+        """Return the places of a stage's ops as numbers."""
         engines = np.array(numbers.swept.engines, np.int64)
         work = np.flatnonzero(engines != NONE)
         order = work[np.argsort(engines[work], kind="stable")]
@@ -103,13 +106,17 @@ class Streams:
 
     @property
     def list_order(self) -> Int32s:
-        """The engines of instructions in list order."""
+        """Engines of instructions in list order."""
         return np.asarray(self.engines[self.engines != NONE], np.int32)
 
     def waits(self, kept: Sequence[int], needed: Sequence[int]) -> tuple[Int64s, Int32s]:
-        """How many waits each instruction has, and these as rows, of reduced waits (`StageNumbers.reduced_waits`)."""
+        """Return the number of waits of each instruction, and all waits as rows (engine, count, previous step).
+
+        `kept` and `needed` are reduced waits (`StageNumbers.reduced_waits`): their number by op, and the awaited ops.
+        """
         counts, places = np.array(kept, np.int64), np.array(needed, np.int64)
         ops = len(self.engines)
+        # Places are numbered over two steps: below `ops` the awaited op is of the step before, else of this step.
         awaited = places % ops if ops else places
         engines = self.engines[awaited]
         begins = np.cumsum(self.lengths) - self.lengths
@@ -124,12 +131,12 @@ class _Forms:
 
     forms: Sequence[Form]
     slices: int
-    """of a micro-batch; 0 where none is cut"""
+    """slices of a micro-batch; 0 where none is cut"""
     strings: Numbers[str]
 
     @cached_property
     def rows(self) -> Int32s:
-        """Of each form an instruction, without what is not the same for all of them; in place of its piece stands its slice, or `NONE`."""
+        """One instruction for each form, with all that its instructions share; its slice, or `NONE`, is its piece."""
         strings = self.strings
         rows = np.zeros((len(self.forms), INSTRUCTION_COLUMNS), np.int32)
         for row, form in zip(rows, self.forms, strict=True):
@@ -145,16 +152,16 @@ class _Forms:
 
     @cached_property
     def roles(self) -> tuple[Int64s, Int64s]:
-        """Roles of all forms, and where each form's begin."""
+        """Roles of all forms, and the beginning of each form's."""
         return _ragged([[self.strings[role] for role in form.roles] for form in self.forms])
 
     @cached_property
     def blocks(self) -> tuple[Int64s, Int64s]:
-        """Blocks of all forms, and where each form's begin."""
+        """Blocks of all forms, and the beginning of each form's."""
         return _ragged([[self.strings[block] for block in form.fields.blocks] for form in self.forms])
 
     def of_stage(self, stage: EmittedStage) -> _StageColumns:
-        """The columns of a stage."""
+        """Return the columns of a stage."""
         streams = Streams.of(stage.numbers)
         order = streams.order
         forms = np.array(stage.forms, np.int64)[order]
@@ -170,13 +177,14 @@ class _Forms:
         return _StageColumns(streams.lengths, rows, operands, waits, blocks, streams.list_order)
 
     def _operands(self, stage: EmittedStage, streams: Streams) -> tuple[Int32s, Int64s]:
-        """Operands of all instructions as rows, and how many each has."""
+        """Return operands of all instructions as rows, and the number of each instruction's."""
         bounds = np.array(stage.numbers.swept.bounds, np.int64).reshape(-1, 4)
         counts = np.diff(bounds[:, 3], prepend=0)
         owners = np.repeat(np.arange(len(counts)), counts)
         places = np.arange(len(owners))
         read, updated, written = bounds[owners, :3].T
         access = np.select([places < read, places < updated, places < written], [_READ, _UPDATE, _WRITE], _SCRATCH)
+        # One sort by instruction, then access. It is stable, so operands of one access keep their order.
         order = np.argsort(streams.ranks[owners] * len(ACCESSES) + access, kind="stable")
         owners, access, places = owners[order], access[order], places[order]
         counts = counts[streams.order]
@@ -202,7 +210,10 @@ class _StageColumns:
 def emitted_columns(
     stages: Sequence[EmittedStage], forms: Sequence[Form], tensor_forms: Sequence[TensorForm], slices: int
 ) -> ProgramColumns:
-    """The columns of stages whose micro-batches are cut into so many slices, or not cut (0): as `columns_of` has them of the objects."""
+    """Return the columns of stages whose micro-batches are cut into `slices` slices, or not cut (0).
+
+    They equal those that `columns_of` makes of the stages' objects.
+    """
     strings: Numbers[str] = Numbers()
     table = _Forms(forms, slices, strings)
     found = [table.of_stage(stage) for stage in stages]
@@ -246,7 +257,11 @@ _NAMED = (KEYWORD, VARIANT, GROUP)
 
 
 def _in_order_of_use(count: int, instructions: Int32s, operands: Int32s, blocks: Int32s, lengths: Int64s) -> Int64s:
-    """Strings in the order in which streams of these lengths have them: of each stream what its instructions are, then roles, then blocks."""
+    """Return the numbers of strings in the order in which streams of these lengths use them.
+
+    The order is that of `columns_of`: in each stream first keyword, variant and group of its instructions, then roles,
+    then blocks.
+    """
     streams = np.repeat(np.arange(len(lengths)), lengths)
     never = np.iinfo(np.int64).max
     met = np.full(count, never)
@@ -258,18 +273,19 @@ def _in_order_of_use(count: int, instructions: Int32s, operands: Int32s, blocks:
             (blocks, np.repeat(streams, instructions[:, BLOCKS])),
         )
     ):
+        # The key of a use: stream, then phase, then place. `span` is more than any place.
         np.minimum.at(met, strings, (3 * each + phase) * span + np.arange(len(strings)))
     order = np.argsort(met)
     return np.asarray(order[met[order] != never])
 
 
 def _ragged(runs: Sequence[Sequence[int]]) -> tuple[Int64s, Int64s]:
-    """All values, and where each run of them begins."""
+    """Return the values of all runs, and the beginning of each run."""
     counts = np.array([len(run) for run in runs], np.int64)
     return np.array(list(chain.from_iterable(runs)), np.int64), np.cumsum(counts) - counts
 
 
 def _runs(begins: NDArray[np.integer], counts: NDArray[np.integer]) -> Int64s:
-    """The places of runs that begin somewhere and have so many values, run by run."""
+    """Return the places of runs that begin at `begins` and have `counts` values, run by run."""
     stops = np.cumsum(counts, dtype=np.int64)
     return np.arange(int(counts.sum())) + np.repeat(begins - (stops - counts), counts)

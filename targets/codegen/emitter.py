@@ -1,6 +1,11 @@
-"""Emission: an allocated module becomes a program, one stream of instructions an engine, with reduced waits.
+"""Emission: turn an allocated module into a program with one stream of instructions an engine and reduced waits.
 
-A program is made as columns (`targets/program/columns.py`); what instructions have in common is asked for once.
+    @1: recv m0; forward m0; send m0     ->     recv:    recv m0
+                                                compute: forward m0   (waits: recv 1)
+                                                send:    send m0      (waits: compute 1)
+
+A program is made as columns (`targets/program/columns.py`). Ops that differ in micro-batch, peer and addresses alone
+have one form, which is computed once: the cost is linear in ops and operands, plus the reduction of waits.
 """
 
 from __future__ import annotations
@@ -38,15 +43,15 @@ if TYPE_CHECKING:
 
 
 class EmittingTarget(Target, Protocol):
-    """What emission asks of a target beside what passes ask."""
+    """A target as emission sees it: a pass's target that also gives routines."""
 
     def routine(self, module: Module, op: BlockOp) -> Routine:
-        """The kernels that a block op calls."""
+        """Return the kernels that a block op calls."""
         ...
 
 
 def emit(module: Module, target: EmittingTarget) -> Program:
-    """The program of a module.
+    """Return the program of a module.
 
     Raises `DiagnosticError` RT026 unless the module is allocated, RT025 where workspace is missing.
     """
@@ -72,7 +77,10 @@ def emit(module: Module, target: EmittingTarget) -> Program:
 
 
 def without_reuse(program: Program, module: Module) -> Program:
-    """The program of a module as if no bytes were used twice: the same instructions, fewer waits. It can be timed, not run."""
+    """Return the program of a module as if no bytes were used twice: the same instructions with fewer waits.
+
+    It can be timed, not run.
+    """
     columns = program.columns()
     found = []
     for stage in module.stages:
@@ -90,7 +98,7 @@ def _stages(columns: ProgramColumns, peaks: Iterable[int]) -> list[ProgramStage]
 
 @define(eq=False)
 class _Emission:
-    """What the stages of a module share. All of an instruction that `Form` has is asked for once."""
+    """State shared by the stages of a module. Everything in a `Form` is computed once."""
 
     module: Module
     target: EmittingTarget
@@ -101,10 +109,10 @@ class _Emission:
     made: list[Form] = field(factory=list)
     """forms by number"""
     tensor_forms: Numbers[tuple[StateKind, TensorType, bool, Home, str | None]] = field(factory=Numbers)
-    """of tensors that an op has as the same operand"""
+    """forms of tensors that an op can have as the same operand"""
 
     def emitted(self, stage: Stage) -> EmittedStage:
-        """A stage as numbers. Reports where workspace is missing."""
+        """Return a stage as numbers; report where workspace is missing."""
         tensors = list(stage.tensors.values())
         form_of = self.tensor_forms.__getitem__
         tensor_forms = [
@@ -129,6 +137,7 @@ class _Emission:
                 continue
             read, updated, written, end = bounds[4 * position : 4 * position + 4]
             key_of, has_micro_batch, has_peer = _KEYS[kind]
+            # Ops with equal fields, equal numbers of reads and updates, and operands of equal forms have one `Form`.
             key = kind, key_of(op), read - first, updated - read, tuple(operand_forms[first:written])
             number = forms.get(key)
             if number is None:
@@ -154,7 +163,7 @@ class _Emission:
         )
 
     def form(self, op: Op) -> Form:
-        """The form of an op."""
+        """Return the form of an op."""
         roles, accumulates = operand_roles(op, self.module.model, self.module.plan)
         request = self.target.workspace(self.module, op)
         workspace = 0 if request is None else request.nbytes
@@ -168,14 +177,17 @@ class _Emission:
         return self.numbers.setdefault(routine.key, len(self.numbers))
 
     def columns(self, stages: Sequence[EmittedStage]) -> ProgramColumns:
-        """The columns of stages that were emitted."""
+        """Return the columns of stages that were emitted."""
         plan = self.module.plan
         forms = [TensorForm(*form[:-1]) for form in self.tensor_forms]
         return emitted_columns(stages, self.made, forms, plan.shape.slices if plan.slices else 0)
 
 
 def _key_of(kind: type[Op]) -> tuple[Callable[[Op], object], bool, bool]:
-    """Reads off an op of a kind what its form depends on beside its operands; whether it has a micro-batch, and a peer."""
+    """Return a reader of the fields that an op's form depends on, and whether ops have a micro-batch and a peer.
+
+    Micro-batch and peer are not among these fields.
+    """
     names = [attribute.name for attribute in FIELDS[kind]]
     others = [name for name in names if name not in ("micro_batch", "peer")]
     return attrgetter(*others) if others else lambda _: None, "micro_batch" in names, "peer" in names

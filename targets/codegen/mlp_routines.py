@@ -1,4 +1,4 @@
-"""Steps of the mlp blocks, with a gate and without, computed in chunks of rows where the plan says so."""
+"""Steps of mlp blocks, with a gate and without, computed in chunks of rows where the plan says so."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _KERNELS = {
     ("gelu-tanh", False): ("gelu", {}),
     ("relu2", False): ("relu2", {}),
 }
-"""By activation and whether there is a gate: the kernels between an MLP's products, and their options."""
+"""Kernel between an MLP's products, and its options, by activation and presence of a gate."""
 
 
 def mlp_forward(builder: Builder) -> None:
-    """The forward, and all that it saves."""
+    """Add the steps of the forward, with all slots that it saves."""
     model, source = builder.model, norm(builder)
     plain = has_plain_branch(builder)
     adds = builder.has("y") or builder.norms_branch
@@ -48,7 +48,7 @@ def mlp_forward(builder: Builder) -> None:
 
 
 def _activated(builder: Builder, chunk: Chunk, source: str) -> str:
-    """What the last product reads, of the rows of a chunk."""
+    """Add the steps of a chunk of rows up to the activation; return the operand that the last product reads."""
     model = builder.model
     slots = {name: builder.chunk_slot(name, chunk) for name in _slots(model)}
     for name in model.mlp_matrices[:-1]:
@@ -60,7 +60,7 @@ def _activated(builder: Builder, chunk: Chunk, source: str) -> str:
 
 
 def _slots(model: ModelConfig) -> tuple[str, ...]:
-    """The operands of the kernel between the products, forward."""
+    """Return the operands of the kernel between the products, forward."""
     return ("gate", "up", "prod") if model.gated_mlp else ("up", "act")
 
 
@@ -69,7 +69,7 @@ def _bias(model: ModelConfig, name: str) -> dict[str, str]:
 
 
 def mlp_backward(builder: Builder) -> None:
-    """The backward, or the half of it that the builder is for."""
+    """Add the steps of the backward, or of the half of it that the builder is for."""
     dxn = source_gradient(builder)
     above = branch_gradient(builder)
     if builder.model.mlp_bias:

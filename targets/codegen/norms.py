@@ -1,7 +1,8 @@
-"""Steps of norms: of a block's input, of queries and keys, and of what a block adds to the stream; forward, backward, and in halves.
+"""Steps of norms: of a block's input, of queries and keys, of a block's branch; forward, backward, and in halves.
 
-The gradients of a norm's parameters are sums over rows that its backward makes: added to the block's gradient, or, in an input half, left
-pending in f32, for the weight half to add and round once.
+A block's branch is the term that it adds to the residual stream. The gradients of a norm's parameters are sums over
+rows that its backward computes. They are added to the block's gradient, or, in an input half, left pending in f32, for
+the weight half to add and round once.
 """
 
 from __future__ import annotations
@@ -21,31 +22,34 @@ if TYPE_CHECKING:
 
 @frozen
 class Norm:
-    """One norm of a block: the names of what it reads and writes."""
+    """One norm of a block: the names of its operands."""
 
     source: str
     result: str
     weight: str
-    """of the parameters"""
+    """its parameter"""
     statistics: str = ""
-    """what stands before the names of its statistics"""
+    """prefix of the names of its statistics"""
 
 
 OF_BRANCH = Norm("branch", "normed_branch", "post_norm", "branch_")
 
 
 def of_input(builder: Builder) -> Norm:
-    """The norm of a block's input."""
+    """Return the norm of a block's input."""
     return Norm(builder.source, "xn", "norm")
 
 
 def statistics(model: ModelConfig) -> tuple[str, ...]:
-    """What the forward of a norm keeps of each row."""
+    """Return the names of the values that the forward of a norm keeps of each row."""
     return ("mean", "rstd") if model.has_layer_norm else ("rstd",)
 
 
 def norm(builder: Builder) -> str:
-    """The norm of a block's input, whose results are slots; what the block computes of: that, or the input where it has no such norm."""
+    """Add the norm of a block's input, with slots for its results; return the operand that the block computes from.
+
+    It is the input itself in models without such a norm.
+    """
     if not builder.model.has_pre_norm:
         return builder.source
     for name in ("xn", *statistics(builder.model)):
@@ -55,12 +59,12 @@ def norm(builder: Builder) -> str:
 
 
 def block_source(builder: Builder) -> str:
-    """What the linear layers of a block read."""
+    """Return the operand that the linear layers of a block read."""
     return "xn" if builder.model.has_pre_norm else builder.source
 
 
 def norm_steps(builder: Builder, of: Norm) -> None:
-    """A norm, whose results the builder knows."""
+    """Add a norm whose results the builder knows."""
     model = builder.model
     operands = {"x": of.source, "gamma": f"w.{of.weight}"}
     if model.has_layer_norm:
@@ -71,12 +75,12 @@ def norm_steps(builder: Builder, of: Norm) -> None:
 
 
 def unit_offset(model: ModelConfig) -> dict[str, bool]:
-    """The option of norms that scale by 1 + weight."""
+    """Return the option of norms that scale by 1 + weight."""
     return {"unit_offset": True} if model.norm_unit_offset else {}
 
 
 def _norm_backward(builder: Builder, of: Norm, dxn: str, dx: str, residual: str | None) -> None:
-    """From the gradient of a norm's result to that of its source, and the gradients of its parameters."""
+    """Add the backward of a norm: from the gradient of its result to `dx`, and to the gradients of its parameters."""
     model = builder.model
     operands = {"dxn": dxn, "x": of.source, "gamma": f"w.{of.weight}"}
     operands |= {name: f"{of.statistics}{name}" for name in statistics(model)}
@@ -92,12 +96,12 @@ def _norm_backward(builder: Builder, of: Norm, dxn: str, dx: str, residual: str 
 
 
 def _sum_of(builder: Builder, pending: str, parameter: str) -> str:
-    """Where the sum that is a norm's gradient goes."""
+    """Return the operand that the gradient of a norm's parameter is summed in."""
     return f"g.{parameter}" if WEIGHT in builder.halves else pending
 
 
 def head_norm_backward(builder: Builder) -> None:
-    """From `dxn` to `dx`, of the norm before the head."""
+    """Add the backward of the norm before the head, from `dxn` to `dx`."""
     model = builder.model
     operands = {"dxn": "dxn", "x": "x", "gamma": "w.norm"} | {name: name for name in statistics(model)}
     operands |= {"dx": "dx", "dgamma": "g.norm"} | ({"dbeta": "g.norm_bias"} if model.has_layer_norm else {})
@@ -105,9 +109,10 @@ def head_norm_backward(builder: Builder) -> None:
 
 
 def norm_or_its_weights(builder: Builder) -> None:
-    """The end of a block's backward: `dx` from `dxn`; in a weight half, what the input half has summed, added to the gradient, rounded once.
+    """Add the end of a block's backward: `dx` from `dxn`; in a weight half the pending sums, added and rounded once.
 
-    Without a norm of the input `dxn` is the gradient of the input, beside the stream's own; tensor peers add that where they sum.
+    Without a norm of the input, `dxn` is the gradient of the input through the block, to which the stream's own
+    gradient is added; tensor peers add that where they sum.
     """
     if INPUT in builder.halves:
         around = builder.bypassing_gradient if builder.residual else None
@@ -122,14 +127,14 @@ def norm_or_its_weights(builder: Builder) -> None:
 
 
 def source_gradient(builder: Builder) -> str:
-    """Where the gradient of what the linear layers of a block read goes: an intermediate, or `dx` itself where nothing is made of it."""
+    """Return the operand for the gradient of the linear layers' input: an intermediate, or `dx` if it is final."""
     if builder.model.has_pre_norm or builder.residual:
         return builder.temporary("dxn", builder.rows, builder.model.hidden_size)
     return builder.source_gradient
 
 
 def add_pending_sums(builder: Builder) -> None:
-    """Add to the gradient what other ops have left for it: the input half, and what norms the branch apart."""
+    """Add to the gradient the pending sums of other ops: the input half, and an op that norms the branch."""
     for pending, parameter, _ in norm_sums(builder.model, builder.block):
         if not builder.has(pending):
             continue
@@ -140,23 +145,26 @@ def add_pending_sums(builder: Builder) -> None:
             builder.step("cast", {"src": pending, "dst": f"g.{parameter}"})
 
 
-# what a block adds to the stream
+# the branch of a block, which is added to the stream
 
 
 def has_plain_branch(builder: Builder) -> bool:
-    """Whether what a block computes is added to the stream as it is, by the product itself, or is given to be normed and added apart."""
+    """Return whether the block's last product writes its final output: nothing is normed or scaled in between.
+
+    The product adds it to the stream, or gives it to an op of its own that norms and adds it.
+    """
     return builder.adds_apart or (not builder.model.has_post_norm and builder.model.residual_scale == 1)
 
 
 def add_branch_forward(builder: Builder) -> None:
-    """`sum` = `stream` + residual_scale * norm of `branch`, on the rows that a tensor peer has."""
+    """Add steps for `sum` = `stream` + residual_scale * norm of `branch`, on the rows that a tensor peer has."""
     normed = builder.temporary("normed_branch", *exchanged_type(builder.model, builder.plan).shape)
     norm_steps(builder, OF_BRANCH)
     builder.step("add", {"a": "stream", "b": normed, "out": "sum"}, **_scaled(builder.model))
 
 
 def add_branch_backward(builder: Builder) -> None:
-    """`dbranch` and the sums of the norm's parameters from `dsum`."""
+    """Add steps from `dsum` to `dbranch` and to the sums of the norm's parameters."""
     model, above = builder.model, "dsum"
     if model.residual_scale != 1:
         above = builder.temporary("dnormed", *exchanged_type(model, builder.plan).shape)
@@ -165,14 +173,14 @@ def add_branch_backward(builder: Builder) -> None:
 
 
 def branch_of(builder: Builder) -> str:
-    """Where the last product of a block goes that does not add to the stream itself."""
+    """Return the operand that a block's last product writes if it does not add to the stream itself."""
     if builder.model.has_post_norm:
         return builder.slot("branch")
     return builder.temporary("branch", builder.rows, builder.model.hidden_size)
 
 
 def add_branch(builder: Builder) -> None:
-    """`y` = the stream + residual_scale * [norm of] the branch."""
+    """Add steps for `y` = the stream + residual_scale * [norm of] the branch."""
     model, source = builder.model, "branch"
     if model.has_post_norm:
         for name in statistics(model):
@@ -194,7 +202,10 @@ def _scaled(model: ModelConfig) -> dict[str, float]:
 
 
 def branch_gradient(builder: Builder) -> str:
-    """The gradient of the last product of a block: that of the sum where it is added to the stream as it is."""
+    """Add steps to the gradient of a block's last product, and return its operand.
+
+    Where nothing is normed or scaled in between, it is the gradient of the sum.
+    """
     model, above = builder.model, builder.total_gradient
     if has_plain_branch(builder):
         return above
@@ -215,7 +226,7 @@ def branch_gradient(builder: Builder) -> str:
 
 
 def qk_norms(builder: Builder) -> None:
-    """The norms of queries and keys, from their projections."""
+    """Add the norms of queries and keys, from their projections."""
     if builder.norms_over_peers:
         for of in _summed_norms(builder):
             operands = {"x": f"{of.name}_in", "gamma": f"w.{of.name}_norm", "squares": of.rows_of(SQUARES)}
@@ -230,7 +241,7 @@ def qk_norms(builder: Builder) -> None:
 
 
 def qk_norms_backward(builder: Builder) -> None:
-    """From the gradients of normed queries and keys to those of their projections, in place."""
+    """Add the backward of these norms, in place: gradients of normed queries and keys become those of projections."""
     for name, heads in _normed_projections(builder.model):
         operands = {"dxn": f"d{name}", "x": f"{name}_in", "gamma": f"w.{name}_norm", "rstd": f"{name}_rstd"}
         operands |= {"dx": f"d{name}", "dgamma": _sum_of(builder, f"d{name}_gamma", f"{name}_norm")}
@@ -241,19 +252,19 @@ def qk_norms_backward(builder: Builder) -> None:
 
 @frozen
 class _SummedNorm:
-    """The norm of queries or keys over all heads of a token, of which a tensor peer has some."""
+    """Norm of queries or keys over all heads of a token, of which a tensor peer has some."""
 
     name: str
     width: int
-    """of all peers"""
+    """elements of all peers"""
     copies: int
     """peers that have the same heads"""
     first: int
-    """where its sums begin among those of a row's norms"""
+    """first row of its sums among the sums of all such norms"""
     rows: int
 
     def rows_of(self, sums: str) -> str:
-        """Its part of the sums over rows."""
+        """Return its part of the sums over rows."""
         return f"{sums}[{self.first}:{self.first + self.rows}]"
 
 
@@ -264,21 +275,24 @@ def _summed_norms(builder: Builder) -> tuple[_SummedNorm, _SummedNorm]:
 
 
 def sums_of_squares(builder: Builder) -> None:
-    """What a tensor peer has of the squares of each row of queries and keys; of heads that several have, each takes its share."""
+    """Add the sums of squares of a tensor peer's part of each row; heads that several peers have are shared evenly."""
     for of in _summed_norms(builder):
         operands = {"x": f"{of.name}_in", "squares": of.rows_of(SQUARES)}
         builder.step("row_squares", operands, share=1 / of.copies)
 
 
 def sums_of_products(builder: Builder) -> None:
-    """What a tensor peer has of the products of each row; gradients of heads that several have are parts of one sum."""
+    """Add the sums of products of a tensor peer's part of each row, for the gradient.
+
+    Gradients of heads that several peers have are parts of one sum, so nothing is divided here.
+    """
     for of in _summed_norms(builder):
         operands = {"dxn": f"d{of.name}", "x": f"{of.name}_in", "gamma": f"w.{of.name}_norm"}
         builder.step("row_products", operands | {"products": of.rows_of(PRODUCTS)})
 
 
 def summed_norms_backward(builder: Builder) -> None:
-    """From the gradients of normed queries and keys to those of their projections."""
+    """Add the backward of norms over peers: from gradients of normed queries and keys to gradients of projections."""
     for of in _summed_norms(builder):
         operands = {"dxn": f"d{of.name}", "x": f"{of.name}_in", "gamma": f"w.{of.name}_norm"}
         operands |= {sums: of.rows_of(sums) for sums in (SQUARES, PRODUCTS)}
@@ -290,7 +304,7 @@ def summed_norms_backward(builder: Builder) -> None:
 
 
 def _normed_projections(model: ModelConfig) -> tuple[tuple[str, int], ...]:
-    """The projections that are normed, each with the heads that are normed apart."""
+    """Return the projections that are normed, each with the number of heads that are normed separately."""
     if model.qk_norm == "none":
         return ()
     return (("q", model.heads), ("k", model.kv_heads)) if model.qk_norm == "head" else (("q", 1), ("k", 1))

@@ -1,8 +1,8 @@
-"""Routines of the block ops: which kernels run in which order, and where their intermediates lie in the workspace.
+"""Routines of the block ops: their kernels in order, and the places of their intermediates in the workspace.
 
-Forward writes the saved slots that its op keeps; slots it does not keep are intermediates. Recovery is forward without the parts
-that nothing needs. Backward follows the chain rule through the same kernels. Each half of a split backward runs its share of these very
-steps, so that the two together give the same bits as the whole.
+Forward writes the saved slots that its op keeps; slots it does not keep are intermediates. Recovery is forward without
+the parts that nothing needs. Backward follows the chain rule through the same kernels. Each half of a split backward
+runs its share of these very steps, so that the two together give the same bits as the whole.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def routine_of(op: BlockOp, model: ModelConfig, plan: Plan) -> Routine:
-    """The routine of a block op, under the roles its operands bind."""
+    """Return the routine of a block op, under the roles its operands bind."""
     binding = bind(op, model, plan)
     roles = tuple(binding.tensors)
     form = RoutineForm(
@@ -61,18 +61,18 @@ def routine_of(op: BlockOp, model: ModelConfig, plan: Plan) -> Routine:
 
 @frozen
 class RoutineForm:
-    """What distinguishes one routine of a model and plan from another."""
+    """Everything that distinguishes one routine of a model and plan from another."""
 
     keyword: str
     block: Block
-    """a layer's block stands for those of all layers of its kind"""
+    """block of the first layer of its kind, which stands for all layers of that kind"""
     roles: tuple[str, ...]
-    """operands that the op binds, its workspace apart"""
+    """operands that the op binds, without its workspace"""
     given: tuple[str, ...]
     """saved slots a recovery reads, because they were kept"""
     accumulates: bool
     slice: int | None = None
-    """where micro-batches are cut: which slice, as the later ones see more keys"""
+    """which slice, where micro-batches are cut: later slices see more keys"""
 
 
 def _given(op: BlockOp, binding: Binding) -> tuple[str, ...]:
@@ -84,14 +84,14 @@ def _given(op: BlockOp, binding: Binding) -> tuple[str, ...]:
 
 
 def representative(one: Block, model: ModelConfig) -> Block:
-    """The block of the first layer of its kind: one routine serves all layers that are alike. All mlp blocks are."""
+    """Return the block of the first layer of its kind: like layers share one routine. All mlp blocks are alike."""
     if one.layer is None:
         return one
     return block(one.kind, model.first_alike(one.layer) if one.kind == "attention" else 0)
 
 
 def _key(form: RoutineForm, model: ModelConfig, plan: Plan) -> str:
-    """Name of a routine: block kind, op, and in which way it differs from the plain one."""
+    """Return the name of a routine: block kind, op, and its differences from the plain routine."""
     parts = [f"{form.block.kind}.{form.keyword}"]
     if form.block.layer:
         parts.append(f"like{form.block.layer}")
@@ -113,7 +113,7 @@ def _key(form: RoutineForm, model: ModelConfig, plan: Plan) -> str:
 
 @cache
 def derived_routine(form: RoutineForm, model: ModelConfig, plan: Plan) -> Routine:
-    """The routine of a form; what is asked for twice is the same object."""
+    """Return the routine of a form; equal arguments give the same object."""
     plan = slice_plan(plan, form.slice)
     backward = form.keyword in _BACKWARDS
     halves = _BACKWARDS.get(form.keyword, frozenset())
@@ -143,15 +143,15 @@ _BACKWARDS = {
     "add_branch_backward": frozenset({INPUT}),
     "backward_heads": frozenset({INPUT}),
 }
-"""The halves of a backward that each op runs."""
+"""Halves of a backward that each op runs."""
 
 
 OF_BRANCHES = {"add_branch": add_branch_forward, "add_branch_backward": add_branch_backward}
-"""The ops that norm and add what blocks give."""
+"""Ops that norm the branches of blocks and add them to the stream."""
 
 
 def attention_options(builder: Builder) -> dict[str, Any]:
-    """What every kernel of an attention is told of the model and the layer; what is as usual is left out."""
+    """Return the options of attention kernels that come from the model and the layer; default ones are left out."""
     model = builder.model
     special = {"scale": model.attention_scale, "softcap": model.attention_softcap}
     return {
@@ -185,7 +185,7 @@ def _rope(builder: Builder, x: str, heads: int, *, inverse: bool) -> None:
 
 
 def positions(plan: Plan) -> dict[str, int]:
-    """The options of a kernel that say which positions rows have."""
+    """Return the options of a kernel that give the positions of rows."""
     start = {"first_position": plan.first_position} if plan.first_position else {}
     return {"seq_len": plan.seq_len, **start}
 
@@ -199,7 +199,7 @@ def _embed_forward(builder: Builder) -> None:
 
 
 def _scale_of(scale: float) -> dict[str, float]:
-    """The option of a kernel that scales what it gives."""
+    """Return the option of a kernel that scales its result."""
     return {} if scale == 1 else {"scale": scale}
 
 
@@ -215,13 +215,13 @@ def _embed_backward(builder: Builder) -> None:
 
 
 def _project(builder: Builder) -> None:
-    """Queries, keys and values, and what norms over tensor peers sum of them."""
+    """Add queries, keys and values, and the sums that norms over tensor peers need of them."""
     _projections(builder)
     sums_of_squares(builder)
 
 
 def _projections(builder: Builder) -> None:
-    """Queries and keys, before their norms, and values."""
+    """Add queries and keys, before their norms, and values."""
     model = builder.model
     source = norm(builder)
     for name in ("q", "k", "v"):
@@ -234,7 +234,7 @@ def _projections(builder: Builder) -> None:
 
 def _attention_forward(builder: Builder) -> None:
     model = builder.model
-    if builder.has("x"):  # else they are there
+    if builder.has("x"):  # else `_project` has made them
         _projections(builder)
     qk_norms(builder)
     _rope(builder, "q", model.heads, inverse=False)
@@ -254,7 +254,7 @@ def _attention_forward(builder: Builder) -> None:
 
 
 def _softmax_forward(builder: Builder) -> None:
-    """From queries, keys and values to the output of the heads."""
+    """Add the steps from queries, keys and values to the output of the heads."""
     options, o = _sequence_options(builder), builder.slot("o")
     if isinstance(builder.plan, SlicePlan):
         sliced_forward(builder, builder.plan, attention_options(builder))
@@ -267,7 +267,7 @@ def _softmax_forward(builder: Builder) -> None:
 
 
 def _probabilities(builder: Builder) -> None:
-    """The whole score matrix, and its softmax in the same bytes: a saved slot, or an intermediate where the op has none."""
+    """Add the whole score matrix, and its softmax in the same bytes: a saved slot, else an intermediate."""
     options, matrix = _sequence_options(builder), scores_type(builder.whole, builder.plan)
     if not builder.has("probs"):
         builder.temporary("probs", *matrix.shape)
@@ -277,7 +277,7 @@ def _probabilities(builder: Builder) -> None:
 
 
 def _softmax_backward(builder: Builder) -> None:
-    """From the gradient `do` of the heads' output to those of queries, keys and values."""
+    """Add the steps from the gradient `do` of the heads' output to the gradients of queries, keys and values."""
     options = _sequence_options(builder)
     gradients = {name: builder.slot(name) for name in ("dq", "dk", "dv")}
     if isinstance(builder.plan, SlicePlan):
@@ -322,7 +322,7 @@ def _attention_backward(builder: Builder) -> None:
 
 
 def _heads_backward(builder: Builder, above: str) -> None:
-    """From the gradient of what an attention adds to those of normed queries and keys, and of values."""
+    """Add the steps from the gradient `above` of the branch to the gradients of normed queries, normed keys, values."""
     model = builder.model
     do = builder.temporary("do", builder.rows, model.q_size)
     builder.step("gemm", {"a": above, "b": "w.o_proj", "out": do})
@@ -332,13 +332,13 @@ def _heads_backward(builder: Builder, above: str) -> None:
 
 
 def _backward_heads(builder: Builder) -> None:
-    """The same, and what norms over tensor peers sum of them."""
+    """Add `_heads_backward`, and the sums that norms over tensor peers need of its results."""
     _heads_backward(builder, branch_gradient(builder))
     sums_of_products(builder)
 
 
 _AROUND_SUMS = {"project": _project, "backward_heads": _backward_heads}
-"""The ops before sums over tensor peers that norms of queries and keys wait for."""
+"""Ops before sums over tensor peers that norms of queries and keys wait for."""
 
 
 def _head_norm(builder: Builder) -> None:
@@ -349,7 +349,7 @@ def _head_norm(builder: Builder) -> None:
 
 
 def _head_options(builder: Builder) -> dict[str, Any]:
-    """What the kernels of the head are told of the model; what is as usual is left out."""
+    """Return the options of the head's kernels that come from the model; default ones are left out."""
     model = builder.model
     softcap = {} if model.logit_softcap is None else {"softcap": model.logit_softcap}
     scale = {} if model.logit_scale == 1 else {"scale_of_logits": model.logit_scale}
@@ -357,7 +357,7 @@ def _head_options(builder: Builder) -> dict[str, Any]:
 
 
 def _head_logits(builder: Builder, name: str) -> str:
-    """An f32 matrix of the logits, or of their gradient, of the rows that the head has at a time."""
+    """Return an f32 matrix of the logits, or of their gradient, for the rows that the head computes at a time."""
     rows = builder.rows if builder.plan.holds_logits else min(builder.plan.head_chunk, builder.rows)
     return name if builder.has(name) else builder.temporary(name, rows, builder.model.vocab_size, dtype=Dtype.F32)
 

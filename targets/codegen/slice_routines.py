@@ -1,8 +1,11 @@
-"""Attention of one slice of a micro-batch: its queries against the keys and values of this and earlier slices, one slice after the other.
+"""Attention of one slice of a micro-batch: its queries against the keys and values of this and earlier slices.
 
-Forward carries the state of the softmax from one slice of keys to the next. Backward has probabilities from the log-sum-exp that forward left,
-so each slice of keys stands alone: what this slice gives to the gradients of earlier keys and values is added to sums in f32 that their own
-backward takes up, as slices descend there.
+Keys are taken slice after slice. Forward carries the state of the softmax from one slice of keys to the next. Backward
+has probabilities from the log-sum-exp that forward left, so each slice of keys stands alone. Contributions of this
+slice to the gradients of earlier keys and values are added to f32 sums; the backward of those slices, which runs later
+because slices descend there, takes them up.
+
+    forward s2:   keys s0 -> keys s1 -> keys s2        backward s2:  sums of s0 +=, sums of s1 +=, own dk dv
 """
 
 from __future__ import annotations
@@ -24,16 +27,16 @@ if TYPE_CHECKING:
 
 @frozen
 class _Keys:
-    """The keys and values of one slice, as a routine of a slice that sees them names them."""
+    """Keys and values of one slice, as a routine of a slice that sees them names them."""
 
     plan: SlicePlan
-    """of the slice they belong to"""
+    """plan of the slice they belong to"""
     key: str
     value: str
 
 
 def _earlier_keys(builder: Builder, plan: SlicePlan) -> list[_Keys]:
-    """Of the earlier slices that this one sees, ascending."""
+    """Return the keys of the earlier slices that this one sees, ascending."""
     found = []
     for number in seen_slices(builder.whole, plan):
         other = slice_plan(plan.parent, number)
@@ -55,7 +58,10 @@ def _options(plan: SlicePlan, keys: SlicePlan, attention: Mapping[str, Any]) -> 
 
 
 def sliced_forward(builder: Builder, plan: SlicePlan, attention: Mapping[str, Any]) -> None:
-    """From queries, keys and values to the output of the heads; `attention`: what kernels are told of the model and the layer."""
+    """Add the steps from queries, keys and values to the output of the heads.
+
+    `attention` are the options of attention kernels that come from the model and the layer.
+    """
     model, rows = builder.model, builder.rows
     state = {
         "acc": builder.temporary("acc", rows, model.heads * model.head_dim, dtype=Dtype.F32),
@@ -71,7 +77,10 @@ def sliced_forward(builder: Builder, plan: SlicePlan, attention: Mapping[str, An
 
 
 def sliced_backward(builder: Builder, plan: SlicePlan, attention: Mapping[str, Any]) -> None:
-    """From the gradient `do` of the heads' output to those of queries, keys and values, and to the sums of earlier slices."""
+    """Add the steps from the gradient `do` of the heads' output to the gradients of queries, keys and values.
+
+    Also adds to the sums of earlier slices.
+    """
     model, rows = builder.model, builder.rows
     delta = builder.temporary("delta", model.heads, rows, dtype=Dtype.F32)
     builder.step("attention_delta", {"o": "o", "do": "do", "delta": delta}, heads=model.heads, head_dim=model.head_dim)
@@ -89,6 +98,7 @@ def sliced_backward(builder: Builder, plan: SlicePlan, attention: Mapping[str, A
 
     for keys in _earlier_keys(builder, plan):
         sums = tuple(of_slice(name, keys.plan.index) for name in SUM_SLOTS)
+        # The last slice that sees these keys is the first to run backward: it begins the sums, the others add.
         step(keys, sums, accumulate=last_viewer(model, keys.plan) != plan.index)
     step(_Keys(plan, *KEY_SLOTS), own, accumulate=False)
     builder.step("cast", {"src": queries, "dst": "dq"})

@@ -1,1 +1,1 @@
-"""Machines described in a file: constants, links, and what ops and messages cost on them."""
+"""Machines described in a file: constants, links, and costs of ops and messages on them."""

@@ -1,4 +1,4 @@
-"""What a rank of a plan has left for its tensors."""
+"""Memory of a rank that a plan's tensors may use."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ if TYPE_CHECKING:
 
 
 def mesh_capacity(machine: Machine, mesh: Mesh, *, tied: bool) -> Capacity:
-    """The DDR of a rank of a mesh on a machine: of the stage with most communicators, so that one number holds for all stages."""
+    """Return the DDR of a rank of a mesh on a machine.
+
+    It is that of the stage with most communicators, so that one number holds for all stages.
+    """
     return machine.capacity(mesh.most_communicators(tied=tied))
 
 
 def capacity_of(machine: Machine, topology: Topology) -> Capacity:
-    """The DDR of a rank of a model's plan.
+    """Return the DDR of a rank of a model's plan.
 
     Raises `DiagnosticError` RT053 where overheads leave nothing of it.
     """

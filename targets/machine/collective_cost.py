@@ -1,19 +1,31 @@
-"""Collectives as explicit rounds of point-to-point messages; of the ways that a machine has, the cheapest is taken.
+"""Cost of collectives as explicit rounds of point-to-point messages; of a machine's algorithms the cheapest is taken.
 
-A collective is what its messages cost: in a round a member sends one message and receives one. With D members and n bytes in all
-(Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005):
+In a round a member sends one message and receives one. With D members and n bytes in all (Thakur, Rabenseifner and
+Gropp, "Optimization of Collective Communication Operations in MPICH", 2005):
 
-- ring: D - 1 rounds of n/D, to the neighbour. What goes round in a reduction are partial sums, which are f32.
-- pairwise: D - 1 rounds of n/D, in round r to the r-th neighbour. In a reduction every member hands each owner its part, at the
-  gradient's own width; the owner adds them in rank order.
-- recursive: ceil(log2 D) rounds in which what a member has doubles, from a neighbour to half of all; in a reduction what it adds up
-  halves, in the opposite order, and partial sums are f32.
-- tree: ceil(log2 D) rounds of n up to a root, then halves of what is left down again: few rounds, many bytes.
-- hierarchical: one of ring, pairwise and recursive within each group of the innermost level, then one between groups at every level.
-  What leaves a group are sums, which are f32.
+- ring: D - 1 rounds of n/D, to the neighbour. A reduction passes partial sums on, which are f32.
+  gradient's own width; the owner adds the parts in rank order.
+- pairwise: D - 1 rounds of n/D, in round r to the r-th neighbour. In a reduction every member hands each owner its
+  part, at the gradient's own width; the owner adds the parts in rank order.
+  gradient's own width; the owner adds the parts in rank order.
+  reversed: the data that a member adds up halves, and partial sums are f32.
+- recursive: ceil(log2 D) rounds in which a member's data doubles, from a neighbour to half of all. In a reduction the
+  order is reversed: the data that a member adds up halves, and partial sums are f32.
+  reversed: the data that a member adds up halves, and partial sums are f32.
+- tree: ceil(log2 D) rounds of n up to a root, then down again in halves: few rounds, many bytes.
+  Only sums, which are f32, leave a group.
+- hierarchical: one of ring, pairwise and recursive within each group of the innermost level, then one between groups
+  at every level. Only sums, which are f32, leave a group.
+  Only sums, which are f32, leave a group.
 
-A round ends when its slowest message has arrived: after the latency of the outermost link in use, the host's work for a message, the
-skew of a round, and the bytes at the pace of the narrowest place, an own link or an uplink that so many messages leave a group by.
+A round ends when its slowest message has arrived. It takes the latency of the outermost link in use, the host's work
+for a message, the skew of a round, and the bytes at the pace of the narrowest place: an own link, or an uplink by the
+messages that share it. Example, a gather by a ring of 4 members in 2 groups of 2, n/4 bytes a round:
+
+    0 -> 1 => 2 -> 3 => 0      each group sends one message (=>) out: a round takes n/4 / min(link, uplink)
+
+The cost is computed in O(algorithms x rounds), without looking at single members (closed forms in `exchanges`). Seconds
+never fall with more bytes, or with more members of full groups, so that bounds of the planner may rely on them.
 """
 
 from __future__ import annotations
@@ -32,24 +44,25 @@ if TYPE_CHECKING:
     from ratrain.targets.machine.placement import Members
 
 _SUM_BYTES = 4
-"""Partial sums are f32, or as wide as what is summed where that is wider."""
+"""Bytes of an element of partial sums: f32, or as wide as the summed type where that is wider."""
 
 
 @frozen
 class Rounds:
-    """Rounds of a collective whose messages are alike, and cross alike."""
+    """Rounds of a collective whose messages are equal and cross equal links."""
 
     count: int
     pattern: Pattern
     message_bytes: float
     latency: float
-    """seconds of the outermost link in use"""
+    """seconds, of the outermost link in use"""
     byte_seconds: float
-    """seconds a byte takes at the narrowest place"""
+    """seconds of a byte at the narrowest place"""
     on_links: tuple[float, ...]
-    """by level, the part of its messages that a member sends over its link there: on average where all have their turn, else the most"""
+    """by level, the part of its messages that a member sends over its link there: the mean if all members have their
+    turn, else the most"""
     on_uplinks: tuple[float, ...]
-    """by level, the part of its messages that leaves its group there, on average of the group's members"""
+    """by level, the part of its messages that leaves its group there, the mean of the group's members"""
     staged: bool
     """received into staging buffers, a chunk at a time, and added from there"""
 
@@ -59,13 +72,14 @@ class Rounds:
         return self.count * self.message_bytes
 
     def seconds(self, machine: Machine) -> float:
-        """Seconds of all rounds, as if no message took more than one chunk."""
+        """Return the seconds of all rounds, as if no message took more than one chunk."""
         return self.count * (_overhead(self, machine) + machine.round_skew + self.message_bytes * self.byte_seconds)
 
     def exposed(self, machine: Machine) -> float:
-        """Seconds in which staged chunks after the first wait; less than 0 where messages are smaller than a chunk.
+        """Return the overhead seconds of staged chunks after the first that nothing hides.
 
-        A chunk's overhead hides behind the bytes of the one before if those take longer.
+        A chunk's overhead hides behind the bytes of the chunk before if those take longer. Less than 0 where messages
+        are smaller than a chunk.
         """
         chunk = machine["collective_chunk"]
         each = max(0.0, _overhead(self, machine) - chunk * self.byte_seconds)
@@ -73,36 +87,44 @@ class Rounds:
 
 
 def _overhead(rounds: Rounds, machine: Machine) -> float:
-    """Seconds of a message, bytes apart."""
+    """Return the seconds of a message in addition to its bytes."""
     return rounds.latency + machine.message_cost
 
 
 @frozen
 class Algorithm:
-    """One way to do a collective."""
+    """One algorithm of a collective, as its rounds."""
 
     name: str
     rounds: tuple[Rounds, ...]
 
     def seconds(self, machine: Machine) -> float:
-        """Seconds of all rounds, one after the other. They never fall with more bytes, or with more members of full groups."""
+        """Return the seconds of all rounds, one after the other.
+
+        They never fall with more bytes, or with more members of full groups.
+        """
         exposed = sum(each.exposed(machine) for each in self.rounds)
+        # Rounds of small messages have a negative `exposed`. Only the sum is cut off at 0: if each round were, the
+        # total would jump where a message grows over a chunk.
         return sum(each.seconds(machine) for each in self.rounds) + max(0.0, exposed)
 
     def bytes_at(self, level: int) -> float:
-        """Bytes a member sends over its link of a level, the most of all members."""
+        """Return the bytes a member sends over its link of a level, the most of all members."""
         return sum(each.nbytes * each.on_links[level] for each in self.rounds)
 
     def uplink_bytes(self, level: int) -> float:
-        """Bytes a member sends out of its group of a level, on average of the group's members."""
+        """Return the bytes a member sends out of its group of a level, the mean of the group's members."""
         return sum(each.nbytes * each.on_uplinks[level] for each in self.rounds)
 
     def ddr_bytes(self, own_bytes: float) -> float:
-        """Bytes a member reads and writes: its own tensors once; staged ones again to be added, others to be passed on."""
+        """Return the bytes a member reads and writes: its own tensors once, and the bytes that arrive.
+
+        Staged bytes are written and read to be added; others are read once more to be passed on.
+        """
         return own_bytes + sum(each.nbytes * (2 if each.staged else 1) for each in self.rounds)
 
     def work(self, machine: Machine, own_bytes: float) -> ResourceWork:
-        """What a member does. `own_bytes`: its own tensors, read and written once."""
+        """Return the work of a member; `own_bytes` of its own tensors are read and written once."""
         ddr = self.ddr_bytes(own_bytes)
         seconds = max(self.seconds(machine), ddr / machine["ddr_bandwidth"])
         levels = range(len(machine.link_groups))
@@ -113,7 +135,7 @@ class Algorithm:
 
 
 def reduce_scatters(elements: float, itemsize: float, members: Members, machine: Machine) -> list[Algorithm]:
-    """The machine's ways to sum `elements` of `itemsize` bytes over the members, a part for each."""
+    """Return the machine's algorithms to sum `elements` of `itemsize` bytes over the members, with a part for each."""
     own, sums = elements * itemsize, elements * max(itemsize, _SUM_BYTES)
     whole = Circle(members.count)
     ways = _flat_ways(_REDUCTIONS, own, sums, whole, members, machine)
@@ -121,6 +143,8 @@ def reduce_scatters(elements: float, itemsize: float, members: Members, machine:
         ways.append(Algorithm("tree", _up(sums, members, staged=True) + _down(sums, members)))
     if "hierarchical" in machine.collectives and len(members.steps()) > 1:
         steps, stride = [], 1
+        # From the inside out. Members of a group first sum their own gradients, then sums go on at the level above: of
+        # each, a member holds 1/stride.
         for _, places in members.steps():
             nbytes = own if stride == 1 else sums / stride
             steps.append((nbytes, sums / stride, Circle(places, stride)))
@@ -130,11 +154,12 @@ def reduce_scatters(elements: float, itemsize: float, members: Members, machine:
 
 
 def all_gathers(nbytes: float, members: Members, machine: Machine) -> list[Algorithm]:
-    """The machine's ways to give every member all `nbytes`, of which each holds a part."""
+    """Return the machine's algorithms to give every member all `nbytes`, of which each holds a part."""
     ways = _flat_ways(_GATHERS, nbytes, nbytes, Circle(members.count), members, machine)
     if "tree" in machine.collectives:
         ways.append(Algorithm("tree", _up_in_halves(nbytes, members) + _broadcast(nbytes, members)))
     if "hierarchical" in machine.collectives and len(members.steps()) > 1:
+        # From the outside in, the reverse of a reduction: a part crosses the outer links once, and multiplies inside.
         places = [count for _, count in members.steps()]
         strides = list(accumulate(places, int.__mul__, initial=1))
         steps = [
@@ -146,7 +171,10 @@ def all_gathers(nbytes: float, members: Members, machine: Machine) -> list[Algor
 
 
 def all_reduces(elements: float, itemsize: float, members: Members, machine: Machine) -> list[Algorithm]:
-    """The machine's ways to give every member the sum: a reduction and a gather; a tree's root sends the sum down whole."""
+    """Return the machine's algorithms to give every member the sum: a reduction and a gather, or a tree.
+
+    The root of the tree sends the sum down whole.
+    """
     scatter = cheapest(reduce_scatters(elements, itemsize, members, machine), machine)
     gather = cheapest(all_gathers(elements * itemsize, members, machine), machine)
     name = scatter.name if scatter.name == gather.name else f"{scatter.name} + {gather.name}"
@@ -158,9 +186,9 @@ def all_reduces(elements: float, itemsize: float, members: Members, machine: Mac
 
 
 def packed_reduction(nbytes: float, members: Members) -> Algorithm:
-    """How quantised parts, of `nbytes` in all, come to their owners: from everyone at once, whatever the machine sums otherwise.
+    """Return the exchange of quantised parts, of `nbytes` in all: from everyone to their owners, on any machine.
 
-    Sums on the way would have to be unpacked, added and packed anew by each member they pass.
+    Sums on the way would have to be unpacked, added and packed again by each member they pass.
     """
     return Algorithm("pairwise", _pairwise_rounds(nbytes, Circle(members.count), members, staged=True))
 
@@ -173,9 +201,10 @@ def copied_shards(
     machine: Machine,
     own_bytes: float,
 ) -> Algorithm:
-    """How `elements` are summed of which each member of a group has a part, as others have in other groups: within groups, then over copies.
+    """Return the reduction into shards of which each group of members has a copy: within groups, then over copies.
 
-    `itemsizes`: bytes of an element that is given, and of one of a part. What leaves a group are sums, which are f32.
+    `elements` are summed; `itemsizes` are the bytes of a summed element and of an element of a shard. Only sums, which
+    are f32, leave a group.
     """
     itemsize, part_itemsize = itemsizes
     within = cheapest(reduce_scatters(elements, itemsize, group, machine), machine, own_bytes)
@@ -187,7 +216,7 @@ def copied_shards(
 
 
 def scalar_all_reduces(nbytes: float, members: Members, machine: Machine) -> list[Algorithm]:
-    """The machine's ways to give every member the sum of numbers: all gather all of them, and add; or by a tree, if that is to be had."""
+    """Return the machine's algorithms to give every member the sum of numbers: a gather of all of them, or a tree."""
     ways = all_gathers(nbytes * members.count, members, machine)
     if "tree" in machine.collectives:
         trees = _up(nbytes, members, staged=False) + _broadcast(nbytes, members)
@@ -196,7 +225,7 @@ def scalar_all_reduces(nbytes: float, members: Members, machine: Machine) -> lis
 
 
 def cheapest(ways: Sequence[Algorithm], machine: Machine, own_bytes: float = 0.0) -> Algorithm:
-    """The way that takes least time, DDR included, then least time of links; the first of equal ones."""
+    """Return the algorithm that takes least time, DDR included, then least time of links; the first of equal ones."""
 
     def seconds(way: Algorithm) -> tuple[float, float]:
         links = way.seconds(machine)
@@ -207,7 +236,7 @@ def cheapest(ways: Sequence[Algorithm], machine: Machine, own_bytes: float = 0.0
 
 _Rounds = tuple[Rounds, ...]
 _FlatWay = Callable[[float, float, Circle, "Members"], _Rounds]
-"""Rounds among a circle of members, given the bytes of what they hold and of sums of it."""
+"""Rounds among a circle of members, given the bytes of their data and of sums of it."""
 
 
 def _flat_ways(
@@ -220,7 +249,7 @@ def _flat_ways(
 def _hierarchical(
     kinds: dict[str, _FlatWay], steps: Sequence[tuple[float, float, Circle]], members: Members, machine: Machine
 ) -> Algorithm:
-    """The cheapest flat way of every step."""
+    """Return the cheapest flat algorithm of every step, one after the other."""
     ways = [cheapest(_flat_ways(kinds, *step, members, machine), machine) for step in steps]
     rounds = tuple(rounds for way in ways for rounds in way.rounds)
     return Algorithm(f"hierarchical ({', '.join(way.name for way in ways)})", rounds)
@@ -234,8 +263,14 @@ def _ring_rounds(nbytes: float, circle: Circle, members: Members, *, staged: boo
 
 
 def _pairwise_rounds(nbytes: float, circle: Circle, members: Members, *, staged: bool) -> _Rounds:
-    """Near partners first and last: those at whose distance some messages stay within an inner group have rounds of their own."""
+    """Return the rounds of a pairwise exchange, near partners first and last.
+
+    Distances at which some messages stay within an inner group are rounds of their own, as each crosses other links.
+    All distances in between are one `Rounds`.
+    """
     places = circle.places
+    # At a distance of `near` or more, both ways round the circle, no message stays within an inner group: these rounds
+    # are all alike.
     near = max((1, *(group // circle.stride for group in members.within if group < circle.span)))
     alone = [*range(1, near), *range(places - near + 1, places)]
     together = [(near, places - 2 * near + 1)] if near < places else []
@@ -265,17 +300,17 @@ _GATHERS: dict[str, _FlatWay] = {
     "pairwise": lambda own, _sums, circle, members: _pairwise_rounds(own, circle, members, staged=False),
     "recursive": lambda own, _sums, circle, members: _recursive_rounds(own, circle, members, staged=False),
 }
-"""Of equal ways the first is taken."""
+"""Flat algorithms of gathers. The first of equally cheap ones is taken, as of reductions."""
 
 
 def _up(nbytes: float, members: Members, *, staged: bool) -> _Rounds:
-    """All bytes from everyone to a root, added on the way."""
+    """Return the rounds that take all bytes from everyone to a root, added on the way."""
     climbs = [Climb(members.count, distance) for distance, _ in doublings(members.count)]
     return tuple(_rounds(1, climb, nbytes, members, staged=staged) for climb in climbs)
 
 
 def _up_in_halves(nbytes: float, members: Members) -> _Rounds:
-    """From each its part to a root."""
+    """Return the rounds that take each member's part to a root."""
     return tuple(
         _rounds(1, Climb(members.count, distance), nbytes * parts / members.count, members, staged=False)
         for distance, parts in doublings(members.count)
@@ -283,7 +318,7 @@ def _up_in_halves(nbytes: float, members: Members) -> _Rounds:
 
 
 def _down(nbytes: float, members: Members) -> _Rounds:
-    """From a root to each its part."""
+    """Return the rounds that take each member's part from a root to it."""
     return tuple(
         _rounds(1, Climb(members.count, distance, down=True), nbytes * parts / members.count, members, staged=False)
         for distance, parts in reversed(doublings(members.count))
@@ -291,7 +326,7 @@ def _down(nbytes: float, members: Members) -> _Rounds:
 
 
 def _broadcast(nbytes: float, members: Members) -> _Rounds:
-    """All bytes from a root to everyone."""
+    """Return the rounds that take all bytes from a root to everyone."""
     return tuple(
         _rounds(1, Climb(members.count, distance, down=True), nbytes, members, staged=False)
         for distance, _ in reversed(doublings(members.count))
@@ -301,10 +336,12 @@ def _broadcast(nbytes: float, members: Members) -> _Rounds:
 def _rounds(
     count: int, pattern: Pattern, message_bytes: float, members: Members, *, staged: bool, in_turn: bool = False
 ) -> Rounds:
-    """Rounds of a pattern among members; `in_turn`: over all rounds each member is at every place."""
+    """Return `count` rounds of a pattern; with `in_turn` each member is at every place over all rounds."""
     shares = pattern.shares(members.within)
     used = [level for level, share in enumerate(shares) if share > 0]
     leaving = [pattern.leaving(group) for group in members.within[:-1]]
+    # All messages of a round end together: the slowest own link decides, or the uplink by which a group's messages
+    # leave.
     own = max(1 / members.links[level].bandwidth for level in used)
     shared = max((out / uplink for out, uplink in zip(leaving, members.uplinks, strict=True)), default=0.0)
     return Rounds(

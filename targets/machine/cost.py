@@ -1,7 +1,8 @@
-"""What kernels, messages, collectives and updates cost on a machine; links have latency and bandwidth.
+"""Costs of kernels, messages and updates on a machine.
 
-A machine file says by its `cost` which model prices kernels (`KERNEL_COSTS`). By the roofline a kernel takes the longer of its
-arithmetic, at a fraction of the FP16 peak that the machine file gives, and of its DDR traffic, every operand once.
+A machine file says by its `cost` which model prices kernels (`KERNEL_COSTS`). By the roofline a kernel takes the longer
+of its arithmetic, at a fraction of the FP16 peak that the machine file gives, and of its DDR traffic, every operand
+once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ratrain.targets.machine.link_groups import Link
 
 KernelCost: TypeAlias = "Callable[[Routine, Step, Machine], ResourceWork]"
-"""What one call of a kernel of a routine asks of its engine and of DDR on a machine."""
+"""Work (seconds, DDR bytes) of one call of a kernel of a routine on a machine."""
 
 
 def _bytes(routine: Routine, reference: str) -> int:
@@ -34,7 +35,7 @@ def _bytes(routine: Routine, reference: str) -> int:
 
 @frozen
 class _Arithmetic:
-    """What a kernel computes: operations, and the fraction of the peak at which it does them."""
+    """Operations of a kernel, and the fraction of the peak at which it does them."""
 
     flops: Callable[[Routine, Step], float]
     efficiency: Callable[[Routine, Step, Machine], float]
@@ -46,7 +47,7 @@ def _product_flops(routine: Routine, step: Step) -> float:
 
 
 def _inner(routine: Routine, step: Step) -> int:
-    """The extent that a product sums over."""
+    """Return the extent that a product sums over."""
     shape = routine.shape_of(step.operands["a"])
     return shape[0] if step.options.get("trans_a") else shape[1]
 
@@ -60,15 +61,18 @@ def _product_efficiency(routine: Routine, step: Step, machine: Machine) -> float
 
 
 def _efficiency_of(machine: Machine, *extents: float) -> float:
-    """The fraction of the peak of a product falls with each of its extents that is short."""
+    """Return the fraction of the peak that a product reaches: it falls with each extent that is short.
+
+    An extent equal to `gemm_half_extent` halves it.
+    """
     half = machine.gemm_half_extent
     return machine["gemm_efficiency"] * prod(extent / (extent + half) for extent in extents)
 
 
 def _pairs(options: Mapping[str, Any]) -> int:
-    """Pairs of a query and a key that it sees, of one head of one sequence.
+    """Return the pairs of a query and a key that it sees, of one head of one sequence.
 
-    Where documents are kept apart these are the causal mask's: where documents start is data, so costs are an upper bound.
+    Documents that are kept apart count as under the causal mask: where they start is data, so costs are an upper bound.
     """
     if "seq_len" in options:
         return visible_pairs(int(options["seq_len"]), options["window"])
@@ -77,7 +81,7 @@ def _pairs(options: Mapping[str, Any]) -> int:
 
 
 def _attention(products: int) -> _Arithmetic:
-    """So many products of each query with each key it sees."""
+    """Return the arithmetic of `products` products of each query with each key it sees."""
 
     def flops(routine: Routine, step: Step) -> float:
         del routine
@@ -90,7 +94,10 @@ def _attention(products: int) -> _Arithmetic:
 
 
 def _scores(products: int) -> _Arithmetic:
-    """So many products of each query with each key of its sequence, seen or not: matrix products, a head of a sequence at a time."""
+    """Return the arithmetic of `products` products of each query with each key of its sequence, seen or not.
+
+    They are matrix products, one for each head of each sequence.
+    """
 
     def flops(routine: Routine, step: Step) -> float:
         del routine
@@ -107,7 +114,7 @@ def _scores(products: int) -> _Arithmetic:
 
 
 def _head(products: int) -> _Arithmetic:
-    """So many products with the output table."""
+    """Return the arithmetic of `products` products with the output table."""
 
     def flops(routine: Routine, step: Step) -> float:
         rows, hidden = routine.shape_of(step.operands["xn"])
@@ -118,7 +125,7 @@ def _head(products: int) -> _Arithmetic:
 
 
 _BOUND_BY_DDR = _Arithmetic(lambda _routine, _step: 0.0, lambda _routine, _step, _machine: 1.0)
-"""Few operations on each element: its operands' way from and to DDR takes longer."""
+"""Kernels with few operations on each element: moving their operands to and from DDR takes longer."""
 
 _ARITHMETIC: PerKernel[_Arithmetic] = PerKernel(
     "arithmetic",
@@ -173,7 +180,7 @@ _ARITHMETIC: PerKernel[_Arithmetic] = PerKernel(
 
 
 def kernel_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
-    """Seconds of one kernel call that has the cluster and its DDR to itself, launch included, and the DDR bytes it moves."""
+    """Return the work of one kernel call that has the cluster and its DDR to itself: seconds with launch, DDR bytes."""
     return _kernel_cost(machine.cost)(routine, step, machine)
 
 
@@ -184,7 +191,7 @@ def _kernel_cost(name: str) -> KernelCost:
 
 
 def roofline_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
-    """What a kernel call asks of its engine and of DDR, from its operations and its operands alone."""
+    """Return the work of a kernel call by the roofline: from its operations and its operands' bytes alone."""
     work = _ARITHMETIC[step.kernel]
     seconds = work.flops(routine, step) / (machine["fp16_peak"] * work.efficiency(routine, step, machine))
     ddr = sum(_bytes(routine, reference) for reference in step.operands.values())
@@ -192,50 +199,54 @@ def roofline_work(routine: Routine, step: Step, machine: Machine) -> ResourceWor
 
 
 def kernel_flops(routine: Routine, step: Step) -> float:
-    """Operations of a kernel call by the roofline; none of what is bound by DDR."""
+    """Return the operations of a kernel call by the roofline; 0 for kernels bound by DDR."""
     return _ARITHMETIC[step.kernel].flops(routine, step)
 
 
 def weight_bound_rows(machine: Machine, itemsize: int) -> float:
-    """Rows below which a product takes longer to read its weights, of so many bytes an element, from DDR than to compute.
+    """Return the rows below which a product takes longer to read its weights from DDR than to compute.
 
-    A row takes two operations of each element: 2 * rows / rate = itemsize / bandwidth. On the MT-3000 these are 189 rows of f16.
+    `itemsize` is bytes of a weight. A row takes two operations of each weight: 2 * rows / rate = itemsize / bandwidth.
+    On the MT-3000 these are 189 rows of f16.
     """
     rate = machine["fp16_peak"] * machine["gemm_efficiency"]
     return rate * itemsize / (2 * machine["ddr_bandwidth"])
 
 
 def routine_work(routine: Routine, machine: Machine) -> ResourceWork:
-    """All kernels of a routine, one after the other; no faster than they can be dispatched."""
+    """Return the work of all kernels of a routine, one after the other, no faster than they can be dispatched."""
     whole = sum((kernel_work(routine, step, machine) for step in routine.steps), ResourceWork(0.0))
     least = machine.dispatch * len(routine.steps)
     return whole if least <= whole.seconds else evolve(whole, seconds=least)
 
 
 def message_work(nbytes: int, link: Link, level: int, machine: Machine) -> ResourceWork:
-    """Sending a point-to-point message: it is read from DDR, crosses the link of a level and leaves the groups of the levels below."""
+    """Return the work of sending a point-to-point message.
+
+    The message is read from DDR, crosses the link of a level and leaves the groups of the levels below.
+    """
     seconds = link.latency + machine.message_cost + nbytes / link.bandwidth
     flow = Flow(nbytes, level, tuple(range(level)))
     return ResourceWork(seconds, nbytes, nbytes, (flow,) if nbytes else ())
 
 
 def update_work(nbytes: float, machine: Machine, *, on_host: bool) -> ResourceWork:
-    """AdamW on a shard, bound by the DDR bytes it moves, on the compute engine or on the host's cores."""
+    """Return the work of AdamW on a shard, bound by its DDR bytes, on the compute engine or on the host's cores."""
     if on_host:
         return host_work(nbytes, machine)
     return ResourceWork(machine["launch"] + copy_seconds(nbytes, machine), nbytes)
 
 
 def host_work(nbytes: float, machine: Machine) -> ResourceWork:
-    """Something the host's cores do that is bound by DDR."""
+    """Return the work of a task of the host's cores that is bound by DDR bytes."""
     return ResourceWork(machine.host_handover + nbytes / machine.host_bandwidth, nbytes)
 
 
 def copy_work(nbytes: float, machine: Machine) -> ResourceWork:
-    """Bytes read from or written to DDR."""
+    """Return the work of reading or writing bytes of DDR."""
     return ResourceWork(copy_seconds(nbytes, machine), nbytes)
 
 
 def copy_seconds(nbytes: float, machine: Machine) -> float:
-    """Seconds that bytes take that have the DDR to themselves."""
+    """Return the seconds of bytes that have the DDR to themselves."""
     return nbytes / machine["ddr_bandwidth"]

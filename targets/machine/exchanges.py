@@ -1,8 +1,11 @@
-"""Who sends to whom in a round of a collective, and which groups of clusters that crosses.
+"""Patterns of collectives: who sends to whom in a round, and how many of these messages leave a group of clusters.
 
-Members are numbered so that those of one group are neighbours: of a level's groups of w, member i is in group i // w. From a pattern
-follow the messages of its rounds and, in closed form, how many of them leave a group: what a round costs, and what a simulation of
-every message, or a transport, would do.
+Members are numbered so that members of one group are neighbours: with groups of w on a level, member i is in group i //
+w. A pattern gives the messages of its rounds one by one, for a simulation or a transport, and in closed form the number
+that leaves a group, for the cost:
+
+    Shift(Circle(6), 1), groups of 3:    0 -> 1 -> 2 => 3 -> 4 -> 5 => 0    one message (=>) leaves each group
+    Climb(6, 1), up:                     1 -> 0    3 -> 2    5 -> 4
 """
 
 from __future__ import annotations
@@ -20,55 +23,69 @@ Ints: TypeAlias = NDArray[np.int64]
 
 @frozen
 class Circle:
-    """Members that are `stride` apart, so many `places` of them; the members that lie between form circles of their own beside it."""
+    """Circle of `places` members that are `stride` apart; the members in between form circles of their own."""
 
     places: int
     stride: int = 1
 
     @property
     def span(self) -> int:
-        """Members from one circle to the next beyond it and those beside it."""
+        """Members that the interleaved circles take together: a circle and the `stride` - 1 next to it."""
         return self.places * self.stride
 
 
 @frozen
 class Shift:
-    """Every member sends to the place of its circle that is `distance` further on; each round `step` further than the one before."""
+    """Round in which every member sends to the place of its circle that is `distance` further on.
+
+    In a series of rounds the distance grows by `step` a round.
+    """
 
     circle: Circle
     distance: int
     step: int = 0
 
     def targets(self, number: int, count: int) -> Ints:
-        """Of round `number`: to whom each of `count` members sends."""
+        """Return the target of each of `count` members in round `number`."""
         members = np.arange(count)
         places, stride = self.circle.places, self.circle.stride
         place = members // stride % places
         return members + ((place + self.distance + number * self.step) % places - place) * stride
 
     def leaving(self, group: int) -> int:
-        """Messages of a round that leave one group of so many members; of rounds with a step all are alike, or this is of the first."""
+        """Return the number of a round's messages that leave one group of `group` members.
+
+        With a step the number is that of the first round; the caller puts only rounds with equal numbers together.
+        """
         places, stride = self.circle.places, self.circle.stride
         if group >= self.circle.span:
             return 0
+        # Of a group that spans several places, `distance` places at its end send out, unless the way round is shorter
+        # or the group is.
         return group if group <= stride else stride * min(self.distance, places - self.distance, group // stride)
 
     def shares(self, within: Sequence[int]) -> tuple[float, ...]:
-        """By level, the part of the messages that stays within a group of `within[level]` members and leaves those of the level below."""
+        """Return by level the part of the messages that leaves groups of the level below and stays in one of its own.
+
+        A group of a level has `within[level]` members.
+        """
         out = [1.0, *(self.leaving(group) / group for group in within)]
         return tuple(below - above for below, above in pairwise(out))
 
 
 @frozen
 class Climb:
-    """A round of a binomial tree: every second member of those that are `distance` apart sends to the one before; down, it receives."""
+    """Round of a binomial tree: among members `distance` apart, every second one sends to the one before it.
+
+    With `down` the message goes the other way.
+    """
 
     members: int
     distance: int
     down: bool = False
 
     def targets(self, number: int, count: int) -> Ints:
-        """Of round `number`, all being alike: to whom each of `count` members sends, -1 where to nobody."""
+        """Return the target of each of `count` members, -1 for none; all rounds are alike."""
         del number
         members = np.arange(count)
         place = members % (2 * self.distance)
@@ -79,11 +96,14 @@ class Climb:
         return found
 
     def leaving(self, group: int) -> int:
-        """Messages of a round that leave one group of so many members, at most."""
+        """Return the most messages of a round that leave one group of `group` members: 0 or 1."""
         return int(group < self.members and group % (2 * self.distance) != 0)
 
     def shares(self, within: Sequence[int]) -> tuple[float, ...]:
-        """By level, 1 where messages stay within a group of `within[level]` members and leave those of the level below, else 0."""
+        """Return by level 1 if messages leave groups of the level below and stay in one of this level, else 0.
+
+        A group of a level has `within[level]` members.
+        """
         below = (1, *within)
         return tuple(
             float(inner < group and self.distance < group and self.leaving(inner) > 0)
@@ -95,10 +115,11 @@ Pattern: TypeAlias = Shift | Climb
 
 
 def doublings(places: int) -> list[tuple[int, int]]:
-    """(distance, parts that a message has) of the rounds in which what each of so many has doubles, until it has all parts.
+    """Return (distance, parts of a message) of the rounds in which each of `places` members doubles its parts.
 
-    Whoever has the parts of the 2^k places from its own on gets those of the next ones: all it lacks in the last round. So any number
-    will do, in ceil(log2 places) rounds and places - 1 parts (Bruck et al., 1997).
+    A member that has the parts of the 2^k places from its own on gets the parts of the next places; in the last round
+    only the missing ones. This works for any number of places, in ceil(log2 places) rounds and places - 1 parts (Bruck
+    et al., 1997).
     """
     distances = [1 << k for k in range((places - 1).bit_length())]
     return [(distance, min(distance, places - distance)) for distance in distances]

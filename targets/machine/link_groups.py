@@ -1,4 +1,4 @@
-"""Groups of clusters by their links, from the inside out: chip, node, system. Uniform links are the case of one group."""
+"""Groups of clusters by their links, from the inside out: chip, node, system. Uniform links are one group."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from attrs import frozen
 
 @frozen
 class Link:
-    """What a message between two clusters meets."""
+    """Link between two clusters."""
 
     bandwidth: float
     """bytes a second, of one direction"""
     latency: float
-    """seconds of a message, bytes apart"""
+    """seconds of a message in addition to its bytes"""
 
 
 @frozen
@@ -24,10 +24,11 @@ class LinkGroup:
 
     name: str
     clusters: int | None
-    """of one group; None, of the outermost: all there are"""
+    """of one group; None for the outermost: all there are"""
     link: Link
     uplink: float | None = None
-    """bytes a second, of one direction, by which all clusters of one group together leave it; None: as many as their links carry"""
+    """bytes a second, of one direction, by which all clusters of one group together leave it; None: as many as their
+    links carry"""
 
 
 CHIP_KEYS = ("chip_bandwidth", "chip_latency", "chip_uplink")
@@ -35,11 +36,11 @@ CHIP_KEYS = ("chip_bandwidth", "chip_latency", "chip_uplink")
 SHORT_KEYS = ("link_bandwidth", "link_latency", "clusters_per_chip", *CHIP_KEYS)
 """Constants that describe one group, or two, without naming them."""
 GROUP_UNITS = {"clusters": "clusters", "bandwidth": "bytes/s", "latency": "s", "uplink": "bytes/s"}
-"""Constants of a group. Their names are preceded by the group's: node.bandwidth."""
+"""Units of a group's constants. Their names are prefixed with the group's: node.bandwidth."""
 
 
 def named_groups(names: Sequence[str], values: Mapping[str, float]) -> tuple[LinkGroup, ...]:
-    """The groups of a machine whose file names them."""
+    """Return the groups of a machine whose file names them."""
     return tuple(_group(name, values) for name in names)
 
 
@@ -50,7 +51,10 @@ def _group(name: str, values: Mapping[str, float]) -> LinkGroup:
 
 
 def chip_and_system(values: Mapping[str, float]) -> tuple[LinkGroup, ...]:
-    """The groups of a machine whose file has a link, and perhaps clusters that share a chip: they talk over the link where it gives no other."""
+    """Return the groups of a machine whose file names none: a chip, if clusters share one, and the system.
+
+    On the chip they use the system's link where the file gives no other.
+    """
     bandwidth, latency = values["link_bandwidth"], values["link_latency"]
     system = LinkGroup("system", None, Link(bandwidth, latency))
     clusters = int(values.get("clusters_per_chip", 1))
@@ -61,12 +65,12 @@ def chip_and_system(values: Mapping[str, float]) -> tuple[LinkGroup, ...]:
 
 
 def are_uniform(groups: Sequence[LinkGroup]) -> bool:
-    """Whether it makes no difference where clusters are."""
+    """Return whether all links are equal, so that the placement of ranks makes no difference."""
     return len({group.link for group in groups}) == 1 and all(group.uplink is None for group in groups)
 
 
 def size_error(groups: Sequence[LinkGroup]) -> tuple[str, str] | None:
-    """Which group has a size that does not go with the others, and why; None where all is well."""
+    """Return the name of a group whose size contradicts the others', and why; None where all is well."""
     for group in groups[:-1]:
         if group.clusters is None:
             return group.name, f"the group '{group.name}' needs clusters: only the outermost may leave them out"

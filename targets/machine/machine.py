@@ -56,7 +56,7 @@ TILE_UNITS = {
     "transpose_rate": "elements/cycle",
     "exp_operations": "vector operations",
 }
-"""Constants that cost = "tiles" needs, and that may be left out otherwise."""
+"""Constants that cost = "tiles" needs; they may be left out otherwise."""
 KERNEL_COSTS = Registry(
     "cost model",
     "ratrain.kernel_costs",
@@ -66,17 +66,18 @@ KERNEL_COSTS = Registry(
         "table": "ratrain.targets.machine.measured_kernels:measured_work",
     },
 )
-"""The cost models of kernels that a file names by its `cost`. One of another distribution stands in its entry point group
-`ratrain.kernel_costs`."""
+"""Cost models of kernels, which a machine file names by its `cost`. Another distribution registers its own in the entry
+point group `ratrain.kernel_costs`."""
 _PEAK_SLACK = 0.01
 _HALF_FLOPS_A_CYCLE = 2 * 3 * 64
-"""Of a core on float16: three multiply-add units of 64 lanes."""
+"""Operations a cycle of a core on float16: three multiply-add units of 64 lanes."""
 STORE_UNITS = {
     f"{home.value}_{name}": unit
     for home in STORES
     for name, unit in {"capacity": "bytes", "store": "bytes/s", "fetch": "bytes/s", "latency": "s"}.items()
 }
-"""Of each memory beside DDR: the bytes that a rank may use of it, how fast it takes and gives them, and what each transfer takes beside."""
+"""Constants of each memory other than DDR: its bytes for a rank, its bytes a second in both directions, its seconds for
+each transfer."""
 _OPTIONAL_UNITS = {
     "host_bandwidth": "bytes/s",
     "host_handover": "s",
@@ -119,7 +120,7 @@ _LEAST, _MOST = 1e-15, 1e30
 _MOST_WHOLE = (1 << 50) - 1
 _CONSTANT_KEYS = ("value", "unit", "certainty", "source")
 NO_SOURCE = "not said"
-"""Source of a constant whose file says none."""
+"""Source of a constant whose file gives none."""
 _MAY_BE_ZERO = (
     "latency",
     *(f"{home.value}_latency" for home in STORES),
@@ -140,20 +141,20 @@ _MAY_BE_ZERO = (
     "allocator_slack",
 )
 _OF_SHARED_CORES = ("engine_gap", "core_sharing")
-"""Of runs whose engines take turns on cores, as `simulate --one-core` and `--cores` time them."""
+"""Constants of runs whose engines take turns on cores, as `simulate --one-core` and `--cores` time them."""
 COLLECTIVES = ("ring", "pairwise", "recursive", "tree", "hierarchical")
-"""Ways to do a collective (`collective_cost`), all of which a machine has whose file does not say."""
+"""Algorithms of collectives (`collective_cost`). A machine has all of them unless its file lists some."""
 _JOINED = ("ring", "pairwise", "recursive")
-"""Ways that the steps of a hierarchical one are made of."""
+"""Algorithms that the steps of a hierarchical one are made of."""
 WORDS = ("base", "name", "update_engine", "cost", "target", "op", "link_group", "collectives")
 """Keys of a machine file that are no constants."""
 DEFAULT_MACHINE = "mt3000"
-"""The machine of plans and programs that name none."""
+"""Machine of plans and programs that name none."""
 
 
 @frozen
 class Constant:
-    """One number of a machine, and where it comes from."""
+    """One number of a machine, with its source."""
 
     value: float
     unit: str
@@ -163,35 +164,36 @@ class Constant:
 
 @frozen
 class Machine:
-    """One compute cluster and its links. Bytes, seconds, operations per second."""
+    """One compute cluster and its links, in bytes, seconds and operations per second."""
 
     name: str
     update_engine: Engine
     constants: dict[str, Constant]
     cost: str = "roofline"
-    """where the seconds of matrix kernels come from: tiles (their schedules) or roofline (a fraction of the peak); table: of all
-    ops, as they were measured, and roofline for those that were not"""
+    """source of the seconds of kernels: `tiles` (their on-chip schedules), `roofline` (a fraction of the peak), or
+    `table` (measured ops; roofline for ops that were not measured)"""
     table: OpTable = field(factory=OpTable)
     target: str = DEFAULT_TARGET
-    """the name of what makes its programs: see `ratrain.targets.machine.registry`"""
+    """name of the target that makes its programs, see `ratrain.targets.machine.registry`"""
     group_names: tuple[str, ...] = ()
-    """of [[link_group]] entries, from the inside out; their constants are named after them, like node.bandwidth"""
+    """names of the [[link_group]] entries, from the inside out; their constants are prefixed with them, like
+    node.bandwidth"""
     collectives: tuple[str, ...] = COLLECTIVES
-    """the ways its transport does collectives, of `COLLECTIVES`"""
+    """the algorithms its transport has, of `COLLECTIVES`"""
     unsaid: tuple[str, ...] = field(default=(), eq=False)
-    """constants of whose certainty its file said nothing: they count as assumed"""
+    """constants whose certainty the file does not give; they count as assumed"""
 
     def __getitem__(self, name: str) -> float:
         return self.constants[name].value
 
     @cached_property
     def link_groups(self) -> tuple[LinkGroup, ...]:
-        """The groups of clusters, from the inside out; those of a file without [[link_group]] are chip and system, or system alone."""
+        """Groups of clusters, from the inside out; without [[link_group]] chip and system, or system alone."""
         values = {name: constant.value for name, constant in self.constants.items()}
         return named_groups(self.group_names, values) if self.group_names else chip_and_system(values)
 
     def whole(self, name: str) -> int:
-        """A constant that counts something."""
+        """Return a constant that counts something, as an int."""
         return int(self.constants[name].value)
 
     def _optional(self, name: str, default: float) -> float:
@@ -199,62 +201,65 @@ class Machine:
 
     @property
     def host_bandwidth(self) -> float:
-        """Bytes a second that the host's cores take of the cluster's DDR; all of it where the file does not say."""
+        """Bytes a second that the host's cores take of the cluster's DDR; all of it by default."""
         return min(self._optional("host_bandwidth", self["ddr_bandwidth"]), self["ddr_bandwidth"])
 
     @property
     def host_handover(self) -> float:
-        """Seconds to hand a task to the host and back; none where the file does not say."""
+        """Seconds to hand a task to the host and back; 0 by default."""
         return self._optional("host_handover", 0.0)
 
     @property
     def dispatch(self) -> float:
-        """Seconds between kernels that are issued ahead of execution: a block op takes no less; none where the file does not say."""
+        """Seconds between kernels that are issued ahead of execution, so the least time of each; 0 by default."""
         return self._optional("dispatch", 0.0)
 
     @property
     def engine_gap(self) -> float:
-        """Seconds between two instructions of an interpreter that runs one after another; none where the file does not say."""
+        """Seconds between two instructions of an interpreter that runs one after another; 0 by default."""
         return self._optional("engine_gap", 0.0)
 
     @property
     def core_sharing(self) -> float:
-        """What an op takes more where ranks share cores, as a fraction: caches, and turns that they lose; none where the file does not say."""
+        """Fraction by which an op takes longer where ranks share cores (caches, lost turns); 0 by default."""
         return self._optional("core_sharing", 0.0)
 
     @property
     def message_cost(self) -> float:
-        """Seconds of the host's work for a message, beside its latency; none where the file does not say."""
+        """Seconds of the host's work for a message, in addition to its latency; 0 by default."""
         return self._optional("message_cost", 0.0)
 
     @property
     def round_skew(self) -> float:
-        """Seconds that the partners of a round of a collective arrive apart; none where the file does not say."""
+        """Seconds that the partners of a round of a collective arrive apart; 0 by default."""
         return self._optional("round_skew", 0.0)
 
     @property
     def rank_jitter(self) -> float:
-        """Standard deviation of a rank's compute time from that of its like, as a fraction of it; none where the file does not say."""
+        """Standard deviation of the compute times of like ranks, as a fraction of their mean; 0 by default."""
         return self._optional("rank_jitter", 0.0)
 
     @property
     def gemm_half_extent(self) -> float:
-        """Elements of an extent at which a product runs at half its efficiency; none where efficiency is the same for all shapes."""
+        """Elements of an extent at which a product runs at half its efficiency; 0 by default: full at any."""
         return self._optional("gemm_half_extent", 0.0)
 
     @property
     def head_efficiency(self) -> float:
-        """Fraction of the peak of the head's products: as of others where the file does not say."""
+        """Fraction of the peak that the head's products reach; by default that of other products."""
         return self._optional("head_efficiency", self["gemm_efficiency"])
 
     @property
     def stores(self) -> tuple[tuple[Home, int], ...]:
-        """The memories beside DDR that a rank has, and the bytes that it may use of each."""
+        """Memories other than DDR that a rank has, and the bytes that it may use of each."""
         keys = ((home, f"{home.value}_capacity") for home in STORES)
         return tuple((home, self.whole(key)) for home, key in keys if key in self.constants)
 
     def store_bandwidth(self, home: Home, *, fetches: bool) -> float:
-        """Bytes per second from a memory beside DDR, or to it. Raises `DiagnosticError` RT065 where the machine does not have that memory."""
+        """Return the bytes per second from a memory other than DDR (`fetches`), or to it.
+
+        Raises `DiagnosticError` RT065 where the machine does not have that memory.
+        """
         key = f"{home.value}_{'fetch' if fetches else 'store'}"
         if key not in self.constants:
             text = f"the machine '{self.name}' has no memory '{home.value}', and there is something to be stored in it"
@@ -265,17 +270,17 @@ class Machine:
         return self[key]
 
     def store_latency(self, home: Home) -> float:
-        """Seconds that each transfer to or from a memory takes beside its bytes; none where the file does not say."""
+        """Return the seconds that each transfer to or from a memory takes in addition to its bytes; 0 by default."""
         return self._optional(f"{home.value}_latency", 0.0)
 
     def updates_in(self, home: Home) -> bool:
-        """Whether there is a processor beside a memory that updates state where it is."""
+        """Return whether a processor next to a memory updates state there, without a transfer."""
         return home is Home.HOST and "host_update" in self.constants
 
     def capacity(self, communicators: int) -> Capacity:
-        """The DDR of a rank that is a member of so many communicators, and what takes some of it before tensors do.
+        """Return the DDR of a rank that is a member of `communicators` communicators, with overheads before tensors.
 
-        A rank that is a member of none has no transport. What the file does not say takes nothing.
+        A rank that is a member of none has no transport. Overheads that the file does not give are 0.
         """
         installed = self.whole("ddr_capacity")
         taken = {
@@ -288,14 +293,14 @@ class Machine:
 
 
 def machine_names() -> list[str]:
-    """Names of the machine files that come with the targets."""
+    """Return the names of the machine files that come with the targets, sorted."""
     return sorted(machine_files())
 
 
 def load_machine(name_or_path: str | None) -> Machine:
-    """A machine by the name of a built-in file or by the path of one; None is the MT-3000.
+    """Load a machine by the name of a built-in file or by the path of one; None is the MT-3000.
 
-    Raises `DiagnosticError` RT065 or RT002 with everything that is wrong with the file.
+    Raises `DiagnosticError` RT065 or RT002 with everything that is wrong with the file, RT004 where there is neither.
     """
     name = name_or_path or DEFAULT_MACHINE
     if name in machine_names():
@@ -311,14 +316,16 @@ def _built_in_text(name: str) -> str:
 
 
 def _built_in(name: str) -> dict[str, Any]:
-    """What a built-in machine file says, with what it has from its base."""
+    """Return the keys of a built-in machine file, merged with its base's keys."""
     data = tomllib.loads(_built_in_text(name))
     base = data.pop("base", None)
     return data if base is None else _built_in(base) | data
 
 
 def parse_machine(text: str, *, file: str) -> Machine:
-    """The machine a TOML text describes; where it names a `base`, a built-in machine, what it does not say is as there.
+    """Return the machine a TOML text describes.
+
+    Keys it leaves out come from its `base`, a built-in machine, if it names one.
 
     Raises `DiagnosticError` RT065 with everything that is wrong with it.
     """
@@ -336,12 +343,12 @@ def parse_machine(text: str, *, file: str) -> Machine:
 
 
 def _kind(key: str) -> str:
-    """What a constant is, whichever group it belongs to."""
+    """Return the name of a constant without its group."""
     return key.rpartition(".")[2]
 
 
 def is_whole(key: str) -> bool:
-    """Whether a constant counts something."""
+    """Return whether a constant counts something."""
     return _kind(key) in _WHOLE
 
 
@@ -350,25 +357,25 @@ def _is_fraction(key: str) -> bool:
 
 
 def unit_of(key: str) -> str:
-    """The unit of a constant, whichever group it belongs to."""
+    """Return the unit of a constant, whichever group it belongs to."""
     return (_ALL_UNITS | GROUP_UNITS)[_kind(key)]
 
 
 def optional_constants(machine: Machine) -> list[str]:
-    """Constants that a machine's file may have, and that simulated times or the capacity of plans that store nothing then depend on."""
+    """Return the optional constants that simulated times, or the capacity of plans without stores, depend on."""
     named = [key for key in _OPTIONAL_UNITS if key not in _OF_SHARED_CORES and key not in STORE_UNITS]
     return named + [f"{group}.{key}" for group in machine.group_names for key in GROUP_UNITS]
 
 
 def largest_value(key: str) -> float:
-    """The most a constant can be."""
+    """Return the largest allowed value of a constant."""
     if _is_fraction(key):
         return 1.0
     return float(_MOST_WHOLE) if is_whole(key) else _MOST
 
 
 def _is_sound(value: Any, key: str) -> TypeGuard[int | float]:
-    """Whether a value is a number within the bounds of its constant."""
+    """Return whether a value is a number within the bounds of its constant."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     if value == 0:
@@ -377,7 +384,7 @@ def _is_sound(value: Any, key: str) -> TypeGuard[int | float]:
 
 
 def _measured_op(entry: Any) -> MeasuredOp | None:
-    """An entry of a table of ops, or None where it is none."""
+    """Return an entry of a table of ops, or None if it is not one."""
     if not isinstance(entry, dict) or entry.keys() != {"key", "size", "seconds"}:
         return None
     key, size, seconds = entry["key"], entry["size"], entry["seconds"]
@@ -386,7 +393,7 @@ def _measured_op(entry: Any) -> MeasuredOp | None:
 
 
 class _Reader:
-    """Reads the tables of a machine file and collects what is wrong."""
+    """Reader of the tables of a machine file, which collects everything that is wrong."""
 
     def __init__(self, file: str, lines: list[str]) -> None:
         self.file = file
@@ -400,13 +407,13 @@ class _Reader:
         self.diagnostics.error("RT065", message, place, help=help, source=self.lines[line - 1])
 
     def line_of(self, key: str) -> int:
-        """The line of a constant, counted from 1; of a group's, after its name."""
+        """Return the line of a constant, counted from 1; for a group's constant, the one after the group's name."""
         group, _, kind = key.rpartition(".")
         start = self.line_matching(rf"\s*name\s*=\s*[\"']{re.escape(group)}[\"']", 1) if group else 1
         return self.line_matching(rf"\s*\[*(link_group\.)?{re.escape(kind)}\b", start, start)
 
     def line_matching(self, pattern: str, first: int, default: int = 1) -> int:
-        """The first line from `first` on that matches."""
+        """Return the first line from `first` on that matches, or `default`."""
         return next((i for i in range(first, len(self.lines) + 1) if re.match(pattern, self.lines[i - 1])), default)
 
     def machine_on_base(self, data: dict[str, Any]) -> Machine:
@@ -466,7 +473,7 @@ class _Reader:
         return machine
 
     def groups(self, data: dict[str, Any], constants: dict[str, Constant]) -> tuple[str, ...]:
-        """The names of the [[link_group]] entries; what they say is put among the constants."""
+        """Return the names of the [[link_group]] entries; put their values among the constants."""
         entries = data.get("link_group", [])
         if not isinstance(entries, list) or ("link_group" in data and not entries):
             self.error("link_group", "groups of clusters are written as [[link_group]] entries")
@@ -495,7 +502,7 @@ class _Reader:
         return tuple(names)
 
     def collectives(self, names: Any) -> tuple[str, ...]:
-        """The ways to do collectives that a file names."""
+        """Return the algorithms of collectives that a file names, in the order of `COLLECTIVES`."""
         known = ", ".join(COLLECTIVES)
         if not isinstance(names, list) or not names:
             self.error("collectives", f"collectives is a list of one or more of {known}, got {names!r}"[:200])
@@ -515,7 +522,7 @@ class _Reader:
         return tuple(name for name in COLLECTIVES if name in names)
 
     def table(self, entries: Any, cost: Any) -> OpTable:
-        """The measured ops of a file with cost = "table"."""
+        """Return the measured ops of a file with cost = "table"."""
         if (cost == "table") != bool(entries):
             self.error("op", 'cost = "table" goes with a list of [[op]], and no other cost does')
             return OpTable()
@@ -529,7 +536,7 @@ class _Reader:
         return OpTable(tuple(ops))
 
     def check_clock(self, constants: dict[str, Constant]) -> None:
-        """The peak is what the cores do at their clock."""
+        """Check that the peak is what the cores compute at their clock."""
         peak = constants["cores"].value * constants["clock"].value * _HALF_FLOPS_A_CYCLE
         stated = constants["fp16_peak"].value
         if abs(peak - stated) > _PEAK_SLACK * stated:
@@ -538,7 +545,7 @@ class _Reader:
             self.diagnostics.check()
 
     def constant(self, key: str, entry: Any) -> Constant:
-        """A constant: a table with a value, or what would stand there as its value, alone."""
+        """Return a constant from its table with a value, or from the value alone."""
         empty = Constant(1.0, "", "", "")
         if entry is None or isinstance(entry, list):
             self.error(key, f"the machine needs [{key}] with value, unit, certainty and source")
@@ -563,7 +570,7 @@ class _Reader:
         return Constant(float(value), unit_of(key), *self.origin(key, table))
 
     def number(self, key: str, value: Any) -> Any:
-        """A value as a number, where it is a text with a unit; as it is, and an error, where that is none of the constant's unit."""
+        """Return a text with a unit as a number; other values unchanged. Record an error if it has another unit."""
         if not isinstance(value, str):
             return value
         unit = unit_of(key)
@@ -577,7 +584,10 @@ class _Reader:
             return value
 
     def check_unit(self, key: str, table: dict[str, Any]) -> None:
-        """The unit may be left out where the value has one, or is of a kind that is counted in one way only."""
+        """Check the unit of a constant.
+
+        It may be left out where the value has one, or where the unit can be written in one way only.
+        """
         unit, given = unit_of(key), table.get("unit")
         if given is None and (isinstance(table.get("value"), str) or unit not in SCALES):
             return
@@ -588,7 +598,10 @@ class _Reader:
             self.error(key, f"unit of [{key}] is '{unit}', got {given!r}")
 
     def origin(self, key: str, table: dict[str, Any]) -> tuple[str, str]:
-        """How sure a constant is, and its source: what is said of neither is assumed, and an assumption may be without source."""
+        """Return the certainty of a constant and its source.
+
+        Without a certainty it is assumed. Only an assumed constant may be without a source.
+        """
         certainty, source = table.get("certainty", "assumed"), table.get("source")
         if "certainty" not in table:
             self.unsaid.append(key)

@@ -1,4 +1,4 @@
-"""Kernel calls on a machine with a table: what their time depends on, and the seconds that a table has of them."""
+"""Kernel calls on a machine with a table: the key of a call in the table, and its seconds."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from ratrain.targets.program.routine import Routine, Step
 
 KERNEL_MARK = "kernel:"
-"""Before the key of a kernel call, which no routine's begins with: those begin with a kind of block."""
+"""Prefix of the keys of kernel calls. Keys of routines begin with a kind of block, so never with it."""
 
 
 def measured_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
-    """Seconds of a kernel call by the machine's table, launch and dispatch included; by the roofline where it has none of its kind.
+    """Return the seconds of a kernel call by the machine's table, launch and dispatch included.
 
-    What was measured had DDR to itself: how many of its bytes others could have had meanwhile, no measurement says.
+    A kind that the table does not have goes by the roofline. Measured calls had DDR to themselves and move no bytes
+    here: no measurement says how much bandwidth others could have had meanwhile.
     """
     modelled = roofline_work(routine, step, machine)
     seconds = machine.table.seconds(kernel_key(routine, step), modelled.seconds)
@@ -28,19 +29,19 @@ def measured_work(routine: Routine, step: Step, machine: Machine) -> ResourceWor
 
 
 def kernel_key(routine: Routine, step: Step) -> str:
-    """What a kernel call's time depends on: kernel, operands, types and choices, and behind the mark shapes and numbers it works with."""
+    """Return the table's key of a kernel call: kernel, digest of types and choices, mark, digest of sizes."""
     types = [(name, routine.operand(step.operands[name])[0].value) for name in sorted(step.operands)]
     choices = sorted((name, value) for name, value in step.options.items() if isinstance(value, bool | str))
     return f"{KERNEL_MARK}{step.kernel}:{digest([types, choices])}{SHAPES_MARK}{digest(call_sizes(routine, step))}"
 
 
 def call_sizes(routine: Routine, step: Step) -> list[object]:
-    """Shapes, counts and choices of a kernel call."""
+    """Return the shapes, counts and choices of a kernel call; its floats make no difference to its time."""
     operands = [routine.operand(step.operands[name]) for name in sorted(step.operands)]
     options = sorted((name, value) for name, value in step.options.items() if not isinstance(value, float))
     return [[(dtype.value, *shape) for dtype, shape in operands], options]
 
 
 def digest(facts: object) -> str:
-    """A short name of plain data."""
+    """Return a short name of plain data: 12 hexadecimal digits."""
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""Measured seconds of ops, by what they are and how large they are."""
+"""Measured seconds of ops by their kind and size, and how they are carried over to sizes that were not measured."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import TypeGuard
 from attrs import frozen
 
 MEMBERS_MARK = "*"
-"""Between a collective's keyword and the number of its members."""
+"""Stands between a collective's keyword and the number of its members."""
 SHAPES_MARK = "/"
-"""Between the kernels of a routine and the shapes they work on."""
+"""Stands between the kernels of a routine and the shapes they work on."""
 _ALIKE = {"all_reduce": "reduce_scatter", "reduce_scatter": "all_reduce"}
-"""Collectives that do much the same with a byte, where the one did not run."""
+"""Collective that takes about the same time a byte, by collective: used where the collective itself was not
+measured."""
 _MOST_DIGITS = 18
 
 
 def is_op_key(value: object) -> TypeGuard[str]:
-    """Whether a value is the key of an op; of a collective, it ends with the number of members."""
+    """Return whether a value is the key of an op. The key of a collective ends with the number of members."""
     if not isinstance(value, str):
         return False
     _, mark, members = value.partition(MEMBERS_MARK)
@@ -28,9 +29,10 @@ def is_op_key(value: object) -> TypeGuard[str]:
 
 @frozen
 class MeasuredOp:
-    """An op of a kind and size, and its median seconds.
+    """Median seconds of an op of a kind and size.
 
-    The size is bytes of its own tensors; of a routine, seconds by the rates of the machine. Seconds of a collective are a member's share.
+    The size is bytes of its own tensors; for a routine, seconds by the rates of the machine. The seconds of a
+    collective are a member's share.
     """
 
     key: str
@@ -53,7 +55,7 @@ class OpTable:
 
     @cached_property
     def _by_kernels(self) -> dict[str, dict[float, float]]:
-        """Routines, by their kernels alone."""
+        """Seconds of routines by kernels alone, then by size."""
         seconds: dict[str, dict[float, float]] = {}
         for op in self.ops:
             kernels, mark, _ = op.key.rpartition(SHAPES_MARK)
@@ -62,7 +64,7 @@ class OpTable:
         return seconds
 
     def seconds(self, key: str, size: float) -> float | None:
-        """Seconds of an op, as measured; of one that did not run, from those of its kind in other sizes; None of an unknown kind."""
+        """Return the measured seconds of an op, else an estimate from other sizes of its kind, else None."""
         kernels, is_routine, _ = key.rpartition(SHAPES_MARK)
         known = self._by_key.get(key)
         if is_routine and known:
@@ -73,9 +75,10 @@ class OpTable:
         return _of_size(known, size) if known else None
 
     def _other_members(self, key: str) -> dict[float, float] | None:
-        """The same collective with another number of members, or one alike: a member's share goes by its bytes.
+        """Return the seconds by size of the same collective with the nearest number of members; None if there is none.
 
-        What one did that has a single member, and so meets nobody, says nothing of those that meet others.
+        A similar collective is the last resort. A member's share depends on its bytes alone; measurements with one
+        member, which meets nobody, count only for one member.
         """
         keyword, mark, members = key.partition(MEMBERS_MARK)
         if not mark:
@@ -90,7 +93,7 @@ class OpTable:
 
 
 def _of_size(known: Mapping[float, float], size: float) -> float:
-    """Seconds of a size: measured, or those of the nearest one measured, changed as a line through all of them changes."""
+    """Return the seconds of a size: measured, or the nearest measured seconds scaled along a line through all."""
     if size in known:
         return known[size]
     positive = [each for each in known if each > 0]
@@ -102,13 +105,14 @@ def _of_size(known: Mapping[float, float], size: float) -> float:
 
 
 def line_through(points: Mapping[float, float]) -> tuple[float, float]:
-    """Seconds at size 0 and for each unit of size, neither negative, with the least squares of relative errors.
+    """Return seconds at size 0 and seconds a unit of size of a line through points, neither negative.
 
-    Residuals are 1 - (start + slope * size) / seconds. One size alone tells a slope, and no start.
+    Least squares of the relative errors 1 - (start + slope * size) / seconds. One size alone gives a slope and start 0.
     """
     scales = [(1 / seconds, size / seconds) for size, seconds in points.items()]
     ones, mixed, squares = (sum(a * a for a, _ in scales), sum(a * b for a, b in scales), sum(b * b for _, b in scales))
     a, b = sum(a for a, _ in scales), sum(b for _, b in scales)
+    # Normal equations of the two unknowns. If one comes out negative, it is set to 0 and the other is fitted alone.
     determinant = ones * squares - mixed * mixed
     if len(points) > 1 and determinant > 1e-12 * ones * squares:
         start, slope = (a * squares - b * mixed) / determinant, (b * ones - a * mixed) / determinant

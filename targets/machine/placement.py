@@ -1,7 +1,9 @@
-"""Where the ranks of a plan sit among the groups of a machine's clusters, and so which links their traffic crosses.
+"""Placement of a plan's ranks in the groups of a machine's clusters, and the links that their traffic crosses.
 
-With a mapping, the tiles say it. Without one, the replicas of a stage are neighbours and fill groups in rank order where they fill
-them evenly, and messages between stages cross the outermost group.
+With a mapping, its tiles decide. Without one, tensor peers are neighbours, then the replicas of a stage; they fill
+groups in rank order where they fill them evenly. Messages between stages then cross the outermost group:
+
+    3 stages x 4 replicas, groups of 2:    @0: [0 1] [2 3]   @1: [4 5] [6 7]   @2: [8 9] [10 11]
 """
 
 from __future__ import annotations
@@ -29,34 +31,35 @@ if TYPE_CHECKING:
 
 @frozen
 class Members:
-    """Who takes part in a collective."""
+    """Members of a collective, counted by the groups they share."""
 
     within: tuple[int, ...]
-    """members in one group of each level, from the inside out; the last are all"""
+    """members in one group of each level, from the inside out; the last number is all"""
     links: tuple[Link, ...]
-    """what a message meets that goes from one group of the level below to another"""
+    """by level, the link of a message that leaves a group of the level below and stays in one of this level"""
     uplinks: tuple[float, ...] = ()
-    """bytes a second by which the members in one group of a level leave it, all together, while those of all like collectives do"""
+    """by level but the outermost, bytes a second by which the members in one group leave it together, while like
+    collectives do the same"""
 
     @property
     def count(self) -> int:
-        """All members."""
+        """Number of all members."""
         return self.within[-1]
 
     @property
     def level(self) -> int:
-        """The innermost level that has all of them in one group."""
+        """Innermost level that has all of them in one group."""
         return self.within.index(self.count)
 
     def steps(self) -> list[tuple[int, int]]:
-        """(level, how many groups of the level below meet there), where more than one do."""
+        """Return (level, number of groups of the level below that meet there), for levels where more than one meet."""
         below = (1, *self.within)
         return [(level, now // below[level]) for level, now in enumerate(self.within) if now > below[level]]
 
 
 @frozen
 class Placement:
-    """The ranks of a plan among the groups of a machine, whose levels count from the inside."""
+    """Ranks of a plan in the groups of a machine, whose levels count from the inside."""
 
     groups: tuple[LinkGroup, ...]
     mesh: Mesh
@@ -65,20 +68,20 @@ class Placement:
 
     @property
     def outermost(self) -> int:
-        """The level that holds all ranks."""
+        """Level that holds all ranks."""
         return len(self.groups) - 1
 
     def level_between(self, stage: int, other: int) -> int:
-        """The innermost level whose groups hold both of two stages of a replica."""
+        """Return the innermost level whose groups hold both of two stages of a replica."""
         tiles = self.tiles or ()
         held = (level for level, tile in enumerate(tiles) if stage // tile.stages == other // tile.stages)
         return next(held, self.outermost)
 
     def members(self, group: str) -> Members:
-        """The members of a collective by the name of its group.
+        """Return the members of a collective by the name of its group (the values of `Group`).
 
-        The replicas, those of a shard group, or of one that has views between it, or one of each such; `tensor` peers of a stage, both
-        `ends` of a replica, or `all`.
+        `replicas`, `shards` and `views` are replicas of a stage that share state, `parts` is one of each view group in
+        a shard group. `tensor` is the peers of a stage, `ends` both ends of a replica, `all` all ranks.
         """
         if group == Group.PARTS.value:
             return self._one_of_each(Group.VIEWS, Group.SHARDS)
@@ -91,17 +94,20 @@ class Placement:
 
     @property
     def copies(self) -> Members:
-        """The replicas of a stage that have the same shard, one of each shard group."""
+        """Replicas of a stage that hold the same shard: one of each shard group."""
         return self._one_of_each(Group.SHARDS, Group.REPLICAS)
 
     def _one_of_each(self, part: Group, whole: Group) -> Members:
-        """One member of each group `part` that makes up a group `whole`."""
+        """Return one member of each group `part` that makes up a group `whole`."""
         counts = [self.filled(each, self.mesh.group_size(each)) for each in (whole, part)]
         within = [max(1, every // mine) for every, mine in zip(*counts, strict=True)]
         return self._members((*within[:-1], counts[0][-1] // counts[1][-1]))
 
     def _members(self, within: tuple[int, ...], *, whole: bool = False) -> Members:
-        """Members of whom so many are in one group of each level, while all like them meet: those of a stage, or the `whole` mesh."""
+        """Return members, given their number in one group of each level, while all like collectives run.
+
+        These are the collectives of a stage, or with `whole` of the mesh; they share the uplinks.
+        """
         uplinks = [
             math.inf if each.uplink is None else each.uplink * mine / max(mine, sending)
             for each, mine, sending in zip(self.groups[:-1], within, self.senders(whole=whole), strict=False)
@@ -109,7 +115,7 @@ class Placement:
         return Members(within, tuple(each.link for each in self.groups), tuple(uplinks))
 
     def filled(self, of: Group, count: int) -> tuple[int, ...]:
-        """How many of the `count` members of a group of ranks are in one group of each level.
+        """Return by level how many of the `count` members of a group of ranks are in one group of clusters.
 
         Without a mapping tensor peers are next to each other, then the replicas of a stage.
         """
@@ -120,6 +126,8 @@ class Placement:
             return (*(getattr(tile, parts.get(of, "replicas")) for tile in self.tiles), count)
         apart = self.mesh.peers if of in (Group.REPLICAS, Group.SHARDS, Group.VIEWS) else 1
         counts = [1]
+        # Replicas are `peers` ranks apart. A level counts only if members fill its groups evenly; else they gain
+        # nothing by it, and the number of the level below holds.
         for group in self.groups[:-1]:
             room = group.clusters or count * apart
             size = room // apart if room % apart == 0 else int(apart % room == 0)
@@ -128,9 +136,10 @@ class Placement:
         return (*counts[1:], count)
 
     def senders(self, *, whole: bool = False) -> tuple[int, ...]:
-        """Clusters of a group of each level but the outermost that send at once when a stage, or all, do: its replicas and their peers there.
+        """Return the clusters of a group of each level but the outermost that send at once when a stage, or all, do.
 
-        Without a mapping replicas that do not fill groups evenly count as if all clusters of the group sent.
+        These are replicas and their peers. Without a mapping, replicas that do not fill groups evenly count as if all
+        clusters of the group sent.
         """
         if self.tiles is not None:
             return tuple(tile.clusters if whole else tile.clusters_of_a_stage for tile in self.tiles)
@@ -141,7 +150,7 @@ class Placement:
         )
 
     def link_levels(self) -> tuple[LinkLevel, ...]:
-        """What one replica of each stage has of links and uplinks."""
+        """Return by level the bandwidth of links and uplinks that one replica of each stage has."""
         inner = [
             LinkLevel(group.link.bandwidth, count, math.inf if group.uplink is None else group.uplink / sending)
             for group, count, sending in zip(self.groups, self.stages(), self.senders(), strict=False)
@@ -149,7 +158,7 @@ class Placement:
         return (*inner, LinkLevel(self.groups[-1].link.bandwidth))
 
     def stages(self) -> list[int]:
-        """Neighbouring stages that share a group of each level but the outermost."""
+        """Return by level but the outermost how many neighbouring stages share a group."""
         if self.tiles is not None:
             return [tile.stages for tile in self.tiles]
         sizes, ranks = (
@@ -159,7 +168,10 @@ class Placement:
         return [1 if size % ranks else size // ranks for size in sizes]
 
     def message_link(self, level: int) -> Link:
-        """What a message between stages meets at a level: no more than an even share of uplinks, as the replicas of its stage send theirs."""
+        """Return the link of a message between stages at a level.
+
+        Its bandwidth is at most an even share of the uplinks on its way, as all replicas of its stage send theirs.
+        """
         link = self.groups[level].link
         inner = zip(self.groups[:level], self.senders(), strict=False)
         shares = [group.uplink / count for group, count in inner if group.uplink is not None]
@@ -167,7 +179,7 @@ class Placement:
 
 
 def placement_of(plan: Plan, machine: Machine) -> Placement:
-    """Where a plan's ranks sit on a machine.
+    """Return the placement of a plan's ranks on a machine.
 
     Raises `DiagnosticError` RT064 where the plan's mapping is not for the groups of the machine, or needs larger ones.
     """
@@ -196,7 +208,7 @@ def _placement(mesh: Mesh, mapping: RankMapping | None, groups: tuple[LinkGroup,
 
 
 def overfull(groups: Sequence[LinkGroup], tiles: Sequence[Tile]) -> str | None:
-    """Which tile is larger than its group, counted in groups of the level below; None where all fit."""
+    """Return why a tile is larger than its group, counted in groups of the level below; None where all fit."""
     size, clusters, unit = 1, 1, "clusters"
     for group, tile in zip(groups, tiles, strict=False):
         room = (group.clusters or 0) // size

@@ -1,7 +1,7 @@
-"""What schedules and programs carry of the machine they were compiled for, and the machine again from that.
+"""The machine as schedules and programs carry it, and the machine read back from that.
 
-The digest is of what decides a program and its times: names and numbers, not sources and comments. The text of the whole machine
-goes along unless it is, by that digest, one of those that are built in.
+The digest covers everything that decides a program and its times: names and numbers, not sources and comments. The text
+of the whole machine is carried too, unless the machine is, by that digest, a built-in one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WAY_OUT = "give the machine's file with --machine"
 
 
 def machine_digest(machine: Machine) -> str:
-    """The SHA-256 of a machine's names and numbers, in hexadecimal; equal for machines that differ in sources alone."""
+    """Return the SHA-256 of a machine's names and numbers, in hexadecimal; sources do not change it."""
     content = {
         "name": machine.name,
         "update_engine": machine.update_engine.value,
@@ -50,24 +50,28 @@ def _built_in_digest(name: str) -> str:
 
 
 def target_info(machine: Machine, topology: Topology) -> TargetInfo:
-    """What a module or a program that is made for a machine carries of it.
+    """Return the facts of a machine that a module or program carries, with the bytes left for tensors as capacity.
 
-    Raises `DiagnosticError` RT053 where the machine has no bytes left for tensors.
+    Raises `DiagnosticError` RT053 where no bytes are left for tensors.
     """
     return evolve(machine_info(machine), capacity_bytes=capacity_of(machine, topology).left)
 
 
 def machine_info(machine: Machine) -> TargetInfo:
-    """What is carried of a machine whatever is made for it, with all its memory; no text of one that is built in."""
+    """Return the facts of a machine that any module carries, with the whole memory as capacity.
+
+    A machine that equals a built-in one is carried by name, without its text.
+    """
     digest = machine_digest(machine)
     text = "" if digest == _built_in_digest(machine.name) else "\n".join(machine_lines(machine))
     return TargetInfo(machine.name, machine.whole("ddr_capacity"), digest, text, machine.stores)
 
 
 def compiled_for(info: TargetInfo) -> Machine:
-    """The machine that a module or a program was made for.
+    """Return the machine that a module or a program was made for.
 
-    Raises `DiagnosticError` RT065 where what it carries contradicts itself, or names a machine that this version does not have.
+    Raises `DiagnosticError` RT065 where the carried facts contradict each other, or name a machine that this version
+    does not have.
     """
     if info.machine:
         return carried_machine(info)
@@ -80,9 +84,10 @@ def compiled_for(info: TargetInfo) -> Machine:
 
 
 def check_carried(info: TargetInfo, topology: Topology, file: str, line: str | None = None) -> None:
-    """Raise `DiagnosticError` RT065 where a file carries a machine that is not sound, or not the one its target speaks of.
+    """Raise `DiagnosticError` RT065 where a file carries an unsound machine, or another than its target names.
 
-    Or where that machine has less DDR left than is to be used. `line` is the text of the target's line, where there is one.
+    The same error is raised where that machine has less memory left than the target may use. `line` is the text of the
+    target's line in the file, if there is one.
     """
     try:
         if info.machine:
@@ -96,7 +101,7 @@ def check_carried(info: TargetInfo, topology: Topology, file: str, line: str | N
 
 
 def carried_machine(info: TargetInfo) -> Machine:
-    """The machine that a text gives.
+    """Return the machine whose text is carried.
 
     Raises `DiagnosticError` RT065 where the text is no machine, cannot be shown, or has another digest or name.
     """
@@ -132,10 +137,10 @@ def _check_capacity(info: TargetInfo, machine: Machine, topology: Topology) -> N
 
 
 def check_on_machine(program: Program, file: str) -> None:
-    """See that a program with on-chip schedules or a mapping is one for its machine.
+    """Check that a program with on-chip schedules or a mapping suits the machine it was made for.
 
-    Raises `DiagnosticError` RT080 where its schedules are for other on-chip memories, RT064 where its mapping is for other groups of
-    clusters, RT065 where the machine is not known here.
+    Raises `DiagnosticError` RT080 where its schedules are for other on-chip memories, RT064 where its mapping is for
+    other groups of clusters, RT065 where the machine is not known here.
     """
     schedules = {each for routine in program.routines for step in routine.steps for each in step.on_chip.values()}
     if program.plan.mapping is None and not schedules:

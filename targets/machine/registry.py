@@ -1,6 +1,7 @@
-"""The targets there are, by name, and the machine files they bring: a folder `machines` beside a target's module.
+"""Targets by name, and the machine files they bring: a folder `machines` next to a target's module.
 
-A target of another distribution stands in its entry point group `ratrain.targets`; its class is on top of `MachineTarget`.
+A target of another distribution is registered in its entry point group `ratrain.targets`; its class derives from
+`MachineTarget`.
 """
 
 from __future__ import annotations
@@ -22,21 +23,24 @@ TARGETS = Registry(
     },
 )
 DEFAULT_TARGET = "mt3000"
-"""The target of machine files that name none."""
+"""Target of machine files that name none."""
 
 
 def machine_files() -> dict[str, Traversable]:
-    """The machine files that targets bring, by the name of the machine."""
+    """Return the machine files that targets bring, by the name of the machine."""
     return {
         entry.name.removesuffix(".toml"): entry
-        for place in reversed(TARGETS.places().values())  # what several bring by one name is of the first
+        for place in reversed(TARGETS.places().values())  # the first target of a name wins
         for entry in _machine_folder(place)
         if entry.name.endswith(".toml")
     }
 
 
 def _machine_folder(place: str) -> list[Traversable]:
-    """What a target brings; nothing where its module stands in no package, or is not there: whoever loads it is told."""
+    """Return the files of a target's folder `machines`; none where its module is missing or in no package.
+
+    Loading that target reports the error.
+    """
     package = place.partition(":")[0].rpartition(".")[0]
     try:
         folder = resources.files(package) / "machines" if package else None

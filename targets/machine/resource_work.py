@@ -1,4 +1,4 @@
-"""What an instruction asks of the machine: seconds of its engine, bytes of DDR, bytes of links and uplinks."""
+"""Works of an instruction on a machine: seconds of its engine, bytes of DDR, bytes of links and uplinks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class StorePath(NamedTuple):
-    """One direction of the way between a rank's DDR and another memory of it."""
+    """One direction of the path between a rank's DDR and another memory of the rank."""
 
     home: Home
     fetches: bool
@@ -21,34 +21,34 @@ class StorePath(NamedTuple):
 
 @frozen
 class Flow:
-    """Bytes that pass through links, all of them at the same time."""
+    """Bytes that pass through several links at the same time."""
 
     nbytes: float
-    """of one replica, on average where its replicas differ"""
+    """bytes of one replica, the mean where replicas differ"""
     link: int | None
-    """the level of a cluster's own link that they take, outwards at the sender and inwards at the receiver: that of the innermost
-    group is 0; None: what others do of the same instruction says so"""
+    """level of the cluster's own link that they take, outwards at the sender and inwards at the receiver; 0 is the
+    innermost group. None: another flow of the instruction counts them on links"""
     uplinks: tuple[int, ...] = ()
-    """the levels of the groups that they leave and enter"""
+    """levels of the groups that they leave and enter"""
     path: StorePath | None = None
-    """to or from which memory of the stage they go, where it is not another rank"""
+    """path to or from another memory of the stage, for bytes that go to no other rank"""
 
 
 @frozen
 class ResourceWork:
-    """The works of one instruction. They proceed side by side; the instruction ends when its last work ends."""
+    """Works of one instruction. They proceed at the same time; the instruction ends when its last work ends."""
 
     seconds: float
-    """what it takes where it has DDR and link to itself"""
+    """its time if it has DDR and links to itself"""
     ddr_bytes: float = 0.0
-    """read from and written to the DDR of its stage"""
+    """bytes read from and written to the DDR of its stage"""
     link_bytes: float = 0.0
-    """sent by a cluster over all its links; a member of a collective receives as many"""
+    """bytes sent by a cluster over all its links; a member of a collective receives as many"""
     flows: tuple[Flow, ...] = ()
-    """what of that others can be short of"""
+    """the bytes that may compete for links, uplinks and paths"""
 
     def __add__(self, other: ResourceWork) -> ResourceWork:
-        """One after the other; of bytes it makes no difference which are first."""
+        """Return the works of two instructions one after the other; bytes and flows simply add up."""
         return ResourceWork(
             self.seconds + other.seconds,
             self.ddr_bytes + other.ddr_bytes,
@@ -59,23 +59,23 @@ class ResourceWork:
 
 @frozen
 class LinkLevel:
-    """A cluster's link within its group of one level, and how the group is left; bytes per second of one direction."""
+    """A cluster's link within its group of one level, and the group's uplink; bytes per second of one direction."""
 
     bandwidth: float
     stages: int = 1
     """neighbouring stages that share a group"""
     uplink: float = math.inf
-    """by which one replica of these stages, all together, leaves the group"""
+    """bandwidth by which one replica of these stages, all together, leaves the group"""
 
 
 @frozen
 class Bandwidths:
-    """What the instructions that overlap share, in bytes per second."""
+    """Bandwidths that overlapping instructions share, in bytes per second."""
 
     ddr: float
     links: tuple[LinkLevel, ...]
-    """from the innermost level outwards; a cluster sends and receives at the same time"""
+    """by level, from the innermost outwards; a cluster sends and receives at the same time"""
     host: float
-    """the most that the host engine takes of the DDR"""
+    """most that the host engine takes of the DDR"""
     paths: Mapping[StorePath, float] = field(factory=dict)
-    """to and from a rank's other memories"""
+    """of the paths to and from a rank's other memories"""

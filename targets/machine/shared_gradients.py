@@ -1,7 +1,8 @@
-"""What an `all_reduce` over tensor peers moves: of whole gradients only the elements of parameters that several peers have.
+"""Bytes of an `all_reduce` over tensor peers: only gradients of parameters that several peers hold move.
 
-Every peer gives all others its elements, and adds up, of each parameter, the parts of those that have the same. The shards of
-replicas hold different parameters, so replicas move different amounts: a norm that stands first in its block is the first one's.
+Every peer gives all others its elements and adds up, for each parameter, the parts of the peers that hold the same. The
+shards of replicas hold different parameters, so replicas move different amounts: a norm that stands first in its block
+is in the first shard.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ class SharedElements:
     """Elements of gradients that a tensor peer exchanges."""
 
     given: int
-    """to every other peer; as many are written, each a sum"""
+    """sent to every other peer; as many sums are written"""
     added: int
-    """parts of sums, its own among them"""
+    """parts of sums, its own included"""
 
     def times(self, factor: int) -> SharedElements:
-        """Those of so many like blocks."""
+        """Return the elements of `factor` like blocks."""
         return SharedElements(self.given * factor, self.added * factor)
 
 
@@ -40,7 +41,7 @@ NONE_SHARED = SharedElements(0, 0)
 
 
 def most_shared(model: ModelConfig, plan: Plan, blocks: Iterable[Block]) -> SharedElements:
-    """What of the gradients of some blocks is exchanged by the replica whose peers give, and by the one whose peers add, most."""
+    """Return the most elements that the peers of any replica give for some blocks, and the most that they add."""
     total: dict[int, SharedElements] = {}
     for (kind, shards), count in Counter((each.kind, shard_count(plan, each)) for each in blocks).items():
         for replica, shared in _shared_of_kind(model, plan, kind, shards).items():
@@ -52,7 +53,7 @@ def most_shared(model: ModelConfig, plan: Plan, blocks: Iterable[Block]) -> Shar
 
 @cache
 def _shared_of_kind(model: ModelConfig, plan: Plan, kind: str, shards: int) -> Mapping[int, SharedElements]:
-    """What of the gradient of a block of a kind is exchanged, by shard; without those that exchange nothing."""
+    """Return the exchanged elements of the gradient of a block of a kind, by shard that exchanges any."""
     owner = block(kind, 0 if kind in ("attention", "mlp") else None)
     shard = flat_elements(model, plan, owner) // shards
     found: dict[int, SharedElements] = {}
@@ -61,6 +62,7 @@ def _shared_of_kind(model: ModelConfig, plan: Plan, kind: str, shards: int) -> M
         if copies == 1:
             continue
         low, high = parameter.offset, parameter.offset + parameter.elements
+        # A parameter may reach over several shards: each of them exchanges its part.
         for holder in range(low // shard, -(-high // shard)):
             elements = min(high, (holder + 1) * shard) - max(low, holder * shard)
             before = found.get(holder, NONE_SHARED)

@@ -1,4 +1,4 @@
-"""What it costs to move bytes between DDR and a rank's other memories: by their own ways, which all that moves at a time shares."""
+"""Costs of moving bytes between DDR and a rank's other memories, over each memory's own paths."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 @frozen
 class Elsewhere:
-    """What of an op's operands is in another memory than DDR."""
+    """Operands of an op in another memory than DDR."""
 
     home: Home
-    """that memory; DDR where nothing is"""
+    """that memory; DDR where there are none"""
     nbytes: int
 
     @classmethod
     def of(cls, operands: Iterable[tuple[Home, TensorType]]) -> Elsewhere:
-        """Of operands by their memory and type."""
+        """Return the operands outside DDR, given the memory and type of each; all are in one memory."""
         found = [(home, type_) for home, type_ in operands if home is not Home.DDR]
         return cls(found[0][0], sum(type_.nbytes for _, type_ in found)) if found else NOTHING_ELSEWHERE
 
@@ -38,7 +38,7 @@ NOTHING_ELSEWHERE = Elsewhere(Home.DDR, 0)
 
 @frozen
 class StreamedBytes:
-    """Bytes that an op moves itself, a piece at a time, from and to another memory."""
+    """Bytes that an op itself moves from and to another memory, piece by piece."""
 
     home: Home
     fetched: float = 0.0
@@ -46,22 +46,23 @@ class StreamedBytes:
 
 
 def store_paths(machine: Machine) -> dict[StorePath, float]:
-    """Bytes per second of the ways to and from the memories that a rank has beside DDR."""
+    """Return the bytes per second of the paths to and from the memories that a rank has in addition to DDR."""
     paths = [StorePath(home, fetches) for home, _ in machine.stores for fetches in (False, True)]
     return {path: machine.store_bandwidth(path.home, fetches=path.fetches) for path in paths}
 
 
 def transfer_work(nbytes: float, home: Home, machine: Machine, *, fetches: bool) -> ResourceWork:
-    """Moving bytes between DDR and another memory: by that memory's own way, and through DDR once."""
+    """Return the work of moving bytes between DDR and another memory, over that memory's path and through DDR once."""
     bandwidth = machine.store_bandwidth(home, fetches=fetches)
     seconds = machine.store_latency(home) + max(nbytes / bandwidth, copy_seconds(nbytes, machine))
     return ResourceWork(seconds, nbytes, flows=(Flow(nbytes, None, path=StorePath(home, fetches)),))
 
 
 def streamed_work(work: ResourceWork, streams: StreamedBytes, machine: Machine) -> ResourceWork:
-    """An op whose bytes come from and go to another memory while it works: the longest of all, and a piece on its way before and after.
+    """Return the work of an op whose bytes come from and go to another memory while it works.
 
-    Pieces are of a `collective_chunk`; each takes the memory's latency.
+    It takes the longest of computing, fetching and storing, and a piece on its way before and after. Pieces are of a
+    `collective_chunk`; each takes the memory's latency.
     """
     piece, flows, longest, ends = machine["collective_chunk"], list(work.flows), work.seconds, 0.0
     for nbytes, fetches in ((streams.fetched, True), (streams.stored, False)):

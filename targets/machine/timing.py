@@ -1,4 +1,4 @@
-"""Works of ops on the MT-3000: block ops by their routine, messages and collectives by link, updates by DDR."""
+"""Works of ops on a machine: block ops by their routine, messages and collectives by links, updates by DDR."""
 
 from __future__ import annotations
 
@@ -51,28 +51,28 @@ if TYPE_CHECKING:
 _SCALAR_BYTES = 8
 _WRITTEN_PAYLOAD = ("all_gather", "gather_rows", "load_input", "recv", "accept", "take_back")
 _OF_PARTS = ("reduce_rows", "reduce_sums", "combine_loss")
-"""Collectives that read more than what travels."""
+"""Collectives that also read tensors which do not travel."""
 _PASSES = {Access.READ: 1, Access.WRITE: 1, Access.UPDATE: 2, Access.SCRATCH: 0}
-"""How often an access moves a tensor to or from DDR."""
+"""Number of times an access moves a tensor to or from DDR."""
 
 
 @frozen
 class TimedOp:
-    """What the time of an op depends on, read off an IR op or an instruction."""
+    """Facts that the time of an op depends on, taken from an IR op or an instruction."""
 
     keyword: str
     group: str
     engine: Engine
     routine: Routine | None
     payload_bytes: int
-    """bytes of what travels or is loaded: boundary, gradients, gathered views"""
+    """bytes that travel or are loaded: boundary, gradients, gathered views"""
     payload_elements: int
     own_bytes: int
-    """bytes of its tensors that it reads and writes; what it updates counts twice"""
+    """bytes of its tensors that it reads and writes; updated tensors count twice"""
     hop: tuple[int, int] | None = None
     """of a message: the stages at its ends, in ascending order"""
     elsewhere: Elsewhere = NOTHING_ELSEWHERE
-    """what it has in another memory: what is stored or fetched, or state that streams"""
+    """its operands in another memory: stored or fetched, or streamed state"""
 
 
 def timed_op(
@@ -86,9 +86,9 @@ def timed_op(
     ends: tuple[int, int] | None,
     blocks: Iterable[Block],
 ) -> TimedOp:
-    """Read off an op, or an instruction, what its time depends on: of one that calls a routine, that alone.
+    """Return the facts that the time of an op or instruction depends on; if it calls a routine, the routine alone.
 
-    `ends` are the stages at both ends of a message, in any order; `blocks` are those of a collective.
+    `ends` are the stages at both ends of a message, in any order; `blocks` are the blocks of a collective.
     """
     if routine is not None:
         return TimedOp(keyword, "", engine, routine, 0, 0, 0)
@@ -116,12 +116,12 @@ def timed_op(
 
 
 def sums_shared(keyword: str, group: str) -> bool:
-    """Whether an op sums what tensor peers share of gradients: only that of its tensors moves."""
+    """Return whether an op sums the gradients that tensor peers share, so that only those elements move."""
     return keyword == AllReduce.keyword and group == Group.TENSOR.value
 
 
 def op_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
-    """What an op asks of its engine, of DDR and of the link; of the compute engine, what it asks of the slowest of all ranks."""
+    """Return the work of an op; on the compute engine, that of the slowest of all ranks."""
     work = _work_of_a_rank(op, plan, machine)
     if op.elsewhere.nbytes and op.keyword in _STREAMING:
         work = _STREAMING[op.keyword](op, work, machine)
@@ -139,12 +139,15 @@ def _work_of_a_rank(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
 
 
 def _measured(op: TimedOp, plan: Plan, machine: Machine, size: float) -> float | None:
-    """Seconds of an op by the machine's table; None where it has none, or not this op."""
+    """Return the seconds of an op by the machine's table; None where it has no table, or not this op."""
     return machine.table.seconds(op_key(op, plan), size) if machine.cost == "table" else None
 
 
 def op_key(op: TimedOp, plan: Plan) -> str:
-    """What ops have in common that take the same time where they are of one size: the routine, or the kind and who takes part."""
+    """Return the key of an op in the table: ops of one key and one size take the same time.
+
+    It is the routine's, or the kind and the number of members.
+    """
     if op.routine is not None:
         return routine_key(op.routine)
     if not op.group:
@@ -156,15 +159,15 @@ def op_key(op: TimedOp, plan: Plan) -> str:
 
 
 def _copies_shards(op: TimedOp, plan: Plan) -> bool:
-    """Whether a reduction goes into shards of which several replicas have each."""
+    """Return whether a reduction goes into shards of which several replicas have a copy."""
     return op.keyword == ReduceScatter.keyword and plan.shard_group is not None
 
 
 def routine_key(routine: Routine) -> str:
-    """What a routine's time depends on: its kernels, and behind the mark the shapes and numbers they work with.
+    """Return the table's key of a routine: a digest of its kernels, and behind the mark one of shapes and numbers.
 
-    What they compute with (an epsilon, a denominator), what only pads a shard, and on-chip schedules, which a CPU does not follow, make no
-    difference.
+    Constants (an epsilon, a denominator), steps that only pad a shard, and on-chip schedules, which a CPU does not
+    follow, make no difference.
     """
     steps = [step for step in routine.steps if not _pads(step)]
     kernels = [(step.kernel, sorted(step.operands)) for step in steps]
@@ -173,12 +176,12 @@ def routine_key(routine: Routine) -> str:
 
 
 def _pads(step: Step) -> bool:
-    """Whether a step only clears the padding of a gradient, some bytes that go with the number of replicas."""
+    """Return whether a step only clears the padding of a gradient, whose bytes depend on the number of replicas."""
     return all(parse_reference(reference).part.startswith("gap") for reference in step.operands.values())
 
 
 def message_seconds(nbytes: int, link: Link, machine: Machine) -> float:
-    """Seconds of a message between stages that has its link to itself."""
+    """Return the seconds of a message between stages that has its link to itself."""
     measured = machine.table.seconds("send", nbytes) if machine.cost == "table" else None
     return message_work(nbytes, link, 0, machine).seconds if measured is None else measured
 
@@ -195,27 +198,27 @@ def _collective_work(op: TimedOp, plan: Plan, machine: Machine) -> ResourceWork:
         return copy_work(op.own_bytes, machine)
     if (bits := _packed_bits(op, plan)) is not None:
         return copy_work(_packing_bytes(op, plan, bits), machine) + way.work(machine, _as_packed(op, bits).own_bytes)
-    if op.keyword == "all_reduce_scalar":  # what it is computed from is read first; the number itself is small
+    if op.keyword == "all_reduce_scalar":  # its source is read first; the number itself is small
         return copy_work(op.payload_bytes, machine) + way.work(machine, 0)
     return way.work(machine, op.own_bytes)
 
 
 def _packed_bits(op: TimedOp, plan: Plan) -> int | None:
-    """Bits of an element of what travels block-quantised; None of what travels as it is. With replicas, both ops are of shards alone."""
-    if op.group == Group.VIEWS.value:  # parts of views have been rounded when they were made
+    """Return the bits of an element that travels block-quantised; None for data that travels unpacked."""
+    if op.group == Group.VIEWS.value:  # parts of views were rounded when they were made
         return None
     name = {AllGather.keyword: plan.gather_quantised, ReduceScatter.keyword: plan.reduce_quantised}.get(op.keyword)
     return None if name is None else FORMATS[name]
 
 
 def _as_packed(op: TimedOp, bits: int) -> TimedOp:
-    """A collective of what is packed: that is what it reads to send, or writes as it arrives."""
+    """Return a collective on packed data, which it reads to send, or writes as it arrives."""
     nbytes = round(packed_nbytes(op.payload_elements, bits))
     return evolve(op, payload_bytes=nbytes, own_bytes=op.own_bytes - op.payload_bytes + nbytes)
 
 
 def _packing_bytes(op: TimedOp, plan: Plan, bits: int) -> float:
-    """What is read and written to pack a rank's part, before anything travels, and to unpack what has arrived.
+    """Return the bytes read and written to pack a rank's part and to unpack the parts that have arrived.
 
     Packed gradients are unpacked where they are added, which reads them in any case.
     """
@@ -261,11 +264,14 @@ _WORKS: PerOp[Callable[[TimedOp, Plan, Machine], ResourceWork]] = PerOp(
     },
     never=(*BLOCK_OPS, Release),
 )
-"""Of ops that call no routine."""
+"""Works of ops that call no routine."""
 
 
 def _streaming_update(op: TimedOp, work: ResourceWork, machine: Machine) -> ResourceWork:
-    """An update of state that is elsewhere: it comes and goes; or, where it is updated where it is, gradients go there and views come back."""
+    """Return the work of an update of state that is in another memory.
+
+    The state comes and goes. If a processor there updates it, gradients go there and views come back instead.
+    """
     home, streamed = op.elsewhere.home, op.elsewhere.nbytes
     if not machine.updates_in(home):
         return streamed_work(work, StreamedBytes(home, fetched=streamed, stored=streamed), machine)
@@ -276,7 +282,10 @@ def _streaming_update(op: TimedOp, work: ResourceWork, machine: Machine) -> Reso
 
 
 def _streaming_gather(op: TimedOp, work: ResourceWork, machine: Machine) -> ResourceWork:
-    """A gather of masters that are elsewhere: they come as they are, or rounded where there is a processor beside them."""
+    """Return the work of a gather of masters that are in another memory.
+
+    They come unchanged, or rounded where there is a processor next to them.
+    """
     home, fetched = op.elsewhere.home, op.elsewhere.nbytes
     if machine.updates_in(home):
         fetched = fetched // _MASTER_BYTES * op.payload_bytes // max(1, op.payload_elements)
@@ -285,11 +294,11 @@ def _streaming_gather(op: TimedOp, work: ResourceWork, machine: Machine) -> Reso
 
 _MASTER_BYTES = 4
 _STREAMING = {Update.keyword: _streaming_update, AllGather.keyword: _streaming_gather}
-"""What it takes more where state is elsewhere."""
+"""Work of an op whose state is in another memory, by keyword."""
 
 
 def collective_names(ops: Iterable[TimedOp], plan: Plan, machine: Machine) -> dict[str, list[str]]:
-    """By kind of collective, the ways by which those of some ops are priced; without those that a table of measured ops has."""
+    """Return by kind of collective the names of the algorithms that price some ops; measured ones are left out."""
     found: dict[str, set[str]] = {}
     for op in ops:
         if op.group and _measured(op, plan, machine, op.own_bytes) is None:
@@ -300,7 +309,7 @@ def collective_names(ops: Iterable[TimedOp], plan: Plan, machine: Machine) -> di
 
 
 def collective_way(op: TimedOp, plan: Plan, machine: Machine) -> Algorithm | None:
-    """The cheapest way to do a collective; None where its group has one member."""
+    """Return the cheapest algorithm of a collective; None where its group has one member."""
     members = placement_of(plan, machine).members(op.group)
     if members.count == 1:
         return None
@@ -313,7 +322,7 @@ def collective_way(op: TimedOp, plan: Plan, machine: Machine) -> Algorithm | Non
         return cheapest(scalar_all_reduces(_SCALAR_BYTES, members, machine), machine)
     if op.keyword in ("all_gather", "gather_rows"):
         return cheapest(all_gathers(op.payload_bytes, members, machine), machine, op.own_bytes)
-    if sums_shared(op.keyword, op.group):  # everyone gets what all give, and adds it up
+    if sums_shared(op.keyword, op.group):  # everyone gathers all parts, and adds them up
         return cheapest(all_gathers(op.payload_bytes * members.count, members, machine), machine, op.own_bytes)
     itemsize = op.payload_bytes / max(1, op.payload_elements)
     if _copies_shards(op, plan):
@@ -327,7 +336,10 @@ def collective_way(op: TimedOp, plan: Plan, machine: Machine) -> Algorithm | Non
 
 
 def _packed_reduction(op: TimedOp, plan: Plan, machine: Machine, nbytes: float) -> Algorithm:
-    """From every replica to every other; where several have a shard, each then has a part of it, which they gather."""
+    """Return the algorithm of a quantised reduction: every replica sends to every other.
+
+    If several replicas have a copy of a shard, each then has a part of it, which the copies gather.
+    """
     placement = placement_of(plan, machine)
     exchange = packed_reduction(nbytes, placement.members(op.group))
     if not _copies_shards(op, plan):

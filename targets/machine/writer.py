@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 def machine_lines(machine: Machine) -> Iterator[str]:
-    """Yield the lines of a machine's file, a constant or an op each; `parse_machine` reads them back as an equal machine.
+    """Yield the lines of a machine's file, a constant or an op each, without line ends.
 
-    Raises `DiagnosticError` RT065 for a constant that is not finite.
+    `parse_machine` reads them back as an equal machine. Raises `DiagnosticError` RT065 for a constant that is not
+    finite.
     """
     yield f"name = {toml_value(machine.name)}"
     yield f"update_engine = {toml_value(machine.update_engine.value)}"
@@ -55,14 +56,17 @@ def _constant_line(key: str, constant: Constant) -> str:
 def write_machine(machine: Machine, path: str) -> None:
     """Write a machine's file, atomically.
 
-    Raises `DiagnosticError` RT065 where its constants contradict each other, RT002 where the file cannot be written, and RT011 where
-    this is no file that is read back as the machine.
+    Raises `DiagnosticError` RT065 where its constants contradict each other, RT002 where the file cannot be written,
+    and RT011 where the text is not read back as the machine.
     """
     write_text(path, machine_text(machine, path))
 
 
 def machine_text(machine: Machine, file: str) -> str:
-    """Return a machine's file as text that reads back as the machine. Raises `DiagnosticError` RT065 and RT011 as `write_machine` does."""
+    """Return a machine's file as text that reads back as the machine.
+
+    Raises `DiagnosticError` RT065 and RT011 as `write_machine` does.
+    """
     lines = list(machine_lines(machine))
     text = "\n".join(lines) + "\n"
     checked(text, "machine file", _check_toml)

@@ -1,1 +1,1 @@
-"""What only the MT-3000 has: its machine files, its on-chip tiles, their search and their proof."""
+"""The MT-3000's own parts: machine files, on-chip tiles, their search, their proof, their kernels."""

@@ -1,4 +1,4 @@
-"""The MT-3000: block ops are tiled for its on-chip memories where the machine file says so."""
+"""The MT-3000 as a target: block ops are tiled for its on-chip memories where the machine file says so."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @frozen
 class Mt3000Target(MachineTarget):
-    """A machine file whose cost may be that of tile schedules."""
+    """Target of machine files whose cost may be that of tile schedules."""
 
     def routine(self, module: Module, op: BlockOp) -> Routine:
-        """The routine of a block op, with tiles where the machine file describes on-chip memory to be used."""
+        """Return the routine of a block op, with tile schedules where the machine file's cost is `tiles`."""
         routine = super().routine(module, op)
         return with_tiles(routine, cluster_of(self.machine)) if self.machine.cost == "tiles" else routine

@@ -1,4 +1,4 @@
-"""Tile schedules as programs see them: the on-chip form `tiles`."""
+"""The on-chip form `tiles`: tile schedules as programs see them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class TileForm(OnChipForm):
-    """What programs ask of tile schedules."""
+    """Interpreter of tile schedules for programs."""
 
     title: ClassVar[str] = "tile schedules"
 
     def from_json(self, data: Any) -> TileSchedule:
-        """The tile schedule of its plain data; see `OnChipForm.from_json`."""
+        """Return the tile schedule of its plain data; see `OnChipForm.from_json`."""
         schedule = tiles_from_json(data)
         problem = structure_problem(schedule)
         if problem is not None:
@@ -31,17 +31,17 @@ class TileForm(OnChipForm):
         return schedule
 
     def step_problem(self, step: Step, types: Types) -> str | None:
-        """Why the tile schedules of a step do not compute it, or None."""
+        """Return why the tile schedules of a step do not compute it, or None."""
         return tiles_problem(step, types)
 
     def lines(self, schedule: OnChipSchedule, steps: Sequence[str], core: int, limit: int) -> Iterator[str]:
-        """A tile schedule in words; see `OnChipForm.lines`."""
+        """Yield a tile schedule in words; see `OnChipForm.lines`."""
         assert isinstance(schedule, TileSchedule)
         return tile_lines(schedule, steps, core, limit)
 
     def fits(self, schedule: OnChipSchedule, constants: Constants) -> bool:
-        """Whether a tile schedule is for memories as large as a machine's."""
+        """Return whether a tile schedule is for memories as large as a machine's."""
         try:
             return isinstance(schedule, TileSchedule) and schedule.memories == cluster_of(constants).memories
-        except KeyError:  # a machine that has none
+        except KeyError:  # a machine without on-chip memories
             return False

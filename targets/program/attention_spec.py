@@ -1,4 +1,4 @@
-"""Shape and mask of an attention: of whole sequences, or of a block of queries and a block of keys."""
+"""Shape and mask of attention: over whole sequences, or of a block of queries to a block of keys."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TypeAlias
 from attrs import field, frozen, validators
 
 Position: TypeAlias = int
-"""A place in a sequence, from 0."""
+"""Place in a sequence, from 0."""
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """Slope of each head (Press et al., "Train Short, Test Long", 2021, and its published code).
+    """Return the slope of each head (Press et al., "Train Short, Test Long", 2021, and its published code).
 
-    A power of two n has 2^(-8/n), 2^(-16/n), ...; any other count takes those of the power of two below it, then
-    every second one of the power above it.
+    A power of two n has 2^(-8/n), 2^(-16/n), ...; any other count takes the slopes of the power of two below it, then
+    every second slope of the power of two above it.
     """
     below = 1 << (heads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 * (i + 1) / below) for i in range(below)]
@@ -27,7 +27,7 @@ _NOT_NEGATIVE = validators.ge(0)
 
 
 class _Attention:
-    """What every attention has: groups of heads that share keys and values, and the first key that a query sees."""
+    """Common part of attention specs: groups of heads that share keys and values, and the first key a query sees."""
 
     __slots__ = ()
 
@@ -47,7 +47,10 @@ class _Attention:
 
     @property
     def slopes(self) -> list[float]:
-        """By head what ALiBi multiplies distances by; 0 without it. These heads may be a run of `all_heads`, from `first_head` on."""
+        """ALiBi's factor of distances by head; 0 without ALiBi.
+
+        The heads may be a run of `all_heads`, from `first_head` on, as a tensor-parallel rank has it.
+        """
         if not self.alibi:
             return [0.0] * self.heads
         first = self.first_head or 0
@@ -55,7 +58,7 @@ class _Attention:
 
     @property
     def multiplier(self) -> float:
-        """What products of queries and keys are multiplied by."""
+        """Factor of the products of queries and keys: `scale`, by default 1/sqrt(head_dim)."""
         return 1 / sqrt(self.head_dim) if self.scale is None else self.scale
 
     @property
@@ -64,7 +67,7 @@ class _Attention:
         return self.heads // self.kv_heads
 
     def first_seen(self, query: int) -> int:
-        """The first key position that a query position sees."""
+        """Return the first key position that a query position sees."""
         return 0 if self.window is None else max(0, query - self.window + 1)
 
 
@@ -72,15 +75,17 @@ class _Attention:
 class AttentionBlockSpec(_Attention):
     """Shape and mask of causal attention of some queries to some keys of each sequence.
 
-    Scores are scaled by `scale`, without one by 1/sqrt(head_dim); with `softcap` each score s is then softcap * tanh(s / softcap).
+    Scores are scaled by `scale`, by default 1/sqrt(head_dim); with `softcap` each score s is then softcap * tanh(s /
+    softcap).
 
-    Row t of the queries has position first_query + t % queries in its sequence, row t of the keys first_key + t % keys. The query at
-    i sees the keys at j <= i of its own sequence, with `window` only those at j > i - window. With `alibi` the score of (i, j) has
-    slope_head * (j - i) added (Press et al., 2021), by `slopes`. Query head n reads key-value head n // (heads / kv_heads).
+    Row t of the queries has position first_query + t % queries in its sequence, row t of the keys first_key + t % keys.
+    The query at i sees the keys at j <= i of its own sequence, with `window` only keys at j > i - window. With `alibi`
+    the score of (i, j) has slope_head * (j - i) added (Press et al., 2021), by `slopes`. Query head n reads key-value
+    head n // (heads / kv_heads).
 
-    A kernel that is given `documents`, one number for each row t of the queries, is of sequences that several documents are packed into:
-    the query sees none of the keys at j < documents[t], where its document starts. It raises IndexError where that is negative or
-    behind the query.
+    A kernel may be given `documents`, one number for each row t of the queries, for sequences that several documents
+    are packed into: the query sees no key at j < documents[t], where its document starts. The kernel raises IndexError
+    where that is negative or behind the query.
     """
 
     batch: int = field(validator=_POSITIVE)
@@ -101,7 +106,7 @@ class AttentionBlockSpec(_Attention):
 
 @frozen
 class AttentionSpec(_Attention):
-    """Shape and mask of an attention of whole sequences: an `AttentionBlockSpec` whose queries and keys are all of them."""
+    """Shape and mask of attention over whole sequences: an `AttentionBlockSpec` with all queries and all keys."""
 
     batch: int = field(validator=_POSITIVE)
     seq_len: int = field(validator=_POSITIVE)
@@ -117,7 +122,7 @@ class AttentionSpec(_Attention):
 
     @property
     def block(self) -> AttentionBlockSpec:
-        """The same as one block."""
+        """Equal attention as one block of all queries and all keys."""
         rows, heads = (self.seq_len, self.seq_len, 0, 0), (self.heads, self.kv_heads, self.head_dim)
         return AttentionBlockSpec(
             self.batch,

@@ -1,7 +1,15 @@
-"""A program's instructions and tensors as columns of integers: as they stand in a `.rtx`, and made of objects or back into them.
+"""A program's instructions and tensors as columns of integers: the form of a `.rtx`, and back into objects.
 
-Columns of all stages and engines stand one after another: stage by stage, engines in the order of `ENGINES`. Whatever is asked of all
-instructions at once is asked of columns.
+Columns of all stages and engines stand one after another: stage by stage, engines in the order of `ENGINES`. Items of
+instructions (operands, waits, blocks) are in columns of their own, in the order of instructions; an instruction has
+only their counts, and cumulative sums give the places:
+
+    instructions:   0 (2 operands)   1 (1 operand)   2 (3 operands)
+    operands:       a b              c               d e f
+    operand_stops:  2                3               6               exclusive ends
+
+Questions about all instructions are answered on columns by numpy, in time linear in the items (or sorted, n log n);
+objects are made only of what somebody looks at.
 """
 
 from __future__ import annotations
@@ -25,13 +33,11 @@ Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
 KEYWORD, ROUTINE, PIECE, PEER, VARIANT, GROUP, FLAGS, OPERANDS, WAITS, BLOCKS = range(10)
-"""Columns of an instruction. Keyword, variant and group are numbers of strings; -1 stands for none; the last three are counts.
-
-The piece is the micro-batch, or, of what works on slices, micro-batch * slices + slice.
-"""
+"""Columns of an instruction. Keyword, variant and group are numbers of strings; -1 stands for none; the last three are
+counts. The piece is the micro-batch, or for instructions that work on slices micro-batch * slices + slice."""
 INSTRUCTION_COLUMNS = 10
 ROLE, TENSOR, ACCESS = range(3)
-"""Columns of an operand: the number of a string, that of a tensor of the stage, the access."""
+"""Columns of an operand: the number of its role's string, its tensor's number in the stage, its access."""
 ENGINE, COUNT, PREVIOUS = range(3)
 """Columns of a wait."""
 ACCUMULATES, BLOCKING, CHUNK = 1, 2, 4
@@ -47,7 +53,7 @@ _BEGINS_LIFE = np.array([access in (Access.WRITE, Access.SCRATCH) for access in 
 
 
 class TensorForm(NamedTuple):
-    """What tensors have in common that differ in name and address alone."""
+    """Everything about a tensor but its name and address: shared by many tensors."""
 
     kind: StateKind
     type: TensorType
@@ -63,13 +69,13 @@ _TOLD_OF_FORMS: tuple[Callable[[TensorForm], bool], ...] = (
 
 @frozen(eq=False, slots=False)
 class ProgramColumns:
-    """The instructions and the tensors of all stages."""
+    """Instructions and tensors of all stages."""
 
     slices: int
-    """of a micro-batch; 0 where none is cut"""
+    """slices of a micro-batch; 0 where none is cut"""
     strings: list[str]
     lengths: Int64s
-    """instructions: [stages, engines]"""
+    """numbers of instructions, [stages, engines]"""
     instructions: Int32s
     """[instructions, INSTRUCTION_COLUMNS]"""
     operands: Int32s
@@ -77,110 +83,111 @@ class ProgramColumns:
     waits: Int32s
     """[waits, 3]"""
     blocks: Int32s
-    """numbers of strings"""
+    """numbers of strings, [blocks]"""
     forms: list[TensorForm]
     tensor_counts: Int64s
-    """by stage"""
+    """tensors of each stage"""
     tensor_forms: Int32s
-    """by tensor"""
+    """by tensor: its place in `forms`"""
     offsets: Int64s
-    """by tensor"""
+    """by tensor: its offset in its memory, in bytes"""
     name_lines: str
-    """a line a tensor"""
+    """names of tensors, a line each"""
     order: Int32s | None = None
-    """by stage, the engines of its instructions in list order, the order in which the schedule has them; None where a file does not say it"""
+    """by stage, the engines of its instructions in list order, in which the schedule has them; None where a file does
+    not give it"""
 
     def __len__(self) -> int:
         return len(self.instructions)
 
     @property
     def stages(self) -> int:
-        """How many there are."""
+        """Number of stages."""
         return len(self.lengths)
 
     @cached_property
     def stream_stops(self) -> Int64s:
-        """By stream: the first instruction that is not its."""
+        """Exclusive end of each stream's instructions, [stages * engines]."""
         return np.cumsum(self.lengths.ravel())
 
     @cached_property
     def streams(self) -> Int64s:
-        """By instruction: the stream it stands in, stage * engines + engine."""
+        """Stream of each instruction, as stage * engines + engine."""
         return np.repeat(np.arange(self.lengths.size), self.lengths.ravel())
 
     @cached_property
     def operand_stops(self) -> Int64s:
-        """By instruction: the first operand that is not its."""
+        """Exclusive end of each instruction's operands."""
         return np.cumsum(self.instructions[:, OPERANDS], dtype=np.int64)
 
     @cached_property
     def wait_stops(self) -> Int64s:
-        """By instruction: the first wait that is not its."""
+        """Exclusive end of each instruction's waits."""
         return np.cumsum(self.instructions[:, WAITS], dtype=np.int64)
 
     @cached_property
     def block_stops(self) -> Int64s:
-        """By instruction: the first block that is not its."""
+        """Exclusive end of each instruction's blocks."""
         return np.cumsum(self.instructions[:, BLOCKS], dtype=np.int64)
 
     @cached_property
     def tensor_stops(self) -> Int64s:
-        """By stage: the first tensor that is not its."""
+        """Exclusive end of each stage's tensors."""
         return np.cumsum(self.tensor_counts)
 
     @cached_property
     def operand_owners(self) -> Int64s:
-        """By operand: its instruction."""
+        """Instruction of each operand."""
         return np.repeat(np.arange(len(self)), self.instructions[:, OPERANDS])
 
     @cached_property
     def operand_tensors(self) -> Int64s:
-        """By operand: its tensor, numbered through all stages."""
+        """Tensor of each operand, numbered through all stages."""
         firsts = (self.tensor_stops - self.tensor_counts)[self.streams // len(ENGINES)]
         return firsts[self.operand_owners] + self.operands[:, TENSOR]
 
     @cached_property
     def form_bytes(self) -> Int64s:
-        """By form of tensor: the bytes of one, alignment included."""
+        """Bytes of a tensor of each form, alignment included."""
         return np.array([aligned(form.type.nbytes) for form in self.forms], np.int64)
 
     @cached_property
     def names(self) -> list[str]:
-        """Of tensors."""
+        """Names of all tensors."""
         return self.name_lines.split("\n") if len(self.tensor_forms) else []
 
     def by_string(self, values: dict[str, int], column: Int32s) -> Int64s:
-        """A column of strings by what each of them is worth; -1 where it is not among the values."""
+        """Map a column of strings to the numbers that `values` gives them; -1 for strings that it does not have."""
         return np.array([values.get(string, -1) for string in self.strings], np.int64)[column]
 
     def where(self, column: Int32s, *strings: str) -> NDArray[np.bool_]:
-        """Where a column of strings has one of some."""
+        """Return a mask of a column of strings: True where it has one of `strings`."""
         return np.asarray(self.by_string(dict.fromkeys(strings, 1), column) == 1, np.bool_)
 
     @property
     def micro_batches(self) -> Int64s:
-        """By instruction; -1 where it has none."""
+        """Micro-batch of each instruction; -1 where it has none."""
         pieces = self.instructions[:, PIECE].astype(np.int64)
         return np.where(self._is_cut & (pieces >= 0), pieces // max(1, self.slices), pieces)
 
     @property
     def slice_numbers(self) -> Int64s:
-        """By instruction: the slice that it works on; -1 where it works on none."""
+        """Slice that each instruction works on; -1 where it works on none."""
         pieces = self.instructions[:, PIECE].astype(np.int64)
         return np.where(self._is_cut & (pieces >= 0), pieces % max(1, self.slices), -1)
 
     @cached_property
     def _is_cut(self) -> NDArray[np.bool_]:
-        """By instruction: whether it works on a slice where micro-batches are cut."""
+        """Mask of the instructions that work on a slice of a micro-batch."""
         return self.where(self.instructions[:, KEYWORD], *OF_SLICES) & (self.slices > 0)
 
     def tensors_of(self, stage: int) -> slice:
-        """Where the tensors of a stage stand."""
+        """Return the range of a stage's tensors."""
         stop = int(self.tensor_stops[stage])
         return slice(stop - int(self.tensor_counts[stage]), stop)
 
     def bytes_in(self, stage: int, home: Home) -> int:
-        """Bytes that a stage takes of a memory."""
+        """Return the bytes that a stage takes of a memory."""
         own = self.tensors_of(stage)
         forms = self.tensor_forms[own]
         there = np.array([form.home is home for form in self.forms], np.bool_)[forms]
@@ -188,35 +195,45 @@ class ProgramColumns:
         return int(ends[there].max(initial=0))
 
     def engines_in_order(self, stage: int) -> list[Engine]:
-        """The list order that a stage was given."""
+        """Return the list order that a stage was given, as engines."""
         assert self.order is not None
         stop = int(self.stream_stops[(stage + 1) * len(ENGINES) - 1])
         own = self.order[stop - int(self.lengths[stage].sum()) : stop]
         return list(map(ENGINES.__getitem__, own.tolist()))
 
     def list_order(self, stage: int) -> Int64s:
-        """The instructions of a stage in list order, by number: the order it was given, where that keeps the waits, else `execution_order`."""
+        """Return the instructions of a stage in list order, by number.
+
+        It is the order that was given, where that keeps the waits, else `execution_order`.
+        """
         places = self._given_places(stage)
         if places is None:
             return self.execution_order(stage)
         return int(self.stream_stops[stage * len(ENGINES)] - self.lengths[stage, 0]) + np.argsort(places)
 
     def keeps_waits(self, stage: int) -> bool:
-        """Tell whether the given list order puts each instruction after its waits within a step; True without one."""
+        """Return whether the given list order puts each instruction after its waits within a step; True without one."""
         return self.order is None or self._given_places(stage) is not None
 
     def _given_places(self, stage: int) -> Int64s | None:
-        """By instruction of a stage, its place in the list order that was given; None where there is none, or it does not keep the waits."""
+        """Return by instruction of a stage its place in the given list order; None without one, or if it breaks a wait.
+
+        A wait is broken if the instruction stands before one it waits for in its step.
+        """
         if self.order is None:
             return None
         lengths = self.lengths[stage]
         stops = self.stream_stops[stage * len(ENGINES) : (stage + 1) * len(ENGINES)]
         first, stop = int(stops[0] - lengths[0]), int(stops[-1])
+        # The order names engines. A stable sort by engine lists the places of the first engine's instructions, then of
+        # the second's: the columns' own order.
         places = np.argsort(self.order[first:stop], kind="stable")
         if first < stop:
             taken, _ = _runs(self.wait_stops, self.instructions[first:stop, WAITS], first, stop)
             waits = self.waits[taken]
             owners = np.repeat(np.arange(stop - first), self.instructions[first:stop, WAITS])
+            # A wait for `count` instructions of an engine is a wait for its instruction number count - 1. Waits on the
+            # step before always hold.
             awaited = (stops - lengths - first)[waits[:, ENGINE]] + waits[:, COUNT] - 1
             if ((places[awaited] >= places[owners]) & (waits[:, PREVIOUS] == 0)).any():
                 return None
@@ -224,7 +241,7 @@ class ProgramColumns:
 
     @property
     def written_order(self) -> Int32s:
-        """Return the engines of all stages' instructions in list order, as a file stores them, shape [instructions].
+        """Engines of all stages' instructions in list order, as a file stores them, shape [instructions].
 
         Instructions that wait for ever stand last in their stage; nobody asks for their order.
         """
@@ -238,13 +255,14 @@ class ProgramColumns:
         return np.concatenate(found)
 
     def peak_live_bytes(self, stage: int) -> int:
-        """Most bytes of a stage's arena that are live at once in list order."""
+        """Return the most bytes of a stage's arena that are live at once in list order."""
         return int(self.live_bytes(stage, self.list_order(stage)).max(initial=0))
 
     def live_bytes(self, stage: int, order: Int64s) -> Int64s:
-        """The bytes of a stage's arena that are live at each instruction of an order, and behind them.
+        """Return the live bytes of a stage's arena at each instruction of an order, and two entries behind its end.
 
-        A tensor lives from the instruction that writes it to the last one that accesses it; a carried one across the step's end too.
+        A tensor lives from the instruction that writes it to the last one that accesses it, a carried one also across
+        the step's end.
         """
         if not len(order):
             return np.empty(0, np.int64)
@@ -259,25 +277,30 @@ class ProgramColumns:
         sizes = np.where(in_ddr, self.form_bytes[forms], 0)
         tensors = operands[:, TENSOR].astype(np.int64)
         at = np.repeat(places, self.instructions[first:stop, OPERANDS])
+        # Accesses sorted by tensor, then by place. A life starts at each new tensor and at each access that overwrites
+        # it, and ends before the next.
         by_life = np.lexsort((at, tensors))
         tensors, at, begins = tensors[by_life], at[by_life], _BEGINS_LIFE[operands[by_life, ACCESS]]
         changes_tensor = np.ones(len(tensors), np.bool_)
         changes_tensor[1:] = tensors[1:] != tensors[:-1]
         starts = np.flatnonzero(changes_tensor | begins)
         stops = np.append(starts[1:], len(tensors)) - 1
+        # A tensor whose first access reads it comes from the step before. A carried tensor's last life goes on to the
+        # end.
         begun = np.where(begins[starts], at[starts], 0)
         is_last = np.append(changes_tensor[1:], True)[stops] if len(tensors) else np.empty(0, np.bool_)
         ended = np.where(is_last & carried[tensors[starts]], len(order), at[stops] + 1)
         curve = np.zeros(len(order) + 2, np.int64)
         np.add.at(curve, begun, sizes[tensors[starts]])
         np.subtract.at(curve, ended, sizes[tensors[starts]])
+        # Carried tensors that no instruction accesses are live all the time.
         untouched = carried.copy()
         untouched[tensors] = False
         live: Int64s = np.cumsum(curve) + sizes[untouched].sum()
         return live
 
     def execution_order(self, stage: int) -> Int64s:
-        """The instructions of a stage in the order of `ProgramStage.execution_order`, by number."""
+        """Return the instructions of a stage in the order of `ProgramStage.execution_order`, by number."""
         lengths = self.lengths[stage]
         stops = self.stream_stops[stage * len(ENGINES) : (stage + 1) * len(ENGINES)]
         first, stop = int(stops[0] - lengths[0]), int(stops[-1])
@@ -294,7 +317,7 @@ class ProgramColumns:
     # Back into objects
 
     def tensors(self, stage: int) -> list[ProgramTensor]:
-        """The tensors of a stage."""
+        """Return the tensors of a stage as objects."""
         own = self.tensors_of(stage)
         numbers, offsets = self.tensor_forms[own].tolist(), self.offsets[own].tolist()
         return [
@@ -303,17 +326,17 @@ class ProgramColumns:
         ]
 
     def stream(self, stage: int, engine: Engine) -> list[Instruction]:
-        """The instructions of an engine."""
+        """Return the instructions of an engine as objects."""
         number = stage * len(ENGINES) + ENGINE_NUMBERS[engine]
         stop = int(self.stream_stops[number])
         return self.made(stop - int(self.lengths.flat[number]), stop)
 
     def instruction(self, number: int) -> Instruction:
-        """An instruction, by number."""
+        """Return an instruction as an object, by number."""
         return self.made(number, number + 1)[0]
 
     def made(self, first: int, stop: int) -> list[Instruction]:
-        """The instructions of a range, by number."""
+        """Return the instructions from `first` up to `stop` as objects."""
         if first == stop:
             return []
         rows = self.instructions[first:stop]
@@ -349,15 +372,22 @@ class ProgramColumns:
 
 
 def _runs(stops: Int64s, counts: Int32s, first: int, stop: int) -> tuple[slice, Iterable[slice]]:
-    """Where the items of a range of instructions stand among all, and those of each among these."""
+    """Return the range of the items of some instructions among all items, and by instruction its range among these.
+
+    The instructions are those from `first` up to `stop`.
+    """
     begin = int(stops[first]) - int(counts[0])
     ends = stops[first:stop] - begin
     return slice(begin, int(stops[stop - 1])), map(slice, (ends - counts).tolist(), ends.tolist())
 
 
 def classes(columns: Sequence[NDArray[np.integer[Any]]]) -> tuple[Int64s, Int64s]:
-    """Rows of columns that are equal have the same number: the number of each row, and the first row of each number."""
+    """Number rows of columns so that equal rows have one number.
+
+    Returns the number of each row, and the first row of each number.
+    """
     keys, size = np.zeros(len(columns[0]), np.int64), 1
+    # Columns become digits of one integer key. Before it would overflow, the keys so far are replaced by their ranks.
     for column in columns:
         low = int(column.min(initial=0))
         span = int(column.max(initial=0)) - low + 1
@@ -370,8 +400,13 @@ def classes(columns: Sequence[NDArray[np.integer[Any]]]) -> tuple[Int64s, Int64s
 
 
 def classes_of_runs(values: NDArray[np.integer[Any]], stops: Int64s, counts: NDArray[np.integer[Any]]) -> Int64s:
-    """Runs of values that are equal have the same number; a run ends before its stop and has so many values."""
+    """Number runs of values so that equal runs have one number.
+
+    A run has `counts` values before its exclusive end in `stops`.
+    """
     numbers = np.zeros(len(stops), np.int64)
+    # Value by value: runs that go on get new numbers from their number so far and the next value. Adding the largest
+    # number keeps them apart from runs that have ended.
     for place in range(int(counts.max(initial=0))):
         longer = np.flatnonzero(counts > place)
         found, _ = classes([numbers[longer], values[stops[longer] - counts[longer] + place]])
@@ -390,7 +425,7 @@ class StageObjects(NamedTuple):
 
 
 def columns_of(stages: Sequence[StageObjects], slices: int) -> ProgramColumns:
-    """The columns of stages whose micro-batches are cut into so many slices, or not cut (0).
+    """Return the columns of stages whose micro-batches are cut into `slices` slices, or not cut (0).
 
     Strings and forms are numbered in the order in which they are met.
     """
@@ -426,7 +461,7 @@ def columns_of(stages: Sequence[StageObjects], slices: int) -> ProgramColumns:
 
 
 def _order_of(stages: Sequence[StageObjects]) -> Int32s | None:
-    """The list orders of stages; None unless each has one of as many instructions of each engine as it has."""
+    """Return the list orders of stages; None unless each has as many instructions of each engine as its stage."""
     orders: list[int] = []
     for stage in stages:
         own = [] if stage.order is None else [ENGINE_NUMBERS[engine] for engine in stage.order]

@@ -1,4 +1,4 @@
-"""What programs are made of: tensors with their places, instructions with their operands and waits."""
+"""Parts of programs: tensors with their places, instructions with their operands and waits."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class Access(Enum):
-    """What an instruction does to an operand's bytes."""
+    """Access of an instruction to an operand's bytes."""
 
     READ = 0
     WRITE = 1
     UPDATE = 2
     SCRATCH = 3
 
-    __hash__ = object.__hash__  # members are single objects; what `Enum` has is several times slower
+    __hash__ = object.__hash__  # members are single objects; the hash of `Enum` is several times slower
 
 
 @frozen
@@ -47,7 +47,7 @@ class ProgramTensor:
 
 
 class Operand(NamedTuple):
-    """A bound operand: the role it plays, the tensor's index in the stage, how it is accessed."""
+    """A bound operand: its role, the tensor's index in the stage, its access."""
 
     role: str
     tensor: int
@@ -55,17 +55,17 @@ class Operand(NamedTuple):
 
 
 def bound_operands(roles: Iterable[str], tensors: Iterable[int], accesses: Iterable[Access]) -> list[Operand]:
-    """Operands of which each has one of the roles, tensors and accesses; a program has millions."""
+    """Return operands made of roles, tensors and accesses, quickly: a program has millions."""
     return list(map(_NEW_OPERAND, zip(roles, tensors, accesses, strict=True)))
 
 
 _NEW_OPERAND = partial(tuple.__new__, Operand)
-"""As `Operand._make`, without a call of Python for each."""
+"""Constructor as `Operand._make`, without a Python call for each operand."""
 
 
 @frozen
 class CountWait:
-    """`count` instructions of an engine's stream must have completed, in this step or the previous one."""
+    """Wait until `count` instructions of an engine's stream have completed, in this step or the previous one."""
 
     engine: Engine
     count: int
@@ -81,29 +81,29 @@ class Instruction:
     micro_batch: int | None
     peer: int | None
     variant: str
-    """payload, part, quantity or group of the op; empty where it has none"""
+    """payload, part, quantity or phase of the op, joined by dots; empty where it has none"""
     group: str
-    """the group of a collective; empty elsewhere"""
+    """group of a collective; empty elsewhere"""
     blocks: tuple[str, ...]
     accumulates: bool
     operands: tuple[Operand, ...]
     waits: tuple[CountWait, ...]
     blocking: bool = False
-    """of a collective: whether compute waits for it"""
+    """of a collective: compute waits for it"""
     chunk: int | None = None
-    """of a message where stages hold several chunks: the one that it goes into"""
+    """of a message, where stages hold several chunks: the chunk that it goes into"""
     slice: int | None = None
     """where micro-batches are cut: the slice that it works on"""
 
     @property
     def piece(self) -> Piece:
-        """The micro-batch, or the slice of one, that an instruction of the pipeline works on."""
+        """Micro-batch, or slice of one, that an instruction of the pipeline works on."""
         assert self.micro_batch is not None
         return self.micro_batch if self.slice is None else Slice(self.micro_batch, self.slice)
 
     @property
     def title_without_blocks(self) -> str:
-        """What must be equal on all members of a collective: ends hold different blocks."""
+        """Text that is equal on all members of a collective: the ends of the pipeline hold different blocks."""
         return " ".join([self.keyword, self.variant, self.group, str(self.micro_batch)])
 
     @property
@@ -113,28 +113,28 @@ class Instruction:
 
     @property
     def title_without_micro_batch(self) -> str:
-        """The title, equal for all micro-batches."""
+        """The title without the micro-batch."""
         return self._title(with_micro_batch=False)
 
     @property
     def carried(self) -> tuple[Operand, ...]:
-        """What of its operands a message carries, in the order in which it goes: all but a workspace."""
+        """Operands that a message carries, in the order in which they are sent: all but a workspace."""
         return tuple(operand for operand in self.operands if operand.access is not Access.SCRATCH)
 
     @property
     def direction(self) -> Direction | None:
-        """Which way a message goes; None of what is none."""
+        """Direction of a message; None for other instructions."""
         return DIRECTIONS[self.keyword]
 
     def ends(self, stage: int) -> tuple[int, int] | None:
-        """The stages that a message of `stage` leaves and reaches; None of what is no message, or has no peer."""
+        """Return the stages that a message of `stage` leaves and reaches; None for an instruction without a peer."""
         direction = self.direction
         if direction is None or self.peer is None:
             return None
         return (stage, self.peer) if direction is Direction.OUT else (self.peer, stage)
 
     def hop(self, stage: int, topology: Topology) -> Hop | None:
-        """The channel of a message of `stage`; None of what is no message, or goes where none does."""
+        """Return the channel of a message of `stage`; None for other instructions, or where no channel goes."""
         ends, payload = self.ends(stage), payload_of(self.keyword, self.variant)
         return None if ends is None or payload is None else topology.hop(*ends, payload, self.chunk)
 

@@ -1,4 +1,4 @@
-"""Values out of JSON that must be what they should be."""
+"""Checked values from JSON: each function returns its argument in the expected type, or raises."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any
 
 LIMIT = 1 << 50
-"""Sizes, counts and offsets are below this: more bytes than any machine has."""
+"""Exclusive upper bound of sizes, counts and offsets: more bytes than any machine has."""
 
 
 _LONGEST_TEXT = 1 << 16
@@ -17,9 +17,9 @@ _WORD = re.compile(r"[\w.+\-]+(\[[0-9]+:[0-9]+\])?")
 
 
 def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of some keys and values.
+    """Return the object of some keys and values.
 
-    Raises ValueError where a key is there twice: which of them counts nobody can say.
+    Raises ValueError where a key is given twice, because it is undefined which one counts.
     """
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -30,7 +30,7 @@ def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def refuse_unknown(value: Any, known: Collection[str], where: str) -> None:
-    """Raise ValueError where an object has a key that nothing reads, or TypeError where it is none."""
+    """Raise ValueError where an object has a key that nothing reads, TypeError where the value is no object."""
     if not isinstance(value, dict):
         raise TypeError(f"{where} is no object with keys")
     odd = next((name for name in value if name not in known), None)
@@ -39,14 +39,14 @@ def refuse_unknown(value: Any, known: Collection[str], where: str) -> None:
 
 
 def listed(value: Any) -> list[Any]:
-    """A list. Raises TypeError for anything else, of which a text would go for its characters."""
+    """Return a list; raise TypeError for anything else, so that a string is not taken for a list of characters."""
     if not isinstance(value, list):
         raise TypeError(f"expected a list, got {value!r}")
     return value
 
 
 def whole(value: Any) -> int:
-    """A size, count or offset.
+    """Return a size, count or offset: an int from 0 up to `LIMIT`.
 
     Raises ValueError for anything else.
     """
@@ -56,7 +56,7 @@ def whole(value: Any) -> int:
 
 
 def text(value: Any) -> str:
-    """A string that can be shown: without control characters and halves of surrogate pairs, and not a page long.
+    """Return a string of at most 64 Ki printable characters, on one line.
 
     Raises TypeError or ValueError for anything else.
     """
@@ -66,7 +66,7 @@ def text(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A line that can be shown, of any length.
+    """Return a printable string, on one line, of any length.
 
     Raises TypeError or ValueError for anything else.
     """
@@ -78,9 +78,9 @@ def shown(value: Any) -> str:
 
 
 def word(value: Any) -> str:
-    """A name as the schedule language has them: letters, digits, `_`, `.`, `+` and `-`; of a step's operand also its rows.
+    """Return a name of the schedule language: letters, digits, `_`, `.`, `+` and `-`.
 
-    Raises TypeError or ValueError for anything else.
+    Rows `[first:stop]` of a step's operand may follow. Raises TypeError or ValueError for anything else.
     """
     if not _WORD.fullmatch(text(value)):
         raise ValueError(f"expected a name, got {value[:_SHOWN]!a}")
@@ -90,7 +90,8 @@ def word(value: Any) -> str:
 def option(value: Any) -> bool | int | float | str | None:
     """Return the value of a kernel's option: a flag, a finite number, a line of text, or none.
 
-    The kernel's declaration says which of these it takes (`ratrain.targets.program.kernel_calls`). Raises ValueError for anything else.
+    The kernel's declaration says which of these it takes (`ratrain.targets.program.kernel_calls`). Raises ValueError
+    for anything else.
     """
     if isinstance(value, str):
         return text(value)

@@ -1,4 +1,4 @@
-"""Whether a step of a routine is a call of its kernel: operands, options, dtypes and shapes, held against the kernel's declaration."""
+"""Check of a routine's step against its kernel's declaration: operands, options, dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OF_ROUTINES = {kernel.name: kernel for kernel in KERNELS.values() if kernel.in_
 
 
 def step_problem(step: Step, types: Types) -> str | None:
-    """Why a step is no call of its kernel, or None."""
+    """Return why a step is no call of its kernel, or None."""
     kernel = _OF_ROUTINES.get(step.kernel)
     if kernel is None:
         return f"'{step.kernel}' is not a kernel of routines; they are {', '.join(_OF_ROUTINES)}"
@@ -34,7 +34,8 @@ def step_problem(step: Step, types: Types) -> str | None:
 
 
 def _types_problem(step: Step, kernel: Kernel, types: Types) -> str | None:
-    """Whether dtypes and shapes of the operands go together."""
+    """Return why dtypes and shapes of the operands do not fit together, or None."""
+    # Symbols of dimensions: integer options have their value, others take the extent at which they are met first.
     symbols: dict[str, int] = {name: value for name, value in step.options.items() if type(value) is int}
     shared: Dtype | None = None
     whole: Shape | None = None
@@ -65,7 +66,7 @@ def _types_problem(step: Step, kernel: Kernel, types: Types) -> str | None:
 
 
 def _extent(dim: str, symbols: dict[str, int], extent: int) -> int:
-    """The extent a dimension must have; a symbol that is new takes the one it has."""
+    """Return the extent a dimension must have; a symbol that is new takes `extent`."""
     if dim.isdigit():
         return int(dim)
     if "*" in dim:

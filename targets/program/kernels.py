@@ -1,13 +1,16 @@
-"""The kernels: what each takes, gives and means, declared once. What a layer adds (cost, scratch) stands in its `PerKernel` tables.
+"""Declarations of all kernels: operands, options and meaning, each given once.
 
-An operand is written `name:type[dims]`, then `=` where it is written, `+` where it is written and, with `accumulate`, read first,
-`~` where it is updated, then `?` where it may be left out, or `...` where it is a sequence of them. Types: `u8`, `i32`, `f32`, `f64`; `s` is
-the one storage type (f16, bf16 or f32) that such operands of a call share, `*` any storage type. A dimension is a symbol, equal wherever it
-stands, a number, or a product of options; `[...]` is any shape that all such operands of a call share.
+Layers add their facts in `PerKernel` tables.
 
-Arithmetic and accumulation are float32, with one rounding to storage. Infinities and NaNs propagate: an overflow of a half is stored
-as infinity. Results depend on values, shapes and options only, never on addresses, timing or what ran before. T stands for tokens
-(rows), h for the hidden size, V for the vocabulary.
+An operand is written `name:type[dims]`, then `=` where it is written, `+` where it is written and, with `accumulate`,
+read first, `~` where it is updated, then `?` where it may be left out, or `...` where it is a sequence of them. Types:
+`u8`, `i32`, `f32`, `f64`; `s` is the one storage type (f16, bf16 or f32) that all `s` operands of a call share, `*` any
+storage type. A dimension is a symbol, equal wherever it stands, a number, or a product of options; `[...]` is any shape
+that all such operands of a call share.
+
+Arithmetic and accumulation are float32, with one rounding to storage. Infinities and NaNs propagate: an overflow of a
+half is stored as infinity. Results depend on values, shapes and options only, never on addresses, timing or previous
+calls. T stands for tokens (rows), h for the hidden size, V for the vocabulary.
 """
 
 from __future__ import annotations
@@ -29,16 +32,17 @@ if TYPE_CHECKING:
     from ratrain.targets.program.routine import Shape
 
 Types = Mapping[str, tuple[Dtype, "Shape"]]
-"""Dtype and shape of what each operand of a step refers to."""
+"""Dtype and shape of each operand of a step."""
 
 IGNORED_LABEL = -1
-"""In place of a label that is not in the loss."""
+"""Label of a row that does not count in the loss."""
 
 OTHER_PEERS = -2
-"""In place of a token or a label that another tensor peer has the row of: its embedding is zero here, its logit is not among those here."""
+"""Token or label whose row another tensor peer has: its embedding is zero here, its logit is not among the logits
+here."""
 
 ANY_SHAPE = ("...",)
-"""The dimensions of an operand that may have any shape, the same as all others of its call that may."""
+"""Dimensions of an operand of any shape; all such operands of a call have the same shape."""
 
 _TEXT = re.compile(r"(\w+):(u8|i32|f32|f64|s|\*)\[([^\]]*)\]([=+~]?)(\?|\.\.\.)?")
 
@@ -57,16 +61,16 @@ class KernelOperand:
 
     @property
     def is_written(self) -> bool:
-        """Whether the kernel changes it."""
+        """True if the kernel changes it."""
         return bool(self.mode)
 
     def is_read(self, options: Mapping[str, Any]) -> bool:
-        """Whether the kernel depends on what it held before."""
+        """Return whether the kernel depends on its contents before the call."""
         return self.mode in ("", "~") or (self.mode == "+" and options.get("accumulate") is True)
 
     @property
     def parameter(self) -> Parameter:
-        """The parameter of an implementation: by position, or by name where it may be left out."""
+        """Parameter of an implementation: by position, or by name where it may be left out."""
         array = self.type.upper() if self.type in ("u8", "i32", "f32", "f64") else "Array"
         if self.optional:
             return Parameter(self.name, Parameter.KEYWORD_ONLY, default=None, annotation=f"{array} | None")
@@ -92,12 +96,12 @@ class KernelOption:
 
     annotation: str
     allows: Callable[[Any], bool] | None = None
-    """what a step may give; None: no step gives it"""
+    """returns whether a step may give a value; None: no step gives the option"""
     default: Any = Parameter.empty
 
     @property
     def is_optional(self) -> bool:
-        """Whether it may be left out."""
+        """True if it may be left out."""
         return self.default is not Parameter.empty
 
 
@@ -115,13 +119,14 @@ class Kernel:
     operands: tuple[KernelOperand, ...] = field(converter=_operands)
     options: Mapping[str, KernelOption] = field(factory=dict)
     spec: type[AttentionSpec | AttentionBlockSpec] | None = None
-    """What takes those options of a step that are its fields; an implementation has it as `spec`, in their place."""
+    """Class that takes the options of a step that are its fields; an implementation gets it as `spec`, in their
+    place."""
     in_place: tuple[tuple[str, str], ...] = ()
-    """A written operand, and one that may be the very same bytes."""
+    """Pairs of a written operand and one that may be the very same bytes."""
     rule: Callable[[Mapping[str, Any], Types], str | None] = _no_rule
-    """What is wrong with options and operands that symbols alone do not say, or None."""
+    """Returns what is wrong with options and operands that symbols alone do not say, or None."""
     in_routines: bool = True
-    """Whether block ops call it; the others are for updates and collectives, which the runtime does itself."""
+    """True if block ops call it; the others are for updates and collectives, which the runtime does itself."""
     returns: str = "None"
 
     @property
@@ -130,7 +135,7 @@ class Kernel:
         return tuple(operand.name for operand in self.operands if operand.is_written)
 
     def arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a step as an implementation takes them."""
+        """Return the options of a step as an implementation takes them."""
         if self.spec is None:
             return dict(options)
         fields = {each.name for each in attrs.fields(self.spec)}
@@ -139,7 +144,7 @@ class Kernel:
 
     @property
     def parameters(self) -> dict[str, Parameter]:
-        """The parameters of an implementation: operands by position; scratch, options and what may be left out by name."""
+        """Parameters of an implementation: operands by position; scratch, options and optional operands by name."""
         parameters = [operand.parameter for operand in self.operands]
         parameters.append(Parameter("scratch", Parameter.KEYWORD_ONLY, annotation="Scratch"))
         fields = set()
@@ -154,7 +159,10 @@ class Kernel:
         return {parameter.name: parameter for parameter in parameters}
 
     def signature_problem(self, parameters: Iterable[Parameter]) -> str | None:
-        """In what the parameters of an implementation, after `self`, differ from these, or None; annotations apart."""
+        """Return how the parameters of an implementation, without `self`, differ from these, or None.
+
+        Annotations do not count.
+        """
         mine, theirs = self.parameters, {parameter.name: parameter for parameter in parameters}
         for name in [*mine, *theirs]:
             wanted, actual = (
@@ -185,7 +193,7 @@ def _is_count_or_none(value: Any) -> bool:
 
 
 def _is_position(value: Any) -> bool:
-    """Below 2^24: positions are told apart in float32, by rotation and ALiBi."""
+    """Return whether a value is a position: below 2^24, as rotation and ALiBi compute positions in float32."""
     return type(value) is int and 0 <= value < 1 << 24
 
 
@@ -206,7 +214,7 @@ _UNLESS_GIVEN = KernelOption("bool", _is_flag, default=False)
 _POSITION, _STARTS_AT = KernelOption("int", _is_position), KernelOption("int", _is_position, default=0)
 _NUMBER = KernelOption("float")
 _DENOMINATOR = KernelOption("SupportsFloat", _is_positive)
-"""A number, or what a memory has for one that differs from step to step."""
+"""A number, or an object of a memory for a number that differs from step to step."""
 _ADDS = {"accumulate": _FLAG}
 _SCALES = KernelOption("float", _is_positive, default=1.0)
 _TOKEN = KernelOption("int | None", _is_position, default=None)
@@ -225,11 +233,12 @@ _OF_NAME = {
     "all_heads": KernelOption("int | None", _is_count, default=None),
     "first_head": KernelOption("int | None", lambda _: False, default=None),
 }
-"""Of fields that a step says where the heads are some of all; at which they begin, the rank knows."""
+"""Options of fields that place the heads among all heads of the model. A step gives `all_heads`; `first_head` is added
+by the rank."""
 
 
 def _options_of(spec: type[AttentionSpec | AttentionBlockSpec]) -> dict[str, KernelOption]:
-    """One option for each field of a spec; a step gives all but those that are a number or None, which it may."""
+    """Return one option for each field of a spec; a step may leave out options with a default."""
     return {each.name: _OF_NAME.get(each.name) or _OF_FIELD[str(each.type)] for each in attrs.fields(spec)}
 
 
@@ -250,7 +259,7 @@ def _rope_rule(options: Mapping[str, Any], types: Types) -> str | None:
 
 
 def _head_norm_rule(options: Mapping[str, Any], types: Types) -> str | None:
-    """There is a statistic for each head of each row."""
+    """Check that there is a statistic for each head of each row."""
     rows, statistics = types["x"][1][0], types["rstd"][1][0]
     if rows * options["heads"] == statistics:
         return None
@@ -260,7 +269,7 @@ def _head_norm_rule(options: Mapping[str, Any], types: Types) -> str | None:
 
 
 def _position_rule(options: Mapping[str, Any], types: Types) -> str | None:
-    """Rows of tokens are whole sequences, whose positions are in the table."""
+    """Check that rows of tokens are whole sequences, whose positions are in the table."""
     rows, table = (types[name][1][0] for name in ("y", "positions"))
     first, seq_len = options.get("first_position", 0), options["seq_len"]
     if rows % seq_len == 0 and first + seq_len <= table:
@@ -281,7 +290,10 @@ def _attention_rule(options: Mapping[str, Any], types: Types) -> str | None:
 
 
 def _head_rule(options: Mapping[str, Any], types: Types) -> str | None:
-    """The gradient of a table's norms is made from logits, which must be the products themselves."""
+    """Check the logits of a normalised table.
+
+    The gradient of the table's norms is computed from logits, which must be the products themselves.
+    """
     del types
     if options["normalise"] and (options.get("scale_of_logits", 1) != 1 or options.get("softcap") is not None):
         return "logits of a table whose rows are normalised are neither scaled nor capped"
@@ -295,11 +307,14 @@ _BLOCK_LINE = "[heads,batch*queries]"
 _ROWS, _ROW_LINE = "[T,heads*head_dim]", "[heads,T]"
 _SCORES = "[heads*batch*seq_len,seq_len]"
 _STARTS, _BLOCK_STARTS = "documents:i32[batch*seq_len]?", "documents:i32[batch*queries]?"
-"""Where documents start, of the rows of queries: see `AttentionBlockSpec`."""
+"""Starts of documents, for the rows of queries: see `AttentionBlockSpec`."""
 
 
 def _of_scores(name: str, meaning: str, operands: str, *in_place: tuple[str, str]) -> Kernel:
-    """A kernel of an attention whose score matrix is whole: row head * tokens + t is query t of that head, column j key j of its sequence."""
+    """Return a kernel of an attention whose score matrix is whole.
+
+    Row head * tokens + t is query t of that head, column j key j of its sequence.
+    """
     options = {option: rule for option, rule in _options_of(AttentionSpec).items() if option != "softcap"}
     return Kernel(name, meaning, operands, options, AttentionSpec, in_place=in_place, rule=_attention_rule)
 

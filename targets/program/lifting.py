@@ -1,7 +1,14 @@
-"""Ops as instructions, and back: what a program stores of an op, and the schedule that a program executes.
+"""Ops as instructions, and back: the fields that a program stores of an op, and the schedule that a program executes.
 
-An emitter stores ops; a verifier lifts a program to a module again, each stage's streams merged into one list that keeps their
-waits, so that what is executed is judged by the rules of schedules, and no rule is written twice.
+An emitter stores ops. A verifier lifts a program to a module again and judges it by the rules of schedules, so that no
+rule is written twice:
+
+    compute: forward m0 (waits: recv 1) | backward m0 ...        stage @1
+    recv:    recv m0                                      ->       recv m0, forward m0, backward m0, ...
+
+The streams of each stage are merged into one list in which each op stands after all it waits for. An instruction
+becomes an op only if storing that op gives the very same instruction: nothing of a program escapes the rules. The cost
+is linear in instructions and operands.
 """
 
 from __future__ import annotations
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
 
 @frozen
 class StoredFields:
-    """The fields of an op as an instruction holds them."""
+    """Fields of an op as an instruction holds them."""
 
     micro_batch: int | None
     peer: int | None
@@ -45,7 +52,7 @@ class StoredFields:
 
 
 def stored_fields(op: Op) -> StoredFields:
-    """Give the fields of an op as an instruction holds them."""
+    """Return the fields of an op as an instruction holds them."""
     block = getattr(op, "block", None)
     return StoredFields(
         getattr(op, "micro_batch", None),
@@ -64,11 +71,11 @@ _VARIANTS = {
     kind: [name for name in _IN_VARIANT if any(name == attribute.name for attribute in attributes)]
     for kind, attributes in FIELDS.items()
 }
-"""Fields of each kind of op that stand in an instruction's variant, with dots between them; the last may be missing."""
+"""Fields that an instruction's variant holds, joined by dots, by kind of op; the last may be missing."""
 
 
 def stored_operands(op: Op, binding: Binding, index: Mapping[Tensor, int]) -> tuple[Operand, ...]:
-    """The operands of an op as an instruction holds them: in the order of its signature, then its workspace."""
+    """Return the operands of an op as an instruction holds them: in the order of its signature, then its workspace."""
     accesses = dict.fromkeys(op.reads, Access.READ)
     accesses |= dict.fromkeys(op.writes, Access.WRITE) | dict.fromkeys(op.updates, Access.UPDATE)
     operands = [Operand(role, index[tensor], accesses[tensor]) for role, tensor in binding.tensors.items()]
@@ -77,7 +84,7 @@ def stored_operands(op: Op, binding: Binding, index: Mapping[Tensor, int]) -> tu
 
 
 def group_name(op: Op) -> str:
-    """Give the group of a collective by name; empty for any other op."""
+    """Return the group of a collective by name; empty for any other op."""
     return "" if op.members is None else op.members.value
 
 
@@ -88,13 +95,13 @@ def _only_block(instruction: Instruction) -> Block:
 
 
 def _word(instruction: Instruction, name: str) -> str:
-    """Give the word of a field in the variant of an instruction; empty where it is missing."""
+    """Return a field's word in the variant of an instruction; empty where it is missing."""
     words = dict(zip(_VARIANTS[OP_CLASSES[instruction.keyword]], instruction.variant.split("."), strict=False))
     return words.get(name, "")
 
 
 def _phase(instruction: Instruction) -> Phase | None:
-    """Read which pass a gather within the step serves."""
+    """Return the pass that a gather within the step serves."""
     word = _word(instruction, "phase")
     return Phase(word) if word else None
 
@@ -117,12 +124,12 @@ _FIELD_READERS: dict[str, Callable[[Instruction, Engine], Any]] = {
 
 
 def lift(program: Program, diagnostics: Diagnostics) -> Module:
-    """The schedule a program executes: a `placed` module without addresses, streams merged in list order.
+    """Return the schedule that a program executes: a `placed` module without addresses, streams merged in list order.
 
-    It has the releases that a module sized for a target has; emission leaves them out, since they are no work.
+    The module has the releases of a module sized for a target; emission leaves releases out, since they are no work.
 
-    Reports RT080 for every instruction that is no op (fields or operands missing, too many or of the wrong type), and RT042 where
-    the engines of a stage wait for each other.
+    Reports RT080 for every instruction that is no op (fields or operands missing, too many or of the wrong type), and
+    RT042 where the engines of a stage wait for each other.
     """
     stages = [_LiftedStage(program, index, stage, diagnostics).lift() for index, stage in enumerate(program.stages)]
     for stage in stages:
@@ -131,7 +138,7 @@ def lift(program: Program, diagnostics: Diagnostics) -> Module:
 
 
 class _LiftedStage:
-    """Lifts one stage."""
+    """Lifting of one stage."""
 
     def __init__(self, program: Program, number: int, stage: ProgramStage, diagnostics: Diagnostics) -> None:
         self.program = program
@@ -157,9 +164,14 @@ class _LiftedStage:
         return stage
 
     def list_order(self) -> list[tuple[Engine, int]]:
-        """Instructions of all engines in an order in which each stands after all that it waits for in its step."""
+        """Return (engine, position) of all instructions, each after all that it waits for in its step.
+
+        Reports RT042 where some wait for each other.
+        """
         order = self.source.list_order()
         if len(order) < self.source.instructions:
+            # The order stops short where engines wait for each other: each engine is stuck at its first instruction
+            # that is not in it.
             done = Counter(engine for engine, _ in order)
             streams = self.source.streams
             stuck = [f"'{streams[e][done[e]].title}' ({e.value})" for e in ENGINES if done[e] < len(streams[e])]
@@ -167,11 +179,12 @@ class _LiftedStage:
         return order
 
     def op(self, instruction: Instruction, engine: Engine) -> Op:
-        """The op an instruction executes.
+        """Return the op that an instruction executes.
 
         Raises ValueError where it is none.
         """
         cls = OP_CLASSES[instruction.keyword]
+        # Operands keep their order within an access, so `compare` sees any operand in the wrong place.
         groups: dict[Access, list[Tensor]] = {access: [] for access in Access}
         for _, number, access in instruction.operands:
             groups[access].append(self.tensors[number])
@@ -193,6 +206,8 @@ class _LiftedStage:
         """Raise ValueError unless storing the op gives this very instruction."""
         if engine is not op.engine or engine not in _engines_of(op):
             raise ValueError(f"it belongs on the {op.default_engine.value} engine")
+        # An op's class reads only the fields it has. A field that it does not have would be lost, so the op is stored
+        # again and compared.
         mine = StoredFields(
             instruction.micro_batch,
             instruction.peer,
@@ -205,6 +220,7 @@ class _LiftedStage:
         )
         if stored_fields(op) != mine:
             raise ValueError(f"it has fields that '{op.keyword}' does not have")
+        # Roles and order of operands follow from the op, so they are derived again and compared.
         binding = bind(op, self.program.model, self.program.plan)
         if stored_operands(op, binding, self.index) != instruction.operands:
             raise ValueError("its operands have other roles, or another order, than the op has")

@@ -1,7 +1,7 @@
-"""On-chip schedules of kernel calls: what a target whose cores have memories of their own adds to the steps of a routine.
+"""On-chip schedules of kernel calls: additions to a routine's steps for targets whose cores have memories of their own.
 
-A step carries a schedule for each part of its kernel. The program stores them, and hands them to the cost model and to the kernels;
-what they mean, only their form knows: what the target that makes them says of them.
+A step carries a schedule for each part of its kernel. The program stores schedules and hands them to the cost model and
+to the kernels. Only their form, which belongs to the target that makes them, knows their meaning.
 """
 
 from __future__ import annotations
@@ -18,46 +18,48 @@ if TYPE_CHECKING:
     from ratrain.targets.program.routine import OnChipSchedule, Step
 
 FORMS = Registry("on-chip form", "ratrain.on_chip_forms", {"tiles": "ratrain.targets.mt3000.tile_form:TileForm"})
-"""Every form there is: a class. One of another distribution stands in its entry point group `ratrain.on_chip_forms`."""
+"""Registry of form classes by name. Another distribution registers its own in the entry point group
+`ratrain.on_chip_forms`."""
 
 
 class Constants(Protocol):
-    """The numbers of a machine."""
+    """Numbers of a machine."""
 
     def __getitem__(self, name: str, /) -> float:
-        """The value of a constant; raises KeyError for one that the machine does not have."""
+        """Return the value of a constant; raise KeyError for one that the machine does not have."""
         ...
 
 
 class OnChipForm(Protocol):
-    """What a target says of its on-chip schedules."""
+    """Interpreter of on-chip schedules, which a target supplies."""
 
     title: ClassVar[str]
-    """What messages call them."""
+    """Name of the schedules in messages."""
 
     def from_json(self, data: Any) -> OnChipSchedule:
-        """The inverse of a schedule's `to_json`.
+        """Return the schedule of `to_json`'s data.
 
-        Raises IndexError, KeyError, TypeError or ValueError where the data is no schedule, or its parts do not fit together.
+        Raises IndexError, KeyError, TypeError or ValueError where the data is no schedule, or its parts do not fit
+        together.
         """
         ...
 
     def step_problem(self, step: Step, types: Types) -> str | None:
-        """Why the schedules of a step do not compute it, or None; the step has some."""
+        """Return why the schedules of a step, which has some, do not compute it, or None."""
         ...
 
     def lines(self, schedule: OnChipSchedule, steps: Sequence[str], core: int, limit: int) -> Iterator[str]:
-        """A schedule in words: the steps that have it, its buffers, and the first `limit` events of a core."""
+        """Yield a schedule in words: the steps that have it, its buffers, and the first `limit` events of a core."""
         ...
 
     def fits(self, schedule: OnChipSchedule, constants: Constants) -> bool:
-        """Whether a schedule is for the on-chip memories of a machine."""
+        """Return whether a schedule is for the on-chip memories of a machine."""
         ...
 
 
 @cache
 def on_chip_form(name: str) -> OnChipForm:
-    """The form of that name.
+    """Return the form of a name.
 
     Raises `DiagnosticError` RT080 for an unknown name.
     """
@@ -71,7 +73,7 @@ def on_chip_form(name: str) -> OnChipForm:
 
 
 def on_chip_problem(step: Step, types: Types) -> str | None:
-    """Why the on-chip schedules of a step do not compute it, or None; a step may have none."""
+    """Return why the on-chip schedules of a step do not compute it, or None; a step may have none."""
     forms = {schedule.form for schedule in step.on_chip.values()}
     if len(forms) > 1:
         return f"its on-chip schedules are of several forms: {', '.join(sorted(forms))}"

@@ -1,7 +1,8 @@
-"""What a layer adds to the kernels: a table with an entry for every one, or it cannot be made.
+"""Tables with an entry for every kernel; an incomplete one cannot be made.
 
-The declaration of a kernel (`ratrain.targets.program.kernels`) says what it takes and gives. What only a layer knows (its cost, the
-scratch of an implementation, whether it is tiled) stands in a table of that layer; a new kernel that one of them forgets fails by name.
+The declaration of a kernel (`ratrain.targets.program.kernels`) says what it takes and gives. Facts that only one layer
+knows (cost, scratch of an implementation, tiling) are in a table of that layer. A table that forgets a new kernel fails
+and names it.
 """
 
 from __future__ import annotations
@@ -26,5 +27,5 @@ class PerKernel(CompleteTable[T]):
         TABLES.append(self)
 
     def missing(self, kernels: Iterable[Kernel]) -> list[str]:
-        """A line for each kernel of which the table says nothing."""
+        """Return a line for each kernel that the table has no entry for."""
         return self.without(kernel.name for kernel in kernels)

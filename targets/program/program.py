@@ -1,7 +1,8 @@
 """The executable program: for every stage and engine a stream of instructions with waits on the other engines.
 
-A wait names an engine and a count: so many instructions of that engine's stream must have completed, in this step or in the one
-before. Waits on the engine's own past are implied by its order. What is verified, run and timed is this very program.
+A wait names an engine and a count: that many instructions of that engine's stream must have completed, in this step or
+in the one before. Waits on the engine's own past are implied by its order. The very same program is verified, run and
+timed.
 """
 
 from __future__ import annotations
@@ -27,39 +28,42 @@ from ratrain.targets.program.instruction import Access, Instruction, ProgramTens
 from ratrain.targets.program.routine import Routine
 
 _MAKING = Lock()
-"""Held where objects are made of columns: ranks in threads of one process share their stages."""
+"""Held while objects are made of columns: ranks in threads of one process share their stages."""
 
 
 @define(eq=False, slots=False)
 class ProgramStage:
     """One stage: its tensors and one stream an engine.
 
-    One that was read has columns in place of these objects, until somebody asks for them; from then on they are what counts, since they
-    may be changed.
+    A stage that was read holds columns until `tensors`, `streams` or `order` is asked for. From then on these objects
+    count, since they may be changed.
     """
 
     tensors: list[ProgramTensor]
     streams: dict[Engine, list[Instruction]] = field(factory=lambda: {engine: [] for engine in ENGINES})
     order: list[Engine] | None = None
-    """The engines of its instructions in list order, in which the schedule has them; what does not fit the streams, as they are now, counts for nothing."""
+    """Engines of its instructions in list order, in which the schedule has them; ignored where it does not fit the
+    streams."""
 
     @classmethod
     def of_columns(cls, columns: ProgramColumns, number: int, peak_live_bytes: int | None = None) -> ProgramStage:
-        """A stage of a program that was read, or emitted: then its peak is known."""
+        """Return a stage of a program in columns; `peak_live_bytes` is given where it is known already."""
         stage = cls.__new__(cls)
         stage.__dict__.update(read_from=(columns, number), known_peak=peak_live_bytes)
         return stage
 
     @property
     def unread(self) -> tuple[ProgramColumns, int] | None:
-        """The columns that it is still in, and which stage of them it is; None where it is objects."""
+        """Columns that the stage is still in, and its number there; None where it is objects."""
         found: tuple[ProgramColumns, int] | None = self.__dict__.get("read_from")
         return found
 
     def __getattr__(self, name: str) -> Any:
-        """What columns are turned into when it is asked for the first time."""
+        """Make the objects of a stage in columns at the first access to one of them."""
         if name not in ("tensors", "streams", "order"):
             raise AttributeError(name=name, obj=self)
+        # Another thread may have made the objects while this one waited for the lock. `read_from` goes last: until then
+        # `unread` is true.
         with _MAKING:
             if (unread := self.unread) is not None:
                 columns, number = unread
@@ -71,7 +75,7 @@ class ProgramStage:
 
     @property
     def objects(self) -> StageObjects:
-        """All that is asked of it to make columns."""
+        """Everything that `columns_of` needs of the stage."""
         return StageObjects(self.tensors, [self.streams[engine] for engine in ENGINES], self.order)
 
     @property
@@ -86,18 +90,21 @@ class ProgramStage:
         return known
 
     def list_order(self) -> list[tuple[Engine, int]]:
-        """One step's instructions, as (engine, position), in list order; shorter than the streams where engines wait for each other."""
+        """Return one step's instructions in list order, as (engine, position).
+
+        The list is shorter than the streams where engines wait for each other.
+        """
         return self._places(ProgramColumns.list_order)
 
     def execution_order(self) -> list[tuple[Engine, int]]:
-        """One step's instructions, as (engine, position), each after all that it waits for in its step.
+        """Return one step's instructions, as (engine, position), each after all that it waits for in its step.
 
-        Shorter than the streams where engines wait for each other.
+        The list is shorter than the streams where engines wait for each other.
         """
         return self._places(ProgramColumns.execution_order)
 
     def live_bytes(self) -> dict[tuple[Engine, int], int]:
-        """Live bytes in DDR while an instruction, (engine, position), runs, in execution order."""
+        """Return the live bytes in DDR while each instruction, (engine, position), runs, in execution order."""
         columns, number = self._columns
         live = columns.live_bytes(number, columns.execution_order(number))
         return dict(zip(self.execution_order(), live.tolist(), strict=False))
@@ -107,7 +114,7 @@ class ProgramStage:
         return self.unread or (columns_of([self.objects], 0), 0)
 
     def _places(self, order: Callable[[ProgramColumns, int], Int64s]) -> list[tuple[Engine, int]]:
-        """Instructions, as (engine, position), in an order that columns have."""
+        """Return instructions, as (engine, position), in an order that columns have."""
         columns, number = self._columns
         stops = columns.stream_stops[number * len(ENGINES) : (number + 1) * len(ENGINES)]
         found = order(columns, number)
@@ -117,7 +124,10 @@ class ProgramStage:
 
     @cached_property
     def carried(self) -> dict[tuple[str, str], list[int]]:
-        """Tensors that outlive the step by what they hold, ("p", "mlp.0") or ("scale", ""): names are free, roles are not."""
+        """Tensors that outlive the step, by contents: ("p", "mlp.0") or ("scale", "").
+
+        Roles tell these; names are free.
+        """
         carried: dict[tuple[str, str], list[int]] = {}
         for stream in self.streams.values():
             for instruction in stream:
@@ -136,13 +146,13 @@ class ProgramStage:
         return self.bytes_in(Home.DDR)
 
     def bytes_in(self, home: Home) -> int:
-        """Bytes the stage takes of a memory."""
+        """Return the bytes the stage takes of a memory."""
         if (unread := self.unread) is not None:
             return unread[0].bytes_in(unread[1], home)
         return max((t.end for t in self.tensors if t.home is home), default=0)
 
     def moved_bytes(self, home: Home) -> tuple[int, int]:
-        """Bytes that a step reads from another memory, and writes to it."""
+        """Return the bytes that a step reads from a memory, and the bytes that it writes to it."""
         read = written = 0
         for operand in (o for stream in self.streams.values() for item in stream for o in item.operands):
             tensor = self.tensors[operand.tensor]
@@ -153,14 +163,14 @@ class ProgramStage:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Instructions of each engine."""
+        """Numbers of instructions of each engine."""
         if (unread := self.unread) is not None:
             return tuple(unread[0].lengths[unread[1]].tolist())
         return tuple(len(self.streams[engine]) for engine in ENGINES)
 
     @property
     def instructions(self) -> int:
-        """Instructions of all engines together."""
+        """Number of instructions of all engines together."""
         return sum(self.lengths)
 
 
@@ -169,7 +179,7 @@ _GUESTS_LEAVE = (Evict.keyword, GiveBack.keyword)
 
 @define(eq=False, repr=False)
 class Program(ShownInNotebook):
-    """The whole program of one training step."""
+    """Program of one training step, of all stages."""
 
     name: str
     model: ModelConfig
@@ -180,11 +190,11 @@ class Program(ShownInNotebook):
     routines: list[Routine]
     stages: list[ProgramStage]
     machine_digest: str = ""
-    """of the machine it was compiled for; empty where the program does not say it"""
+    """digest of the machine it was compiled for; empty where the program does not give it"""
     machine_text: str = ""
-    """that machine in its own words; empty where its name, `target`, says it all"""
+    """text of that machine's file; empty where its name, `target`, is enough"""
     stores: tuple[tuple[Home, int], ...] = ()
-    """the other memories that a stage may use, and how many bytes of each"""
+    """other memories that a stage may use, and how many bytes of each"""
 
     def __repr__(self) -> str:
         count = sum(stage.instructions for stage in self.stages)
@@ -193,28 +203,30 @@ class Program(ShownInNotebook):
 
     @property
     def info(self) -> TargetInfo:
-        """What the program says of the machine it was compiled for."""
+        """Facts that the program carries of the machine it was compiled for."""
         return TargetInfo(self.target, self.capacity_bytes, self.machine_digest, self.machine_text, self.stores)
 
     @property
     def topology(self) -> Topology:
-        """Who is where under its model and plan."""
+        """Topology of its model and plan: the place of every rank."""
         return topology_of(self.model, self.plan)
 
     def columns(self) -> ProgramColumns:
-        """Its instructions and tensors as columns, as they are now."""
+        """Return its instructions and tensors as columns, in their present state."""
         slices = self.plan.shape.slices if self.plan.slices else 0
         unread = [stage.unread for stage in self.stages]
         if unread and unread[0] is not None:
             columns = unread[0][0]
             whole = [(columns, number) for number in range(columns.stages)]
+            # Nobody has asked for objects of any stage, so nothing was changed: the columns that were read are still
+            # right.
             if columns.slices == slices and unread == whole:
                 return columns
         return columns_of([each.objects for each in self.stages], slices)
 
     @cached_property
     def senders_of_guests(self) -> dict[int, set[int]]:
-        """The stages that each stage receives guests from, its own that come back included."""
+        """Stages that each stage receives guests from; guests of its own that come back count too."""
         found: dict[int, set[int]] = {}
         for number, stage in enumerate(self.stages):
             for item in (item for stream in stage.streams.values() for item in stream):

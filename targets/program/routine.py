@@ -1,8 +1,8 @@
 """Routines: the kernel sequence of a block op, made once per distinct shape.
 
-A routine names its operands formally; a call binds them to tensors. Steps refer to operands by name: `x`, a parameter inside a
-flat tensor as `w.q_proj`, an intermediate in the routine's workspace as `dq`, rows of any of them as `x[0:256]`. Interpreter, cost
-model and disassembly all read these steps.
+A routine names its operands formally; a call binds them to tensors. Steps refer to operands by name: `x`, a parameter
+inside a flat tensor as `w.q_proj`, an intermediate in the routine's workspace as `dq`, rows of any of them as
+`x[0:256]`. Interpreter, cost model and disassembly all read these steps.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ratrain.targets.program.json_values import listed, option, refuse_unknown, 
 Shape = tuple[int, ...]
 
 SCHEDULES_KEY = "tiles"
-"""What plain data calls on-chip schedules, of whichever form: the first form gave them the name."""
+"""Key of on-chip schedules in JSON, whatever their form; it is the name of the first form."""
 
 
 @frozen
 class Formal:
-    """An operand a call binds."""
+    """An operand that a call binds to a tensor."""
 
     name: str
     dtype: Dtype
@@ -35,7 +35,10 @@ class Formal:
 
 @frozen
 class ParameterView:
-    """A named part of the block's flat parameter and gradient tensors; `gap...` parts are padding. Offset in elements."""
+    """A named part of the block's flat parameter and gradient tensors.
+
+    `gap...` parts are padding. The offset is in elements.
+    """
 
     name: str
     shape: Shape
@@ -44,7 +47,7 @@ class ParameterView:
 
 @frozen
 class Intermediate:
-    """A buffer in the routine's workspace. Offset in bytes."""
+    """A buffer in the routine's workspace. The offset is in bytes."""
 
     name: str
     dtype: Dtype
@@ -54,12 +57,12 @@ class Intermediate:
 
 @frozen
 class Reference:
-    """What the text of a step's operand names: a formal, a part of a flat formal, or an intermediate; and which of its rows."""
+    """A parsed operand of a step: a formal, a part of a flat formal, or an intermediate; and which of its rows."""
 
     base: str
     part: str
     rows: tuple[int, int] | None
-    """first row, and the first that is not meant any more; None: all of it"""
+    """first row and exclusive end; None: all rows"""
 
     @property
     def whole(self) -> str:
@@ -72,7 +75,7 @@ _ROWS = re.compile(r"(.*)\[(\d{1,15}):(\d{1,15})\]", re.ASCII | re.DOTALL)
 
 @cache
 def parse_reference(reference: str) -> Reference:
-    """The parts of the text of a step's operand."""
+    """Parse the text of a step's operand: `base`, `base.part`, each with `[first:stop]` rows or without."""
     match = _ROWS.fullmatch(reference)
     whole, rows = (match[1], (int(match[2]), int(match[3]))) if match else (reference, None)
     base, _, part = whole.partition(".")
@@ -80,30 +83,30 @@ def parse_reference(reference: str) -> Reference:
 
 
 class OnChipSchedule(Protocol):
-    """How a part of a kernel call is computed in on-chip memory: an immutable value that only its form interprets."""
+    """Schedule of a part of a kernel call in on-chip memory: an immutable value that only its form interprets."""
 
     form: ClassVar[str]
-    """The name of its form (`ratrain.targets.program.on_chip`)."""
+    """Name of its form (`ratrain.targets.program.on_chip`)."""
 
     def to_json(self) -> Any:
-        """The schedule as plain data."""
+        """Return the schedule as plain data."""
         ...
 
 
 @frozen
 class Step:
-    """One kernel call: arguments by name, then options."""
+    """One kernel call: operands by argument name, then options."""
 
     kernel: str
     operands: dict[str, str]
     options: dict[str, Any]
     on_chip: Mapping[str, OnChipSchedule] = field(factory=dict)
-    """schedules of the parts of the kernel, on a machine with on-chip memory; none elsewhere"""
+    """by part of the kernel, its schedule on a machine with on-chip memory; empty elsewhere"""
 
 
 @frozen
 class Routine:
-    """The steps of a block op and everything they name."""
+    """Steps of a block op and all names they use."""
 
     key: str
     formals: tuple[Formal, ...]
@@ -113,14 +116,14 @@ class Routine:
     steps: tuple[Step, ...]
 
     def shape_of(self, reference: str) -> Shape:
-        """Shape of what a step's operand refers to.
+        """Return the shape of a step's operand.
 
         Raises KeyError when the routine does not name it.
         """
         return self.operand(reference)[1]
 
     def operand(self, reference: str) -> tuple[Dtype, Shape]:
-        """Dtype and shape of what a step's operand refers to.
+        """Return dtype and shape of a step's operand.
 
         Raises KeyError when the routine does not name it, or it has no such rows.
         """
@@ -149,9 +152,9 @@ class Routine:
         raise KeyError(f"routine {self.key} does not name '{named.whole}'")
 
     def to_json(self, numbers: dict[OnChipSchedule, int] | None = None) -> dict[str, Any]:
-        """The routine as plain data; its on-chip schedules by their numbers in `numbers`, to which new ones are added.
+        """Return the routine as plain data, with on-chip schedules by their numbers in `numbers`.
 
-        Without `numbers` the schedules are left out.
+        Schedules that are new are added to `numbers`. Without `numbers` the schedules are left out.
         """
         kept = attrs.filters.exclude(attrs.fields(Routine).steps)
         data = attrs.asdict(
@@ -174,7 +177,7 @@ def _numbered(schedules: Mapping[str, OnChipSchedule], numbers: dict[OnChipSched
 
 
 def routine_from_json(data: dict[str, Any], schedules: Sequence[OnChipSchedule] = ()) -> Routine:
-    """The inverse of `Routine.to_json`, with the on-chip schedules by number.
+    """Return the routine of `Routine.to_json`'s data, with the on-chip schedules by number.
 
     Raises IndexError, KeyError, TypeError or ValueError where the data is not a routine's.
     """
@@ -217,7 +220,7 @@ def _words(value: Any) -> dict[str, str]:
 
 
 def _shape(value: Any) -> Shape:
-    """Raises ValueError where there is no dimension: the least is one element."""
+    """Return a shape; raise ValueError where it has no dimension."""
     if not listed(value):
         raise ValueError("expected a shape, got one of no dimension")
     return tuple(map(whole, value))

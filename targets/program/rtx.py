@@ -1,12 +1,16 @@
-"""`.rtx`: the versioned container of a program. No pickle: a header of JSON, columns of int32, names, and a digest of it all.
+"""Read and write `.rtx`, the versioned container of a program: a JSON header, int32 columns, names, and a digest.
 
-    RATRAINX | version u32 | header length u64 | header JSON | columns (int32, little endian) | names (UTF-8) | sha256 of all before
+    RATRAINX | version u32 | header length u64 | header JSON
+             | columns (int32, little endian) | names (UTF-8) | sha256 of all before
 
-Columns of all stages and engines stand one after another; the header gives the counts. Names are those of the tensors, a line each. A
-damaged or foreign file is refused with a diagnostic that says what is wrong, and so is one that says what no program says: an unknown key,
-a key twice, a string, a form of tensor or an on-chip schedule that nothing refers to. What follows from the rest, as peaks and arenas do, is
-not in the file. Version 4 had the tensors in its header, and it and version 5 claimed peaks, which are counted anew, and had no list order;
-they are read too.
+Nothing is pickled, so that reading a foreign file runs no code of it. Columns of all stages and engines stand one after
+another; the header gives the counts. Names are names of tensors, a line each. A damaged or foreign file is refused with
+a diagnostic, and so is a file with parts that no program writes: an unknown key, a key twice, or a string, form of
+tensor or on-chip schedule that nothing refers to. Facts that follow from the rest, such as peaks and arenas, are not in
+the file.
+
+Two older versions are read too. Version 4 lists the tensors in its header. Versions 4 and 5 claim peaks, which are
+counted anew, and have no list order.
 """
 
 from __future__ import annotations
@@ -75,21 +79,22 @@ if TYPE_CHECKING:
 MAGIC = b"RATRAINX"
 VERSION = 6
 _WITH_LISTED_TENSORS = 4
-"""The version whose header lists the tensors."""
+"""Version whose header lists the tensors."""
 _WITH_CLAIMED_PEAKS = 5
-"""The last version whose header claims peaks, and which has no list order."""
+"""Last version whose header claims peaks, and which has no list order."""
 _READ = (_WITH_LISTED_TENSORS, _WITH_CLAIMED_PEAKS, VERSION)
 _PREFIX = struct.Struct("<8sIQ")
 _DIGEST_BYTES = 32
 _WIDTHS = {"instructions": INSTRUCTION_COLUMNS, "operands": 3, "waits": 3, "blocks": 1, "tensors": 3, "order": 1}
-"""Of the columns, in their order: what a row has. Of a tensor: its form, and the low and the high half of its offset. The order has an engine a row."""
+"""Columns in their order, with the numbers in a row. A tensor has its form, and the low and the high half of its
+offset. The order has an engine a row."""
 _MAX_HEADER_BYTES = 1 << 30
 _MAX_TENSOR_BYTES = 1 << 50
 _LONGEST_NAME = 1 << 16
 _KINDS = {kind.value: kind for kind in StateKind}
 _HOMES = {home.value: home for home in Home}
 _FIRST_FORM = "tiles"
-"""The form of on-chip schedules in files that name none."""
+"""Form of on-chip schedules in files that name none."""
 _KEYS = {
     *("name", "model", "plan", "target", "capacity_bytes", "stores", "machine_digest", "machine", "pipeline"),
     *("on_chip", SCHEDULES_KEY, "routines", "strings", "forms", "stages", "columns", "names"),
@@ -100,7 +105,8 @@ _STAGE_KEYS = {"streams", "tensors"}
 def write_program(program: Program, path: str) -> None:
     """Write a program, atomically, once it reads back.
 
-    Raises `DiagnosticError` RT002 when the file cannot be written, and RT011 where it would not be read as this program.
+    Raises `DiagnosticError` RT002 when the file cannot be written, and RT011 where it would not be read as this
+    program.
     """
     data = program_bytes(program)
 
@@ -114,7 +120,10 @@ def write_program(program: Program, path: str) -> None:
 
 
 def program_bytes(program: Program) -> bytes:
-    """The container as bytes; equal programs give equal bytes. On-chip schedules of a program are of one form."""
+    """Return the container as bytes; equal programs give equal bytes.
+
+    All on-chip schedules of a program are of one form.
+    """
     columns = program.columns()
     offsets = columns.offsets.astype("<i8").view("<i4").reshape(-1, 2)
     arrays = {
@@ -160,7 +169,7 @@ def program_bytes(program: Program) -> bytes:
 
 
 def _schedules_to_json(schedules: list[OnChipSchedule]) -> dict[str, Any]:
-    """What the header says of on-chip schedules; their form by its name where it is not the first."""
+    """Return the header's entries of on-chip schedules; the form is named unless it is the first one."""
     forms = {schedule.form for schedule in schedules} or {_FIRST_FORM}
     (form,) = forms
     named = {} if form == _FIRST_FORM else {"on_chip": form}
@@ -176,7 +185,7 @@ def read_program(path: str) -> Program:
 
 
 def parse_program(data: bytes, file: str) -> Program:
-    """The program in a container's bytes.
+    """Return the program in a container's bytes; `file` names it in messages.
 
     Raises `DiagnosticError` RT080, or RT003 for another version.
     """
@@ -194,7 +203,7 @@ _AGAIN = "compile it again: 'ratrainc compile ... -o FILE.rtx'"
 
 
 def _checked_body(data: bytes, file: str) -> memoryview:
-    """The bytes between prefix and digest, after the checks that need no parsing."""
+    """Return the bytes before the digest, after the checks that need no parsing."""
     if not data.startswith(MAGIC):
         fail("RT080", f"'{file}' is not a RATrain program: it does not start with {MAGIC.decode()}", help=_AGAIN)
     if len(data) < _PREFIX.size + _DIGEST_BYTES:
@@ -209,7 +218,7 @@ def _checked_body(data: bytes, file: str) -> memoryview:
 
 
 class _Reader:
-    """Rebuilds a program; every number is checked before it is used as an index."""
+    """Reader of a container's body; every number is checked before it is used as an index."""
 
     def __init__(self, body: memoryview) -> None:
         _, version, length = _PREFIX.unpack_from(body)
@@ -223,7 +232,7 @@ class _Reader:
         self.rest = body[_PREFIX.size + length :]
 
     def arrays(self) -> tuple[dict[str, Int32s], str]:
-        """The columns by name, [rows, width], and the names of tensors."""
+        """Return the columns by name, [rows, width], and the names of tensors as lines."""
         header = self.header
         left_out = {"tensors"} if self.lists_tensors else set()
         left_out |= {"order"} if self.claims_peaks else set()
@@ -280,7 +289,7 @@ class _Reader:
         return Program(names[0], model, plan, names[1], capacity, pipeline, routines, stages, digest, machine, stores)
 
     def columns(self, plan: Plan) -> ProgramColumns:
-        """The columns; what instructions refer to is not checked yet."""
+        """Return the columns; references of instructions are not checked yet."""
         arrays, lines = self.arrays()
         stages = self.header["stages"]
         lengths = [[whole(count) for count in item["streams"]] for item in stages]
@@ -320,7 +329,7 @@ class _Reader:
 
 
 def _listed(entries: list[list[Any]]) -> tuple[list[TensorForm], Int32s, Int64s, str]:
-    """The tensors of version 4, each with its form in full: forms, their numbers, offsets, names."""
+    """Return forms, form numbers, offsets and names of the tensors of version 4, each with its form in full."""
     forms: dict[TensorForm, int] = {}
     numbers, offsets, names = [], [], []
     for name, kind, dtype, shape, carried, home, offset in entries:
@@ -332,7 +341,7 @@ def _listed(entries: list[list[Any]]) -> tuple[list[TensorForm], Int32s, Int64s,
 
 
 def _check_order(order: Int32s, lengths: Sequence[Sequence[int]]) -> None:
-    """Raise ValueError unless the list order of each stage has as many of each engine as the stage has instructions of it."""
+    """Raise ValueError unless the list order of a stage has as many instructions of each engine as the stage."""
     _check_range(order, len(ENGINES))
     stages = np.repeat(np.arange(len(lengths)), [sum(row) for row in lengths])
     if len(order) != len(stages):
@@ -343,12 +352,12 @@ def _check_order(order: Int32s, lengths: Sequence[Sequence[int]]) -> None:
 
 
 def _numbers_of_schedules(routines: Any) -> list[int]:
-    """Of on-chip schedules, those that steps of routines have."""
+    """Return the numbers of on-chip schedules that steps of routines refer to."""
     return [number for item in routines for step in item["steps"] for number in step.get(SCHEDULES_KEY, {}).values()]
 
 
 def _numbers_of_strings(columns: ProgramColumns) -> Int32s:
-    """Of strings, those that instructions, operands and blocks have."""
+    """Return the numbers of strings that instructions, operands and blocks refer to."""
     named = columns.instructions[:, [KEYWORD, VARIANT, GROUP]]
     return np.concatenate((named.ravel(), columns.operands[:, ROLE], columns.blocks))
 
@@ -360,7 +369,7 @@ def _check_all_used(what: str, count: int, numbers: Int32s | list[int]) -> None:
 
 
 def _check_instructions(columns: ProgramColumns, plan: Plan, routines: int) -> None:
-    """Raise ValueError where an instruction refers to what is not there."""
+    """Raise ValueError where an instruction refers to something that is not in the file."""
     rows, strings = columns.instructions, len(columns.strings)
     for column in (KEYWORD, VARIANT, GROUP):
         _check_range(rows[:, column], strings)
@@ -387,13 +396,13 @@ def _check_instructions(columns: ProgramColumns, plan: Plan, routines: int) -> N
 
 
 def _check_range(values: Int32s | Int64s, stop: int | Int64s, first: int = 0) -> None:
-    """Raise ValueError unless all numbers are at least the first, and below `stop`, which may be one for each."""
+    """Raise ValueError unless all numbers are at least `first` and below `stop`, which may be one number for each."""
     if ((values < first) | (values >= stop)).any():
         raise ValueError("a number is out of range")
 
 
 def _check_names(lines: str, count: int) -> None:
-    """Raise ValueError unless there are so many names of tensors, a line each."""
+    """Raise ValueError unless there are `count` names of tensors, a line each."""
     if not count and not lines:
         return
     if lines.count("\n") + 1 != count or not are_names(lines):
@@ -403,7 +412,7 @@ def _check_names(lines: str, count: int) -> None:
 
 
 def _form(kind: str, dtype: str, shape: list[int], carried: bool, home: str) -> TensorForm:
-    if set(map(type, shape)) != {int}:  # of equal keys the cache takes 1 and 1.0 for the same
+    if set(map(type, shape)) != {int}:  # `_type` is cached, and a cache takes 1, 1.0 and True for the same key
         raise ValueError(f"no tensor can have the shape {shape}")
     if type(carried) is not bool:
         raise ValueError("a tensor does not say whether it is carried")
@@ -419,5 +428,5 @@ def _type(dtype: str, shape: tuple[int, ...]) -> TensorType:
 
 
 def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows lists only; fields that were tuples become tuples again."""
+    """Return fields with tuples in place of lists: JSON has no tuples."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}

@@ -1,1 +1,1 @@
-"""The timed run of a program, and what it says."""
+"""The timed run of a program: event loop, shared bandwidth, idle time and its causes, figures."""

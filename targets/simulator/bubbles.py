@@ -1,4 +1,11 @@
-"""Bubble accounting: every idle moment of every engine with its reason, and the chain of ops that makes the step as long as it is."""
+"""Bubble accounting: every idle moment of every engine with its cause, and the critical path of the step.
+
+`idle_walk` explains each idle interval backwards, from its end. The seconds of all causes of an engine and its busy
+seconds add up to the window, so that no idle time is lost:
+
+    engine of @1:  |busy |   idle    |busy ...       ends in the step before ... ends in this step
+    its causes:          |link|stage |
+"""
 
 from __future__ import annotations
 
@@ -23,7 +30,7 @@ from ratrain.targets.simulator.timeline import Timeline
 
 
 class Cause(Enum):
-    """What an idle engine waited for."""
+    """Reason for which an engine was idle."""
 
     FILL = "fill"
     DRAIN = "drain"
@@ -45,9 +52,9 @@ class Cause(Enum):
 
 
 _CAUSES = tuple(Cause)
-"""By number, as `idle_walk` has them."""
+"""Causes by number, in the order that `idle_walk` uses."""
 PIECES = 2
-"""Of an idle interval that there is room for at first."""
+"""Pieces per idle interval that the first attempt makes room for."""
 _TAIL = (Cause.GRAD_SYNC, Cause.UPDATE, Cause.PREFETCH, Cause.BARRIER, Cause.QUEUE)
 _KINDS = PerOp(
     "cause of waiting",
@@ -68,12 +75,12 @@ _KINDS = PerOp(
     },
     never=(Release,),
 )
-"""What ops are to those who wait for them."""
+"""Cause that is charged to an engine that waits for an op, by kind of op."""
 
 
 @frozen
 class IdlePiece:
-    """A part of an idle interval with one reason. `awaited_stage` is where that for which the engine waited took place."""
+    """Part of an idle interval with one cause. `awaited_stage` is the stage of the op that the engine waited for."""
 
     stage: int
     engine: Engine
@@ -88,7 +95,7 @@ class IdleArrays(NamedTuple):
 
     streams: Int64s
     causes: Int64s
-    """in the order of `Cause`"""
+    """places in `Cause`"""
     awaited_stages: Int64s
     starts: Float64s
     ends: Float64s
@@ -96,7 +103,7 @@ class IdleArrays(NamedTuple):
 
 @frozen
 class PathOp:
-    """An instruction on the critical path, and the part of its time that is on it."""
+    """Instruction on the critical path, and the part of its time that is on it."""
 
     instruction: Instruction
     stage: int
@@ -104,15 +111,15 @@ class PathOp:
     start: float
     end: float
     alone_seconds: float
-    """what the whole instruction takes where nothing shares with it"""
+    """seconds of the whole instruction if nothing shares with it"""
 
 
 @define(eq=False, slots=False)
 class Bubbles:
-    """Idle time of one step: the last one, or the first, which starts from cold.
+    """Idle time of one step: the last one, or with `cold` the first.
 
-    The last step of an engine lasts from its last op's end in the step before to that in the last, `step_seconds` once the
-    program has settled; what is missing is called SETTLING. The first one lasts from 0 to the makespan.
+    The last step of an engine lasts from its last op's end in the step before to that in the last: `step_seconds` once
+    the program has settled. The difference is charged to SETTLING. The first step lasts from 0 to the makespan.
     """
 
     timeline: Timeline
@@ -120,15 +127,15 @@ class Bubbles:
 
     @property
     def window_seconds(self) -> float:
-        """What busy and idle seconds of every engine add up to."""
+        """Seconds that busy and idle time of every engine add up to."""
         return self.timeline.makespan_seconds if self.cold else self.timeline.step_seconds
 
     def busy_seconds(self, stage: int, engine: Engine) -> float:
-        """Seconds an engine works in the step."""
+        """Return the seconds an engine works in the step."""
         return self.timeline.busy_seconds(stage, engine, 0 if self.cold else None)
 
     def idle_seconds(self, stage: int, engine: Engine) -> dict[Cause, float]:
-        """Idle seconds of an engine by cause; causes that do not occur are left out."""
+        """Return the idle seconds of an engine by cause; causes that do not occur are left out."""
         row = self._by_cause[stage * STREAMS + ENGINES.index(engine)]
         idle = {cause: float(seconds) for cause, seconds in zip(_CAUSES, row, strict=True) if seconds > 0}
         first, stop = self.timeline.ops_of(stage, engine)
@@ -140,12 +147,12 @@ class Bubbles:
         return idle
 
     def waited_for(self, stage: int, engine: Engine) -> dict[int, float]:
-        """Seconds an engine waited for each other stage, fill and drain apart."""
+        """Return the seconds an engine waited for each other stage; fill and drain do not count."""
         seconds = self._by_stage[stage * STREAMS + ENGINES.index(engine)]
         return {int(other): float(seconds[other]) for other in np.flatnonzero(seconds)}
 
     def waited_for_ops(self, stage: int, engine: Engine) -> dict[int, float]:
-        """Seconds an engine was idle in a steady step, by the op of the step, by its number, whose end it waited for."""
+        """Return the idle seconds of an engine in the step by the op, as its number, whose end it waited for."""
         timeline = self.timeline
         intervals, bounds = self._idle_intervals()
         mine = intervals[:, 0] == stage * STREAMS + ENGINES.index(engine)
@@ -164,12 +171,18 @@ class Bubbles:
         return dict(zip(met[:count].tolist(), seconds[met[:count]].tolist(), strict=True))
 
     def exposed_tail_seconds(self, stage: int) -> float:
-        """Idle time of a stage's compute engine that its GradSync, UpdateShard, PrefetchW and barriers cost."""
+        """Return a stage's idle compute seconds that GradSync, UpdateShard, PrefetchW and barriers cost.
+
+        Idle time queued behind another op counts too.
+        """
         idle = self.idle_seconds(stage, Engine.COMPUTE)
         return sum(idle.get(cause, 0.0) for cause in _TAIL)
 
     def pieces(self) -> list[IdlePiece]:
-        """All idle time, stream by stream, in the order of time; SETTLING has no place in time and is not among them."""
+        """Return all idle pieces, stream by stream, in the order of time.
+
+        SETTLING has no place in time and is not among them.
+        """
         return [
             IdlePiece(stream // STREAMS, ENGINES[stream % STREAMS], start, end, _CAUSES[cause], other)
             for stream, cause, other, start, end in zip(
@@ -178,15 +191,16 @@ class Bubbles:
         ]
 
     def piece_arrays(self) -> IdleArrays:
-        """`pieces` as arrays."""
+        """Return `pieces` as arrays."""
         order = np.lexsort((self._times[:, 0], self._streams))
         starts, ends = self._times[order].T
         return IdleArrays(self._streams[order], self._causes[order], self._stages[order], starts, ends)
 
     def critical_path(self) -> list[PathOp]:
-        """The ops whose times, one after the other, make up the step, the first one first.
+        """Return the ops whose times, one after the other, make up the step, the first one first.
 
-        From the end that the step is measured by, back along what each op waited for last, for one step.
+        Starts at the end that the step is measured by, and goes back along the op that each op waited for last, for one
+        step.
         """
         timeline, flat = self.timeline, self.timeline.flat
         event = self._last_event()
@@ -226,11 +240,12 @@ class Bubbles:
 
     @cached_property
     def _walked(self) -> tuple[Int64s, Float64s, Int64s]:
-        """Pieces as arrays, and the stream of each."""
+        """Pieces as `idle_walk.walk` fills them (numbers, times), and the stream of each."""
         timeline = self.timeline
         kinds = timeline.columns.by_string(dict(_KINDS), timeline.columns.instructions[:, KEYWORD])
         intervals, bounds = self._idle_intervals()
         room = PIECES * len(intervals) + 1
+        # The number of pieces is not known before the walk: it runs again with twice the room until all fit.
         while True:
             numbers, times = np.empty((room, 3), np.int64), np.empty((room, 2))
             count = idle_walk.walk(
@@ -276,7 +291,7 @@ class Bubbles:
 
     @cached_property
     def _by_stage(self) -> Float64s:
-        """Idle seconds for which another stage was waited, [streams, stages]."""
+        """Idle seconds spent waiting for another stage, [streams, stages]."""
         stages, waited = self.timeline.columns.stages, self._causes == idle_walk.STAGE
         seconds = (self._times[:, 1] - self._times[:, 0])[waited]
         places = self._streams[waited] * stages + self._stages[waited]
@@ -284,13 +299,15 @@ class Bubbles:
         return np.asarray(table, np.float64).reshape(-1, stages)
 
     def _idle_intervals(self) -> tuple[Int64s, Float64s]:
-        """Where engines that have work are idle, as `idle_walk.walk` takes it."""
+        """Return the idle intervals of engines that have ops, as `idle_walk.walk` takes them."""
         timeline, flat = self.timeline, self.timeline.flat
         step = 0 if self.cold else timeline.steps - 1
         events = step * timeline.ops + np.arange(timeline.ops)
         before = events - 1
         first_ops, last_ops = flat.first_ops, flat.last_ops
         before[first_ops] = events[last_ops] - timeline.ops
+        # An op's idle interval begins at the end of its predecessor: for a stream's first op, of its last op in the
+        # step before.
         since = np.zeros(timeline.ops) if self.cold else timeline.ends[np.maximum(before, 0)]
         if self.cold:
             inner = before >= 0

@@ -1,4 +1,8 @@
-"""The events to come, by time: a binary heap that knows where each slot stands, so that an event can be moved."""
+"""Coming events by time: an indexed binary heap, in which an event can be moved when its flow's rate changes.
+
+Each slot knows its place in the heap (`heap_place`), so that a move takes O(log n) without a search. Equal times are
+ordered by slot: the order of events, so every result, does not depend on the order of insertions.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ if TYPE_CHECKING:
 
 @part
 def put(slots: Records, heap: Records, sizes: Int64s, slot: int, time: float) -> None:
-    """Enter a slot, or move it to another time."""
+    """Enter a slot with the time of its event, or move it to another time."""
     place = slots[slot].heap_place
     if place < 0:
         place = sizes[HEAP]
@@ -23,7 +27,7 @@ def put(slots: Records, heap: Records, sizes: Int64s, slot: int, time: float) ->
 
 @part
 def take_first(slots: Records, heap: Records, sizes: Int64s) -> int:
-    """Remove the slot whose time is the earliest; of equal ones the lowest slot."""
+    """Remove and return the slot with the earliest time; among equal times the lowest slot."""
     slot: int = heap[0].slot
     slots[slot].heap_place = -1
     sizes[HEAP] -= 1
@@ -35,7 +39,11 @@ def take_first(slots: Records, heap: Records, sizes: Int64s) -> int:
 
 @part
 def sift(slots: Records, heap: Records, size: int, slot: int, time: float, place: int) -> None:
-    """Put a slot where it belongs in a heap of a size; `place` is free."""
+    """Store a slot at its place in a heap of `size` entries, given a free `place`.
+
+    The free place first moves up while its parent is later, then down while a child is earlier; at most one of the two
+    loops moves it.
+    """
     while place > 0:
         above = (place - 1) // 2
         parent, parent_time = heap[above].slot, heap[above].time
@@ -44,6 +52,7 @@ def sift(slots: Records, heap: Records, size: int, slot: int, time: float, place
         heap[place].slot, heap[place].time = parent, parent_time
         slots[parent].heap_place = place
         place = above
+    # Of the two children the earlier one moves up, so that it precedes the other.
     while True:
         below = 2 * place + 1
         if below >= size:

@@ -1,7 +1,17 @@
-"""The timed run: which op starts when, by events in the order of time. A run of n events takes about n log(streams).
+"""The timed run: a discrete-event simulation that finds when each op of each stream starts and ends.
 
-Whenever an op ends, the streams it may have held up are looked at again. What is ready starts, its works are entered as events, and
-rates are shared anew before time goes on. Small runs go as plain Python, by `interpreted_loop`, all others compiled.
+Streams run their ops in order. An op starts when its stream is free, its waits are met and its partners are ready. It
+has up to 2 + n works: a timer, its DDR bytes, its n flows on links. Each is an event in a heap, and the op ends with
+the last of them:
+
+    while there are events:
+        look at every stream on the agenda; start its next op if it is ready
+        recompute the rates of flows that share a changed resource      (fluid.py)
+        advance to the earliest event and end its work
+        with the last work of an op: end the op, put the streams of its stage on the agenda
+
+A run of n events takes about n log(streams), in addition to the sharing of bandwidth. Small runs go as plain Python
+(`interpreted_loop`), all others compiled; both do the same operations in the same order.
 """
 
 from __future__ import annotations
@@ -37,9 +47,10 @@ from ratrain.targets.simulator.run_state import (
 def run(
     flat: FlatProgram, works: Records, state: RunState, steps: int, rendezvous: bool, starts: Float64s, ends: Float64s
 ) -> int:
-    """Run `steps` steps; the number of events until no op could start or end any more.
+    """Run `steps` steps until no op can start or end any more, and return the number of events.
 
-    Fills `starts` and `ends`, [steps * ops], in seconds.
+    Fills `starts` and `ends` [steps * ops] in seconds. If the program hangs, entries of ops that did not run stay
+    unchanged; `state.streams["done"]` tells.
     """
     streams, slots, heap, resources, sizes = state.streams, state.slots, state.heap, state.resources, state.sizes
     for stream in range(len(streams)):
@@ -53,6 +64,8 @@ def run(
             streams[stream].listed = 0
             if is_ready(flat.ops, flat.waits, streams, stream, steps):
                 start_if_met(flat, works, state, stream, steps, rendezvous, now, starts)
+        # Works often end at the same moment, for example on equal stages: rates are recomputed once, after the last of
+        # these events. New flows have no event yet, so an empty heap does not mean that nothing is to come.
         if sizes[CHANGED] and (sizes[HEAP] == 0 or heap[0].time > now):
             share_anew(slots, heap, resources, state.routes, state.users, sizes, now)
         if sizes[HEAP] == 0:
@@ -70,7 +83,7 @@ def run(
 
 @part
 def look_at(streams: Records, sizes: Int64s, stream: int) -> None:
-    """The next op of a stream may have become ready."""
+    """Put a stream on the agenda, unless it is there: its next op may have become ready."""
     if not streams[stream].listed:
         streams[stream].listed = 1
         streams[sizes[AGENDA]].agenda = stream
@@ -79,9 +92,10 @@ def look_at(streams: Records, sizes: Int64s, stream: int) -> None:
 
 @part
 def is_ready(ops: Records, waits: Records, streams: Records, stream: int, steps: int) -> bool:
-    """Whether the next op of a stream has all it waits for on its own stage."""
+    """Return whether a stream is free and the waits of its next op, all on its own stage, are met."""
     if streams[stream].running or streams[stream].step >= steps:
         return False
+    # The wait that failed last is tried first: most looks end here.
     if streams[streams[stream].awaited].done < streams[stream].until:
         return False
     op = streams[stream].op
@@ -89,6 +103,8 @@ def is_ready(ops: Records, waits: Records, streams: Records, stream: int, steps:
     for wait in range(ops[op].wait_first, ops[op].wait_stop):
         at = step - waits[wait].previous
         other = waits[wait].stream
+        # `done` counts over all steps, so a wait of step `at` adds the ops of the steps before; waits before the first
+        # step are met.
         until = at * (streams[other].stop - streams[other].first) + waits[wait].count
         if at >= 0 and streams[other].done < until:
             streams[stream].awaited, streams[stream].until = other, until
@@ -102,7 +118,10 @@ def start_if_met(
     flat: FlatProgram, works: Records, state: RunState, stream: int, steps: int, rendezvous: bool, now: float,
     starts: Float64s,
 ) -> None:  # fmt: skip
-    """Start the next op of a stream, which is ready, and those that start with it, if they are ready too."""
+    """Start the next op of a stream, which is ready, and its partners; do nothing if a partner is not ready.
+
+    The partner that becomes ready last is looked at too, so the op starts then.
+    """
     streams, traffic = state.streams, state.traffic
     op = streams[stream].op
     mode, channel = flat.ops[op].mode, flat.ops[op].channel
@@ -131,8 +150,9 @@ def start_if_met(
         traffic[channel].sent_started += 1
         look_at(streams, state.sizes, flat.channels[channel].receiver)
     elif traffic[channel].sent_started > traffic[channel].recv_started:
+        # Messages of a channel are received in the order they are sent, so counters tell which message this is.
         if traffic[channel].sent_ended == traffic[channel].recv_started:
-            streams[stream].works_left += 1  # the message is on its way: to arrive is one more work
+            streams[stream].works_left += 1  # still under way: the arrival is one more work
         traffic[channel].recv_started += 1
         start(flat, works, state, stream, stream, now, starts)
 
@@ -141,7 +161,7 @@ def start_if_met(
 def start(
     flat: FlatProgram, works: Records, state: RunState, stream: int, leader: int, now: float, starts: Float64s
 ) -> None:
-    """Start the next op of a stream: all its works begin."""
+    """Start the next op of a stream: enter all its works. They count in the leader, with which the op ends."""
     streams, slots, resources, routes, sizes = state.streams, state.slots, state.resources, state.routes, state.sizes
     op = streams[stream].op
     starts[streams[stream].step * len(flat.ops) + op] = now
@@ -163,7 +183,7 @@ def start(
 
 @part
 def all_ended(flat: FlatProgram, state: RunState, leader: int, rendezvous: bool, now: float, ends: Float64s) -> None:
-    """The last work of a leader's op has ended: the op ends, and all that end with it."""
+    """End a leader's op, whose last work has ended, and all ops that end with it."""
     streams, traffic, sizes = state.streams, state.traffic, state.sizes
     op = streams[leader].op
     mode, channel = flat.ops[op].mode, flat.ops[op].channel
@@ -188,7 +208,7 @@ def all_ended(flat: FlatProgram, state: RunState, leader: int, rendezvous: bool,
 
 @part
 def end(streams: Records, sizes: Int64s, stream: int, ops: int, now: float, ends: Float64s) -> None:
-    """End the running op of a stream; what waits for it is on its stage."""
+    """End the running op of a stream and put the idle streams of its stage on the agenda: only they can wait for it."""
     ends[streams[stream].step * ops + streams[stream].op] = now
     streams[stream].running = 0
     streams[stream].done += 1

@@ -1,4 +1,4 @@
-"""Simulated times of a program on an MT-3000-like machine."""
+"""Figures of a simulated step: seconds, tokens a second, MFU, idle and exposed time of each stage."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @frozen
 class StageFigures:
-    """One stage in one steady step. Seconds are of the compute engine."""
+    """Figures of one stage in one steady step. Seconds are of the compute engine."""
 
     busy_seconds: float
     idle_seconds: float
@@ -57,13 +57,13 @@ class StageFigures:
 
     @property
     def exposed_tail_seconds(self) -> float:
-        """Idle time of the compute engine that is charged to this stage's GradSync, UpdateShard, PrefetchW and barriers."""
+        """Idle seconds of the compute engine that this stage's GradSync, UpdateShard, PrefetchW and barriers cost."""
         return self._exposed_tail_of(self.index)
 
 
 @frozen
 class StepFigures:
-    """What a timeline says of a step, whatever its ops were timed by."""
+    """Figures of a step that follow from its timeline alone, whatever its ops were timed by."""
 
     step_seconds: float
     makespan_seconds: float
@@ -71,18 +71,18 @@ class StepFigures:
 
     @property
     def bubble_fraction(self) -> float:
-        """The share of a steady step in which a compute engine is idle, over all stages.
+        """Share of a steady step in which compute engines are idle, the mean over all stages.
 
-        Of equal stages it is the bubble rate of Qi et al. (2023): (cost - M (T_F + T_B + T_W)) / cost.
+        For equal stages it is the bubble rate of Qi et al. (2023): (cost - M (T_F + T_B + T_W)) / cost.
         """
         return fsum(self.stage_bubble_fraction(stage) for stage in self.stages) / len(self.stages)
 
     def stage_bubble_fraction(self, stage: StageFigures) -> float:
-        """The share of a steady step in which the compute engine of a stage is idle."""
+        """Return the share of a steady step in which the compute engine of a stage is idle."""
         return stage.idle_seconds / self.step_seconds if self.step_seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as `--json` prints them."""
+        """Return the figures as `--json` prints them."""
         names = ("busy_seconds", "idle_seconds", "peak_bytes", "arena_bytes", "exposed_tail_seconds")
         return {
             "step_seconds": self.step_seconds,
@@ -97,16 +97,16 @@ class StepFigures:
 
 @frozen
 class Figures(StepFigures):
-    """What a simulation on a machine says; every number is simulated."""
+    """Figures of a step simulated on a machine."""
 
     tokens_per_second: float
     mfu: float
     """Model operations (without recovery) a second, as a fraction of the FP16 peak of all clusters."""
     collectives: dict[str, list[str]]
-    """by kind of collective, the algorithms by which those of the program are priced"""
+    """by kind of collective, the names of the algorithms that its cost assumes"""
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as `--json` prints them."""
+        """Return the figures as `--json` prints them."""
         return super().to_json() | {
             "tokens_per_second": self.tokens_per_second,
             "mfu": self.mfu,
@@ -115,7 +115,7 @@ class Figures(StepFigures):
 
 
 def step_figures(timeline: Timeline) -> StepFigures:
-    """The figures of a timeline."""
+    """Return the figures of a timeline."""
     seconds = timeline.step_seconds
     exposed_tail_of = _exposed_tails(timeline)
     stages = []
@@ -130,7 +130,10 @@ def step_figures(timeline: Timeline) -> StepFigures:
 def simulated(
     program: Program, machine: Machine, *, rendezvous: bool = False, sharing: bool = True, steps: int = STEPS
 ) -> tuple[Figures, Timeline]:
-    """Figures and timeline of a program on a machine; without `sharing`, as if DDR and link carried any load."""
+    """Simulate a program on a machine and return its figures and its timeline.
+
+    Without `sharing`, each op takes the time it takes alone, as if DDR and links could carry any load.
+    """
     columns = program.columns()
     works, lone = _works(program, columns, machine)
     bandwidths = UNLIMITED
@@ -151,7 +154,10 @@ def simulated(
 
 
 def _exposed_tails(timeline: Timeline) -> Callable[[int], float]:
-    """A stage's exposed tail by its index. Idle time is walked through when somebody asks: the walk is compiled."""
+    """Return a function from a stage's index to its exposed tail seconds.
+
+    The walk over idle time runs at the first call only, because it has to be compiled.
+    """
 
     @cache
     def bubbles() -> Bubbles:
@@ -163,7 +169,7 @@ def _exposed_tails(timeline: Timeline) -> Callable[[int], float]:
 
 
 def _works(program: Program, columns: ProgramColumns, machine: Machine) -> tuple[OpWorks, list[TimedOp]]:
-    """The works of a program's instructions, computed once a distinct one, and those that call no routine."""
+    """Return the works of a program's instructions, computed once a distinct one, and the ops without a routine."""
     known: dict[object, int] = {}
     lone: list[TimedOp] = []
     works: list[ResourceWork] = []
@@ -184,7 +190,10 @@ def _works(program: Program, columns: ProgramColumns, machine: Machine) -> tuple
 
 
 def _alike(columns: ProgramColumns) -> tuple[Int64s, Int64s]:
-    """By instruction a number, equal where all is equal that its time depends on; and the first instruction of each."""
+    """Return a number for each instruction, and the first instruction of each number.
+
+    Instructions have one number if everything that their time depends on is equal.
+    """
     rows, engines = columns.instructions, columns.streams % len(ENGINES)
     calls = rows[:, ROUTINE] >= 0
     lone = np.flatnonzero(~calls)
@@ -211,7 +220,10 @@ def timed_instruction(
     instruction: Instruction,
     tensors: Sequence[ProgramTensor | TensorForm] | None = None,
 ) -> TimedOp:
-    """What the time of an instruction depends on; `tensors` are those of its operands, where the stage need not make them."""
+    """Return everything that the time of an instruction depends on.
+
+    `tensors` are its operands' tensors; they can be given where the stage's list of tensors need not be built.
+    """
     routine = None if instruction.routine is None else program.routines[instruction.routine]
     if tensors is None:
         tensors = [program.stages[stage].tensors[operand.tensor] for operand in instruction.operands]
@@ -224,10 +236,11 @@ def timed_instruction(
 
 
 def one_core_step_seconds(program: Program, machine: Machine) -> float:
-    """Seconds of a step in which all engines of all ranks take turns on one core, as in the ordered local engine.
+    """Return the seconds of a step in which all engines of all ranks take turns on one core.
 
-    The sum of all ops, and the interpreter's gap after each. On a machine with a table a collective counts a member's
-    share for each member; on others a member's whole time, as each cluster has its own link.
+    The ordered local engine works so. Sums all ops and the interpreter's gap after each. On a machine with a table a
+    collective counts a member's share for each member; on others a member's whole time, as each cluster has its own
+    link.
     """
     columns = program.columns()
     taken = _works(program, columns, machine)[0].seconds + machine.engine_gap
@@ -236,9 +249,9 @@ def one_core_step_seconds(program: Program, machine: Machine) -> float:
 
 
 def shared_cores_step_seconds(program: Program, machine: Machine, cores: int) -> float:
-    """Seconds of a step of ranks that are processes of one thread each, as over MPI, and share so many cores.
+    """Return the seconds of a step of ranks that are processes of one thread each and share `cores` cores, as over MPI.
 
-    Where ranks share cores, each op takes as much longer as the machine says (`core_sharing`), and is on the core that
+    If there are more ranks than cores, each op takes longer by the machine's `core_sharing`, and runs on the core that
     is free first.
     """
     from ratrain.targets.simulator.rank_threads import threads_step_seconds

@@ -1,7 +1,7 @@
-"""A program as integer arrays: what the event loop and the walk over idle intervals run on.
+"""A program as integer arrays, which the event loop and the walk over idle intervals run on.
 
-Streams are numbered stage by stage, engines in the order of `ENGINES`; ops are numbered stream by stream. An op of a step is an
-event; event e of op i in step k has the number k * ops + i.
+Streams are numbered stage by stage, engines in the order of `ENGINES`; ops are numbered stream by stream. An op of a
+step is an event; op i in step k is the event k * ops + i.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ Float64s = NDArray[np.float64]
 Records = NDArray[Any]
 
 STREAMS = len(ENGINES)
-"""Streams a stage has."""
+"""Streams of a stage, one for each engine."""
 _OF_STAGES = frozenset({Group.ENDS.value, Group.ALL.value})
-"""Groups whose members are ranks of several stages; the replicas and the tensor peers of a stage take their steps together."""
+"""Groups whose members are ranks of several stages. Replicas and tensor peers of one stage are alike, so they need no
+meeting."""
 _DIRECTIONS = tuple(Direction)
 ALONE, SEND, RECV, TOGETHER, NEVER = range(5)
-"""How an op starts: by itself, as a message's end, with its partners on other stages, or not at all for lack of them."""
+"""Modes of starting: alone, as an end of a message, together with partners on other stages, or never because a partner
+is missing."""
 
 
 OP = np.dtype(
@@ -66,38 +68,38 @@ CHANNEL = np.dtype(
         ("send_stop", np.int64),
         ("recv_first", np.int64),
         ("recv_stop", np.int64),
-        ("meets", np.int64),  # whether both ends of its messages start and end together, whatever the mode of sends
+        ("meets", np.int64),  # 1: both ends of its messages start and end together, whatever the mode of sends
     ]
 )
 
 
 class FlatProgram(NamedTuple):
-    """One step of a program, as arrays of records: that is what compiled loops take quickly."""
+    """One step of a program, as arrays of records, which compiled loops read quickly."""
 
     ops: Records
     streams: Records
-    """the ops of each, as a range"""
+    """the ops of each stream, as a range"""
     waits: Records
     channels: Records
     sends: Int64s
     recvs: Int64s
     meetings: Records
-    """the members of each, as a range"""
+    """the members of each meeting (a collective across stages), as a range of `members`"""
     members: Int64s
 
     @property
     def last_ops(self) -> Int64s:
-        """The last op of each stream that has any."""
+        """Last op of each stream that has any."""
         return self.streams["stop"][self.streams["stop"] > self.streams["first"]] - 1
 
     @property
     def first_ops(self) -> Int64s:
-        """The first op of each stream that has any."""
+        """First op of each stream that has any."""
         return self.streams["first"][self.streams["stop"] > self.streams["first"]]
 
 
 def flatten(columns: ProgramColumns, topology: Topology) -> FlatProgram:
-    """The arrays of a program."""
+    """Convert the columns of a program to the arrays of the event loop."""
     ops = np.zeros(len(columns), OP)
     ops["stream"] = columns.streams
     ops["channel"] = ops["place"] = ops["meeting"] = -1
@@ -113,7 +115,7 @@ def flatten(columns: ProgramColumns, topology: Topology) -> FlatProgram:
 
 
 def ranges(lengths: Int64s) -> Records:
-    """Ranges of such lengths, one behind the other."""
+    """Return consecutive ranges of the given lengths, from 0 on."""
     found = np.empty(len(lengths), RANGE)
     found["stop"] = np.cumsum(lengths)
     found["first"] = found["stop"] - lengths
@@ -126,16 +128,21 @@ def _lists(lists: list[list[int]]) -> tuple[Records, Int64s]:
 
 
 def _channels(columns: ProgramColumns, ops: Records, topology: Topology) -> tuple[Records, Int64s, Int64s]:
-    """Sends and receives by channel."""
+    """Return channels with their sends and their receives, and fill `mode`, `channel` and `place` of these ops.
+
+    Messages without a neighbour to go to get the mode NEVER.
+    """
     rows = columns.instructions
     directions = {keyword: _DIRECTIONS.index(direction) for keyword, direction in DIRECTIONS.items() if direction}
     towards = columns.by_string(directions, rows[:, KEYWORD])
     messages = np.flatnonzero(towards >= 0)
     alike = [rows[messages, column] for column in (KEYWORD, VARIANT, PEER)]
+    # The hop of a message is computed once for each class of equal ones: asking the topology for every message would
+    # take most of the time.
     kinds, firsts = classes([columns.streams[messages] // STREAMS, rows[messages, FLAGS] // CHUNK, *alike])
     numbers: dict[Hop, int] = {}
     channel_of = np.full(len(firsts), -1, np.int64)
-    for kind in np.argsort(firsts):  # channels are numbered as they are met
+    for kind in np.argsort(firsts):  # in the order of their first op, so that numbers do not depend on the classes
         op = int(messages[firsts[kind]])
         hop = columns.instruction(op).hop(int(columns.streams[op]) // STREAMS, topology)
         if hop is not None:
@@ -164,7 +171,11 @@ def _channels(columns: ProgramColumns, ops: Records, topology: Topology) -> tupl
 
 
 def _meetings(columns: ProgramColumns, ops: Records, topology: Topology) -> tuple[Records, Int64s]:
-    """Collectives of several stages: the n-th of a group on each of its stages meet, if they are the same."""
+    """Return collectives across stages and their members, and fill `mode` and `meeting` of these ops.
+
+    The n-th collective of a group on each of its stages meet if all are there and have equal titles; others get the
+    mode NEVER.
+    """
     across = np.flatnonzero(columns.where(columns.instructions[:, GROUP], *_OF_STAGES))
     items = {op: columns.instruction(op) for op in across.tolist()}
     by_group: dict[str, list[list[int]]] = {}

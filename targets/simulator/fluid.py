@@ -1,7 +1,18 @@
 """Shared bandwidth: the flows through a resource get max-min fair rates, like water in connected vessels.
 
-All rates rise together; a flow stops rising when it reaches its own limit or a resource it passes through is full. A change on one
-resource reaches the resources that its flows also pass through, theirs in turn, and no others.
+Progressive filling (Bertsekas and Gallager, Data Networks): all rates rise together. A flow stops rising when it
+reaches its own limit or when a resource it passes through is full; the others go on. Example: flows a and b share a
+link of 10, and b and c share one of 4:
+
+    link 1 (10):  a b      level 2: link 2 is full, b and c settle at 2
+    link 2  (4):    b c    level 8: link 1 is full, a settles at 8
+
+Rates are recomputed only around a change: from a changed resource to all that its flows also pass through, from these
+to theirs, and so on. All other flows keep their rates, and the events of their ends stay where they are. Each round of
+filling settles at least one flow, so that a recomputation costs at most O(flows (flows + resources)) of the part that
+is reached.
+
+Guarantee: no flow can get a higher rate without lowering one that is not higher.
 """
 
 from __future__ import annotations
@@ -22,7 +33,7 @@ if TYPE_CHECKING:
 def start_flow(
     slots: Records, resources: Records, routes: Int64s, sizes: Int64s, slot: int, nbytes: float, route: int, now: float
 ) -> None:
-    """Let bytes flow from now on; `share_anew` gives the rate."""
+    """Let `nbytes` bytes flow along a route from `now` on; `share_anew` gives the rate."""
     slots[slot].active = 1
     slots[slot].remaining = nbytes
     slots[slot].rate = 0.0
@@ -36,7 +47,7 @@ def start_flow(
 
 @part
 def end_flow(slots: Records, resources: Records, routes: Int64s, sizes: Int64s, slot: int) -> None:
-    """All bytes of a slot have flowed."""
+    """End the flow of a slot: count its last bytes as moved and mark its resources as changed."""
     slots[slot].active = 0
     route = slots[slot].route
     for at in range(routes.shape[1]):
@@ -48,7 +59,7 @@ def end_flow(slots: Records, resources: Records, routes: Int64s, sizes: Int64s, 
 
 @part
 def note_change(resources: Records, sizes: Int64s, resource: int) -> None:
-    """Rates around a resource are to be found anew before time goes on."""
+    """Mark a resource as changed: rates around it are recomputed before time goes on."""
     if resources[resource].changed_place < 0:
         resources[resource].changed_place = sizes[CHANGED]
         resources[sizes[CHANGED]].changed = resource
@@ -59,7 +70,7 @@ def note_change(resources: Records, sizes: Int64s, resource: int) -> None:
 def share_anew(
     slots: Records, heap: Records, resources: Records, routes: Int64s, users: Int64s, sizes: Int64s, now: float
 ) -> None:
-    """New rates for all flows that the changes reach."""
+    """Recompute the rates of all flows that the changed resources reach, and empty the list of changes."""
     count = reach(slots, resources, routes, users, sizes)
     changed = sizes[CHANGED]
     for place in range(changed):
@@ -72,6 +83,9 @@ def share_anew(
             resource = routes[route, at]
             if resource >= 0:
                 resources[resource].flows += 1
+    # The first `count` reached flows are still without a rate. Every round gives at least one of them its rate: `level`
+    # is the least value at which some limit or some resource stops a flow, computed by the same division as in
+    # `is_full`, so that the comparison there is exact.
     while count:
         level = np.inf
         for place in range(changed):
@@ -88,7 +102,10 @@ def share_anew(
 
 @part
 def reach(slots: Records, resources: Records, routes: Int64s, users: Int64s, sizes: Int64s) -> int:
-    """Collect the flows through changed resources, and note as changed whatever else these pass through."""
+    """Collect in `reached` the flows through changed resources and return their number.
+
+    All other resources on their routes are marked as changed in turn.
+    """
     count = place = 0
     while place < sizes[CHANGED]:
         resource = resources[place].changed
@@ -106,6 +123,8 @@ def reach(slots: Records, resources: Records, routes: Int64s, users: Int64s, siz
                 other = routes[route, at]
                 if other >= 0 and other != resource:
                     note_change(resources, sizes, other)
+                    # A flow is met once for each changed resource on its route. It counts at the first one: if another
+                    # of its resources stands earlier in the list of changes, it has been collected there.
                     collected |= resources[other].changed_place < place
             if not collected:
                 slots[count].reached = slot
@@ -125,8 +144,10 @@ def settle(
     level: float,
     now: float,
 ) -> int:
-    """Give the flows that can rise no further than `level` that rate; the number of flows that can, which come first."""
+    """Give `level` to the flows that cannot rise further and return the number of the others, moved to the front."""
     rising, end = 0, count
+    # All flows are judged before any bandwidth is taken away: `left` and `flows` must stay those that `level` was
+    # computed from.
     while rising < end:
         slot = slots[rising].reached
         if slots[slot].limit <= level or is_full(slots, resources, routes, slot, level):
@@ -149,7 +170,7 @@ def settle(
 
 @part
 def is_full(slots: Records, resources: Records, routes: Int64s, slot: int, level: float) -> bool:
-    """Whether a resource of a flow has no more than `level` for each flow that has no rate yet."""
+    """Return whether a resource on a flow's route has at most `level` for each of its flows without a rate."""
     route = slots[slot].route
     for at in range(routes.shape[1]):
         resource = routes[route, at]
@@ -162,7 +183,10 @@ def is_full(slots: Records, resources: Records, routes: Int64s, slot: int, level
 def set_rate(
     slots: Records, heap: Records, resources: Records, routes: Int64s, sizes: Int64s, slot: int, rate: float, now: float
 ) -> None:
-    """Let a flow go on at a rate; one that keeps its rate is left as it is, and so is the time it ends."""
+    """Let a flow go on at another rate: count the bytes that have flowed so far and move the event of its end.
+
+    If the rate is unchanged, nothing is touched: the time of its end keeps its exact bits.
+    """
     if rate == slots[slot].rate:
         return
     flowed = min(slots[slot].remaining, slots[slot].rate * (now - slots[slot].since))

@@ -1,7 +1,8 @@
-"""Times of ops that somebody states, in place of a machine's: textbook cases, and what a paper measured on its pipeline.
+"""Times of ops that are stated instead of computed for a machine: textbook cases, and times that a paper measured.
 
-The unit of work is what a stage does for one micro-batch: its forward takes `forward` in all, spread evenly over the attention and
-mlp blocks of the stage. Embedding and head take none of it, so that equal times make equal stages, as closed forms have them.
+The unit of work is the work of a stage for one micro-batch: its forward takes `forward` in all, spread evenly over the
+attention and mlp blocks of the stage. Embedding and head take no time, so that equal times make equal stages, as closed
+forms assume.
 """
 
 from __future__ import annotations
@@ -32,32 +33,36 @@ _OF_A_STAGE: PerOp[bool] = PerOp(
     | dict.fromkeys(COLLECTIVE_OPS, False),
     never=(Release,),
 )
-"""Whether the time of a kind is that of all blocks of a stage for one micro-batch; else it is that of one op."""
+"""True for kinds whose time is for all blocks of a stage and one micro-batch, False for kinds whose time is for one
+op."""
 KINDS = tuple(_OF_A_STAGE)
-"""The keywords that times can be given of."""
+"""Keywords whose times can be given."""
 _HALVES = ("backward_input", "backward_weight")
 _WITHOUT_TIME = ("embed", "head")
 
 
 @frozen
 class GivenTimes:
-    """Times by the keyword of the op, in any unit: what is simulated with them is in the same one. Kinds that are left out take none.
+    """Times by the keyword of the op, in any unit; results are in the same unit. Kinds that are left out take no time.
 
-    Of block ops the time is that of all attention and mlp blocks of a stage, for one micro-batch, of which a slice takes what it has of
-    the tokens; of others, that of one op. A whole
-    backward takes `backward`, or, where that is left out, what its halves `backward_input` and `backward_weight` take together.
+    The time of a block op is for all attention and mlp blocks of a stage and one micro-batch; a slice takes its share
+    of the tokens. The time of any other op is for one op. A whole backward takes `backward`, or, where that is left
+    out, the sum of its halves `backward_input` and `backward_weight`.
     """
 
     seconds: Mapping[str, float]
 
     @classmethod
     def textbook(cls, forward: float, backward_input: float, backward_weight: float, message: float) -> GivenTimes:
-        """T_F, T_B, T_W and T_comm of Qi et al. (2023): T_B makes the input's gradient, T_W the weights', T_comm is a message's."""
+        """Return times from T_F, T_B, T_W and T_comm of Qi et al. (2023).
+
+        T_B computes the input's gradient, T_W the weights' gradient, T_comm is for one message.
+        """
         halves = dict(zip(_HALVES, (backward_input, backward_weight), strict=True))
         return cls({"forward": forward, **halves, "send": message})
 
     def run(self, program: Program, *, rendezvous: bool = False) -> Timeline:
-        """The timeline of a program whose ops take these times; nothing is shared.
+        """Return the timeline of a program whose ops take these times; nothing is shared.
 
         Raises `DiagnosticError` RT005 where the program splits backwards and only the time of whole ones is given.
         """
@@ -89,7 +94,7 @@ def _has_halves(stage: ProgramStage) -> bool:
 
 
 def _timed_blocks(stage: ProgramStage) -> set[str]:
-    """The blocks of a stage that share its time."""
+    """Return the blocks of a stage that share its time."""
     compute = stage.streams[Engine.COMPUTE]
     return {item.blocks[0] for item in compute if item.keyword == "forward" and _takes_time(item)}
 

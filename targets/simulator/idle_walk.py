@@ -1,7 +1,14 @@
-"""Why an engine was idle: back along what ended last, from where it could go on. Compiled.
+"""Causes of idle time: a walk back from each idle interval along the ops that ended last. Compiled.
 
-An op starts at the moment the last thing it needs has ended, so that the chain of last things has no gap. Walked back over an idle
-interval, it says at each moment what was running that the engine waited for.
+An op starts at the moment the last thing it needs has ended, so the chain of last things has no gap. Walked back over
+an idle interval, it says for each moment which op was running that the engine waited for:
+
+    @0 compute:  |  forward m1   |
+    @0 send:                     |  send m1  |
+    @1 compute:  |busy|         idle         |  forward m1
+    cause:            |   stage  |   link    |
+
+The cost is the length of the chain over each interval.
 """
 
 from __future__ import annotations
@@ -13,10 +20,8 @@ from ratrain.targets.simulator.flat_program import RECV, SEND, STREAMS, TOGETHER
 FILL, DRAIN, STAGE, LINK, BYTE_REUSE, PEERS, MEMORY, GRAD_SYNC, UPDATE, PREFETCH, BARRIER, INPUT, QUEUE, COMPUTE = (
     range(14)
 )
-"""What an engine waits for. COMPUTE is its own stage's compute engine, STAGE anything on another stage.
-
-QUEUE: what it waits for stood behind an op of another kind that it does not need.
-"""
+"""Causes of waiting by number. COMPUTE is the own stage's compute engine, STAGE anything on another stage. QUEUE: the
+awaited op stood behind an op of another kind that it does not need."""
 NOBODY = -1
 INSIDE = -1
 """`boundary` of an idle interval that lies between two ops of a step."""
@@ -26,7 +31,10 @@ INSIDE = -1
 def last_awaited(
     flat: FlatProgram, ends: Float64s, reuse: Int64s, event: int, rendezvous: bool, without_reuse: bool
 ) -> tuple[float, int]:
-    """When what an event needed last ended, and which event that was; `without_reuse`: waits for bytes do not count."""
+    """Return the end of the last thing that an event needed, and the event that it was.
+
+    `without_reuse`: waits for bytes alone do not count.
+    """
     ops = len(flat.ops)
     step, op = event // ops, event % ops
     mode, channel = flat.ops[op].mode, flat.ops[op].channel
@@ -46,17 +54,18 @@ def last_awaited(
 
 @part
 def later(one: tuple[float, int], other: tuple[float, int]) -> tuple[float, int]:
-    """What ended later; of equal ones the first."""
+    """Return the pair that ended later; the first of equal ones."""
     return other if other[0] > one[0] else one
 
 
 @part
 def other_end(flat: FlatProgram, step: int, op: int, mode: int, channel: int) -> int:
-    """The event at the other end of a message."""
+    """Return the event at the other end of a message."""
     ends = flat.channels[channel]
     sends, recvs = ends.send_stop - ends.send_first, ends.recv_stop - ends.recv_first
     place = flat.ops[op].place
     if mode == RECV:
+        # Messages are matched by their number over all steps: the two ends of a channel may differ in messages a step.
         number = step * recvs + place
         return int(number // sends * len(flat.ops) + flat.sends[ends.send_first + number % sends])
     number = step * sends + place
@@ -67,7 +76,7 @@ def other_end(flat: FlatProgram, step: int, op: int, mode: int, channel: int) ->
 def own_last_awaited(
     flat: FlatProgram, ends: Float64s, reuse: Int64s, event: int, without_reuse: bool
 ) -> tuple[float, int]:
-    """`last_awaited`, on the event's own stage."""
+    """Return `last_awaited` of the event's own stage: its waits and its predecessor in the stream."""
     ops = len(flat.ops)
     step, op = event // ops, event % ops
     found = (-1.0, NOBODY)
@@ -90,13 +99,14 @@ def walk(
     flat: FlatProgram, starts: Float64s, ends: Float64s, reuse: Int64s, kinds: Int64s, apart: Int64s, rendezvous: bool,
     intervals: Int64s, bounds: Float64s, numbers: Int64s, times: Float64s,
 ) -> int:  # fmt: skip
-    """Take idle intervals apart by what the engine waited for.
+    """Split idle intervals into pieces by cause, and return the number of pieces.
 
-    `intervals` [n, 4]: stream; the event that starts at its end, or -1; the event that ends there, used where none starts;
-    `boundary`: the step that begins with it, or INSIDE. `bounds` [n, 2]: from, to. `kinds`: by op, what it is to those who wait; `apart`: by op,
-    whether it has no tensor in common with the one before it in its stream.
-    Fills `numbers` [m, 3] with interval, cause, stage and `times` [m, 2] with from, to; the pieces of an interval come latest first.
-    Returns how many there are, or NOBODY where there is no room for all.
+    Takes `intervals` [n, 4]: stream; the event that starts at the end, or -1; the event that ends there, used where
+    none starts; `boundary`: the step that begins with the interval, or INSIDE. `bounds` [n, 2]: from, to. `kinds`: by
+    op, the cause that waiting for it has. `apart`: by op, 1 if it needs nothing of its predecessor in its stream.
+
+    Fills `numbers` [m, 3] with interval, cause, stage and `times` [m, 2] with from, to; the pieces of an interval come
+    latest first. Returns NOBODY if there is no room for all pieces.
     """
     count = 0
     for number in range(len(intervals)):
@@ -109,8 +119,10 @@ def walk(
             waiting = event
             if event >= 0:
                 ended, awaited = last_awaited(flat, ends, reuse, event, rendezvous, False)
+                # The event would have started at `sooner` if its tensors did not reuse bytes: from then on bytes alone
+                # were missing.
                 sooner, other = last_awaited(flat, ends, reuse, event, rendezvous, True)
-                if sooner < ended:  # only the bytes were missing
+                if sooner < ended:
                     cause, stage = BYTE_REUSE, flat.ops[event % len(flat.ops)].stream // STREAMS
                     since, awaited = max(begin, sooner), other
                 event = -1
@@ -124,6 +136,7 @@ def walk(
                     cause = QUEUE
                 event = awaited
             if since < to:
+                # Neighbouring pieces of one cause and stage are one piece.
                 same = not fresh and numbers[count - 1, 1] == cause and numbers[count - 1, 2] == stage
                 if not same:
                     if count == len(times):
@@ -142,7 +155,10 @@ def chain(
     flat: FlatProgram, starts: Float64s, ends: Float64s, reuse: Int64s, rendezvous: bool, event: int, begin: float, to: float,
     found: Int64s,
 ) -> int:  # fmt: skip
-    """From an event back along what each waited for last, while they end after `begin`: fills `found`, latest first; how many there are."""
+    """Follow an event back to the op it waited for last, and so on, while ends are after `begin`; return the number.
+
+    Fills `found` with the events, latest first.
+    """
     count = 0
     while event >= 0 and to > begin:
         found[count] = event
@@ -157,9 +173,9 @@ def waited(
     flat: FlatProgram, starts: Float64s, ends: Float64s, reuse: Int64s, rendezvous: bool, intervals: Int64s, bounds: Float64s,
     seconds: Float64s, met: Int64s,
 ) -> int:  # fmt: skip
-    """Add to `seconds`, by op of a step, how long intervals as `walk` takes them waited for its end; `met`: those ops, as they are met.
+    """Add to `seconds` (by op of a step) how long the intervals of `walk` waited for its end.
 
-    How many these are.
+    Fills `met` with the ops in the order they are met, and returns their number.
     """
     count = 0
     for number in range(len(intervals)):
@@ -182,7 +198,7 @@ def waited(
 
 @part
 def is_queue(flat: FlatProgram, kinds: Int64s, apart: Int64s, waiting: int, awaited: int) -> bool:
-    """Whether an op, or one it meets, only stands behind the awaited one, which is of another kind and gives it nothing."""
+    """Return whether an op, or one it meets, only stands behind the awaited op, of another kind, without needing it."""
     stream = flat.streams[flat.ops[awaited].stream]
     behind = awaited + 1 if awaited + 1 < stream.stop else stream.first
     meeting = flat.ops[waiting].meeting
@@ -193,7 +209,10 @@ def is_queue(flat: FlatProgram, kinds: Int64s, apart: Int64s, waiting: int, awai
 
 @part
 def cause_of(kind: int, own: bool, boundary: int, step: int) -> int:
-    """What waiting for an op of a kind is to be called."""
+    """Return the cause of waiting for an op of a kind.
+
+    STAGE for an op of another stage, unless it is a message. At the ends of a step both are FILL or DRAIN.
+    """
     cause = kind if own or kind == LINK else STAGE
     if boundary != INSIDE and (cause == STAGE or cause == LINK):  # noqa: PLR1714, SIM109 - compiled: no tuple here
         return FILL if step >= boundary else DRAIN

@@ -1,6 +1,6 @@
-"""The event loop as plain Python: compiling it takes seconds, a small run milliseconds.
+"""The event loop as plain Python, for small runs: compiling it takes seconds, such a run milliseconds.
 
-The same functions do the same operations in the same order, so that the results are equal to the last bit.
+It runs the functions of `event_loop` themselves, uncompiled and on lists, so that results are equal to the last bit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from ratrain.targets.simulator.flat_program import FlatProgram, Float64s, Record
 from ratrain.targets.simulator.run_state import RunState
 
 _OPS = 10_000
-"""About 0.3 s of plain Python; compiling takes seconds, where the loop is not kept."""
+"""Ops that a process may run here in all: about 0.3 s of plain Python. Compiling takes seconds if no compiled loop is
+cached."""
 
 
 ALLOWANCE = Allowance(_OPS)
@@ -26,7 +27,7 @@ ALLOWANCE = Allowance(_OPS)
 def run(
     flat: FlatProgram, works: Records, state: RunState, steps: int, rendezvous: bool, starts: Float64s, ends: Float64s
 ) -> int:
-    """As `event_loop.run`."""
+    """Run `steps` steps as `event_loop.run` does."""
     listed_flat, listed_state = FlatProgram(*map(_listed, flat)), RunState(*map(_listed, state))
     with np.errstate(all="ignore"):  # the compiled loop does not warn either
         events: int = unwrap(event_loop.run)(listed_flat, _listed(works), listed_state, steps, rendezvous, starts, ends)
@@ -36,7 +37,10 @@ def run(
 
 
 def _listed(array: Records) -> Any:
-    """A list, quicker to read one by one; of records, namespaces. Floats stay numpy's, which may be divided by 0."""
+    """Convert an array to a list, quicker to index; records become namespaces.
+
+    Floats stay numpy's, which may be divided by 0. Arrays of two dimensions are returned unchanged.
+    """
     if array.ndim > 1:
         return array
     names = array.dtype.names
@@ -47,7 +51,7 @@ def _listed(array: Records) -> Any:
 
 
 def _store(rows: Any, array: Records) -> None:
-    """Write back what `_listed` took out."""
+    """Write the rows that `_listed` returned back to their array."""
     names = array.dtype.names
     if names is None:
         array[...] = rows

@@ -1,4 +1,7 @@
-"""Live bytes in a memory over simulated time: from when a tensor's first write starts until its last access has ended."""
+"""Live bytes in a memory over simulated time.
+
+A tensor is live from the start of its first write until its last access has ended.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +19,27 @@ if TYPE_CHECKING:
 
 _DEFINING = (Access.WRITE, Access.SCRATCH)
 OUTSIDE = -1
-"""In place of an event: before the first step, or after the last one."""
+"""Stands in place of an event that is before the first step or after the last one."""
 
 
 class LiveIntervals(NamedTuple):
-    """When the tensors of a stage hold something, one entry an interval, those of a tensor together and in the order of time."""
+    """Intervals in which the tensors of a stage are live, one entry each; grouped by tensor, in the order of time."""
 
     tensors: Int64s
-    """numbers in the stage"""
+    """numbers of tensors in the stage"""
     first_events: Int64s
-    """whose start is the interval's; OUTSIDE where a carried tensor comes from before the first step"""
+    """the event at whose start the interval begins; OUTSIDE where a carried tensor comes from before the first step"""
     last_events: Int64s
-    """whose end is the interval's; OUTSIDE where a carried tensor is kept for a step that is not timed"""
+    """the event at whose end the interval ends; OUTSIDE where a carried tensor is kept for a step that is not timed"""
     starts: Float64s
     ends: Float64s
 
 
 def live_intervals(timeline: Timeline, stage: int, home: Home = Home.DDR) -> LiveIntervals:
-    """The live intervals of a stage's tensors in a memory in all timed steps; tensors that no instruction accesses have none.
+    """Return the live intervals of a stage's tensors in a memory over all timed steps.
 
-    A carried tensor is live from the start until its last access before it is written anew, and from its last writing to the end.
+    A carried tensor is live from the start until its last access before it is overwritten, and from its last writing to
+    the end. A tensor without accesses has no interval.
     """
     tensors, events, defines = _accesses(timeline, stage, home)
     if not len(tensors):
@@ -48,7 +52,7 @@ def live_intervals(timeline: Timeline, stage: int, home: Home = Home.DDR) -> Liv
     firsts = np.flatnonzero(heads | defines)
     lengths = np.diff(np.append(firsts, len(tensors)))
     owners, defined = tensors[firsts], defines[firsts]
-    # The access that ends last need not be the last one in the order: sorted by end, it is the last of its interval.
+    # The access that ends last need not be the last one in order, so accesses are sorted by interval, then by end.
     numbers = np.repeat(np.arange(len(firsts)), lengths)
     by_end = np.lexsort((timeline.ends[events], numbers))
     last_events = events[by_end[firsts + lengths - 1]]
@@ -67,7 +71,7 @@ def live_intervals(timeline: Timeline, stage: int, home: Home = Home.DDR) -> Liv
 
 
 def live_curve(timeline: Timeline, stage: int, home: Home = Home.DDR) -> tuple[Float64s, Int64s]:
-    """Times, ascending, and the live bytes of a stage in a memory from each of them on."""
+    """Return times, ascending, and the live bytes of a stage in a memory from each of them on."""
     intervals = live_intervals(timeline, stage, home)
     columns = timeline.columns
     taken = columns.form_bytes[columns.tensor_forms[columns.tensors_of(stage)]][intervals.tensors]
@@ -75,17 +79,20 @@ def live_curve(timeline: Timeline, stage: int, home: Home = Home.DDR) -> tuple[F
 
 
 def _accesses(timeline: Timeline, stage: int, home: Home) -> tuple[Int64s, Int64s, Int64s]:
-    """Tensor, event and whether it defines the tensor; tensor by tensor, in an order that keeps the program's waits."""
+    """Return tensor, event and a flag (the access defines the tensor) by access.
+
+    Accesses are grouped by tensor, in an order that keeps the program's waits.
+    """
     ops, tensors, defines = _operands_in_order(timeline, stage, home)
     events = (np.arange(timeline.steps)[:, None] * timeline.ops + ops).ravel()
     tensors, defines = np.tile(tensors, timeline.steps), np.tile(defines, timeline.steps)
-    narrow = tensors.astype(np.uint16) if tensors.max(initial=0) < 1 << 16 else tensors  # sorted without comparisons
+    narrow = tensors.astype(np.uint16) if tensors.max(initial=0) < 1 << 16 else tensors  # sorted by radix
     by_tensor = np.argsort(narrow, kind="stable")
     return tensors[by_tensor], events[by_tensor], defines[by_tensor].astype(bool)
 
 
 def _operands_in_order(timeline: Timeline, stage: int, home: Home) -> tuple[Int64s, Int64s, Int64s]:
-    """By operand in a memory, in an order that keeps the program's waits: op, tensor, whether it defines the tensor."""
+    """Return op, tensor and a flag (it defines the tensor) by operand in a memory, in an order that keeps waits."""
     columns = timeline.columns
     order = columns.execution_order(stage)
     counts = columns.instructions[order, OPERANDS].astype(np.int64)
@@ -99,7 +106,10 @@ def _operands_in_order(timeline: Timeline, stage: int, home: Home) -> tuple[Int6
 
 
 def _curve(times: Float64s, changes: Int64s) -> tuple[Float64s, Int64s]:
-    """Bytes after all changes at each time; at one time bytes are freed before others are taken."""
+    """Return the distinct times, and the bytes after all changes at each.
+
+    Bytes that are freed at a time can be reused at that time.
+    """
     moments, places = np.unique(times, return_inverse=True)
     sums = np.zeros(len(moments), np.int64)
     np.add.at(sums, places, changes)

@@ -1,4 +1,4 @@
-"""The works of a program's ops: each distinct one once, and by op which it is."""
+"""The works of a program's ops: each distinct one once, with a number for each op."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ WORK = np.dtype([("seconds", np.float64), ("ddr_bytes", np.float64), ("link_byte
 
 @frozen(eq=False)
 class OpWorks:
-    """What the ops of a program ask for."""
+    """Works of all ops of a program."""
 
     distinct: list[ResourceWork]
     numbers: Int64s
-    """by op: which of them"""
+    """by op: its work's place in `distinct`"""
 
     @property
     def seconds(self) -> Float64s:
-        """By op: what it takes alone."""
+        """Seconds that each op takes alone."""
         return np.array([work.seconds for work in self.distinct], np.float64)[self.numbers]
 
     def records(self) -> Records:
-        """By op: what the event loop takes, flows apart."""
+        """Return by op the record (WORK) that the event loop reads; flows are not in it."""
         rows = [tuple(getattr(work, name) for name in WORK.names or ()) for work in self.distinct]
         return np.array(rows, WORK)[self.numbers]

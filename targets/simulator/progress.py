@@ -1,4 +1,8 @@
-"""Progress of a program: whether all of its streams get to their ends, whatever the timing, and which stand where if not."""
+"""Progress of a program: does every stream reach its end whatever the timing, and if not, which ops wait for ever.
+
+A program with buffered or rendezvous sends is turned into a graph of waits over `STEPS` consecutive steps. Ops that can
+never run are those on a circle, and those behind one. The cost is linear in the waits.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +20,15 @@ if TYPE_CHECKING:
     from ratrain.targets.program.columns import ProgramColumns
 
 STEPS = 3
-"""Consecutive steps of a run: the first from cold, the distance of the last two is the steady period."""
+"""Consecutive steps of a run: the first starts cold, the distance of the last two is the steady period."""
 _SHOWN_WAITING = 20
 
 
 def check_progress(columns: ProgramColumns, topology: Topology) -> None:
-    """Raise `DiagnosticError` RT042 unless a program ends, with buffered and with rendezvous sends.
+    """Raise `DiagnosticError` RT042 unless a program ends with buffered and with rendezvous sends.
 
-    Both ends of each message must be there. A rendezvous only adds waits: what ends with it ends with buffered sends
-    too.
+    Both ends of each message must be there. A rendezvous only adds waits, so a program that ends with rendezvous sends
+    ends with buffered sends too; buffered sends are examined only after a failure, for the more telling message.
     """
     flat = flatten(columns, topology)
     met = instructions_done(flat, rendezvous=True)
@@ -44,7 +48,10 @@ def instructions_done(flat: FlatProgram, *, rendezvous: bool) -> Int64s:
         return found
 
     def after(sources: Int64s, targets: Int64s) -> None:
-        """Let ops wait in every step; what they wait for may be of the step before, and before the first one all is done."""
+        """Let `targets` wait for `sources` in every step.
+
+        A negative source is an op of the step before. Sources before the first step count as done.
+        """
         awaited, waiting = of_all_steps(sources), of_all_steps(targets)
         graph.after(awaited[awaited >= 0], waiting[awaited >= 0])
 
@@ -61,14 +68,16 @@ def instructions_done(flat: FlatProgram, *, rendezvous: bool) -> Int64s:
     sizes = flat.meetings["stop"] - flat.meetings["first"]
     leaders = np.repeat(flat.members[flat.meetings["first"]], sizes)
     graph.together(of_all_steps(flat.members), of_all_steps(leaders))
+    # An op whose partner is missing waits for itself, so for ever.
     partnerless = np.flatnonzero(flat.ops["mode"] == NEVER)
     after(partnerless, partnerless)
+    # A stream runs in order, so the number of its ops that can run is also its first op that cannot.
     done = np.tile(flat.ops["stream"], STEPS)[~graph.never()]
     return np.bincount(done, minlength=len(flat.streams))
 
 
 def check_done(columns: ProgramColumns, done: Int64s, steps: int, *, rendezvous: bool) -> None:
-    """Raise `DiagnosticError` RT042, naming who waits, unless all streams have done the instructions of all steps."""
+    """Raise `DiagnosticError` RT042 with who waits, unless every stream has done the instructions of `steps` steps."""
     waiting = []
     lengths = columns.lengths.ravel()
     for stream in np.flatnonzero(done < steps * lengths).tolist():

@@ -1,10 +1,16 @@
-"""A step as ranks run it that are processes of one thread each: what a rank computes, it does not communicate meanwhile.
+"""A step of ranks that are processes of one thread each: a rank does not communicate while it computes.
 
-The thread of a rank visits its engines in turn, as `targets/runtime/ranks/engine.py` does. It runs what computes to its end, posts what
-communicates, and finds that complete only when it looks again: after whatever it computed meanwhile, or, where it had nothing to do, after a
-pause that grows with how long it has waited. Bytes of a message move when the receiver looks. Where every rank has a core, one lane of
-ranks stands for all: those of a stage do the same at the same time. Where ranks share cores, an op begins when the first of them is
-free, and the rank whose clock is furthest behind goes first.
+The thread of a rank visits its engines in turn, as `targets/runtime/ranks/engine.py` does. It runs a compute op to its
+end. It posts a message or collective, and finds it complete only when it looks again: after the op it computed
+meanwhile, or, if it had nothing to do, after a pause that grows with how long it has waited. Bytes of a message move
+when the receiver looks.
+
+    rank 0:  post send | compute .........  | look: complete
+    rank 1:  post recv | pause | look | pause .. | look: complete
+
+If every rank has a core, one lane of ranks stands for all: ranks of a stage do the same at the same time. If ranks
+share cores, an op begins when the first core is free. The thread whose clock is furthest behind always goes first, so
+that nothing happens before its cause. The cost is linear in the visits, times log(ranks).
 """
 
 from __future__ import annotations
@@ -26,7 +32,8 @@ if TYPE_CHECKING:
     from ratrain.targets.program.instruction import Instruction
 
 _STEPS = 5
-"""Of which the last but one is measured: what waits for the step before does so then, and what goes on in the step after does that too."""
+"""Steps that are run. The last but one is measured, so that waits for the step before and work of the step after are in
+it."""
 
 
 @frozen(eq=False)
@@ -34,56 +41,56 @@ class _Op:
     """An instruction of every step, on one rank."""
 
     seconds: float
-    """that it takes of its thread"""
+    """of its rank's thread"""
     waits: tuple[tuple[int, int, int], ...]
-    """streams, ops of a step of them, and steps back"""
+    """(stream, number of its ops in a step, steps back) of each wait"""
     communicates: bool
     sender: int | None = None
     """of a receive: the op that sends"""
     receiver: int | None = None
     """of a send: the op that receives"""
     meets: tuple[int, ...] = ()
-    """the ops of other ranks that it is complete with"""
+    """of a collective: the ops of all its members, itself included"""
 
 
 @define(eq=False)
 class _Thread:
-    """One rank's."""
+    """The thread of one rank."""
 
     streams: list[int]
     clock: float = 0.0
     at: int = 0
-    """the stream that it visits next, as a place in `streams`"""
+    """place in `streams` of the stream it visits next"""
     idle: int = 0
     """visits since something happened"""
     parked: bool = False
     ended: list[float] = field(factory=list)
-    """when it had done each step"""
+    """clock at the end of each step"""
 
 
 @define(eq=False)
 class _Run:
-    """Threads of ranks, and what they have posted."""
+    """All threads, and the ops they have posted."""
 
     ops: list[_Op]
     first: list[int]
-    """of each stream, its first op"""
+    """the first op of each stream"""
     length: list[int]
     threads: list[_Thread]
     cores: list[float]
-    """when each is free, as a heap"""
+    """the time at which each is free, as a heap"""
     done: list[int] = field(init=False)
-    """ops that each stream has completed"""
+    """ops that each stream has completed, over all steps"""
     under_way: dict[int, tuple[int, int]] = field(factory=dict)
-    """by stream: the op that is posted, and its step"""
+    """by stream: the posted op and its step"""
     there: dict[tuple[int, int], float] = field(factory=dict)
-    """by op and step: since when others find it posted, or of a send: received"""
+    """by op and step: the time from which others find it posted; of a receive: completed"""
 
     def __attrs_post_init__(self) -> None:
         self.done = [0] * len(self.first)
 
     def run(self) -> None:
-        """Run all steps: always the thread that is behind visits its next engine."""
+        """Run all steps: the thread that is furthest behind visits its next engine."""
         ready = [(thread.clock, number) for number, thread in enumerate(self.threads)]
         while ready:
             _, number = heapq.heappop(ready)
@@ -96,6 +103,8 @@ class _Run:
                 woken = self.to_wake(number)
             else:
                 thread.idle += 1
+            # A thread that found nothing to do on all its engines waits for what completes first. If that is not known,
+            # it is parked: it is not in the heap until a visit of another thread wakes it.
             if not self.finished(thread) and (thread.idle < len(thread.streams) or self.waits(thread)):
                 heapq.heappush(ready, (thread.clock, number))
             for other in woken:
@@ -103,31 +112,36 @@ class _Run:
         assert all(len(thread.ended) == _STEPS for thread in self.threads), "a verified program does not hang"
 
     def to_wake(self, number: int) -> list[int]:
-        """Threads that had nothing to wait for and have it now."""
+        """Return the parked threads, other than `number`, that now have something to wait for; advance their clocks."""
         parked = [other for other, thread in enumerate(self.threads) if thread.parked and other != number]
         return [other for other in parked if self.waits(self.threads[other])]
 
     def waits(self, thread: _Thread) -> bool:
-        """Let a thread that has nothing to do wait for what will be there first; whether there is such a thing."""
+        """Advance an idle thread's clock to the look that finds its first op complete; return False if none is known.
+
+        Such a thread is parked.
+        """
         known = [self.since(*self.under_way[stream]) for stream in thread.streams if stream in self.under_way]
         first = min(known, default=inf)
         thread.parked = first == inf
         if thread.parked:
             return False
         waited = max(0.0, first - thread.clock)
+        # Looks are a pause apart, so completion is noticed half a pause late on average.
+        # Looks are a pause apart, so completion is noticed half a pause late on average.
         thread.clock += waited + min(LONGEST_PAUSE, waited * PAUSE_SHARE) / 2
         thread.idle = 0
         return True
 
     def finished(self, thread: _Thread) -> bool:
-        """Whether a thread has done all steps; notes the end of each."""
+        """Return whether a thread has done all steps; note the end of each."""
         done = min(self.done[each] // self.length[each] for each in thread.streams)
         while len(thread.ended) < done:
             thread.ended.append(thread.clock)
         return done == _STEPS
 
     def visit(self, thread: _Thread, stream: int) -> bool:
-        """Complete what a stream has under way, or begin its next op; whether anything happened."""
+        """Complete the posted op of a stream, or begin its next op; return whether anything happened."""
         if stream in self.under_way:
             op, step = self.under_way[stream]
             if self.since(op, step) > thread.clock:
@@ -148,7 +162,7 @@ class _Run:
         return True
 
     def complete(self, thread: _Thread, stream: int, op: int, step: int) -> None:
-        """Take the time of an op on the core that is free first, and have it done."""
+        """Complete an op: take its seconds on the core that is free first."""
         thread.clock = max(thread.clock, self.cores[0]) + self.ops[op].seconds
         heapq.heapreplace(self.cores, thread.clock)
         self.done[stream] += 1
@@ -156,14 +170,14 @@ class _Run:
             self.there[op, step] = thread.clock
 
     def may_begin(self, op: int, step: int) -> bool:
-        """Whether all that an op waits for on its own rank is done."""
+        """Return whether all that an op waits for on its own rank is done."""
         return all(
             step < back or self.done[stream] >= (step - back) * self.length[stream] + count
             for stream, count, back in self.ops[op].waits
         )
 
     def since(self, op: int, step: int) -> float:
-        """When an op that is posted can be found complete; infinite while that is not known."""
+        """Return the time from which a posted op can be found complete; infinite while it is unknown."""
         one = self.ops[op]
         others = (one.sender, one.receiver, *one.meets)
         return max((self.there.get((other, step), inf) for other in others if other is not None), default=-inf)
@@ -171,7 +185,7 @@ class _Run:
 
 @frozen(eq=False)
 class _Lanes:
-    """The ops of a program on the ranks of some lanes, numbered lane by lane as the program numbers them."""
+    """Ops of a program on the ranks of `lanes` lanes, numbered lane by lane and in a lane as in the program."""
 
     program: Program
     flat: FlatProgram
@@ -179,7 +193,7 @@ class _Lanes:
     lanes: int
 
     def ops(self) -> Iterator[_Op]:
-        """The ops by number."""
+        """Yield the ops by number."""
         for lane in range(self.lanes):
             numbers = count()
             for index, stage in enumerate(self.program.stages):
@@ -188,7 +202,7 @@ class _Lanes:
                         yield self.op(lane, index, item, next(numbers))
 
     def op(self, lane: int, stage: int, item: Instruction, number: int) -> _Op:
-        """An op of a lane, given its number in the program."""
+        """Return the op of a lane, given its number in the program."""
         flat, first, record = self.flat, lane * len(self.flat.ops), self.flat.ops[number]
         mode = record["mode"]
         assert mode != NEVER, "a verified program has both ends of everything"
@@ -207,7 +221,7 @@ class _Lanes:
         return evolve(own, meets=tuple(self.met(lane, stage, item, number))) if item.group else own
 
     def met(self, lane: int, stage: int, item: Instruction, number: int) -> Iterator[int]:
-        """The ops that one of a group meets in these lanes, its own among them."""
+        """Yield the ops of these lanes that meet in a collective, the given one among them."""
         mesh, flat = self.program.topology, self.flat
         record = flat.ops[number]
         meeting = flat.meetings[record["meeting"]] if record["mode"] == TOGETHER else None
@@ -219,7 +233,10 @@ class _Lanes:
 
 
 def threads_step_seconds(program: Program, seconds: Sequence[float], cores: int) -> float:
-    """Seconds of a steady step of ranks with a thread each that share cores, given what each instruction takes of its thread, stream by stream."""
+    """Return the seconds of a steady step of ranks with a thread each that share `cores` cores.
+
+    `seconds` are those each instruction takes of its thread, stream by stream.
+    """
     flat, mesh = flatten(program.columns(), program.topology), program.topology
     lanes = 1 if cores >= mesh.size else mesh.lanes
     length = (flat.streams["stop"] - flat.streams["first"]).tolist()

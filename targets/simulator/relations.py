@@ -1,4 +1,4 @@
-"""What the ops of a step that wait for each other have to do with each other: tensors in common, or only bytes."""
+"""Relations between ops of a step of which one waits for the other: do they share a tensor, or only bytes of memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ratrain.targets.simulator.flat_program import FlatProgram, Int64s
 
 @define(eq=False, slots=False)
 class Relations:
-    """By wait and by op, for the walk through idle time."""
+    """Relations by wait and by op, which the walk through idle time asks for."""
 
     flat: FlatProgram
     columns: ProgramColumns
 
     @cached_property
     def reuse(self) -> Int64s:
-        """By wait: whether the two have no tensor in common and neither is blocking, so that only bytes are waited for."""
+        """Mask of waits, 1 if only bytes are waited for: the two ops share no tensor and neither is blocking."""
         flat = self.flat
         waiting = np.repeat(np.arange(len(flat.ops)), flat.ops["wait_stop"] - flat.ops["wait_first"])
         awaited = flat.streams["first"][flat.waits["stream"]] + flat.waits["count"] - 1
@@ -30,7 +30,11 @@ class Relations:
 
     @cached_property
     def apart(self) -> Int64s:
-        """By op: whether it needs nothing of the one before it in its stream, the last one before the first: no tensor, and it is not blocking."""
+        """Mask of ops, 1 if an op needs nothing of its predecessor in its stream.
+
+        They share no tensor and the predecessor is not blocking. The predecessor of a stream's first op is its last op,
+        of the step before.
+        """
         flat = self.flat
         before = np.arange(len(flat.ops)) - 1
         before[flat.first_ops] = flat.last_ops
@@ -39,18 +43,18 @@ class Relations:
 
     @cached_property
     def _blocking(self) -> NDArray[np.bool_]:
-        """By op: whether compute waits for it."""
+        """Mask of ops that compute waits for."""
         return np.asarray(self.columns.instructions[:, FLAGS] & BLOCKING > 0, np.bool_)
 
     @cached_property
     def _operands(self) -> tuple[Int64s, Int64s]:
-        """How many each op has, and their tensors, op by op."""
+        """Number of operands by op, and the tensors of all operands, op by op."""
         columns = self.columns
         return columns.instructions[:, OPERANDS].astype(np.int64), columns.operands[:, TENSOR].astype(np.int64)
 
     @cached_property
     def _held(self) -> Int64s:
-        """Op and tensor in one number, ascending, of all operands."""
+        """Pairs of op and tensor as one number each (op * stride + tensor), ascending, over all operands."""
         counts, tensors = self._operands
         return np.sort(np.repeat(np.arange(len(counts)), counts) * self._stride + tensors)
 
@@ -59,7 +63,10 @@ class Relations:
         return int(self._operands[1].max(initial=0)) + 1
 
     def _have_nothing_in_common(self, ops: Int64s, others: Int64s) -> NDArray[np.bool_]:
-        """By pair: whether two ops have no tensor in common."""
+        """Return by pair whether two ops have no tensor in common.
+
+        Looks up each operand of `ops` among the operands of `others` by binary search in `_held`.
+        """
         counts, tensors = self._operands
         starts = np.cumsum(counts) - counts
         sizes = counts[ops]

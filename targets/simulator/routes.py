@@ -1,9 +1,14 @@
-"""What bytes pass through on their way: a row of resources for each kind of way there is.
+"""Routes of bytes: a row of the resources that a flow passes through, for each distinct route of a program.
 
-A stage has its DDR and, for each level of groups, a link outwards and one inwards. Groups with an uplink have two more, out and in,
-that the stages in them share. A message passes through the sender's link outwards, the receiver's inwards, and the uplinks of all
-groups it leaves and enters. A collective's bytes leave and enter at its own stage: those on the links of each level by themselves, and
-those that leave and enter its group of each level. Behind all of these come, of each stage, the ways to and from its other memories.
+Resources are numbered in this order, with `own_resources` = 1 + 2 L of each stage for L levels of groups:
+
+    stage 0: DDR | out 0 | in 0 | out 1 | in 1 ...   stage 1: ...      links of the stage, by level
+    level 1: group 0 out | in | group 1 out | in ...                   uplinks, of levels that have one
+    stage 0: a resource for each path to or from another memory ...    store paths
+
+A message passes through the sender's link outwards, the receiver's link inwards, and the uplinks of all groups that it
+leaves and enters. The bytes of a collective leave and enter at its own stage: on the link of each level, and through
+the uplinks of its own groups.
 """
 
 from __future__ import annotations
@@ -27,24 +32,28 @@ FLOW = np.dtype([("nbytes", np.float64), ("route", np.int64)])
 
 @frozen(eq=False)
 class Routes:
-    """The resources of a program's stages, and the ways through them."""
+    """Resources of a program's stages, and the routes through them."""
 
     capacities: Float64s
-    """by resource, in bytes a second"""
+    """bytes a second, by resource"""
     rows: Int64s
-    """[routes, resources of the longest], -1 where there is none; the first are of DDR bytes, by stage"""
+    """[routes, resources of the longest route], -1 behind the end; the first rows are for DDR bytes, by stage"""
     flows: Records
-    """bytes on links, and their routes"""
+    """bytes on links, with their routes"""
     of_ops: Records
-    """the flows of an op, as a range"""
+    """the flows of each op, as a range of `flows`"""
 
     @property
     def most_flows(self) -> int:
-        """Flows of the op that has most."""
+        """Number of flows of the op that has most."""
         return int((self.of_ops["stop"] - self.of_ops["first"]).max(initial=0))
 
     def users(self, flat: FlatProgram, slots: int, ddr_slot: int, link_slot: int) -> list[list[int]]:
-        """By resource, the slots whose bytes may pass through it; a stream has so many `slots`, the last for links."""
+        """Return by resource, ascending, the slots whose bytes may pass through it.
+
+        A stream has `slots` slots in a row: `ddr_slot` is the place of its DDR bytes, `link_slot` the first of its
+        flows on links.
+        """
         users: list[set[int]] = [set() for _ in self.capacities]
         for stream in range(len(flat.streams)):
             users[self.rows[stream // STREAMS, 0]].add(stream * slots + ddr_slot)
@@ -60,12 +69,12 @@ class Routes:
 
 
 def own_resources(levels: int) -> int:
-    """Resources of a stage alone: its DDR, and a link outwards and inwards of each level."""
+    """Return the number of resources that a stage has alone: its DDR, and a link outwards and inwards of each level."""
     return 1 + 2 * levels
 
 
 def routes_of(flat: FlatProgram, works: OpWorks, bandwidths: Bandwidths) -> Routes:
-    """The ways of a program's bytes, given the works of its ops."""
+    """Return the routes of a program's bytes, given the works of its ops."""
     ways = _Ways(len(flat.streams) // STREAMS, bandwidths)
     targets = flat.ops["stream"] // STREAMS
     sends = flat.ops["mode"] == SEND
@@ -74,7 +83,7 @@ def routes_of(flat: FlatProgram, works: OpWorks, bandwidths: Bandwidths) -> Rout
     stages = flat.ops["stream"][moving] // STREAMS
     kinds, firsts = classes([works.numbers[moving], stages, targets[moving]])
     found: list[list[tuple[float, int]]] = [[] for _ in firsts]
-    for kind in np.argsort(firsts):  # ways are numbered as they are met
+    for kind in np.argsort(firsts):  # in the order of their first op
         op, stage = moving[firsts[kind]], int(stages[firsts[kind]])
         routes = [
             (flow.nbytes, ways.number(stage, int(targets[op]), flow))
@@ -93,17 +102,17 @@ def routes_of(flat: FlatProgram, works: OpWorks, bandwidths: Bandwidths) -> Rout
 
 @define
 class _Ways:
-    """The resources of so many stages, and the distinct ways through them, as they are found."""
+    """Resources of a number of stages, and the distinct routes through them, numbered as they are met."""
 
     stages: int
     bandwidths: Bandwidths
     capacities: list[float] = field(init=False)
     uplinks: dict[int, int] = field(init=False)
-    """of the levels that have any: the first of their resources"""
+    """of the levels that have uplinks: the first of their resources"""
     ways: list[list[int]] = field(init=False)
     first_path: int = field(init=False)
     paths: dict[StorePath, int] = field(init=False)
-    """the places of the ways to and from other memories among those of a stage"""
+    """the place of each path to or from another memory among the paths of a stage"""
     numbers: dict[tuple[int, int, int | None, tuple[int, ...], StorePath | None], int] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -121,7 +130,7 @@ class _Ways:
         self.ways = [[stage * own] for stage in range(self.stages)]
 
     def number(self, source: int, target: int, flow: Flow) -> int:
-        """The row of a flow from a stage to a stage; -1 where nothing on its way can be short."""
+        """Return the row of a flow from a stage to a stage; -1 where no resource on its way is limited."""
         key = source, target, flow.link, flow.uplinks, flow.path
         found = self.numbers.get(key)
         if found is None:
@@ -132,22 +141,25 @@ class _Ways:
         return found
 
     def way(self, source: int, target: int, flow: Flow) -> list[int]:
-        """The resources that bytes pass through."""
+        """Return the resources that bytes pass through, numbered as in this module; none where nothing is limited."""
         own, row = own_resources(len(self.bandwidths.links)), []
         if flow.path is not None:
             return (
                 [self.first_path + source * len(self.paths) + self.paths[flow.path]] if flow.path in self.paths else []
             )
         if flow.link is not None:
+            # Behind the DDR, each level has a link outwards (odd places) and one inwards (even places).
             row += [source * own + 1 + 2 * flow.link, target * own + 2 + 2 * flow.link]
         for level in flow.uplinks:
             if level in self.uplinks:
                 first, held = self.uplinks[level], self.bandwidths.links[level].stages
+                # Neighbouring stages share a group of `held` stages, which has two uplinks: out at the sender's group,
+                # in at the receiver's.
                 row += [first + source // held * 2, first + target // held * 2 + 1]
         return row
 
     def rows(self) -> Int64s:
-        """The ways, as `Routes.rows`."""
+        """Return the routes as `Routes.rows`."""
         rows = np.full((len(self.ways), max(2, *map(len, self.ways))), -1, np.int64)
         for place, each in enumerate(self.ways):
             rows[place, : len(each)] = each

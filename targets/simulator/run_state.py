@@ -1,4 +1,9 @@
-"""Where a timed run stands: what the event loop reads and writes."""
+"""State of a timed run, which the event loop reads and writes: arrays of records, so that the loop can be compiled.
+
+The agenda, the list of changed resources and the list of reached flows each live in one field of an array whose records
+have nothing else to do with them: entry i of the list is that field of record i. This saves arguments of the compiled
+loops.
+"""
 
 from __future__ import annotations
 
@@ -14,80 +19,84 @@ if TYPE_CHECKING:
     from ratrain.targets.simulator.routes import Routes
 
 TIMER, DDR_FLOW, LINK_FLOW = range(3)
-"""The works of a running op; a stream runs one op, so that each stream has one slot for each, the last ones for its flows on links."""
+"""Works of a running op, by their slot. A stream runs one op at a time, so each stream owns one slot for the timer, one
+for its DDR bytes and the rest for its flows on links."""
 AGENDA, HEAP, CHANGED, SLOTS = range(4)
 """Places in `RunState.sizes`."""
 _HOST = ENGINES.index(Engine.HOST)
 
 _STREAM = np.dtype(
     [
-        ("first", np.int64),  # its ops
+        ("first", np.int64),  # its ops are [first, stop)
         ("stop", np.int64),
         ("done", np.int64),  # ops that have ended, over all steps
-        ("op", np.int64),  # the op it is at, which may be running, and the step that this is of
+        ("op", np.int64),  # the op it is at, which may be running, and the step of that op
         ("step", np.int64),
-        ("awaited", np.int64),  # a stream that its op waits for, as was seen last
-        ("until", np.int64),  # and how many ops of that one must have ended
+        ("awaited", np.int64),  # the stream whose wait was found unmet last
+        ("until", np.int64),  # `done` of that stream which meets the wait
         ("running", np.int64),
-        ("leader", np.int64),  # who counts the works of what runs here: ops that end together have one leader
-        ("works_left", np.int64),
-        ("agenda", np.int64),  # a place of the list of streams whose next op may have become ready
-        ("listed", np.int64),  # whether this one is in that list, or never is, for it has no ops
+        ("leader", np.int64),  # the stream that counts the works of the running op: ops that end together share one
+        ("works_left", np.int64),  # of a leader: works that have not ended, over all ops that it leads
+        ("agenda", np.int64),  # entry of the list of streams whose next op may have become ready
+        ("listed", np.int64),  # 1: the stream is in that list, or has no ops and never enters it
     ]
 )
 _TRAFFIC = np.dtype([("sent_started", np.int64), ("sent_ended", np.int64), ("recv_started", np.int64)])
 _SLOT = np.dtype(
     [
-        ("time", np.float64),  # when its work ends
-        ("heap_place", np.int64),  # where in the heap it is, -1: nowhere
-        ("stream", np.int64),  # whose it is
-        ("active", np.int64),  # whether bytes are flowing
+        ("time", np.float64),  # of the end of its work
+        ("heap_place", np.int64),  # its place in the heap, -1: not there
+        ("stream", np.int64),  # its owner
+        ("active", np.int64),  # 1: bytes are flowing
         ("remaining", np.float64),  # bytes left at `since`, and bytes a second from then on
         ("rate", np.float64),
         ("since", np.float64),
-        ("limit", np.float64),  # the most it takes, whatever is free
+        ("limit", np.float64),  # the highest rate, however much bandwidth is free
         ("route", np.int64),  # the resources its bytes flow through, as a row of `RunState.routes`
-        ("reached", np.int64),  # a place of the list of flows whose rates are found anew
+        ("reached", np.int64),  # entry of the list of flows whose rates are recomputed
     ]
 )
 _EVENT = np.dtype([("time", np.float64), ("slot", np.int64)])
 _RESOURCE = np.dtype(
     [
         ("capacity", np.float64),  # bytes a second
-        ("moved", np.float64),  # bytes that have flowed
+        ("moved", np.float64),  # bytes that have flowed through it
         ("user_first", np.int64),  # the slots that may use it, as a range of `RunState.users`
         ("user_stop", np.int64),
-        ("changed", np.int64),  # a place of the list of resources that have gained or lost a flow
-        ("changed_place", np.int64),  # where this one is, -1: nowhere
-        ("left", np.float64),  # while rates are found: bytes a second not given away, and flows without a rate
+        ("changed", np.int64),  # entry of the list of resources that have gained or lost a flow
+        ("changed_place", np.int64),  # the place of this resource in that list, -1: not there
+        ("left", np.float64),  # while rates are computed: bytes a second not given away, flows without a rate
         ("flows", np.int64),
     ]
 )
 
 
 class RunState(NamedTuple):
-    """Streams, messages under way, events to come, and the flows of bytes that share resources."""
+    """Streams, messages under way, coming events, and the flows of bytes that share resources."""
 
     streams: Records
     traffic: Records
-    """by channel"""
+    """messages sent and received so far, by channel"""
     slots: Records
     heap: Records
-    """events to come: slots and their times, the earliest first"""
+    """coming events (slots and their times) as a binary heap, the earliest first"""
     resources: Records
     users: Int64s
     routes: Int64s
-    """[routes, resources]: what bytes flow through, -1 for none"""
+    """[routes, resources]: the resources that bytes flow through, -1 for none"""
     flows: Records
     """bytes on links and their routes, by op"""
     op_flows: Records
-    """the flows of each op, as a range"""
+    """the flows of each op, as a range of `flows`"""
     sizes: Int64s
-    """how much of the agenda, the heap and the list of changed resources is in use, and the slots of each stream"""
+    """used lengths of the agenda, the heap and the list of changed resources, and the number of slots of a stream"""
 
 
 def new_state(flat: FlatProgram, routes: Routes, host_bandwidth: float) -> RunState:
-    """The state before the first step; the host engine takes at most its bandwidth of the DDR."""
+    """Return the state before the first step.
+
+    The host engine takes at most `host_bandwidth` bytes a second of the DDR.
+    """
     count = len(flat.streams)
     streams = np.zeros(count, _STREAM)
     streams["first"], streams["stop"] = flat.streams["first"], flat.streams["stop"]
@@ -115,7 +124,7 @@ def new_state(flat: FlatProgram, routes: Routes, host_bandwidth: float) -> RunSt
 
 
 def moved_bytes(state: RunState, stages: int, levels: int) -> Float64s:
-    """Bytes that have flowed: [stages, DDR | link outwards | inwards, of each level]."""
+    """Return the bytes that have flowed, [stages, DDR | link outwards | link inwards of each level]."""
     own = own_resources(levels)
     moved: Float64s = state.resources["moved"][: stages * own].reshape(stages, own)
     return moved

@@ -1,9 +1,10 @@
-"""A timed run of a program's own streams: when each instruction starts and ends on every engine of every stage.
+"""A timed run of a program: when each instruction starts and ends on every engine of every stage.
 
-Engines take their streams in order; an instruction starts when its engine is free and its waits are met. A buffered send occupies
-its engine for the message's time; its receive starts when it is posted and the message has started, and ends no earlier than the
-message. A rendezvous send starts and ends with its receive. A collective across stages starts and ends on all of them together.
-Instructions that overlap share the bandwidth of DDR and link. Replicas are alike, so one of each stage is timed.
+Engines take their streams in order. An instruction starts when its engine is free and its waits are met. A buffered
+send occupies its engine for the message's time; its receive starts when it is posted and the message has started, and
+ends no earlier than the message. A rendezvous send starts and ends with its receive. A collective across stages starts
+and ends on all of them together. Instructions that overlap share the bandwidth of DDR and links. Replicas are alike, so
+one replica of each stage is timed.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
 DurationOf = Callable[[int, Instruction], float]
 """Seconds of an instruction of a stage that runs alone."""
 WorkOf = Callable[[int, Engine, Instruction], ResourceWork]
-"""The works of an instruction of a stage on an engine."""
+"""Works of an instruction of a stage on an engine."""
 
 UNLIMITED = Bandwidths(np.inf, (LinkLevel(np.inf),), np.inf)
-"""Nothing is short, where no instruction has bytes to move."""
+"""Bandwidths for instructions that have no bytes to move."""
 
 
 def simulate(program: Program, duration_of: DurationOf, *, rendezvous: bool = False, steps: int = STEPS) -> Timeline:
-    """Time `steps` consecutive steps; nothing is shared, each instruction takes its time.
+    """Time `steps` consecutive steps in which each instruction takes its given time, as nothing is shared.
 
     Raises `DiagnosticError` RT042 when the program cannot end, naming who waits.
     """
@@ -58,7 +59,7 @@ def simulate_work(
     rendezvous: bool = False,
     steps: int = STEPS,
 ) -> Timeline:
-    """Time `steps` consecutive steps of instructions that share what they overlap on.
+    """Time `steps` consecutive steps of instructions that share bandwidth while they overlap.
 
     Raises `DiagnosticError` RT042 when the program cannot end, naming who waits.
     """
@@ -81,7 +82,7 @@ def simulate_works(
     rendezvous: bool = False,
     steps: int = STEPS,
 ) -> Timeline:
-    """`simulate_work`, of a program in columns whose works are known."""
+    """Time a program in columns, given the works of its ops; otherwise as `simulate_work`."""
     from ratrain.targets.simulator import event_loop, interpreted_loop
 
     flat = flatten(columns, program.topology)

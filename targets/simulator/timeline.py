@@ -1,4 +1,4 @@
-"""What a timed run found: when every instruction of every step started and ended, and what follows from that alone."""
+"""Result of a timed run: start and end of every instruction of every step, and the figures that need nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ratrain.targets.simulator.relations import Relations
 
 @frozen
 class Span:
-    """One executed instruction: seconds from the start of the first step."""
+    """One executed instruction; seconds count from the start of the first step."""
 
     instruction: Instruction
     start: float
@@ -26,11 +26,11 @@ class Span:
 
 @define(eq=False, slots=False)
 class Timeline:
-    """When every instruction of every step started and ended: [steps * ops], in seconds; see `flat_program` for the numbers."""
+    """Start and end seconds of every instruction of every step, [steps * ops], numbered as in `flat_program`."""
 
     program: Program
     columns: ProgramColumns
-    """the program as it was when it was timed"""
+    """the program at the time of the run"""
     flat: FlatProgram
     works: Records
     """by op"""
@@ -39,34 +39,35 @@ class Timeline:
     starts: Float64s
     ends: Float64s
     moved_bytes: Float64s
-    """[stages, DDR | link outwards | link inwards | the same of outer levels]: bytes that have flowed in all steps"""
+    """[stages, DDR | link outwards | link inwards | both links of each outer level]: bytes that have flowed in all
+    steps"""
     events: int = field(default=0)
-    """works that have ended, a measure of what the simulation had to do"""
+    """number of works that have ended, a measure of the simulation's effort"""
 
     @property
     def ops(self) -> int:
-        """Ops of one step."""
+        """Number of ops of one step."""
         return len(self.flat.ops)
 
     @cached_property
     def makespan_seconds(self) -> float:
-        """One step from cold: when the last instruction of the first step ends."""
+        """Seconds of one step from cold: the end of the last instruction of the first step."""
         return float(self.ends[: self.ops].max(initial=0.0))
 
     @cached_property
     def step_seconds(self) -> float:
-        """The steady period: the largest distance between the ends of equal streams in the last two steps."""
+        """Seconds of the steady period: the largest distance between a stream's ends in the last two steps."""
         last = (self.steps - 1) * self.ops + self.flat.last_ops
         return float((self.ends[last] - self.ends[last - self.ops]).max(initial=0.0))
 
     @cached_property
     def instructions(self) -> list[Instruction]:
-        """The instructions of a step, by op number: those of the program itself."""
+        """Instructions of a step by op number: the program's own objects."""
         return [item for stage in self.program.stages for engine in ENGINES for item in stage.streams[engine]]
 
     @cached_property
     def relations(self) -> Relations:
-        """What its ops have to do with each other."""
+        """Relations between ops that wait for each other."""
         return Relations(self.flat, self.columns)
 
     @cached_property
@@ -87,12 +88,12 @@ class Timeline:
             yield from range(step * self.ops + first, step * self.ops + stop)
 
     def ops_of(self, stage: int, engine: Engine) -> tuple[int, int]:
-        """The ops of a stream: the first, and the first that is not its."""
+        """Return the ops of a stream as first and exclusive end."""
         stream = stage * STREAMS + ENGINES.index(engine)
         return int(self.flat.streams["first"][stream]), int(self.flat.streams["stop"][stream])
 
     def busy_seconds(self, stage: int, engine: Engine, step: int | None = None) -> float:
-        """Seconds an engine works in a step, the last one where none is given."""
+        """Return the seconds an engine works in a step, the last one if none is given."""
         first, stop = self.ops_of(stage, engine)
         begin = (self.steps - 1 if step is None else step) * self.ops
         return float((self.ends[begin + first : begin + stop] - self.starts[begin + first : begin + stop]).sum())

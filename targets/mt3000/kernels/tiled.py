@@ -1,6 +1,7 @@
-"""Kernels that execute the tile schedules of a program: matrix products and attention tile by tile through on-chip buffers.
+"""Kernels that execute the tile schedules of a program: matrix products and attention, tile by tile in on-chip buffers.
 
-The buffers have the sizes of the machine's GSM, AM and SM; a tile that does not fit cannot be computed. Everything else is `fast`.
+The buffers have the sizes of the machine's GSM, AM and SM; a tile that does not fit cannot be computed. `fast` computes
+everything else.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def _no_place(ranges: Ranges, keys_first: bool) -> TilePosition:
-    """Of products, which do not depend on where they are."""
+    """Return a position for products, which do not depend on one."""
     del ranges, keys_first
     return TilePosition((0, 0), (0, 0), np.float32(1), np.float32(0), None, keys_first=True)
 
@@ -60,15 +61,16 @@ class Tiled(Fast):
         """transfers happen when they are waited for instead of when they are issued"""
 
     def bound_to(self, schedules: Mapping[str, OnChipSchedule]) -> Self:
-        """The set bound to the tile schedules of a step; it shares the tables of this one."""
+        """Return the set bound to the tile schedules of a step; it shares the tables of this one."""
         bound = copy(self)
         bound.tiles = tiles_of(schedules)
         return bound
 
     def scratch_bytes(self, kernel: str, **arguments: Any) -> int:
-        """Bytes of scratch that a kernel takes: the machine's memories; see `KernelSet.scratch_bytes`.
+        """Return the bytes of scratch that a kernel takes: the machine's memories; see `KernelSet.scratch_bytes`.
 
-        Raises `DiagnosticError` RT093 where a kernel that is executed by tiles has none, or multiplies and there are no tiles for it.
+        Raises `DiagnosticError` RT093 where a kernel that runs by tiles has no schedule, or is a product that nothing
+        tiles.
         """
         if kernel in UNTILED_SCORES:
             text = f"there are no tile schedules for '{kernel}': whole score matrices are not computed by tiles"
@@ -116,7 +118,7 @@ class Tiled(Fast):
 
     @quiet
     def attention_backward(self, q, k, v, o, lse, do, dq, dk, dv, delta, *, documents=None, scratch, spec):
-        """First the gradient of queries, which makes delta, then that of keys and values."""
+        """Compute the gradient of queries, and delta with it; then the gradients of keys and values from delta."""
         check_starts(documents, spec.seq_len)
         read = {"q": q, "k": k, "v": v, "lse": lse, "do": do, "delta": delta, "documents": documents}
         self.execute("attention_query_gradient", {**read, "o": o, "dq": dq}, scratch, _place_of(spec))

@@ -1,7 +1,7 @@
-"""The micro-kernels of tile schedules in numpy: on tiles of on-chip buffers, float32 inside, rounded where they are stored.
+"""Micro-kernels of tile schedules in numpy: on tiles of on-chip buffers, float32 inside, rounded where they are stored.
 
-Each takes a `TilePosition` and its tiles by the names of `ratrain.targets.mt3000.tiles.micro_kernels`, cut to the current ranges. Scores and what belongs to them
-are [keys, queries], or [queries, keys] where the place says so.
+Each takes a `TilePosition` and its tiles by the names of `ratrain.targets.mt3000.tiles.micro_kernels`, cut to the
+current ranges. Scores and arrays of their shape are [keys, queries], or [queries, keys] where the position says so.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ if TYPE_CHECKING:
 
 @frozen
 class TilePosition:
-    """Where in the whole a micro-kernel is: positions of queries and keys, and what the head needs."""
+    """Position of a micro-kernel in the whole attention: queries and keys, and constants of the head."""
 
     queries: tuple[int, int]
     keys: tuple[int, int]
     scale: np.float32
     slope: np.float32
-    """of the positional bias; 0: none"""
+    """of ALiBi's bias; 0: none"""
     window: int | None
     keys_first: bool
 
     def scores(self, score: F32, documents: I32 | None) -> F32:
-        """Scaled, biased and masked; a key that is not seen has minus infinity. `documents`: where those of queries start."""
+        """Return scaled, biased and masked scores; a key that is not seen has minus infinity.
+
+        `documents` are the starts of the queries' documents.
+        """
         i, j = np.arange(*self.queries, dtype=np.int32), np.arange(*self.keys, dtype=np.int32)
         distance = j[:, None] - i[None, :] if self.keys_first else j[None, :] - i[:, None]
         scores: F32 = score * self.scale
@@ -45,7 +48,7 @@ class TilePosition:
         return scores
 
     def along_queries(self, row: Array) -> Array:
-        """One number a query, so that it goes with scores."""
+        """Return one number a query in a shape that broadcasts over scores."""
         return row[None, :] if self.keys_first else row[:, None]
 
 
@@ -83,7 +86,7 @@ def round_sum(place: TilePosition, out: Array, total: F32, *added: Array) -> Non
 
 
 def start_softmax(place: TilePosition, total: F32, peak: F32, out: F32) -> None:
-    """No key has been seen yet."""
+    """Begin a softmax that has seen no key."""
     del place
     total[...] = 0
     peak[...] = -np.inf
@@ -93,8 +96,10 @@ def start_softmax(place: TilePosition, total: F32, peak: F32, out: F32) -> None:
 def softmax(
     place: TilePosition, total: F32, peak: F32, out: F32, weight: Array, score: F32, documents: I32 | None = None
 ) -> None:
-    """Take a strip of keys into a running softmax over [keys, queries]; `weight` are its exponentials."""
+    """Take a strip of keys into a running softmax over [keys, queries]; `weight` gets the exponentials."""
     scores = place.scores(score, documents)
+    # Online softmax (Milakov and Gimelshein, 2018): when the peak rises, the sums so far are scaled down to the new
+    # peak.
     new_peak = np.maximum(peak, scores.max(axis=0))
     # a query that has seen no key yet has no peak: 0 keeps its weights at exp(-inf) = 0
     base = np.where(np.isneginf(new_peak), np.float32(0), new_peak)
@@ -118,7 +123,7 @@ def divide_turned(place: TilePosition, result: Array, out: F32, total: F32) -> N
 
 
 def row_product(place: TilePosition, delta: F32, left: Array, right: Array) -> None:
-    """delta[r] = the product of row r of both."""
+    """Set delta[r] = the product of row r of both."""
     del place
     delta[...] = (f32(left) * f32(right)).sum(axis=1)
 
@@ -133,7 +138,7 @@ def score_gradient(
     delta: F32,
     documents: I32 | None = None,
 ) -> None:
-    """Probabilities of a strip, and the gradient of its scores."""
+    """Set weight to the probabilities of a strip, and dscore to the gradient of its scores."""
     scores = place.scores(score, documents)
     seen = ~np.isneginf(scores)
     prob = np.where(seen, np.exp(scores - place.along_queries(lse)), np.float32(0))

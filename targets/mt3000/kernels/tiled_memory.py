@@ -1,4 +1,7 @@
-"""On-chip memory as numpy buffers of exactly its size, on which a tile schedule is executed with explicit copies."""
+"""On-chip memory as numpy buffers of exactly its size, on which a tile schedule is executed with explicit copies.
+
+Cores run one after another from barrier to barrier: GSM changes hands only at barriers, so any order gives the same.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +31,18 @@ from ratrain.targets.runtime.arena.scratch import Buffer, Plan
 from ratrain.targets.runtime.kernels.interface import Array
 
 PlaceOf = Callable[[Ranges, bool], tiled_compute.TilePosition]
-"""The place of a micro-kernel from its ranges, and from whether scores have keys first."""
+"""Position of a micro-kernel from its ranges, and from whether scores have keys first."""
 
 
 def memory_plan(memories: Memories) -> Plan:
-    """GSM of the cluster, AM and SM of all cores."""
+    """Return the buffers of GSM of the cluster, AM and SM of all cores."""
     sizes = [(memories.gsm_bytes,), (memories.cores, memories.am_bytes), (memories.cores, memories.sm_bytes)]
     return [Buffer(size, np.uint8) for size in sizes]
 
 
 @define(eq=False)
 class TiledMemory:
-    """The memories of a cluster, and what their buffers hold."""
+    """Memories of a cluster, and the contents of their buffers."""
 
     schedule: TileSchedule
     operands: Mapping[str, Array]
@@ -47,11 +50,11 @@ class TiledMemory:
     memories: dict[OnChipMemory, NDArray[np.uint8]]
     """bytes, [owner, capacity]"""
     late: bool = False
-    """transfers copy when they are waited for instead of when they are issued: both must give the same"""
+    """if True, transfers copy when they are waited for instead of when they are issued: both must give the same"""
     held: dict[tuple[str, int, int], Ranges] = field(factory=dict)
-    """by buffer, owner and copy: the ranges of what is there"""
+    """by buffer, owner and copy: the ranges of its contents"""
     pending: dict[tuple[int, int], list[Callable[[], None]]] = field(factory=dict)
-    """by core and channel"""
+    """by core and channel: transfers that have been issued but not made"""
     buffers: dict[str, OnChipBuffer] = field(init=False)
     axes: dict[str, Any] = field(init=False)
 
@@ -72,7 +75,7 @@ class TiledMemory:
                 transfer()
 
     def run_to_barrier(self, core: int, events: Iterator[Event]) -> bool:
-        """Execute a core up to its next barrier; False at its end."""
+        """Execute a core up to its next barrier; return False at its end."""
         for event in events:
             match event:
                 case Barrier():
@@ -110,7 +113,7 @@ class TiledMemory:
         target[...] = self.tile(core, event.buffer.name, event.copy, event.ranges).reshape(target.shape)
 
     def far_end(self, core: int, event: Transfer) -> Array:
-        """The part of an operand, or of a buffer, that a transfer reads or writes."""
+        """Return the part of an operand, or of a buffer, that a transfer reads or writes."""
         if event.other in self.buffers:
             return self.tile(core, event.other, event.other_copy, event.ranges)
         whole = self.schedule.ranges
@@ -118,11 +121,11 @@ class TiledMemory:
         return self.operands[event.other][cut]
 
     def key(self, core: int, buffer: OnChipBuffer, copy: int) -> tuple[str, int, int]:
-        """Buffer, owner and copy: all cores share what is in GSM."""
+        """Return buffer, owner and copy; the owner of GSM buffers is 0, as all cores share them."""
         return buffer.name, 0 if buffer.memory is OnChipMemory.GSM else core, copy
 
     def tile(self, core: int, name: str, copy: int, ranges: Ranges) -> Array:
-        """The part of a buffer's copy that ranges mean, counted from what it holds."""
+        """Return the part of a buffer's copy that ranges select, counted from the ranges of its contents."""
         buffer = self.buffers[name]
         owner = 0 if buffer.memory is OnChipMemory.GSM else core
         start = buffer.offset + copy * buffer.copy_bytes
@@ -153,7 +156,7 @@ class TiledMemory:
         getattr(tiled_compute, compute.kernel)(self.place_of(event.ranges, keys_first), *tiles)
 
     def factors(self, out: str, reads: tuple[str, ...], tiles: list[Array]) -> list[Array]:
-        """Scalars as [row, inner] and vectors as [inner, column], however they are stored."""
+        """Return scalars as [row, inner] and vectors as [inner, column], however they are stored."""
         row, column = self.buffers[out].axes
         scalars, vectors = (self.buffers[name].axes for name in reads)
         return [

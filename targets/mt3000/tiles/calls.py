@@ -1,4 +1,4 @@
-"""Which tile schedules a kernel call may have: those of its parts, for its shapes, types and options."""
+"""Tile schedules that a kernel call may have: schedules of its parts, for its shapes, types and options."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ UNTILED_SCORES = (
     *("attention_scores_forward", "attention_values_forward"),
     *("attention_values_backward", "attention_scores_backward"),
 )
-"""The products of attention with a whole score matrix: nobody has made tile schedules for them."""
+"""Products of attention with a whole score matrix, for which there are no tile schedules."""
 
 UNTILED_BLOCKS = ("attention_partial_forward", "attention_partial_backward")
-"""Attention of a slice to the keys of another one: nobody has made tile schedules for it."""
+"""Attention of a slice to the keys of another one, for which there are no tile schedules."""
 
 PARTS: PerKernel[tuple[str, ...]] = PerKernel(
     "parts on the chip",
@@ -45,7 +45,7 @@ PARTS: PerKernel[tuple[str, ...]] = PerKernel(
         *UNTILED_BLOCKS,
     ),
 )
-"""The kernels that are tiled, and the parts that are computed one after the other."""
+"""Parts of each tiled kernel, which are computed one after the other."""
 
 _QUERY: Axes = (("b", "q"), ("g", "h", "d"))
 _KEY: Axes = (("b", "k"), ("g", "d"))
@@ -74,26 +74,27 @@ _OPERANDS: dict[str, dict[str, Axes]] = {
         "dv": _KEY,
     },
 }
-"""Operands of the parts of attention: b sequences, g key-value heads of h query heads, q queries, k keys, d elements of a head."""
+"""Operands of the parts of attention: b sequences, g key-value heads of h query heads, q queries, k keys, d elements of
+a head."""
 
 
 def attention_operands(part: str, *, documents: bool) -> dict[str, Axes]:
-    """Operands of a part of attention, with the starts of documents where it keeps them apart."""
+    """Return the operands of a part of attention; with the starts of documents where it keeps these apart."""
     return {**_OPERANDS[part], "documents": _STARTS} if documents else _OPERANDS[part]
 
 
 def has_softcap(step: Step) -> bool:
-    """Whether a step is attention that caps its scores: nobody has made tile schedules for that."""
+    """Return whether a step is attention that caps its scores, for which there are no tile schedules."""
     return step.options.get("softcap") is not None
 
 
 def tiles_of(schedules: Mapping[str, OnChipSchedule]) -> dict[str, TileSchedule]:
-    """Those on-chip schedules of a step that are tile schedules, by part."""
+    """Return the tile schedules among a step's on-chip schedules, by part."""
     return {part: schedule for part, schedule in schedules.items() if isinstance(schedule, TileSchedule)}
 
 
 def tiles_problem(step: Step, types: Types) -> str | None:
-    """Why the tile schedules of a step do not compute it, or None."""
+    """Return why the tile schedules of a step do not compute it, or None."""
     tiles = tiles_of(step.on_chip)
     if sorted(tiles) != sorted(PARTS.get(step.kernel, ())):
         return f"'{step.kernel}' has tiles for {', '.join(tiles)}"

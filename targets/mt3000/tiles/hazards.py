@@ -1,4 +1,14 @@
-"""A tile schedule followed core by core: no buffer is overfilled, nor overwritten before its last reader is done."""
+"""Hazards of a tile schedule, followed core by core: no buffer is overfilled, or overwritten while it is read.
+
+A transfer may take any time between its issue and the wait for it. So a copy counts as in use for that whole span, and
+a GSM buffer, which other cores read, is judged by the barriers in between:
+
+    core 0:   issue load of GSM | wait | barrier 1 |               | barrier 2 | issue load of the same copy
+    core 5:                            |           | issue, wait   |           |
+
+A read must lie between an arrival and the next issue with a barrier on each side. The cost is linear in the events of
+the cores that are followed.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +35,9 @@ from ratrain.targets.mt3000.tiles.tile_schedule import (
 )
 
 _MOST_EVENTS = 1_000_000
-"""Of one core: a schedule that needs more cannot be followed in reasonable time."""
+"""Most events of one core: a longer schedule cannot be followed in reasonable time."""
 _UNFINISHED = 1 << 60
-"""The barrier after which a transfer ends that was not waited for."""
+"""Phase in which a transfer ends that was never waited for: after every barrier."""
 
 
 @define(eq=False)
@@ -42,7 +52,7 @@ class _Copy:
 
 @define
 class _Filling:
-    """A load of a GSM buffer: what came, between which barriers."""
+    """One load of a GSM buffer: its ranges, and the barriers between which it came and was read."""
 
     ranges: Ranges
     issued: int
@@ -55,6 +65,7 @@ _Fillings = dict[tuple[str, int], _Filling]
 
 def check_hazards(schedule: TileSchedule) -> None:
     """Raise `UnsoundTilesError` unless every tile fits, arrives before it is used and stays until it was used."""
+    # After lcm(copies) iterations all buffers are at the same copies again: leaving out a multiple changes no state.
     period = lcm(*(buffer.copies for buffer in schedule.buffers))
     fillings: _Fillings = {}
     barriers = None
@@ -68,6 +79,7 @@ def check_hazards(schedule: TileSchedule) -> None:
         if followed.phase != (followed.phase if barriers is None else barriers):
             raise UnsoundTilesError(f"core {core} meets {followed.phase} barriers, core 0 {barriers}")
         barriers = followed.phase
+    # The next load into the same copy of a GSM buffer must be issued in a later phase than the last read.
     for (name, number), filling in fillings.items():
         copies = next(b.copies for b in schedule.buffers if b.name == name)
         later = fillings.get((name, number + copies))
@@ -76,7 +88,7 @@ def check_hazards(schedule: TileSchedule) -> None:
 
 
 def _representatives(schedule: TileSchedule) -> list[int]:
-    """Cores whose pieces differ in length from those of the cores before; core 0 first."""
+    """Return cores whose pieces differ in length from the pieces of all cores before; core 0 first."""
     cores: dict[tuple[object, ...], int] = {}
     for core in range(schedule.memories.cores):
         cores.setdefault(tuple(_lengths(schedule, schedule.body, dict(schedule.dims), core)), core)
@@ -86,7 +98,10 @@ def _representatives(schedule: TileSchedule) -> list[int]:
 def _lengths(
     schedule: TileSchedule, body: tuple[Statement, ...], last: dict[str, int], core: int
 ) -> Iterator[tuple[int, ...]]:
-    """For each dealt loop, the lengths of a core's pieces, and which, in the first and the last iteration of the loops around."""
+    """Yield for each dealt loop the length of a core's piece, or its number where lengths do not tell.
+
+    The loops around are in their last iteration.
+    """
     for loop in body:
         if not isinstance(loop, Loop):
             continue
@@ -102,7 +117,7 @@ def _lengths(
 
 @define(eq=False)
 class _Follower:
-    """Follows the events of one core."""
+    """State of one core while its events are followed."""
 
     schedule: TileSchedule
     core: int
@@ -132,7 +147,7 @@ class _Follower:
                 self.phase += 1
 
     def end(self) -> None:
-        """Transfers that were never waited for end some time after the last barrier."""
+        """Let transfers that were never waited for end after the last barrier."""
         for transfer in self.coming.values():
             if transfer.other in self.buffers:
                 self.fillings[transfer.other, transfer.other_number].last_read = _UNFINISHED
@@ -149,14 +164,16 @@ class _Follower:
             self.read_shared(event)
         else:
             self.reaches(event, self.operands[event.other], self.whole)
+        # From its issue on the transfer may write, so the old contents are gone; the new ones count from the wait.
         copy.held, copy.arriving = None, event.ranges
         self.coming[event.channel] = event
         if buffer.memory is OnChipMemory.GSM:
             self.fillings[buffer.name, event.number] = _Filling(event.ranges, self.phase)
 
     def read_shared(self, event: Transfer) -> None:
-        """A transfer out of GSM: after the barrier that follows the arrival."""
+        """Check a transfer out of GSM: it must be issued after the barrier that follows the arrival."""
         filling = self.fillings.get((event.other, event.other_number))
+        # It arrived in an earlier phase exactly if a barrier lies in between: only then do other cores know of it.
         if filling is None or filling.arrived is None or filling.arrived >= self.phase:
             raise UnsoundTilesError(f"'{event.buffer.name}' is loaded from '{event.other}' before all cores may")
         self.within(event.other, filling.ranges, event.ranges)
@@ -172,6 +189,7 @@ class _Follower:
 
     def wait(self, event: Await) -> None:
         transfer = self.coming.pop(event.channel, None)
+        # A wait for an idle channel ends at once.
         if transfer is None:
             return
         copy = self.copy(transfer.buffer.name, transfer.copy)
@@ -181,6 +199,7 @@ class _Follower:
         copy.held, copy.arriving = copy.arriving, None
         if transfer.buffer.memory is OnChipMemory.GSM:
             self.fillings[transfer.buffer.name, transfer.number].arrived = self.phase
+        # The transfer read GSM between its issue and now; the latest phase counts.
         if transfer.other in self.buffers:
             filling = self.fillings[transfer.other, transfer.other_number]
             filling.last_read = max(filling.last_read, self.phase)
@@ -203,7 +222,7 @@ class _Follower:
                     raise UnsoundTilesError(f"'{compute.kernel}' changes '{name}' while a transfer reads it")
 
     def ready(self, name: str, number: int, ranges: Ranges) -> _Copy:
-        """A copy that holds these ranges."""
+        """Return a copy after checking that it holds these ranges."""
         copy = self.copy(name, number)
         if copy.arriving is not None:
             raise UnsoundTilesError(f"'{name}' is used before it has arrived")
@@ -213,7 +232,7 @@ class _Follower:
         return copy
 
     def within(self, name: str, held: Ranges, ranges: Ranges) -> None:
-        # of all dimensions: a tile [keys, head_dim] is that of its sequence and head only
+        # Of all dimensions, not only the buffer's: a tile [keys, head_dim] belongs to one sequence and head.
         for dim in held:
             if not held[dim][0] <= ranges[dim][0] <= ranges[dim][1] <= held[dim][1]:
                 raise UnsoundTilesError(f"'{name}' holds {dim} = {held[dim]} where {ranges[dim]} is meant")
@@ -225,7 +244,7 @@ class _Follower:
                 raise UnsoundTilesError(f"'{buffer.name}' has room for {room} along {axis}, the tile has {size}")
 
     def reaches(self, event: Transfer, far: Axes, held: Ranges) -> None:
-        """The tile is a rectangle at the far end, of the same elements."""
+        """Check that the tile is a rectangle at the far end, of the same elements."""
         near = {*flat(event.buffer.axes)}
         for axis in far:
             if not is_contiguous(axis, event.ranges, held):

@@ -1,4 +1,16 @@
-"""What a tile schedule computes, followed symbolically: each result must be its kernel's formula, every element of it made once."""
+"""Meaning of a tile schedule, followed symbolically: each result must be its kernel's formula, each element made once.
+
+A term is a string that says how a buffer's contents were computed from operands, without ranges. A product of matrices
+becomes:
+
+    zero sum                          sum    = ""
+    add_product sum <- strip, tile    sum    = "Σa·b"
+    round_sum result <- sum           result = "round_sum(Σa·b)"       compared with the kernel's formula
+
+One pass over the nest is enough, as terms do not depend on ranges. Rules on the loops around a buffer (`same_deal`,
+`accumulators`, `once`) make sure that the ranges are right: no part of a sum is lost, counted twice or left to another
+core.
+"""
 
 from __future__ import annotations
 
@@ -41,18 +53,19 @@ _RESULTS: dict[str, dict[str, str]] = {
         "dv": "round_turned(Σdo·score_gradient.weight(q·k do·v lse delta{documents}))",
     },
 }
-"""What each result of a kernel must be, in the words of `_Meaning`: scalars before vectors; masks know the starts of documents, if there are any. Of a product of matrices see `_Meaning.check`."""
+"""Term that each result of a kernel must have: scalars before vectors; masks know the starts of documents, if there are
+any. For a product of matrices see `_Meaning.check`."""
 
 
 @define(eq=False)
 class _Meaning:
-    """Follows what buffers stand for through one pass over the nest."""
+    """Terms of all buffers through one pass over the nest."""
 
     schedule: TileSchedule
     terms: dict[str, str] = field(factory=dict)
     results: dict[str, str] = field(factory=dict)
     outer: dict[str, set[str]] = field(factory=dict)
-    """by buffer, the dimensions of loops around where it is made anew"""
+    """by buffer, the dimensions of loops around the place where it is made anew"""
     deals: dict[str, tuple[Loop, ...]] = field(factory=dict)
     """by buffer of a core, the loops around it that deal pieces out to cores, without their bodies"""
     axes: dict[str, Axes] = field(init=False)
@@ -72,6 +85,7 @@ class _Meaning:
         expected = {name: term.format(documents=documents) for name, term in expected.items()}
         if self.schedule.kernel == "gemm":
             added = [o.name for o in self.schedule.operands if o.name not in ("a", "b", "out")]
+            # The old `out` is added if the schedule loads it; `calls` compares that with the step's `accumulate`.
             sums = ["Σa·b", *sorted({*added, "out"} & {*self.terms.values()})]
             expected = {"out": f"round_sum({' '.join(sums)})"}
             if not {*added} <= {*self.terms.values()}:
@@ -98,7 +112,7 @@ class _Meaning:
                     pass
 
     def same_deal(self, name: str, loops: tuple[Loop, ...]) -> None:
-        """A core fills, changes and reads its buffer for the same pieces: no part of a sum is left to another core."""
+        """Raise unless a core fills, changes and reads its buffer for the same pieces, so that it has whole sums."""
         if name in self.shared:
             return
         deal = tuple(evolve(loop, body=()) for loop in loops if loop.cores > 1)
@@ -123,6 +137,7 @@ class _Meaning:
             case "add_product", (out,):
                 held = self.term(out)
                 factors = "·".join(sources)
+                # A sum that has a term already is one that a softmax has scaled before.
                 self.terms[out] = f"{held}+{factors}" if held else _ACCUMULATED + factors
             case "transpose", (out,):
                 self.terms[out] = sources[0]
@@ -143,10 +158,11 @@ class _Meaning:
                 raise UnsoundTilesError(f"'{compute.kernel}' cannot be followed")
 
     def accumulators(self, compute: Compute, loops: tuple[Loop, ...]) -> None:
-        """Sums begin and end within the same loops, but for those that cut the sum itself."""
+        """Raise unless sums begin and end within the same loops; only loops that cut the sum may come in between."""
         arguments = MICRO_KERNELS[compute.kernel].arguments(len(compute.writes), len(compute.reads))
         assert arguments is not None
         for argument, name in zip(arguments, (*compute.writes, *compute.reads), strict=True):
+            # The loops around that cut no dimension of the buffer: those that a sum runs over, or that repeat it.
             around = {loop.dim for loop in loops} - {*flat(self.axes[name])}
             if argument.mode == "=":
                 self.outer[name] = around
@@ -156,9 +172,11 @@ class _Meaning:
                 raise UnsoundTilesError(f"'{name}' is begun and added to in different loops")
 
     def once(self, target: str, loops: tuple[Loop, ...]) -> None:
-        """A store visits every element of an operand once, by one core."""
+        """Raise unless a store visits every element of an operand once, by one core."""
         if any(loop.sees or loop.dim not in flat(self.axes[target]) for loop in loops):
             raise UnsoundTilesError(f"'{target}' is stored in a loop that does not belong to it")
+        # Strides and sizes must be mixed-radix digits of the core's number: then each core has a place of its own, and
+        # no place is without a core.
         grid = sorted((loop.stride, loop.cores) for loop in loops if loop.cores > 1)
         reached = 1
         for stride, cores in grid:
@@ -170,7 +188,7 @@ class _Meaning:
 
 
 def _buffers(statement: Statement) -> tuple[str, ...]:
-    """The buffers that a statement by itself uses."""
+    """Return the buffers that a statement by itself uses."""
     match statement:
         case Compute():
             return (*statement.writes, *statement.reads)

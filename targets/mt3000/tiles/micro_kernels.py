@@ -1,8 +1,9 @@
-"""The micro-kernels a tile schedule may run, with the memories their buffers must be in.
+"""Micro-kernels a tile schedule may run, with the memories their buffers must be in.
 
-Signatures: what is written, then what is read, as `name:memories`, with `=` where the whole tile is made anew, `~` where
-what was there is changed, `*` where there may be any number, `?` where there may be none. Memories: `a` AM, `s` SM. Names are those of the arguments
-in `ratrain.targets.mt3000.kernels.tiled_compute`; scores are [keys, queries] or [queries, keys].
+Signatures: written buffers, then read ones, as `name:memories`, with `=` where the whole tile is made anew, `~` where
+its contents are changed, `*` where there may be any number, `?` where there may be none. Memories: `a` AM, `s` SM.
+Arguments have the same names in `ratrain.targets.mt3000.kernels.tiled_compute`; scores are [keys, queries] or [queries,
+keys].
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _TEXT = re.compile(r"(\w+):([as]+)([=~]?)([*?]?)")
 
 @frozen
 class TileArgument:
-    """A buffer a micro-kernel takes."""
+    """Buffer that a micro-kernel takes."""
 
     name: str
     memories: tuple[OnChipMemory, ...]
@@ -31,13 +32,13 @@ class TileArgument:
 
 @frozen
 class MicroKernel:
-    """A micro-kernel's buffers: those written, then those read."""
+    """Buffers of a micro-kernel: those written, then those read."""
 
     writes: tuple[TileArgument, ...]
     reads: tuple[TileArgument, ...]
 
     def arguments(self, writes: int, reads: int) -> tuple[TileArgument, ...] | None:
-        """What each of so many buffers is, or None where it takes another number of them."""
+        """Return the argument that each of `writes` and `reads` buffers is, or None where it takes another number."""
         read = list(self.reads)
         if read and read[-1].optional and reads < len(read):
             read.pop()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def tile_lines(schedule: TileSchedule, steps: Sequence[str], core: int, limit: int) -> Iterator[str]:
-    """A tile schedule with the steps that have it, its buffers, and the first `limit` events of a core."""
+    """Yield a tile schedule: the steps that have it, its buffers, and the first `limit` events of a core."""
     memories = schedule.memories
     extents = " ".join(f"{dim}={extent}" for dim, extent in schedule.dims)
     yield f"tiles {schedule.kernel} {extents}: {memories.cores} cores; {', '.join(steps)}"

@@ -1,13 +1,20 @@
-"""Tile schedules: how one kernel moves blocks of its operands through on-chip memory, as a short loop nest.
+"""Tile schedules: one kernel's movement of blocks of its operands through on-chip memory, as a short loop nest.
 
 All cores of a cluster execute the same nest. A dimension (`m`, `k`, ...) has a current range, at first all of it; a
-loop cuts the range into pieces, or deals the pieces out to cores. What a transfer moves is the current ranges of the
-dimensions its buffer has. DDR holds the operands; GSM is shared by the cores; AM and SM belong to a core. A buffer has
-one or more copies, and each copy its own DMA channel, so that waiting for a copy is waiting for a channel. A load of a
-GSM buffer is issued by core 0 for all.
+loop cuts the range into pieces, or deals the pieces out to cores. A transfer moves the current ranges of the dimensions
+its buffer has. DDR holds the operands; GSM is shared by the cores; AM and SM belong to a core. A buffer has one or more
+copies, and each copy its own DMA channel, so that waiting for a copy is waiting for a channel. A load of a GSM buffer
+is issued by core 0 for all. Example, a product whose C tiles stay in AM:
+
+    loop m by 36, over 4 cores
+      zero sum
+      loop k by 64
+        load a_strip (SM) from a, 1 ahead;  load b_tile (AM) from b, 1 ahead;  wait for both
+        add_product sum <- a_strip, b_tile
+      round_sum result <- sum;  store result in out
 
 A load stands where its piece is needed and is issued `ahead` visits before: at its first visit it issues `ahead` + 1
-transfers, then one each. It looks ahead as far as its source reaches: DDR is always there, what GSM holds only until
+transfers, then one each. It looks ahead as far as its source reaches: DDR is always there, contents of GSM only until
 its next load.
 """
 
@@ -24,21 +31,22 @@ from ratrain.ratrain_ir.config.types import Dtype
 from ratrain.targets.program.json_values import text, whole, word
 
 Axes: TypeAlias = tuple[tuple[str, ...], ...]
-"""The dimensions each axis of an array runs over: (("b", "q"), ("h", "d")) has row b * |q| + q and column h * |d| + d."""
+"""Dimensions that each axis of an array runs over: (("b", "q"), ("h", "d")) has row b * |q| + q and column h * |d| +
+d."""
 Ranges: TypeAlias = dict[str, tuple[int, int]]
-"""The current range of each dimension: its first index, and the first that is not in it any more."""
+"""Current range of each dimension: first index and exclusive end."""
 
 
 class UnsoundTilesError(Exception):
-    """Why a tile schedule is not sound."""
+    """Reason for which a tile schedule is not sound."""
 
 
 COPY_ALIGNMENT = 64
-"""Bytes: copies of buffers start at multiples of it."""
+"""Bytes of which the start of each copy of a buffer is a multiple."""
 
 
 class OnChipMemory(Enum):
-    """The on-chip memory a buffer lies in."""
+    """On-chip memory that a buffer lies in."""
 
     GSM = "gsm"
     AM = "am"
@@ -47,7 +55,7 @@ class OnChipMemory(Enum):
 
 @frozen
 class Memories:
-    """The on-chip memory a schedule may use: bytes of GSM of the cluster, of AM and SM of each core."""
+    """On-chip memory a schedule may use: bytes of GSM of the cluster, of AM and SM of each core."""
 
     cores: int
     gsm_bytes: int
@@ -55,7 +63,7 @@ class Memories:
     sm_bytes: int
 
     def capacity(self, memory: OnChipMemory) -> int:
-        """Bytes of a memory: of the cluster for GSM, of one core elsewhere."""
+        """Return the bytes of a memory: of the cluster for GSM, of one core elsewhere."""
         return {OnChipMemory.GSM: self.gsm_bytes, OnChipMemory.AM: self.am_bytes, OnChipMemory.SM: self.sm_bytes}[
             memory
         ]
@@ -63,7 +71,7 @@ class Memories:
 
 @frozen
 class TiledOperand:
-    """An operand of the kernel, in DDR."""
+    """Operand of the kernel, in DDR."""
 
     name: str
     dtype: Dtype
@@ -72,7 +80,10 @@ class TiledOperand:
 
 @frozen
 class OnChipBuffer:
-    """`copies` arrays of `shape` that are used in turn; copy i starts at `offset` + i * `copy_bytes`, on channel `channel` + i."""
+    """Buffer of `copies` arrays of `shape` that are used in turn.
+
+    Copy i starts at `offset` + i * `copy_bytes`, on channel `channel` + i.
+    """
 
     name: str
     memory: OnChipMemory
@@ -113,28 +124,28 @@ class TileStore:
 
 @frozen
 class Claim:
-    """Go on to the next copy of a buffer that computation fills."""
+    """Step to the next copy of a buffer that computation fills."""
 
     buffer: str
 
 
 @frozen
 class Wait:
-    """Wait for the channel of the current copy of a buffer; of a GSM buffer core 0 waits."""
+    """Wait for the channel of the current copy of a buffer; for a GSM buffer core 0 waits."""
 
     buffer: str
 
 
 @frozen
 class Barrier:
-    """Wait until all cores are here."""
+    """Wait until all cores have reached it."""
 
 
 @frozen
 class Compute:
-    """A micro-kernel on the current copies of buffers: first what it writes, then what it reads; `micro` is its register tile.
+    """Micro-kernel on the current copies of buffers: first those it writes, then those it reads.
 
-    `micro` = (rows of scalars, vectors of columns), (0, 0) where a micro-kernel has none.
+    `micro` is its register tile, (rows of scalars, vectors of columns), or (0, 0) where a micro-kernel has none.
     """
 
     kernel: str
@@ -145,11 +156,11 @@ class Compute:
 
 @frozen
 class Loop:
-    """Cut the range of `dim` into pieces of `tile`.
+    """Loop that cuts the range of `dim` into pieces of `tile`.
 
-    With `cores` > 1 the pieces are dealt out: core c plays as number (c // `stride`) % `cores`, there and back again,
-    so that long and short pieces even out. With `sees`, only the pieces are visited that the causal mask lets meet the
-    range of that dimension.
+    With `cores` > 1 the pieces are dealt out: core c plays as number (c // `stride`) % `cores`, in one order and then
+    in reverse, so that long and short pieces even out. With `sees`, only pieces are visited that the causal mask lets
+    meet the range of that dimension.
     """
 
     dim: str
@@ -165,11 +176,11 @@ Statement: TypeAlias = "TileLoad | TileStore | Claim | Wait | Barrier | Compute 
 
 @frozen(cache_hash=True)  # a key of caches and of the container's table of schedules
 class TileSchedule:
-    """The tiles of one part of a kernel call: the on-chip schedules of the form `tiles`."""
+    """Tiles of one part of a kernel call: the on-chip schedules of the form `tiles`."""
 
     form: ClassVar[str] = "tiles"
     kernel: str
-    """what the nest computes: gemm, attention_forward, attention_query_gradient or attention_key_gradient"""
+    """the nest computes gemm, attention_forward, attention_query_gradient or attention_key_gradient"""
     dims: tuple[tuple[str, int], ...]
     window: int | None
     """keys a query sees; None: all before it"""
@@ -180,20 +191,21 @@ class TileSchedule:
 
     @property
     def ranges(self) -> Ranges:
-        """All of every dimension."""
+        """Full range of every dimension."""
         return {name: (0, extent) for name, extent in self.dims}
 
     def extent(self, dim: str) -> int:
-        """Extent of a dimension."""
+        """Return the extent of a dimension."""
         return dict(self.dims)[dim]
 
     def operand_shape(self, operand: TiledOperand) -> tuple[int, ...]:
-        """Shape of an operand in DDR."""
+        """Return the shape of an operand in DDR."""
         extents = dict(self.dims)
         return tuple(prod(extents[dim] for dim in axis) for axis in operand.axes)
 
     def to_json(self) -> list[Any]:
-        """The schedule as plain data."""
+        """Return the schedule as plain data."""
+        # Lists without keys: `tiles_from_json` unpacks them in this order.
         memories = self.memories
         return [
             self.kernel,
@@ -210,12 +222,12 @@ class TileSchedule:
 
 
 def flat(axes: Axes) -> list[str]:
-    """The dimensions of all axes, in order."""
+    """Return the dimensions of all axes, in order."""
     return [dim for axis in axes for dim in axis]
 
 
 def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
-    """All statements of a nest, each before those inside it."""
+    """Yield all statements of a nest, each before those inside it."""
     for statement in body:
         yield statement
         if isinstance(statement, Loop):
@@ -223,22 +235,26 @@ def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
 
 
 def axis_range(axis: tuple[str, ...], ranges: Ranges, held: Ranges) -> tuple[int, int]:
-    """The indices along an axis that `ranges` select, counted from where `held` begins.
+    """Return the indices along an axis that `ranges` select, counted from the start of `held`.
 
-    Outer dimensions must be single indices where an inner one is not whole: the indices are contiguous.
+    They are (first, exclusive end). Outer dimensions must be single indices where an inner one is not whole, so that
+    the indices are contiguous.
     """
     start, stop = 0, 1
     for dim in axis:
         low, high = held[dim]
         first, last = ranges[dim] if stop - start == 1 else (low, high)
+        # The usual flattening, index = index of the outer dimensions * extent + index of this one, for the first and
+        # the last index.
         start, stop = start * (high - low) + first - low, (stop - 1) * (high - low) + last - low
     return start, stop
 
 
 def is_contiguous(axis: tuple[str, ...], ranges: Ranges, held: Ranges) -> bool:
-    """Whether `axis_range` says all: no dimension is cut inside one that has several indices."""
+    """Return whether `axis_range` selects exactly `ranges`: no dimension is cut inside one that has several indices."""
     several = False
     for dim in axis:
+        # Rows 2 to 3 with columns 0 to 4 of 8 each are two runs; row 2 alone with these columns is one.
         if several and ranges[dim] != held[dim]:
             return False
         several |= ranges[dim][1] - ranges[dim][0] > 1
@@ -246,12 +262,12 @@ def is_contiguous(axis: tuple[str, ...], ranges: Ranges, held: Ranges) -> bool:
 
 
 def elements(axes: Axes, ranges: Ranges) -> int:
-    """Elements that ranges select of an array with these axes."""
+    """Return the elements that ranges select of an array with these axes."""
     return prod(ranges[dim][1] - ranges[dim][0] for axis in axes for dim in axis)
 
 
 _DEPTH = 32
-"""Loops within loops that a file may have."""
+"""Most loops within loops that a file may have."""
 
 
 def _nest_to_json(body: tuple[Statement, ...]) -> list[Any]:
@@ -276,7 +292,7 @@ def _nest_to_json(body: tuple[Statement, ...]) -> list[Any]:
 
 
 def tiles_from_json(data: Any) -> TileSchedule:
-    """The inverse of `TileSchedule.to_json`.
+    """Return the tile schedule of `TileSchedule.to_json`'s data.
 
     Raises KeyError, TypeError or ValueError where the data is not a tile schedule's.
     """
@@ -313,6 +329,7 @@ def _nest(data: Any, depth: int) -> tuple[Statement, ...]:
         raise ValueError(f"a tile schedule has more than {_DEPTH} loops within each other")
     nest: list[Statement] = []
     for keyword, *fields in data:
+        # A statement with a wrong number of fields matches no case but the last.
         match keyword, fields:
             case "loop", [dim, tile, cores, stride, sees, inner]:
                 counts = whole(cores), whole(stride)

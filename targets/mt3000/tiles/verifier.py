@@ -1,13 +1,18 @@
-"""What a tile schedule must satisfy so that it computes its kernel within on-chip memory, whatever the speed of its transfers.
+"""Proof that a tile schedule computes its kernel within on-chip memory, whatever the speed of its transfers.
 
-1. Structure: names, axes, loops and micro-kernels fit together; buffers lie within their memory and share no byte and no channel.
-2. Meaning: followed symbolically, each result is the kernel's formula; loops visit every element of a result once.
-3. Hazards: a core's program is followed event by event. A transfer goes into a copy that nothing still reads or fills; a tile fits
-   its buffer; what is read has arrived and is the tile that is meant; what GSM holds is read by other cores between the barrier
-   after its arrival and the barrier before it is overwritten.
+1. Structure: names, axes, loops and micro-kernels fit together; buffers lie within their memory and share no byte and
+no channel. 2. Meaning: followed symbolically, each result is the kernel's formula; loops visit every element of a
+result once. 3. Hazards: a core's program is followed event by event. A transfer goes into a copy that nothing still
+reads or fills; a tile fits
+   barrier after their arrival and the barrier before they are overwritten.
+   its buffer; data has arrived before it is read, and it is the intended tile; contents of GSM are read by other cores
+   between the barrier after their arrival and the barrier before they are overwritten.
+   barrier after their arrival and the barrier before they are overwritten.
 
-Of loops with many iterations as many are followed as show every state of the copies that are used in turn, at both ends where the
-causal mask makes iterations differ; of cores whose pieces have equal lengths one is followed.
+Example of a hazard: with one copy, `load a (0), use a, load a (1 ahead) ...` would overwrite the tile in use.
+
+Of loops with many iterations only enough are followed to show every state of the copies that are used in turn, at both
+ends where the causal mask makes iterations differ. Of cores whose pieces have equal lengths one is followed.
 """
 
 from __future__ import annotations
@@ -44,14 +49,14 @@ from ratrain.targets.mt3000.tiles.tile_schedule import (
 _MOST_CORES = 1024
 _MOST_COPIES = 4
 _MOST_CHANNELS = 1024
-"""Far above any machine's: numbers beyond are no channels."""
+"""Bound of channel numbers, far above any machine's."""
 _SUMS = {"zero": 1, "product": 1, "add_product": 1, "start_softmax": 3, "softmax": 3}
-"""How many of the buffers that a micro-kernel writes, from the first on, hold sums."""
+"""Number of the buffers a micro-kernel writes, from the first on, that hold sums."""
 
 
 @lru_cache(maxsize=4096)
 def schedule_problem(schedule: TileSchedule) -> str | None:
-    """Why a tile schedule is not sound, or None."""
+    """Return why a tile schedule is not sound, or None."""
     try:
         _Structure(schedule).check()
         check_meaning(schedule)
@@ -62,7 +67,7 @@ def schedule_problem(schedule: TileSchedule) -> str | None:
 
 
 def structure_problem(schedule: TileSchedule) -> str | None:
-    """Why the parts of a tile schedule do not fit together, or None: what may be asked before it is listed or timed."""
+    """Return why the parts of a tile schedule do not fit together, or None; enough to list or time a sound file."""
     try:
         _Structure(schedule).check()
     except UnsoundTilesError as problem:
@@ -71,7 +76,7 @@ def structure_problem(schedule: TileSchedule) -> str | None:
 
 
 def operands_problem(schedule: TileSchedule, operands: Mapping[str, tuple[Dtype, tuple[int, ...]]]) -> str | None:
-    """Why a schedule is not one for operands of these types, or None."""
+    """Return why a schedule is not one for operands of these types, or None."""
     for operand in schedule.operands:
         given = operands.get(operand.name)
         if given is None:
@@ -83,7 +88,7 @@ def operands_problem(schedule: TileSchedule, operands: Mapping[str, tuple[Dtype,
 
 @define(eq=False)
 class _Structure:
-    """Names, places, memories."""
+    """Checks of names, places and memories."""
 
     schedule: TileSchedule
     buffers: dict[str, OnChipBuffer] = field(init=False)
@@ -133,12 +138,14 @@ class _Structure:
                 room = memories.capacity(buffer.memory)
                 yield f"'{buffer.name}' ends at byte {buffer.end} of the {room} of {buffer.memory.value}"
         for memory in OnChipMemory:
+            # In the order of offsets an overlap shows between neighbours.
             spans = sorted((b.offset, b.end, b.name) for b in self.schedule.buffers if b.memory is memory)
             yield from (
                 f"'{name}' and '{other}' share bytes of {memory.value}"
                 for (_, end, name), (start, _, other) in pairwise(spans)
                 if start < end
             )
+        # A buffer that only computation uses has no channel.
         moved = {s.buffer for s in statements(self.schedule.body) if isinstance(s, TileLoad | TileStore)}
         channels = Counter(
             b.channel + copy for b in self.schedule.buffers if b.name in moved for copy in range(b.copies)
@@ -151,6 +158,8 @@ class _Structure:
         match statement:
             case Loop(dim, tile, _, cores, stride, sees):
                 sound = dim in self.dims and tile >= 1 and cores >= 1 and stride >= 1
+                # The mask relates queries and keys only. A masked loop is not dealt out: its pieces would depend on the
+                # core's place.
                 masked = sees == "" or ({dim, sees} == {"q", "k"} and cores == 1 and {"q", "k"} <= self.dims.keys())
                 if not sound or not masked or cores * stride > self.schedule.memories.cores:
                     return f"a loop over '{dim}' by {tile} for {cores} cores that sees '{sees}' makes no sense"
@@ -176,6 +185,7 @@ class _Structure:
         if source not in self.buffers:
             return f"there is no '{source}' to load '{buffer.name}' from"
         held = self.buffers[source]
+        # DDR reaches every memory; GSM reaches AM and SM. Nothing goes between AM and SM, or from them to GSM.
         if held.memory is not OnChipMemory.GSM or buffer.memory is OnChipMemory.GSM:
             return (
                 f"there is no transfer from {held.memory.value} to {buffer.memory.value}: '{source}' to '{buffer.name}'"
@@ -189,7 +199,9 @@ class _Structure:
         return self.goes(buffer, target, self.operands[target], dtype)
 
     def goes(self, buffer: OnChipBuffer, other: str, axes: Axes, dtype: Dtype) -> str | None:
-        """Whether elements stand in the same order at both ends, and have one type."""
+        """Return why elements at both ends of a transfer differ in order or type, or None."""
+        # `in` consumes the iterator, so this asks for a subsequence: the buffer's dimensions in the order of the other
+        # end's.
         wide = iter(flat(axes))
         if buffer.dtype is not dtype or not all(dim in wide for dim in flat(buffer.axes)):
             return f"'{buffer.name}' and '{other}' differ in type or in the order of their dimensions"
@@ -226,7 +238,7 @@ class _Structure:
         return None
 
     def sources(self) -> None:
-        """Each buffer is loaded at one place: what was looked ahead for must be what comes."""
+        """Raise `UnsoundTilesError` if a buffer is loaded at several places: tiles issued ahead must be used next."""
         loads = Counter(s.buffer for s in statements(self.schedule.body) if isinstance(s, TileLoad))
         for name, count in loads.items():
             if count > 1:

@@ -1,13 +1,20 @@
-"""Tiles of attention: scores and probabilities are made and used in AM and never reach DDR.
+"""Tiles of attention: scores and probabilities are computed and used in AM and never reach DDR.
 
-Every product has its scalars in SM and its vectors in AM, and nothing can be moved from AM to SM. So the forward, and the half of the
-backward that gives the gradient of queries, hold a block of queries transposed in AM and stream keys and values through SM: scores are
-[keys, queries], softmax runs along vectors, and the output grows as [head_dim, queries]. The other half holds a block of keys and
-values in AM and streams queries and output gradients. So each half computes scores and their gradients anew: seven products instead
-of five, no partial sums between cores, and results that do not depend on timing.
+Every product has its scalars in SM and its vectors in AM, and nothing can be moved from AM to SM. So the forward, and
+the half of the backward that gives the gradient of queries, hold a block of queries transposed in AM and stream keys
+and values through SM: scores are [keys, queries], softmax runs along vectors, and the output grows as [head_dim,
+queries]. The other half holds a block of keys and values in AM and streams queries and output gradients:
 
-What is streamed comes by way of GSM, once for all cores: for as long as a whole sequence of some heads fits there (`resident`), else
-in chunks that are read again for each block of what is held. Heads and blocks are dealt out to a grid of cores.
+    part              held in AM (vectors)      streamed through SM (scalars)    sums in AM
+    forward           q                         k, v                             o
+    query gradient    q, do                     k, v                             dq
+    key gradient      k, v                      q, do                            dk, dv
+
+Each half of the backward computes scores and their gradients again: seven products instead of five. In return there are
+no partial sums between cores, and results do not depend on timing.
+
+Streamed operands come by way of GSM, once for all cores: a whole sequence of some heads where that fits there
+(`resident`), else chunks that are read again for each held block. Heads and blocks are dealt out to a grid of cores.
 """
 
 from __future__ import annotations
@@ -43,7 +50,7 @@ from ratrain.targets.mt3000.tiling.core import MICRO_TILES, Cluster, lanes, regi
 
 @frozen
 class AttentionShape:
-    """A causal attention of `batch` sequences, all tensors of one storage type."""
+    """Causal attention of `batch` sequences, all tensors of one storage type."""
 
     batch: int
     seq_len: int
@@ -53,7 +60,8 @@ class AttentionShape:
     window: int | None
     dtype: Dtype
     documents: bool = False
-    """whether queries see no key before the start of their document; as starts are data, the causal mask is what is timed: an upper bound"""
+    """True if queries see no key before the start of their document; as starts are data, the causal mask is timed: an
+    upper bound"""
 
     @property
     def group(self) -> int:
@@ -62,7 +70,7 @@ class AttentionShape:
 
     @property
     def dims(self) -> tuple[tuple[str, int], ...]:
-        """Sequences, key-value heads, query heads of one, queries, keys, elements of a head."""
+        """Extents by dimension: b sequences, g key-value heads, h query heads of one, q queries, k keys, d elements."""
         extents = (self.batch, self.kv_heads, self.group, self.seq_len, self.seq_len, self.head_dim)
         return tuple(zip("bghqkd", extents, strict=True))
 
@@ -74,7 +82,7 @@ class AttentionShape:
 
 @frozen
 class AttentionTiles:
-    """Sizes: `heads` key-value heads at a time, each with `blocks` cores; a core holds `held` rows and takes strips of `strip`."""
+    """Sizes: `heads` key-value heads at a time, each on `blocks` cores with `held` rows and strips of `strip`."""
 
     heads: int
     blocks: int
@@ -89,7 +97,7 @@ class AttentionTiles:
 
 @frozen
 class _Part:
-    """One of the three schedules of attention, in terms of what is held ("q" or "k") and what streams past."""
+    """One of the three schedules of attention: the held dimension ("q" or "k"), and the streamed one."""
 
     kernel: str
     held: str
@@ -99,7 +107,7 @@ class _Part:
 
     @property
     def groups_inside(self) -> bool:
-        """Whether what is held serves all query heads of a group: keys and values do."""
+        """True if held rows serve all query heads of a group: keys and values do."""
         return self.held == "k"
 
 
@@ -115,9 +123,10 @@ _DOCUMENTS = "documents"
 def attention_schedule(
     part: _Part, shape: AttentionShape, tiles: AttentionTiles, memories: Memories
 ) -> TileSchedule | None:
-    """The schedule of a part of attention with these tiles, or None where they do not fit."""
+    """Return the schedule of a part of attention with these tiles, or None where they do not fit."""
     layout = BufferLayout(memories)
     builder = _Builder(part, shape, tiles, layout)
+    # Building the nest adds its buffers to the layout; only then is it known whether they fit.
     body = builder.nest()
     if not layout.fits:
         return None
@@ -136,7 +145,7 @@ def _dtype_of(operand: str, shape: AttentionShape) -> Dtype:
 
 @frozen
 class _Builder:
-    """Buffers and nest of one part."""
+    """Buffers and loop nest of one part."""
 
     part: _Part
     shape: AttentionShape
@@ -156,10 +165,12 @@ class _Builder:
     def resident(
         self, before: tuple[Statement, ...], inside: tuple[Statement, ...], after: tuple[Statement, ...]
     ) -> tuple[Statement, ...]:
-        """GSM holds whole sequences; each core goes through its blocks at its own pace."""
+        """Return the nest in which GSM holds whole sequences and each core goes through its blocks at its own pace."""
         tiles, part = self.tiles, self.part
         stream = Loop(part.streamed, tiles.strip, inside, sees=part.held)
         held: Statement
+        # Keys and values serve all query heads of a group: the sums of their gradients stay in AM while `h` runs
+        # inside. Queries belong to one head, so `h` is outside and each head starts its sums anew.
         if part.groups_inside:
             held = Loop(part.held, tiles.held, (*before, Loop("h", 1, (stream,)), *after), cores=tiles.blocks)
         else:
@@ -170,7 +181,7 @@ class _Builder:
     def in_chunks(
         self, before: tuple[Statement, ...], inside: tuple[Statement, ...], after: tuple[Statement, ...]
     ) -> tuple[Statement, ...]:
-        """All cores hold one block each and take chunks together."""
+        """Return the nest in which all cores hold one block each and take chunks together."""
         tiles, part = self.tiles, self.part
         stream: Statement = Loop(part.streamed, tiles.strip, inside, sees=part.held)
         if part.groups_inside:
@@ -180,17 +191,18 @@ class _Builder:
         return (rows,) if part.groups_inside else (Loop("h", 1, (rows,)),)
 
     def on_grid(self, *body: Statement) -> Loop:
-        """Each core's own head and block."""
+        """Return a body on each core's own head and block."""
         block = Loop(self.part.held, self.tiles.held, body, cores=self.tiles.blocks)
         return Loop("g", 1, (block,), cores=self.tiles.heads, stride=self.tiles.blocks)
 
     def panels(self) -> tuple[Statement, ...]:
-        """Load what streams into GSM, twice as much where there is room, so that the next part comes while this one is used."""
+        """Load the streamed operands into GSM, in two copies where there is room, to overlap loading with use."""
         tiles, part, layout = self.tiles, self.part, self.layout
         heads: tuple[str, ...] = ("g", "h", "d") if part.groups_inside else ("g", "d")
         width = tiles.heads * self.shape.head_dim
         if part.groups_inside:
             width *= self.shape.group
+        # Two operands of two copies each.
         nbytes = 4 * tiles.chunk * width * self.shape.dtype.itemsize
         copies = 2 if nbytes <= layout.memories.gsm_bytes else 1
         names = []
@@ -201,10 +213,12 @@ class _Builder:
             )
             names.append((f"{operand}_panel", operand))
         loads = (TileLoad(panel, operand, copies - 1) for panel, operand in names)
+        # At the first barrier no core reads the copies that the loads fill. At the second one core 0 has waited for
+        # them, so all cores may read.
         return (Barrier(), *loads, *(Wait(panel) for panel, _ in names), Barrier())
 
     def strips(self) -> tuple[Statement, ...]:
-        """Load a strip of what streams into SM."""
+        """Load a strip of the streamed operands into SM."""
         axes: Axes = ((self.part.streamed,), ("d",))
         shape = (self.tiles.strip, self.shape.head_dim)
         names = [f"{operand}_strip" for operand in self.part.streams]
@@ -214,16 +228,17 @@ class _Builder:
         return (*loads, *(Wait(name) for name in names))
 
     def hold(self, operand: str) -> tuple[Statement, ...]:
-        """Load a block of what is held and transpose it: `operand`_held is [head_dim, rows]."""
+        """Load a block of a held operand and transpose it: `operand`_held is [head_dim, rows]."""
         rows, d, dtype = self.tiles.held, self.shape.head_dim, self.shape.dtype
         tile = self.layout.add(
             f"{operand}_tile", OnChipMemory.AM, dtype, ((self.part.held,), ("d",)), (rows, d), copies=2
         )
+        # Products take their vectors along the held rows, hence the transposition.
         held = self.am(f"{operand}_held", dtype, "d", self.part.held)
         return (TileLoad(tile, operand, 1), Wait(tile), Compute("transpose", (held,), (tile,)))
 
     def am(self, name: str, dtype: Dtype, *dims: str) -> str:
-        """A buffer in AM that only computation uses."""
+        """Add a buffer in AM that only computation uses; return its name."""
         sizes = {"d": self.shape.head_dim, self.part.held: self.tiles.held, self.part.streamed: self.tiles.strip}
         axes = tuple((dim,) for dim in dims)
         return self.layout.add(name, OnChipMemory.AM, dtype, axes, tuple(sizes[dim] for dim in dims), transfers=False)
@@ -239,13 +254,13 @@ class _Builder:
         return (Claim(tile), Wait(tile), Compute(compute, (tile,), sources), TileStore(tile, operand))
 
     def row(self, operand: str, dim: str, size: int, memory: OnChipMemory = OnChipMemory.AM) -> str:
-        """A buffer for one number a row."""
+        """Add a buffer for one number a row; return its name."""
         return self.layout.add(f"{operand}_row", memory, _dtype_of(operand, self.shape), ((dim,),), (size,), copies=2)
 
     def starts(
         self, size: int, memory: OnChipMemory = OnChipMemory.AM
     ) -> tuple[tuple[str, ...], tuple[Statement, ...]]:
-        """The buffer of where the documents of queries start, and what loads it; none where they are not kept apart."""
+        """Return the buffer of the starts of queries' documents, and its load; none if documents are not kept apart."""
         if not self.shape.documents:
             return (), ()
         row = self.row(_DOCUMENTS, "q", size, memory)
@@ -284,6 +299,7 @@ class _Builder:
         lse, delta = self.row("lse", "q", rows), self.row("delta", "q", rows)
         gradient = self.am("dq_sum", single, "d", "q")
         starts, loads = self.starts(rows)
+        # delta = rowsum(do * o) is computed with the queries' blocks and stored: the key gradient reads it from DDR.
         before = (
             *loads,
             *self.hold("q"),
@@ -309,6 +325,7 @@ class _Builder:
             *self.hold("v"),
             *(Compute("zero", (dk,), ()), Compute("zero", (dv,), ())),
         )
+        # Scores are [queries, keys] here: numbers of a query go with the scalars, so they are in SM.
         rows = [self.row(name, "q", self.tiles.strip, OnChipMemory.SM) for name in _ROW_OPERANDS]
         starts, loads = self.starts(self.tiles.strip, OnChipMemory.SM)
         inside = (
@@ -326,7 +343,11 @@ class _Builder:
     def score_gradients(
         self, factors: tuple[str, str, str, str], rows: tuple[str, ...], *dims: str
     ) -> tuple[Statement, ...]:
-        """Probabilities and the gradients of scores of a strip: of scores and of output gradients the scalars and vectors; what rows have."""
+        """Compute probabilities and gradients of scores of a strip.
+
+        `factors` are scalars and vectors of scores, then of their gradients; `rows` are the buffers with one number a
+        query.
+        """
         scalars, vectors, out_scalars, out_vectors = factors
         half, single = self.shape.dtype, Dtype.F32
         score, dweight = self.am("score", single, *dims), self.am("dweight", single, *dims)
@@ -344,11 +365,13 @@ _CHUNKS = (64, 256, 512, 1024, 2048)
 
 
 def attention_candidates(shape: AttentionShape, memories: Memories) -> Iterator[AttentionTiles]:
-    """Tiles worth timing."""
+    """Yield tiles worth timing."""
     width = lanes(shape.dtype)
     for heads in (h for h in range(1, memories.cores + 1) if memories.cores % h == 0 and h <= shape.kv_heads):
         blocks = memories.cores // heads
         for micro in (m for m in MICRO_TILES if registers(m, shape.dtype) <= 64):
+            # Held rows are the vectors of all products: as wide as the register tile, or, if that has one vector, a
+            # part of it.
             rows = (width // 4, width // 2, width) if micro[1] == 1 else (micro[1] * width,)
             strips = sorted({min(strip, shape.seq_len) for strip in _STRIPS})
             for held, strip in product(sorted({min(row, shape.seq_len) for row in rows}), strips):
@@ -358,12 +381,16 @@ def attention_candidates(shape: AttentionShape, memories: Memories) -> Iterator[
 
 
 def attention_bound_seconds(part: _Part, shape: AttentionShape, tiles: AttentionTiles, cluster: Cluster) -> float:
-    """About the time of a schedule, without building it: its products on the masked tiles, or its DDR traffic."""
+    """Estimate the time of a schedule without building it.
+
+    It is the slower of its products on the masked tiles and its DDR traffic.
+    """
     products = {FORWARD.kernel: 2, QUERY_GRADIENT.kernel: 3, KEY_GRADIENT.kernel: 4}[part.kernel]
     seq, d, size = shape.seq_len, shape.head_dim, shape.dtype.itemsize
     window = min(shape.window or seq, seq)
     block = tiles.held if tiles.resident else tiles.held * tiles.blocks
     starts = np.arange(0, seq, block)
+    # Rows that each held block meets: keys up to its end, or queries from its start on, within the window.
     met = np.minimum(starts + block, seq) if part.held == "q" else seq - starts
     met = np.minimum(met, window + block)
     blocks, reached = len(starts), float(met.mean())
@@ -374,6 +401,8 @@ def attention_bound_seconds(part: _Part, shape: AttentionShape, tiles: Attention
     rows = _of_busiest(met, tiles.blocks) if tiles.resident else float(met.sum())
     arithmetic = turns * rows * products * cycles / cluster.clock
     streamed = 2 * shape.batch * d * size * (shape.heads if part.groups_inside else shape.kv_heads)
+    # Rows of each head that come from DDR: once if they stay in GSM, else once for each held block that meets them, and
+    # for each query head.
     reads = seq if tiles.resident else blocks * reached
     if not (tiles.resident or part.groups_inside):
         reads *= shape.group
@@ -381,7 +410,7 @@ def attention_bound_seconds(part: _Part, shape: AttentionShape, tiles: Attention
 
 
 def _of_busiest(met: NDArray[np.int64], players: int) -> float:
-    """The most that one player gets where pieces are dealt out there and back again."""
+    """Return the most rows that one core gets if blocks are dealt out in one order and then in reverse."""
     turns = np.zeros((-(-len(met) // players), players))
     turns.reshape(-1)[: len(met)] = met
     turns[1::2] = turns[1::2, ::-1].copy()

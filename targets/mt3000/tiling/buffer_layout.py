@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @define
 class BufferLayout:
-    """Collects the buffers of a schedule and gives each its bytes and channels."""
+    """Buffers of a schedule, each with its bytes and channels."""
 
     memories: Memories
     buffers: list[OnChipBuffer] = field(factory=list)
@@ -32,7 +32,7 @@ class BufferLayout:
         copies: int = 1,
         transfers: bool = True,
     ) -> str:
-        """Place a buffer behind those before it; its name. One without `transfers` takes no channel."""
+        """Place a buffer behind the earlier ones and return its name; a buffer without `transfers` takes no channel."""
         buffer = OnChipBuffer(
             name, memory, dtype, axes, shape, copies, self.used[memory], self.channels if transfers else 0
         )
@@ -43,5 +43,5 @@ class BufferLayout:
 
     @property
     def fits(self) -> bool:
-        """Whether everything lies within its memory."""
+        """True if every buffer lies within its memory."""
         return all(self.used[memory] <= self.memories.capacity(memory) for memory in OnChipMemory)

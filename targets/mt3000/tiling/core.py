@@ -1,4 +1,4 @@
-"""What a DSP core does in how many cycles: micro-kernels on 16 lanes of 64 bit with three multiply-add units."""
+"""Cycles of a DSP core: micro-kernels on 16 lanes of 64 bit with three multiply-add units."""
 
 from __future__ import annotations
 
@@ -18,51 +18,53 @@ LANE_BYTES = 16 * 8
 MULTIPLY_ADD_UNITS = 3
 REGISTERS = 64
 MICRO_TILES = ((18, 1), (9, 2), (6, 3), (6, 4))
-"""Register tiles (rows, vectors). Rows times vectors are multiples of 3 and at least 18, to hide the six cycles of a multiply-add;
-with accumulators of float32, so two registers for a vector of halves, operands and accumulators fit the 64 registers."""
+"""Register tiles (rows, vectors). Rows times vectors are multiples of 3 and at least 18, to hide the six cycles of a
+multiply-add. Operands and accumulators fit the 64 registers; accumulators are float32, so take two registers for a
+vector of halves."""
 _LEAST_CYCLES = 6
-"""Of one step along k: the latency of a multiply-add, after which the same accumulator may be used again."""
+"""Least cycles of one step along k: the latency of a multiply-add, after which the same accumulator may be used
+again."""
 
 
 def lanes(dtype: Dtype) -> int:
-    """Elements of a vector register."""
+    """Return the elements of a vector register."""
     return LANE_BYTES // dtype.itemsize
 
 
 def registers(micro: tuple[int, int], dtype: Dtype) -> int:
-    """Vector registers a micro-kernel holds: one step's operands, and accumulators of at least float32."""
+    """Return the vector registers a micro-kernel holds: one step's operands, and accumulators of at least float32."""
     rows, vectors = micro
     return rows + vectors + rows * vectors * max(1, Dtype.F32.itemsize // dtype.itemsize)
 
 
 def step_cycles(micro: tuple[int, int]) -> int:
-    """Cycles of one step along k."""
+    """Return the cycles of one step along k."""
     rows, vectors = micro
     return max(_LEAST_CYCLES, -(-rows * vectors // MULTIPLY_ADD_UNITS))
 
 
 @frozen
 class Cluster:
-    """The constants of a machine file that tiles need, in bytes, seconds and cycles."""
+    """Constants of a machine file that tiles need, in bytes, seconds and cycles."""
 
     memories: Memories
     clock: float
     ddr_bandwidth: float
     gsm_bandwidth: float
     am_load: float
-    """bytes a cycle and core"""
+    """bytes a cycle, of each core"""
     dma_start: float
     """cycles of the core for issuing a transfer and waiting for it"""
     micro_kernel_start: float
-    """cycles of a micro-kernel beside its steps"""
+    """cycles of a micro-kernel in addition to its steps"""
     transpose_rate: float
-    """elements a cycle and core"""
+    """elements a cycle, of each core"""
     exp_operations: float
     """vector operations of an exponential"""
 
     @property
     def cores(self) -> int:
-        """DSP cores."""
+        """Number of DSP cores."""
         return self.memories.cores
 
 
@@ -89,7 +91,7 @@ _ORDER = (
 
 
 def cluster_of(machine: Constants) -> Cluster:
-    """The cluster a machine file describes; equal values give the same object.
+    """Return the cluster a machine file describes; equal values give the same object.
 
     Raises KeyError where the file has no memory levels.
     """

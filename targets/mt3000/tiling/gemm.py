@@ -1,8 +1,14 @@
 """Tiles of a matrix product: C tiles of all cores stay in AM over the whole inner dimension, A and B stream past them.
 
-The cores form a grid of rows and columns. A panel of A, shared by all, is in GSM; strips of it go to each core's SM, from where a
-micro-kernel broadcasts its elements. Tiles of B go to AM: from DDR where every core has its own, by way of GSM where the rows of
-the grid share them. Sums are float32 and rounded once. A transposed B is transposed in AM, a transposed A only read in another order.
+The cores form a grid of rows and columns, here 2 x 2:
+
+            B columns 0   B columns 1
+    A rows 0   core 0        core 1        panel of A in GSM -> strips to each core's SM -> broadcast elements
+    A rows 1   core 2        core 3        tiles of B -> AM -> vectors
+
+A panel of A, shared by all cores, is in GSM; strips of it go to each core's SM, from where a micro-kernel broadcasts
+its elements. Tiles of B go to AM: from DDR where every core has its own, by way of GSM where the rows of the grid share
+them. Sums are float32 and rounded once. A transposed B is transposed in AM, a transposed A only read in another order.
 """
 
 from __future__ import annotations
@@ -34,7 +40,10 @@ from ratrain.targets.mt3000.tiling.core import MICRO_TILES, Cluster, lanes, regi
 
 @frozen
 class GemmShape:
-    """A matrix product [m, k] x [k, n]. `added` are operands that join the sum: (name, dtype), the old `out` among them."""
+    """Matrix product [m, k] x [k, n].
+
+    `added` are operands that join the sum, as (name, dtype); the old `out` may be one.
+    """
 
     m: int
     n: int
@@ -48,28 +57,28 @@ class GemmShape:
 
     @property
     def arithmetic(self) -> Dtype:
-        """The wider of the factors' types."""
+        """Wider type of the two factors."""
         return max(self.a, self.b, key=lambda dtype: dtype.itemsize)
 
     @property
     def accumulator(self) -> Dtype:
-        """The type of the sums: float32 at least."""
+        """Type of the sums: float32 at least."""
         return Dtype.F64 if self.arithmetic is Dtype.F64 else Dtype.F32
 
     @property
     def a_axes(self) -> Axes:
-        """Axes of a as it is stored."""
+        """Axes of a in storage."""
         return (("k",), ("m",)) if self.trans_a else (("m",), ("k",))
 
     @property
     def b_axes(self) -> Axes:
-        """Axes of b as it is stored."""
+        """Axes of b in storage."""
         return (("n",), ("k",)) if self.trans_b else (("k",), ("n",))
 
 
 @frozen
 class GemmTiles:
-    """Sizes of everything. The grid has `rows` x `columns` cores; each has a tile of C of m x n, and takes tiles of B of k rows."""
+    """Sizes of all tiles: a grid of `rows` x `columns` cores, each with m x n of C and k rows of B at a time."""
 
     rows: int
     columns: int
@@ -83,7 +92,7 @@ class GemmTiles:
 
 
 def gemm_schedule(shape: GemmShape, tiles: GemmTiles, memories: Memories) -> TileSchedule | None:
-    """The schedule of a product with these tiles, or None where they do not fit."""
+    """Return the schedule of a product with these tiles, or None where they do not fit."""
     layout = _layout(shape, tiles, memories)
     if not layout.fits:
         return None
@@ -160,7 +169,7 @@ def _nest(shape: GemmShape, tiles: GemmTiles) -> tuple[Statement, ...]:
 
 
 def _results(shape: GemmShape, tiles: GemmTiles) -> Iterator[Statement]:
-    """Rounding of finished sums, a few rows at a time."""
+    """Yield the statements that round finished sums and store them, a few rows at a time."""
     names = [name for name, _ in shape.added]
     if "bias" in names:
         yield from (TileLoad("bias_tile", "bias", 1), Wait("bias_tile"))
@@ -181,7 +190,7 @@ def _results(shape: GemmShape, tiles: GemmTiles) -> Iterator[Statement]:
 
 
 def _on_grid(tiles: GemmTiles, *body: Statement) -> Loop:
-    """Each core's own tile of C."""
+    """Return a body on each core's own tile of C."""
     along_n = Loop("n", tiles.n, body, cores=tiles.columns)
     return Loop("m", tiles.m, (along_n,), cores=tiles.rows, stride=tiles.columns)
 
@@ -189,15 +198,16 @@ def _on_grid(tiles: GemmTiles, *body: Statement) -> Loop:
 _DEPTHS = (16, 32, 64, 128, 256, 512)
 _PANEL_FACTORS = (1, 4)
 _RESULT_SHARE = 48
-"""Part of AM for one copy of a strip of results: many rows for a transfer, little of the room of the sums."""
+"""Divisor of AM for one copy of a strip of results: many rows in a transfer, little taken from the room of the sums."""
 _COLUMN_ROUNDS = 4
 
 
 def gemm_candidates(shape: GemmShape, memories: Memories) -> Iterator[GemmTiles]:
-    """Tiles worth timing: for every grid, micro-kernel and depth the tallest C tile that fits."""
+    """Yield tiles worth timing: for every grid, width, depth and micro-kernel the tallest C tile that fits."""
     width = lanes(shape.arithmetic)
     micros = [micro for micro in MICRO_TILES if registers(micro, shape.arithmetic) <= 64]
     for columns in (c for c in range(1, memories.cores + 1) if memories.cores % c == 0):
+        # Widths that spread the columns evenly over one to four rounds, in whole vectors.
         even = {_up(-(-shape.n // (columns * rounds)), width) for rounds in range(1, _COLUMN_ROUNDS + 1)}
         widths = {min(n, shape.n) for n in even}
         for n in sorted(widths):
@@ -212,6 +222,8 @@ def _tallest(
     rows = memories.cores // columns
     result_m = max(1, min(shape.m, memories.am_bytes // (_RESULT_SHARE * n * shape.accumulator.itemsize)))
     b_copies = 3 if shape.trans_b else 2
+    # AM holds the tiles of B (two copies, and the transposed one), two strips of results with everything added to them,
+    # and some alignment. The sums get the rest.
     taken = n * depth * shape.b.itemsize * b_copies
     taken += 2 * n * result_m * (shape.out.itemsize + sum(dtype.itemsize for _, dtype in shape.added)) + 1024
     most = (memories.am_bytes - taken) // (n * shape.accumulator.itemsize)
@@ -223,6 +235,7 @@ def _tallest(
         m = min(most, gsm // (panel_k * rows * shape.a.itemsize))
         if m < 1:
             continue
+        # The height is evened out over the rounds it takes anyway, so that the last round is no short one.
         rounds = -(-shape.m // (m * rows))
         m = min(m, _up(-(-shape.m // (rounds * rows)), micro[0]))
         strip = _down(min(strip_m, m), micro[0])
@@ -234,12 +247,12 @@ def _up(value: int, multiple: int) -> int:
 
 
 def _down(value: int, multiple: int) -> int:
-    """At least one, for extents smaller than a multiple."""
+    """Round down to a multiple, but to no less than 1; values smaller than a multiple stay."""
     return max(1, value // multiple * multiple) if value >= multiple else max(1, value)
 
 
 def gemm_bound_seconds(shape: GemmShape, tiles: GemmTiles, cluster: Cluster) -> float:
-    """About the time of a schedule, without building it: the slowest of arithmetic, DDR and GSM."""
+    """Estimate the time of a schedule without building it: the slowest of arithmetic, DDR and GSM."""
     row_blocks = -(-shape.m // (tiles.rows * tiles.m))
     column_blocks = -(-shape.n // (tiles.columns * tiles.n))
     height, width = min(tiles.m, -(-shape.m // tiles.rows)), min(tiles.n, -(-shape.n // tiles.columns))
@@ -253,6 +266,8 @@ def gemm_bound_seconds(shape: GemmShape, tiles: GemmTiles, cluster: Cluster) -> 
         cycles += shape.k * width / cluster.transpose_rate
     a, b = shape.m * shape.k * shape.a.itemsize, shape.k * shape.n * shape.b.itemsize
     c = shape.m * shape.n * (shape.out.itemsize + sum(dtype.itemsize for name, dtype in shape.added if name != "bias"))
+    # A panel is written to GSM once and read by every column of cores; likewise B by every row. Results are not
+    # overlapped.
     gsm = a * column_blocks * (1 + tiles.columns)
     if tiles.rows > 1:
         gsm += b * row_blocks * (1 + tiles.rows)

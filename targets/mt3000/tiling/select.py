@@ -1,4 +1,4 @@
-"""Tile schedules of the kernel calls of a routine, and what a tiled call costs."""
+"""Tile schedules of the kernel calls of a routine, and the cost of a tiled call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @frozen
 class TiledCall:
-    """What a kernel call costs by its tiles: seconds alone, bytes across DDR, bytes by (source, destination) memory."""
+    """Cost of a kernel call by its tiles: seconds alone, bytes across DDR, bytes by (source, destination) memory."""
 
     seconds: float
     ddr_bytes: int
@@ -34,8 +34,10 @@ class TiledCall:
 
 
 def with_tiles(routine: Routine, cluster: Cluster) -> Routine:
-    """The routine with a schedule for every step that can be tiled on a cluster; where no tile fits, a step has none."""
+    """Return the routine with a schedule for every step that can be tiled on a cluster; other steps have none."""
     known = _known.setdefault(cluster, {})
+    # Tiled routines are kept by name, as routines of one model and plan have different names. Another model may use the
+    # same name for another routine, hence the test of identity.
     if routine.key not in known or known[routine.key][0] is not routine:
         steps = tuple(attrs.evolve(step, on_chip=step_tiles(routine, step, cluster)) for step in routine.steps)
         known[routine.key] = routine, attrs.evolve(routine, steps=steps)
@@ -43,11 +45,12 @@ def with_tiles(routine: Routine, cluster: Cluster) -> Routine:
 
 
 _known: dict[Cluster, dict[str, tuple[Routine, Routine]]] = {}
-"""The last routine of a name, and what became of it: routines are made once a shape, so that identity tells."""
+"""Last routine of each name, and the tiled routine made of it. Routines are made once a shape, so that identity tells
+them apart."""
 
 
 def step_tiles(routine: Routine, step: Step, cluster: Cluster) -> dict[str, TileSchedule]:
-    """The schedules of the parts of a kernel call; none where it is not tiled or nothing fits."""
+    """Return the schedules of the parts of a kernel call; none where it is not tiled or nothing fits."""
     if has_softcap(step):
         return {}
     try:
@@ -67,7 +70,7 @@ def _schedule(routine: Routine, step: Step, part: str, cluster: Cluster) -> Tile
 
 
 def gemm_shape(routine: Routine, step: Step) -> GemmShape:
-    """The shape of a `gemm` step."""
+    """Return the shape of a `gemm` step."""
     (a, a_shape), (b, _), (out, (m, n)) = (routine.operand(step.operands[name]) for name in ("a", "b", "out"))
     trans_a, trans_b = (bool(step.options.get(name)) for name in ("trans_a", "trans_b"))
     names = [name for name in ("bias", "residual") if name in step.operands]
@@ -78,7 +81,7 @@ def gemm_shape(routine: Routine, step: Step) -> GemmShape:
 
 
 def tiled_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
-    """What a kernel call asks of its engine and of DDR: products and attention by their tiles, everything else by the roofline."""
+    """Return the work of a kernel call: products and attention by their tiles, everything else by the roofline."""
     call = tiled_call(routine, step, machine)
     if call is None:
         return roofline_work(routine, step, machine)
@@ -86,9 +89,10 @@ def tiled_work(routine: Routine, step: Step, machine: Machine) -> ResourceWork:
 
 
 def tiled_call(routine: Routine, step: Step, machine: Machine) -> TiledCall | None:
-    """What a kernel call costs by its tiles, its parts one after the other; None where it is not tiled.
+    """Return the cost of a kernel call by its tiles, its parts one after the other; None where it is not tiled.
 
-    The schedules are those of the step; one made for other memories, or for none, gets those of this machine.
+    The step's own schedules count. A step whose schedules are for other memories, or that has none, gets schedules for
+    this machine.
     """
     if step.kernel not in PARTS:
         return None

@@ -1,4 +1,11 @@
-"""The search for tiles: candidates in order of a bound, the best of them timed. Deterministic, and cached by shape and machine."""
+"""Search for tile sizes: candidates are sorted by an estimate of their time, the most promising are timed.
+
+    candidates (hundreds of tile sizes) -> sorted by estimate (closed form) -> first 4 that fit -> tile_time -> fastest
+
+The search is deterministic and cached by shape and machine. The estimate ignores part of the time, so the result is a
+good schedule, not provably the best. The cost is an estimate a candidate, and the build and timing of `_TIMED`
+schedules.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +38,7 @@ Tiles = TypeVar("Tiles")
 
 @cache
 def gemm_tiles(shape: GemmShape, cluster: Cluster) -> TileSchedule:
-    """The schedule of a matrix product.
+    """Return the schedule of a matrix product.
 
     Raises ValueError where the cluster's memories hold no tile of it.
     """
@@ -45,7 +52,7 @@ def gemm_tiles(shape: GemmShape, cluster: Cluster) -> TileSchedule:
 
 @cache
 def attention_tiles(kernel: str, shape: AttentionShape, cluster: Cluster) -> TileSchedule:
-    """The schedule of a part of attention.
+    """Return the schedule of a part of attention.
 
     Raises ValueError where the cluster's memories hold no tile of it.
     """
@@ -60,7 +67,7 @@ def attention_tiles(kernel: str, shape: AttentionShape, cluster: Cluster) -> Til
 
 @cache
 def timed(schedule: TileSchedule, cluster: Cluster) -> TileTime:
-    """`tile_time`, once for a schedule."""
+    """Return the time of a schedule (`tile_time`), computed once."""
     return tile_time(schedule, cluster)
 
 
@@ -70,7 +77,9 @@ def _best(
     build: Callable[[Tiles], TileSchedule | None],
     cluster: Cluster,
 ) -> TileSchedule:
-    """The fastest of the few that promise most; of equals the first."""
+    """Return the fastest of the few most promising schedules; the first of equal ones."""
+    # Building is lazy: a candidate that does not fit costs a layout only, and does not use up one of the `_TIMED`
+    # places.
     ordered = sorted(candidates, key=bound)
     promising = islice((schedule for schedule in map(build, ordered) if schedule is not None), _TIMED)
     best = min(promising, key=lambda schedule: tile_time(schedule, cluster).seconds, default=None)
@@ -80,5 +89,5 @@ def _best(
 
 
 ATTENTION_BACKWARD = (QUERY_GRADIENT.kernel, KEY_GRADIENT.kernel)
-"""The two halves, in order."""
+"""Parts of the backward, in order."""
 ATTENTION_FORWARD = (FORWARD.kernel,)

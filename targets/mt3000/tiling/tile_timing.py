@@ -1,9 +1,14 @@
 """Time and traffic of a tile schedule on a cluster, read off its loop nest.
 
 Barriers and the loops around them cut a schedule into sections. A section takes as long as the slowest of four: the
-cores (cycles of their micro-kernels and of issuing transfers; the slowest core counts), their AM, GSM, DDR; transfers
-issued ahead overlap with what the cores compute meanwhile. Before the first section the first tiles must arrive, after
-the last one the last results must leave. Traffic is exact: every byte of every transfer of every core.
+cores (cycles of their micro-kernels and of issuing transfers; the slowest core counts), their AM, GSM, DDR. Transfers
+issued ahead overlap with the computation meanwhile. Before the first section the first tiles must arrive, after the
+last one the last results must leave:
+
+    fill | max(core, AM, GSM, DDR) of section 1 | ... of section 2 | ... | drain
+
+Iterations that are alike are walked once and multiplied, so the cost depends on the nest and on the mask, hardly on the
+extents; cores are numpy vectors. Traffic is exact: every byte of every transfer of every core. Seconds are an estimate.
 """
 
 from __future__ import annotations
@@ -33,9 +38,9 @@ from ratrain.targets.mt3000.tiles.tile_schedule import (
 from ratrain.targets.mt3000.tiling.core import LANE_BYTES, MULTIPLY_ADD_UNITS, Cluster, lanes, step_cycles
 
 PerCore: TypeAlias = NDArray[np.float64]
-"""One number a core."""
+"""One number for each core."""
 _Spans: TypeAlias = dict[str, tuple[Any, Any]]
-"""The range of each dimension, the same on all cores (int) or one for each (array)."""
+"""Range of each dimension, the same on all cores (int) or one for each (array)."""
 
 _VECTOR_OPERATIONS = {
     "zero": 1,
@@ -49,19 +54,20 @@ _VECTOR_OPERATIONS = {
     "scale_turned": 3,
     "divide_turned": 3,
 }
-"""Vector operations on float32 for each element of the largest buffer, beside exponentials of scores. Assumed: counted off the formulas."""
+"""Vector operations on float32 for each element of the largest buffer, without exponentials of scores. Assumed: counted
+off the formulas."""
 _EXPONENTIALS = ("softmax", "score_gradient")
 
 
 @frozen
 class TileTime:
-    """What a schedule takes when it has the cluster to itself. Seconds; bytes by (source, destination) memory."""
+    """Time of a schedule that has the cluster to itself: seconds, and bytes by (source, destination) memory."""
 
     seconds: float
     fill_seconds: float
     drain_seconds: float
     core_seconds: float
-    """of the slowest core in every section, added up; the same for the others"""
+    """of the slowest core in every section, added up; likewise for the other three"""
     am_seconds: float
     gsm_seconds: float
     ddr_seconds: float
@@ -74,13 +80,13 @@ class TileTime:
 
     @property
     def bound(self) -> str:
-        """What takes longest."""
+        """Name of the resource that takes longest: core, am, gsm or ddr."""
         seconds = {"core": self.core_seconds, "am": self.am_seconds, "gsm": self.gsm_seconds, "ddr": self.ddr_seconds}
         return max(seconds, key=seconds.__getitem__)
 
 
 def tile_time(schedule: TileSchedule, cluster: Cluster) -> TileTime:
-    """Time and traffic of a schedule."""
+    """Return time and traffic of a schedule."""
     walk = _Walk(schedule, cluster)
     walk.run(schedule.body, dict(schedule.ranges), np.ones(cluster.cores))
     walk.close()
@@ -116,7 +122,7 @@ class _Seconds:
 
 @define(eq=False)
 class _Section:
-    """What happens between two synchronisations: cycles of each core and its AM, bytes of the shared memories."""
+    """Work between two synchronisations: cycles of each core and its AM, bytes of the shared memories."""
 
     core: PerCore
     am: PerCore
@@ -127,7 +133,7 @@ class _Section:
 
 @define(eq=False)
 class _Walk:
-    """Adds up a nest; loops whose iterations are alike are walked once."""
+    """Sum over a loop nest; loops whose iterations are alike are walked once."""
 
     schedule: TileSchedule
     cluster: Cluster
@@ -147,7 +153,7 @@ class _Walk:
         return _Section(np.zeros(self.cluster.cores), np.zeros(self.cluster.cores))
 
     def close(self) -> None:
-        """End the open section."""
+        """End the open section: add the time of its slowest resource to the closed sections."""
         part, cluster = self.open, self.cluster
         core, am = float(part.core.max()) / cluster.clock, float(part.am.max()) / cluster.clock
         gsm, ddr = part.gsm / cluster.gsm_bandwidth, part.ddr / cluster.ddr_bandwidth
@@ -155,7 +161,7 @@ class _Walk:
         self.open = self.section()
 
     def synchronises(self, statement: Statement) -> bool:
-        """Whether there is a barrier inside."""
+        """Return whether there is a barrier inside."""
         if not isinstance(statement, Loop):
             return False
         if id(statement) not in self.synchronising:
@@ -163,9 +169,11 @@ class _Walk:
         return self.synchronising[id(statement)]
 
     def run(self, body: tuple[Statement, ...], spans: _Spans, times: PerCore) -> None:
-        """Add what a body does; `times` is how often, by core, within the open section."""
+        """Add the work of a body; `times` is how often it runs within the open section, by core."""
         parted = any(self.synchronises(statement) for statement in body)
         for statement in body:
+            # A loop with or next to a barrier is a section of its own. Without computation a section stays open: its
+            # transfers belong to what follows.
             if parted and isinstance(statement, Loop) and self.open.computes:
                 self.close()
             match statement:
@@ -188,6 +196,8 @@ class _Walk:
         start, stop = self.seen(loop, spans)
         if loop.cores > 1:
             self.dealt(loop, spans, times, start, stop)
+        # Pieces that the mask does not cut are alike, so one stands for all; those on the diagonal or the window's edge
+        # are walked one by one.
         elif self.differs(loop):
             lows = [start + turn * loop.tile for turn in range(_turns(start, stop, loop.tile))]
             alike = [low for low in lows if self.is_all_seen(loop, spans, low, low + loop.tile)]
@@ -205,12 +215,15 @@ class _Walk:
                 self.piece(loop, spans, times, end, end + rest)
 
     def differs(self, loop: Loop) -> bool:
-        """Whether iterations differ by more than their length: the mask reaches inside."""
+        """Return whether iterations differ by more than their length, because the mask reaches loops inside."""
         inner = (s for s in statements(loop.body) if isinstance(s, Loop) and s.sees)
         return any(loop.dim in (s.sees, s.dim) for s in inner)
 
     def is_all_seen(self, loop: Loop, spans: _Spans, low: Any, high: Any) -> bool:
-        """Whether the mask lets all of a piece meet all of the range of what `sees` names; such pieces are alike."""
+        """Return whether the mask lets all of a piece meet all of the range of the dimension that `sees` names.
+
+        Such pieces are alike.
+        """
         if not loop.sees:
             return False
         first, last = spans[loop.sees]
@@ -226,13 +239,14 @@ class _Walk:
             self.run(loop.body, {**spans, loop.dim: (low, high)}, active)
 
     def repeated(self, loop: Loop, spans: _Spans, times: PerCore, count: Any, low: Any, high: Any) -> None:
-        """`count` iterations of equal length."""
+        """Add `count` iterations of equal length."""
         if not np.any(count):
             return
         if not self.synchronises(loop):
             self.piece(loop, spans, times * count, low, high)
             return
         number = int(np.max(count))  # loops around barriers are the same on all cores
+        # Sections of one iteration are added up apart, then multiplied. Traffic is counted at once, hence `repeats`.
         outer, outer_repeats = self.closed, self.repeats
         self.closed, self.repeats = _Seconds(), outer_repeats * number
         self.piece(loop, spans, times, low, high)
@@ -240,15 +254,17 @@ class _Walk:
         self.closed, self.repeats = outer.plus(self.closed.scaled(number)), outer_repeats
 
     def dealt(self, loop: Loop, spans: _Spans, times: PerCore, start: Any, stop: Any) -> None:
-        """A loop whose pieces are dealt out to cores, there and back again."""
+        """Add a loop whose pieces are dealt out to cores, in one order and then in reverse."""
         player = np.arange(self.cluster.cores) // loop.stride % loop.cores
         for turn in range(-(-_turns(start, stop, loop.tile) // loop.cores)):
+            # Under a causal mask pieces grow along the loop. Turning round after each deal evens out the cores' sums: 0
+            # 1 2 3 | 3 2 1 0 | 0 1 ...
             place = player if turn % 2 == 0 else loop.cores - 1 - player
             low = np.minimum(start + (turn * loop.cores + place) * loop.tile, stop)
             self.piece(loop, spans, times, low, np.minimum(low + loop.tile, stop))
 
     def seen(self, loop: Loop, spans: _Spans) -> tuple[Any, Any]:
-        """The part of a range a loop visits."""
+        """Return the part of a range that a loop visits: from a whole piece on, as far as the mask lets it see."""
         start, stop = spans[loop.dim]
         if not loop.sees:
             return np.asarray(start), np.asarray(stop)
@@ -262,7 +278,7 @@ class _Walk:
         return low - (low - start) % loop.tile, np.minimum(stop, high)
 
     def sizes(self, axes: Axes, spans: _Spans) -> Any:
-        """Elements, by core."""
+        """Return the elements of a buffer's current tile, by core."""
         return prod(np.asarray(spans[dim][1] - spans[dim][0]) for axis in axes for dim in axis)
 
     def transfer(self, buffer: OnChipBuffer, other: str, spans: _Spans, times: PerCore, *, is_load: bool) -> None:
@@ -284,11 +300,12 @@ class _Walk:
     def expose(self, load: TileLoad, spans: _Spans, times: PerCore) -> None:
         """Add the time a core waits for transfers that nothing hides.
 
-        They are loads that are not issued ahead, and the first one from what a GSM buffer has just received.
+        These are loads that are not issued ahead, and the first load from a GSM buffer that has just been filled.
         """
         cluster = self.cluster
         if load.ahead == 0:
             buffer = self.buffers[load.buffer]
+            # All cores wait at the same time, so each has its share of the bandwidth.
             nbytes = self.sizes(buffer.axes, spans) * buffer.dtype.itemsize
             rate = cluster.gsm_bandwidth if load.source in self.buffers else cluster.ddr_bandwidth
             self.open.core = self.open.core + times * nbytes * cluster.cores / rate * cluster.clock
@@ -308,7 +325,7 @@ class _Walk:
         self.open.am = self.open.am + times * am / self.cluster.am_load
 
     def product(self, compute: Compute, spans: _Spans) -> tuple[Any, Any]:
-        """Cycles, and bytes that cross the vector units, of a product of scalars with vectors."""
+        """Return the cycles, and the bytes that cross the vector units, of a product of scalars with vectors."""
         out, scalars, vectors = (self.buffers[name] for name in (*compute.writes, *compute.reads))
         height, width = (spans[axis[-1]][1] - spans[axis[-1]][0] for axis in out.axes)
         (inner,) = {axis[-1] for axis in scalars.axes} - {out.axes[0][-1]}
@@ -319,16 +336,18 @@ class _Walk:
         registers = -(-np.asarray(width) // lanes(dtype))
         calls = row_tiles * -(-registers // columns)
         cycles = calls * (depth * step_cycles(compute.micro) + self.cluster.micro_kernel_start * (depth > 0))
+        # For every row of register tiles all vectors are loaded again; the sums are loaded and stored once.
         nbytes = row_tiles * depth * width * vectors.dtype.itemsize + 2 * height * width * out.dtype.itemsize
         return cycles, nbytes
 
     def elementwise(self, compute: Compute, spans: _Spans) -> tuple[Any, Any]:
-        """Cycles, and bytes of AM, of everything else."""
+        """Return the cycles, and the bytes of AM, of any other micro-kernel."""
         named = [self.buffers[name] for name in (*compute.writes, *compute.reads)]
         nbytes = sum(self.sizes(buffer.axes, spans) * buffer.dtype.itemsize for buffer in named)
         largest = max((self.sizes(buffer.axes, spans) for buffer in named), key=np.max)
         if compute.kernel == "transpose":
             return largest / self.cluster.transpose_rate, nbytes
+        # Operations are on float32, on 32 lanes of each of the three units.
         operations = largest * _VECTOR_OPERATIONS[compute.kernel]
         if compute.kernel in _EXPONENTIALS:
             score = self.sizes(self.buffers[compute.reads[0]].axes, spans)
@@ -340,12 +359,12 @@ class _Walk:
 
 
 def _turns(start: Any, stop: Any, tile: int) -> int:
-    """Pieces of the core that has most."""
+    """Return the number of pieces of the core that has most."""
     return int(np.max(-(-np.maximum(stop - start, 0) // tile), initial=0))
 
 
 def _fill_seconds(schedule: TileSchedule, cluster: Cluster) -> float:
-    """Until the first product can start: one tile of each buffer that is loaded from DDR before it."""
+    """Return the seconds until the first product can start: one tile of each buffer loaded from DDR before it."""
     buffers = {buffer.name: buffer for buffer in schedule.buffers}
     nbytes = 0.0
     for statement in statements(schedule.body):
@@ -357,14 +376,14 @@ def _fill_seconds(schedule: TileSchedule, cluster: Cluster) -> float:
 
 
 def _drain_seconds(schedule: TileSchedule, cluster: Cluster) -> float:
-    """After the last micro-kernel: one tile of the last buffer that is stored."""
+    """Return the seconds after the last micro-kernel: one tile of the last buffer that is stored."""
     buffers = {buffer.name: buffer for buffer in schedule.buffers}
     last = [s for s in statements(schedule.body) if isinstance(s, TileStore)][-1]
     return _first_bytes(schedule, buffers[last.buffer], cluster) / cluster.ddr_bandwidth
 
 
 def _first_bytes(schedule: TileSchedule, buffer: OnChipBuffer, cluster: Cluster) -> float:
-    """Bytes of a full tile, on all cores where each has its own, and not more than there is."""
+    """Return the bytes of a full tile, on all cores where each has its own, and not more than the operand has."""
     shape = [
         min(extent, prod(schedule.extent(dim) for dim in axis))
         for extent, axis in zip(buffer.shape, buffer.axes, strict=True)
