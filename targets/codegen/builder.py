@@ -258,7 +258,7 @@ class Builder:
         operands = {"a": dy, "out": f"g.{bias}"}
         self.step_of(WEIGHT, "column_sum", operands, accumulate=self.accumulates or not first)
 
-    def keep_what_yields(self, wanted: set[str], given: tuple[str, ...]) -> None:
+    def prune_steps(self, wanted: set[str], given: tuple[str, ...]) -> None:
         """Drop the steps of a recovery that no wanted operand depends on; given operands are not computed again.
 
         Where a needed kernel also writes a given operand, that result goes to the workspace.

@@ -10,9 +10,9 @@ from ratrain.targets.codegen.norms import (
     block_source,
     branch_gradient,
     branch_of,
+    finish_backward,
     has_plain_branch,
     norm,
-    norm_or_its_weights,
     source_gradient,
 )
 
@@ -76,7 +76,7 @@ def mlp_backward(builder: Builder) -> None:
         builder.bias_gradient(above, "down_bias")
     for chunk in builder.chunks():
         _chunk_backward(builder, chunk, above, dxn)
-    norm_or_its_weights(builder)
+    finish_backward(builder)
 
 
 def _chunk_backward(builder: Builder, chunk: Chunk, above: str, whole_dxn: str) -> None:

@@ -108,7 +108,7 @@ def head_norm_backward(builder: Builder) -> None:
     builder.step(f"{_kernel(model)}_backward", operands, accumulate=builder.accumulates, **unit_offset(model))
 
 
-def norm_or_its_weights(builder: Builder) -> None:
+def finish_backward(builder: Builder) -> None:
     """Add the end of a block's backward: `dx` from `dxn`; in a weight half the pending sums, added and rounded once.
 
     Without a norm of the input, `dxn` is the gradient of the input through the block, to which the stream's own

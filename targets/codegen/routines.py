@@ -27,10 +27,10 @@ from ratrain.targets.codegen.norms import (
     block_source,
     branch_gradient,
     branch_of,
+    finish_backward,
     has_plain_branch,
     head_norm_backward,
     norm,
-    norm_or_its_weights,
     norm_steps,
     of_input,
     qk_norms,
@@ -130,7 +130,7 @@ def derived_routine(form: RoutineForm, model: ModelConfig, plan: Plan) -> Routin
     }[form.block.kind, backward]
     recipe(builder)
     if form.keyword == "recompute":
-        builder.keep_what_yields({role for role in form.roles if role not in (*form.given, "x", "w")}, form.given)
+        builder.prune_steps({role for role in form.roles if role not in (*form.given, "x", "w")}, form.given)
     if WEIGHT in halves and not form.accumulates:
         builder.zero_gaps()
     return builder.finish(_key(form, model, plan))
@@ -318,7 +318,7 @@ def _attention_backward(builder: Builder) -> None:
             builder.bias_gradient(gradient, f"{name}_bias")
         operands = {"a": gradient, "b": f"w.{name}_proj", "out": dxn}
         builder.step_of(INPUT, "gemm", operands, accumulate=index > 0)
-    norm_or_its_weights(builder)
+    finish_backward(builder)
 
 
 def _heads_backward(builder: Builder, above: str) -> None:

@@ -30,7 +30,7 @@ from ratrain.targets.simulator.flat_program import (
     Int64s,
     Records,
 )
-from ratrain.targets.simulator.fluid import end_flow, share_anew, start_flow
+from ratrain.targets.simulator.fluid import end_flow, recompute_rates, start_flow
 from ratrain.targets.simulator.run_state import (
     AGENDA,
     CHANGED,
@@ -54,7 +54,7 @@ def run(
     """
     streams, slots, heap, resources, sizes = state.streams, state.slots, state.heap, state.resources, state.sizes
     for stream in range(len(streams)):
-        look_at(streams, sizes, stream)
+        mark_runnable(streams, sizes, stream)
     now = 0.0
     events = 0
     while True:
@@ -67,7 +67,7 @@ def run(
         # Works often end at the same moment, for example on equal stages: rates are recomputed once, after the last of
         # these events. New flows have no event yet, so an empty heap does not mean that nothing is to come.
         if sizes[CHANGED] and (sizes[HEAP] == 0 or heap[0].time > now):
-            share_anew(slots, heap, resources, state.routes, state.users, sizes, now)
+            recompute_rates(slots, heap, resources, state.routes, state.users, sizes, now)
         if sizes[HEAP] == 0:
             return events
         now = heap[0].time
@@ -76,13 +76,13 @@ def run(
         if slots[slot].active:
             end_flow(slots, resources, state.routes, sizes, slot)
         leader = streams[slots[slot].stream].leader
-        streams[leader].works_left -= 1
-        if streams[leader].works_left == 0:
+        streams[leader].open_works -= 1
+        if streams[leader].open_works == 0:
             all_ended(flat, state, leader, rendezvous, now, ends)
 
 
 @part
-def look_at(streams: Records, sizes: Int64s, stream: int) -> None:
+def mark_runnable(streams: Records, sizes: Int64s, stream: int) -> None:
     """Put a stream on the agenda, unless it is there: its next op may have become ready."""
     if not streams[stream].listed:
         streams[stream].listed = 1
@@ -148,11 +148,11 @@ def start_if_met(
     elif mode == SEND:
         start(flat, works, state, stream, stream, now, starts)
         traffic[channel].sent_started += 1
-        look_at(streams, state.sizes, flat.channels[channel].receiver)
+        mark_runnable(streams, state.sizes, flat.channels[channel].receiver)
     elif traffic[channel].sent_started > traffic[channel].recv_started:
         # Messages of a channel are received in the order they are sent, so counters tell which message this is.
         if traffic[channel].sent_ended == traffic[channel].recv_started:
-            streams[stream].works_left += 1  # still under way: the arrival is one more work
+            streams[stream].open_works += 1  # still under way: the arrival is one more work
         traffic[channel].recv_started += 1
         start(flat, works, state, stream, stream, now, starts)
 
@@ -167,16 +167,16 @@ def start(
     starts[streams[stream].step * len(flat.ops) + op] = now
     streams[stream].running = 1
     streams[stream].leader = leader
-    streams[leader].works_left += 1
+    streams[leader].open_works += 1
     first_slot = stream * sizes[SLOTS]
     put(slots, state.heap, sizes, first_slot + TIMER, now + works[op].seconds)
     if works[op].ddr_bytes > 0:
-        streams[leader].works_left += 1
+        streams[leader].open_works += 1
         nbytes, route = works[op].ddr_bytes, stream // STREAMS
         start_flow(slots, resources, routes, sizes, first_slot + DDR_FLOW, nbytes, route, now)
     first_flow = state.op_flows[op].first
     for place in range(first_flow, state.op_flows[op].stop):
-        streams[leader].works_left += 1
+        streams[leader].open_works += 1
         nbytes, route, slot = state.flows[place].nbytes, state.flows[place].route, first_slot + LINK_FLOW
         start_flow(slots, resources, routes, sizes, slot + place - first_flow, nbytes, route, now)
 
@@ -201,8 +201,8 @@ def all_ended(flat: FlatProgram, state: RunState, leader: int, rendezvous: bool,
         return
     traffic[channel].sent_ended += 1
     if traffic[channel].recv_started >= traffic[channel].sent_ended:  # it is being received
-        streams[receiver].works_left -= 1
-        if streams[receiver].works_left == 0:
+        streams[receiver].open_works -= 1
+        if streams[receiver].open_works == 0:
             end(streams, sizes, receiver, len(flat.ops), now, ends)
 
 
@@ -219,4 +219,4 @@ def end(streams: Records, sizes: Int64s, stream: int, ops: int, now: float, ends
     first = stream - stream % STREAMS
     for other in range(first, first + STREAMS):
         if not streams[other].running:
-            look_at(streams, sizes, other)
+            mark_runnable(streams, sizes, other)

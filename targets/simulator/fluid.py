@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def start_flow(
     slots: Records, resources: Records, routes: Int64s, sizes: Int64s, slot: int, nbytes: float, route: int, now: float
 ) -> None:
-    """Let `nbytes` bytes flow along a route from `now` on; `share_anew` gives the rate."""
+    """Let `nbytes` bytes flow along a route from `now` on; `recompute_rates` gives the rate."""
     slots[slot].active = 1
     slots[slot].remaining = nbytes
     slots[slot].rate = 0.0
@@ -67,7 +67,7 @@ def note_change(resources: Records, sizes: Int64s, resource: int) -> None:
 
 
 @part
-def share_anew(
+def recompute_rates(
     slots: Records, heap: Records, resources: Records, routes: Int64s, users: Int64s, sizes: Int64s, now: float
 ) -> None:
     """Recompute the rates of all flows that the changed resources reach, and empty the list of changes."""

@@ -36,7 +36,7 @@ _STREAM = np.dtype(
         ("until", np.int64),  # `done` of that stream which meets the wait
         ("running", np.int64),
         ("leader", np.int64),  # the stream that counts the works of the running op: ops that end together share one
-        ("works_left", np.int64),  # of a leader: works that have not ended, over all ops that it leads
+        ("open_works", np.int64),  # of a leader: works that have not ended, over all ops that it leads
         ("agenda", np.int64),  # entry of the list of streams whose next op may have become ready
         ("listed", np.int64),  # 1: the stream is in that list, or has no ops and never enters it
     ]
