@@ -152,8 +152,8 @@ def project_version() -> str:
 def commands(plugin_names: tuple[str, ...]) -> None:
     """Compile LLM training schedules for machines whose memory is small, explicit and slow to reach.
 
-    A model and a parallel plan go in; out comes, for every pipeline stage, a program that says which block runs when, which byte of
-    memory every tensor lives at and what travels when. The same program is verified, timed and executed.
+    A model and a parallel plan go in; out comes, for every pipeline stage, a program that says which block runs when,
+    which byte of memory every tensor lives at and what travels when. The same program is verified, timed and executed.
     """
     if plugin_names:
         from ratrain.ratrain_ir.support.plugins import load_plugin

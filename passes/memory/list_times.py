@@ -44,7 +44,7 @@ class ListTimes:
     """Start and end of each op of a stage, in seconds from the step's start; arrays by position in the list."""
 
     issued: NDArray[np.float64]
-    """When the compute engine reaches the op's place in the list; ascending."""
+    """Time at which the compute engine reaches the op's place in the list; ascending."""
     starts: NDArray[np.float64]
     """Infinite for releases, which do no work."""
     ends: NDArray[np.float64]

@@ -73,13 +73,13 @@ class ModelConfig:
     """Tokens that a token sees, itself included, in all layers or in those that `layer_kinds` marks; None: all
     before it."""
     qkv_bias: bool = False
-    """Whether the projections to queries, keys and values have biases."""
+    """True if the projections to queries, keys and values have biases."""
     tied_embeddings: bool = False
-    """Whether embedding and head share one matrix."""
+    """True if embedding and head share one matrix."""
     normalised_head: bool = False
-    """Whether the head's rows are scaled to unit length before use."""
+    """True if the head's rows are scaled to unit length before use."""
     packed_qkv: bool = False
-    """Whether checkpoints store query, key and value as one matrix; the mathematics is the same."""
+    """True if checkpoints store query, key and value as one matrix; the mathematics is the same."""
     learned_positions: int | None = None
     """Rows of the table of learned positions, so the longest possible sequence; None without such a table."""
     initializer_range: float = INITIALIZER_RANGE
@@ -91,24 +91,24 @@ class ModelConfig:
     norm_placement: str = "pre"
     """`pre`: a block norms its input; `post`: it norms its output before adding it to the stream; `both`."""
     norm_unit_offset: bool = False
-    """Whether norms scale by 1 + weight."""
+    """True if norms scale by 1 + weight."""
     parallel_residual: bool = False
-    """Whether attention and MLP are parallel: both computed from the layer's input."""
+    """True if attention and MLP are parallel: both computed from the layer's input."""
     qk_norm: str = "none"
     """Norm of queries and keys before rotation: `none`, of each `head` with shared weights, or of the `whole`
     projection."""
     o_bias: bool = False
-    """Whether the output projection of attention has a bias."""
+    """True if the output projection of attention has a bias."""
     mlp_bias: bool = False
-    """Whether the linear layers of the MLP have biases."""
+    """True if the linear layers of the MLP have biases."""
     activation: str = "silu"
     """`silu`, `gelu` (exact), `gelu-tanh` or `relu2`."""
     gated_mlp: bool = True
-    """Whether the MLP is activation(gate) * up, else activation(up)."""
+    """True if the MLP is activation(gate) * up, else activation(up)."""
     rotary_dim: int | None = None
     """Number of rotated elements of a head, its first ones; None: all."""
     rope_interleaved: bool = False
-    """Whether rotated pairs are neighbours, else elements half the rotated width apart."""
+    """True if rotated pairs are neighbours, else elements half the rotated width apart."""
     rope_scaling: str = ""
     """Text of a `ratrain_ir.config.rope_scaling.RopeScaling`; empty: none."""
     local_rope_theta: float | None = None

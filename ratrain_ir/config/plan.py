@@ -415,7 +415,7 @@ class Plan:
             not_in_file=lambda plan: plan.sequence_sharding,
         ),
     )
-    """Whether activations between blocks are sharded by rows over tensor peers (Korthikanti et al., 2022), or whole
+    """True if activations between blocks are sharded by rows over tensor peers (Korthikanti et al., 2022), or whole
     on each."""
     zero_blocks: ZeroLevels | None = field(
         default=None,

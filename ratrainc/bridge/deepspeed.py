@@ -171,7 +171,7 @@ def _number(reader: SettingsReader, name: str, *keys: str) -> Any:
 
 
 def _stages(reader: SettingsReader) -> int:
-    """Read the stages. Of a pipeline without a number of them the model's code knows how many there are: --pp says it."""
+    """Read the number of stages. If only the model's code has it, --pp gives it."""
     asked = reader.asked.pp
     pipeline = [name for name in reader.settings if name.startswith("pipeline.")]
     if not pipeline or (reader.has(STAGES) and not _auto(reader, STAGES)):
@@ -183,7 +183,7 @@ def _stages(reader: SettingsReader) -> int:
 
 
 def _batch(reader: SettingsReader, pp: int, tp: int, peers: int) -> int | None:
-    """Find the replicas and the batch as DeepSpeed does: of three sizes, any of which may be missing, two say the third."""
+    """Find the replicas and the batch as DeepSpeed does: two of the three sizes determine the third."""
     sizes = {name: _size(reader, name) for name in (WHOLE, MICRO, TIMES)}
     whole, micro, times = sizes.values()
     replicas, world = reader.size(REPLICAS), None
@@ -282,7 +282,7 @@ def _state(reader: SettingsReader, dp: int | None) -> None:
 
 
 def _view(reader: SettingsReader) -> str | None:
-    """Read the type of parameters that blocks compute with; where it is left to what calls DeepSpeed, --dtype says it."""
+    """Read the type of parameters that blocks compute with; if DeepSpeed's caller decides it, --dtype gives it."""
     types, asked = {BF16: "bf16", FP16: "f16"}, reader.asked.dtype
     unknown = [name for name in types if _auto(reader, name)]
     reader.taken.update(unknown)
@@ -332,7 +332,7 @@ def _optimizer(reader: SettingsReader) -> None:
 
 
 def _without_optimizer(reader: SettingsReader) -> None:
-    """Have the plan leave out the optimizer's keys, which what calls DeepSpeed knows, or take those that options say."""
+    """Leave the optimizer's keys out of the plan, as DeepSpeed's caller decides them; options may give them."""
     asked = {"lr": reader.asked.lr, "weight_decay": reader.asked.weight_decay, "betas": None, "eps": None}
     if not reader.has(SCHEDULER):
         asked["warmup_steps"] = reader.asked.warmup_steps

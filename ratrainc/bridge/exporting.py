@@ -58,7 +58,7 @@ class Exported:
 
 
 def export_plan(name: str, plan: Plan, layers: int) -> Exported:
-    """Return the settings for `megatron` or `torchtitan` of a plan for a model of so many layers."""
+    """Return the settings for `megatron` or `torchtitan` of a plan for a model with `layers` layers."""
     framework, lines = _WRITERS[name]
     body = "\n".join(lines(plan, layers)) + "\n"
     missing = _missing(plan, imported(framework, "what is exported", body, Asked()).plan, framework)

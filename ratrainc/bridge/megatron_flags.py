@@ -1,7 +1,8 @@
 """The arguments of Megatron-LM's command line: how many values each takes, and which group they stand in.
 
-Read from the parser that Megatron-LM builds (commit d98e8a64, 2026-08-22), with the arguments of its forks that public launch scripts have:
-earlier versions, Megatron-DeepSpeed, Pai-Megatron-Patch, Megatron-LLM. A name with underscores is the one with dashes: forks spell both.
+Read from the parser that Megatron-LM builds (commit d98e8a64, 2026-08-22), with the arguments of its forks that public
+launch scripts have: earlier versions, Megatron-DeepSpeed, Pai-Megatron-Patch, Megatron-LLM. A name with underscores is
+the one with dashes: forks spell both.
 """
 
 from __future__ import annotations

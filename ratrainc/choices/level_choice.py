@@ -6,8 +6,8 @@ for its gathers under level 3. So blocks are ordered by waited seconds per byte,
     order      mlp.3  head  mlp.0  attention.2 ...
     prefixes   0 blocks: 12.0 s    1: 11.7 s    2: 11.5 s    3: 11.6 s      -> mlp.3 and head keep their views
 
-Up to `_ALL_TRIED` blocks, every prefix is compiled, placed and simulated. With more, a grid of lengths is tried and then
-refined around the best one, which takes about 8 + 2 log2(n / 8) steps. The best of the tried ones is taken.
+Up to `_ALL_TRIED` blocks, every prefix is compiled, placed and simulated. With more, a grid of lengths is tried and
+then refined around the best one, which takes about 8 + 2 log2(n / 8) steps. The best of the tried ones is taken.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ def with_constants(machine: Machine, values: dict[str, float]) -> Machine:
 def parse_changes(text: str, machine: Machine) -> dict[str, float]:
     """Parse a text like `ddr=16GiB,link=7.4GB/s` into constants by their full names, in the units of machine files.
 
-    Raises `DiagnosticError` RT065 for a constant that machines do not have, or that changes nothing on this one, and for
-    a value that is not a size, rate or time.
+    Raises `DiagnosticError` RT065 for a constant that machines do not have, or that changes nothing on this one, and
+    for a value that is not a size, rate or time.
     """
     changes = {}
     of_memories = {key for key in STORE_UNITS if f"{key.partition('_')[0]}_capacity" in machine.constants}

@@ -25,7 +25,7 @@ class MachineChoice:
     """bytes of DDR; None: the machine's own"""
 
     def load(self) -> Machine:
-        """Load the machine. With another capacity it is renamed, since programs compiled for it are not for the given one.
+        """Load the machine. With another capacity it is renamed: programs compiled for it are not for the given one.
 
         Raises `DiagnosticError` if the file does not describe a machine.
         """

@@ -25,12 +25,12 @@ class PlanChoice:
     strategy: str | None = None
     """name of a strategy; None: the default one"""
     schedules: tuple[str, ...] | None = None
-    """names of schedules to choose from, each with the memory that plans may use in addition to DDR (`1f1b+host`); None:
-    the strategy's schedule, or without a strategy all usual ones
+    """names of schedules to choose from, each with the memory that plans may use in addition to DDR (`1f1b+host`);
+    None: the strategy's schedule, or without a strategy all usual ones
     """
     zero_levels: tuple[int, ...] = (0, 1, 2, 3)
     peers: tuple[int, ...] | None = None
-    """numbers of tensor-parallel ranks; None: the number of `like` if that is above 1, else 1 and all that divide the model"""
+    """numbers of tensor-parallel ranks; None: `tp` of `like` if above 1, else 1 and all that divide the model"""
     like: str | None = None
     """plan file whose dtypes, chunks, keys of [compute] and optimizer all plans take, and `tp` if it is above 1"""
     attention: str | None = None

@@ -78,7 +78,7 @@ class Generation:
     tokenizer: str | None = None
     """path of a tokenizer.json, or `BYTES`; None: the tokenizer of the run or the directory"""
     eos: str | None = None
-    """token that ends a text: a number, `TOKENIZERS_EOS` or `NO_EOS`; None: the end of the run's documents, or config.json's"""
+    """token that ends a text: a number, `TOKENIZERS_EOS` or `NO_EOS`; None: as in the run's documents or config.json"""
     dtype: str | None = None
     """type of weights and activations; None: the type in the run's plan, and f32 for a directory"""
     kernels: str = "fast"

@@ -1,8 +1,8 @@
 """Strategies: named pass pipelines. Under one plan all of them compute the same training, bit for bit.
 
-A strategy that is named after a schedule places it. If the plan has one chunk per stage and whole micro-batches, and the
-schedule needs more, the strategy adapts the plan: it gets the chunks, the layout or the slices that the schedule usually
-has. Chunks change no bit; slices round differently.
+A strategy that is named after a schedule places it. If the plan has one chunk per stage and whole micro-batches, and
+the schedule needs more, the strategy adapts the plan: it gets the chunks, the layout or the slices that the schedule
+usually has. Chunks change no bit; slices round differently.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Strategy:
     """True if plans without tensor-parallel ranks are refused"""
 
     def passes_for(self, plan: Plan) -> str:
-        """Return the pipeline for a plan; with tensor-parallel ranks, `overlap-tensor` is inserted before `joint-order`."""
+        """Return the pipeline for a plan; with tensor-parallel ranks, insert `overlap-tensor` before `joint-order`."""
         return hiding_exchanges(self.passes, plan.tp)
 
     @property
@@ -74,9 +74,9 @@ class Strategy:
     def adapted(self, plan: Plan, model: ModelConfig, machine: Machine) -> Plan:
         """Adapt a plan to this strategy: set its ZeRO level, and add chunks or slices if the schedule needs them.
 
-        Chunks or slices are added only if the plan has none. Raises `DiagnosticError` RT064 if the plan's own do not suit
-        the schedule, if none can be added, if the strategy needs tensor-parallel ranks and the plan has none, or if both
-        set the ZeRO level of blocks.
+        Chunks or slices are added only if the plan has none. Raises `DiagnosticError` RT064 if the plan's own do not
+        suit the schedule, if none can be added, if the strategy needs tensor-parallel ranks and the plan has none, or
+        if both set the ZeRO level of blocks.
         """
         self.check_peers(plan)
         if self.zero is not None and plan.zero_blocks is not None:
@@ -98,7 +98,7 @@ class Strategy:
 
 
 def hiding_exchanges(pipeline: str, peers: int) -> str:
-    """Insert `overlap-tensor` before `joint-order` if a plan has several tensor-parallel ranks and the pass is missing."""
+    """Insert `overlap-tensor` before `joint-order` if there are several tensor-parallel ranks and it is missing."""
     passes = parse_pipeline(pipeline)
     at = next((at for at, p in enumerate(passes) if isinstance(p, JointOrderPass)), None)
     if peers == 1 or at is None or any(isinstance(p, OverlapTensorPass) for p in passes):
@@ -112,7 +112,8 @@ _OTHER_SHAPE = "leave chunks, layout and slices out of the plan, or use a strate
 def _shaped(plan: Plan, schedule: str, model: ModelConfig, machine: Machine) -> Plan:
     """Give a plan the chunks that its schedule usually has, with balanced cuts, or else slices.
 
-    A plan that has chunks or slices stays as it is. With too few layers the cuts stay, and the check of the plan refuses it.
+    A plan that has chunks or slices stays as it is. With too few layers the cuts stay, and the check of the plan
+    refuses it.
     """
     usual = SCHEDULES[schedule]
     if plan.slices or (plan.chunks > 1 and usual.chunks > 1):
@@ -129,7 +130,8 @@ def _in_slices(plan: Plan, model: ModelConfig, machine: Machine) -> Plan:
 
     As many slices are made as still have enough rows, over all sequences of a micro-batch, to compute longer than they
     read weights. All slices of a micro-batch add to one gradient, which is live as a whole from the first to the last.
-    Reducing it after each micro-batch would need its shards at the same time, so under ZeRO 2 it is reduced once a step.
+    Reducing it after each micro-batch would need its shards at the same time, so under ZeRO 2 it is reduced once a
+    step.
     """
     rows = weight_bound_rows(machine, Dtype(plan.view_dtype).itemsize)
     count = min(max(2, int(plan.micro_batch_size * plan.seq_len / rows)), _MOST_SLICES)

@@ -1,4 +1,4 @@
-"""One plan compiled by a pipeline of passes, placed, emitted and simulated; levers, comparisons and the planner use it."""
+"""One plan compiled, placed, emitted and simulated; levers, comparisons and the planner use it."""
 
 from __future__ import annotations
 

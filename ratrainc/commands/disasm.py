@@ -31,7 +31,7 @@ Examples:
 def command(
     file: str, stage: int | None, engine: str | None, routines: bool, tiles: bool, core: int, limit: int
 ) -> None:
-    """Print a program: each engine's stream with addresses and waits, the routines it calls, or their tile schedules."""
+    """Print a program: each engine's stream with addresses and waits, its routines, or their tile schedules."""
     if routines and tiles:
         raise click.UsageError("--routines and --tiles exclude each other")
     if routines or tiles:

@@ -47,7 +47,7 @@ def check_pipeline(module: Module) -> None:
 
 
 def on_machine(module: Module, machine: str | Machine | None) -> tuple[Module, Target | None]:
-    """Return the module to verify, with target info for the machine it was sized for or for the given one, and the target.
+    """Return the module to verify, with info on the machine it was sized for or on the given one, and the target.
 
     The target is None if the module names none. Raises `DiagnosticError` RT065 if the machine is not known here.
     """

@@ -76,6 +76,6 @@ def saying_where(text: str) -> Iterator[None]:
 
 def _say_at_once(text: str) -> None:
     with suppress(OSError, ValueError):  # ValueError: a stream without a file
-        # Write to the file descriptor: the signal may have interrupted a write to the stream, and Python refuses a second
-        # write inside the first.
+        # Write to the file descriptor: the signal may have interrupted a write to the stream, and Python refuses a
+        # second write inside the first.
         os.write(sys.stderr.fileno(), f"\n{text}\n".encode())

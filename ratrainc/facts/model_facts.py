@@ -80,8 +80,8 @@ class ModelFacts(Shown):
 def model_facts(model: ModelConfig, seq_len: int | None = None) -> ModelFacts:
     """Compute the facts of a model on sequences of `seq_len` tokens.
 
-    None takes `USUAL_SEQ_LEN`, or the model's number of positions if that is less. Raises `DiagnosticError` RT064 if the
-    model has fewer positions than `seq_len`.
+    None takes `USUAL_SEQ_LEN`, or the model's number of positions if that is less. Raises `DiagnosticError` RT064 if
+    the model has fewer positions than `seq_len`.
     """
     length = seq_len or min(USUAL_SEQ_LEN, model.learned_positions or USUAL_SEQ_LEN)
     plan = Plan(pp=1, dp=1, cuts=(), micro_batch_size=1, micro_batches=1, seq_len=length)

@@ -1,13 +1,11 @@
 """The Python API: what the command line does, for notebooks and scripts.
 
-from ratrain import api
-module = api.compile("llama-2-7b", "plan.toml")
-program = api.emit(module)
+from ratrain import api module = api.compile("llama-2-7b", "plan.toml") program = api.emit(module)
 print(api.simulate(program))
 
-Functions return objects that show themselves: `print` says what the command says, a notebook draws it, `to_json()` is what `--json`
-prints. What is wrong is a `DiagnosticError`, whose `diagnostics` have a code, a place, a reason and a way out. Long work takes
-`progress=`, which is called with a `Progress`. docs/python.md has the function of each command.
+Functions return objects that show themselves: `print` says what the command says, a notebook draws it, `to_json()` is
+what `--json` prints. What is wrong is a `DiagnosticError`, whose `diagnostics` have a code, a place, a reason and a way
+out. Long work takes `progress=`, which is called with a `Progress`. docs/python.md has the function of each command.
 """
 
 from __future__ import annotations
@@ -105,7 +103,7 @@ _ROOMS = {
     "ratrain.ratrainc.console.progress": "OnProgress Progress",
     "ratrain.ratrainc.report.table_report": "UnsoundTableError",
 }
-"""Where what it has stands, as above: a module is imported when something of it is asked for, so that a command loads what it needs."""
+"""Names by module. A module is imported when one of its names is first used, so a command loads only what it needs."""
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
 __all__ = [
@@ -187,7 +185,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """All that there is, asked for or not."""
+    """List all names, imported or not."""
     return sorted({*globals(), *__all__})
 
 

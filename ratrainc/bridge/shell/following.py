@@ -106,7 +106,7 @@ def _words(text: Text) -> list[Text]:
 
 
 def _beside(path: str, script: Script) -> Script | None:
-    """Find a script that another one names: at its path, or next to the other if the path begins with an unknown part."""
+    """Find a script that another one names: at its path, or next to it if the path begins with an unknown part."""
     if script.folder is None:
         return None
     relative = path.rpartition("}")[2].rpartition(")")[2].lstrip("/") if path.startswith("$") else path

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.bridge.shell.shell_text import Script
 
 _ESCAPED = re.compile(r"\\[^\w'`\n]")
-"""Escaped characters that stand for themselves wherever a backslash has an effect; single quotes keep them as they are."""
+"""Escaped characters that stand for themselves wherever a backslash has an effect; single quotes keep them."""
 _BACKQUOTED = re.compile(r"`[^`\n]*`")
 _NOTHING = re.compile(r"(?<!\S)(?:`[ \t]*(?:#[^`\n]*)?`|\$\(\s*(?:#[^\n]*\n\s*)*\))(?!\S)")
 """Words that run nothing, such as comments in backquotes between lines; the grammar takes them for broken commands."""
