@@ -64,7 +64,7 @@ class BlockShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of a layer on one rank. Matrices and their biases are divided; norms and biases after sums are not."""
+        """Parameters of a layer on one rank. Matrices and their biases are divided; norms and later biases are not."""
         return (12 * self.hidden + 7) * self.hidden // self.peers + 6 * self.hidden
 
 
