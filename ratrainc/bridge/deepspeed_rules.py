@@ -104,17 +104,17 @@ _AUTO = "; where it is 'auto', --"
 
 RULES: dict[str, Rule] = {
     WHOLE: Rule("micro_batches", f"with the two below: of the three, two say the third{_AUTO}global-batch says it"),
-    MICRO: Rule("micro_batch_size", f"as it is{_AUTO}micro-batch-size says it"),
-    TIMES: Rule("micro_batches", "as it is; where it is 'auto', by the two above"),
+    MICRO: Rule("micro_batch_size", f"unchanged{_AUTO}micro-batch-size says it"),
+    TIMES: Rule("micro_batches", "unchanged; where it is 'auto', by the two above"),
     STAGES: Rule("pp", "a number; else --pp says it, as the model's code does"),
-    PEERS: Rule("tp", "as it is; 0 is 1"),
+    PEERS: Rule("tp", "unchanged; 0 is 1"),
     SEQUENCE_PEERS: Rule("dp", "1; with more, its ranks are left out: sequences are not shared out over ranks"),
     REPLICAS: Rule("dp", "the replicas, which it must be"),
     CLIP: Rule("clip, max_norm", f"global; none where 0{_AUTO}max-norm says it", 1.0, CLIP_SOURCE),
     ZERO: Rule("zero, reduce", "of old versions: true is stage 1, false 0"),
     STAGE: Rule(
         "zero, reduce",
-        "as it is; each-micro-batch from 2 on",
+        "unchanged; each-micro-batch from 2 on",
         0,
         "deepspeed/runtime/zero/config.py, DeepSpeedZeroConfig.stage",
     ),
@@ -138,11 +138,11 @@ RULES: dict[str, Rule] = {
     OPTIMIZER: Rule(
         "optimizer", "Adam and AdamW; others are refused; without any, keys of the optimizer are left out of the plan"
     ),
-    "optimizer.params.lr": Rule("lr", f"as it is, if no scheduler sets it{_AUTO}lr says it", 0.001, _FUSED_ADAM),
-    BETAS: Rule("betas", "as it is", [0.9, 0.999], _FUSED_ADAM),
-    "optimizer.params.eps": Rule("eps", "as it is", 1e-8, _FUSED_ADAM),
+    "optimizer.params.lr": Rule("lr", f"unchanged, if no scheduler sets it{_AUTO}lr says it", 0.001, _FUSED_ADAM),
+    BETAS: Rule("betas", "unchanged", [0.9, 0.999], _FUSED_ADAM),
+    "optimizer.params.eps": Rule("eps", "unchanged", 1e-8, _FUSED_ADAM),
     "optimizer.params.weight_decay": Rule(
-        "weight_decay", f"as it is, decoupled; of L2 nothing: 0{_AUTO}weight-decay says it", 0.0, _FUSED_ADAM
+        "weight_decay", f"unchanged, decoupled; of L2 nothing: 0{_AUTO}weight-decay says it", 0.0, _FUSED_ADAM
     ),
     ADAM_W: Rule("weight_decay", "of Adam: false is L2, which a plan does not have", True, ENGINE_ADAM),
     OF_TORCH: Rule("weight_decay", "with it PyTorch's default: 0.01 of AdamW, 0 of L2"),
@@ -151,7 +151,7 @@ RULES: dict[str, Rule] = {
         "lr, warmup_steps, total_steps, min_lr",
         "WarmupLR, WarmupCosineLR; of WarmupDecayLR the decay is named; others are refused",
     ),
-    "scheduler.params.warmup_num_steps": Rule("warmup_steps", f"as it is, at least 2{_AUTO}warmup-steps says it"),
+    "scheduler.params.warmup_num_steps": Rule("warmup_steps", f"unchanged, at least 2{_AUTO}warmup-steps says it"),
     "scheduler.params.total_num_steps": Rule("total_steps", f"with WarmupCosineLR{_AUTO}steps says it"),
     "scheduler.params.cos_min_ratio": Rule("min_lr", "with WarmupCosineLR: of lr"),
     "scheduler.params.warmup_max_lr": Rule(

@@ -33,8 +33,8 @@ def _refused(why: str, names: str) -> dict[str, Rule]:
 
 
 RULES: dict[str, Rule] = {
-    "tensor-model-parallel-size": Rule("tp", "as it is", 1, f"{_PARALLEL}.tensor_model_parallel_size"),
-    "pipeline-model-parallel-size": Rule("pp", "as it is", 1, f"{_ARGUMENTS}, --pipeline-model-parallel-size"),
+    "tensor-model-parallel-size": Rule("tp", "unchanged", 1, f"{_PARALLEL}.tensor_model_parallel_size"),
+    "pipeline-model-parallel-size": Rule("pp", "unchanged", 1, f"{_ARGUMENTS}, --pipeline-model-parallel-size"),
     "num-virtual-stages-per-pipeline-rank": Rule("chunks, schedule", "interleaved where above 1"),
     "encoder-num-layers": Rule("chunks, cuts", "as num-layers"),
     "num-layers-per-virtual-pipeline-stage": Rule(
@@ -56,10 +56,10 @@ RULES: dict[str, Rule] = {
         1,
         f"{_PARALLEL}.context_parallel_size",
     ),
-    "micro-batch-size": Rule("micro_batch_size", "as it is"),
+    "micro-batch-size": Rule("micro_batch_size", "unchanged"),
     "global-batch-size": Rule("micro_batches", "by micro-batch-size and dp; 1 without"),
-    "seq-length": Rule("seq_len", "as it is"),
-    "seed": Rule("seed", "as it is", 1234, "megatron/training/config/common_config.py, RNGConfig.seed"),
+    "seq-length": Rule("seq_len", "unchanged"),
+    "seed": Rule("seed", "unchanged", 1234, "megatron/training/config/common_config.py, RNGConfig.seed"),
     "use-distributed-optimizer": Rule("zero", "1 with it, 0 without"),
     "use-torch-fsdp2": Rule("zero, reduce", "3, each-micro-batch"),
     "use-megatron-fsdp": Rule("zero, reduce", "by data-parallel-sharding-strategy"),
@@ -80,13 +80,13 @@ RULES: dict[str, Rule] = {
     "main-grads-dtype": Rule("grad_dtype", "bf16, with bf16 and use-precision-aware-optimizer"),
     "loss-scale": Rule("loss_scale", "with fp16; dynamic without it, and where 0"),
     "clip-grad": Rule("clip, max_norm", "global; none where 0", 1.0, f"{_ARGUMENTS}, --clip-grad"),
-    "lr": Rule("lr", "as it is"),
+    "lr": Rule("lr", "unchanged"),
     "min-lr": Rule("min_lr", "with a cosine", 0.0, f"{_ARGUMENTS}, --min-lr"),
     "adam-beta1": Rule("betas", "the first", 0.9, f"{_ARGUMENTS}, --adam-beta1"),
     "adam-beta2": Rule("betas", "the second", 0.999, f"{_ARGUMENTS}, --adam-beta2"),
-    "adam-eps": Rule("eps", "as it is", 1e-8, f"{_ARGUMENTS}, --adam-eps"),
-    "weight-decay": Rule("weight_decay", "as it is", 0.01, f"{_ARGUMENTS}, --weight-decay"),
-    "lr-warmup-iters": Rule("warmup_steps", "as it is", 0, f"{_SCHEDULER}.lr_warmup_iters"),
+    "adam-eps": Rule("eps", "unchanged", 1e-8, f"{_ARGUMENTS}, --adam-eps"),
+    "weight-decay": Rule("weight_decay", "unchanged", 0.01, f"{_ARGUMENTS}, --weight-decay"),
+    "lr-warmup-iters": Rule("warmup_steps", "unchanged", 0, f"{_SCHEDULER}.lr_warmup_iters"),
     "lr-warmup-samples": Rule("warmup_steps", "by global-batch-size"),
     "lr-warmup-fraction": Rule("warmup_steps", "of the steps of decay"),
     "lr-decay-style": Rule(

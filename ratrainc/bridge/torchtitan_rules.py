@@ -78,8 +78,8 @@ _MODEL = "of the model: its config.json says it (--model)"
 _FILES = "of checkpoints and logs: 'run' is given places for them"
 
 RULES: dict[str, Rule] = {
-    f"{PP}degree": Rule("pp", "as it is", 1, f"{_CONFIG}, Parallelism.pipeline_parallel_degree"),
-    TP: Rule("tp", "as it is, with sequence_sharding", 1, f"{_CONFIG}, Parallelism.tensor_parallel_degree"),
+    f"{PP}degree": Rule("pp", "unchanged", 1, f"{_CONFIG}, Parallelism.pipeline_parallel_degree"),
+    TP: Rule("tp", "unchanged, with sequence_sharding", 1, f"{_CONFIG}, Parallelism.tensor_parallel_degree"),
     REPLICATE: Rule(
         "dp, shard_group",
         "replicas of groups that share out state; -1 is refused",
@@ -131,16 +131,16 @@ RULES: dict[str, Rule] = {
         -1,
         f"{_CONFIG}, Training.global_batch_size",
     ),
-    "training.seq_len": Rule("seq_len", "as it is", 2048, f"{_CONFIG}, Training.seq_len"),
+    "training.seq_len": Rule("seq_len", "unchanged", 2048, f"{_CONFIG}, Training.seq_len"),
     "training.max_norm": Rule(
         "clip, max_norm", "global; none where inf, refused where 0", 1.0, f"{_CONFIG}, Training.max_norm"
     ),
     STEPS: Rule("total_steps", "with a cosine; else 'run --steps'", 10000, f"{_CONFIG}, Training.steps"),
-    SEEDS[0]: Rule("seed", "as it is"),
-    SEEDS[1]: Rule("seed", "of older versions: as it is"),
+    SEEDS[0]: Rule("seed", "unchanged"),
+    SEEDS[1]: Rule("seed", "of older versions: unchanged"),
     VIEW: Rule(
         "view_dtype",
-        "as it is; without shards only if there are no stages and no tensor peers either, else f32",
+        "unchanged; without shards only if there are no stages and no tensor peers either, else f32",
         "bfloat16",
         f"{_CONFIG}, Training.mixed_precision_param",
     ),
@@ -154,12 +154,12 @@ RULES: dict[str, Rule] = {
     "optimizer.name": Rule(
         "optimizer", "AdamW, and Adam without decay; others are refused", "AdamW", f"{_CONFIG}, Optimizer.name"
     ),
-    "optimizer.lr": Rule("lr", "as it is", 8e-4, f"{_CONFIG}, Optimizer.lr"),
+    "optimizer.lr": Rule("lr", "unchanged", 8e-4, f"{_CONFIG}, Optimizer.lr"),
     "optimizer.beta1": Rule("betas", "the first", 0.9, f"{_CONFIG}, Optimizer.beta1"),
     "optimizer.beta2": Rule("betas", "the second", 0.95, f"{_CONFIG}, Optimizer.beta2"),
-    "optimizer.eps": Rule("eps", "as it is", 1e-8, f"{_CONFIG}, Optimizer.eps"),
-    "optimizer.weight_decay": Rule("weight_decay", "as it is", 0.1, f"{_CONFIG}, Optimizer.weight_decay"),
-    WARM_UP: Rule("warmup_steps", "as it is", 200, f"{_CONFIG}, LRScheduler.warmup_steps"),
+    "optimizer.eps": Rule("eps", "unchanged", 1e-8, f"{_CONFIG}, Optimizer.eps"),
+    "optimizer.weight_decay": Rule("weight_decay", "unchanged", 0.1, f"{_CONFIG}, Optimizer.weight_decay"),
+    WARM_UP: Rule("warmup_steps", "unchanged", 200, f"{_CONFIG}, LRScheduler.warmup_steps"),
     RATIO: Rule(
         "total_steps",
         "0: a constant rate; left out, or so much that it begins at the warm-up's end: a cosine; else named",

@@ -75,7 +75,7 @@ def advice(
     than bytes.
     """
     begin = time.monotonic()
-    now = try_setting(setting, "as it is")
+    now = try_setting(setting, "unchanged")
     if now is None:
         return Advice()
     heaviest = max(range(len(now.peak_bytes)), key=now.peak_bytes.__getitem__)

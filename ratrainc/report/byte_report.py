@@ -249,7 +249,7 @@ def _allocated(setting: CompileSetting, module: Module) -> LeverOutcome | None:
 
 
 def _outcome(setting: CompileSetting, peak_bytes: tuple[int, ...], step_seconds: float | None) -> LeverOutcome:
-    return LeverOutcome("as it is", setting, peak_bytes, step_seconds)
+    return LeverOutcome("unchanged", setting, peak_bytes, step_seconds)
 
 
 def _lever(outcome: LeverOutcome, freed: int | None, *, estimated: bool) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class RobustLinks(Shown):
     def parts(self) -> Iterator[Part]:
         """Yield a table of the plan under changed links, and for each kind of ports if the answer flips."""
         usual = self.planned.best.seconds
-        rows = [["as it is", seconds_text(usual), ""]]
+        rows = [["unchanged", seconds_text(usual), ""]]
         rows += [
             [each.change, seconds_text(each.step_seconds), f"{100 * (each.step_seconds / usual - 1):+.2f} %"]
             for each in self.changes

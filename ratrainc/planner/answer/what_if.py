@@ -48,7 +48,7 @@ class WhatIf(Shown):
             days, hours = best.training_cost(clusters, tokens) if best else (None, None)
             return ["-", "-"] if days is None else [f"{days:,.1f}", f"{hours:,.0f}"]
 
-        rows = [["as it is", usual.plan.summary, seconds_text(usual.seconds), "", "", *cost(usual)]]
+        rows = [["unchanged", usual.plan.summary, seconds_text(usual.seconds), "", "", *cost(usual)]]
         for item in self.scenarios:
             best = item.answer.best
             kept = "-" if item.kept is None else _kept_text(item.kept)

@@ -51,7 +51,7 @@ def test_explain_prices_changes_of_a_schedule_that_has_no_addresses_yet(
     placed = str(tmp_path / "placed.rtir")
     assert main(["compile", *SOURCES, "--passes", "place-1f1b,recompute{policy=full}", "-o", placed]) == 0
     levers = json.loads(printed(capsys, "explain", placed, "--seconds", "1", "--json"))["levers"]
-    assert levers[0]["name"] == "as it is"
+    assert levers[0]["name"] == "unchanged"
 
 
 def test_explain_names_an_owner_for_every_byte(schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +90,7 @@ def test_a_program_of_an_edited_schedule_is_not_explained_as_another(
 def test_levers_are_tried(schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
     levers = json.loads(printed(capsys, "explain", schedule, "--json"))["levers"]
     by_name = {lever["name"]: lever for lever in levers}
-    now, full = by_name["as it is"], by_name["recompute{policy=full}"]
+    now, full = by_name["unchanged"], by_name["recompute{policy=full}"]
     assert now["fits"]
     assert full["freed_bytes"] > 0
     assert full["step_seconds"] > now["step_seconds"]

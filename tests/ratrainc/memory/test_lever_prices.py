@@ -36,7 +36,7 @@ def setting_of(passes: str) -> tuple[CompileSetting, LeverOutcome]:
     setting = CompileSetting(model, evolve(plan, micro_batches=MICRO_BATCHES), passes, load_machine(None))
     timed = time_plan(setting.model, setting.plan, passes, setting.machine)
     assert isinstance(timed, TimedPlan)
-    return setting, LeverOutcome("as it is", setting, timed.peak_bytes, timed.figures.step_seconds)
+    return setting, LeverOutcome("unchanged", setting, timed.peak_bytes, timed.figures.step_seconds)
 
 
 def priced(setting: CompileSetting, now: LeverOutcome, *, folded: bool) -> Prices:
@@ -78,7 +78,7 @@ def test_what_time_does_not_last_for_is_named_with_the_option_that_brings_it(
     assert main(["explain", path, "--seconds", "0", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     (now,) = facts["levers"]
-    assert (now["name"], now["freed_bytes"], now["fits"]) == ("as it is", 0, True)
+    assert (now["name"], now["freed_bytes"], now["fits"]) == ("unchanged", 0, True)
     assert "recompute{policy=full}" in facts["levers_left"]
     assert facts["levers_seconds"] > 0
     assert main(["explain", path, "--seconds", "0"]) == 0
