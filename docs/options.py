@@ -116,7 +116,7 @@ OPTIONS = {
                 "verifies after every pass, to name the one that is at fault",
                 "--verify-each",
                 None,
-                "ratrain.ratrainc.compiling.building:run_passes",
+                "ratrain.ratrainc.compiling.building:_run",
                 ("x.rtir",),
             ),
             "--jobs": _PROCESSES,

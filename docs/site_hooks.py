@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
-_OUTSIDE = re.compile(r"\]\(\.\./([^)#]+)(#[^)]*)?\)")
+_UPWARDS = re.compile(r"\]\((\.\./[^)#]+)(#[^)]*)?\)")
 _CELL, _CODE, _BREAK = re.compile(r"<td.*?</td>", re.DOTALL), re.compile(r"<code>[^<]*"), re.compile(r"(\w[._])(?=\w)")
 """A cell of a table, code in it, and where its names may break."""
 _LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".json": "json"}
@@ -26,9 +26,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add a page for each file outside of `docs/` that a page links to."""
     root = Path(config.docs_dir).parent
     for page in files.documentation_pages():
-        for path, _ in _OUTSIDE.findall(page.content_string):
+        for target, _ in _UPWARDS.findall(page.content_string):
+            path = _outside(target, page)
             place = f"{_ROOM}/{path}.md"
-            if files.get_file_from_path(place) is None:
+            if path and files.get_file_from_path(place) is None:
                 files.append(File.generated(config, place, content=_page(root, path)))
     return files
 
@@ -36,7 +37,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - mkdocs calls it
     """Lead links out of `docs/` to those pages."""
     up = posixpath.relpath(_ROOM, posixpath.dirname(page.file.src_uri) or ".")
-    return _OUTSIDE.sub(lambda found: f"]({up}/{found[1]}.md)", markdown)
+
+    def led(found: re.Match[str]) -> str:
+        path = _outside(found[1], page.file)
+        return f"]({up}/{path}.md)" if path else found[0]
+
+    return _UPWARDS.sub(led, markdown)
+
+
+def _outside(target: str, page: File) -> str:
+    """Return the path in the repository that a link of a page leads to, or "" if it stays within `docs/`."""
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(page.src_uri), target))
+    return path.removeprefix("../") if path.startswith("../") else ""
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - mkdocs calls it

@@ -109,7 +109,7 @@ def provider(fact: Fact, module: Module) -> type[Pass]:
 
 _REASONS = {
     Fact.RELEASED: "it moves or changes ops, and the releases would then stand in the wrong places",
-    Fact.LEGALISED: "workspace has been sized for the ops as they are",
+    Fact.LEGALISED: "workspace has already been sized for these ops",
     Fact.ALLOCATED: "the offsets hold only for the order they were made for",
 }
 

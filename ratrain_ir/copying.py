@@ -1,6 +1,6 @@
-"""Copies of modules and ops that share nothing, for who gives them other addresses and for tests that break things.
+"""Deep copies of modules and ops, for passes that assign addresses and for tests that break things.
 
-Who only changes the lists of a stage makes a draft of it (`Stage.draft`), which costs next to nothing.
+Code that only changes the lists of a stage takes a draft instead (`Stage.draft`), which costs next to nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def copy_module(module: Module) -> Module:
-    """A module that shares nothing that may be changed with another."""
+    """Copy a module with its stages, tensors and ops; the copy shares only immutable values with the original.
+
+    The copy keeps no `source`, the text that the module was read from.
+    """
     return Module(
         module.name,
         module.level,
@@ -37,7 +40,7 @@ def _copy_stage(stage: Stage) -> Stage:
 
 
 def copy_op(op: Op, tensor: Callable[[Tensor], Tensor] = lambda same: same) -> Op:
-    """An equal op, on other tensors if asked for."""
+    """Copy an op; `tensor` maps each operand to that of the copy, by default to itself."""
     groups: dict[str, Any] = {
         group: tuple(map(tensor, getattr(op, group))) for group in ("reads", "writes", "updates", "scratch")
     }

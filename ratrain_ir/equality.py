@@ -1,4 +1,4 @@
-"""Structural equality of modules: the first place where two differ, as a path a person can follow."""
+"""Structural equality of modules: the first difference between two, as a readable path."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _OPERANDS = ("reads", "writes", "updates", "scratch")
 
 
 def first_difference(a: Module, b: Module) -> str | None:
-    """Where two modules first differ, like `stage 1 / op 17 / reads 0: %x.0 and %x.1`, or None where they are equal.
+    """Return the first difference of two modules, such as `stage 1 / op 17 / reads 0: %x.0 and %x.1`; None if equal.
 
-    Everything the text carries is compared, the order of declarations included; where a module came from (its source and
-    line numbers) is not.
+    Everything that the text format carries is compared, including the order of declarations. The origin of a module
+    (its source text and line numbers) is not.
     """
     return next(_differences(a, b), None)
 

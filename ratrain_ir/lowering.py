@@ -1,11 +1,26 @@
 """Lowering of a model and a plan into a `dataflow` module: one complete training step in plain micro-batch order.
 
-Per stage: all forwards, micro-batch by micro-batch; all backwards, ascending too (gradients accumulate in that order, which
-is part of the semantics); where micro-batches are cut into slices, these pass one by one, ascending forward and descending backward; then gradient reduction block by block in backward order, and the scalars of all ranks; then, in
-forward order, the update of each block and, where state is sharded, the gather of its view, or of a replica's part of one; at last the next step's scale.
-Where tensor peers share out blocks, each block's input is made whole before it and what it gives is summed after it, forward and backward;
-an input is gathered anew for the backward. Where they norm what a block gives, that is summed alone, and normed and added by an op of
-its own. Passes reorder and merge, they never add or drop mathematics.
+Example: a stage that holds `embed`, `attention.0` and `mlp.0`, with two micro-batches and ZeRO level 1:
+
+    load_input m0   forward embed m0   forward attention.0 m0   forward mlp.0 m0   send activation m0
+    ...                                                                            the same for m1
+    recv gradient m0   backward mlp.0 m0   backward attention.0 m0   backward embed m0
+    ...                                                                            the same for m1
+    reduce_scatter mlp.0   reduce_scatter attention.0   reduce_scatter embed
+    all_reduce_scalar flags
+    update embed   update attention.0   update mlp.0
+    all_gather embed   all_gather attention.0   all_gather mlp.0
+    scale_update
+
+Micro-batches ascend in the backward too. Gradients accumulate in that order, which is part of the semantics. The slices
+of a micro-batch ascend in the forward and descend in the backward. Gradients are reduced block by block in backward
+order. Updates, and the gathers of sharded views, follow in forward order.
+
+With tensor parallelism each block's input is gathered before it, and its partial outputs are summed after it, forward
+and backward. The backward gathers the input again. If the output of a block is normed (post-norm), it is summed alone;
+a separate op norms it and adds it to the residual stream.
+
+Passes reorder and merge these ops. They never add or drop mathematics. Cost: time linear in the number of ops.
 """
 
 from __future__ import annotations
@@ -98,7 +113,7 @@ from ratrain.ratrain_ir.topology import Topology, topology_of
 
 
 def lower(model: ModelConfig, plan: Plan) -> Module:
-    """The dataflow module of one training step. `plan` must have been checked against `model`."""
+    """Build the dataflow module of one training step. `plan` must have been checked against `model`."""
     topology = topology_of(model, plan)
     stages = [_StageLowering(model, plan, topology, Stage(index)).lower() for index in range(topology.stages)]
     return Module(model.name, Level.DATAFLOW, model, plan, stages)
@@ -106,7 +121,15 @@ def lower(model: ModelConfig, plan: Plan) -> Module:
 
 @define
 class _StageLowering:
-    """Builds one stage; tensors are named after what they hold and the block (and micro-batch) they belong to."""
+    """Builder of one stage's tensors and ops.
+
+    A tensor's name is its content, block and piece: `x.mlp.3.m0` is the input of `mlp.3` for micro-batch 0. Prefixes:
+    `x` activation and `dx` its gradient, `w` view, `v` part of a view, `p` master, `m1` `m2` moments, `t` update count,
+    `g` gradient, `gs` its shard, `s` saved slot, `d` slot between the halves of a backward, `b` branch (post-norm).
+
+    Methods that return a tensor may first emit the op that makes it, such as a gather. So call them before the op that
+    reads the tensor is emitted.
+    """
 
     model: ModelConfig
     plan: Plan
@@ -114,6 +137,7 @@ class _StageLowering:
     stage: Stage
 
     def lower(self) -> Stage:
+        # The order of declarations and ops is part of the result: equal inputs give an equal text.
         blocks = self.topology.stage_blocks[self.stage.index]
         chunks = self.topology.chunks_of(self.stage.index)
         for block in blocks:
@@ -123,6 +147,8 @@ class _StageLowering:
             for chunk in chunks:
                 for piece in self.pieces(micro_batch):
                     self.forward_pass(chunk, piece)
+        # Micro-batches ascend here too: floating-point sums of gradients depend on the order. Slices descend, as the
+        # backward of a slice needs the key and value gradients that later slices contribute.
         for micro_batch in range(self.plan.micro_batches):
             for chunk in reversed(chunks):
                 for piece in reversed(self.pieces(micro_batch)):
@@ -134,7 +160,7 @@ class _StageLowering:
         self.stage.ops.append(op)
 
     def tensor(self, kind: StateKind, name: str, type_: TensorType) -> Tensor:
-        """The tensor of that name, declared on first use."""
+        """Return the tensor of that name; declare it on first use."""
         tensor = self.stage.tensors.get(name)
         return tensor if tensor is not None else self.stage.add(Tensor(name, kind, type_))
 
@@ -145,6 +171,7 @@ class _StageLowering:
         return self.stage.tensors[name]
 
     def declare_state(self, block: Block) -> None:
+        """Declare a block's carried tensors: its view (or the part of one), master, moments and update count."""
         whole = flat_elements(self.model, self.plan, block)
         shard = shard_elements(self.model, self.plan, block)
         if not gathers_within_step(self.plan, block):
@@ -158,15 +185,16 @@ class _StageLowering:
         self.carried(StateKind.SCALAR, f"t.{block}", tensor_type(Dtype.I64, (1,)))
 
     def pieces(self, micro_batch: int) -> list[Piece]:
-        """What of a micro-batch passes through the blocks at a time, in the order of its rows."""
+        """List the pieces of a micro-batch in the order of its rows: its slices, or the whole micro-batch."""
         count = len(self.plan.slices)
         return [Slice(micro_batch, number) for number in range(count)] if count else [micro_batch]
 
     def view(self, block: Block, piece: Piece, phase: Phase) -> Tensor:
-        """The view a use reads: the carried one, or one gathered for this use."""
+        """Return the view that a block reads in a phase: the carried one, or one gathered for this piece and phase."""
         if not gathers_within_step(self.plan, block):
             return self.named(f"w.{block}")
         whole = tensor_type(Dtype(self.plan.view_dtype), (flat_elements(self.model, self.plan, block),))
+        # one gather for all reads of a block by a piece in a phase
         name = f"w.{block}.{piece_name(piece)}.{phase.value}"
         view = self.stage.tensors.get(name)
         if view is None:
@@ -176,7 +204,7 @@ class _StageLowering:
         return view
 
     def gradient(self, block: Block, micro_batch: int) -> Tensor:
-        """The full gradient a backward contributes to: one a step, or one a micro-batch where each is reduced."""
+        """Return the gradient that a backward adds to: one per step, or per micro-batch if each is reduced alone."""
         elements = flat_elements(self.model, self.plan, block)
         suffix = f".m{micro_batch}" if reduces_each_micro_batch(self.plan, block) else ""
         return self.tensor(StateKind.GRAD, f"g.{block}{suffix}", tensor_type(Dtype(self.plan.grad_dtype), (elements,)))
@@ -193,20 +221,25 @@ class _StageLowering:
         return self.tensor(StateKind.INPUT, f"{part.value}.{piece_name(piece)}", token_type(self.plan_of(piece)))
 
     def activation(self, block: Block, piece: Piece, *, gradient: bool = False) -> Tensor:
-        """The input of a block for one piece, or the gradient of it; a boundary where it crosses a cut."""
+        """Return the input of a block for one piece, or the gradient of that input; a boundary if it crosses a cut."""
         kind = StateKind.BOUNDARY if block in self.topology.blocks_behind_cuts else StateKind.ACTIVATION
         prefix = "dx" if gradient else "x"
         type_ = activation_type(self.model, self.plan_of(piece), block)
         return self.tensor(kind, f"{prefix}.{block}.{piece_name(piece)}", type_)
 
     def adds_apart(self, block: Block) -> bool:
-        """Whether what a block gives is normed and added to the stream by an op of its own."""
+        """Tell whether a separate op norms the block's output and adds it to the residual stream."""
         return adds_branch_apart(self.model, self.plan, block)
 
     def read_activation(self, block: Block, piece: Piece, *, phase: Phase | None = None) -> Tensor:
-        """The input of a block as the block reads it in a phase, or, without one, the gradient of it as the block before does: all its rows."""
+        """Return an activation with all its rows; gather them from the tensor-parallel ranks if these share them.
+
+        With a phase: the input of `block`, as the block reads it. Without: the gradient of that input, as the backward
+        of the block before reads it.
+        """
         gradient = phase is None
         before = previous_block(block, self.model) if gradient else None
+        # With a post-norm the block before starts from the gradient of its own output, not from that of the stream.
         if before is not None and self.adds_apart(before):
             what, own = f"dbranch_whole.{before}", self.branch_gradient(before, piece)
         else:
@@ -214,7 +247,7 @@ class _StageLowering:
         if not shares_rows(self.plan):
             return own
         name = f"{what}.{piece_name(piece)}{f'.{phase.value}' if phase else ''}"
-        if name in self.stage.tensors:  # gathered for the other of an attention and an mlp side by side
+        if name in self.stage.tensors:  # parallel attention and mlp read the same rows: gathered for the other one
             return self.named(name)
         whole = self.tensor(StateKind.ACTIVATION, name, computed_type(self.model, self.plan_of(piece), block))
         payload = Payload.GRADIENT if gradient else Payload.ACTIVATION
@@ -223,7 +256,10 @@ class _StageLowering:
         return whole
 
     def written_activation(self, block: Block, piece: Piece, *, gradient: bool = False) -> Tensor:
-        """What the block before writes of the input of a block, or the block itself of its gradient: a part, where there are tensor peers."""
+        """Return what the block before writes for the input of a block, or the block itself for the input's gradient.
+
+        It is the activation itself, or with tensor parallelism this rank's partial sum of it.
+        """
         if self.plan.tp == 1:
             return self.activation(block, piece, gradient=gradient)
         what = f"{'dx' if gradient else 'x'}_part.{block}"
@@ -233,7 +269,7 @@ class _StageLowering:
         return self.tensor(StateKind.PARTIAL, name, computed_type(self.model, self.plan_of(piece), block))
 
     def add_branch(self, block: Block, piece: Piece) -> None:
-        """Sum the parts of what a block gives, and add that to the stream, normed."""
+        """Emit the sum of a block's partial outputs, then the op that norms it and adds it to the residual stream."""
         branch, *statistics = self.branch(block, piece)
         after, fields = next_block(self.model, block), {**piece_fields(piece)}
         part = self.written_activation(after, piece)
@@ -243,33 +279,40 @@ class _StageLowering:
         self.emit(AddBranch(block=block, **fields, reads=reads, writes=writes))
 
     def branch(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
-        """What a block gives, and the statistics of its norm: no slots of the block's own ops."""
+        """Return a block's summed output and the statistics of its norm. The block's own ops do not save them."""
         return self.slots(block, piece, branch_slots(self.model, self.plan_of(piece)), "b")
 
     def branch_gradient(self, block: Block, piece: Piece) -> Tensor:
-        """The gradient of what a block gives, of the rows that a rank has between blocks."""
+        """Return the gradient of a block's summed output, for the rows that a rank has between blocks."""
         type_ = exchanged_type(self.model, self.plan_of(piece))
         return self.tensor(StateKind.ACTIVATION, f"dbranch.{block}.{piece_name(piece)}", type_)
 
     def branch_sums(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
-        """What the norm of a branch leaves for the backward of its block."""
+        """Return the weight-gradient sums of the post-norm, which its backward leaves for the block's backward."""
         return self.slots(block, piece, branch_sums(self.model, self.plan_of(piece), block), "b")
 
     def add_branch_backward(self, block: Block, piece: Piece) -> None:
-        """From the gradient of the stream behind a block to that of what the block gives."""
+        """Emit the post-norm's backward: from the gradient of the stream behind a block to that of its output."""
         dsum = self.activation(next_block(self.model, block), piece, gradient=True)
         reads = (dsum, *self.branch(block, piece), self.view(block, piece, Phase.BACKWARD))
         writes = (self.branch_gradient(block, piece), *self.branch_sums(block, piece))
         self.emit(AddBranchBackward(block=block, **piece_fields(piece), reads=reads, writes=writes))
 
     def beside(self, mlp: Block, piece: Piece, *, gradient: bool = False) -> tuple[Tensor, ...]:
-        """What attention has made of the sum that the mlp beside it adds to, or that mlp of the gradient of their input."""
+        """Return the partial sum that a parallel attention wrote and this mlp adds to; empty for other blocks.
+
+        `gradient`: the mlp's partial gradient of their common input, to which attention's backward adds.
+        """
         if not stands_beside(self.model, self.plan, mlp):
             return ()
         return (self.written_activation(mlp, piece, gradient=gradient),)
 
     def sum_parts(self, block: Block, piece: Piece, around: Block | None, *, gradient: bool = False) -> None:
-        """Sum the parts of the input of a block, or of its gradient, and the stream that goes around."""
+        """Emit the sum over tensor-parallel ranks of the partial inputs of a block, or of their gradients.
+
+        `around` is the block whose input (or its gradient) the residual connection adds to the sum; None adds nothing.
+        Emits nothing if tp is 1.
+        """
         if self.plan.tp == 1:
             return
         part = self.written_activation(block, piece, gradient=gradient)
@@ -280,10 +323,11 @@ class _StageLowering:
         self.emit(ReduceRows(**fields, reads=(part, *stream), writes=(result,)))
 
     def plan_of(self, piece: Piece) -> Plan:
-        """The plan as it is for a piece."""
+        """Return the plan that gives the sizes of a piece: that of its slice, or of whole micro-batches."""
         return slice_plan(self.plan, None if isinstance(piece, int) else piece.number)
 
     def slots(self, block: Block, piece: Piece, slots: Iterable[Slot], group: str = "s") -> tuple[Tensor, ...]:
+        """Return the tensors of some slots of a block for a piece; `group` is the prefix of their names."""
         names = f"{group}.{block}.{piece_name(piece)}"
         return tuple(self.tensor(StateKind.SAVED, f"{names}.{slot.name}", slot.type) for slot in slots)
 
@@ -291,30 +335,33 @@ class _StageLowering:
         return self.slots(block, piece, saved_slots(self.model, self.plan_of(piece), block))
 
     def projected(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
-        """What an op of its own projects, where norms of queries and keys take sums over tensor peers; none elsewhere."""
+        """Return queries, keys and values before their norm, if it sums over tensor-parallel ranks; else nothing.
+
+        A separate op (`project`) makes them. The methods below up to `backward_heads` serve this case alone.
+        """
         return self.slots(block, piece, projected_slots(self.model, self.plan_of(piece), block))
 
     def row_sums(self, block: Block, piece: Piece, name: str) -> tuple[Tensor, ...]:
-        """There too: the sums over each row that all peers have together."""
+        """Return the sums over each row, complete over all tensor-parallel ranks; `name` is `SQUARES` or `PRODUCTS`."""
         slots = row_sum_slots(self.model, self.plan_of(piece), block, name)
         return self.slots(block, piece, slots, "s" if name == SQUARES else "d")
 
     def normed_gradients(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
-        """There too: the gradients of normed queries and keys, and of values."""
+        """Return the gradients of normed queries, normed keys and values."""
         return self.slots(block, piece, normed_gradient_slots(self.model, self.plan_of(piece), block), "d")
 
     def part_of_sums(self, block: Block, piece: Piece, name: str) -> Tensor:
-        """There too: what a peer has of the sums over each row."""
+        """Return this rank's part of the sums over each row."""
         name = f"{name}_part.{block}.{piece_name(piece)}"
         return self.tensor(StateKind.PARTIAL, name, row_sums_type(self.plan_of(piece)))
 
     def reduce_sums(self, block: Block, piece: Piece, name: str, payload: Payload) -> None:
-        """Sum what peers have of the sums over each row."""
+        """Emit the sum of the ranks' parts of the sums over each row."""
         reads, writes = (self.part_of_sums(block, piece, name),), self.row_sums(block, piece, name)
         self.emit(ReduceSums(payload=payload, block=block, **piece_fields(piece), reads=reads, writes=writes))
 
     def project(self, block: Block, piece: Piece) -> None:
-        """Queries, keys and values of an attention whose norms of them take sums over tensor peers, and those sums."""
+        """Emit the projection of queries, keys and values, and the sums over ranks that their norms take."""
         if projected := self.projected(block, piece):
             source = self.read_activation(source_block(self.model, self.plan, block), piece, phase=Phase.FORWARD)
             writes = (self.part_of_sums(block, piece, SQUARES), *projected)
@@ -323,13 +370,14 @@ class _StageLowering:
             self.reduce_sums(block, piece, SQUARES, Payload.ACTIVATION)
 
     def backward_heads(self, block: Block, piece: Piece) -> None:
-        """Gradients of normed queries and keys, and of values, and what the gradient of those norms sums over tensor peers."""
+        """Emit attention's backward down to normed queries and keys, and the sums that the norms' backward takes."""
         if not (gradients := self.normed_gradients(block, piece)):
             return
         names = half_slots(self.model, self.plan_of(piece), block, HEADS_SLOTS)
         saved = tuple(tensor for tensor in self.saved(block, piece) if tensor.slot in names)
         dy = self.read_activation(sum_block(self.model, self.plan, block), piece)
-        # gathered here for what comes after: it runs beside this op, and recovery, which stands before it, reads it
+        # The backward proper reads these rows. Gathered here, they arrive while this op runs; recovery, which is
+        # placed before this op, can read them too.
         self.read_activation(source_block(self.model, self.plan, block), piece, phase=Phase.BACKWARD)
         others = (*self.documents(block, piece), *self.seen_keys(block, piece), *self.sums(block, piece))
         begun, added = (self.seen_sums(block, piece, first=first) for first in (True, False))
@@ -339,21 +387,24 @@ class _StageLowering:
         self.reduce_sums(block, piece, PRODUCTS, Payload.GRADIENT)
 
     def seen(self, block: Block, piece: Piece) -> list[Slice]:
-        """The earlier slices of a micro-batch whose keys a slice of an attention sees."""
+        """List the earlier slices of the micro-batch whose keys a slice of an attention sees; none for other blocks."""
         if isinstance(piece, int) or block.kind != "attention":
             return []
         return [Slice(piece.micro_batch, number) for number in seen_slices(self.model, self.plan_of(piece))]
 
     def seen_keys(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
-        """Keys and values of the earlier slices that a slice of an attention sees."""
+        """Return keys and values of the earlier slices that a slice of an attention sees."""
         return tuple(t for other in self.seen(block, piece) for t in self.saved(block, other) if t.slot in KEY_SLOTS)
 
     def sums(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
-        """What later slices add up for the gradients of a slice's keys and values."""
+        """Return the sums in which later slices collect the gradients of this slice's keys and values."""
         return self.slots(block, piece, sum_slots(self.model, self.plan_of(piece), block))
 
     def seen_sums(self, block: Block, piece: Piece, *, first: bool) -> tuple[Tensor, ...]:
-        """The sums that a slice of an attention adds to; `first`: those that it is the first to add to."""
+        """Return the key and value gradient sums that a slice of an attention adds to.
+
+        `first` selects the sums that this slice begins; otherwise those that a later slice has begun.
+        """
         number = None if isinstance(piece, int) else piece.number
         return tuple(
             tensor
@@ -363,22 +414,22 @@ class _StageLowering:
         )
 
     def into(self, chunk: int) -> int | None:
-        """What a message into a chunk says of it."""
+        """Return the `chunk` field of a message into a chunk; None if each stage holds one chunk."""
         return chunk if self.topology.has_several_chunks else None
 
     def message(self, payload: Payload, piece: Piece, into: int, peer: int) -> dict[str, Any]:
-        """The fields of a message."""
+        """Return the fields of a message."""
         return {"payload": payload, **piece_fields(piece), "chunk": self.into(into), "peer": peer}
 
     def forward_pass(self, chunk: int, piece: Piece) -> None:
+        """Emit the forward of a piece through a chunk: inputs, receive, blocks with their sums, send."""
         blocks = self.topology.chunk_blocks[chunk]
         before, after = self.topology.neighbours(chunk)
         if blocks[0].kind == "embed":
             self.load(Part.TOKENS, piece)
         if chunk == self.topology.chunks_of(self.stage.index)[0] and self.plan.keeps_documents_apart:
-            self.load(
-                Part.DOCUMENTS, piece
-            )  # for all chunks of the stage: each has an attention, and this one is first
+            # once for all chunks of the stage: each has an attention, and this chunk runs first
+            self.load(Part.DOCUMENTS, piece)
         if before is not None:
             received = self.activation(blocks[0], piece)
             self.emit(Recv(**self.message(Payload.ACTIVATION, piece, chunk, before), writes=(received,)))
@@ -387,6 +438,8 @@ class _StageLowering:
                 self.load(Part.LABELS, piece)
             self.project(block, piece)
             self.emit(self.forward(block, piece))
+            # Three ways to the stream behind a block: the loss of the head; a norm and a sum by an op of its own; a
+            # sum over tensor-parallel ranks. Parallel attention is not summed: its mlp adds to the same partial sum.
             if block.kind == "head":
                 self.combine_loss(block, piece)
             elif self.adds_apart(block):
@@ -399,7 +452,7 @@ class _StageLowering:
             self.emit(Send(**self.message(Payload.ACTIVATION, piece, chunk + 1, after), reads=(sent,)))
 
     def documents(self, block: Block, piece: Piece) -> tuple[Tensor, ...]:
-        """Where the documents of a piece start, for a block that asks."""
+        """Return the tensor of document starts for a block that reads it; else nothing."""
         return (self.input(Part.DOCUMENTS, piece),) if reads_documents(self.model, self.plan, block) else ()
 
     def load(self, part: Part, piece: Piece) -> None:
@@ -419,6 +472,7 @@ class _StageLowering:
             loss = self.scalar("loss", Dtype.F64)
             saved = self.saved(block, piece)
             if self.plan.tp > 1:
+                # this rank knows the log-sum-exp of its part of the vocabulary only: `combine_loss` writes the slot
                 own = (tensor for tensor in saved if tensor.slot != "lse")
                 return Forward(block=block, **fields, reads=inputs, writes=(*self.parts_of_loss(piece), *own))
             writes, updates = self.with_loss(saved, loss, piece)
@@ -429,7 +483,7 @@ class _StageLowering:
         return Forward(block=block, **fields, reads=reads, writes=(output, *self.saved(block, piece)))
 
     def forward_of_heads(self, block: Block, piece: Piece, projected: tuple[Tensor, ...]) -> Forward:
-        """The forward of an attention from what is projected and summed over tensor peers on."""
+        """Build the forward of an attention from projected queries, keys and values and their norms' sums."""
         made = (*projected, *self.row_sums(block, piece, SQUARES))
         view = self.view(block, piece, Phase.FORWARD)
         reads = (view, *self.documents(block, piece), *made, *self.seen_keys(block, piece))
@@ -440,18 +494,18 @@ class _StageLowering:
     def with_loss(
         self, saved: tuple[Tensor, ...], loss: Tensor, piece: Piece
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """What the op that knows the loss of a piece writes, and what it updates: the first writes the step's loss, the others add to it."""
+        """Return (writes, updates) of the op that makes a piece's loss: the first piece writes it, others add."""
         return ((*saved, loss), ()) if piece == self.pieces(0)[0] else (saved, (loss,))
 
     def parts_of_loss(self, piece: Piece) -> tuple[Tensor, Tensor]:
-        """What a tensor peer makes of its part of the vocabulary for a piece."""
+        """Return a tensor-parallel rank's log-sum-exp and loss, each over its part of the vocabulary, for a piece."""
         rows = tensor_type(Dtype.F32, (tokens_per_micro_batch(self.plan_of(piece)),))
         types = {"lse_part": rows, "loss_part": tensor_type(Dtype.F64, (1,))}
         lse, loss = (self.tensor(StateKind.PARTIAL, f"{n}.head.{piece_name(piece)}", t) for n, t in types.items())
         return lse, loss
 
     def combine_loss(self, block: Block, piece: Piece) -> None:
-        """The loss from what tensor peers know of each row."""
+        """Emit the op that combines the tensor-parallel ranks' parts of each row's loss; nothing if tp is 1."""
         if self.plan.tp > 1:
             lse = tuple(tensor for tensor in self.saved(block, piece) if tensor.slot == "lse")
             writes, updates = self.with_loss(lse, self.named("loss"), piece)
@@ -459,11 +513,16 @@ class _StageLowering:
             self.emit(CombineLoss(block=block, **piece_fields(piece), reads=reads, writes=writes, updates=updates))
 
     def backward_pass(self, chunk: int, piece: Piece) -> None:
+        """Emit the backward of a piece through a chunk: receive, blocks in reverse order with their sums, send.
+
+        If each micro-batch is reduced alone, a block's reduction follows the backward of the micro-batch's last piece.
+        """
         blocks = self.topology.chunk_blocks[chunk]
         before, after = self.topology.neighbours(chunk)
         if after is not None:
             received = self.activation(next_block(self.model, blocks[-1]), piece, gradient=True)
             self.emit(Recv(**self.message(Payload.GRADIENT, piece, chunk + 1, after), writes=(received,)))
+        # `sum_parts` makes the gradient of a block's input whole before the block before reads it
         for block in reversed(blocks):
             if self.adds_apart(block):
                 self.add_branch_backward(block, piece)
@@ -479,14 +538,15 @@ class _StageLowering:
             self.emit(Send(**self.message(Payload.GRADIENT, piece, chunk, before), reads=(sent,)))
 
     def is_last_share(self, piece: Piece) -> bool:
-        """Whether a piece is the last of its micro-batch to go backward: slices descend."""
+        """Tell whether a piece is the last of its micro-batch in the backward, where slices descend."""
         return isinstance(piece, int) or piece.number == 0
 
     def is_first_share(self, block: Block, piece: Piece) -> bool:
-        """Whether a piece is the first of a block to go backward: of its micro-batch where each is reduced, else of the step."""
+        """Tell whether a piece is the first that adds to a block's gradient tensor (see `gradient`)."""
         each = reduces_each_micro_batch(self.plan, block)
         if isinstance(piece, int):
             return piece == 0 or each
+        # slices descend in the backward: the last one comes first
         return piece.number == len(self.plan.slices) - 1 and (piece.micro_batch == 0 or each)
 
     def backward(self, block: Block, piece: Piece) -> Backward:
@@ -507,6 +567,7 @@ class _StageLowering:
             else:
                 gradients = self.normed_gradients(block, piece)
                 if gradients:
+                    # `backward_heads` has done the part through the scores: read only the slots of the rest
                     others = (*gradients, *self.row_sums(block, piece, PRODUCTS))
                     halves = (INPUT_HALF_SLOTS, WEIGHT_HALF_SLOTS)
                     names = [n for h in halves for n in half_slots(self.model, self.plan_of(piece), block, h)]
@@ -521,24 +582,29 @@ class _StageLowering:
                 inputs = (dy, source, *saved, view, *others)
         begun: tuple[Tensor, ...] = ()
         added: tuple[Tensor, ...] = ()
-        if not self.normed_gradients(block, piece):  # else the op before the norms has added to them
+        if not self.normed_gradients(block, piece):  # else `backward_heads` has added to them
             begun, added = (self.seen_sums(block, piece, first=first) for first in (True, False))
         fields = piece_fields(piece)
+        # The first contribution writes the gradient instead of adding, so no op has to zero it.
         if self.is_first_share(block, piece):
             return Backward(block=block, **fields, reads=inputs, writes=(*outputs, *begun, gradient), updates=added)
         return Backward(block=block, **fields, reads=inputs, writes=(*outputs, *begun), updates=(gradient, *added))
 
     def reduce_scatter(self, block: Block, m: int | None) -> ReduceScatter:
+        """Build a block's reduction into shards: of micro-batch `m` alone, or of the whole step if `m` is None."""
         results = (self.shard(block), self.scalar(f"flag.{block}", Dtype.U32))
         source = (self.gradient(block, m or 0),)
-        if m:
+        if m:  # micro-batch 0 and the reduction of a whole step (None) begin the shard, later ones add to it
             return ReduceScatter(blocks=(block,), micro_batch=m, reads=source, updates=results)
         return ReduceScatter(blocks=(block,), micro_batch=m, reads=source, writes=results)
 
     def step_end(self, blocks: tuple[Block, ...]) -> None:
+        """Emit the end of the step: reductions, scalars, updates, gathers of views, the next loss scale."""
         for block in reversed(blocks):
             if not reduces_each_micro_batch(self.plan, block):
                 self.emit(self.grad_sync(block))
+        # Gradients first become final: over replicas, over tensor-parallel ranks, over tied ends. The norm reads final
+        # gradients. Flags meet before any update, so that their barrier does not wait for updates and gathers.
         self.sum_shared(blocks)
         self.sum_tied(blocks)
         if self.stage.index == self.topology.last_stage:
@@ -562,28 +628,32 @@ class _StageLowering:
         return AllReduce(blocks=(block,), updates=(self.gradient(block, 0),), writes=(flag,))
 
     def reduced(self, block: Block) -> Tensor:
-        """The reduced gradient an update reads."""
+        """Return the reduced gradient that the block's update reads."""
         return self.shard(block) if is_sharded(self.plan, block) else self.gradient(block, 0)
 
     def sum_shared(self, blocks: tuple[Block, ...]) -> None:
-        """Gradients of parameters that several tensor peers have; and every block's flag, so that all peers skip the same updates."""
+        """Emit the sums over tensor-parallel ranks of each block's gradients of replicated parameters, and of its flag.
+
+        The flags are summed so that all ranks skip the same updates.
+        """
         if self.plan.tp > 1:
             for block in reversed(blocks):
                 updates = (self.reduced(block), self.named(f"flag.{block}"))
                 self.emit(AllReduce(blocks=(block,), group=Group.TENSOR, updates=updates))
 
     def sum_tied(self, blocks: tuple[Block, ...]) -> None:
-        """Tied embeddings: first + last, between each stage's own reduction and either update."""
+        """Emit the sum of the tied embeddings' gradients on the first and the last stage, before either updates."""
         if not self.model.tied_embeddings:
             return
         ends = tuple(block for block in blocks if block.kind in ("embed", "head"))
         if ends:
+            # equal shards hold the same rows of the table at both ends (`flat_elements`), so shards are summed directly
             grads = tuple(self.reduced(block) for block in ends)
             flags = tuple(self.named(f"flag.{block}") for block in ends)
             self.emit(AllReduce(blocks=ends, group=Group.ENDS, updates=(*grads, *flags)))
 
     def sum_norm(self, blocks: tuple[Block, ...]) -> None:
-        """Global clipping: the norm of the whole gradient, which every update of every stage waits for."""
+        """Emit the norm of the whole gradient for global clipping; every update of every stage waits for it."""
         if self.plan.optimizer.clip == "global":
             gradients = tuple(self.reduced(block) for block in blocks)
             flags = tuple(self.named(f"flag.{block}") for block in blocks)
@@ -592,7 +662,10 @@ class _StageLowering:
             self.emit(AllReduceScalar(quantity=Quantity.NORM, group=Group.ALL, blocks=blocks, reads=reads, writes=norm))
 
     def combine_flags(self, blocks: tuple[Block, ...]) -> None:
-        """The flags of all ranks, which the next step's scale follows: they wait for reductions, not for updates and gathers."""
+        """Emit the combination of all ranks' overflow flags, which the next step's loss scale follows.
+
+        It waits for reductions only, not for updates and gathers.
+        """
         if self.plan.has_dynamic_scale:
             flags = tuple(self.named(f"flag.{block}") for block in blocks)
             overflow = (self.scalar("overflow", Dtype.U32),)

@@ -1,4 +1,4 @@
-"""Module, stage, and the text a module came from."""
+"""Modules, their stages, and the text that a module was read from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ratrain.ratrain_ir.topology import Topology, topology_of
 
 
 class Level(Enum):
-    """How far a module has been lowered; each level has its own legality table in the verifier."""
+    """Degree of lowering of a module; each level has its own legality table in the verifier."""
 
     DATAFLOW = "dataflow"
     """complete and correct, in plain micro-batch order"""
@@ -31,17 +31,20 @@ class Level(Enum):
 
 @frozen
 class SourceText:
-    """The text a module was read from, for diagnostics."""
+    """Text that a module was read from, for diagnostics."""
 
     file: str
     lines: tuple[str, ...]
 
     def line(self, number: int) -> str | None:
-        """The text of a 1-based line, or None."""
+        """Return the text of a 1-based line, or None."""
         return self.lines[number - 1] if 0 < number <= len(self.lines) else None
 
     def locate(self, number: int, word: str | None = None) -> Location | None:
-        """The place of a word in a line, or of the line's first word."""
+        """Return the place of a word in a line (1-based), or of the line's text if no word is given or found.
+
+        None if there is no such line.
+        """
         text = self.line(number)
         if text is None:
             return None
@@ -73,7 +76,10 @@ class Stage:
         return tensor
 
     def free_name(self, name: str) -> str:
-        """A name that no tensor of the stage has: this one, else with a number before it, so that its last part (a slot) stays."""
+        """Return a name that no tensor of the stage has: `name` itself, or `n2.name`, `n3.name`, ...
+
+        The number stands first because the last part of a name may be a slot, which must stay.
+        """
         free, number = name, 1
         while free in self.tensors:
             number += 1
@@ -87,7 +93,7 @@ class Stage:
 
     @property
     def homes(self) -> tuple[Home, ...]:
-        """The memories that its tensors are in."""
+        """Memories that the stage's tensors are in, in the order of `Home`."""
         found = {tensor.home for tensor in self.tensors.values()}
         return tuple(home for home in Home if home in found)
 
@@ -97,7 +103,7 @@ class Stage:
         return {home: self.bytes_in(home) for home in self.homes}
 
     def bytes_in(self, home: Home) -> int:
-        """Bytes the stage takes of a memory: the highest end of a tensor that is allocated there."""
+        """Return the bytes that the stage takes of a memory: the highest end of a tensor that is allocated there."""
         ends = (
             t.offset + aligned(t.type.nbytes) for t in self.tensors.values() if t.offset is not None and t.home is home
         )
@@ -107,31 +113,34 @@ class Stage:
         return f"Stage(@{self.index}, {len(self.tensors)} tensors, {len(self.ops)} ops)"
 
     def draft(self, ops: Iterable[Op] | None = None) -> Stage:
-        """A stage with lists of its own, of the same ops or of others; the ops and the tensors themselves are shared."""
+        """Return a stage with its own lists, of the same ops or of `ops`. The ops and tensors themselves are shared."""
         return Stage(self.index, dict(self.tensors), list(self.ops if ops is None else ops), self.line)
 
     def prune(self) -> None:
-        """Drop declarations of tensors no op touches any more."""
+        """Drop the declarations of tensors that no op touches."""
         used = {t.name for op in self.ops for t in op.operands}
         self.tensors = {name: t for name, t in self.tensors.items() if name in used}
 
 
 @frozen
 class TargetInfo:
-    """Which machine sized the workspace and how many bytes a stage may use. What the machine is, its target alone knows."""
+    """Machine that a module was compiled for, and the bytes that a stage may use.
+
+    Only its target interprets `machine`.
+    """
 
     name: str
     capacity_bytes: int
     digest: str = ""
-    """of what the machine is, 64 hexadecimal digits; empty where a text does not say it"""
+    """digest of the machine's description, 64 hexadecimal digits; empty if the text has none"""
     machine: str = field(default="", repr=False)
-    """the machine in its target's own words, any number of lines; empty where its name says it all"""
+    """the machine's description in its target's own words, any number of lines; empty if the name says it all"""
     stores: tuple[tuple[Home, int], ...] = ()
-    """the other memories that a stage may use, and how many bytes of each"""
+    """the other memories that a stage may use, and the bytes of each"""
     line: int = field(default=0, eq=False, repr=False)
 
     def capacity_of(self, home: Home) -> int:
-        """Bytes that a stage may use of a memory; none of one that the machine does not have."""
+        """Return the bytes of a memory that a stage may use; 0 if the machine does not have it."""
         return self.capacity_bytes if home is Home.DDR else dict(self.stores).get(home, 0)
 
 
@@ -149,11 +158,11 @@ class Module(ShownInNotebook):
     source: SourceText | None = None
 
     def draft(self) -> Module:
-        """A module whose stages have lists of their own; the ops and the tensors themselves are shared."""
+        """Return a module whose stages have their own lists. The ops and tensors themselves are shared."""
         return evolve(self, stages=[stage.draft() for stage in self.stages])
 
     def adopt(self, draft: Module) -> None:
-        """Take over all that a draft of this module says."""
+        """Take over everything from a draft of this module; the stage objects stay the same."""
         for stage, drafted in zip(self.stages, draft.stages, strict=True):
             stage.tensors, stage.ops = drafted.tensors, drafted.ops
         for name in (a.name for a in fields(Module) if a.name != "stages"):
@@ -161,7 +170,7 @@ class Module(ShownInNotebook):
 
     @property
     def topology(self) -> Topology:
-        """Who is where under its model and plan."""
+        """Ranks under its model and plan: stages, chunks, channels, groups."""
         return topology_of(self.model, self.plan)
 
     def __repr__(self) -> str:

@@ -1,10 +1,19 @@
-"""Independent work side by side: a function over items, in processes that are forked for it and are gone when it is done.
+"""Independent work on several processes: a function over items, in forked processes that end with the call.
 
     with processes(4):
         texts = each(text_of, module.stages, work=ops)
 
-Nothing is forked unless somebody says how many processes there may be: a command that its user told (`--jobs`), or a program that calls
-the API. Whatever their number, the results are the same, and so is what is raised.
+Nothing is forked unless the user allows it: a command with `--jobs`, or a program that calls the API. Results and
+errors do not depend on the number of processes.
+
+Scheme: all processes, this one included, take the next item number from a shared file, so a free one takes more. Each
+child pickles its results into a file of its own, which the parent reads when the child has ended:
+
+    tickets   0 1 2 3 4 5 ...    one read position for all processes
+    parent    0     3            results stay here
+    child     1 2 4              results -> pickle file
+
+An item without a result (an exception, a killed child) is computed again in the parent, so exceptions arise there.
 """
 
 from __future__ import annotations
@@ -33,11 +42,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _WORTH = 50_000
-"""Ops that are worth processes of their own: tens of milliseconds of CPU each go into forking them and into the pages that they copy."""
+"""Least work, in ops, for which processes are forked: a fork and the pages it copies cost tens of milliseconds of
+CPU."""
 _TICKET = 4
 """Bytes of an item's number."""
 _PR_SET_PDEATHSIG = 1
-"""Of `linux/prctl.h`: the signal that a process gets when its parent is gone."""
+"""Option of `linux/prctl.h`: the signal that a process gets when its parent ends."""
 
 
 @frozen
@@ -52,7 +62,7 @@ _ALLOWED = ContextVar("allowed", default=_ALONE)
 
 @contextmanager
 def processes(count: int, *, least_work: int = _WORTH) -> Iterator[None]:
-    """Let `each` take up to so many processes within the block, this one among them, for work of so many ops or more."""
+    """Let `each` use up to `count` processes in the block, this one included, for work of `least_work` ops or more."""
     token = _ALLOWED.set(_Allowed(count, least_work))
     try:
         yield
@@ -61,39 +71,40 @@ def processes(count: int, *, least_work: int = _WORTH) -> Iterator[None]:
 
 
 def usable_cores() -> set[int]:
-    """The cores that this process may use, by number."""
+    """Return the numbers of the cores that this process may use."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def each(function: Callable[[T], R], items: Sequence[T], *, work: int) -> list[R]:
-    """What a function returns for each item, in their order; `work` is about how many ops it goes through for all of them.
+    """Return a function's results for all items, in their order; `work`: about how many ops it visits in all.
 
-    Many items may be taken by other processes (`processes`), each by whoever is free, in their order. What a process has when this is called,
-    the function has too; what it changes may be lost, so that only what it returns counts, and that may be a copy: it is pickled on its
-    way. So return what is small beside the work: a choice, offsets, a text, and not ops. Types, blocks and other interned objects stay
-    what they are; tensors and ops of the module do not. What a forked process writes to the terminal, or warns of, is not seen.
+    Items may be computed in forked processes (`processes`). A forked function sees everything that exists at the call.
+    Its side effects are lost, and its result is a pickled copy, so return something small compared with the work: a
+    choice, offsets, a text, not ops. Types, blocks and other interned objects keep their identity; tensors and ops do
+    not. Terminal output and warnings of a forked process are dropped.
 
-    The function runs here alone where `processes` or the work asks for no more, under a time limit (which counts the time of this thread),
-    within another `each`, in processes of `multiprocessing`, and on systems other than Linux, where forking is not there, or not safe.
+    Runs in this process alone if `processes` allows no more or the work is too small, under a time limit (which counts
+    the time of this thread), within another `each`, in a child of `multiprocessing`, and on systems other than Linux.
 
-    Raises what the function raises for the first item that it raises something for; it is called for that one again, here. An
-    interruption ends the other processes first, and so does the end of this one, whatever its reason.
+    Raises what the function raises for the first failing item, which is computed again here for that. The children end
+    before an interruption leaves this call, and whenever this process ends.
     """
     count = processes_for(len(items), work=work)
     if count < 2:
         return [function(item) for item in items]
     found = _shared_out(function, items, count)
-    # an item is missing where the function raised something, or where the system ended a process, for want of memory perhaps
+    # An item is missing if the function raised, or if the system killed its process, perhaps for lack of memory.
+    # In order, so that the first exception here is the one a plain loop would raise.
     return [found[number] if number in found else function(item) for number, item in enumerate(items)]
 
 
 def each_stage(function: Callable[[Stage], R], stages: Sequence[Stage]) -> list[R]:
-    """`each` for stages, where the function goes through their ops about once."""
+    """Return `each` over stages, for a function that visits their ops about once."""
     return each(function, stages, work=sum(len(stage.ops) for stage in stages))
 
 
 def processes_for(items: int, *, work: int) -> int:
-    """How many processes, this one among them, `each` takes for so many items."""
+    """Return the number of processes, this one included, that `each` uses for a number of items."""
     allowed = _ALLOWED.get()
     if work < allowed.least_work or is_limited() or sys.platform != "linux" or parent_process() is not None:
         return 1
@@ -102,9 +113,10 @@ def processes_for(items: int, *, work: int) -> int:
 
 @contextmanager
 def beside(*functions: Callable[[], object]) -> Iterator[None]:
-    """While the block runs, call functions for what they leave on disk, each in a process of its own that ends with the block.
+    """Run functions in a child process each while the block runs; the children are killed when the block ends.
 
-    Whether they come to their end or raise something, nobody hears of it; where `each` would fork nothing, they are not called.
+    Only their effects on disk remain. Their results and exceptions are dropped. Nothing is called if there is one core,
+    or where forking is not allowed (a time limit, not Linux, a child of `multiprocessing`).
     """
     children: list[int] = []
     try:
@@ -121,7 +133,7 @@ def beside(*functions: Callable[[], object]) -> Iterator[None]:
 
 
 def _call(function: Callable[[], object]) -> NoReturn:
-    """The life of a child that only calls a function."""
+    """Call a function in a child, and end the child."""
     try:
         _ALLOWED.set(_ALONE)
         function()
@@ -130,8 +142,12 @@ def _call(function: Callable[[], object]) -> NoReturn:
 
 
 def _shared_out(function: Callable[[T], R], items: Sequence[T], count: int) -> dict[int, R]:
-    """What so many processes, this one among them, found for items, by their numbers; nothing from the first one on that it raised something for."""
-    tickets = os.memfd_create("tickets")  # whoever reads moves the place that all of them read at
+    """Compute items on `count` processes, this one included; return the results by item number.
+
+    Results may be missing from the first item on for which the function raised, and for items of a killed child.
+    """
+    # Forked processes share the open file, so its read position too: each read takes the next number atomically.
+    tickets = os.memfd_create("tickets")
     children: list[int] = []
     results = [os.memfd_create("results") for _ in range(count - 1)]
     try:
@@ -147,9 +163,8 @@ def _shared_out(function: Callable[[T], R], items: Sequence[T], count: int) -> d
         finally:
             _ALLOWED.reset(alone)
         for child, place in zip(children, results, strict=True):
-            ended = os.waitid(
-                os.P_PID, child, os.WEXITED | os.WNOWAIT
-            )  # its number stays its own for as long as it may be killed
+            # WNOWAIT keeps the child a zombie, so its process id is not reused before the kill below
+            ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
             if ended is not None and ended.si_code == os.CLD_EXITED and not ended.si_status:
                 found.update(_received(place))
         return found
@@ -162,33 +177,41 @@ def _shared_out(function: Callable[[T], R], items: Sequence[T], count: int) -> d
 
 
 def _done(function: Callable[[T], R], items: Sequence[T], tickets: int) -> Iterator[tuple[int, R]]:
-    """Take items for as long as there are any, and the function raises nothing for them."""
+    """Take items and yield (number, result) until none are left. An exception ends this for all processes."""
     while ticket := os.read(tickets, _TICKET):
         number = int.from_bytes(ticket, "little")
         try:
             result = function(items[number])
-        except Exception:  # noqa: BLE001 - whatever it is, the one who asked raises it again
-            os.lseek(tickets, 0, os.SEEK_END)  # all items before this one are done, or somebody is at them
+        except Exception:  # noqa: BLE001 - the parent calls the function again, which raises it there
+            # Leave no items to anybody. All items before this one are already done or taken, so the parent finds the
+            # first failure in order.
+            os.lseek(tickets, 0, os.SEEK_END)
             return
         yield number, result
 
 
 def _received(place: int) -> Iterator[tuple[int, R]]:
+    """Read the results of a child that has ended from its file."""
     os.lseek(place, 0, os.SEEK_SET)
     with os.fdopen(place, "rb", closefd=False) as stream:
         while stream.peek(1):
-            yield pickle.load(stream)  # noqa: S301 - a child of this very process wrote it
+            yield pickle.load(stream)  # noqa: S301 - written by a child of this process
 
 
 def _fork() -> int:
-    """Fork; 0 in the child, which is apart from its parent then, and ends with it."""
+    """Fork.
+
+    Return the child's process id, and 0 in the child, which is detached from the terminal and ends with its parent.
+    """
     import ctypes
 
     parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # the child has its parent's ways with them for a moment
+    # Blocked until the child has set its own handlers: before that it would run the parent's.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
         with catch_warnings():
-            # Python warns of forks beside threads, whose locks stay locked in a child: what draws on a terminal has a thread, and nothing else
+            # Python warns of forking while threads run, as locks they hold stay locked in the child. The only other
+            # thread draws on the terminal, which a child does not use.
             simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if not child:
@@ -202,21 +225,21 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def _set_apart(parent: int, prctl: Callable[[int, int], int]) -> None:
-    """Let a child end when its parent does, and only then; it does not reach the terminal, and leaves old objects where they are."""
+    """Make a child end with its parent and not at Ctrl-C; detach it from the terminal; freeze its garbage collector."""
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if os.getppid() != parent:  # the parent ended before `prctl` took effect
         os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its children
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which kills its children
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     nowhere = Path(os.devnull).open("w")  # noqa: SIM115 - for the rest of the child's life
     sys.stdout = sys.stderr = nowhere
     os.dup2(nowhere.fileno(), 1)
     os.dup2(nowhere.fileno(), 2)
-    gc.freeze()  # a collection would write to every object, and copy its page
+    gc.freeze()  # a collection would write to every object, and so copy its page
 
 
 def _work(function: Callable[[T], R], items: Sequence[T], tickets: int, place: int) -> NoReturn:
-    """The life of a child."""
+    """Compute items in a child, pickle the results into its file, and end the child."""
     code = 1
     try:
         _ALLOWED.set(_ALONE)
@@ -225,4 +248,4 @@ def _work(function: Callable[[T], R], items: Sequence[T], tickets: int, place: i
                 pickle.dump(result, stream, pickle.HIGHEST_PROTOCOL)
         code = 0
     finally:
-        os._exit(code)  # what is to be done at the end of the process is for the parent to do
+        os._exit(code)  # exit handlers are the parent's to run

@@ -1,4 +1,7 @@
-"""What a pass may ask of a target: capacity, workspace, engines and costs. Each target implements this protocol."""
+"""Questions that a pass may ask of a target: capacity, workspace, engines, costs.
+
+Each target implements this protocol.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 
 @frozen
 class WorkspaceRequest:
-    """Scratch one op needs. Ops with equal keys share one tensor: they never run at the same time on their engine."""
+    """Scratch memory that one op needs. Ops with equal keys share one tensor: they never run at the same time."""
 
     key: str
     nbytes: int
@@ -21,25 +24,25 @@ class WorkspaceRequest:
 
 @frozen
 class Capacity:
-    """The memory of a rank in bytes, and what takes some of it before any tensor has a place."""
+    """Memory of a rank in bytes, and the overheads that take part of it before any tensor."""
 
     installed: int
     overheads: tuple[tuple[str, int], ...] = ()
-    """by name; what takes nothing is not there"""
+    """(name, bytes) of each overhead that is not 0"""
 
     @property
     def taken(self) -> int:
-        """Bytes of overheads."""
+        """Sum of the overheads in bytes."""
         return sum(nbytes for _, nbytes in self.overheads)
 
     @property
     def left(self) -> int:
-        """Bytes for tensors; nothing, where overheads take all or more."""
+        """Bytes for tensors; 0 if overheads take all or more."""
         return max(0, self.installed - self.taken)
 
     @property
     def account(self) -> str | None:
-        """In words, what is taken of how much; None where nothing is."""
+        """Sentence that lists the overheads and the bytes left; None without overheads."""
         if not self.overheads:
             return None
         taken = ", ".join(f"{name} {nbytes}" for name, nbytes in self.overheads)
@@ -47,7 +50,7 @@ class Capacity:
 
 
 class Target(Protocol):
-    """A machine as passes see it."""
+    """Machine as passes see it."""
 
     @property
     def name(self) -> str:
@@ -55,29 +58,33 @@ class Target(Protocol):
         ...
 
     def capacity(self, module: Module) -> Capacity:
-        """The DDR of a rank of any stage of a module, and what is left of it for tensors."""
+        """Return the DDR of one rank and its overheads; equal for all stages of a module."""
         ...
 
     def info(self, module: Module) -> TargetInfo:
-        """What a module that is made for this machine carries of it."""
+        """Return the facts about this machine that a module compiled for it carries."""
         ...
 
     @property
     def update_engine(self) -> Engine:
-        """Where `update` runs: compute or host."""
+        """Engine that runs `update`: compute or host."""
         ...
 
     def workspace(self, module: Module, op: Op) -> WorkspaceRequest | None:
-        """The scratch an op's routine needs, or None; equal for block ops of equal likeness.
+        """Return the scratch memory that an op's routine needs, or None.
 
-        Of any op it is equal for all that differ in micro-batch alone and whose operands have the same kinds, types, memories and saved slots.
+        Equal for block ops of equal likeness, and for any two ops that differ in micro-batch only and whose operands
+        have the same kinds, types, memories and saved slots.
         """
         ...
 
     def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
-        """Seconds the op takes on its engine when it runs alone: equal for ops of equal likeness (`ratrain.ratrain_ir.ops.likeness`)."""
+        """Return the seconds that an op takes on its engine when it runs alone.
+
+        Equal for ops of equal likeness (`ratrain.ratrain_ir.ops.likeness`).
+        """
         ...
 
     def step_seconds(self, module: Module) -> float:
-        """Seconds of a steady step of an allocated module, simulated."""
+        """Simulate an allocated module and return the seconds of a steady step."""
         ...

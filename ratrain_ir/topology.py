@@ -1,11 +1,15 @@
-"""Who is where: the ranks of a plan, what each holds, who meets whom in which order, and over which channels.
+"""Ranks of a plan: the state each owns, the groups that meet in collectives, and the channels of messages.
 
-The ranks are the points of a mesh of pipeline stages x replicas x tensor peers. A *stage* is a position in the pipeline and one
-section of the text, written once for all its replicas and tensor peers (SPMD). The chain of blocks is cut into *chunks*, numbered in
-forward order; a stage holds one or several. What travels between two chunks that follow each other has a *channel* of its own for each
-payload, so that two edges between the same two stages never share one. Collectives meet in *groups*, whose members stand in rank order.
+Ranks are the points of a mesh of pipeline stages x replicas x tensor peers (tensor-parallel ranks). A *stage* is a
+position in the pipeline and one section of the text, written once for all its replicas and tensor peers (SPMD). The
+chain of blocks is cut into *chunks*, numbered in forward order; a stage holds one or several. Each pair of consecutive
+chunks has a *channel* for each payload, so two edges between the same two stages never share one. Collectives meet in
+*groups*, whose members stand in rank order.
 
-Everybody asks here; nobody else compares a stage with the last one, or computes where a shard begins.
+    4 chunks on 2 stages (loop):   chunk 0 @0 --> chunk 1 @1 --> chunk 2 @0 --> chunk 3 @1
+    ranks of 2 x 2 x 1:            0 = @0 replica 0, 1 = @0 replica 1, 2 = @1 replica 0, 3 = @1 replica 1
+
+All other code asks here. Nothing else compares a stage with the last one, or computes the start of a shard.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Rank(NamedTuple):
-    """A point of the mesh. Ranks are ordered by stage, then replica, then tensor peer."""
+    """Point of the mesh. Ranks are ordered by stage, then replica, then tensor peer."""
 
     stage: int
     replica: int
@@ -34,9 +38,9 @@ class Rank(NamedTuple):
 
 
 class Channel(NamedTuple):
-    """One direction of the edge between two chunks that follow each other, for one payload.
+    """One direction of the edge between two consecutive chunks, for one payload.
 
-    Or, of guests, one between two stages, each given by the first chunk that it holds.
+    For remote buffers (guests) a channel connects any two stages, each given by the first chunk that it holds.
     """
 
     source: int
@@ -47,12 +51,12 @@ class Channel(NamedTuple):
 
     @property
     def into(self) -> int:
-        """The chunk whose input it carries, or the gradient of whose input: the later one."""
+        """Later of the two chunks: the one whose input, or gradient of the input, the channel carries."""
         return max(self.source, self.target)
 
 
 class Hop(NamedTuple):
-    """A channel between two stages, and which they are."""
+    """Channel with its source and target stage."""
 
     source: int
     target: int
@@ -61,10 +65,11 @@ class Hop(NamedTuple):
 
 @frozen(slots=False)  # for its cached properties
 class Mesh:
-    """The ranks of a plan, their groups and channels: all that does not ask what the model is.
+    """Ranks of a plan, their groups and channels, as far as they do not depend on the model.
 
-    `chunk_stages[c]` is the stage that holds chunk c. Groups of replicas lie one in another, each of neighbours: `shard_group` replicas
-    have all shards of sharded state between them, all where it is None; of these `view_group` have views between them, none where it is.
+    `chunk_stages[c]` is the stage that holds chunk c. Groups of replicas are nested runs of neighbours. Each
+    `shard_group` replicas share out all shards of sharded state (None: all replicas do). Within these, each
+    `view_group` replicas share out views (None: none do).
     """
 
     stages: int
@@ -91,25 +96,25 @@ class Mesh:
 
     @property
     def lanes(self) -> int:
-        """Ranks of a stage."""
+        """Ranks of a stage: replicas x tensor peers."""
         return self.replicas * self.peers
 
     def lane(self, rank: Rank) -> int:
-        """The number of a rank among those of its stage, in rank order."""
+        """Return the index of a rank among the ranks of its stage, in rank order."""
         return rank.replica * self.peers + rank.peer
 
     def in_lane(self, stage: int, lane: int) -> Rank:
-        """The rank of a stage that has a number among its ranks."""
+        """Return the rank of a stage with an index among its ranks; inverse of `lane`."""
         return Rank(stage, *divmod(lane, self.peers))
 
     def name(self, rank: Rank) -> str:
-        """A rank as messages call it."""
+        """Return a rank's name for messages, `stage @1 replica 0 peer 2`; the peer only if there are several."""
         peer = f" peer {rank.peer}" if self.peers > 1 else ""
         return f"stage @{rank.stage} replica {rank.replica}{peer}"
 
     @property
     def words(self) -> str:
-        """How many stages, replicas and, where there are any, tensor peers there are, as messages say it."""
+        """Numbers of stages, replicas and tensor peers (if several), in words for messages."""
         peers = f" x {self.peers} tensor peers" if self.peers > 1 else ""
         return f"{self.stages} stages x {self.replicas} replicas{peers}"
 
@@ -117,20 +122,20 @@ class Mesh:
 
     @property
     def first_stage(self) -> int:
-        """The stage that loads tokens and embeds them."""
+        """Stage that loads tokens and embeds them."""
         return self.chunk_stages[0]
 
     @property
     def last_stage(self) -> int:
-        """The stage that loads labels and knows the loss."""
+        """Stage that loads labels and computes the loss."""
         return self.chunk_stages[-1]
 
     def chunks_of(self, stage: int) -> tuple[int, ...]:
-        """The chunks that a stage holds, in forward order."""
+        """Return the chunks that a stage holds, in forward order."""
         return tuple(chunk for chunk, holder in enumerate(self.chunk_stages) if holder == stage)
 
     def neighbours(self, chunk: int) -> tuple[int | None, int | None]:
-        """The stages of the chunks before and after a chunk; None where there is none, or the same stage holds it."""
+        """Return the stages of the chunks before and after a chunk; None at the ends, or if it is the same stage."""
         own = self.chunk_stages[chunk]
         before = self.chunk_stages[chunk - 1] if chunk > 0 else own
         after = self.chunk_stages[chunk + 1] if chunk + 1 < len(self.chunk_stages) else own
@@ -140,11 +145,15 @@ class Mesh:
 
     @cached_property
     def channel_numbers(self) -> dict[Channel, int]:
-        """A number for each channel of the pipeline between different stages, the same on all ranks."""
+        """Number of each channel between different stages, the same on all ranks."""
         return {hop.channel: number for number, hop in enumerate(self.hops)}
 
     def channel_number(self, channel: Channel) -> int:
-        """The number of a channel, the same on all ranks: no other channel from the same stage to the same stage has it."""
+        """Return the number of a channel, the same on all ranks.
+
+        It is unique among the channels from the same stage to the same stage. All channels of remote buffers share two
+        numbers, one for each direction.
+        """
         if isinstance(channel.payload, GuestWay):
             return len(self.hops) + _GUEST_WAYS.index(channel.payload)
         return self.channel_numbers[channel]
@@ -161,7 +170,10 @@ class Mesh:
 
     @cached_property
     def _partners(self) -> dict[int, set[int]]:
-        """The stages that each stage exchanges messages with: activations go the one way, gradients the other."""
+        """Stages that each stage exchanges messages with.
+
+        Targets alone suffice: gradients go back where activations came from.
+        """
         partners: dict[int, set[int]] = {}
         for hop in self.hops:
             partners.setdefault(hop.source, set()).add(hop.target)
@@ -169,11 +181,11 @@ class Mesh:
 
     @property
     def has_several_chunks(self) -> bool:
-        """Whether stages hold more than one chunk, so that messages say which one they go into."""
+        """True if stages hold more than one chunk, so that messages name the chunk they go into."""
         return len(self.chunk_stages) > self.stages
 
     def chunk_of_message(self, channel: Channel) -> int | None:
-        """What a message on a channel says of the chunk that it goes into: nothing where stages hold one chunk each."""
+        """Return the `chunk` field of a message on a channel; None if stages hold one chunk each."""
         return channel.into if self.has_several_chunks else None
 
     @cached_property
@@ -185,9 +197,9 @@ class Mesh:
     def hop(
         self, source: int | None, target: int | None, payload: Payload | GuestWay, chunk: int | None = None
     ) -> Hop | None:
-        """The channel on which a stage sends a payload to another; `chunk` as the message says it. None where there is no such edge.
+        """Return the channel on which a stage sends a payload to another; None if there is no such edge.
 
-        Guests may go from any stage to any other.
+        `chunk` is the message's field. Remote buffers may go from any stage to any other.
         """
         if not isinstance(payload, GuestWay):
             return self._hop_of.get((source, target, payload, chunk))
@@ -201,25 +213,27 @@ class Mesh:
         return tuple(self.chunks_of(stage)[0] for stage in range(self.stages))
 
     def mirror_image(self, stage: int) -> int:
-        """The stage that is as far from the last as a stage is from the first.
+        """Return the stage as far from the last one as `stage` is from the first.
 
-        Under 1F1B the later of the two has as many micro-batches less in flight as it is behind (BPipe, Kim et al., ICML 2023).
+        Under 1F1B the later stage of such a pair has fewer micro-batches in flight, by the distance between the two
+        (BPipe, Kim et al., ICML 2023).
         """
         return self.stages - 1 - stage
 
     # Groups
 
     def stages_of(self, group: Group, stage: int) -> tuple[int, ...]:
-        """The stages whose ranks meet in the group of a kind that a stage's ranks are members of, in order."""
+        """Return the stages, ascending, whose ranks meet in the group of this kind that a stage belongs to."""
         if group is Group.ALL:
             return tuple(range(self.stages))
         return tuple(sorted({self.first_stage, self.last_stage})) if group is Group.ENDS else (stage,)
 
     def members(self, group: Group, rank: Rank) -> tuple[Rank, ...]:
-        """The members of a rank's group of a kind, in rank order.
+        """Return the members of a rank's group of a kind, in rank order.
 
-        The replicas of its stage, or those of them that have all shards, or a view, between them, or the same part of one; first and last
-        stage of its replica; the tensor peers of its stage and replica; or all ranks. Each tensor peer has groups of the others of its own.
+        `REPLICAS`: the replicas of its stage and peer. `SHARDS`, `VIEWS`, `PARTS`: some of these, see `replicas_of`.
+        `ENDS`: first and last stage of its replica and peer. `TENSOR`: the tensor peers of its stage and replica.
+        `ALL`: all ranks.
         """
         if group is Group.ALL:
             return self.ranks
@@ -230,7 +244,11 @@ class Mesh:
         return tuple(rank._replace(replica=replica) for replica in self.replicas_of(group, rank.replica))
 
     def replicas_of(self, group: Group, replica: int) -> range:
-        """The replicas of a stage that meet one of them in a group of a kind."""
+        """Return the replicas of a stage that meet one of them in a group of a kind.
+
+        `SHARDS` share out all shards; `VIEWS` share out a view; `PARTS`, within a shard group, hold the same part of a
+        view. Other groups are all replicas.
+        """
         if group is Group.SHARDS:
             return _neighbours(replica, self.shards)
         if group is Group.VIEWS:
@@ -242,24 +260,24 @@ class Mesh:
 
     @property
     def shards(self) -> int:
-        """Shards that sharded state is cut into."""
+        """Number of shards that sharded state is cut into."""
         return self.shard_group or self.replicas
 
     @property
     def viewers(self) -> int:
-        """Replicas that have a view between them which is gathered for each use."""
+        """Replicas that share out each view that is gathered for each use."""
         return self.view_group or self.shards
 
     def group_size(self, group: Group) -> int:
-        """Members of each group of a kind."""
+        """Return the number of members of each group of a kind."""
         return len(self.members(group, Rank(self.first_stage, 0)))
 
     def communicators(self, stage: int, *, tied: bool) -> int:
-        """Communicators that a rank of a stage is a member of: groups of more than one rank, and a pair with each stage it has messages with.
+        """Count the communicators of a rank of a stage: groups of several ranks, one for each partner stage.
 
-        All ranks are one; its replicas, and where these are in shard groups, its own and those that have the same shards as it, and where
-        groups have views between them, its own and those that have the same part of one; the ends, where first and last stage share a matrix (`tied`). Its tensor peers are two: their activations and their gradients are under way
-        at the same time.
+        Counted are: all ranks; its replicas; two for shard groups (its own, and the replicas with the same shards); two
+        for view groups (its own, and the replicas with the same part); the ends if they share a matrix (`tied`); and
+        two for its tensor peers, as activations and gradients are under way at the same time.
         """
         ends = self.stages_of(Group.ENDS, stage)
         peers, shards = 2 * (self.peers > 1), 2 * ((self.shard_group is not None) + (self.view_group is not None))
@@ -267,13 +285,13 @@ class Mesh:
         return groups + len(self._partners.get(stage, ()))
 
     def most_communicators(self, *, tied: bool) -> int:
-        """Communicators of a rank of the stage that has most of them."""
+        """Return the communicators of a rank of the stage that has the most."""
         return max(self.communicators(stage, tied=tied) for stage in range(self.stages))
 
 
 @frozen(slots=False)  # for its cached properties
 class Topology(Mesh):
-    """The ranks of a model under a plan, and what each holds. `chunk_layers[c]` are the layers of chunk c."""
+    """Ranks of a model under a plan, and what each holds. `chunk_layers[c]` are the layers of chunk c."""
 
     model: ModelConfig
     plan: Plan
@@ -281,7 +299,7 @@ class Topology(Mesh):
 
     @cached_property
     def chunk_blocks(self) -> tuple[tuple[Block, ...], ...]:
-        """The blocks of each chunk, in forward order: the embedding with the first layers, the head with the last."""
+        """Blocks of each chunk, in forward order. The first chunk has the embedding, the last one the head."""
         chunks = [
             [block(kind, layer) for layer in layers for kind in ("attention", "mlp")] for layers in self.chunk_layers
         ]
@@ -291,67 +309,74 @@ class Topology(Mesh):
 
     @cached_property
     def stage_blocks(self) -> tuple[tuple[Block, ...], ...]:
-        """The blocks of each stage, in forward order."""
+        """Blocks of each stage, in forward order."""
         return tuple(
             tuple(block for chunk in self.chunks_of(stage) for block in self.chunk_blocks[chunk])
             for stage in range(self.stages)
         )
 
     def ends_of_chunks(self, stage: int) -> tuple[tuple[Block, Block], ...]:
-        """The first and the last block of each chunk that a stage holds, in forward order."""
+        """Return the first and the last block of each chunk that a stage holds, in forward order."""
         return tuple((self.chunk_blocks[chunk][0], self.chunk_blocks[chunk][-1]) for chunk in self.chunks_of(stage))
 
     @cached_property
     def chunk_of(self) -> dict[Block, int]:
-        """The chunk of each block."""
+        """Chunk of each block."""
         return {block: chunk for chunk, blocks in enumerate(self.chunk_blocks) for block in blocks}
 
     @cached_property
     def blocks_behind_cuts(self) -> frozenset[Block]:
-        """The blocks whose input comes from another stage."""
+        """Blocks whose input comes from another stage."""
         return frozenset(self.chunk_blocks[hop.channel.target][0] for hop in self.hops if _goes_forward(hop.channel))
 
     def crossing_block(self, channel: Channel) -> Block:
-        """The block whose input, or gradient of the input, a channel carries: the first one behind the cut."""
+        """Return the block whose input, or gradient of the input, a channel carries: the first one behind the cut."""
         return self.chunk_blocks[channel.target if _goes_forward(channel) else channel.source][0]
 
     def shard_index(self, block: Block, replica: int) -> int:
-        """Which shard of a block's flat tensors a replica owns, as they lie there.
+        """Return the shard of a block's flat tensors that a replica owns, as an index in the order of addresses.
 
-        In rank order; but those of replicas that have the same part of a view lie one behind the other, so that together they are that
-        part.
+        Without view groups it is the replica's number in its shard group. With them, the shards of replicas that hold
+        the same part of a view are adjacent, so together they are that part. Example, 4 shards and view groups of 2:
+        replicas 0 1 2 3 own shards 0 2 1 3.
         """
         count = shard_count(self.plan, block)
         copies = count // self.viewers if parts_view(self.plan, block) else 1
+        # `across`: which view group of the shard group; `part`: which part of a view. The shards of a part are the
+        # `copies` shards at the same `part`, one from each view group.
         across, part = divmod(replica % count, count // copies)
         return part * copies + across
 
     def reduced_part(self, block: Block, replica: int) -> int:
-        """Which part, of as many as there are replicas, of a sharded block's gradient a replica reduces: one of its own shard."""
+        """Return the index of the part of a sharded block's gradient that a replica reduces.
+
+        The gradient has as many parts as there are replicas. The part lies in the replica's own shard; replicas with
+        copies of a shard reduce different parts of it.
+        """
         count = shard_count(self.plan, block)
         return self.shard_index(block, replica) * (self.replicas // count) + replica // count
 
     def is_rearranged(self, block: Block) -> bool:
-        """Whether replicas reduce other parts of a sharded block's gradient than those of their own number."""
+        """Tell whether `reduced_part` of a sharded block can differ from the replica's number."""
         return self.shard_group is not None or parts_view(self.plan, block)
 
     def lanes_by_shard(self, block: Block) -> list[int]:
-        """The ranks of a stage, by their number there, in the order of the shards of a block that they have."""
+        """Return the ranks of a stage, as `lane` indices, sorted by the shard of a block that they own."""
         lanes = [self.in_lane(0, lane) for lane in range(self.lanes)]
         return [self.lane(rank) for rank in sorted(lanes, key=lambda rank: self.shard_index(block, rank.replica))]
 
     def shard_range(self, block: Block, replica: int) -> range:
-        """The elements of a block's flat tensors whose optimizer state a replica owns; all of them where nothing is sharded."""
+        """Return the elements of a block's flat tensors whose optimizer state a replica owns; all if unsharded."""
         length, index = shard_elements(self.model, self.plan, block), self.shard_index(block, replica)
         return range(index * length, (index + 1) * length)
 
     def view_range(self, block: Block, replica: int) -> range:
-        """The elements of a view of which a replica has a part from step to step."""
+        """Return the elements of a view that a replica holds from step to step."""
         length, index = view_shard_elements(self.model, self.plan, block), replica % self.viewers
         return range(index * length, (index + 1) * length)
 
     def is_first_holder(self, block: Block, replica: int) -> bool:
-        """Whether no replica before has the same optimizer state of a block."""
+        """Tell whether no replica with a lower number has the same optimizer state of a block."""
         return replica < shard_count(self.plan, block)
 
 
@@ -359,7 +384,7 @@ _GUEST_WAYS = tuple(GuestWay)
 
 
 def _neighbours(replica: int, count: int) -> range:
-    """The group of so many neighbours that a replica is in."""
+    """Return the run of `count` neighbours that a replica is in."""
     first = replica - replica % count
     return range(first, first + count)
 
@@ -370,7 +395,7 @@ def _goes_forward(channel: Channel) -> bool:
 
 @cache
 def grid(stages: int, replicas: int, peers: int = 1) -> Mesh:
-    """The mesh of so many stages with one chunk each, replicas and tensor peers."""
+    """Return the mesh with one chunk a stage."""
     return Mesh(stages, replicas, peers, tuple(range(stages)))
 
 
@@ -382,18 +407,18 @@ def mesh_of_shape(
     shard_group: int | None = None,
     view_group: int | None = None,
 ) -> Mesh:
-    """The mesh of replicas of a pipeline."""
+    """Return the mesh of a pipeline's shape with its replicas and tensor peers."""
     return Mesh(shape.stages, replicas, peers, shape.chunk_stages, shard_group=shard_group, view_group=view_group)
 
 
 def mesh_of(plan: Plan) -> Mesh:
-    """The mesh of a plan."""
+    """Return the mesh of a plan."""
     return mesh_of_shape(plan.shape, plan.dp, plan.tp, plan.shard_group, plan.view_group)
 
 
 @cache
 def topology_of(model: ModelConfig, plan: Plan) -> Topology:
-    """The topology of a model under a plan; what is asked for twice is the same object."""
+    """Return the topology of a model under a plan; equal arguments give the same object."""
     mesh = mesh_of(plan)
     layers = tuple(plan.chunk_layers(chunk, model) for chunk in range(len(mesh.chunk_stages)))
     return Topology(

@@ -163,7 +163,7 @@ class OverlapTensorPass(Pass):
             tried = [_first_that_fits([*merging, apart])] if self.pieces == "merged" else [*tried, *merging]
             if self.pieces == "merged" and not any(way.pairs for way in tried):
                 why = "of those that merge, none fits" if merging else "no two passes of a stage may be merged"
-                text = f"'pieces=merged' of '{self.name}' cannot be had: {why}"
+                text = f"'pieces=merged' of '{self.name}' is not possible: {why}"
                 fail("RT073", text, help="use pieces=auto, or more micro-batches or slices in the plan")
         stays = [before] if self.pieces == self.halves == "auto" else []
         best = _first_that_fits(_by_seconds([*stays, *tried]))

@@ -146,7 +146,7 @@ class JointOrderPass(Pass):
         refuse_missing_memory(self.store, module, context)
         if self.store != NOWHERE and self.policy != "auto":
             text = (
-                f"'store={self.store}' is for policy=auto, which chooses what is stored; the policy is '{self.policy}'"
+                f"'store={self.store}' is for policy=auto, which chooses what to store; the policy is '{self.policy}'"
             )
             fail("RT071", text, help="leave one of them out; 'recompute' stores all that another policy keeps")
         if self.offload != NOWHERE:

@@ -1,1 +1,1 @@
-"""What is derived from the op lists: lifetimes, dependences, progress. Nothing here changes a module."""
+"""Facts derived from op lists: lifetimes, dependences, progress. No module is changed here."""

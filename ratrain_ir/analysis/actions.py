@@ -1,18 +1,18 @@
-"""A schedule as a table of actions: what each rank does, in order. Modules and foreign schedules lower to the same table.
+"""Schedules as tables of actions: each rank's work in order. Modules and foreign schedules become the same table.
 
-A foreign schedule is PyTorch's (torch.distributed.pipelining), as CSV: one row a rank, one cell a time step. A cell is an
-action, a forward and a backward that overlap, or empty (idle):
+The foreign format is PyTorch's (torch.distributed.pipelining) CSV: one row a rank, one cell a time step. A cell is one
+action, or a forward and a backward that overlap, or empty (idle):
 
     0F0,0F1,,0B0,(0F2;0B1)OVERLAP_F_B,0B2
 
-A row without any action, like an empty line, is a rank that runs nothing.
+A row without actions, such as an empty line, is a rank that runs nothing.
 
-An action is a stage, what it does, and the micro-batch: `2F1`, `2B1` (whole backward), `2I1` and `2W1` (its input and weight
-halves), `1SEND_F0`, `2RECV_F0`, `2SEND_B0`, `1RECV_B0`, and for the whole stage `0UNSHARD`, `0RESHARD`, `0REDUCE_GRAD`. A
-schedule without any send or receive is *compute only*: its runtime places the messages. With them it is *lowered*.
+An action is written as its stage, its kind and its micro-batch: `2F1`, `2B1` (whole backward), `2I1` and `2W1` (its
+input and weight halves), `1SEND_F0`, `2RECV_F0`, `2SEND_B0`, `1RECV_B0`; or for a whole stage `0UNSHARD`, `0RESHARD`,
+`0REDUCE_GRAD`. A schedule without messages is *compute only*: its runtime places them. With messages it is *lowered*.
 
-Where micro-batches are cut into slices, the slice follows after a dot: `2F1.3`, `1SEND_F0.0`. PyTorch has no slices, and reads no
-table that has them.
+If micro-batches are cut into slices, the slice follows after a dot: `2F1.3`, `1SEND_F0.0`. PyTorch knows no slices and
+cannot read such tables.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from ratrain.ratrain_ir.support.files import read_text
 
 FORWARDS = frozenset({ActionKind.FORWARD})
 BACKWARDS = frozenset({ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT})
-"""What makes the gradient of a stage's input."""
+"""Kinds that make the gradient of a stage's input."""
 COMPUTES = FORWARDS | BACKWARDS | {ActionKind.BACKWARD_WEIGHT}
 SENDS = {ActionKind.SEND_F: ActionKind.RECV_F, ActionKind.SEND_B: ActionKind.RECV_B}
-"""Each send with its receive."""
+"""Receive that belongs to each send."""
 RECVS = {recv: send for send, recv in SENDS.items()}
 MESSAGES = frozenset(SENDS) | frozenset(RECVS)
 WHOLE_STAGE = frozenset({ActionKind.UNSHARD, ActionKind.RESHARD, ActionKind.REDUCE_GRAD})
-"""What has no micro-batch."""
+"""Kinds without a micro-batch."""
 
 _KINDS = {kind.value: kind for kind in ActionKind}
 _OVERLAP = "OVERLAP_F_B"
@@ -49,24 +49,24 @@ _ACTION = re.compile(r"([0-9]+)([A-Za-z_]+)([0-9]*)(?:\.([0-9]+))?", re.ASCII)
 _GROUP = re.compile(r"\((.*)\)\s*(\w*)", re.ASCII)
 _MAX_DIGITS = 9
 _MAX_ERRORS = 200
-"""More malformed cells than this say that the file is something else."""
+"""Malformed cells after which reading stops: such a file is no schedule at all."""
 
 
 Part = tuple[int | None, int | None]
-"""What of a step an action is of: a micro-batch, and which slice of it or None for all of it; a whole stage's has neither."""
+"""(micro-batch, slice) of an action. The slice is None for whole micro-batches; both are None for a whole stage."""
 
 
 def part_text(part: Part) -> str:
-    """A part as it is written behind what is done."""
+    """Return the text of a part as it follows the kind of an action: `1`, `1.3`, or nothing."""
     micro_batch, place = part
     return ("" if micro_batch is None else str(micro_batch)) + ("" if place is None else f".{place}")
 
 
 @frozen
 class PlacedAction:
-    """One action in a cell of a rank's row. Two actions that share a cell overlap.
+    """One action in a cell of a rank's row. Two actions with the same `slot` share a cell and overlap.
 
-    `line` and `column` are where it was read, 1-based; column 0 is the line's first word, line 0 is nowhere.
+    `line` and `column` are its place in the text, 1-based. Column 0 means the line's first word; line 0 means no place.
     """
 
     rank: int
@@ -77,20 +77,20 @@ class PlacedAction:
     line: int = field(default=0, eq=False)
     column: int = field(default=0, eq=False)
     slice: int | None = None
-    """which slice of the micro-batch; None: all of it"""
+    """slice of the micro-batch; None: all of it"""
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind.value}{part_text(self.part)}"
 
     @property
     def part(self) -> Part:
-        """The micro-batch, and its slice."""
+        """Micro-batch and slice."""
         return self.micro_batch, self.slice
 
 
 @frozen
 class ActionTable:
-    """The rows of all ranks, each in slot order. Tables are equal when they say the same, wherever they were read."""
+    """Rows of all ranks, each in slot order. Equality ignores where tables were read."""
 
     rows: tuple[tuple[PlacedAction, ...], ...]
     source: SourceText | None = field(default=None, eq=False, repr=False)
@@ -102,16 +102,16 @@ class ActionTable:
 
     @property
     def ranks_without_actions(self) -> list[int]:
-        """The ranks that run nothing."""
+        """Ranks that run nothing."""
         return [rank for rank, row in enumerate(self.rows) if not row]
 
     @property
     def is_lowered(self) -> bool:
-        """Whether sends and receives are written out."""
+        """True if the table has sends or receives."""
         return any(action.kind in MESSAGES for action in self.actions)
 
     def locate(self, action: PlacedAction) -> Location | None:
-        """Where an action was read."""
+        """Return the place in the text that an action was read from; None if it was not read."""
         if self.source is None or action.line == 0:
             return None
         if action.column == 0:
@@ -119,15 +119,15 @@ class ActionTable:
         return Location(self.source.file, action.line, action.column, len(str(action)))
 
     def text(self, action: PlacedAction) -> str | None:
-        """The line an action was read from."""
+        """Return the line of text that an action was read from, or None."""
         return self.source.line(action.line) if self.source else None
 
 
 def actions_of_module(module: Module) -> ActionTable:
-    """The table of a module, rank s being stage s: computation, messages, and the reduction of the gradients.
+    """Return the table of a module, with stage s as rank s: computations, messages, reductions of gradients.
 
-    A "stage" of the table is a chunk of the module (a virtual stage). Actions stand where they end; REDUCE_GRAD stands at the last
-    reduction over the replicas.
+    A "stage" of the table is a chunk of the module (a virtual stage). An action stands at the op that ends it;
+    REDUCE_GRAD stands at the last reduction over replicas.
     """
     return ActionTable(tuple(_stage_row(module, stage) for stage in module.stages), module.source)
 
@@ -161,7 +161,7 @@ _MESSAGE_KINDS: dict[type[Op], tuple[ActionKind, ActionKind]] = {
     Send: (ActionKind.SEND_F, ActionKind.SEND_B),
     Recv: (ActionKind.RECV_F, ActionKind.RECV_B),
 }
-"""Messages with an activation, and with a gradient."""
+"""Kinds of messages that carry an activation, and a gradient."""
 
 
 def _reduces(op: Op) -> bool:
@@ -169,13 +169,13 @@ def _reduces(op: Op) -> bool:
 
 
 def actions_of_orders(orders: Iterable[Sequence[Action]]) -> ActionTable:
-    """The compute-only table of one order a stage, rank s being stage s."""
+    """Return the compute-only table of one order per stage, with stage s as rank s."""
     return ActionTable(tuple(order_row(stage, order) for stage, order in enumerate(orders)))
 
 
 def order_row(stage: int, order: Sequence[Action]) -> tuple[PlacedAction, ...]:
-    """The row of one stage's order, on the rank of the same number."""
-    sliced = any(action.slice for action in order)
+    """Return the row of one stage's order, for the rank of the same number."""
+    sliced = any(action.slice for action in order)  # actions of whole micro-batches have slice 0 too
     return tuple(
         PlacedAction(stage, slot, action.chunk, action.kind, action.micro_batch, slice=action.slice if sliced else None)
         for slot, action in enumerate(order)
@@ -183,15 +183,15 @@ def order_row(stage: int, order: Sequence[Action]) -> tuple[PlacedAction, ...]:
 
 
 def compute_only(table: ActionTable) -> ActionTable:
-    """The table without messages, gathers and reductions: what a runtime that lowers schedules itself reads."""
+    """Return the table without messages, gathers and reductions, for runtimes that place messages themselves."""
     return _packed(table, ([action for action in row if action.kind in COMPUTES] for row in table.rows))
 
 
 def with_gathered_parameters(table: ActionTable) -> ActionTable:
-    """The table with every stage's parameters gathered at the step's start and dropped at its end.
+    """Return the table with an UNSHARD of every stage before its rank's row and a RESHARD after it.
 
-    In a module they stay gathered across steps; a PyTorch runtime whose stages are sharded (FSDP) starts a step without them,
-    and ignores both actions where they are not.
+    In a module parameters stay gathered across steps. A PyTorch runtime with sharded stages (FSDP) starts a step
+    without them; one without sharding ignores both actions.
     """
     return _packed(table, (_gathered(rank, row) for rank, row in enumerate(table.rows)))
 
@@ -205,18 +205,18 @@ def _gathered(rank: int, row: Sequence[PlacedAction]) -> list[PlacedAction]:
 
 
 def _packed(table: ActionTable, rows: Iterable[Sequence[PlacedAction]]) -> ActionTable:
-    """One action a cell, no idle cells."""
+    """Return the table with one action a cell and no idle cells."""
     packed = (tuple(evolve(action, slot=slot) for slot, action in enumerate(row)) for row in rows)
     return ActionTable(tuple(packed), table.source)
 
 
 def torch_csv_lines(table: ActionTable) -> Iterator[str]:
-    """The table as PyTorch's CSV, a line a rank. `parse_torch_csv` reads an equal table."""
+    """Yield the table as PyTorch's CSV, one line a rank. `parse_torch_csv` reads an equal table."""
     return map(torch_csv_row, table.rows)
 
 
 def torch_csv_row(row: Sequence[PlacedAction]) -> str:
-    """One rank's line."""
+    """Return the CSV line of one rank."""
     cells: list[list[str]] = []
     for action in row:
         while len(cells) <= action.slot:
@@ -230,17 +230,17 @@ def _overlap_text(cell: list[str]) -> str:
 
 
 def read_torch_csv(path: str) -> ActionTable:
-    """The table of a CSV file in PyTorch's format.
+    """Read the table of a CSV file in PyTorch's format.
 
-    Raises RT002 where the file cannot be read, RT007 with every cell that is not an action.
+    Raises RT002 if the file cannot be read, RT007 with every cell that is not an action.
     """
     return parse_torch_csv(read_text(path, "schedule table"), path)
 
 
 def parse_torch_csv(text: str, file: str) -> ActionTable:
-    """The table of a text in PyTorch's format. Raises RT007 with every cell that is not an action."""
+    """Parse the table of a text in PyTorch's format. Raises RT007 with every cell that is not an action."""
     lines = re.split(r"\r\n|\n|\r", text)
-    if lines[-1] == "":
+    if lines[-1] == "":  # the last line break ends a row; it does not begin an empty one
         lines.pop()
     source = SourceText(file, tuple(map(_printable, lines)))
     if not lines:
@@ -254,13 +254,13 @@ def parse_torch_csv(text: str, file: str) -> ActionTable:
 
 
 def _printable(line: str) -> str:
-    """The line as it may be shown on a terminal, character by character."""
+    """Return the line for a terminal, with `?` for each unprintable character, so that columns stay."""
     return line if line.isprintable() else "".join(char if char.isprintable() else "?" for char in line)
 
 
 @define
 class _Reader:
-    """Reads cells and collects what is wrong with them."""
+    """Reader of cells that collects their errors."""
 
     source: SourceText
     diagnostics: Diagnostics = field(factory=Diagnostics)
@@ -270,17 +270,17 @@ class _Reader:
         start = 1
         for slot, cell in enumerate(line.split(",")):
             column, text = _stripped(cell, start)
-            if len(text) > 1 and text[0] == text[-1] == '"':  # as some writers quote every cell
+            if len(text) > 1 and text[0] == text[-1] == '"':  # some writers quote every cell
                 column, text = _stripped(text[1:-1], column + 1)
             if text.startswith("("):
                 row.extend(self.group(rank, slot, column, text))
             elif text:
                 row.extend(self.action(rank, slot, column, text))
-            start += len(cell) + 1
+            start += len(cell) + 1  # and the comma
         return tuple(row)
 
     def group(self, rank: int, slot: int, column: int, text: str) -> list[PlacedAction]:
-        """The two halves of an overlapped cell."""
+        """Return the two actions of an overlapped cell; an empty list after an error."""
         match = _GROUP.fullmatch(text)
         if match is None or match[2] != _OVERLAP:
             wanted = f"expected '(0F1;0B0){_OVERLAP}'"
@@ -298,7 +298,7 @@ class _Reader:
         return actions
 
     def action(self, rank: int, slot: int, column: int, text: str) -> list[PlacedAction]:
-        """The action of a text, in a list that is empty where it is none."""
+        """Return a list with the action of a text; an empty list after an error."""
         match = _ACTION.fullmatch(text)
         if match is None:
             wanted = "expected stage, action and micro-batch like '2F0' or '1SEND_F0', or a stage and UNSHARD, RESHARD or REDUCE_GRAD"
@@ -332,7 +332,7 @@ class _Reader:
 
 
 def _stripped(text: str, column: int) -> tuple[int, str]:
-    """A text without blanks around it, and the column it then starts at."""
+    """Return a text without blanks around it, and before it the column where it then starts."""
     bare = text.lstrip(" \t")
     return column + len(text) - len(bare), bare.rstrip(" \t")
 
@@ -343,5 +343,5 @@ def _is_pair(actions: list[PlacedAction]) -> bool:
 
 
 def _shown(text: str) -> str:
-    """A text in quotes, short and printable."""
+    """Return a text in quotes, at most 40 characters of it, printable."""
     return repr(text if len(text) <= 40 else f"{text[:40]}...")

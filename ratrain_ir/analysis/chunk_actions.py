@@ -1,4 +1,4 @@
-"""The actions that a stage's ops amount to: what of the list is a pass of a micro-batch through a chunk."""
+"""Actions of a stage's op list: the passes of micro-batches through chunks that its ops add up to."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ if TYPE_CHECKING:
 
 
 def chunk_actions(module: Module, stage: Stage) -> Iterator[tuple[Op, Action]]:
-    """Each action with the op that ends it, in list order.
+    """Yield (op, action) for each action, with the op that ends it, in list order.
 
-    A forward stands where the chunk's last block runs; a backward, or the input half of one, where its first block runs, so a message
-    never seems to carry what is not made yet; a weight half where the first block that has one runs it.
+    A forward ends at the chunk's last block. A backward, or the input half of one, ends at its first block. A message
+    thus never seems to carry something that is not made yet. A weight half stands at the first block that has one.
     """
     topology = module.topology
     chunk_of = topology.chunk_of
     lasts = {blocks[-1] for blocks in topology.chunk_blocks}
     firsts = {blocks[0] for blocks in topology.chunk_blocks}
+    # the first block of a chunk with a weight half: the embedding has none
     first_halves = {next(b for b in blocks if b.kind in SPLIT_KINDS) for blocks in topology.chunk_blocks}
+    # In a chunk that begins with the embedding, the op that ends the input half is a whole `backward`. Only its weight
+    # halves tell that its backward is split.
     split = {
         (chunk_of[op.block], piece_of(op))
         for op in stage.ops
@@ -46,9 +49,9 @@ def chunk_actions(module: Module, stage: Stage) -> Iterator[tuple[Op, Action]]:
 
 
 def most_in_flight_on(module: Module, stage: Stage) -> int:
-    """Most passes of a (slice of a) micro-batch through a chunk that are in flight on a stage of a placed module.
+    """Return the most passes of a micro-batch (or slice) through a chunk that a placed stage has in flight at once.
 
-    Under the schedule that the plan names; an order of its own is counted as it is.
+    Taken from the plan's schedule if it names one, else counted from the stage's ops.
     """
     if module.plan.schedule is not None:
         return most_held(module.plan.schedule, module.plan.shape, stage.index)

@@ -1,16 +1,18 @@
-"""A stage as columns, a row an op: the form that rules about many ops run over.
+"""Columns: one stage as sequences of numbers, an entry per op, over which rules about many ops run.
 
     forward mlp.0 m0 (%w, %x.m0)      kind 0   micro-batch 0   operands 0 1
     forward mlp.0 m1 (%w, %x.m1)      kind 0   micro-batch 1   operands 0 2
     release (%x.m0)                   kind 1   micro-batch -   ends 1
 
-Ops of one kind are equal in all that a rule about one op alone depends on: class, fields but for which of the plan's
-micro-batches they name, and the kind, type, memory and saved slot of each operand. Such a rule judges one op of a kind
-and has judged them all; rules about lives, bytes, values and messages are loops over numbers.
+Ops of one kind agree in everything that a rule about a single op depends on: class, fields except which of the plan's
+micro-batches they name, and kind, type, memory and saved slot of each operand. Such a rule checks one op per kind,
+which proves it for all. Rules about lives, bytes, values and messages are loops over the numbers.
 
-Columns are made of a module's ops, or of a `.rtir` text without making its ops (`ratrain_ir.text.text_numbers`). The
-rules are the same. Words about a finding need the ops, which the columns of a text do not have: there a rule that finds
-something raises `FoundError`, and the text is parsed and verified again for its words.
+Columns are made from a module's ops, or straight from a `.rtir` text without making ops
+(`ratrain_ir.text.text_numbers`); the rules are the same. Only ops can explain a finding in words. So on the columns of
+a text a rule that finds something raises `FoundError`, and the text is parsed and verified again for the message.
+
+Cost: one visit of each op and operand.
 """
 
 from __future__ import annotations
@@ -40,23 +42,23 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.module import Module, Stage
 
 Column: TypeAlias = Any
-"""Integers: of ops a list, which plain Python goes through faster; of a text an array of int64."""
+"""Integers. From ops: a list, which plain Python iterates faster. From a text: an array of int64."""
 
 
 class FoundError(Exception):
-    """A rule has found something, where nobody asks for its words."""
+    """Error of a rule that finds something in the columns of a text; the caller must parse the text for the message."""
 
 
 @define(eq=False)
 class Alike:
-    """Facts about the ops of one kind, found once."""
+    """Facts about the ops of one kind, computed once."""
 
     _roles: tuple[str, ...] | None = None
 
     def roles(self, op: Op, module: Module) -> dict[str, Tensor]:
-        """Name the operands of one of these ops by their roles.
+        """Return the operands of an op of this kind by their roles.
 
-        Raises `SignatureError` where they do not fit the op.
+        Raises `SignatureError` if they do not fit the op.
         """
         if self._roles is None:
             self._roles, _ = operand_roles(op, module.model, module.plan)
@@ -64,7 +66,7 @@ class Alike:
 
 
 class _Unmade(Sequence[Any]):
-    """In place of the ops or tensors of a text: whoever asks for one has found something."""
+    """Stand-in for the ops or tensors of a text: any access raises `FoundError`."""
 
     def __len__(self) -> int:
         return 0
@@ -75,30 +77,32 @@ class _Unmade(Sequence[Any]):
 
 @frozen(eq=False)
 class StageColumns:
-    """One stage of a module; see the module's text."""
+    """One stage of a module in columns, one entry per op unless said otherwise."""
 
     index: int
     kinds: Column
-    """of each op its kind"""
+    """kind of each op, as an index of `examples`"""
     micro_batches: Column
-    """of each op; `NONE` where it has none"""
+    """of each op; `NONE` without one"""
     bounds: Column
-    """of each op four ends, in `operands`: of what it reads, updates, writes and works in; nothing of a release"""
+    """four exclusive ends in `operands` for each op: of its reads, updates, writes and scratch; a release has none
+    of these"""
     operands: Column
-    """tensors by number, in the order of their declarations"""
+    """operands of all ops, op by op: tensors by number, in the order of their declarations"""
     ended_bounds: Column
-    """of each op the end, in `ended`, of what it releases"""
+    """exclusive end in `ended` of the tensors that each op releases"""
     ended: Column
+    """released tensors, op by op"""
     examples: Sequence[Op]
-    """of each kind its first op"""
+    """first op of each kind"""
     alike: Sequence[Alike]
-    """of each kind"""
+    """facts about each kind"""
     carried: Column
-    """by tensor, whether it lives on in the next step"""
+    """of each tensor, whether it lives on in the next step"""
     starts: Column
-    """by tensor its first byte, in one space of the addresses of all memories; `NONE` where it has no address"""
+    """first byte of each tensor in the joint address space of all memories; `NONE` without an address"""
     stops: Column
-    """by tensor the end of its bytes, with those that align it"""
+    """exclusive end byte of each tensor, alignment included"""
     bytes_by_home: Mapping[Home, int]
     """bytes that the stage takes of each memory its tensors are in"""
     ops: Sequence[Op] = field(factory=_Unmade)
@@ -108,18 +112,18 @@ class StageColumns:
         return len(self.kinds)
 
     def of_ops(self, of_kinds: Sequence[int]) -> Column:
-        """Give each op what its kind has."""
+        """Spread values per kind to a column per op."""
         if isinstance(self.kinds, np.ndarray):
             return np.array(of_kinds, np.int64)[self.kinds]
         return [of_kinds[kind] for kind in self.kinds]
 
     def ops_of(self, kinds: Collection[int]) -> Iterator[Op]:
-        """Go through the ops of some kinds, in order."""
+        """Yield the ops of some kinds, in order."""
         for place in self.places(kinds).tolist() if kinds else ():
             yield self.ops[place]
 
     def places(self, kinds: Collection[int]) -> NDArray[np.int64]:
-        """Positions of the ops of some kinds, in order."""
+        """Return the positions of the ops of some kinds, ascending."""
         return np.flatnonzero(np.isin(self._kinds, list(kinds)))
 
     @cached_property
@@ -128,7 +132,7 @@ class StageColumns:
 
     @cached_property
     def swept(self) -> SweptOps:
-        """The same ops in the columns that sweeps of dependences and shared bytes take."""
+        """Same ops in the form that sweeps of dependences and shared bytes take."""
         engines, blocks = [], []
         for op in self.examples:
             engine = NONE if type(op) is Release else ENGINE_INDEX[op.engine]
@@ -139,7 +143,10 @@ class StageColumns:
         return SweptOps(*rows, self.starts, self.stops, posts, awaits)
 
     def _slots(self) -> tuple[list[int], list[int]]:
-        """Number what is kept in another stage's memory: of each op what it sends away, and what it takes back."""
+        """Number the contents kept in another stage's memory: of each op, what it sends away and what it takes back.
+
+        `NONE` for all other ops.
+        """
         posts, awaits = [NONE] * len(self), [NONE] * len(self)
         numbers: Numbers[object] = Numbers()
         guests = [kind for kind, op in enumerate(self.examples) if isinstance(op, Evict | TakeBack)]
@@ -149,7 +156,7 @@ class StageColumns:
         return posts, awaits
 
     def bare_passes(self) -> Iterator[Op]:
-        """Make the forwards and backwards, which a schedule orders, without their operands."""
+        """Yield the forwards and backwards, which a schedule orders, as new ops without operands."""
         makes = [
             _bare(op) if isinstance(op, Forward | InputGradientOp | BackwardWeight) else None for op in self.examples
         ]
@@ -160,13 +167,16 @@ class StageColumns:
 
 
 def _bare(op: BlockPieceOp) -> Callable[..., Op]:
-    """Make ops like one, but for their operands, of any micro-batch."""
+    """Return a maker of ops like one, without operands; it takes `micro_batch`."""
     return partial(type(op), block=op.block, slice=op.slice)
 
 
 @define(eq=False)
 class _Forms(dict[Tensor, int]):
-    """Tensors by the number of their form: all that a rule about one op depends on."""
+    """Number of each tensor's form: kind, type, memory and, if saved, slot.
+
+    Rules about one op depend on nothing else.
+    """
 
     numbers: dict[object, int] = field(factory=dict)
 
@@ -178,7 +188,7 @@ class _Forms(dict[Tensor, int]):
 
 
 def columns_of(module: Module, stage: Stage) -> StageColumns:
-    """Make the columns of a stage of its ops."""
+    """Make the columns of a stage from its ops."""
     kind_keys: Numbers[object] = Numbers()
     tensors: Numbers[Tensor] = Numbers({tensor: place for place, tensor in enumerate(stage.tensors.values())})
     number = tensors.__getitem__
@@ -192,16 +202,19 @@ def columns_of(module: Module, stage: Stage) -> StageColumns:
     ended: list[int] = []
     for op in stage.ops:
         kind = kind_keys[key_of(op)]
-        if kind == len(examples):
+        if kind == len(examples):  # `Numbers` gives a new key the next number
             examples.append(op)
         kinds.append(kind)
         if type(op) is Release:
+            # A release reads no bytes: its operands stand apart, so that no rule takes them for accesses.
             micro_batches.append(NONE)
             ended += map(number, op.reads)
             bounds += (len(operands),) * 4
         else:
             micro_batch = getattr(op, "micro_batch", None)
             micro_batches.append(NONE if micro_batch is None else micro_batch)
+            # Updates stand between reads and writes, so what an op accesses as reads + updates, and what it changes as
+            # updates + writes, are one run each.
             operands += map(number, op.reads)
             read = len(operands)
             operands += map(number, op.updates)
@@ -211,9 +224,10 @@ def columns_of(module: Module, stage: Stage) -> StageColumns:
             operands += map(number, op.scratch)
             bounds += read, updated, written, len(operands)
         ended_bounds.append(len(ended))
+    # declared tensors first, then the undeclared ones that ops touch
     known = list(tensors)
     starts, stops = (list(map(end, known)) for end in (first_byte, end_byte))
-    if stops and max(stops) > _FARTHEST:  # beyond any capacity, and perhaps beyond what a column holds
+    if stops and max(stops) > _FARTHEST:  # beyond any capacity; int64 columns could overflow
         starts, stops = ([min(address, _FARTHEST) for address in each] for each in (starts, stops))
     return StageColumns(
         stage.index,
@@ -231,20 +245,21 @@ def columns_of(module: Module, stage: Stage) -> StageColumns:
 
 @frozen
 class _Keys:
-    """Keys of ops, equal for ops of one kind."""
+    """Maker of keys that are equal for ops of one kind."""
 
     micro_batches: int
-    """of the plan: one that it does not have is a kind of its own"""
+    """of the plan; ops of a micro-batch that it does not have get kinds of their own"""
     form: Callable[[Tensor], int] = field(init=False, factory=lambda: _Forms().__getitem__)
 
     def __call__(self, op: Op) -> object:
         kind, form = type(op), self.form
-        if kind is Release:  # which may end whatever there is
+        if kind is Release:  # it may end tensors of any form: they are no part of the key
             return (kind, *map(form, op.scratch))
         micro_batch_of, own_fields = _FIELDS[kind]
         micro_batch = micro_batch_of(op)
         return (
             kind,
+            # None and all valid micro-batches give True; an invalid one gives its number, so a kind of its own
             micro_batch is None or (micro_batch < self.micro_batches or micro_batch),
             own_fields(op),
             tuple(map(form, op.reads)),
@@ -255,7 +270,7 @@ class _Keys:
 
 
 def _readers(kind: type[Op]) -> tuple[Callable[[Op], int | None], Callable[[Op], object]]:
-    """Make the readers of the micro-batch of ops of a class, and of their other fields."""
+    """Return readers of an op's micro-batch, and of its other fields, for ops of a class."""
     names = [attribute.name for attribute in FIELDS[kind]]
     others = [name for name in names if name != _MICRO_BATCH]
     return attrgetter(_MICRO_BATCH) if _MICRO_BATCH in names else _nothing, attrgetter(*others) if others else _nothing

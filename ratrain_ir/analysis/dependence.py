@@ -1,10 +1,21 @@
-"""Dependences within a stage: what each op must wait for on the other engines, this step and the one before.
+"""Dependences within a stage: the ops on other engines that each op waits for, in this step and the one before.
 
-Read-after-write, write-after-read and write-after-write over the list order; once tensors have addresses, also byte reuse:
-whoever first writes new bytes waits for every accessor of the old. A blocking collective waits for the last compute op before it in
-the list, and the next compute op waits for it. What is taken back from another stage waits until it was evicted to it. The step is swept twice, so that waits across the step's
-end come out of the same rules. Since an engine runs its ops in order, one position an engine is enough, and what another
-wait (or the engine's own order) implies is left out: the waits are transitively reduced with vector clocks.
+The dependences are read-after-write, write-after-read and write-after-write in list order. Tensors with addresses add
+the reuse of bytes: the first writer of new contents waits for every accessor of the old. A blocking collective waits
+for the last compute op before it in the list, and the next compute op waits for it. A `take_back` from another stage
+waits for its `evict`.
+
+    position  engine   op                       waits for
+    0         compute  forward writes %x        -
+    1         send     send reads %x            0
+    2         compute  forward reads %x         -  (the same engine: in order)
+    3         recv     recv writes bytes of %x  1 and 2; not 0, which both imply
+
+The step is swept twice, so waits across the end of a step follow from the same rules. An engine runs its ops in order,
+so one position per engine describes what is complete. Waits that other waits or the engine's order imply are left out:
+vector clocks reduce them transitively.
+
+Cost: for each access a visit of every engine; for each tensor that begins a life a search among the segments of bytes.
 """
 
 from __future__ import annotations
@@ -31,29 +42,32 @@ if TYPE_CHECKING:
 ENGINE_INDEX = {engine: index for index, engine in enumerate(ENGINES)}
 _COMPUTE, _COLLECTIVE = ENGINE_INDEX[Engine.COMPUTE], ENGINE_INDEX[Engine.COLLECTIVE]
 _MEMORY = 1 << 56
-"""Addresses that each memory has in a space of them all: no offset is as large."""
+"""Addresses of each memory in a joint space of all memories; no offset is as large."""
 _BEGINS = {home: number * _MEMORY for number, home in enumerate(Home)}
 
 
 @frozen(eq=False)
 class StageNumbers:
-    """The ops of a stage as numbers, and the tensors that the numbers mean."""
+    """Ops of a stage as numbers, and the tensors that these mean."""
 
     swept: SweptOps
     tensors: list[Tensor]
-    """what the ops touch"""
+    """tensors that the ops touch, by number"""
 
     def reduced_waits(self) -> tuple[Sequence[int], Sequence[int]]:
-        """What each op waits for on other engines, transitively reduced.
+        """Return what each op waits for on other engines, transitively reduced, as (counts, waits).
 
-        Of each op: how many waits it has; and the waits, op by op, the latest first, as positions in two copies of the list, of
-        which those in the first are of the step before.
+        `counts` has the number of waits of each op. `waits` lists these op by op, the latest first, as positions in two
+        copies of the op list: a position below the number of ops is in the step before.
         """
         return reduced_waits(self.swept, len(ENGINES), _COMPUTE, _COLLECTIVE)
 
 
 def stage_numbers(stage: Stage, *, reuse: bool = True) -> StageNumbers:
-    """The ops of a stage as numbers, those of tensors in the order in which ops touch them. Without `reuse` tensors have no addresses."""
+    """Return the ops of a stage as numbers; tensors are numbered in the order in which ops touch them.
+
+    Without `reuse` tensors count as having no addresses, so no waits follow from shared bytes.
+    """
     numbers: Numbers[Tensor] = Numbers()
     number_of = numbers.__getitem__
     engines: list[int] = []
@@ -64,6 +78,7 @@ def stage_numbers(stage: Stage, *, reuse: bool = True) -> StageNumbers:
     kept_elsewhere: dict[object, int] = {}
     for op in stage.ops:
         if type(op) is Release:
+            # A mark without work: the next life of the bytes waits for accesses, not for releases.
             engines.append(NONE)
             blocks.append(0)
             bounds += (len(tensors),) * 4
@@ -78,6 +93,7 @@ def stage_numbers(stage: Stage, *, reuse: bool = True) -> StageNumbers:
         written = len(tensors)
         tensors += map(number_of, op.scratch)
         bounds += read, updated, written, len(tensors)
+        # an `evict` and its `take_back` agree in stage, block and piece
         if type(op) is Evict or type(op) is TakeBack:
             slot = kept_elsewhere.setdefault((op.peer, op.block, piece_of(op)), len(kept_elsewhere))
             slots.append((len(engines), slot, type(op) is Evict))
@@ -90,10 +106,10 @@ def stage_numbers(stage: Stage, *, reuse: bool = True) -> StageNumbers:
 
 
 def first_byte(tensor: Tensor) -> int:
-    """Where a tensor begins, in one space of addresses of all memories; `NONE` where it has no address."""
+    """Return the first byte of a tensor in the joint address space of all memories; `NONE` without an address."""
     return NONE if tensor.offset is None else _BEGINS[tensor.home] + tensor.offset
 
 
 def end_byte(tensor: Tensor) -> int:
-    """Where its bytes end, with what aligns them; `NONE` where it has no address."""
+    """Return the exclusive end byte of a tensor, alignment included, in the joint space; `NONE` without an address."""
     return NONE if tensor.offset is None else _BEGINS[tensor.home] + tensor.offset + aligned(tensor.type.nbytes)

@@ -1,7 +1,12 @@
-"""The inner loop of `ratrain.ratrain_ir.analysis.dependence`: compiled for many ops, plain Python for few.
+"""Inner loop of `ratrain.ratrain_ir.analysis.dependence`: compiled for many ops, plain Python for few.
 
-Ops are numbered by their place in the list, and both copies of the step are swept; tensors and lives are numbered as
-they come; all memories lie behind one another in one space of addresses.
+Ops are positions in the list; the list is swept twice, as two steps. A *life* is the time of one content of a tensor,
+from the write that begins it; lives are numbered as they begin. *Segments* say which life last used each range of bytes
+in the joint address space of all memories.
+
+Vector clocks: `at[p, e]` is the last position on engine e that is surely complete when the op at p is. An op starts
+from the clock of the op before it on its engine. Its needs are taken latest first, and each taken need brings its own
+clock, which implies many of the others. Taking the latest first gives the fewest waits.
 """
 
 from __future__ import annotations
@@ -17,35 +22,37 @@ from ratrain.ratrain_ir.support.native_loops import native
 
 NONE = -1
 _ACCESSES = 100_000
-"""Half a second of plain Python: less than it takes to compile the loop where it is not kept."""
+"""Accesses swept in plain Python: half a second, less than compiling the loop takes if it is not cached."""
 ALLOWANCE = Allowance(_ACCESSES)
 
 
 @frozen
 class SweptOps:
-    """The ops of a stage as numbers."""
+    """Ops of a stage as numbers."""
 
     engines: list[int]
-    """of each op; `NONE` of a release, which is no work"""
+    """of each op; `NONE` for a release, which is no work"""
     blocks: list[int]
-    """whether it is a collective that blocks the compute engine"""
+    """of each op, 1 for a collective that blocks the compute engine"""
     bounds: list[int]
-    """of each op four ends, in `tensors`: of what it reads, updates, writes and works in"""
+    """four exclusive ends in `tensors` for each op: of its reads, updates, writes and scratch"""
     tensors: list[int]
+    """operands of all ops, by number"""
     starts: list[int]
-    """of each tensor its first byte; `NONE` where it has no address"""
+    """first byte of each tensor; `NONE` without an address"""
     stops: list[int]
+    """exclusive end of each tensor's bytes"""
     posts: list[int]
-    """of each op the number of what it sends away to be taken back; `NONE` of most"""
+    """of each op, the number of what it sends away for a later return; `NONE` for most"""
     awaits: list[int]
-    """of each op the number of what it takes back, once it was sent; `NONE` of most"""
+    """of each op, the number of what it takes back after it was sent; `NONE` for most"""
 
 
 def reduced_waits(ops: SweptOps, engines: int, compute: int, collective: int) -> tuple[list[int], list[int]]:
-    """Find what each op of the step that follows another waits for, transitively reduced.
+    """Find what each op waits for in a step that follows another, transitively reduced.
 
-    Returns of each op how many waits it has; and the waits, op by op, the latest first, as positions in two copies of
-    the list.
+    Returns (counts, waits): the number of waits of each op; and the waits op by op, the latest first, as positions in
+    two copies of the list.
     """
     count, tensors = len(ops.engines), len(ops.starts)
     lives = tensors + 2 * len(ops.tensors)
@@ -66,7 +73,7 @@ def reduced_waits(ops: SweptOps, engines: int, compute: int, collective: int) ->
 
 
 class Rows(NamedTuple):
-    """The ops of a stage, as in `SweptOps`, in lists or arrays."""
+    """`SweptOps` in lists or arrays."""
 
     engines: Any
     blocks: Any
@@ -82,34 +89,34 @@ class Lives(NamedTuple):
     """Lives of tensors, numbered as they begin."""
 
     writers: Any
-    """of each its last writer"""
+    """by life, its last writer"""
     accesses: Any
-    """by life and engine the last access since, the writer's included"""
+    """by life and engine, the last access since that write, the writer included"""
     of_tensors: Any
-    """by tensor the life that it has"""
+    """by tensor, its current life"""
 
 
 class Segments(NamedTuple):
-    """Disjoint segments of bytes in order of address, and the life that last held each."""
+    """Disjoint segments of bytes in order of address, each with the life that last held it."""
 
     starts: Any
     stops: Any
     lives: Any
     counts: Any
-    """how many segments there are, and how many lives"""
+    """number of segments, and number of lives"""
 
 
 class Clocks(NamedTuple):
     """Positions by engine: vector clocks."""
 
     needs: Any
-    """what the op needs"""
+    """needs of the current op"""
     known: Any
-    """what is known to be complete without asking"""
+    """positions surely complete when the current op starts"""
     last: Any
     """the last op so far"""
     at: Any
-    """by position: what is known to be complete when the op there is"""
+    """by position and engine: the last position surely complete when the op there is"""
 
 
 @cache
@@ -121,10 +128,10 @@ def sweep(
     ops: Rows, of_engines: tuple[int, int, int], lives: Lives, segments: Segments, clocks: Clocks, sent: Any, kept: Any,
     waits: Any,
 ) -> int:  # fmt: skip
-    """Fill `kept` and `waits` of each op; return the number of waits.
+    """Fill `kept` (waits of each op) and `waits`; return the number of waits.
 
-    `of_engines`: how many there are, the one that computes, the one of collectives. `sent`: by number the place where
-    what is awaited was last sent away.
+    `of_engines`: the number of engines, the compute engine, the collective engine. `sent`: for each number of `posts`,
+    the position that last sent it away.
     """
     engines, compute, collective = of_engines
     count = len(ops.engines)
@@ -151,7 +158,8 @@ def sweep(
         elif engine == collective and ops.blocks[op]:
             needs[compute] = max(needs[compute], computed)
             blocking = position
-        while True:  # the latest need that nothing known implies
+        # Take the latest need that is not implied yet: its clock may imply earlier ones, never the other way round.
+        while True:
             latest, of_engine = NONE, NONE
             for other in range(engines):
                 if other != engine and needs[other] > known[other] and needs[other] > latest:
@@ -160,7 +168,7 @@ def sweep(
                 break
             for other in range(engines):
                 known[other] = max(known[other], clocks.at[latest * engines + other])
-            if position >= count:
+            if position >= count:  # only the second step is reported: it sees waits on the step before
                 waits[total] = latest
                 total += 1
                 kept[op] += 1
@@ -175,22 +183,22 @@ def sweep(
 def _access(
     op: int, position: int, engine: int, engines: int, ops: Any, lives: Any, segments: Any, needs: Any
 ) -> None:  # fmt: skip
-    """Note the accesses of an op to its tensors, and what these need: by engine the last position."""
+    """Record the accesses of an op to its tensors; raise `needs` to the last position on each engine they wait for."""
     count = len(ops.engines)
     first = 0 if op == 0 else ops.bounds[4 * op - 1]
     reads, updates, end = ops.bounds[4 * op], ops.bounds[4 * op + 1], ops.bounds[4 * op + 3]
     for place in range(first, end):
         tensor = ops.tensors[place]
         life = lives.of_tensors[tensor]
-        if life != NONE and place >= reads:  # who changes what is there waits for all who used it
+        if life != NONE and place >= reads:  # a change waits for all former accesses
             for other in range(engines):
                 needs[other] = max(needs[other], lives.accesses[life * engines + other])
-        if life == NONE or place >= updates:  # a new life, which waits for all who used its bytes before
+        if life == NONE or place >= updates:  # a new life waits for all former accesses of its bytes
             life = lives.of_tensors[tensor] = segments.counts[1]
             segments.counts[1] += 1
             if ops.starts[tensor] != NONE:
                 _take(ops.starts[tensor], ops.stops[tensor], life, engines, lives, segments, needs)
-        if place >= reads:  # it waited for every access before it, so it stands for them all
+        if place >= reads:  # this op has waited for every access before it, so it stands for them all
             lives.writers[life] = position
             for other in range(engines):
                 lives.accesses[life * engines + other] = NONE
@@ -202,10 +210,10 @@ def _access(
 
 @part
 def _take(start: int, stop: int, life: int, engines: int, lives: Any, segments: Any, needs: Any) -> None:
-    """Give bytes to a life that begins, and need all accesses of the lives that had some of them."""
+    """Give bytes to a life that begins; add to `needs` all accesses of the lives that held some of them."""
     starts, stops, of_lives, count = segments.starts, segments.stops, segments.lives, segments.counts[0]
     low, beyond = 0, count
-    while low < beyond:
+    while low < beyond:  # bisect: the first segment that ends behind `start`
         middle = (low + beyond) // 2
         if stops[middle] <= start:
             low = middle + 1
@@ -217,7 +225,8 @@ def _take(start: int, stop: int, life: int, engines: int, lives: Any, segments: 
     for former in range(low, high):
         for other in range(engines):
             needs[other] = max(needs[other], lives.accesses[of_lives[former] * engines + other])
-    # what is left of the segments at both ends stays with the lives they have
+    # The rests of the segments at both ends stay with their lives. Then segments low .. high - 1 are replaced by one to
+    # three, and those behind move by `grown` places.
     keeps_head = low < high and starts[low] < start
     keeps_tail = low < high and stops[high - 1] > stop
     tail_stop, tail_life = stops[high - 1], of_lives[high - 1]

@@ -1,6 +1,6 @@
-"""The inner loop of `ratrain.ratrain_ir.analysis.lifetime`, over numbers alone: compiled for many ops, plain Python for few.
+"""Inner loop of `ratrain.ratrain_ir.analysis.lifetime` over plain numbers: compiled for many ops, Python for few.
 
-It takes lists as well as arrays.
+The same function runs on lists (plain Python) and on arrays (compiled).
 """
 
 from __future__ import annotations
@@ -20,28 +20,30 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.op_rows import OpRows
 
 _UNTOUCHED, _SCRATCH = -2, -1
-"""In place of the start of a life: of what no op has touched, and of what is scratch alone."""
+"""In place of the start of a life: no op has touched the tensor yet; the tensor is only scratch."""
 
 
 class SweptLives(NamedTuple):
-    """Intervals in the order in which they end, those that the list ends last."""
+    """Intervals in the order in which they end; those that last to the end of the list come last."""
 
     tensors: NDArray[np.int64]
-    """by the numbers of the rows"""
+    """numbers of `OpRows`"""
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]
     completed: NDArray[np.float64]
-    """when the last accessor has completed; 0 where the tensor lives on"""
+    """time at which the last accessor has completed; 0 if the tensor lives on in the next step"""
 
 
 def swept_lives(rows: OpRows, places: Sequence[int], ends: Any, *, arrays: bool) -> SweptLives:
-    """The intervals of all tensors of a list of ops, given by their rows, of which each ends at some time; `arrays`: compiled."""
+    """Find the intervals of all tensors of a list of ops.
+
+    `places` are the ops' rows, `ends` the time at which each op ends; `arrays`: use the compiled loop.
+    """
     numbers = rows.numbers(arrays=arrays)
     tensors = len(numbers.carried)
     ends_of_rows = np.asarray(numbers.bounds, np.int64)
-    most = (
-        int((ends_of_rows[3::4] - ends_of_rows[1::4])[places].sum()) + tensors
-    )  # one for each that is written, and the last
+    # at most one interval for each write and scratch, and the last life of each tensor
+    most = int((ends_of_rows[3::4] - ends_of_rows[1::4])[places].sum()) + tensors
     loop: Any = _compiled() if arrays else sweep
     at = np.array(places, np.int64) if arrays else places
     state = np.full(tensors, _UNTOUCHED), np.zeros(tensors, np.int64), np.zeros(tensors)
@@ -62,7 +64,10 @@ def sweep(
     starts: Any, lasts: Any, completed: Any,
     found_tensors: Any, found_starts: Any, found_stops: Any, found_completed: Any,
 ) -> int:  # fmt: skip
-    """Fill what is found; the number of intervals. `starts`, `lasts` and `completed` are of the life that each tensor has."""
+    """Fill the `found_*` columns; return the number of intervals.
+
+    `starts`, `lasts` and `completed` hold the current life of each tensor: its start, last access and completion.
+    """
     found = 0
     for position in range(len(rows)):
         row = rows[position]
@@ -80,6 +85,7 @@ def sweep(
             found += 1
         for place in range(first, updated):
             tensor = operands[place]
+            # the first access is no write: a carried tensor lives since the start of the step
             if starts[tensor] == _UNTOUCHED:
                 starts[tensor] = 0 if carried[tensor] else position
             lasts[tensor] = position
@@ -87,6 +93,7 @@ def sweep(
                 completed[tensor] = end
         for place in range(updated, written):
             tensor = operands[place]
+            # a write ends the life before and begins a new one
             if starts[tensor] >= 0:
                 found_tensors[found], found_starts[found], found_stops[found] = (
                     tensor,

@@ -1,7 +1,12 @@
-"""What differs between two modules, in schedule terms: ops added, dropped and moved; tensors added, dropped and changed.
+"""Difference of two modules in terms of schedules: ops added, dropped and moved; tensors added, dropped and changed.
 
-Ops are told apart by what they do (keyword and fields), so that reordering shows as moves and not as a pile of removed and added lines.
-Moved is what does not belong to a longest run of ops that kept their order.
+Ops are identified by keyword and fields, so reordering shows as moves, not as piles of removed and added lines. Ops
+have moved if they do not belong to a longest run of ops that kept their order:
+
+    before  A B C D        longest common order  A C D
+    after   A C D B        moved                 B
+
+Cost: n log n in the number of ops.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ if TYPE_CHECKING:
 
 @frozen
 class Move:
-    """An op that changed its place: positions before and after, counted without releases."""
+    """Op that changed its place: positions before and after, counted without releases."""
 
     op: str
     before: int
@@ -33,7 +38,7 @@ class Move:
 
 @frozen
 class Resize:
-    """A tensor that both have, of another number of bytes."""
+    """Tensor of both modules whose number of bytes differs."""
 
     tensor: str
     before: int
@@ -42,7 +47,7 @@ class Resize:
 
 @frozen
 class Released:
-    """A tensor that is released behind another op; "" stands for the start of the list, None for not at all."""
+    """Tensor that is released behind another op; "" stands for the start of the list, None for no release."""
 
     tensor: str
     before: str | None
@@ -51,28 +56,29 @@ class Released:
 
 @frozen
 class StageDiff:
-    """What differs in one stage."""
+    """Differences of one stage."""
 
     stage: int
     added: tuple[str, ...]
     dropped: tuple[str, ...]
     moved: tuple[Move, ...]
     changed: tuple[str, ...]
-    """ops of equal name whose operands differ"""
+    """ops of both whose operands differ"""
     new_tensors: tuple[str, ...]
+    """declarations in `after` alone, or of another type there"""
     gone_tensors: tuple[str, ...]
     resized: tuple[Resize, ...]
-    """of those in both lists, as their type differs, the ones whose bytes differ too"""
+    """tensors of both whose bytes differ; they are among new and gone ones too, as their type differs"""
     readdressed: int
-    """tensors whose offset differs"""
+    """number of tensors whose offset differs"""
     released: tuple[Released, ...]
-    """tensors of both whose release has another place"""
+    """tensors of both that are released behind different ops"""
     peak_before: int
     peak_after: int
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing differs."""
+        """True if nothing differs."""
         return not (
             self.added
             or self.dropped
@@ -86,7 +92,7 @@ class StageDiff:
 
 
 def diff_modules(before: Module, after: Module) -> list[StageDiff]:
-    """Differences of all stages both have; a stage only one has counts as added or dropped whole."""
+    """Compare all stages of two modules. A stage that only one has counts as wholly added or dropped."""
     count = max(len(before.stages), len(after.stages))
     return [_diff_stages(_stage(before, index), _stage(after, index)) for index in range(count)]
 
@@ -102,6 +108,7 @@ def _diff_stages(before: Stage, after: Stage) -> StageDiff:
     common_old = [name for name in old if name in new]
     position_in_new = {name: index for index, name in enumerate(new)}
     position_in_old = {name: index for index, name in enumerate(old)}
+    # positions in the new list, in old order: an increasing run of them kept its order
     kept = set(_longest_increasing([position_in_new[name] for name in common_old]))
     moved = [
         Move(name, position_in_old[name], position_in_new[name])
@@ -135,12 +142,12 @@ def _diff_stages(before: Stage, after: Stage) -> StageDiff:
 
 
 def _named(stage: Stage) -> dict[str, Op]:
-    """Ops by what they do; a repeated one gets a number."""
+    """Return the ops, without releases, by name; a repeated op gets a number."""
     return {name: op for name, op in _with_names(stage) if type(op) is not Release}
 
 
 def _with_names(stage: Stage) -> Iterator[tuple[str, Op]]:
-    """All ops with their names; a release has that of the op it stands behind, at the start ""."""
+    """Yield all ops with their names; a release has the name of the op before it, or "" at the start."""
     name, seen = "", Counter[str]()
     for op in stage.ops:
         if type(op) is not Release:
@@ -157,7 +164,7 @@ def _released_elsewhere(before: Stage, after: Stage) -> tuple[Released, ...]:
 
 
 def _places_of_releases(stage: Stage) -> dict[str, str]:
-    """The op that the release of each tensor stands behind."""
+    """Return the name of the op behind which each tensor is released."""
     return {tensor.name: name for name, op in _with_names(stage) if type(op) is Release for tensor in op.reads}
 
 
@@ -171,7 +178,8 @@ def _declared(tensor: Tensor) -> str:
 
 
 def _longest_increasing(values: list[int]) -> list[int]:
-    """The values of a longest increasing subsequence (patience sorting, n log n)."""
+    """Return a longest increasing subsequence of distinct values (patience sorting, n log n)."""
+    # tails[k]: the least value that ends an increasing subsequence of k + 1 values so far, ascending in k
     tails: list[int] = []
     tail_index: list[int] = []
     previous: list[int] = []

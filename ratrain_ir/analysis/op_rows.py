@@ -1,4 +1,4 @@
-"""Ops as rows of numbers, which sweeps over lists of ops run on. An op has one row, in however many lists it stands."""
+"""Ops as rows of numbers, for sweeps over lists of ops. An op has one row, however many lists it is in."""
 
 from __future__ import annotations
 
@@ -15,27 +15,30 @@ from ratrain.ratrain_ir.ops.tensor import Tensor
 from ratrain.ratrain_ir.support.loops import Allowance
 
 _OPS = 15_000
-"""Half a second of plain Python: less than it takes to compile the loop where it is not kept."""
+"""Ops swept in plain Python: half a second, less than compiling the loop takes if it is not cached."""
 ALLOWANCE = Allowance(_OPS)
-"""Ops of lists that a process sweeps without the compiler."""
+"""Ops of lists that a process sweeps before it compiles the loop."""
 
 
 def pays(ops: int) -> bool:
-    """Whether compiled loops pay for one more sweep over so many ops."""
+    """Tell whether the compiled loop pays for one more sweep over a number of ops.
+
+    Counts these ops against the allowance of plain Python if not.
+    """
     return not ALLOWANCE.take(ops)
 
 
 class Numbers(NamedTuple):
-    """Rows of ops as sequences: lists for plain Python, arrays for compiled loops."""
+    """Rows of ops: lists for plain Python, arrays for compiled loops."""
 
     released: Any
     """by row, whether it is a release, which is no work"""
     bounds: Any
-    """by row four ends, in `operands`: of what it reads, of what it updates, of what it writes, of what it works in"""
+    """four exclusive ends in `operands` by row: of its reads, updates, writes and scratch"""
     operands: Any
     """tensors by number"""
     carried: Any
-    """by tensor"""
+    """by tensor, whether it lives on in the next step"""
 
 
 @define(eq=False)
@@ -58,7 +61,7 @@ class OpRows:
         return len(self._rows)
 
     def of(self, ops: Iterable[Op]) -> list[int]:
-        """The rows of a list of ops, numbered in the order in which they are first met."""
+        """Return the rows of a list of ops; new ops get the next numbers."""
         rows, add = self._rows, self._add
         found = []
         for op in ops:
@@ -67,14 +70,15 @@ class OpRows:
         return found
 
     def numbers(self, *, arrays: bool) -> Numbers:
-        """All rows there are so far."""
+        """Return all rows so far."""
         if not arrays:
             return self._numbers
         return Numbers(*(array.of(values) for array, values in zip(self._arrays, self._numbers, strict=True)))
 
     def sizes_of(self, tensors: list[Tensor], numbers: Any) -> Any:
-        """Aligned bytes of tensors, given with their numbers: -1 of those that no op touches."""
+        """Return the aligned bytes of tensors as an array; `numbers` are theirs, -1 for those that no op touches."""
         sizes = self._sizes.of(self.tensors.nbytes)[numbers] if self.tensors else np.zeros(len(tensors), np.int64)
+        # index -1 read the last tensor's size: put the right one in its place
         for place in np.flatnonzero(numbers < 0).tolist():
             sizes[place] = aligned(tensors[place].type.nbytes)
         return sizes
@@ -87,6 +91,7 @@ class OpRows:
             bounds += (len(operands),) * 4
             return row
         released.append(False)
+        # accesses of old contents (reads, updates) stand before new contents (writes, scratch)
         number = self.tensors.__getitem__
         operands += map(number, op.reads)
         read = len(operands)
@@ -100,7 +105,7 @@ class OpRows:
 
 
 class TensorNumbers(dict[Tensor, int]):
-    """Tensors by number, in the order in which they are asked for, and by number what is told of them."""
+    """Numbers of tensors, in the order in which they are asked for, with facts by number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +121,7 @@ class TensorNumbers(dict[Tensor, int]):
 
 @define(eq=False)
 class GrownArray:
-    """A list that only grows, as an array of the type of a number: what was converted is not converted again."""
+    """Array view of a list that only grows: converted elements are not converted again."""
 
     _zero: Any
     _array: Any = field(init=False)
@@ -125,8 +130,8 @@ class GrownArray:
         self._array = np.zeros(0, type(self._zero))
 
     def of(self, values: list[Any]) -> Any:
-        """The list as an array."""
-        have = len(self._array)
+        """Return the list as an array; it must begin with the elements of the last call."""
+        have = len(self._array)  # earlier elements never change
         if have < len(values):
             self._array = np.concatenate((self._array, np.array(values[have:], self._array.dtype)))
         return self._array

@@ -1,9 +1,14 @@
-"""Progress: every op of every stage can run, whatever the timing, across the end of a step.
+"""Proof of progress: every op of every stage can run under any timing, across the end of a step too.
 
-Two consecutive steps are unrolled into one wait graph: engines take ops in list order, ops wait for their dependences,
-a collective is one event of all its members, and a message is either buffered (the receive ends after its send) or
-rendezvous (send and receive are one event; those of guests always are). The program makes progress exactly when the
-graph has no cycle; a third step is the second's image.
+Two consecutive steps are unrolled into one wait graph. Engines take ops in list order. Ops wait for their dependences.
+A collective is one event of all its members. A message is either buffered (the receive ends after its send) or
+rendezvous (send and receive are one event; messages of remote buffers always are). The module makes progress exactly if
+the graph has no cycle. A third step would repeat the second.
+
+    stage 0, send engine:  a, then b       buffered:    recv b waits for send b, recv a for send a: no cycle
+    stage 1, recv engine:  b, then a       rendezvous:  a comes before b, and b before a: a cycle
+
+Cost: one visit of each op of two steps and of each edge (see `wait_graph`).
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
 
 @frozen
 class Event:
-    """An op of one stage in one of the two unrolled steps."""
+    """Op of one stage in one of the two unrolled steps."""
 
     stage: int
     position: int
@@ -38,7 +43,7 @@ class Event:
 
 
 def meeting_stages(op: Op, stage: Stage, topology: Topology) -> tuple[int, ...]:
-    """The stages that meet in a collective that spans stages; none for any other op."""
+    """Return the stages that meet in a collective that spans stages; none for any other op."""
     if not isinstance(op, AllReduce | AllReduceScalar) or op.group is Group.REPLICAS:
         return ()
     return topology.stages_of(op.group, stage.index)
@@ -49,28 +54,31 @@ Int64s = NDArray[np.int64]
 
 @frozen(eq=False)
 class StageEvents:
-    """A stage as the event graph knows it. Event e is the op at position e of the first of two steps; behind these stand those of the second."""
+    """Events of a stage: event e is the op at position e of the first step, event `count` + e that of the second."""
 
     count: int
-    """of ops"""
+    """number of ops"""
     sources: Int64s
     """Edges within the stage, from an event to one that waits for it."""
     targets: Int64s
     meetings: Mapping[tuple[int, ...], Int64s]
-    """by the stages that meet the positions of the collectives, in order"""
+    """positions of collectives in order, by the stages that meet"""
     sends: Mapping[Hop, Int64s]
-    """by channel the positions of messages that go out, in order"""
+    """positions of outgoing messages in order, by channel"""
     recvs: Mapping[Hop, Int64s]
 
 
 def blocking_cycle(module: Module, *, rendezvous: bool) -> list[Event] | None:
-    """Find a cycle of events each of which waits for the next; return None where the program makes progress."""
+    """Return a cycle of events, each of which waits for the next; None if the module makes progress.
+
+    `rendezvous`: sends end only with their receives, not when their bytes are copied out.
+    """
     events = each_stage(lambda stage: _stage_events(stage, module.topology), module.stages)
     return cycle_of(events, rendezvous=rendezvous)
 
 
 def cycle_of(stages: Sequence[StageEvents], *, rendezvous: bool) -> list[Event] | None:
-    """A cycle of events of some stages each of which waits for the next, or None where there is none."""
+    """Return a cycle of events of some stages, each of which waits for the next; None if there is none."""
     firsts = np.cumsum([0, *(2 * stage.count for stage in stages)])
     graph = WaitGraph(int(firsts[-1]))
 
@@ -83,7 +91,7 @@ def cycle_of(stages: Sequence[StageEvents], *, rendezvous: bool) -> list[Event] 
     for index, stage in enumerate(stages):
         graph.after(firsts[index] + stage.sources, firsts[index] + stage.targets)
         for key, positions in stage.meetings.items():
-            # the k-th collectives of all that meet are one event, that of the first
+            # the k-th collectives of all stages that meet are one event, named by that of the first stage
             mine = events(index, positions)
             graph.together(mine, met.setdefault(key, mine))
     for hop, sends in ((hop, sends) for stage in stages for hop, sends in stage.sends.items()):
@@ -123,7 +131,7 @@ def _arrays(lists: Mapping[T, list[int]]) -> dict[T, Int64s]:
 
 
 def stage_edges(numbers: StageNumbers) -> tuple[Int64s, Int64s]:
-    """Edges within a stage: engines take their ops in order, ops wait for their dependences."""
+    """Return (sources, targets) of the edges within a stage: engines' order and dependences, over two steps."""
     engines = np.array(numbers.swept.engines, np.int64)
     count = len(engines)
     sources, targets = [], []
@@ -132,6 +140,8 @@ def stage_edges(numbers: StageNumbers) -> tuple[Int64s, Int64s]:
         events = np.concatenate((order, order + count))
         sources.append(events[:-1])
         targets.append(events[1:])
+    # Waits are known for the second step. Those on the same step hold in the first one too; those on the step before
+    # have no counterpart there.
     kept, needed = (np.array(each, np.int64) for each in numbers.reduced_waits())
     waiting = np.repeat(np.arange(count), kept)
     same_step = needed >= count
@@ -141,11 +151,11 @@ def stage_edges(numbers: StageNumbers) -> tuple[Int64s, Int64s]:
 
 
 def hop_of(op: MessageOp, stage: Stage, topology: Topology) -> Hop | None:
-    """The channel of a message; None where its peer is no neighbour for what it carries."""
+    """Return the channel of a message; None if its peer is not a neighbour for its payload."""
     out = op.direction is Direction.OUT
     ends = (stage.index, op.peer) if out else (op.peer, stage.index)
     if isinstance(op, Send | Recv):
         return topology.hop(*ends, op.payload, op.chunk)
     payload = payload_of(op.keyword, "")
-    assert payload is not None  # of what no pipeline message is
+    assert payload is not None  # all messages but Send and Recv move remote buffers
     return topology.hop(*ends, payload)

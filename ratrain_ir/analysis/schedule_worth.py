@@ -1,4 +1,4 @@
-"""What a sound table of actions is worth: how long a step takes, how long its ranks are idle, and how much they hold."""
+"""Worth of a sound table of actions: the time of a step, the idle time of its ranks, and the passes they hold."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ratrain.ratrain_ir.schedules.action import ActionKind, most_in_flight
 
 @frozen
 class PassTimes:
-    """How long a pass of a micro-batch, or of a slice of it, through one stage of the table takes, in any unit of time."""
+    """Times of the passes of a micro-batch (or slice) through one stage of the table, in any unit."""
 
     forward: float
     backward: float
-    """a whole one: both halves"""
+    """a whole one, both halves"""
     weight: float
-    """the half of it that makes the gradients of the parameters"""
+    """the weight half, which makes the gradients of the parameters"""
 
     def of(self, kind: ActionKind) -> float:
-        """Return the time of an action; one that computes nothing takes none."""
+        """Return the time of an action; 0 if it computes nothing."""
         if kind is ActionKind.FORWARD:
             return self.forward
         if kind is ActionKind.BACKWARD:
@@ -39,32 +39,33 @@ UNIT_TIMES = PassTimes(1.0, 2.0, 1.0)
 
 @frozen
 class StepTime:
-    """How long a step takes, and how long each rank of it works. A rank without any action is none of the step's ranks."""
+    """Time of a step, and the working time of each rank. Ranks without any action do not count."""
 
     seconds: float
-    """in the unit of the times it was made of"""
+    """in the unit of `PassTimes`"""
     busy: dict[int, float]
 
     @property
     def bubble_fraction(self) -> float:
-        """The share of the step in which its ranks are idle."""
+        """Mean share of the step in which a rank is idle."""
         return 1.0 - self.mean_busy / self.seconds
 
     @property
     def bubble_to_work(self) -> float:
-        """The idle time of the ranks as a share of their work: (P - 1) / M under 1F1B."""
+        """Idle time of the ranks divided by their work: (P - 1) / M under 1F1B."""
         return self.seconds / self.mean_busy - 1.0
 
     @property
     def mean_busy(self) -> float:
-        """How long a rank works, on average."""
+        """Mean working time of a rank."""
         return sum(self.busy.values()) / len(self.busy)
 
 
 def step_time(table: ActionTable, times: PassTimes) -> StepTime:
-    """One step of a sound table: each rank takes its computations one by one, messages and gathers take no time.
+    """Compute the time of one step of a sound table; messages and gathers take no time.
 
-    Two actions that share a cell are one after the other, as one processor does them.
+    Each rank takes its computations one by one. Two actions that share a cell run one after the other, as on one
+    processor.
     """
     index = ActionIndex(table)
     rows = [[action for action in row if action.kind in COMPUTES] for row in table.rows]
@@ -84,12 +85,12 @@ def step_time(table: ActionTable, times: PassTimes) -> StepTime:
 
 
 def in_flight_on_ranks(table: ActionTable) -> list[int]:
-    """Most passes through a stage that are in flight on each rank."""
+    """Return the most passes through a stage that each rank has in flight at once."""
     return [most_in_flight(action.kind for action in row) for row in table.rows]
 
 
 def in_flight_on_stages(table: ActionTable) -> dict[int, int]:
-    """Most passes that are in flight on each stage, where a rank may hold several."""
+    """Return the most passes that each stage has in flight at once; a rank may hold several stages."""
     kinds: dict[int, list[ActionKind]] = defaultdict(list)
     for action in table.actions:
         kinds[action.stage].append(action.kind)

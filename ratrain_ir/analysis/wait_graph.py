@@ -1,21 +1,21 @@
-"""The wait graph: who waits for whom, who waits for ever, and the circle that says why.
+"""Wait graph: which events wait for which, which never happen, and a cycle that explains why.
 
 A node is a place in a stream: an op of one of several steps, a cell of a table of actions, the instruction at which an
-engine stands. An edge runs from what must have happened to what waits for it: from the one before in the stream, from
-what a wait of an engine names, from the send to the receive of a message. Places that are passed together, as the ends
-of a rendezvous or the members of a collective, are one node.
+engine stands. An edge runs from an event that must happen first to one that waits for it: from the node before in the
+stream, from the target of an engine's wait, from the send to the receive of a message. Places that are passed together,
+such as the ends of a rendezvous or the members of a collective, are one node.
 
     rank 0:  recv b  <--  send b  :rank 1      `recv b` waits for `send b`, which stands behind `recv a`;
                |            ^                  that waits for `send a`, which stands behind `recv b`:
-               v            |                  a circle of four
+               v            |                  a cycle of four
              send a  -->  recv a
 
-What can happen does happen, whatever happens first: no timing makes a difference. So one sweep decides (Kahn, 1962):
-cross out what waits for nothing that is left, until nothing can be crossed out. Exactly what is left waits for ever:
-the circles, and what waits for them.
+An event that can happen does happen, whatever happens before it, so timing makes no difference and one sweep decides
+(Kahn, 1962): repeatedly remove an event that waits for nothing that remains. The events that remain never happen: they
+are on a cycle, or wait for one.
 
-The sweep takes one visit an event and an edge, of arrays without an object for either; networkx looks for a circle, in
-what hangs alone.
+Cost: one visit of each event and edge, on arrays without objects. networkx looks for a cycle among the remaining events
+only.
 """
 
 from __future__ import annotations
@@ -36,44 +36,45 @@ if TYPE_CHECKING:
     Int64s = NDArray[np.int64]
 
 _EDGES = 300_000
-"""A fifth of a second of plain Python: less than it takes to compile the loop where it is not kept."""
+"""Edges swept in plain Python: a fifth of a second, less than compiling the loop takes if it is not cached."""
 ALLOWANCE = Allowance(_EDGES)
 N = TypeVar("N", bound=Hashable)
 
 
 @define(eq=False)
 class WaitGraph:
-    """The waits of many events, which are numbers from 0 on."""
+    """Waits between `events` events, which are the numbers from 0 on."""
 
     events: int
     one: Int64s = field(init=False)
-    """by event the one that it is one with"""
+    """by event, the event that represents it: itself, or the one it is merged into"""
     sources: list[Int64s] = field(factory=list)
     targets: list[Int64s] = field(factory=list)
-    """ends of edges, some at a time"""
+    """ends of edges, in batches"""
 
     def __attrs_post_init__(self) -> None:
         self.one = np.arange(self.events)
 
     def after(self, sources: Int64s, targets: Int64s) -> None:
-        """Let each target wait for its source."""
+        """Add edges: each target waits for its source."""
         self.sources.append(sources)
         self.targets.append(targets)
 
     def together(self, events: Int64s, others: Int64s) -> None:
-        """Make each event one with another, which must be one with none but itself."""
+        """Merge each event into another, which must not itself be merged into a third."""
         self.one[events] = others
 
     def never(self) -> NDArray[np.bool_]:
-        """Tell which events never happen."""
+        """Return an array that marks the events that never happen."""
         return stuck_events(self.events, *self._edges())[self.one]
 
     def ends(self, seconds: Sequence[float]) -> list[float] | None:
-        """Tell when each event ends that takes its seconds as soon as all that it waits for have ended; None where some never do.
+        """Return the end of each event if it starts as soon as its predecessors have ended; None if some never happen.
 
-        No events may be one. The first ones start at 0.
+        `seconds` are the durations of the events. The first ones start at 0. No events may be merged.
         """
         _, order, bounds, later = (array.tolist() for array in _swept(self.events, *self._edges()))
+        # longest path: `order` has each event behind all its predecessors, so found[event] is final when it is read
         found = [*seconds]
         for event in order:
             for target in later[bounds[event - 1] if event else 0 : bounds[event]]:
@@ -81,10 +82,9 @@ class WaitGraph:
         return found if len(order) == self.events else None
 
     def circle(self) -> list[int]:
-        """List events each of which waits for the next, the last for the first; none where all happen.
+        """Return a cycle of events, each of which waits for the next, the last for the first; empty if all happen.
 
-        A search in depth finds it, from the least event that never happens, always to the least that an event waits
-        for.
+        Deterministic: a depth-first search from the least event that never happens, which tries least events first.
         """
         sources, targets = self._edges()
         stuck = stuck_events(self.events, sources, targets)
@@ -95,15 +95,16 @@ class WaitGraph:
         return circle_of(waits)
 
     def _edges(self) -> tuple[Int64s, Int64s]:
+        # An edge between two events that are merged into one becomes a loop: that event never happens, as it should.
         none = np.zeros(0, np.int64)
         sources, targets = (self.one[np.concatenate((none, *each))] for each in (self.sources, self.targets))
         return sources, targets
 
 
 def circle_of(waits: Mapping[N, Collection[N]]) -> list[N]:
-    """List nodes each of which waits for the next, the last for the first; none where nobody waits for ever.
+    """Return a cycle of nodes, each of which waits for the next, the last for the first; empty if there is none.
 
-    `waits` has of every node what it waits for. The circle is the first that a search in depth finds.
+    `waits` lists for each node the nodes it waits for. The result is the first cycle of a depth-first search.
     """
     import networkx as nx
 
@@ -114,7 +115,7 @@ def circle_of(waits: Mapping[N, Collection[N]]) -> list[N]:
 
 
 def all_behind(waits: Mapping[N, Collection[N]], node: N) -> set[N]:
-    """Return all others that wait for a node, directly or for one that does."""
+    """Return all other nodes that wait for a node, directly or through others."""
     import networkx as nx
 
     found: set[N] = nx.ancestors(_graph(waits), node)
@@ -122,7 +123,7 @@ def all_behind(waits: Mapping[N, Collection[N]], node: N) -> set[N]:
 
 
 def _graph(waits: Mapping[N, Collection[N]]) -> Any:
-    import networkx as nx  # a tenth of a second, which only what hangs takes
+    import networkx as nx  # takes a tenth of a second, so only when something hangs
 
     graph: Any = nx.DiGraph()
     graph.add_nodes_from(waits)
@@ -131,21 +132,22 @@ def _graph(waits: Mapping[N, Collection[N]]) -> Any:
 
 
 def edge_ends(edges: Sequence[tuple[int, int]]) -> tuple[Int64s, Int64s]:
-    """Return the sources and the targets of edges."""
+    """Return the sources and the targets of (source, target) pairs as two arrays."""
     sources, targets = np.array(edges, np.int64).reshape(-1, 2).T
     return sources, targets
 
 
 def stuck_events(events: int, sources: Int64s, targets: Int64s) -> NDArray[np.bool_]:
-    """Tell which events never happen, where the source of each edge comes before its target."""
+    """Return an array that marks the events that never happen, if the source of each edge comes before its target."""
     stuck: NDArray[np.bool_] = _swept(events, sources, targets)[0] > 0
     return stuck
 
 
 def _swept(events: int, sources: Int64s, targets: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-    """Cross out what can happen: by event how many it still waits for; and what happens, in an order that keeps the edges.
+    """Run Kahn's sweep; return (waiting, order, bounds, later).
 
-    Then the edges: by event its end among the targets, which are put in the order of their sources.
+    `waiting`: by event, how many predecessors remain. `order`: the events that happen, each behind its predecessors.
+    `later`: the targets of all edges, sorted by source. `bounds`: by event, its exclusive end in `later`.
     """
     later = targets[np.argsort(sources, kind="stable")]
     bounds = np.cumsum(np.bincount(sources, minlength=events))
@@ -166,11 +168,15 @@ def _compiled() -> Any:
 
 
 def drain(bounds: Any, later: Any, waiting: Any, ready: Any, count: int) -> int:
-    """Fill `ready`, of which the first `count` are; how many are in it. Takes lists as well as arrays."""
+    """Extend `ready`, whose first `count` entries are filled, by all events that can happen; return the new count.
+
+    Takes lists as well as arrays.
+    """
     done = 0
     while done < count:
         event = ready[done]
         done += 1
+        # parallel edges are counted in `waiting` and removed here one by one, so they do no harm
         for place in range(0 if event == 0 else bounds[event - 1], bounds[event]):
             target = later[place]
             waiting[target] -= 1

@@ -1,1 +1,1 @@
-"""Models and plans as users write them: keys, checks, presets, files of other people."""
+"""Models and plans as users write them: keys, checks, presets, and Hugging Face configuration files."""

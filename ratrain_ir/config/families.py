@@ -1,6 +1,6 @@
-"""The model families: what each implies of a model, and what a model of it may choose.
+"""Model families: the fields that each one fixes, and those that a model of it may choose.
 
-What a family neither implies nor lets choose is as in LLaMA (the defaults of `ModelConfig`).
+Fields that a family neither fixes nor leaves open are as in LLaMA (the defaults of `ModelConfig`).
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ def _frozen(names: Iterable[str]) -> frozenset[str]:
 
 @frozen
 class Family:
-    """A family of models, as `transformers` or their own code defines it."""
+    """Family of models, as defined by `transformers` or by the models' own code."""
 
     architectures: tuple[str, ...]
-    """classes of language models in `config.json`"""
+    """class names of its language models in `config.json`"""
     implied: Mapping[str, object] = field(factory=dict)
-    """fields of a `ModelConfig` that are not as in LLaMA"""
+    """fields of a `ModelConfig` that differ from LLaMA"""
     free: frozenset[str] = field(factory=frozenset, converter=_frozen)
-    """fields that a model of the family chooses"""
+    """fields that each model of the family chooses"""
     layer_letters: str = "fw"
-    """letters that `layer_kinds` may have"""
+    """letters allowed in `layer_kinds`"""
     scalings: tuple[str, ...] = tuple(PARAMETERS)
-    """kinds of `rope_scaling` that its class knows"""
+    """kinds of `rope_scaling` that its class implements"""
     equal_widths: bool = False
-    """whether queries, keys and values are each as wide as the model, as one matrix holds all three"""
+    """whether queries, keys and values must each be as wide as the model, because one matrix packs all three"""
 
 
 _PADS = "padding_token"
@@ -123,16 +123,16 @@ FAMILY: Mapping[str, Family] = {
         equal_widths=True,
     ),
 }
-"""The families that are supported, by their Hugging Face `model_type`."""
+"""Supported families by their Hugging Face `model_type`."""
 
 FAMILIES = tuple(FAMILY)
 
 ARCHITECTURES = {name: family for family, known in FAMILY.items() for name in known.architectures}
-"""The family of each class of language models."""
+"""Family of each class of language models."""
 
 
 def where(name: str) -> str:
-    """In which families a field is not as in LLaMA, or may be."""
+    """Describe in words the families in which a field differs from LLaMA always or by choice."""
     some = [family for family, known in FAMILY.items() if name in known.free]
     always = [family for family, known in FAMILY.items() if name in known.implied and name not in known.free]
     words = [f"always in {_listed(always)}"] if always else []

@@ -1,4 +1,4 @@
-"""Reading typed values out of a flat `field -> value` mapping: every problem reported, at its key, all at once."""
+"""Typed reading of a flat `field -> value` mapping: all problems are reported at once, each at the place of its key."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ratrain.ratrain_ir.support.diagnostics import Diagnostics, nearest
 from ratrain.ratrain_ir.support.text import Places, nowhere, shown
 
 Value = int | float | str | bool | None | tuple[int, ...] | tuple[float, ...]
-"""What a field of the IR text's header can be."""
+"""Possible values of a field in the header of the IR text."""
 
 
 @define
 class Report:
-    """The problems of one input, each at the place of its key."""
+    """Problems of one input, each at the place of its key."""
 
     places: Places = nowhere
     diagnostics: Diagnostics = field(factory=Diagnostics)
@@ -27,7 +27,7 @@ class Report:
         self.diagnostics.error(code, message, place.location, help=help, source=place.source, key=key)
 
     def check(self) -> None:
-        """Raise `DiagnosticError` with every error so far, if there is one."""
+        """Raise `DiagnosticError` with all errors so far, if there are any."""
         self.diagnostics.check()
 
 
@@ -35,9 +35,9 @@ class Report:
 class FieldReader:
     """Typed access to a mapping of fields.
 
-    A value that is missing, of the wrong type or out of range is reported under `code`, its field is remembered in
-    `bad`, and a stand-in is returned, so that reading goes on; nothing may be built before `report.check()`.
-    `labels` gives the key a user knows the field by where that differs from the field's name.
+    A missing, mistyped or out-of-range value is reported under `code`, its field is added to `bad`, and a stand-in is
+    returned so that reading goes on. Use nothing that was read before `report.check()` has passed. `labels` maps field
+    names to the keys that the user wrote, where these differ.
     """
 
     values: Mapping[str, object]
@@ -47,19 +47,19 @@ class FieldReader:
     bad: set[str] = field(factory=set)
 
     def label(self, name: str) -> str:
-        """The key a user knows a field by."""
+        """Return the key by which the user knows a field."""
         return self.labels.get(name, name)
 
     def good(self, *names: str) -> bool:
-        """Whether all these fields could be read, so that they may be compared."""
+        """Tell whether all these fields were read without error, so that they may be compared."""
         return self.bad.isdisjoint(names)
 
     def contradiction(self, code: str, name: str, message: str, *, help: str | None = None) -> None:  # noqa: A002
-        """Report fields that are readable but do not go together, at the place of one of them."""
+        """Report readable fields that contradict each other, at the place of one of them."""
         self.report.error(code, self.label(name), message, help=help)
 
     def integer(self, name: str, low: int, high: int, *, default: int | None = None) -> int:
-        """A whole number of [low, high]; without a default the field is required."""
+        """Read a whole number in [low, high], both included. Without a default the field is required."""
         expected = f"a whole number from {low} to {high}"
         if name not in self.values and default is not None:
             return default
@@ -72,13 +72,13 @@ class FieldReader:
         return low
 
     def integer_or_none(self, name: str, low: int, high: int) -> int | None:
-        """A whole number of [low, high], or None where it is absent or null."""
+        """Read a whole number in [low, high]; None if the field is absent or null."""
         return None if self.values.get(name) is None else self.integer(name, low, high)
 
     def number(
         self, name: str, accept: Callable[[float], bool], expected: str, *, default: float | None = None
     ) -> float:
-        """A finite number that `accept` holds for; `expected` says in words what that is."""
+        """Read a finite number that `accept` approves. `expected` describes it in words for the error."""
         if name not in self.values and default is not None:
             return default
         if not self._present(name, expected):
@@ -92,7 +92,7 @@ class FieldReader:
     def numbers(
         self, name: str, count: int, accept: Callable[[float], bool], expected: str, *, default: tuple[float, ...]
     ) -> tuple[float, ...]:
-        """A list of `count` finite numbers that `accept` holds for."""
+        """Read a list of `count` finite numbers that `accept` approves."""
         value = self.values.get(name, default)
         if isinstance(value, (list, tuple)) and len(value) == count:
             read = [as_float(item) for item in value]
@@ -103,7 +103,7 @@ class FieldReader:
         return default
 
     def integers(self, name: str, expected: str) -> tuple[int, ...]:
-        """A list of whole numbers, of any length and size."""
+        """Read a list of whole numbers of any length; the field is required."""
         if not self._present(name, expected):
             return ()
         value = self.values[name]
@@ -115,7 +115,7 @@ class FieldReader:
     def word(
         self, name: str, choices: Sequence[str], others: Mapping[str, str] | None = None, *, default: str | None = None
     ) -> str:
-        """One of a few names; one that `others` has is refused with what it is called here."""
+        """Read one of `choices`. A word that `others` maps to one of them is refused with that one as a hint."""
         expected = " or ".join(f'"{choice}"' for choice in choices)
         if name not in self.values and default is not None:
             return default
@@ -128,7 +128,7 @@ class FieldReader:
         return choices[0]
 
     def text(self, name: str, accept: Callable[[str], bool], expected: str) -> str:
-        """A string that `accept` holds for."""
+        """Read a string that `accept` approves."""
         if not self._present(name, expected):
             return ""
         value = self.values[name]
@@ -138,7 +138,7 @@ class FieldReader:
         return ""
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """True or false."""
+        """Read true or false."""
         value = self.values.get(name, default)
         if isinstance(value, bool):
             return value
@@ -146,7 +146,7 @@ class FieldReader:
         return default
 
     def refuse_unknown(self, known: Iterable[str]) -> None:
-        """Report the fields nobody reads, each with the nearest known one."""
+        """Report the fields that are not in `known`, each with the most similar known one."""
         names = list(known)
         for name in self.values:
             if name not in names:
@@ -176,7 +176,7 @@ class FieldReader:
 
 
 def as_float(value: object) -> float | None:
-    """A finite number as a float; None for anything else (a truth value is not a number)."""
+    """Return a finite number as a float; None for anything else. Booleans are no numbers."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -187,7 +187,7 @@ def as_float(value: object) -> float | None:
 
 
 def _type_hint(value: object, expected: str) -> str | None:
-    """How to write a value whose meaning is clear but whose type is wrong."""
+    """Describe how to write a value that is clear but has the wrong type; None if there is no hint."""
     if "whole number" in expected:
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
             return f"write {int(value)}, without a fraction or an exponent"

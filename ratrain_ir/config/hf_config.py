@@ -1,7 +1,7 @@
-"""A Hugging Face `config.json`, translated into the fields of a `ModelConfig`.
+"""Translation of a Hugging Face `config.json` into the fields of a `ModelConfig`.
 
-The rules of the families are those of the model classes in `transformers`, and of Baichuan's own model code, including
-what these classes assume where a key is absent. `hf_keys` says what happens to every key.
+The rules of the families, including the defaults for absent keys, follow the model classes in `transformers` and
+Baichuan's own model code. `hf_keys` says what happens to every key.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 _CLOSE = 0.85
-"""Likeness from which on a key is suggested for an unknown one: keys that are alike to a lesser degree mean other things."""
+"""Least similarity at which a known key is suggested for an unknown one. Less similar keys mean other things."""
 
 
 def translate(data: Mapping[str, object], report: Report) -> Translation | None:
-    """The fields a `config.json` means; None where its family is not supported and no other key can be judged.
+    """Translate a `config.json` into fields; None if its family is not supported, so that no other key can be judged.
 
     Reports RT060 (not readable), RT061 (not supported) and RT062 (contradicts itself). Types and ranges of the fields
-    are left to `ModelConfig`, which checks them for every source alike.
+    are checked later, in the same way for every source (`model_fields`).
     """
     family = _family(data, report)
     if family is None:
@@ -63,21 +63,21 @@ def translate(data: Mapping[str, object], report: Report) -> Translation | None:
 
 
 def _defaults(family: str, out: Translation) -> None:
-    """What the model classes assume where a key is absent."""
+    """Fill in the defaults of the family's model class for absent keys."""
     vocab = out.fields.get("vocab_size")
     for name, value in CLASS_DEFAULTS.get(family, {}).items():
         if name == "padding_token" and type(vocab) is int and vocab <= value:  # type: ignore[operator]
-            continue  # no such class could be made: there is nothing to be equal to
+            continue  # the class itself cannot be built with this default
         out.fields.setdefault(name, value)
     out.fields.setdefault("norm_eps", LAYER_NORM_EPS if family == "gpt2" else RMS_NORM_EPS)
     if family == "gpt2":
         hidden = out.fields.get("hidden_size")
-        usable = type(hidden) is int and hidden > 0  # else it is reported itself
+        usable = type(hidden) is int and hidden > 0  # else `hidden_size` is reported
         out.fields.setdefault("ffn_size", 4 * hidden if usable else 4)  # type: ignore[operator]
 
 
 def _family(data: Mapping[str, object], report: Report) -> str | None:
-    """The model family, from `model_type` or, where that is absent, from `architectures`."""
+    """Return the family from `model_type`, or from `architectures` if that is absent; None after an error."""
     architectures = data.get("architectures")
     if architectures is None:
         architectures = []
@@ -113,7 +113,10 @@ def _family(data: Mapping[str, object], report: Report) -> str | None:
 
 
 def _renamed(data: Mapping[str, object], name: str, keys: tuple[str, ...], out: Translation, report: Report) -> None:
-    """One field that a key holds as it is; null means absent, as Hugging Face reads it, where absence has a meaning."""
+    """Translate a field that one key holds unchanged.
+
+    Null means absent if absence has a meaning, as in Hugging Face's classes.
+    """
     nullable = {"head_dim", "kv_heads", "initializer_range"} | ({"ffn_size"} if "n_inner" in keys else set())
     present = [key for key in keys if key in data and not (data[key] is None and name in nullable)]
     out.keys[name] = present[0] if present else keys[0]
@@ -126,7 +129,7 @@ def _renamed(data: Mapping[str, object], name: str, keys: tuple[str, ...], out: 
 
 
 def _kv_heads(data: Mapping[str, object], family: str, report: Report) -> None:
-    """Absent key-value heads mean as many as heads in LLaMA and Baichuan; the other classes have other defaults."""
+    """Report an absent number of key-value heads, unless it defaults to the number of heads (LLaMA, Baichuan, ...)."""
     if "num_key_value_heads" not in data and family in {
         "mistral",
         "qwen2",
@@ -144,7 +147,10 @@ def _kv_heads(data: Mapping[str, object], family: str, report: Report) -> None:
 
 
 def _normalised_head(data: Mapping[str, object], family: str, report: Report) -> object:
-    """Baichuan2 (vocabulary 125696) normalises the rows of its head; Baichuan (vocabulary 64000) does not."""
+    """Return whether the head's rows are normalised: in Baichuan2 (vocabulary 125696), not in Baichuan (64000).
+
+    Other vocabularies of Baichuan need the explicit key. Other families have no normalised head.
+    """
     explicit = data.get("normalised_head")
     if family != "baichuan":
         if explicit not in (None, False):
@@ -170,9 +176,10 @@ def _normalised_head(data: Mapping[str, object], family: str, report: Report) ->
 
 
 def inert_keys(data: Mapping[str, object], family: str) -> dict[str, object]:
-    """The keys of a readable `config.json` of a family that change nothing in the mathematics of training, in its order.
+    """Return the keys of a readable `config.json` that change nothing in the mathematics of training, in its order.
 
-    The type of stored weights is not among them: it is that of a file of weights. Qwen2's window is, where it is not in use.
+    The dtype of stored weights is not among them, as each file of weights has its own. Qwen's window is, if it is
+    unused.
     """
     unused = WINDOW_OF_QWEN if not data.get("use_sliding_window") and "use_sliding_window" in data else ()
     inert = keys_of(family).inert
@@ -180,7 +187,7 @@ def inert_keys(data: Mapping[str, object], family: str) -> dict[str, object]:
 
 
 def _is_finite(value: object) -> bool:
-    """Whether all numbers in a JSON value are: a number too large to be held is none that could be written again."""
+    """Tell whether all numbers in a JSON value are finite. Others could not be written out again."""
     if isinstance(value, Mapping):
         return all(map(_is_finite, value.values()))
     if isinstance(value, list | tuple):
@@ -189,9 +196,9 @@ def _is_finite(value: object) -> bool:
 
 
 def check_inert(data: Mapping[str, object], family: str, report: Report) -> None:
-    """Report, as RT062, what cannot be among `inert_keys`.
+    """Report, as RT062, keys and values that cannot be among `inert_keys`.
 
-    Texts written before the padding token was a field of the model have it here; they train its row.
+    The key of the padding token is accepted. A text that has it here, and not as a field, trains that token's row.
     """
     known = keys_of(family)
     inert = known.inert
@@ -200,7 +207,7 @@ def check_inert(data: Mapping[str, object], family: str, report: Report) -> None
         if (key not in inert and key not in (*WINDOW_OF_QWEN, PADDING_TOKEN_KEY)) or (
             key == "use_sliding_window" and value
         ):
-            report.error("RT062", key, f"'config.{key}' is not a key that leaves the mathematics of a model as it is")
+            report.error("RT062", key, f"'config.{key}' may change the mathematics of a model")
         elif not _is_finite(value):
             report.error("RT062", key, f"'config.{key}' has a number that cannot be held: {shown(value)}")
         elif allowed is not None and value is not None and value not in allowed:
@@ -208,7 +215,7 @@ def check_inert(data: Mapping[str, object], family: str, report: Report) -> None
 
 
 def _other_keys(data: Mapping[str, object], known: Keys, report: Report) -> None:
-    """Neutral keys must be switched off; a key that is not known at all is refused, never ignored."""
+    """Check the keys that no rule reads: neutral ones must be switched off; unknown ones are refused, never ignored."""
     read = known.read
     for key, value in data.items():
         if key in read:

@@ -1,4 +1,4 @@
-"""A `ModelConfig` written as a Hugging Face `config.json`: the inverse of `hf_config`."""
+"""Export of a `ModelConfig` as a Hugging Face `config.json`: the inverse of `hf_config`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh"
 
 
 TORCH_DTYPES = {Dtype.F32: "float32", Dtype.BF16: "bfloat16"}
-"""The types in which weights can be written, and what PyTorch calls them."""
+"""Dtypes in which weights can be written, with PyTorch's names."""
 
 
 def hugging_face_config(model: ModelConfig, dtype: Dtype = Dtype.F32) -> dict[str, Any]:
-    """The keys of the `config.json` that describes a model with weights of one of `TORCH_DTYPES`, as `transformers` and `load_model` read it.
+    """Return the `config.json` of a model with weights in `dtype`, as `transformers` and `load_model` read it.
 
-    What does not follow from the model (lengths, token numbers, ...) is what the model came with; nothing is made up.
+    `dtype` is one of `TORCH_DTYPES`. Keys that do not follow from the model (lengths, token numbers, ...) are those
+    that it came with; none are made up.
 
-    Baichuan's own class knows no `position_embedding` and no `normalised_head`; they are written because a model of another
-    size than the published ones cannot be told without them.
+    Baichuan's class has no `position_embedding` and no `normalised_head`. They are written because only they identify a
+    model whose size differs from the published ones.
     """
     known = keys_of(model.family)
-    no_keys = {"kv_heads", "head_dim"} if model.family in ("gpt2", "gpt_neox") else set()  # in those classes
+    no_keys = {"kv_heads", "head_dim"} if model.family in ("gpt2", "gpt_neox") else set()  # not in these classes
     gelu_of_gpt2 = model.family == "gpt2" and model.activation == "gelu-tanh"
     return {
         "architectures": [FAMILY[model.family].architectures[0]],
@@ -66,19 +67,19 @@ def _rope(model: ModelConfig) -> dict[str, Any]:
             values["original_max_position_embeddings"] = int(values.pop("original_positions"))
         if "truncate" in values:
             values["truncate"] = bool(values["truncate"])
-        kind_key = "type" if model.family == "internlm2" else "rope_type"  # its own class knows no other
+        kind_key = "type" if model.family == "internlm2" else "rope_type"  # InternLM2's own class reads `type` only
         keys["rope_scaling"] = {kind_key: scaling.kind, **values}
     return keys
 
 
 def _share(width: int, of: int) -> float:
-    """The share that gives a width again where it is multiplied and cut to a whole number, as `transformers` does."""
+    """Return the share that gives `width` again when multiplied by `of` and truncated, as `transformers` does."""
     share = width / of
     return share if int(of * share) == width else nextafter(share, 1)
 
 
 def _layers(model: ModelConfig) -> dict[str, Any]:
-    """The window, and which layers have it or are not rotated."""
+    """Return the keys of the window, and of the layers that have it or are not rotated."""
     if model.family == "smollm3":
         kinds = model.layer_kinds or "f" * model.layers
         return {"no_rope_layers": [int(kind != "n") for kind in kinds]}
@@ -101,7 +102,7 @@ def _types(kinds: str) -> list[str]:
 
 
 def _of_family(model: ModelConfig) -> dict[str, Any]:
-    """Biases and scales, by the keys that a family has for them."""
+    """Return the keys of biases and scales that a family has."""
     if model.family == "baichuan":
         return {"position_embedding": model.position, "normalised_head": model.normalised_head}
     free = FAMILY[model.family].free
@@ -111,7 +112,7 @@ def _of_family(model: ModelConfig) -> dict[str, Any]:
     if "mlp_bias" in free:
         keys["mlp_bias"] = model.mlp_bias
     if model.family in ("gemma2", "gemma3_text"):
-        assert model.attention_scale is not None  # the family says it
+        assert model.attention_scale is not None  # required in this family
         keys["query_pre_attn_scalar"] = _inverse(model.attention_scale, -2, lambda scalar: scalar**-0.5)
     if model.family == "granite":
         keys |= {
@@ -124,7 +125,11 @@ def _of_family(model: ModelConfig) -> dict[str, Any]:
 
 
 def _inverse(value: float, power: int, read: Callable[[float], float]) -> float:
-    """What reads as a value: its power, a whole one if there is such, or a neighbour that rounding did not separate from it."""
+    """Return a number that `read` turns into `value` exactly, or nearly if there is none.
+
+    Candidates are `value ** power` rounded to a whole number, unrounded, and its two neighbours, since rounding may
+    separate them.
+    """
     power_of = value**power
     near = [power_of, nextafter(power_of, 0), nextafter(power_of, inf)]
     return next((each for each in (round(power_of), *near) if each and read(each) == value), power_of)

@@ -1,11 +1,12 @@
-"""The keys of Hugging Face's `config.json`: which are read, which must be switched off, which say nothing.
+"""Keys of Hugging Face's `config.json`, in three kinds: read, neutral, harmless.
 
-A key that is *read* becomes a field of the model, or decides one by the rules of its family. A *neutral* key would
-change the mathematics unless it has a value that switches it off. A *harmless* key does not change the mathematics of
-training. There is no fourth kind: any other key is refused, because a key that is ignored might have meant another
-model. The keys are those of `PretrainedConfig` and the configuration classes in `transformers`, of Baichuan's own
-configuration class, and a few that say outright what a family implies (`position_embedding`, `normalised_head`,
-`attention_bias_qkv`, `norm_eps`, ...). GPT-2 calls most of its keys otherwise, and has other ones: `keys_of` tells those of a family.
+A *read* key becomes a field of the model, or decides one by the rules of its family. A *neutral* key would change the
+mathematics unless it has a value that switches it off. A *harmless* key does not change the mathematics of training.
+Any other key is refused: an ignored key could have meant another model.
+
+The keys come from `PretrainedConfig` and the configuration classes in `transformers`, from Baichuan's own class, and
+from a few files that state what a family implies (`position_embedding`, `normalised_head`, `attention_bias_qkv`,
+`norm_eps`, ...). GPT-2 has other names for most keys, and keys of its own; `keys_of` returns a family's keys.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from collections.abc import Mapping
 from attrs import evolve, frozen
 
 ROPE_THETA = 10000.0
-"""The rotary base of a model class whose file names none."""
+"""Default rotary base of the model classes."""
 
 RMS_NORM_EPS = 1e-6
-"""The norm's epsilon of the model classes with RMSNorm whose file names none."""
+"""Default epsilon of the model classes with RMSNorm."""
 
 LAYER_NORM_EPS = 1e-5
-"""The norm's epsilon of GPT-2's model class whose file names none."""
+"""Default epsilon of GPT-2's model class."""
 
 INITIALIZER_RANGE = 0.02
-"""The deviation of initial weights of all model classes whose file names none."""
+"""Default standard deviation of initial weights in all model classes."""
 
 PADDING_TOKEN_KEY = "pad_token_id"  # noqa: S105  no password
-"""The key of the padding token. Classes that hand it to their embedding give its row no gradient; GPT-2's and GPT-NeoX's do not."""
+"""Key of the padding token. Its embedding row gets no gradient, except in GPT-2 and GPT-NeoX."""
 
 CLASS_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "gpt2": {"tied_embeddings": True},
@@ -45,7 +46,7 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "smollm3": {"tied_embeddings": True, "padding_token": 128004},
     "gpt_neox": {"norm_eps": 1e-5, "parallel_residual": True},
 }
-"""What classes assume where a key is absent, where that is not as in LLaMA."""
+"""Defaults of model classes for absent keys, where they differ from LLaMA."""
 
 _RENAMED: dict[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size",),
@@ -81,7 +82,7 @@ READ_BY_RULE = (
     "use_sliding_window",
 )
 
-# Key: the values that switch it off, and what it is. Null switches off everything that is a number, flag or table.
+# Key: the values that switch it off, and its meaning. Null switches off every number, flag and table.
 _NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
     "mlp_type": (("swiglu",), "the kind of MLP"),
     "norm_type": (("rmsnorm",), "the kind of norm"),
@@ -169,7 +170,7 @@ _HARMLESS = frozenset(
         "output_hidden_states",
         "output_past",
         "is_decoder",
-        # lengths that bound inputs; the plan's seq_len decides here
+        # bounds of input lengths; the plan's seq_len decides here
         "max_position_embeddings",
         "max_sequence_length",
         "model_max_length",
@@ -236,13 +237,14 @@ _GPT2_RENAMED: dict[str, tuple[str, ...]] = {
     "tied_embeddings": ("tie_word_embeddings",),
     "initializer_range": ("initializer_range",),
 }
-"""The keys of `GPT2Config`, and those of the other families that mean the same."""
+"""Keys of `GPT2Config`, then keys of other families with the same meaning."""
 
 DROPOUT: Mapping[str, tuple[str, ...]] = {
     "gpt2": ("attn_pdrop", "embd_pdrop", "resid_pdrop"),
     "granite": ("attention_dropout",),
 }
-"""By family: probabilities of dropout, 0.1 each in the published files of GPT-2 and Granite. Training here has no dropout."""
+"""Keys of dropout probabilities by family, 0.1 in the published files of GPT-2 and Granite. Training here has no
+dropout."""
 
 _GPT2_NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
     "mlp_type": (("gelu",), "the kind of MLP"),
@@ -267,9 +269,9 @@ _GPT2_HARMLESS = (
     *DROPOUT["gpt2"],
     # how the original code computes the same values
     "reorder_and_upcast_attn",
-    # of special tokens behind the vocabulary, which there are none of
+    # about special tokens behind the vocabulary; there are none
     "predict_special_tokens",
-    # the head of another task, which a language model has not
+    # the head of another task
     "summary_type",
     "summary_use_proj",
     "summary_activation",
@@ -278,19 +280,20 @@ _GPT2_HARMLESS = (
 )
 
 _WRITTEN_HERE = frozenset({"torch_dtype", "dtype"})
-"""The type of weights: an export says it anew."""
+"""Keys of the weights' dtype, which an export writes anew."""
 
 
 @frozen
 class Keys:
-    """What becomes of each key of a family's `config.json`."""
+    """Treatment of each key of a family's `config.json`."""
 
     renamed: Mapping[str, tuple[str, ...]]
-    """fields of a model, with the keys that hold them as they are; an export writes the first"""
+    """fields of a model with the keys that hold them unchanged; an export writes the first key"""
     neutral: Mapping[str, tuple[tuple[object, ...], str]]
+    """key: the values that switch it off, and its meaning in words"""
     harmless: frozenset[str]
     activation: str = "hidden_act"
-    """the key of the activation, as its class reads it"""
+    """key of the activation that the family's class reads"""
     by_rule: tuple[str, ...] = ()
     """further keys that rules of the family read (`hf_rules`)"""
 
@@ -303,7 +306,7 @@ class Keys:
 
     @property
     def inert(self) -> frozenset[str]:
-        """Keys that change nothing here as long as they are accepted, and are exported as they came in."""
+        """Keys that change nothing as long as they are accepted; an export writes them back unchanged."""
         return (self.harmless | self.neutral.keys()) - _WRITTEN_HERE
 
 
@@ -333,7 +336,7 @@ def _like_llama(
     activation: str = "hidden_act",
     harmless: tuple[str, ...] = (),
 ) -> Keys:
-    """The keys of a family that has those of LLaMA, and others."""
+    """Return the keys of a family that has LLaMA's and some others."""
     fields = _RENAMED | {name: (key,) for name, key in (renamed or {}).items()}
     others = {*by_rule, *(renamed or {}).values(), *harmless}
     neutral = {key: entry for key, entry in _NEUTRAL.items() if key not in others}
@@ -341,7 +344,7 @@ def _like_llama(
 
 
 def _gpt_neox() -> Keys:
-    """The keys of a GPT-NeoX model, whose class knows no key-value heads and calls its rotary embedding otherwise."""
+    """Return the keys of GPT-NeoX, whose class has no key-value heads and other names for its rotary embedding."""
     keys = _like_llama(
         *("rotary_emb_base", "rotary_pct"),
         renamed={"norm_eps": "layer_norm_eps", "parallel_residual": "use_parallel_residual"},
@@ -361,11 +364,11 @@ _KEYS = {
         "query_pre_attn_scalar",
         renamed={"attention_softcap": "attn_logit_softcapping", **_LOGIT_SOFTCAP},
         activation="hidden_activation",
-        harmless=("cache_implementation", "sliding_window_size"),  # held against the window
+        harmless=("cache_implementation", "sliding_window_size"),  # the size is checked against the window
     ),
     "gemma3_text": _like_llama(
         *("query_pre_attn_scalar", "sliding_window_pattern", "rope_local_base_freq"),
-        renamed=_LOGIT_SOFTCAP,  # that of scores stands in files, but its class does not use it
+        renamed=_LOGIT_SOFTCAP,  # files also have the softcap of scores, but the class does not use it
         activation="hidden_activation",
         harmless=("_sliding_window_pattern", "cache_implementation"),
     ),
@@ -381,7 +384,7 @@ _KEYS = {
 
 
 def keys_of(family: str) -> Keys:
-    """The keys of a family's `config.json`."""
+    """Return the keys of a family's `config.json`."""
     return _KEYS.get(family, _PLAIN)
 
 

@@ -1,8 +1,8 @@
-"""Positions in a `config.json`: RoPE with its base, the share of a head that is rotated, and its scaling; ALiBi; learned positions.
+"""Positions in a `config.json`: rotary embedding (base, rotated share of a head, scaling), ALiBi, learned positions.
 
-`transformers` reads `rope_theta`, `rope_scaling` and `partial_rotary_factor`, or all three from `rope_parameters`; in Gemma 3 that has an
-entry for each type of layers, and must have; GPT-NeoX has `rotary_emb_base` and `rotary_pct` in place of the first and the last. A file may
-have both, as long as they agree.
+`transformers` reads `rope_theta`, `rope_scaling` and `partial_rotary_factor`, or all three from `rope_parameters`. In
+Gemma 3 that table must have an entry per type of layer. GPT-NeoX has `rotary_emb_base` and `rotary_pct` in place of the
+first and the last. A file may give a value twice if the two agree.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 _KINDS = "supported are default, linear, dynamic, llama3 and yarn"
 _NAMED = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
-"""What any table of a rotary embedding may have."""
+"""Keys that any table of a rotary embedding may have."""
 _USUAL_THETA = {"gemma3_text": 1e6, "smollm3": 2e6}
-"""The rotary base of classes whose own default is not that of LLaMA."""
+"""Default rotary base of classes that differ from LLaMA."""
 _LOCAL_THETA = 10000.0
-"""That of Gemma 3 in layers with a window."""
+"""Default rotary base of Gemma 3's layers with a window."""
 _NEOX_SHARE = 0.25
-"""The part of each head that GPT-NeoX rotates where its file says nothing."""
+"""Default share of each head that GPT-NeoX rotates."""
 
 
 def positions(data: Mapping[str, object], family: str, out: Translation, report: Report) -> None:
-    """The fields of positions."""
+    """Translate the keys of positions into fields of `out`; report contradictions."""
     out.keys["position"] = "position_embedding"
     out.keys["rope_theta"] = "rope_theta"
     tables = _tables(data, family, report)
@@ -80,7 +80,7 @@ def _given(data: Mapping[str, object], keys: tuple[str, ...]) -> dict[str, objec
 def _unread_of_neox(
     data: Mapping[str, object], family: str, tables: Mapping[str, Mapping[str, object]], report: Report
 ) -> None:
-    """GPT-NeoX's class does not read the usual keys: they may repeat what its own say, but do not stand for them."""
+    """Report usual keys alone in a GPT-NeoX file, whose class does not read them; they may only repeat its own keys."""
     for own, usual in (("rotary_emb_base", "rope_theta"), ("rotary_pct", "partial_rotary_factor")):
         said = data.get(own) is not None or any(table.get(usual) is not None for table in tables.values())
         if family == "gpt_neox" and data.get(usual) is not None and not said:
@@ -89,7 +89,7 @@ def _unread_of_neox(
 
 
 def _tables(data: Mapping[str, object], family: str, report: Report) -> dict[str, Mapping[str, object]]:
-    """The tables of the rotary embedding of layers with full attention, by key."""
+    """Return, by key, the rotary tables that hold for layers with full attention."""
     tables: dict[str, Mapping[str, object]] = {}
     for key in ("rope_parameters", "rope_scaling"):
         table = data.get(key)
@@ -105,7 +105,7 @@ def _tables(data: Mapping[str, object], family: str, report: Report) -> dict[str
 
 
 def _of_full_layers(table: Mapping[str, object], report: Report) -> Mapping[str, object]:
-    """The entry of the layers with full attention in Gemma 3's `rope_parameters`; its class reads entries of types of layers only."""
+    """Return the entry for full attention in Gemma 3's `rope_parameters`; its class reads entries per layer type."""
     for name in table:
         if name not in ("full_attention", "sliding_attention"):
             message = f"'rope_parameters' has {shown(name)}, but a gemma3_text model reads it for each type of layers"
@@ -140,7 +140,7 @@ def _scaling(
 
 
 def _scaling_of(data: Mapping[str, object], key: str, table: Mapping[str, object], report: Report) -> str | None:
-    """The text of a scaling, empty where there is none; None where the table is refused."""
+    """Return the text of a table's scaling, empty for none; None if the table is refused."""
     kinds = {str(table[name]) for name in ("rope_type", "type") if table.get(name) is not None}
     if len(kinds) > 1:
         report.error("RT062", key, f"'{key}' has two types: {' and '.join(sorted(kinds))}", help="keep one of them")
@@ -186,7 +186,7 @@ def _number(value: object) -> float | None:
 
 
 def _completed_yarn(given: dict[str, float]) -> dict[str, float]:
-    """The parameters of YaRN, with what its class assumes where they are absent."""
+    """Return the parameters of YaRN, completed by the defaults of its class."""
     factor = given["factor"]
 
     def magnitude(scale: float) -> float:
@@ -200,7 +200,7 @@ def _completed_yarn(given: dict[str, float]) -> dict[str, float]:
 
 
 def _refuse_others(key: str, others: Mapping[str, object], known: tuple[str, ...], report: Report) -> bool:
-    """Report what a kind of scaling has not; whether there was nothing."""
+    """Report the parameters that a kind of scaling does not have; tell whether there were none."""
     for name, value in others.items():
         if name not in known:
             report.error("RT061", key, f"'{key}' has {shown(name)} = {shown(value)}, not supported", help=_KINDS)
@@ -214,7 +214,7 @@ def _width(
     out: Translation,
     report: Report,
 ) -> None:
-    """How many elements of a head are rotated."""
+    """Translate the share of a head that is rotated into `rotary_dim` of `out`."""
     given = _given(
         data, ("rotary_pct", "partial_rotary_factor") if family == "gpt_neox" else ("partial_rotary_factor",)
     )
@@ -243,7 +243,7 @@ def _width(
 
 
 def _local(data: Mapping[str, object], out: Translation, report: Report) -> None:
-    """Gemma 3: layers with a window have a base of their own, and no scaling."""
+    """Translate the rotary base of Gemma 3's layers with a window, which is their own and unscaled."""
     theta: object = data.get("rope_local_base_freq", _LOCAL_THETA)
     table = data.get("rope_parameters")
     nested = table.get("sliding_attention") if isinstance(table, dict) else None
@@ -266,7 +266,7 @@ def _local(data: Mapping[str, object], out: Translation, report: Report) -> None
 
 
 def _position_kind(data: Mapping[str, object], family: str, report: Report) -> str:
-    """`rope`, `alibi` or `learned`: the explicit key, else what the family, and in Baichuan the size, implies."""
+    """Return `rope`, `alibi` or `learned`: the explicit key, else what the family (in Baichuan its size) implies."""
     explicit = data.get("position_embedding")
     allowed = {"baichuan": ("rope", "alibi"), "gpt2": ("learned",)}.get(family, ("rope",))
     if explicit is not None:

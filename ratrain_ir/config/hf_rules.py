@@ -1,6 +1,6 @@
-"""What the keys of a `config.json` say of a model that no field holds as it is: biases, activations, scales, which layers have a window.
+"""Rules for keys of a `config.json` that no field holds unchanged: biases, activations, scales, windows of layers.
 
-Each rule reads some keys and gives fields of a `ModelConfig`; it reports what a family has not.
+Each rule reads some keys and returns fields of a `ModelConfig`. It reports choices that the family does not support.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ ACTIVATION_NAMES = {
     "gelu_fast": "gelu-tanh",
     "relu2": "relu2",
 }
-"""Names of activations in `config.json`, with ours."""
+"""Names of activations in `config.json`, with those used here."""
 
 ACTIVATION_KEYS = {
     "gpt2": ("activation_function", "hidden_act", "hidden_activation"),
     "gemma2": ("hidden_activation", "hidden_act"),
     "gemma3_text": ("hidden_activation", "hidden_act"),
 }
-"""The keys of the activation, the one that the class reads first; `hidden_act` elsewhere."""
+"""Keys of the activation by family, the one that its class reads first; in other families `hidden_act`."""
 
 WINDOW_OF_QWEN = ("use_sliding_window", "sliding_window", "max_window_layers")
 _QWEN = ("qwen2", "qwen3")
 _GEMMA = ("gemma2", "gemma3_text")
 _BIASED = ("llama", "qwen3", "gemma2", "gemma3_text", "olmo2", "granite", "smollm3")
-"""Families whose `attention_bias` biases query, key, value and output projections."""
+"""Families whose `attention_bias` adds biases to the query, key, value and output projections."""
 
 
 def activation(data: Mapping[str, object], family: str, report: Report) -> str | None:
-    """The activation of the MLP; None where nothing is said of it.
+    """Return the activation of the MLP; None if the file names none.
 
-    Gemma's files name the one of the published code in `hidden_act`, which its class does not read.
+    Gemma's files name the activation of the published code in `hidden_act`, which its class does not read.
     """
     keys = ACTIVATION_KEYS.get(family, ("hidden_act", "hidden_activation"))
     said = [key for key in keys if data.get(key) is not None]
@@ -66,7 +66,7 @@ def activation(data: Mapping[str, object], family: str, report: Report) -> str |
 
 
 def biases(data: Mapping[str, object], family: str, report: Report) -> dict[str, object]:
-    """Biases of linear layers: `attention_bias` also means the output projection, `attention_bias_qkv` says QKV only."""
+    """Return the fields of biases. `attention_bias` includes the output projection; `attention_bias_qkv` does not."""
     fields: dict[str, object] = {}
     bias = data.get("attention_bias")
     if family in _BIASED:
@@ -115,7 +115,7 @@ def _flags(
 
 
 def scales(data: Mapping[str, object], family: str, hidden: object, report: Report) -> dict[str, object]:
-    """What scores, logits, embedded tokens and branches are multiplied by."""
+    """Return the factors of attention scores, logits, embedded tokens and branches."""
     if family in _GEMMA:
         scalar = _positive(data, "query_pre_attn_scalar", 256.0, report)
         width = hidden if type(hidden) is int and hidden > 0 else 1
@@ -142,7 +142,10 @@ def _positive(data: Mapping[str, object], key: str, absent: float, report: Repor
 
 
 def layers(data: Mapping[str, object], family: str, report: Report) -> dict[str, object]:
-    """The sliding window, and which layers have it or are not rotated. A window of w: each token sees itself and w - 1 before it."""
+    """Return the sliding window, and which layers have it or are not rotated.
+
+    With a window of w each token sees itself and the w - 1 tokens before it.
+    """
     kinds = _layer_types(data, report)
     used = data.get("use_sliding_window")
     if used is not None and not isinstance(used, bool):
@@ -154,7 +157,7 @@ def layers(data: Mapping[str, object], family: str, report: Report) -> dict[str,
         return _gemma_layers(data, family, kinds, report)
     if family == "smollm3":
         return _smollm_layers(data, kinds, report)
-    default = 4096 if family == "mistral" else None  # the class's own
+    default = 4096 if family == "mistral" else None  # of the family's class
     if used or (used is False and family == "mistral" and data.get("sliding_window", default) is not None):
         message = f"'use_sliding_window' is not supported in a {family} model: only qwen2 and qwen3 have it"
         way_out = "remove it; in a mistral model, 'sliding_window' alone decides, and null means none"
@@ -185,7 +188,7 @@ def _words(kinds: str) -> str:
 
 
 def _layer_types(data: Mapping[str, object], report: Report) -> str | None:
-    """The letters of `layer_types`; None where it says nothing usable."""
+    """Return the letters of `layer_types`; None if it is absent or refused."""
     types = data.get("layer_types")
     if types is None:
         return None
@@ -206,7 +209,7 @@ def _layer_types(data: Mapping[str, object], report: Report) -> str | None:
 
 
 def _unwindowed(kinds: str | None, report: Report) -> dict[str, object]:
-    """Report `layer_types` that ask for a window where none is in use."""
+    """Return no fields; report `layer_types` that ask for a window when none is in use."""
     if kinds and "w" in kinds:
         report.error(
             "RT062",
@@ -218,21 +221,21 @@ def _unwindowed(kinds: str | None, report: Report) -> dict[str, object]:
 
 
 def _mixed(window: object, kinds: str) -> dict[str, object]:
-    """The fields of a window that the layers of some letters have."""
+    """Return the fields of a window that the layers with letter `w` have."""
     if "w" not in kinds:
         return {}
     return {"sliding_window": window} if set(kinds) == {"w"} else {"sliding_window": window, "layer_kinds": kinds}
 
 
 def _layer_count(data: Mapping[str, object]) -> int:
-    """The layers, as far as the file says; at least one. A number that is none is reported elsewhere."""
+    """Return the number of layers, at least 1. A wrong number is reported elsewhere."""
     count = data.get("num_hidden_layers")
     return count if type(count) is int and 0 < count <= 1 << 14 else 1
 
 
 def _qwen_layers(data: Mapping[str, object], kinds: str | None, report: Report) -> dict[str, object]:
-    """Qwen with `use_sliding_window`: the layers from `max_window_layers` on use the window, the first ones do not."""
-    window = data.get("sliding_window", 4096)  # 4096 and 28 are the class's own defaults
+    """Apply Qwen's rule with `use_sliding_window`: the layers from `max_window_layers` on have the window."""
+    window = data.get("sliding_window", 4096)  # 4096 and 28 are the defaults of Qwen's classes
     if window is None:
         return _unwindowed(kinds, report)
     if kinds:
@@ -246,7 +249,10 @@ def _qwen_layers(data: Mapping[str, object], kinds: str | None, report: Report) 
 
 
 def _gemma_layers(data: Mapping[str, object], family: str, kinds: str | None, report: Report) -> dict[str, object]:
-    """Gemma 2: every second layer is full, from the second on. Gemma 3: every `sliding_window_pattern`-th, by default the sixth."""
+    """Apply Gemma's rule: every n-th layer is full, the others have the window.
+
+    n is 2 in Gemma 2; in Gemma 3 it is `sliding_window_pattern`, by default 6.
+    """
     pattern = data.get("sliding_window_pattern", 6) if family == "gemma3_text" else 2
     if type(pattern) is not int or pattern < 1:
         message = f"'sliding_window_pattern' is {shown(pattern)}: a count is expected"
@@ -266,7 +272,10 @@ def _gemma_layers(data: Mapping[str, object], family: str, kinds: str | None, re
 
 
 def _smollm_layers(data: Mapping[str, object], kinds: str | None, report: Report) -> dict[str, object]:
-    """SmolLM 3: every `no_rope_layer_interval`-th layer is not rotated, or those that `no_rope_layers` has a 0 for."""
+    """Apply SmolLM 3's rule: layers with a 0 in `no_rope_layers` are not rotated.
+
+    Without that list every `no_rope_layer_interval`-th layer (default 4) is not rotated.
+    """
     if data.get("use_sliding_window") and data.get("sliding_window") is not None:
         message = "a sliding window in the layers that are not rotated is not supported"
         report.error("RT061", "use_sliding_window", message, help="set use_sliding_window to false")

@@ -1,4 +1,4 @@
-"""The values of inert `config.json` keys as fields of a text's header: any JSON value, and back."""
+"""Values of inert `config.json` keys as fields of a text's header: any JSON value, there and back."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.fields import Value
 
 _JSON = "json:"
-"""Before a value that a header cannot hold as it is."""
+"""Prefix of values that a header cannot hold directly."""
 _PLAIN = " {}[]:,.'()<>/+-*=!?@#$&;|^~`"
-"""Characters of a JSON text that stand as they are in a header's string."""
+"""Characters of a JSON text that a header's string holds unescaped."""
 _MOST = 10**18
 
 
 def as_field(value: object) -> Value:
-    """A JSON value as a field: numbers, flags, null, plain texts and lists of these as they are, others in a text."""
+    """Return a JSON value as a field of a header.
+
+    Numbers, booleans, null, plain strings and lists of these stay; others become an escaped JSON text with a prefix.
+    """
     if _is_plain(value):
         return value  # type: ignore[return-value]
     if isinstance(value, list | tuple) and all(map(_is_plain, value)):
@@ -26,7 +29,7 @@ def as_field(value: object) -> Value:
 
 
 def of_field(value: object) -> object:
-    """The inverse of `as_field`; a text that is no JSON after all stays a text."""
+    """Return the JSON value of a field: the inverse of `as_field`. A text that is not JSON after all stays a text."""
     if isinstance(value, tuple | list):
         return [of_field(item) for item in value]
     if isinstance(value, str) and value.startswith(_JSON):

@@ -1,4 +1,4 @@
-"""The model: its sizes, and what its blocks are made of."""
+"""Configuration of a model: its sizes, and the make-up of its blocks."""
 
 from __future__ import annotations
 
@@ -15,46 +15,47 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.fields import Value
 
 CONFIG_PREFIX = "config."
-"""Before an inert key of the `config.json`, among the fields of a text's header."""
+"""Prefix of inert `config.json` keys among the fields of a text's header."""
 _NO_MATHEMATICS = frozenset({"name", "family", "packed_qkv", "initializer_range", "padding_token", "inert"})
-"""Fields that do not change what a model computes with given weights: its name, how they are stored, drawn or trained."""
+"""Fields that do not change a model's results with given weights: its name, and how weights are stored, drawn or
+trained."""
 
 SIZES = (
     *("name", "family", "vocab_size", "hidden_size", "layers", "heads"),
     *("kv_heads", "head_dim", "ffn_size", "norm_eps"),
 )
-"""Fields that every model has to say."""
+"""Fields that every model must give."""
 _ALWAYS = (
     *SIZES,
     *("position", "rope_theta", "sliding_window", "qkv_bias", "tied_embeddings"),
     *("normalised_head", "packed_qkv", "initializer_range"),
 )
-"""Fields that a text's header has in any case; others where they are not as usual in the family."""
+"""Fields that a text's header always has. It has others only if they differ from the family's usual value."""
 
 
 @frozen(cache_hash=True)
 class LayerKind:
-    """In what a layer differs from others of its model: what its queries see, and how they are rotated."""
+    """Properties in which layers of one model may differ: visible tokens and rotation."""
 
     window: int | None
     """Tokens that a token sees, itself included; None: all before it."""
     rope_theta: float
-    """Base of the rotary embedding; 0.0 where nothing is rotated."""
+    """Base of the rotary embedding; 0.0 without rotation."""
     rope_scaling: str
     """Text of a `RopeScaling`; empty: none."""
 
 
 @frozen(cache_hash=True)
 class ModelConfig:
-    """A dense decoder-only language model: its sizes, and what its blocks are made of.
+    """Dense decoder-only language model: its sizes, and the make-up of its blocks.
 
-    Without further words it is of the LLaMA kind: pre-norm RMSNorm, gated SiLU MLP, causal attention, no biases. `head_dim * heads`
-    need not be `hidden_size`.
+    Defaults are as in LLaMA: pre-norm RMSNorm, gated SiLU MLP, causal attention, no biases. `head_dim * heads` need not
+    equal `hidden_size`.
     """
 
     name: str
     family: str
-    """The `model_type` of its `config.json` (`FAMILIES`): decides the names of exported weights."""
+    """`model_type` of its `config.json` (one of `FAMILIES`); determines the names of exported weights."""
     vocab_size: int
     hidden_size: int
     layers: int
@@ -67,33 +68,35 @@ class ModelConfig:
     position: str = "rope"
     """`rope`, `alibi` or `learned`."""
     rope_theta: float = ROPE_THETA
-    """Base of the rotary embedding; 0.0 where nothing is rotated."""
+    """Base of the rotary embedding; 0.0 without rotation."""
     sliding_window: int | None = None
-    """Tokens that a token sees, itself included, in every layer or those that `layer_kinds` says; None: all before it."""
+    """Tokens that a token sees, itself included, in all layers or in those that `layer_kinds` marks; None: all
+    before it."""
     qkv_bias: bool = False
     """Whether the projections to queries, keys and values have biases."""
     tied_embeddings: bool = False
-    """Embedding and head share one matrix."""
+    """Whether embedding and head share one matrix."""
     normalised_head: bool = False
-    """The head's rows are scaled to unit length before use."""
+    """Whether the head's rows are scaled to unit length before use."""
     packed_qkv: bool = False
-    """Query, key and value are stored as one matrix outside this program; the mathematics is the same."""
+    """Whether checkpoints store query, key and value as one matrix; the mathematics is the same."""
     learned_positions: int | None = None
-    """Rows of the table of learned positions, the longest sequence there can be; None without such a table."""
+    """Rows of the table of learned positions, so the longest possible sequence; None without such a table."""
     initializer_range: float = INITIALIZER_RANGE
-    """Standard deviation of the matrices that a run starts from where it is given no weights."""
+    """Standard deviation of the initial matrices of a run that is given no weights."""
     inert: Mapping[str, object] = field(factory=dict, eq=False)
-    """Keys of the `config.json` it came from that change nothing here (lengths, token numbers, ...): exported as they came in."""
+    """Keys of its `config.json` that change nothing here (lengths, token numbers, ...); exported unchanged."""
     norm: str = "rms"
     """`rms` (RMSNorm) or `layer` (layer norm with biases)."""
     norm_placement: str = "pre"
-    """`pre`: what a block computes is computed of its normed input; `post`: what it adds to the stream is normed; `both`."""
+    """`pre`: a block norms its input; `post`: it norms its output before adding it to the stream; `both`."""
     norm_unit_offset: bool = False
-    """Norms scale by 1 + weight."""
+    """Whether norms scale by 1 + weight."""
     parallel_residual: bool = False
-    """Attention and MLP stand side by side: both are computed of the layer's input."""
+    """Whether attention and MLP are parallel: both computed from the layer's input."""
     qk_norm: str = "none"
-    """Norm of queries and keys before they are rotated: `none`, of each `head` with the same weights, or of the `whole` projection."""
+    """Norm of queries and keys before rotation: `none`, of each `head` with shared weights, or of the `whole`
+    projection."""
     o_bias: bool = False
     """Whether the output projection of attention has a bias."""
     mlp_bias: bool = False
@@ -101,35 +104,35 @@ class ModelConfig:
     activation: str = "silu"
     """`silu`, `gelu` (exact), `gelu-tanh` or `relu2`."""
     gated_mlp: bool = True
-    """Whether the MLP is activation(gate) * up, or activation(up)."""
+    """Whether the MLP is activation(gate) * up, else activation(up)."""
     rotary_dim: int | None = None
-    """Elements of a head that are rotated, its first ones; None: all."""
+    """Number of rotated elements of a head, its first ones; None: all."""
     rope_interleaved: bool = False
-    """Rotated pairs are neighbours, not elements half the rotated width apart."""
+    """Whether rotated pairs are neighbours, else elements half the rotated width apart."""
     rope_scaling: str = ""
-    """Text of a `ratrain_ir.rope_scaling.RopeScaling`; empty: none."""
+    """Text of a `ratrain_ir.config.rope_scaling.RopeScaling`; empty: none."""
     local_rope_theta: float | None = None
-    """Base of the rotary embedding of the layers with a window, which is not scaled; None: as in the others."""
+    """Unscaled rotary base of the layers with a window; None: as in other layers."""
     layer_kinds: str = ""
-    """A letter for each layer where not all are alike: `f` full attention, `w` with the window, `n` full and nothing rotated."""
+    """One letter per layer, if layers differ: `f` full attention, `w` with the window, `n` full and not rotated."""
     attention_scale: float | None = None
-    """What scores are multiplied by; None: 1 / sqrt(head_dim)."""
+    """Factor of attention scores; None: 1 / sqrt(head_dim)."""
     attention_softcap: float | None = None
-    """Scores s become softcap * tanh(s / softcap); None: they stay."""
+    """Cap of attention scores: s becomes cap * tanh(s / cap); None: no cap."""
     logit_softcap: float | None = None
-    """The same of logits."""
+    """Cap of logits, in the same way."""
     embedding_scale: float = 1.0
-    """What embedded tokens are multiplied by."""
+    """Factor of embedded tokens."""
     residual_scale: float = 1.0
-    """What blocks add to the stream is multiplied by this."""
+    """Factor of each block's output before it is added to the stream."""
     logit_scale: float = 1.0
-    """What logits are multiplied by."""
+    """Factor of logits."""
     padding_token: int | None = None
-    """Token whose row of the embedding gets no gradient where tokens are looked up; a negative one counts from the vocabulary's end."""
+    """Token whose embedding row gets no gradient from lookups; a negative number counts from the vocabulary's end."""
 
     @property
     def padding_row(self) -> int | None:
-        """Row of the embedding that gets no gradient where tokens are looked up."""
+        """Embedding row that gets no gradient from lookups; None if all do."""
         return None if self.padding_token is None else self.padding_token % self.vocab_size
 
     @property
@@ -144,26 +147,26 @@ class ModelConfig:
 
     @property
     def has_layer_norm(self) -> bool:
-        """Whether norms subtract a mean and have biases."""
+        """True if norms subtract a mean and have biases."""
         return self.norm == "layer"
 
     @property
     def has_pre_norm(self) -> bool:
-        """Whether blocks norm their input."""
+        """True if blocks norm their input."""
         return self.norm_placement in ("pre", "both")
 
     @property
     def has_post_norm(self) -> bool:
-        """Whether blocks norm what they add to the stream."""
+        """True if blocks norm their output before adding it to the stream."""
         return self.norm_placement in ("post", "both")
 
     @property
     def mlp_matrices(self) -> tuple[str, ...]:
-        """The linear layers of an MLP."""
+        """Names of an MLP's linear layers."""
         return ("gate", "up", "down") if self.gated_mlp else ("up", "down")
 
     def layer_kind(self, layer: int) -> LayerKind:
-        """In what a layer may differ from others."""
+        """Return the window and rotation of a layer."""
         letter = self.layer_kinds[layer] if self.layer_kinds else "f" if self.sliding_window is None else "w"
         window = self.sliding_window if letter == "w" else None
         if letter == "n" or self.position != "rope":
@@ -173,11 +176,11 @@ class ModelConfig:
         return LayerKind(window, self.rope_theta, self.rope_scaling)
 
     def first_alike(self, layer: int) -> int:
-        """The first layer of the kind of a layer, which stands for all of them."""
+        """Return the first layer of the same kind as a layer, which represents all of them."""
         return self.layer_kinds.index(self.layer_kinds[layer]) if self.layer_kinds else 0
 
     def with_one_layer(self) -> ModelConfig:
-        """The model with a single layer, of the kind that has least to do: what its layers need at least."""
+        """Return the model with a single layer, of the kind with the least work; a lower bound for its layers."""
         kind = "w" if self.sliding_window is not None else "n" if "n" in self.layer_kinds else "f"
         return evolve(self, layers=1, layer_kinds=kind if kind == "n" else "")
 
@@ -188,17 +191,17 @@ class ModelConfig:
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters of the embedding block: a row for each token, and for each learned position."""
+        """Parameters of the embedding block: a row per token and per learned position."""
         return (self.vocab_size + (self.learned_positions or 0)) * self.hidden_size
 
     @property
     def norm_parameters(self) -> int:
-        """Parameters of one norm over the hidden size: weights, and in a layer norm biases."""
+        """Parameters of one norm over the hidden size: weights, and biases if it is a layer norm."""
         return self.hidden_size * (2 if self.has_layer_norm else 1)
 
     @property
     def matrix_elements_per_layer(self) -> int:
-        """Elements of the matrices of one layer: query, key, value, output, and the MLP's."""
+        """Elements of one layer's matrices: query, key, value, output, and the MLP's."""
         return self.hidden_size * (2 * self.q_size + 2 * self.kv_size + len(self.mlp_matrices) * self.ffn_size)
 
     @property
@@ -207,7 +210,7 @@ class ModelConfig:
 
     @property
     def attention_parameters(self) -> int:
-        """Parameters of one attention block: norms, query, key, value and output (with biases where there are any)."""
+        """Parameters of one attention block: norms, query, key, value and output, with biases if any."""
         projected = self.q_size + 2 * self.kv_size
         biases = (projected if self.qkv_bias else 0) + (self.hidden_size if self.o_bias else 0)
         normed = {"none": 0, "head": 2 * self.head_dim, "whole": self.q_size + self.kv_size}[self.qk_norm]
@@ -215,7 +218,7 @@ class ModelConfig:
 
     @property
     def mlp_parameters(self) -> int:
-        """Parameters of one MLP block: norms and matrices (with biases where there are any)."""
+        """Parameters of one MLP block: norms and matrices, with biases if any."""
         matrices = len(self.mlp_matrices)
         biases = (matrices - 1) * self.ffn_size + self.hidden_size if self.mlp_bias else 0
         return self._block_norm_parameters + matrices * self.hidden_size * self.ffn_size + biases
@@ -227,7 +230,7 @@ class ModelConfig:
 
     @property
     def head_parameters(self) -> int:
-        """Parameters the head block computes with: final norm and output matrix, even where that one is tied."""
+        """Parameters that the head block computes with: final norm and output matrix, even if that is tied."""
         return self.norm_parameters + self.vocab_size * self.hidden_size
 
     @property
@@ -237,7 +240,7 @@ class ModelConfig:
         return total - (self.vocab_size * self.hidden_size if self.tied_embeddings else 0)
 
     def to_fields(self) -> dict[str, Value]:
-        """The configuration as flat `field = value`, as the IR text's header holds it."""
+        """Return the configuration as flat `field = value`, as in the header of the IR text."""
         values: dict[str, Value] = asdict(self, recurse=False)
         del values["inert"]
         for name in values.keys() - set(_ALWAYS):
@@ -246,7 +249,7 @@ class ModelConfig:
         return values | {f"{CONFIG_PREFIX}{key}": as_field(value) for key, value in self.inert.items()}
 
     def differences(self, other: ModelConfig) -> Iterator[tuple[str, object, object]]:
-        """The fields that make two models compute another thing with the same weights: name, value here, value there."""
+        """Yield the fields that change results with the same weights: (name, value here, value there)."""
         for name in (attribute.name for attribute in fields(ModelConfig) if attribute.name not in _NO_MATHEMATICS):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
@@ -254,6 +257,6 @@ class ModelConfig:
 
 
 def usual_value(family: str, name: str) -> object:
-    """What a field is where nothing is said of it."""
+    """Return the value of a field that nobody sets: the family's, else the default."""
     implied = FAMILY[family].implied if family in FAMILY else {}
     return implied.get(name, getattr(fields(ModelConfig), name).default)

@@ -1,4 +1,7 @@
-"""The fields of a `ModelConfig` as a header or a translated `config.json` has them: read, and held against each other and the family."""
+"""Reading and checking of a `ModelConfig`'s fields, from a text's header or a translated `config.json`.
+
+Fields are checked alone, against each other, and against the family.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ NORM_PLACEMENTS = ("pre", "post", "both")
 QK_NORMS = ("none", "head", "whole")
 ACTIVATIONS = ("silu", "gelu", "gelu-tanh", "relu2")
 
-# Bounds far above any model, so that a slip of the keyboard is told from a size.
+# Bounds far above any model: they catch typing errors.
 _MAX_VOCAB = 1 << 24
 _MAX_HIDDEN = 1 << 20
 _MAX_LAYERS = 1 << 14
@@ -55,9 +58,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def model_from_fields(values: Mapping[str, object], *, places: Places = nowhere) -> ModelConfig:
-    """The inverse of `ModelConfig.to_fields`; `places` finds a field in the text it was read from.
+    """Return the model of a text's header: the inverse of `ModelConfig.to_fields`. `places` finds a field in that text.
 
-    Raises RT062 with everything that is missing, unknown, of the wrong type, out of range or contradictory.
+    Raises RT062 with all fields that are missing, unknown, mistyped, out of range or contradictory.
     """
     report = Report(places)
     inert = {key: of_field(value) for key, value in values.items() if key.startswith(CONFIG_PREFIX)}
@@ -74,12 +77,12 @@ def model_from_fields(values: Mapping[str, object], *, places: Places = nowhere)
 
 
 def check_model(config: ModelConfig) -> None:
-    """Raise RT062 where a configuration that was built in Python is out of range or contradicts itself."""
+    """Raise RT062 if a configuration built in Python is out of range or contradicts itself."""
     model_from_fields(config.to_fields())
 
 
 def read_model(reader: FieldReader) -> ModelConfig:
-    """The configuration that a reader's fields describe; to be used after its report is checked."""
+    """Return the configuration that a reader's fields describe; use it only after the reader's report is checked."""
     family = reader.word("family", FAMILIES)
     hidden_size = reader.integer("hidden_size", 1, _MAX_HIDDEN)
     heads = reader.integer("heads", 1, _MAX_HEADS)
@@ -156,7 +159,7 @@ def _is_scaling(text: str) -> bool:
 
 
 def _head_dim(reader: FieldReader, hidden_size: int, heads: int) -> int:
-    """The given head dimension, else hidden_size / heads, which must be whole."""
+    """Return the given head dimension, else hidden_size / heads, which must be whole."""
     if "head_dim" in reader.values:
         return reader.integer("head_dim", 1, _MAX_HEAD_DIM)
     if reader.good("hidden_size", "heads"):
@@ -189,7 +192,7 @@ def _rope_theta(reader: FieldReader, position: str) -> float:
 
 
 def _check_shape(reader: FieldReader, config: ModelConfig) -> None:
-    """Sizes that must go together whatever the family."""
+    """Check sizes that must fit together in any family."""
     label = reader.label
     if reader.good("heads", "kv_heads") and config.heads % config.kv_heads:
         reader.contradiction(
@@ -216,12 +219,12 @@ def _check_shape(reader: FieldReader, config: ModelConfig) -> None:
 
 
 def _is_token(number: int | None, vocab_size: int) -> bool:
-    """Tell whether a number is None or that of a token. Negative numbers count from the vocabulary's end."""
+    """Tell whether a number is None or a token. Negative numbers count from the vocabulary's end."""
     return number is None or -vocab_size <= number < vocab_size
 
 
 def _check_activation(reader: FieldReader, config: ModelConfig) -> None:
-    """The kernels there are: squared ReLU goes without a gate, SiLU with one."""
+    """Check that there is a kernel: squared ReLU exists without a gate only, SiLU with one only."""
     if reader.good("activation", "gated_mlp") and config.activation == ("relu2" if config.gated_mlp else "silu"):
         how = "with" if config.gated_mlp else "without"
         message = f"an MLP {how} a gate and with the activation {config.activation} is not supported"
@@ -230,7 +233,7 @@ def _check_activation(reader: FieldReader, config: ModelConfig) -> None:
 
 
 def _check_layers(reader: FieldReader, config: ModelConfig) -> None:
-    """What layers may differ in."""
+    """Check the fields in which layers may differ."""
     windowed = "w" in config.layer_kinds
     if config.layer_kinds and reader.good("layer_kinds", "sliding_window"):
         if windowed and config.sliding_window is None:
@@ -254,7 +257,10 @@ def _check_layers(reader: FieldReader, config: ModelConfig) -> None:
 
 
 def _check_family(reader: FieldReader, config: ModelConfig) -> None:
-    """Choices that only some families have: weights of no other shape could be exchanged with Hugging Face."""
+    """Check the fields that only some families have.
+
+    Weights of other shapes could not be exchanged with Hugging Face.
+    """
     if not reader.good("family"):
         return
     family = config.family
@@ -282,7 +288,7 @@ def _check_family(reader: FieldReader, config: ModelConfig) -> None:
 
 
 def _check_exchange(reader: FieldReader, config: ModelConfig) -> None:
-    """Choices that no `config.json` of the family can say."""
+    """Check for choices that no `config.json` of the family can express."""
     family, known = config.family, FAMILY[config.family]
     if {"qkv_bias", "o_bias"} <= known.free and reader.good("qkv_bias", "o_bias") and config.qkv_bias != config.o_bias:
         message = f"all of attention has biases or none of it in family '{family}'"

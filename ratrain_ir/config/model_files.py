@@ -1,4 +1,4 @@
-"""Models from files: presets, `config.json` files, and directories that hold one."""
+"""Models from presets, `config.json` files, and directories that contain one."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ _WHAT = "a Hugging Face style config.json"
 
 
 def preset_names() -> list[str]:
-    """The models known by name, sorted."""
+    """Return the names of the presets, sorted."""
     return sorted(entry.name.removesuffix(".json") for entry in _presets().iterdir() if entry.name.endswith(".json"))
 
 
 def load_model(name_or_path: str) -> ModelConfig:
-    """A model by preset name, or from a `config.json` or a directory that holds one.
+    """Load a model by preset name, or from a `config.json` or a directory that contains one.
 
-    A preset's name wins over a file of that name (`./name` is the file). Raises RT004 (no such preset), RT002 (file
-    cannot be read), RT060, RT061, RT062 (file is not a supported model).
+    A preset wins over a file of the same name (`./name` is the file). Raises RT004 (no such preset), RT002 (file cannot
+    be read), RT060, RT061, RT062 (no supported model).
     """
     if name_or_path in preset_names():
         entry = _presets() / f"{name_or_path}.json"
         return parse_config_text(entry.read_text("utf-8"), name=name_or_path, file=str(entry))
-    exists = is_there if _looks_like_a_path(name_or_path) else os.path.exists  # any text may be meant as a name
+    # Text without path characters may be a misspelt preset: `os.path.exists` does not raise RT002 for it.
+    exists = is_there if _looks_like_a_path(name_or_path) else os.path.exists
     if not exists(name_or_path):
         _no_such_model(name_or_path)
     path = Path(name_or_path)
@@ -52,9 +53,9 @@ def load_model(name_or_path: str) -> ModelConfig:
 
 
 def parse_config(data: Mapping[str, object], *, name: str, file: str, places: Places | None = None) -> ModelConfig:
-    """A model from the content of a `config.json`; `places` finds a key in its text.
+    """Return the model of a parsed `config.json`; `places` finds a key in its text.
 
-    Raises RT060, RT061 and RT062, all of the file at once.
+    Raises RT060, RT061 and RT062 with all errors of the file at once.
     """
     report = Report(places or (lambda _key: Source(file, "").top()))
     translated = translate(data, report)
@@ -79,7 +80,7 @@ def _presets() -> resources.abc.Traversable:
 
 
 def _no_such_model(name: str) -> NoReturn:
-    """Refuse a name that is neither a preset nor a file; a Hub id is matched by its last part."""
+    """Refuse a name that is neither a preset nor a file; suggest a preset by the last part of a Hub id."""
     presets = preset_names()
     last = name.rstrip("/").rpartition("/")[2]
     way_out = nearest(last.lower(), presets)
@@ -95,13 +96,13 @@ def _looks_like_a_path(name: str) -> bool:
 
 
 def _clean_name(name: str) -> str:
-    """A name the IR's text can hold: letters, digits, dots, dashes and underscores."""
+    """Return a name that the IR's text can hold: letters, digits, dots, dashes and underscores."""
     cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:100]
     return cleaned or "model"
 
 
 def parse_config_text(text: str, *, name: str, file: str) -> ModelConfig:
-    """`parse_config` of a JSON text, with the places of its keys."""
+    """Return the model of a JSON text; errors show the places of its keys. Raises as `parse_config` does."""
     source = Source(file, text)
     repeats: list[str] = []
 
@@ -136,7 +137,7 @@ def _no_constant(word: str) -> NoReturn:
 
 
 def _refuse_repeats(source: Source, names: list[str], repeated: list[tuple[str, Place, Place]]) -> None:
-    """Refuse keys that appear twice: at the top, where both places are known, or inside a value."""
+    """Refuse keys that appear twice, at the top (where both places are known) or inside a value."""
     report = Report()
     for key, first, later in repeated:
         notes = [Note("it appears here first", first.location)]

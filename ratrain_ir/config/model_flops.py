@@ -1,4 +1,4 @@
-"""Floating-point operations that training a model needs, whatever computes them; a multiply-add counts as two."""
+"""Floating-point operations that training a model requires, however computed; a multiply-add counts as two."""
 
 from __future__ import annotations
 
@@ -9,22 +9,28 @@ if TYPE_CHECKING:
 
 
 def visible_pairs(seq_len: int, window: int | None) -> int:
-    """Pairs of a query and a key that a causal mask leaves in one sequence, for one head; a query sees `window` keys at most."""
+    """Return the (query, key) pairs that a causal mask leaves per head in one sequence.
+
+    A query sees at most `window` keys, itself included; None: all before it.
+    """
     seen = seq_len if window is None else min(window, seq_len)
     return seen * (seen + 1) // 2 + (seq_len - seen) * seen
 
 
 def visible_pairs_of_layers(model: ModelConfig, seq_len: int) -> list[int]:
-    """Those of each layer of a model."""
+    """Return the visible pairs per head of each layer of a model."""
     of_kind = {window: visible_pairs(seq_len, window) for window in {None, model.sliding_window}}
     return [of_kind[model.layer_kind(layer).window] for layer in range(model.layers)]
 
 
 def visible_block_pairs(queries: int, keys: int, offset: int, window: int | None) -> int:
-    """Those of a block of queries and a block of keys of one sequence; the first query is `offset` keys after the first key."""
+    """Return the visible pairs of a block of queries and a block of keys of one sequence.
+
+    The first query is `offset` tokens behind the first key.
+    """
 
     def behind(distance: int) -> int:
-        """Pairs whose key is at least `distance` before the query."""
+        """Count the pairs whose key is at least `distance` tokens before the query."""
         first = offset - distance
         return visible_pairs(max(0, first + queries), keys) - visible_pairs(max(0, first), keys)
 
@@ -32,7 +38,7 @@ def visible_block_pairs(queries: int, keys: int, offset: int, window: int | None
 
 
 def model_flops_per_token(model: ModelConfig, seq_len: int) -> float:
-    """Operations training needs for one token, forward and backward: 6 a matrix weight, and causal attention."""
+    """Return the operations per trained token, forward and backward: 6 per matrix weight, plus causal attention."""
     visible = sum(visible_pairs_of_layers(model, seq_len)) / seq_len
     attention = 3 * 4 * visible * model.q_size
     return 6.0 * (model.layers * model.matrix_elements_per_layer + model.vocab_size * model.hidden_size) + attention

@@ -1,7 +1,8 @@
-"""The parallel plan: how a model is cut and replicated, what a step trains on, how state is kept, and the optimizer.
+"""Parallel plan: how a model is cut and replicated, a step's batch, the storage of state, and the optimizer.
 
-A field is declared once, here: its type and default, its section in a plan's file, what it changes (`docs/keys.md` lists that), which values
-it may have and how they are shown. `plan_text.py` reads and prints plans by that, `plan_checks.py` says what must go together.
+A field is declared once, here: its type and default, its section in a plan's file, its effect (listed in
+`docs/keys.md`), its valid values and their text. `plan_text.py` reads and prints plans from these declarations.
+`plan_checks.py` checks fields against each other.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ _OTHER_DTYPE_NAMES = {"half": "f16", "float16": "f16", "bfloat16": "bf16", "brai
     ("float", "single", "float32"), "f32"
 )
 DTYPE_KEYS = ("view_dtype", "grad_dtype", "grad_shard_dtype")
-"""The keys that say what parameters and gradients are stored in."""
+"""Keys of the types in which parameters and gradients are stored."""
 REDUCTIONS = ("last", "each-micro-batch")
 CLIPS = ("none", "global")
 ATTENTION_MASKS = ("causal", "document")
 ATTENTIONS = ("fused", "scores-kept", "scores-recomputed")
 LOGITS = ("chunked", "whole")
 
-# What the compiler builds today; the rest of the language is known, and refused by name.
+# Schedules that this version builds; any other name is refused.
 BUILT_SCHEDULES = tuple(SCHEDULES)
 
-# Bounds far above any run, so that a slip of the keyboard is told from a size.
+# Bounds far above any run: they catch typing errors.
 _MAX_PARALLEL = 1 << 16
 _MAX_CHUNKS = 1 << 8
 _MAX_MICRO_BATCH = 1 << 16
@@ -65,7 +66,7 @@ _MAX_MICRO_BATCHES = 1 << 20
 _MAX_SEQ_LEN = 1 << 20
 _MAX_STEPS = 1 << 40
 _MAX_SEED = (1 << 63) - 1
-_MAX_LOSS_SCALE = 2.0**32  # f32 holds any number up to it, and the inverse
+_MAX_LOSS_SCALE = 2.0**32  # f32 represents it and its inverse exactly
 _MAX_RATE = 1000
 DEFAULT_HEAD_CHUNK = 256
 
@@ -78,7 +79,7 @@ _LOSS_SCALE = number_or_none(
 
 @frozen
 class Optimizer:
-    """AdamW with decoupled weight decay, and the learning rate over the steps."""
+    """AdamW with decoupled weight decay, and its learning rate over the steps."""
 
     lr: float = field(default=3e-4, metadata=key("optimizer", "the learning rate", _RATE))
     betas: tuple[float, float] = field(
@@ -91,7 +92,7 @@ class Optimizer:
     )
     eps: float = field(
         default=1e-8,
-        # the smallest normal f32 is 1.2e-38: a smaller eps would be zero where it is used
+        # far above the smallest normal f32, 1.2e-38: in f32 a smaller eps could be zero
         metadata=key(
             "optimizer",
             "the least divisor of an update",
@@ -129,7 +130,7 @@ class Optimizer:
     )
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0: linear warm-up, then a cosine down to `min_lr`, or constant."""
+        """Return the learning rate of a step, counted from 0: linear warm-up, then constant or a cosine to `min_lr`."""
         if step < self.warmup_steps:
             return self.lr * (step + 1) / self.warmup_steps
         if self.total_steps is None:
@@ -141,7 +142,10 @@ class Optimizer:
 
 
 def _read_schedule(reader: FieldReader, name: str, default: Any) -> str | None:
-    """The name of the schedule, if one is said; names this version does not build are refused like those that do not exist."""
+    """Read the name of the schedule, None if absent.
+
+    Schedules that this version does not build are refused as unknown.
+    """
     said = reader.values.get(name, default)
     if said is None:
         return None
@@ -157,20 +161,20 @@ def _read_schedule(reader: FieldReader, name: str, default: Any) -> str | None:
 
 
 def _read_slices(reader: FieldReader, name: str, default: Any) -> tuple[int, ...]:
-    """The lengths of the slices; a text that leaves them out, or has an empty list, cuts nothing."""
+    """Read the lengths of the slices; an absent field or an empty list means no slices."""
     if reader.values.get(name, default) in ([], ()):
         return ()
     return reader.integers(name, 'a number of slices, "even-work" and their number, or a list of lengths in tokens,')
 
 
 def _usual(before: Mapping[str, Any], name: str) -> Any:
-    """The chunks, or the layout, that a plan's schedule has where the plan does not say."""
+    """Return the usual chunks or layout of a plan's schedule, for a plan that does not give them."""
     schedule = SCHEDULES.get(before["schedule"])
     return _ONE_CHUNK[name] if schedule is None else getattr(schedule, name)
 
 
 _ONE_CHUNK = {"chunks": 1, "layout": "loop"}
-"""What a plan of no schedule has where it does not say."""
+"""Chunks and layout of a plan without a schedule that does not give them."""
 
 
 def _read_mapping(reader: FieldReader, name: str, default: Any) -> RankMapping | None:
@@ -189,7 +193,7 @@ def _read_levels(reader: FieldReader, name: str, default: Any) -> ZeroLevels | N
 
 @frozen(cache_hash=True)
 class Plan:
-    """A resolved plan: nothing in it is left to be chosen."""
+    """Resolved plan: nothing in it is left to be chosen."""
 
     pp: int = field(metadata=key("parallel", "pipeline stages", integer(1, _MAX_PARALLEL)))
     """Pipeline stages."""
@@ -204,7 +208,8 @@ class Plan:
     cuts: tuple[int, ...] = field(
         metadata=key("parallel", "the layers where later chunks (stages) start", integers("a list of layer indices"))
     )
-    """Layer index where each chunk but the first starts, ascending; a stage is one chunk, or `chunks`. A file may leave them to be chosen."""
+    """Layer index where each chunk but the first starts, ascending; a stage has `chunks` chunks. A file may leave
+    them out, or write "auto"."""
     micro_batch_size: int = field(
         metadata=key("batch", "sequences of a micro-batch", integer(1, _MAX_MICRO_BATCH)),
     )
@@ -223,7 +228,8 @@ class Plan:
             not_in_file=lambda plan: plan.holds_logits or plan.most_rows < plan.head_chunk == DEFAULT_HEAD_CHUNK,
         ),
     )
-    """Rows of logits the head holds at a time, at most. Its weight gradient is rounded once a chunk: part of the numbers."""
+    """Most rows of logits that the head holds at a time. Its weight gradient is rounded once per chunk, so this
+    affects results."""
     mlp_chunk: int | None = field(
         default=None,
         metadata=key(
@@ -232,7 +238,8 @@ class Plan:
             integer_or_none(1, _MAX_SEQ_LEN * _MAX_MICRO_BATCH),
         ),
     )
-    """Rows an mlp block computes at a time; None: all of a micro-batch. Its weight gradients are rounded once a chunk."""
+    """Rows that an mlp block computes at a time; None: all of a micro-batch. Its weight gradients are rounded once
+    per chunk."""
     zero: int = field(
         default=1,
         metadata=key(
@@ -245,9 +252,9 @@ class Plan:
     )
     """ZeRO level: 0 nothing sharded, 1 master weights and moments, 2 also gradients, 3 also parameter views."""
     reduce: str = field(
-        default="last", metadata=key("state", "when gradients meet those of other replicas", word(REDUCTIONS))
+        default="last", metadata=key("state", "when gradients are reduced over replicas", word(REDUCTIONS))
     )
-    """When gradients meet those of the other replicas: after the `last` micro-batch, or after `each-micro-batch`."""
+    """Time at which gradients are reduced over replicas: after the `last` micro-batch, or after `each-micro-batch`."""
     view_dtype: str = field(
         default="f16",
         metadata=key("state", "the type of the parameters that blocks compute with", word(DTYPES, _OTHER_DTYPE_NAMES)),
@@ -272,7 +279,7 @@ class Plan:
             default=lambda before: before["grad_dtype"],
         ),
     )
-    """Type in which reduced gradients are accumulated; that of whole gradients where nothing is sharded."""
+    """Type in which reduced gradients are accumulated; equal to `grad_dtype` if nothing is sharded."""
     loss_scale: float | None = field(
         default=None,
         metadata=key(
@@ -292,7 +299,8 @@ class Plan:
             _read_schedule,
         ),
     )
-    """Order of each stage's work. None: nothing is said; a placement then chooses, and of a placed module it is one of its own."""
+    """Order of each stage's work. None: the placement chooses; in a placed module, it has chosen an order without a
+    name."""
     seed: int = field(
         default=0,
         metadata=key(
@@ -313,7 +321,8 @@ class Plan:
             in_header_if_default=False,
         ),
     )
-    """What shares a chip, a node, ... of the machine; changes times, not numbers. None: replicas of a stage are neighbours."""
+    """Ranks that share a chip, a node, ... of the machine; affects times, not results. None: replicas of a stage are
+    neighbours."""
     attention: str = field(
         default="fused",
         metadata=key(
@@ -323,30 +332,32 @@ class Plan:
             in_header_if_default=False,
         ),
     )
-    """`fused`: scores are never whole. Else the matrix [heads * tokens, seq_len] is: `scores-kept` saves its probabilities for the
-    backward, `scores-recomputed` holds them while an op works on them (Korthikanti et al., "Reducing Activation Recomputation in
-    Large Transformer Models", 2022)."""
+    """`fused`: scores are never whole. Otherwise the matrix [heads * tokens, seq_len] is: `scores-kept` saves its
+    probabilities for the backward, `scores-recomputed` holds them only while an op uses them (Korthikanti et al.,
+    "Reducing Activation Recomputation in Large Transformer Models", 2022)."""
     attention_mask: str = field(
         default="causal",
         metadata=key(
             "compute",
-            "what a token sees: all tokens before it in its sequence, or those of its own document only, whose positions count from its start",
+            "what a token attends to: all tokens before it in its sequence, or only those in its document, where positions start at 0",
             word(ATTENTION_MASKS),
             in_header_if_default=False,
         ),
     )
-    """`causal`: a token sees its sequence up to itself. `document`: only from the start of its own document on, and positions count from
-    there, so that documents packed into one sequence train as if each stood alone. Where they start is data: an input beside the tokens."""
+    """`causal`: a token sees its sequence up to itself. `document`: it sees its own document up to itself, and
+    positions count from the document's start, so that documents packed into one sequence train as if each stood
+    alone. The starts are an input next to the tokens."""
     logits: str = field(
         default="chunked",
         metadata=key(
             "compute",
-            "whether the head computes its logits by `head_chunk` rows, twice, or holds those of all rows from forward to backward",
+            "whether the head computes its logits in chunks of `head_chunk` rows, twice, or keeps all of them from forward to backward",
             word(LOGITS),
             in_header_if_default=False,
         ),
     )
-    """`chunked`: `head_chunk` rows at a time, computed again in the backward. `whole`: f32 of all rows, saved for the backward."""
+    """`chunked`: `head_chunk` rows at a time, computed again in the backward. `whole`: all rows in f32, saved for
+    the backward."""
     chunks: int = field(
         default=1,
         metadata=key(
@@ -358,7 +369,7 @@ class Plan:
             not_in_file=lambda plan: plan.chunks == 1,
         ),
     )
-    """Chunks of consecutive layers that a stage holds; a file that leaves it out means what its schedule usually has."""
+    """Chunks of consecutive layers that a stage holds; a file that leaves it out means the schedule's usual number."""
     layout: str = field(
         default="loop",
         metadata=key(
@@ -370,7 +381,7 @@ class Plan:
             not_in_file=lambda plan: plan.chunks == 1,
         ),
     )
-    """How chunks, in forward order, lie on the stages: one of `LAYOUTS`."""
+    """Placement of chunks, in forward order, on the stages: one of `LAYOUTS`."""
 
     slices: tuple[int, ...] = field(
         default=(),
@@ -382,7 +393,7 @@ class Plan:
             not_in_file=lambda plan: not plan.slices,
         ),
     )
-    """Tokens of each slice of a sequence; empty: micro-batches pass whole."""
+    """Tokens of each slice of a sequence; empty: micro-batches are not cut."""
     tp: int = field(
         default=1,
         metadata=key(
@@ -393,7 +404,7 @@ class Plan:
             not_in_file=lambda plan: plan.tp == 1,
         ),
     )
-    """Tensor peers: ranks that share out every block of a stage of a replica."""
+    """Tensor-parallel ranks (tensor peers): ranks that share out every block of a stage of a replica."""
     sequence_sharding: bool = field(
         default=True,
         metadata=key(
@@ -404,7 +415,8 @@ class Plan:
             not_in_file=lambda plan: plan.sequence_sharding,
         ),
     )
-    """Whether activations between blocks are sharded by rows over tensor peers (Korthikanti et al., 2022), or whole on each."""
+    """Whether activations between blocks are sharded by rows over tensor peers (Korthikanti et al., 2022), or whole
+    on each."""
     zero_blocks: ZeroLevels | None = field(
         default=None,
         metadata=key(
@@ -415,7 +427,7 @@ class Plan:
             in_header_if_default=False,
         ),
     )
-    """ZeRO levels of blocks that have another than `zero`; None: all have that."""
+    """ZeRO levels of the blocks that differ from `zero`; None: none differ."""
     shard_group: int | None = field(
         default=None,
         metadata=key(
@@ -425,20 +437,20 @@ class Plan:
             in_header_if_default=False,
         ),
     )
-    """Replicas that share out sharded state; the others have copies, kept alike by what is reduced. None: all do (Zhang et al., "MiCS", 2022)."""
+    """Number of replicas that share out sharded state. Other groups have copies, which reductions keep equal (Zhang
+    et al., "MiCS", 2022). None: all replicas are one group."""
     view_group: int | None = field(
         default=None,
         metadata=key(
             "state",
-            "replicas, neighbours, that have views between them where these are gathered for each use; shards stay as they are",
+            "neighbouring replicas that share views if these are gathered for each use; shards are unchanged",
             integer_or_none(2, _MAX_PARALLEL),
             in_header_if_default=False,
         ),
     )
-    """Replicas that share out parameter views of level 3, in `view_dtype`, beside all shards of state (Wang et al., "ZeRO++", 2023, hpZ).
-
-    None: views are gathered of masters, from all that share these out.
-    """
+    """Number of replicas that share out parameter views of level 3, in `view_dtype`, in addition to the shards of
+    state (hpZ of Wang et al., "ZeRO++", 2023). None: views are gathered from masters, over all replicas that share
+    these out."""
 
     gather_quantised: str | None = field(
         default=None,
@@ -449,7 +461,7 @@ class Plan:
             in_header_if_default=False,
         ),
     )
-    """How the views of sharded blocks are packed where they are gathered; every replica computes with what was packed. None: exact."""
+    """Packing of sharded blocks' views for gathers; every replica computes with the packed values. None: exact."""
     reduce_quantised: str | None = field(
         default=None,
         metadata=key(
@@ -460,21 +472,21 @@ class Plan:
             in_header_if_default=False,
         ),
     )
-    """How each replica packs its part of every sum into a shard. None: exact."""
+    """Packing of each replica's part of a gradient before it is summed into a shard. None: exact."""
 
     @property
     def whole(self) -> Plan:
-        """The plan of whole micro-batches: this one, unless it is that of a slice."""
+        """Plan of whole micro-batches: this one, unless it is a slice's."""
         return self
 
     @property
     def first_position(self) -> int:
-        """Where in its sequence the first row of what passes through the blocks stands."""
+        """Position in its sequence of the first row that passes through the blocks."""
         return 0
 
     @property
     def most_rows(self) -> int:
-        """The most rows that a block has at a time: those of a micro-batch, or of the longest slice of one."""
+        """Most rows that a block has at a time: a micro-batch's, or its longest slice's."""
         return self.micro_batch_size * max(self.slices or (self.seq_len,))
 
     @property
@@ -489,37 +501,37 @@ class Plan:
 
     @property
     def clusters(self) -> int:
-        """Ranks that the plan occupies."""
+        """Number of ranks."""
         return self.pp * self.dp * self.tp
 
     @property
     def keeps_documents_apart(self) -> bool:
-        """Whether attention stays inside documents, whose starts are an input then."""
+        """True if attention stays inside documents, whose starts are then an input."""
         return self.attention_mask == "document"
 
     @property
     def holds_logits(self) -> bool:
-        """Whether the head holds the logits of all rows until its backward."""
+        """True if the head holds the logits of all rows until its backward."""
         return self.logits == "whole"
 
     @property
     def has_dynamic_scale(self) -> bool:
-        """Whether the loss scale follows overflows."""
+        """True if the loss scale follows overflows."""
         return self.loss_scale is None
 
     @property
     def shards_state(self) -> bool:
-        """Whether replicas share out the optimizer state of any block."""
+        """True if replicas share out the optimizer state of any block."""
         return self.dp > 1 and max(self.levels) > 0
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """The ZeRO levels that are said: of the plan, then of single blocks."""
+        """ZeRO levels that occur: the plan's, then the levels of single blocks."""
         return (self.zero, *(entry.level for entry in self.zero_blocks or ()))
 
     @property
     def summary(self) -> str:
-        """Its sizes, chunks, slices and ZeRO levels in a few words."""
+        """Sizes, chunks, slices and ZeRO levels in a few words."""
         chunks = "" if self.chunks == 1 else f" V{self.chunks}"
         slices = f" k{len(self.slices)}" if self.slices else ""
         each = " each" if self.reduce == "each-micro-batch" else ""
@@ -536,18 +548,20 @@ class Plan:
 
     @property
     def shape(self) -> PipelineShape:
-        """The numbers that a schedule depends on."""
+        """Numbers that a schedule depends on."""
         return PipelineShape(self.pp, self.micro_batches, self.chunks, self.layout, max(1, len(self.slices)))
 
     def chunk_layers(self, chunk: int, model: ModelConfig) -> range:
-        """The layers of a chunk, counted from 0."""
+        """Return the layers of a chunk, counted from 0."""
         ends = (0, *self.cuts, model.layers)
         return range(ends[chunk], ends[chunk + 1])
 
     def reshaped(self, **changes: Any) -> Plan:
-        """The plan with another shape (`dp`, `zero`, ...); where nothing is sharded any more, shards have no type of their own.
+        """Return the plan with changed fields (`dp`, `zero`, ...), without settings that have no meaning any more.
 
-        Nor are they packed then, nor does a group of replicas stay that is no part of theirs, or has nothing to share out.
+        A `shard_group` that is no proper divisor of `dp` is dropped; so is a `view_group` that is no proper divisor of
+        the shards or has no block of level 3. If nothing is sharded, the shards' own dtype and the quantisation are
+        dropped too.
         """
         plan = evolve(self, **changes)
         if plan.shard_group is not None and (plan.dp % plan.shard_group or plan.dp == plan.shard_group):
@@ -560,35 +574,35 @@ class Plan:
         return evolve(plan, grad_shard_dtype=plan.grad_dtype, gather_quantised=None, reduce_quantised=None)
 
     def to_fields(self) -> dict[str, Value]:
-        """The plan as flat `field = value`, the optimizer's among them, as the IR text's header holds it."""
+        """Return the plan as flat `field = value`, the optimizer's included, as in the header of the IR text."""
         return table_of(type(self)).header(self)
 
 
 @frozen(cache_hash=True)
 class SlicePlan(Plan):
-    """A plan as it is for one slice of every sequence: `seq_len` is that of the slice, and there are no slices."""
+    """Plan of one slice of every sequence: `seq_len` is the slice's, and there are no slices."""
 
     parent: Plan = field(kw_only=True)
-    """of whole sequences"""
+    """plan of whole sequences"""
     index: int = field(kw_only=True)
-    """which slice"""
+    """number of the slice"""
 
     @property
     def whole(self) -> Plan:
-        """The plan of whole micro-batches."""
+        """Plan of whole micro-batches."""
         return self.parent
 
     @property
     def first_position(self) -> int:
-        """Where in its sequence the slice begins."""
+        """Position in its sequence at which the slice begins."""
         return sum(self.parent.slices[: self.index])
 
 
 @cache
 def slice_plan(plan: Plan, index: int | None) -> Plan:
-    """The plan as it is for one slice; itself where micro-batches pass whole (None).
+    """Return the plan of one slice; `plan` itself for None, if it has no slices.
 
-    Raises IndexError for a slice that the plan does not have, or for none where it has some.
+    Raises IndexError if the plan has no such slice, or has slices and `index` is None.
     """
     if index is None and not plan.slices:
         return plan
@@ -599,4 +613,4 @@ def slice_plan(plan: Plan, index: int | None) -> Plan:
 
 
 KEYS = table_of(Plan)
-"""The keys of a plan."""
+"""Keys of a plan."""

@@ -1,4 +1,4 @@
-"""What must go together in a plan, and with its model: RT064 for each contradiction, beside what is wrong with single fields."""
+"""Checks of a plan's fields against each other and against the model: RT064 for each contradiction."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *, auto_cuts: bool) -> None:
-    """Report every contradiction among the fields of a plan that a reader has read, and with the model, where one is given.
+    """Report all contradictions among the fields of a plan, and with the model if one is given.
 
-    With `auto_cuts`, the plan's cuts are still to be chosen.
+    `auto_cuts`: the plan's cuts are still to be chosen, so they are not checked.
     """
     _check_loss_scale(reader, plan)
     _check_learning_rate(reader, plan.optimizer)
@@ -54,7 +54,7 @@ def check_together(reader: FieldReader, plan: Plan, model: ModelConfig | None, *
 
 
 def _check_chunks(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:
-    """Chunks, their layout and the schedule go together, and every chunk has a layer."""
+    """Check that chunks, layout and schedule fit together, and that every chunk has a layer."""
     if not reader.good("pp", "chunks", "layout", "micro_batches"):
         return
     count = plan.pp * plan.chunks
@@ -76,7 +76,7 @@ def _check_chunks(reader: FieldReader, plan: Plan, model: ModelConfig | None) ->
 
 
 def _check_slices(reader: FieldReader, plan: Plan) -> None:
-    """Slices make up the sequence, and attention is one that can go on from slice to slice."""
+    """Check that slices add up to the sequence, and that attention can continue from slice to slice."""
     if not reader.good("slices", "seq_len") or not plan.slices:
         return
     if len(plan.slices) == 1:
@@ -93,7 +93,7 @@ def _check_slices(reader: FieldReader, plan: Plan) -> None:
 
 
 def _check_positions(reader: FieldReader, plan: Plan, model: ModelConfig) -> None:
-    """Every token of a sequence has a learned position, or one that dynamic NTK scaling leaves as it is."""
+    """Check that every token has a learned position, or one within the original length of dynamic NTK scaling."""
     positions, what, key = model.learned_positions, f"learned positions of {model.name}", "n_positions"
     scaling = parse_scaling(model.rope_scaling)
     if scaling is not None and scaling.kind == "dynamic":
@@ -109,7 +109,7 @@ def _check_positions(reader: FieldReader, plan: Plan, model: ModelConfig) -> Non
 
 
 def _check_tensor_peers(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:
-    """Tensor peers share out what the model has."""
+    """Check that tensor peers can share out the model."""
     if not reader.good("tp", "sequence_sharding", "micro_batch_size", "seq_len", "slices"):
         return
     if plan.tp == 1 and not plan.sequence_sharding:
@@ -121,7 +121,7 @@ def _check_tensor_peers(reader: FieldReader, plan: Plan, model: ModelConfig | No
 
 
 def _check_softcap(reader: FieldReader, plan: Plan, model: ModelConfig) -> None:
-    """The kernels that hold score matrices do not cap scores."""
+    """Check that scores are not capped by kernels that hold score matrices, which cannot do it."""
     if model.attention_softcap is not None and reader.good("attention") and plan.attention != "fused":
         reader.contradiction(
             "RT064",
@@ -132,7 +132,10 @@ def _check_softcap(reader: FieldReader, plan: Plan, model: ModelConfig) -> None:
 
 
 def _check_loss_scale(reader: FieldReader, plan: Plan) -> None:
-    """Without f16 there is nothing to scale: bf16 has the exponents of f32, and only f16 gradients beside it gain by a scale."""
+    """Check that a loss scale other than 1 has a use: f16 views, or f16 gradients next to bf16 views.
+
+    bf16 has the exponent range of f32, so bf16 alone needs no scale.
+    """
     scale = plan.loss_scale
     scaled = plan.view_dtype != "f32" and "f16" in [getattr(plan, key) for key in DTYPE_KEYS]
     if not scaled and reader.good("loss_scale", *DTYPE_KEYS) and scale != 1.0:
@@ -170,7 +173,7 @@ def _check_learning_rate(reader: FieldReader, optimizer: Optimizer) -> None:
 
 
 def _check_cuts(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> None:
-    """There is a cut before each chunk but the first, ascending, and each leaves every chunk at least one layer."""
+    """Check the cuts: one before each chunk but the first, ascending, with at least one layer per chunk."""
     if not reader.good("pp", "chunks", "cuts"):
         return
     what, needed = ("stage", plan.pp) if plan.chunks == 1 else ("chunk", plan.pp * plan.chunks)
@@ -227,7 +230,10 @@ def _check_state(reader: FieldReader, plan: Plan, model: ModelConfig | None) -> 
 
 
 def _check_levels(reader: FieldReader, levels: ZeroLevels, plan: Plan, model: ModelConfig | None) -> None:
-    """No block has two levels, all named ones are there, and shards of a table that both ends have are of the same rows."""
+    """Check that no block has two levels, all named layers exist, and tied ends have the same level.
+
+    Shards of a tied table must have the same rows at both ends.
+    """
     if twice := levels.named_twice:
         reader.contradiction("RT064", "zero_blocks", f"{twice} has two levels", help="name each block once")
     if model is None:
@@ -245,7 +251,7 @@ def _check_levels(reader: FieldReader, levels: ZeroLevels, plan: Plan, model: Mo
 
 
 def _check_unsharded(reader: FieldReader, plan: Plan) -> None:
-    """Without shards a gradient is reduced where it is, in its own type: another one for shards would change nothing."""
+    """Check that no dtype is given for shards that do not exist: an unsharded gradient is reduced in its own dtype."""
     if plan.grad_shard_dtype == plan.grad_dtype:
         return
     why = f"zero = {plan.zero}" if plan.dp > 1 else f"dp = {plan.dp}"
@@ -258,7 +264,7 @@ def _check_unsharded(reader: FieldReader, plan: Plan) -> None:
 
 
 def check_said(reader: FieldReader, plan: Plan) -> None:
-    """Keys that were written, though as the plan stands they change nothing."""
+    """Report keys that were written although they change nothing in this plan."""
     rows = plan.most_rows
     sized = reader.good("micro_batch_size", "seq_len", "slices")
     if plan.holds_logits:
@@ -277,7 +283,7 @@ def check_said(reader: FieldReader, plan: Plan) -> None:
         _check_view_group_said(reader, plan)
     _check_quantised_said(reader, plan)
     optimizer = plan.optimizer
-    # a file that says all keys has the default beside clip = "none"
+    # a file that writes out all keys has the default of max_norm next to clip = "none"
     is_written_out = "clip" in reader.values and optimizer.max_norm == type(optimizer)().max_norm
     idle = "max_norm" in reader.values and optimizer.clip == "none" and not is_written_out
     if idle and reader.good("max_norm", "clip"):
@@ -286,7 +292,7 @@ def check_said(reader: FieldReader, plan: Plan) -> None:
 
 
 def _check_level_said(reader: FieldReader, levels: ZeroLevels, entry: BlockLevel, plan: Plan) -> None:
-    """A level does something that the one which its blocks have without it does not."""
+    """Report an entry whose level has the same effect as the level without it."""
     usual = levels.usual(entry, plan.zero)
     if _what_is_shared(plan, entry.level) != _what_is_shared(plan, usual):
         return
@@ -298,7 +304,7 @@ def _check_level_said(reader: FieldReader, levels: ZeroLevels, entry: BlockLevel
 
 
 def _check_shard_group_said(reader: FieldReader, plan: Plan) -> None:
-    """A shard group is a part of the replicas, which share something out."""
+    """Report a shard group that is all replicas, or has nothing to share out."""
     if plan.shard_group == plan.dp:
         text = f"shard_group = {plan.shard_group} changes nothing with dp = {plan.dp}: all replicas share out state"
     elif not plan.shards_state:
@@ -309,17 +315,17 @@ def _check_shard_group_said(reader: FieldReader, plan: Plan) -> None:
 
 
 def _check_view_group_said(reader: FieldReader, plan: Plan) -> None:
-    """A group that has views between it is a part of those that have the shards, and some views are gathered for each use."""
+    """Report a view group that is the whole shard group, or has no views to gather for each use."""
     if 3 not in plan.levels:
         text = f"view_group = {plan.view_group} changes nothing: with zero = {max(plan.levels)} every replica has whole views"
         reader.contradiction("RT064", "view_group", text, help="leave it out, or use zero = 3")
     elif plan.view_group == (plan.shard_group or plan.dp):
-        text = f"view_group = {plan.view_group} changes nothing: so many replicas have all shards, and gather views of these"
+        text = f"view_group = {plan.view_group} changes nothing: as many replicas share all shards, and gather views from these"
         reader.contradiction("RT064", "view_group", text, help="leave it out, or write a smaller group")
 
 
 def _check_quantised_said(reader: FieldReader, plan: Plan) -> None:
-    """What is packed to be gathered or reduced is sharded."""
+    """Report quantised gathers or reductions if nothing is sharded."""
     if not reader.good("zero", "zero_blocks", "dp") or plan.shards_state:
         return
     for name in ("gather_quantised", "reduce_quantised"):
@@ -329,7 +335,10 @@ def _check_quantised_said(reader: FieldReader, plan: Plan) -> None:
 
 
 def _what_is_shared(plan: Plan, level: int) -> int:
-    """The lowest level that is as another: without replicas nothing is sharded, and gradients only after each micro-batch."""
+    """Return the lowest level with the same effect as `level`.
+
+    One replica shards nothing. Gradients are sharded only if reduced after each micro-batch.
+    """
     if level == 3:
         return level
     if plan.dp == 1:
@@ -338,7 +347,7 @@ def _what_is_shared(plan: Plan, level: int) -> int:
 
 
 def _check_whole_logits(reader: FieldReader, plan: Plan) -> None:
-    """A head that holds the logits of all rows has no chunks; called for a plan that says of how many rows."""
+    """Report a given `head_chunk` for a head that holds the logits of all rows."""
     if plan.holds_logits and reader.good("logits", "head_chunk"):
         text = f'head_chunk {plan.head_chunk} changes nothing with logits = "whole": the head has the logits of all rows at once'
         reader.contradiction("RT064", "head_chunk", text, help='leave it out, or write logits = "chunked"')

@@ -1,7 +1,7 @@
-"""What a field of a plan declares of itself, and what follows from that: reading, the file's sections, printing.
+"""Declarations of a plan's fields: one `Key` each, from which reading, the file's sections and printing follow.
 
-A field is declared once, in its class: `micro_batches: int = field(metadata=key("batch", "...", integer(1, 1 << 20)))`. `table_of` has all
-that a class of such fields declares.
+A field is declared once, in its class: `micro_batches: int = field(metadata=key("batch", "...", integer(1, 1 << 20)))`.
+`table_of` collects the declarations of a class.
 """
 
 from __future__ import annotations
@@ -23,34 +23,37 @@ _KEY, _PART = "key", "part"
 
 
 class Reading(Protocol):
-    """Reads a field of a name, and reports it where it is wrong; `default` is its value where it is absent, None where it may not be."""
+    """Reader of one field, which reports a wrong value.
+
+    `default` is the value of an absent field; None: it is required.
+    """
 
     def __call__(self, reader: FieldReader, name: str, default: Any, /) -> Any:
-        """The value, or a stand-in for one that is wrong."""
+        """Return the value, or a stand-in for a wrong one."""
 
 
 def integer(low: int, high: int) -> Reading:
-    """A whole number of [low, high]."""
+    """Return a reading of a whole number in [low, high], both included."""
     return lambda reader, name, default: reader.integer(name, low, high, default=default)
 
 
 def integer_or_none(low: int, high: int) -> Reading:
-    """A whole number of [low, high], or None where it is absent."""
+    """Return a reading of a whole number in [low, high], or None if absent."""
     return lambda reader, name, _default: reader.integer_or_none(name, low, high)
 
 
 def integers(expected: str) -> Reading:
-    """A list of whole numbers; `expected` says in words of what. It is required."""
+    """Return a reading of a required list of whole numbers; `expected` describes it in words."""
     return lambda reader, name, _default: reader.integers(name, expected)
 
 
 def number(accept: Callable[[float], bool], expected: str) -> Reading:
-    """A finite number that `accept` holds for; `expected` says in words what that is."""
+    """Return a reading of a finite number that `accept` approves; `expected` describes it in words."""
     return lambda reader, name, default: reader.number(name, accept, expected, default=default)
 
 
 def number_or_none(accept: Callable[[float], bool], expected: str) -> Reading:
-    """A `number`, or None where it is given, or absent and the default."""
+    """Return a reading of a `number`, or of None if that is given, or is the default of an absent field."""
 
     def read(reader: FieldReader, name: str, default: Any) -> float | None:
         if reader.values.get(name, default) is None:
@@ -61,17 +64,17 @@ def number_or_none(accept: Callable[[float], bool], expected: str) -> Reading:
 
 
 def numbers(count: int, accept: Callable[[float], bool], expected: str) -> Reading:
-    """A list of `count` finite numbers that `accept` holds for."""
+    """Return a reading of a list of `count` finite numbers that `accept` approves."""
     return lambda reader, name, default: reader.numbers(name, count, accept, expected, default=default)
 
 
 def word(choices: Sequence[str], others: Mapping[str, str] | None = None) -> Reading:
-    """One of a few names; `others` are what people call some of them, which are refused with the name that is meant."""
+    """Return a reading of one of `choices`. Other names of them (`others`) are refused with the right one as a hint."""
     return lambda reader, name, default: reader.word(name, choices, others or {}, default=default)
 
 
 def word_or_none(choices: Sequence[str]) -> Reading:
-    """One of a few names, or None where it is absent."""
+    """Return a reading of one of `choices`, or None if absent."""
 
     def read(reader: FieldReader, name: str, default: Any) -> str | None:
         return None if reader.values.get(name, default) is None else reader.word(name, choices)
@@ -80,7 +83,7 @@ def word_or_none(choices: Sequence[str]) -> Reading:
 
 
 def flag(reader: FieldReader, name: str, default: Any) -> bool:
-    """True or false."""
+    """Read true or false (this function is itself a `Reading`)."""
     return reader.flag(name, default=default)
 
 
@@ -95,53 +98,56 @@ def _never(_holder: Any) -> bool:
 
 @frozen
 class Key:
-    """How a field of a plan stands in a plan's file and in the header of the IR text."""
+    """Form of a plan's field in a plan's file and in the header of the IR text."""
 
     section: str
-    """of the file"""
+    """section of the file"""
     changes: str
-    """what the field is for, as `docs/keys.md` says it"""
+    """effect of the field, as shown in `docs/keys.md`"""
     read: Reading
     default: Callable[[Mapping[str, Any]], object] | None = None
-    """what a text that leaves it out means, from the fields before it; None: the default of the class"""
+    """value of an absent field, computed from the fields before it; None: the class's default"""
     text: Callable[[Any], Value] = _as_it_is
-    """the value as a text has it, unless it is None"""
+    """conversion of a value other than None for a text"""
     none_word: str | None = None
-    """the word for None of a file and of the IR text; without one, a file leaves the key out"""
+    """word for None in a file and in the IR text; without one, a file leaves the key out"""
     in_header_if_default: bool = True
-    """whether a header says it where it is what the class has by default; else texts from before there was the key stay as they are"""
+    """whether a header has the key even at its default; if not, texts without the key keep their meaning and form"""
     not_in_file: Callable[[Any], bool] = _never
-    """for which objects a file leaves the key out, as it would change nothing there"""
+    """tells for which plans a file leaves the key out because it would change nothing"""
 
 
 def key(section: str, changes: str, read: Reading, **more: Any) -> dict[str, Key]:
-    """The metadata of a field: its `Key`."""
+    """Return the metadata of a field: its `Key`."""
     return {_KEY: Key(section, changes, read, **more)}
 
 
 def part(cls: type) -> dict[str, type]:
-    """The metadata of a field whose own fields stand among those of the plan."""
+    """Return the metadata of a field that is an object whose own fields are keys of the plan too."""
     return {_PART: cls}
 
 
 @frozen
 class Table(Generic[T]):
-    """The keys of a class, and of the classes that are parts of it, in the order of the IR text's header."""
+    """Keys of a class and of its parts, in the order of the IR text's header."""
 
     cls: type[T]
     own: Mapping[str, Key]
     parts: Mapping[str, Table[Any]]
     keys: Mapping[str, Key]
-    """its own, and after them those of its parts"""
+    """keys of the class, then the keys of its parts"""
     sections: Mapping[str, tuple[str, ...]]
-    """sections of the file, each with its keys, in the file's order"""
+    """keys of each section, in the file's order"""
     labels: Mapping[str, str]
     """`section.key` of each key, in the file's order"""
     _defaults: Mapping[str, object]
-    """of its own keys, as the class has them; None where there is none"""
+    """defaults of the class's own keys; None if there is none"""
 
     def read(self, reader: FieldReader, settled: Mapping[str, object] | None = None) -> T:
-        """What a reader's fields describe, to be used after its report is checked; fields that are `settled` are not read."""
+        """Return the object that a reader's fields describe; use it only after the reader's report is checked.
+
+        Fields in `settled` are taken from there and not read.
+        """
         values: dict[str, Any] = dict(settled or {})
         for name, declared in self.own.items():
             if name not in values:
@@ -150,7 +156,7 @@ class Table(Generic[T]):
         return self.cls(**values, **{name: table.read(reader) for name, table in self.parts.items()})
 
     def header(self, of: T) -> dict[str, Value]:
-        """The fields of an object as the header of the IR text holds them."""
+        """Return an object's fields as the header of the IR text holds them."""
         values: dict[str, Value] = {}
         for name, declared in self.own.items():
             value = getattr(of, name)
@@ -161,11 +167,14 @@ class Table(Generic[T]):
         return values
 
     def with_words(self, header: Mapping[str, Value]) -> dict[str, Value]:
-        """The fields of a header as the IR text has them: a key that is None by its word, where it has one."""
+        """Return a header's fields with None replaced by the key's word for it, if there is one."""
         return {name: self.keys[name].none_word if value is None else value for name, value in header.items()}
 
     def without_words(self, values: Mapping[str, object]) -> dict[str, object]:
-        """The inverse of `with_words`; texts from before it, which say none, are read too."""
+        """Return fields with words for None replaced by None: the inverse of `with_words`.
+
+        None itself is accepted too.
+        """
         return {name: self._meant(name, value) for name, value in values.items()}
 
     def _meant(self, name: str, value: object) -> object:
@@ -173,12 +182,12 @@ class Table(Generic[T]):
         return None if word is not None and value == word else value
 
     def words(self, of: T) -> dict[str, str]:
-        """Each key with its value as a file has it, in the file's order; keys that the file leaves out are not there."""
+        """Return each key with its value as TOML text, in the file's order, except keys the file leaves out."""
         values = self.file_values(of)
         return {name: toml_value(values[name]) for name in self.labels if values.get(name) is not None}
 
     def file_values(self, of: T) -> dict[str, Value]:
-        """Each key with its value as a file has it; None, or no entry, where the file leaves it out."""
+        """Return each key with its value in a file; None, or no entry, if the file leaves it out."""
         values: dict[str, Value] = {}
         for name, declared in self.own.items():
             value = getattr(of, name)
@@ -189,7 +198,7 @@ class Table(Generic[T]):
         return values
 
     def flat(self, data: Mapping[str, Any], report: Report) -> dict[str, object]:
-        """The known keys of all sections of a file in one mapping; everything else is reported, as RT063."""
+        """Return the known keys of all sections of a file in one mapping; report everything else as RT063."""
         values: dict[str, object] = {}
         for section, content in data.items():
             if section not in self.sections:
@@ -222,9 +231,9 @@ class Table(Generic[T]):
 
 
 def table_of(cls: type[T]) -> Table[T]:
-    """What the fields of a class declare.
+    """Return the declarations of a class's fields.
 
-    Raises TypeError for a field that declares too little to be read and printed, by its name.
+    Raises TypeError, with the field's name, for a declaration that is incomplete or contradicts itself.
     """
     kind: Any = cls  # to the type checker, not every class is hashable
     table: Table[T] = _table(kind)
@@ -249,7 +258,7 @@ def _table(cls: Any) -> Table[Any]:
 
 
 def _declared(cls: type, attribute: Attribute[Any]) -> Key:
-    """The key of a field, if its declaration is whole."""
+    """Return the key of a field. Raises TypeError if its declaration is incomplete."""
     where = f"the field '{attribute.name}' of {cls.__name__}"
     declared = attribute.metadata.get(_KEY)
     if not isinstance(declared, Key):
@@ -265,7 +274,7 @@ def _declared(cls: type, attribute: Attribute[Any]) -> Key:
 
 
 def _check_default(where: str, attribute: Attribute[Any], declared: Key) -> None:
-    """Raise TypeError where the default of a field is not what is read where it is absent, or printed and read back."""
+    """Raise TypeError if the default of a field is not read back from an absent field and from its own text."""
     name, default = attribute.name, attribute.default
     texts: list[dict[str, object]] = [{name: None if default is None else declared.text(default)}]
     if declared.default is None:

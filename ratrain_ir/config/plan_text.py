@@ -1,4 +1,4 @@
-"""A plan as text: from a TOML file and back, and from the fields of the IR text's header."""
+"""Plans as text: from a TOML file and back, and from the fields of the IR text's header."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _WHAT = "a plan in TOML"
 def plan_from_fields(
     values: Mapping[str, object], *, model: ModelConfig | None = None, places: Places = nowhere
 ) -> Plan:
-    """The inverse of `Plan.to_fields`; `places` finds a field in the text it was read from.
+    """Return the plan of a header's fields: the inverse of `Plan.to_fields`. `places` finds a field in the text.
 
-    Raises RT064 with everything that is missing, unknown, of the wrong type, out of range, contradictory, not
-    built in this version or, where a model is given, contrary to the model.
+    Raises RT064 with all fields that are missing, unknown, mistyped, out of range, contradictory, not built in this
+    version, or contrary to the model if one is given.
     """
     report = Report(places)
     reader = FieldReader(KEYS.without_words(values), report, "RT064")
@@ -43,18 +43,18 @@ def plan_from_fields(
 
 
 def check_plan(plan: Plan, model: ModelConfig) -> None:
-    """Raise RT064 where a plan that was built in Python contradicts itself or the model, or is not built yet."""
+    """Raise RT064 if a plan built in Python contradicts itself or the model, or is not built in this version."""
     plan_from_fields(plan.to_fields(), model=model)
 
 
 @frozen
 class Overlay:
-    """Keys of a plan that something beside its file says: they take the place of those of the file."""
+    """Keys of a plan from another source than its file, such as the command line; they override the file's."""
 
     values: Mapping[str, object]
-    """by name, without the section, as a file has them"""
+    """by name, without the section, as in a file"""
     places: Places
-    """from the name of a key to where it is said; of the empty name, and others that are not said, the whole"""
+    """returns the place of a key by name; for other names, also the empty one, the place of the whole"""
 
 
 def load_plan(
@@ -63,7 +63,7 @@ def load_plan(
     overlay: Overlay | None = None,
     shape: Mapping[str, object] | None = None,
 ) -> Plan:
-    """The plan of a TOML file. Raises RT002 (cannot be read), RT063 (not a plan), RT064 (contradictory)."""
+    """Load the plan of a TOML file. Raises RT002 (cannot be read), RT063 (not a plan), RT064 (contradictory)."""
     return parse_plan(read_text(path, "RT063", _WHAT), file=str(path), model=model, overlay=overlay, shape=shape)
 
 
@@ -75,11 +75,11 @@ def parse_plan(
     overlay: Overlay | None = None,
     shape: Mapping[str, object] | None = None,
 ) -> Plan:
-    """The plan of a TOML text, with what an overlay says; `cuts = "auto"`, or none, is resolved for the model.
+    """Parse the plan of a TOML text with an overlay; resolve absent cuts and `cuts = "auto"` for the model.
 
-    Without a model such cuts are left empty, and what depends on one is not checked.
-    `shape` has values for keys that the text leaves out. Where the text says another value of one of them it is for another shape, and
-    none is taken.
+    Without a model such cuts stay empty, and checks that need one are skipped. `shape` has values for keys that the
+    text leaves out. If the text has another value for one of these keys, it is meant for another shape, and none are
+    taken.
 
     Raises RT063 (syntax, unknown, missing or mistyped keys) and RT064 (contradictions), all of the text at once.
     """
@@ -105,19 +105,19 @@ def parse_plan(
 
 
 def _fits(said: object, value: object) -> bool:
-    """Whether a text says a value; of slices, whose lengths it has, how many there are."""
+    """Tell whether a text's value equals that of a shape; of slices, which the text has as lengths, their number."""
     return (len(said) if isinstance(said, tuple | list) else said) == value
 
 
 def _lay_over(data: dict[str, Any], overlay: Overlay) -> None:
     for name, value in overlay.values.items():
         section = data.setdefault(KEYS.keys[name].section, {})
-        if isinstance(section, dict):  # what is none is reported as such
+        if isinstance(section, dict):  # anything else is reported as no section
             section[name] = value
 
 
 def _places_under(overlay: Overlay, below: Places) -> Places:
-    """The places of an overlay's keys, and of others."""
+    """Return the places of an overlay's keys, and for others those below."""
 
     def place(label: str) -> Place:
         name = label.rpartition(".")[2]
@@ -127,14 +127,14 @@ def _places_under(overlay: Overlay, below: Places) -> Places:
 
 
 def place_in_plan(path: str | Path, key: str) -> Place:
-    """Where a plan's file has a key, as far as it has it; of what can be read but once, as a pipe, only the name."""
+    """Return the place of a key in a plan's file; only the file's name if it can be read just once, such as a pipe."""
     if not Path(path).is_file():
         return Source(str(path), "").top()
     return toml_places(Source(str(path), read_text(path, "RT063", _WHAT)))(KEYS.labels[key])
 
 
 def plan_to_toml(plan: Plan) -> str:
-    """A TOML text that `parse_plan` reads back as an equal plan; every key is written out that changes something."""
+    """Return a TOML text that `parse_plan` reads back as an equal plan, with every key that has an effect."""
     words = plan_words(plan)
     blocks = []
     for section, names in table_of(type(plan)).sections.items():
@@ -145,11 +145,11 @@ def plan_to_toml(plan: Plan) -> str:
 
 
 def checked_plan_text(text: str, plan: Plan, left_out: Collection[str] = ()) -> str:
-    """Return the text of a plan's file, with comments, once it reads back as the plan; cuts may be left to be chosen.
+    """Return the text of a plan's file, comments included, if it reads back as the plan; cuts may be left open.
 
-    `left_out` are keys that the file is meant to leave out, and so to have as they are by default.
+    `left_out` are keys that the file is meant to leave out, so to have at their defaults.
 
-    Raises `DiagnosticError` RT011 with the key that does not.
+    Raises `DiagnosticError` RT011 with the key that is not read back.
     """
 
     def read(text: str) -> None:
@@ -166,11 +166,11 @@ def checked_plan_text(text: str, plan: Plan, left_out: Collection[str] = ()) -> 
 
 
 def changes_text(before: Plan, after: Plan) -> str:
-    """The keys whose values differ, as a plan's file has them afterwards."""
+    """Return the keys whose values differ, with their later values, as in a plan's file."""
     known = plan_words(before)
     return ", ".join(f"{key} = {value}" for key, value in plan_words(after).items() if known.get(key) != value)
 
 
 def plan_words(plan: Plan) -> dict[str, str]:
-    """Each key of a plan file with its value as the file has it, in the file's order; keys that the file would leave out are not there."""
+    """Return each key of a plan file with its value as TOML text, in the file's order; left-out keys are absent."""
     return table_of(type(plan)).words(plan)

@@ -1,4 +1,4 @@
-"""Which ranks of a plan share which groups of clusters: a tile of the plan's P x D x T ranks for each kind of group."""
+"""Mapping of a plan's ranks to groups of clusters: a tile of the plan's P x D x T ranks for each kind of group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TILE = re.compile(rf"([a-z][a-z0-9_\-]*) {_NUMBER}x{_NUMBER}(?:x{_NUMBER})?")
 
 @frozen(order=True)
 class Tile:
-    """What one group of clusters holds: so many neighbouring stages of so many neighbouring replicas, and of these so many tensor peers."""
+    """Ranks of one group of clusters: a box of neighbouring stages x replicas x tensor peers."""
 
     group: str
     stages: int
@@ -22,12 +22,12 @@ class Tile:
 
     @property
     def clusters(self) -> int:
-        """Clusters of the group that are used."""
+        """Clusters that the group uses."""
         return self.stages * self.replicas * self.peers
 
     @property
     def clusters_of_a_stage(self) -> int:
-        """Those of one stage."""
+        """Clusters of the group per stage."""
         return self.replicas * self.peers
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ class Tile:
 
 @frozen
 class RankMapping:
-    """The tiles of a plan, from the innermost group outwards; the outermost group holds all and has none.
+    """Tiles of a plan from the innermost group outwards. The outermost group holds all ranks and has no tile.
 
     As text: `chip 1x4, node 2x8` puts four replicas of one stage on a chip, and two stages of eight replicas on a node;
     `chip 1x1x4` puts four tensor peers on a chip.
@@ -47,7 +47,7 @@ class RankMapping:
 
     @classmethod
     def parse(cls, text: str) -> RankMapping | None:
-        """The mapping that a text is, or None where it is none."""
+        """Return the mapping that a text describes; None if it describes none."""
         matches = [_TILE.fullmatch(part) for part in text.split(", ")]
         tiles = tuple(
             Tile(match[1], int(match[2]), int(match[3]), int(match[4] or 1)) for match in matches if match is not None
@@ -58,7 +58,7 @@ class RankMapping:
         return ", ".join(map(str, self.tiles))
 
     def error(self, pp: int, dp: int, tp: int = 1) -> str | None:
-        """Why the tiles do not make up a plan of `pp` stages, `dp` replicas and `tp` tensor peers; None where they do."""
+        """Return why the tiles do not fill a plan of `pp` x `dp` x `tp` ranks; None if they do."""
         names = [tile.group for tile in self.tiles]
         if len(set(names)) != len(names):
             return "a group has one tile, not two"
@@ -69,7 +69,11 @@ class RankMapping:
         return None
 
     def position(self, stage: int, replica: int, peer: int, whole: Tile) -> int:
-        """Where a rank of a plan comes when the ranks of a group follow one another; within a tile tensor peers do, then the replicas of a stage."""
+        """Return the number of a rank if the ranks of each group are numbered consecutively, innermost group first.
+
+        `whole` is the tile of the whole plan. Within a tile tensor peers vary fastest, then replicas, then stages.
+        """
+        # A number of mixed radix: one digit per level, innermost first, each the place of the inner tile in the outer.
         position, scale = 0, 1
         for inner, outer in pairwise((_ONE, *self.tiles, whole)):
             across, deep = outer.replicas // inner.replicas, outer.peers // inner.peers
@@ -80,7 +84,7 @@ class RankMapping:
         return position
 
     def place(self, position: int, whole: Tile) -> tuple[int, int, int]:
-        """(stage, replica, tensor peer) of a position."""
+        """Return (stage, replica, tensor peer) of a position: the inverse of `position`."""
         stage = replica = peer = 0
         for inner, outer in pairwise((_ONE, *self.tiles, whole)):
             position, at = divmod(position, outer.clusters // inner.clusters)

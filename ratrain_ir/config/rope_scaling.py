@@ -1,7 +1,7 @@
-"""How the frequencies of a rotary embedding are scaled for longer sequences: the kinds there are, and how they are written.
+"""Scaling of rotary frequencies for longer sequences: its kinds and their text.
 
-They are those of `transformers` (`modeling_rope_utils`): linear interpolation (Chen et al., 2023), dynamic NTK, YaRN (Peng et al., 2023), and
-the interpolation by wavelength of Llama 3.1.
+The kinds are as in `transformers` (`modeling_rope_utils`): linear interpolation (Chen et al., 2023), dynamic NTK, YaRN
+(Peng et al., 2023), and the interpolation by wavelength of Llama 3.1.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ PARAMETERS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_positions"),
     "yarn": ("factor", "beta_fast", "beta_slow", "original_positions", "attention_factor", "truncate"),
 }
-"""The kinds of scaling, with their parameters in order."""
+"""Kinds of scaling with their parameters in order."""
 
 
 @frozen
 class RopeScaling:
-    """How the frequencies of a rotary embedding are scaled; written as its kind and its parameters, like `llama3 8 1 4 8192`."""
+    """Scaling of rotary frequencies; written as its kind and its parameters, like `llama3 8 1 4 8192`."""
 
     kind: str
     values: tuple[float, ...]
@@ -36,12 +36,12 @@ class RopeScaling:
         )
 
     def __getitem__(self, name: str) -> float:
-        """A parameter by its name."""
+        """Return a parameter by name."""
         return self.values[PARAMETERS[self.kind].index(name)]
 
 
 def parse_scaling(text: str) -> RopeScaling | None:
-    """The scaling that a text writes; None where it writes none."""
+    """Return the scaling that a text describes; None if it describes none, or not in the form that `str` gives."""
     kind, *words = text.split(" ")
     if len(words) != len(PARAMETERS.get(kind, ())) or kind not in PARAMETERS:
         return None
@@ -54,13 +54,13 @@ def parse_scaling(text: str) -> RopeScaling | None:
 
 
 def make_scaling(kind: str, parameters: Mapping[str, float]) -> RopeScaling | None:
-    """A scaling of a kind with parameters by name; None where these make none."""
+    """Return a scaling with parameters by name; None if they are out of range."""
     scaling = RopeScaling(kind, tuple(float(parameters[name]) for name in PARAMETERS[kind]))
     return None if _problem(scaling) else scaling
 
 
 def _problem(scaling: RopeScaling) -> bool:
-    """Whether parameters are out of range."""
+    """Tell whether parameters are out of range."""
     values = dict(zip(PARAMETERS[scaling.kind], scaling.values, strict=True))
     if not all(map(isfinite, scaling.values)) or not 1 <= values["factor"] < 1e6:
         return True

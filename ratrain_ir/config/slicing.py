@@ -1,4 +1,4 @@
-"""Where to cut a sequence into slices: evenly, or so that every slice takes as much work, as later ones attend to more keys."""
+"""Cuts of a sequence into slices, even in length or in work. Later tokens attend to more keys, so they cost more."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ _EVEN_WORK = re.compile(r"even-work ([0-9]{1,6})", re.ASCII)
 
 
 def even_lengths(seq_len: int, count: int) -> tuple[int, ...]:
-    """The lengths of `count` slices of a sequence, which differ by one token at most; the longer ones come first."""
+    """Return the lengths of `count` slices of a sequence. They differ by at most one token; longer ones come first."""
     length, longer = divmod(seq_len, count)
     return tuple(length + (number < longer) for number in range(count))
 
 
 def even_work_lengths(model: ModelConfig, seq_len: int, count: int) -> tuple[int, ...]:
-    """The lengths of `count` slices of a sequence whose layers take about as many floating-point operations each.
+    """Return the lengths of `count` slices of a sequence that take about equal floating-point operations in a layer.
 
-    A slice of queries attends to the keys of all earlier ones, so later slices are shorter.
+    Queries of a slice attend to the keys of all earlier ones, so later slices are shorter. Each has at least one token.
     """
 
     def work(tokens: int) -> float:
         pairs = sum(visible_pairs_of_layers(model, tokens)) / model.layers
         return 2.0 * model.matrix_elements_per_layer * tokens + 4.0 * model.q_size * pairs
 
+    # `work` is monotone in the end of a slice, so each end is bisected: the first one with its share of the whole.
     whole = work(seq_len)
     ends = [0]
     for number in range(1, count):
@@ -41,9 +42,9 @@ def even_work_lengths(model: ModelConfig, seq_len: int, count: int) -> tuple[int
 
 
 def with_slices(values: Mapping[str, object], model: ModelConfig | None) -> dict[str, Any]:
-    """The keys of a plan's file with the lengths of slices where it says how many: `slices = 4`, or `slices = "even-work 4"`.
+    """Return a plan file's keys with `slices` as lengths, if the file gives a number: `4`, or `"even-work 4"`.
 
-    What is neither stays as it is, for the reader of the key to refuse; so does even work where there is no model.
+    Other values stay for the reader of the key to refuse. Without a model, so does even work.
     """
     said, seq_len = values.get("slices"), values.get("seq_len")
     match = _EVEN_WORK.fullmatch(said) if isinstance(said, str) else None

@@ -1,10 +1,15 @@
-"""Tensor peers: which part of a model's blocks each of them has.
+"""Tensor peers (tensor-parallel ranks): the part of a model's blocks that each of them has.
 
-The ranks of a stage and replica that share out its blocks are tensor peers (Shoeybi et al., "Megatron-LM", 2019). A peer has some heads
-with their rows of the projections and their columns of the output matrix, some rows of the MLP and the columns that go with them, and some
-rows of the vocabulary. So what a peer computes is a model of its own, with fewer heads, a narrower MLP and a smaller vocabulary, whose
-blocks give sums of which each peer has a part. What is no matrix of a head, of the MLP or of the vocabulary (norms) every peer has whole;
-of that, what is added to such a sum (biases of output projections, learned positions) the first peer adds.
+The ranks of a stage and replica that share out its blocks are tensor peers (Shoeybi et al., "Megatron-LM", 2019). A
+peer has some heads (rows of the projections, columns of the output matrix), some rows of the MLP with their columns of
+its last matrix, and some rows of the vocabulary. So a peer computes a model of its own, with fewer heads, a narrower
+MLP and a smaller vocabulary. Its blocks give partial sums, which are added over the peers.
+
+    q_proj  rows:    | peer 0 |        o_proj  columns:  | peer 0 | peer 1 |      y = part 0 + part 1
+                     | peer 1 |
+
+Parameters that do not belong to a head, to MLP rows or to words (norms) are whole on every peer. Those added to a
+partial sum (biases of output projections, learned positions) are added by the first peer alone.
 """
 
 from __future__ import annotations
@@ -22,16 +27,16 @@ if TYPE_CHECKING:
 
 
 def peer_model(model: ModelConfig, plan: Plan) -> ModelConfig:
-    """What one of a plan's tensor peers computes, as a model; the model itself where there is one peer."""
+    """Return the part of a model that one of the plan's tensor peers computes, as a model; all of it if tp is 1."""
     return model_of_peer(model, plan.tp)
 
 
 @cache
 def model_of_peer(model: ModelConfig, peers: int) -> ModelConfig:
-    """What one of so many tensor peers computes, as a model; the model itself where there is one.
+    """Return the part of a model that one of `peers` tensor peers computes, as a model; the model itself for one peer.
 
-    Where an MLP or a vocabulary does not divide evenly, all peers have as much as the first, and the last one's has padding. With more peers
-    than heads of keys and values several peers have a copy of the same one.
+    If an MLP or a vocabulary does not divide evenly, all peers have as much as the first; the last one's is padded. If
+    there are more peers than key-value heads, several peers have copies of one head.
     """
     if peers == 1:
         return model
@@ -46,16 +51,16 @@ def model_of_peer(model: ModelConfig, peers: int) -> ModelConfig:
 
 @frozen
 class Share:
-    """How a parameter is shared out to tensor peers."""
+    """Distribution of a parameter over tensor peers."""
 
     axis: int | None
-    """the axis that is cut, 0 (rows) or 1 (columns); None: every peer has all of it"""
+    """axis that is cut, 0 (rows) or 1 (columns); None: every peer has the whole parameter"""
     copies: int
-    """peers, one after the other, that have the same part: their gradients are parts of one sum"""
+    """number of consecutive peers with the same part; their gradients are parts of one sum"""
 
 
 def share_of(model: ModelConfig, peers: int, weight: str) -> Share:
-    """How the parameter of a short name, as `blocks.Parameter` has it, is shared out."""
+    """Return how a parameter is distributed, by its short name (`blocks.Parameter.weight`)."""
     name = weight.removesuffix("_proj").removesuffix("_bias")
     if weight in ("o_proj", "down_proj"):
         return Share(1, 1)
@@ -69,34 +74,41 @@ def share_of(model: ModelConfig, peers: int, weight: str) -> Share:
 
 
 def copies_of_keys(model: ModelConfig, peers: int) -> int:
-    """How many of so many tensor peers, one after the other, have the same heads of keys and values."""
+    """Return the number of consecutive peers that have the same key-value heads."""
     return max(1, peers // model.kv_heads)
 
 
 def norms_over_peers(model: ModelConfig, plan: Plan) -> bool:
-    """Whether queries and keys are normed over all heads of a token, of which each tensor peer has some: what is summed over a row is exchanged.
+    """Tell whether queries and keys are normed over all heads of a token, so that peers must exchange row sums.
 
-    Families with such norms have no norms of a block's input, and none that scale by 1 + weight (`config/families.py`).
+    Families with such norms do not norm the input of blocks, and do not scale by 1 + weight (`config/families.py`).
     """
     return plan.tp > 1 and model.qk_norm == "whole"
 
 
 def adds_branches_apart(model: ModelConfig, plan: Plan) -> bool:
-    """Whether what attention and mlp blocks give is added to the stream by an op of its own: a norm of it takes the sum of all peers."""
+    """Tell whether a separate op adds a block's output to the stream, because a norm needs the sum of all peers."""
     return plan.tp > 1 and model.has_post_norm
 
 
 ADDED_ONCE = frozenset({"o_bias", "down_bias", "positions"})
-"""Parameters that are added to a sum of which each peer has a part. The first peer adds them and has their gradient; that of others is zero."""
+"""Parameters added to a sum of which each peer has a part. The first peer adds them and has their gradient; on
+others the gradient is zero."""
 
 
 def gradients_made_whole(plan: Plan) -> frozenset[str]:
-    """Parameters whose whole gradient each peer has: the first peer's counts. With sharded rows each has that of its rows."""
+    """Return the parameters whose whole gradient each peer has, so that only the first peer's counts.
+
+    With sharded rows a post-norm is not among them, as each peer has the gradient of its rows.
+    """
     return ADDED_ONCE if plan.sequence_sharding else ADDED_ONCE | {"post_norm", "post_norm_bias"}
 
 
 def peer_part(model: ModelConfig, peers: int, peer: int, weight: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """What of a whole parameter of that shape a peer has, as a slice of each axis; shorter than the peer's own, or empty, where that has padding."""
+    """Return a peer's part of a whole parameter as a slice per axis.
+
+    The part is shorter than the peer's own parameter, or empty, where that is padded.
+    """
     share = share_of(model, peers, weight)
     if share.axis is None:
         return tuple(slice(0, length) for length in shape)
@@ -108,12 +120,12 @@ def peer_part(model: ModelConfig, peers: int, peer: int, weight: str, shape: tup
 
 
 def shares_heads(model: ModelConfig, peers: int) -> bool:
-    """Whether so many peers share out a model's heads evenly, and those of keys and values or copies of them."""
+    """Tell whether peers share out a model's heads evenly, and its key-value heads or copies of them."""
     return not model.heads % peers and not (model.kv_heads % peers and peers % model.kv_heads)
 
 
 def problems(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
-    """Why a model is not shared out to a plan's tensor peers, each with a way out."""
+    """Yield (problem, remedy) for each reason why a plan's tensor peers cannot share out a model."""
     peers = plan.tp
     if peers == 1:
         return

@@ -1,4 +1,4 @@
-"""Types of tensors: dtype and shape, interned, so that equal types are the same object."""
+"""Types of tensors: dtype and shape, interned so that equal types are one object."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ALIGNMENT_BYTES = 64
-"""Every tensor starts at a multiple of this many bytes (SIMD width, and bit-identical BLAS: facts on determinism)."""
+"""Alignment in bytes of every tensor: a SIMD width, and a condition for bit-identical results of BLAS."""
 
 
 class Dtype(Enum):
-    """Element types; the value is the name used in the text."""
+    """Element types; the value is the name in the text format."""
 
     F16 = "f16"
     BF16 = "bf16"
@@ -28,7 +28,7 @@ class Dtype(Enum):
     U8 = "u8"
     U32 = "u32"
 
-    __hash__ = object.__hash__  # members are single objects; what `Enum` has is several times slower
+    __hash__ = object.__hash__  # members are single objects; the hash of `Enum` is several times slower
 
     @property
     def itemsize(self) -> int:
@@ -48,39 +48,39 @@ _ITEMSIZE = {
 }
 
 STORAGE_DTYPES = (Dtype.F16, Dtype.BF16, Dtype.F32)
-"""In which parameters, activations and gradients can be stored."""
+"""Types in which parameters, activations and gradients can be stored."""
 
 
 class Home(Enum):
-    """The memory that holds a tensor of a rank; the value is the word used in the text."""
+    """Memory that holds a tensor of a rank; the value is the word in the text format."""
 
     DDR = "ddr"
-    """the one that ops compute in"""
+    """the device memory, in which ops compute"""
     HOST = "host"
-    """what the host of an accelerator has beside it"""
+    """memory of the accelerator's host"""
     FILE = "file"
-    """a file, on the fastest storage that a rank has"""
+    """a file on the fastest storage that a rank has"""
 
-    __hash__ = object.__hash__  # members are single objects; what `Enum` has is several times slower
+    __hash__ = object.__hash__  # members are single objects; the hash of `Enum` is several times slower
 
 
 STORES = (Home.HOST, Home.FILE)
-"""The memories in which nothing is computed: what is there was stored, and is fetched before its use."""
+"""Memories without computation: tensors are stored there, and fetched before use."""
 
 
 class StateKind(Enum):
-    """What part of the training state a tensor holds; the value is the word used in the text."""
+    """Role of a tensor in the training state; the value is the word in the text format."""
 
     MASTER = "master"
-    """float32 parameters, the replica's shard where the optimizer is sharded"""
+    """float32 parameters; the replica's shard of them if the optimizer is sharded"""
     MOMENT = "moment"
     """Adam's first or second moment, sharded like the master"""
     VIEW = "view"
-    """the parameters of a block as forward and backward read them"""
+    """parameters of a block as forward and backward read them"""
     VIEW_SHARD = "view_shard"
-    """the replica's part of a view that a group of replicas has between them from step to step"""
+    """the replica's part of a view that a group of replicas shares out from step to step"""
     GRAD = "grad"
-    """the full gradient of a block"""
+    """full gradient of a block"""
     GRAD_SHARD = "grad_shard"
     """the replica's part of a reduced gradient"""
     BOUNDARY = "boundary"
@@ -90,24 +90,24 @@ class StateKind(Enum):
     CHECKPOINT = "checkpoint"
     """a block's input kept for recovery"""
     SAVED = "saved"
-    """what a block's backward needs beside its input"""
+    """tensor that a block's backward needs in addition to its input"""
     PARTIAL = "partial"
-    """a sum of which each tensor peer has a part: of no use before the parts have met"""
+    """a tensor-parallel rank's part of a sum; useless before the parts are summed"""
     GUEST = "guest"
-    """what another stage keeps here until its backward"""
+    """activation kept here for another stage until its backward (remote buffer)"""
     INPUT = "input"
-    """tokens or labels of one micro-batch, or where its documents start"""
+    """tokens or labels of one micro-batch, or the starts of its documents"""
     WORKSPACE = "workspace"
     """scratch of one op, sized by the target"""
     SCALAR = "scalar"
     """loss, flags, loss scale, counters"""
 
-    __hash__ = object.__hash__  # members are single objects; what `Enum` has is several times slower
+    __hash__ = object.__hash__  # members are single objects; the hash of `Enum` is several times slower
 
 
 @frozen(eq=False)
 class TensorType:
-    """Element type and shape. Make one through `tensor_type` only: there is one object of each."""
+    """Element type and shape. Make types through `tensor_type` only: equal ones are one object."""
 
     dtype: Dtype
     shape: tuple[int, ...]
@@ -137,10 +137,10 @@ class TensorType:
 
 @cache
 def tensor_type(dtype: Dtype, shape: tuple[int, ...]) -> TensorType:
-    """The one type object of this dtype and shape."""
+    """Return the one object for this dtype and shape."""
     return TensorType(dtype, shape)
 
 
 def aligned(nbytes: int) -> int:
-    """`nbytes` rounded up to the alignment."""
+    """Round bytes up to a multiple of the alignment."""
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

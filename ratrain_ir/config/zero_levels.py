@@ -1,4 +1,4 @@
-"""ZeRO levels of single blocks, where they are not all that of the plan."""
+"""ZeRO levels of single blocks, where these differ from the plan's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SELECTOR = re.compile(rf"(?P<end>embed|head)|(?P<kind>attention|mlp)\.(?:(?P<al
 
 @frozen
 class BlockLevel:
-    """The ZeRO level of some blocks: `embed`, `head`, all of a kind (`mlp.*`), or those of the layers `first` to `last`."""
+    """ZeRO level of some blocks: `embed`, `head`, all of a kind (`mlp.*`), or layers `first` to `last`, inclusive."""
 
     kind: str
     level: int
@@ -24,7 +24,7 @@ class BlockLevel:
 
     @property
     def blocks(self) -> str:
-        """Which blocks, as the plan names them."""
+        """Blocks as the plan names them."""
         if self.kind in ("embed", "head"):
             return self.kind
         if self.first is None:
@@ -36,22 +36,23 @@ class BlockLevel:
 
     @property
     def layers(self) -> range:
-        """The layers it names one by one; none where it is of a whole kind."""
+        """Layers that it names; empty for a whole kind."""
         return range(0) if self.first is None or self.last is None else range(self.first, self.last + 1)
 
 
 @frozen(slots=False)  # for its cached properties
 class ZeroLevels:
-    """ZeRO levels of blocks. Layers that are named have their own level, whatever is said of their kind.
+    """ZeRO levels of blocks. The level of a named layer takes precedence over that of its kind.
 
-    As text: `embed 3, mlp.* 2, mlp.0-3 1` gathers the embedding for each use, and shards the first four MLPs less than the others.
+    As text: `embed 3, mlp.* 2, mlp.0-3 1` gathers the embedding for each use, and shards the first four MLPs less than
+    the others.
     """
 
     entries: tuple[BlockLevel, ...]
 
     @classmethod
     def parse(cls, text: str) -> ZeroLevels | None:
-        """The levels that a text is, or None where it is none."""
+        """Return the levels that a text describes; None if it describes none."""
         entries = [_entry(part) for part in text.split(", ")]
         known = tuple(entry for entry in entries if entry is not None)
         return cls(known) if len(known) == len(entries) else None
@@ -61,26 +62,26 @@ class ZeroLevels:
 
     @cached_property
     def of_kinds(self) -> dict[str, int]:
-        """The levels of whole kinds."""
+        """Levels of whole kinds."""
         return {entry.kind: entry.level for entry in self.entries if entry.first is None}
 
     @cached_property
     def of_layers(self) -> dict[tuple[str, int], int]:
-        """The levels of blocks that are named by their layer."""
+        """Levels of blocks that are named by their layer."""
         return {(entry.kind, layer): entry.level for entry in self.entries for layer in entry.layers}
 
     def level(self, kind: str, layer: int | None, usual: int) -> int:
-        """The level of a block; `usual` where nothing is said of it."""
+        """Return the level of a block; `usual` if no entry names it."""
         found = None if layer is None else self.of_layers.get((kind, layer))
         return self.of_kinds.get(kind, usual) if found is None else found
 
     def usual(self, entry: BlockLevel, usual: int) -> int:
-        """The level that the blocks of an entry would have without it."""
+        """Return the level that the blocks of an entry would have without it."""
         return usual if entry.first is None else self.of_kinds.get(entry.kind, usual)
 
     @property
     def named_twice(self) -> str | None:
-        """The first blocks of which two levels are said, as the second one names them; None where none are."""
+        """First blocks that have two levels, as the second entry names them; None if there are none."""
         kinds: set[str] = set()
         layers: set[tuple[str, int]] = set()
         for entry in self.entries:
@@ -94,7 +95,7 @@ class ZeroLevels:
 
     @property
     def last_layer(self) -> BlockLevel | None:
-        """The entry that names the last layer that is named."""
+        """Entry with the last layer that is named; None if none is."""
         named = [entry for entry in self.entries if entry.last is not None]
         return max(named, key=lambda entry: entry.last or 0, default=None)
 
@@ -103,7 +104,7 @@ class ZeroLevels:
 
 
 MOST_LAYERS_NAMED = 100_000
-"""More than any model has; a longer run of layers is no text of a plan."""
+"""Most layers in one entry, more than any model has. Longer runs are refused, as they would take too much memory."""
 
 
 def _entry(text: str) -> BlockLevel | None:

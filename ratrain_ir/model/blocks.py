@@ -1,8 +1,13 @@
-"""Blocks: the units a model is scheduled in, with their parameters and what their backward needs.
+"""Blocks: the units a model is scheduled in, with their parameters and the tensors their backward needs.
 
-A model is the chain `embed, attention.0, mlp.0, ..., attention.L-1, mlp.L-1, head`. This file is the only place that knows
-the parameter layout of a block (used for Hugging Face names and for the decay exemption of norms and biases) and the slots
-its forward saves. Targets add none.
+A model is the chain `embed, attention.0, mlp.0, ..., attention.L-1, mlp.L-1, head`. Only this file knows the layout of
+a block's parameters (for checkpoint names, and for the exemption of norms and biases from decay) and the slots that its
+forward saves. Targets add none.
+
+A block's parameters lie in one flat tensor, padded so that replicas own equal shards:
+
+    | norm | q_proj | k_proj | ... | padding |      each parameter at a multiple of 64 elements
+    |  shard 0   |  shard 1   |  shard 2   |      D shards of equal length
 """
 
 from __future__ import annotations
@@ -25,14 +30,17 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan
 
 PARAMETER_ALIGNMENT = 64
-"""Elements: parameters start at multiples of this inside a block's flat tensor; shards are multiples of it too."""
+"""Alignment, in elements, of parameters within a block's flat tensor. The lengths of shards are multiples of it."""
 
 BLOCK_KINDS = ("embed", "attention", "mlp", "head")
 
 
 @frozen(eq=False)
 class Block:
-    """One block of the chain; `layer` is None for `embed` and `head`. Make one through `block` only: there is one object of each."""
+    """One block of the chain; `layer` is None for `embed` and `head`.
+
+    Make blocks through `block` only: each is one object.
+    """
 
     kind: str
     layer: int | None
@@ -50,7 +58,7 @@ class Block:
 
 
 def block(kind: str, layer: int | None = None) -> Block:
-    """The one object of this block, so that blocks compare with `is`."""
+    """Return the one object of this block; blocks compare with `is`."""
     return _block(kind, layer)
 
 
@@ -60,7 +68,7 @@ def _block(kind: str, layer: int | None) -> Block:
 
 
 def parse_block(text: str) -> Block | None:
-    """The block a text names (`embed`, `attention.3`), or None."""
+    """Return the block that a text names (`embed`, `attention.3`), or None."""
     kind, _, layer = text.partition(".")
     if kind in ("embed", "head"):
         return block(kind) if not layer else None
@@ -76,7 +84,7 @@ def parse_block(text: str) -> Block | None:
 
 
 def named_block(name: str) -> Block:
-    """The block of a name in a program. Raises ValueError where it is none."""
+    """Return the block of a name in a program. Raises ValueError if there is none."""
     owner = parse_block(name)
     if owner is None:
         raise ValueError(f"'{name}' is not a block")
@@ -85,13 +93,13 @@ def named_block(name: str) -> Block:
 
 @cache
 def block_chain(model: ModelConfig) -> tuple[Block, ...]:
-    """All blocks of the model in forward order."""
+    """Return all blocks of the model in forward order."""
     layers = [block(kind, layer) for layer in range(model.layers) for kind in ("attention", "mlp")]
     return (block("embed"), *layers, block("head"))
 
 
 def next_block(model: ModelConfig, previous: Block) -> Block:
-    """The block after one in forward order."""
+    """Return the block after `previous` in forward order; `previous` must not be the head."""
     if previous.kind == "embed":
         return block("attention", 0)
     if previous.kind == "attention":
@@ -101,7 +109,7 @@ def next_block(model: ModelConfig, previous: Block) -> Block:
 
 
 def previous_block(later: Block, model: ModelConfig) -> Block:
-    """The block before one in forward order, which is not the embedding."""
+    """Return the block before `later` in forward order; `later` must not be the embedding."""
     if later.kind == "head":
         return block("mlp", model.layers - 1)
     if later.kind == "mlp":
@@ -112,11 +120,11 @@ def previous_block(later: Block, model: ModelConfig) -> Block:
 
 @frozen
 class Parameter:
-    """One parameter of a block: its name in the Hugging Face layout, shape, place in the flat tensor, decay."""
+    """One parameter of a block: its checkpoint name, shape, offset (elements) in the flat tensor, and use of decay."""
 
     name: str
     weight: str
-    """short name, as kernels call it"""
+    """short name that kernels use"""
     shape: tuple[int, ...]
     offset: int
     decayed: bool
@@ -128,7 +136,7 @@ class Parameter:
 
 
 def _shapes(model: ModelConfig, block: Block) -> list[tuple[str, tuple[int, ...]]]:
-    """The parameters of a block: short names and shapes, matrices as [outputs, inputs], in flat order."""
+    """Return (short name, shape) of a block's parameters in flat order; matrices are [outputs, inputs]."""
     hidden, table = model.hidden_size, ("table", (model.vocab_size, model.hidden_size))
     if block.kind == "embed":
         positions = model.learned_positions
@@ -162,7 +170,7 @@ def _linear_shapes(name: str, outputs: int, inputs: int, *, bias: bool) -> list[
 
 @cache
 def parameters(model: ModelConfig, block: Block) -> tuple[Parameter, ...]:
-    """The parameters of a block in flat order, each starting at a multiple of `PARAMETER_ALIGNMENT` elements."""
+    """Return the parameters of a block in flat order, each at a multiple of `PARAMETER_ALIGNMENT` elements."""
     placed: list[Parameter] = []
     offset = 0
     for weight, shape in _shapes(model, block):
@@ -175,7 +183,10 @@ def parameters(model: ModelConfig, block: Block) -> tuple[Parameter, ...]:
 def parameters_within(
     model: ModelConfig, block: Block, start: int, elements: int
 ) -> Iterator[tuple[Parameter, int, int]]:
-    """The parameters in a part of a block's flat tensor, each with where it begins and ends in that part."""
+    """Yield (parameter, start, exclusive end) of those in `elements` elements from `start` of a block's flat tensor.
+
+    The range is that of the parameter's elements inside this part, counted from `start`.
+    """
     for parameter in parameters(model, block):
         low = max(parameter.offset - start, 0)
         high = min(parameter.offset + parameter.elements - start, elements)
@@ -185,77 +196,83 @@ def parameters_within(
 
 @cache
 def flat_elements(model: ModelConfig, plan: Plan, owner: Block) -> int:
-    """Elements of a block's flat tensors: the parameters that a tensor peer has, and the padding that makes D equal shards.
+    """Return the elements of a block's flat tensors: a tensor-parallel rank's parameters, padded to D equal shards.
 
-    With tied embeddings `embed` and `head`, whose flat tensors start with the same table, are padded to the length of the longer one:
-    shards of equal index then hold the same rows, and can be summed.
+    With tied embeddings the flat tensors of `embed` and `head` start with the same table. Both are padded to the longer
+    one, so that shards of equal index hold the same rows and can be summed.
     """
     model = peer_model(model, plan)
     tied = model.tied_embeddings and owner.kind in ("embed", "head")
     lasts = [parameters(model, each)[-1] for each in ((block("embed"), block("head")) if tied else (owner,))]
-    quantum = PARAMETER_ALIGNMENT * plan.dp
+    quantum = PARAMETER_ALIGNMENT * plan.dp  # a group of replicas divides D, so its larger shards are aligned too
     return -(-max(last.offset + last.elements for last in lasts) // quantum) * quantum
 
 
 def tied_table_elements(model: ModelConfig) -> int:
-    """Elements of the table that `embed` and `head` share, which stands first in both flat tensors; 0 where they share none."""
+    """Return the elements of the table that `embed` and `head` share at the start of their flat tensors; else 0."""
     return parameters(model, block("embed"))[0].elements if model.tied_embeddings else 0
 
 
 def zero_level(plan: Plan, block: Block) -> int:
-    """The ZeRO level of a block: that of the plan, unless it says another for the block."""
+    """Return the ZeRO level of a block: the plan's, unless the plan names another for the block."""
     levels = plan.zero_blocks
     return plan.zero if levels is None else levels.level(block.kind, block.layer, plan.zero)
 
 
 def is_sharded(plan: Plan, block: Block) -> bool:
-    """Whether a block's optimizer state is sharded over the replicas (ZeRO 1 and up, with more than one replica)."""
+    """Tell whether a block's optimizer state is sharded over replicas: ZeRO level 1 or more, and several replicas."""
     return plan.dp > 1 and zero_level(plan, block) >= 1
 
 
 def shard_count(plan: Plan, block: Block) -> int:
-    """Into how many shards a block's optimizer state is cut; 1 where every replica has all of it."""
+    """Return the number of shards of a block's optimizer state; 1 if every replica has all of it."""
     return (plan.shard_group or plan.dp) if is_sharded(plan, block) else 1
 
 
 def gathered_bits(plan: Plan, block: Block) -> int | None:
-    """To how many bits an element of a block is rounded to be gathered; None where it is not."""
+    """Return the bits that each element of a block is rounded to for its gathers; None if gathers are exact."""
     return FORMATS[plan.gather_quantised] if plan.gather_quantised is not None and is_sharded(plan, block) else None
 
 
 def reduced_bits(plan: Plan, block: Block) -> int | None:
-    """To how many bits an element of a block's gradient is rounded on each replica to be reduced into shards; None where it is not."""
+    """Return the bits that each replica rounds a block's gradient elements to before their reduction; None if exact."""
     return FORMATS[plan.reduce_quantised] if plan.reduce_quantised is not None and is_sharded(plan, block) else None
 
 
 def gathers_within_step(plan: Plan, block: Block) -> bool:
-    """Whether a block's view is gathered for each use (ZeRO 3), instead of once a step; of one replica from its own masters alone."""
+    """Tell whether a block's view is gathered for each use (ZeRO 3) instead of once a step.
+
+    A single replica makes it from its own masters.
+    """
     return zero_level(plan, block) == 3
 
 
 def parts_view(plan: Plan, block: Block) -> bool:
-    """Whether groups of replicas have a block's view between them from step to step, and gather it there (`view_group`)."""
+    """Tell whether `view_group` replicas each keep a part of a block's view and gather the whole for each use."""
     return plan.view_group is not None and is_sharded(plan, block) and gathers_within_step(plan, block)
 
 
 def gathers_at_step_end(plan: Plan, block: Block) -> bool:
-    """Whether a block's view, or a replica's part of it, is made of masters once a step, for the next one."""
+    """Tell whether a block's view, or a replica's part of it, is made from masters once a step, for the next one."""
     return is_sharded(plan, block) and (parts_view(plan, block) or not gathers_within_step(plan, block))
 
 
 def view_shard_elements(model: ModelConfig, plan: Plan, block: Block) -> int:
-    """Elements of one replica's part of a view that a group has between them."""
+    """Return the elements of one replica's part of a view (`view_group` must be set)."""
     assert plan.view_group is not None
     return flat_elements(model, plan, block) // plan.view_group
 
 
 def any_gathered_within_step(plan: Plan, blocks: Iterable[Block]) -> bool:
-    """Whether any of some blocks has its view gathered for each use."""
+    """Tell whether any of some blocks has its view gathered for each use."""
     return any(gathers_within_step(plan, block) for block in blocks)
 
 
 def gathers_layers_within_step(plan: Plan) -> bool:
-    """Whether any layer may have its view gathered for each use: recovery, which reads it, then waits for that of the backward."""
+    """Tell whether any layer may have its view gathered for each use.
+
+    Recovery reads that view, so it waits for the gather of the backward.
+    """
     levels = plan.zero_blocks
     if levels is None:
         return plan.zero == 3
@@ -263,17 +280,17 @@ def gathers_layers_within_step(plan: Plan) -> bool:
 
 
 def keeps_view(plan: Plan, block: Block) -> bool:
-    """Whether every rank has a block's view whole from step to step, written by its own update."""
+    """Tell whether every rank keeps a block's whole view from step to step, and its own update writes it."""
     return not is_sharded(plan, block) and not gathers_within_step(plan, block)
 
 
 def reduces_each_micro_batch(plan: Plan, block: Block) -> bool:
-    """Whether a block's gradient is reduced into shards after every micro-batch, so that no full gradient is kept."""
+    """Tell whether a block's gradient is reduced into shards after every micro-batch. No full gradient is then kept."""
     return plan.reduce == "each-micro-batch" and plan.dp > 1 and zero_level(plan, block) >= 2
 
 
 def shard_elements(model: ModelConfig, plan: Plan, block: Block) -> int:
-    """Elements of one replica's shard of a block."""
+    """Return the elements of one replica's shard of a block."""
     return flat_elements(model, plan, block) // shard_count(plan, block)
 
 
@@ -286,13 +303,16 @@ class Slot:
 
 
 def tokens_per_micro_batch(plan: Plan) -> int:
-    """Rows of an activation: sequences of a micro-batch times their length."""
+    """Return the rows of an activation: sequences of a micro-batch times tokens of a sequence (or of a slice)."""
     return plan.micro_batch_size * plan.seq_len
 
 
 @cache
 def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
-    """What backward of a block reads beside its input, in the order ops list it; of a tensor peer its own part."""
+    """Return the tensors that the backward of a block reads in addition to its input, in the order that ops list them.
+
+    With tensor parallelism shapes are of one rank's part.
+    """
     whole, model = model, peer_model(model, plan)
     rows = tokens_per_micro_batch(plan)
     act = Dtype(plan.view_dtype)
@@ -300,7 +320,7 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
     if block.kind == "attention":
         widths = {"q": model.q_size, "k": model.kv_size, "v": model.kv_size, "o": model.q_size}
         first = (*projected_slots(whole, plan, block), *row_sum_slots(whole, plan, block, SQUARES))
-        if first:
+        if first:  # `first` has `v` already
             del widths["v"]
         return (
             *_normed_slots(model, plan),
@@ -327,19 +347,22 @@ def saved_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...
 
 
 def _normed_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
-    """The normed input."""
+    """Return the slot of the normed input."""
     return (Slot("xn", stream_type(model, plan)),) if model.has_pre_norm else ()
 
 
 def _statistics_slots(model: ModelConfig, plan: Plan, of: str, rows: int | None = None) -> tuple[Slot, ...]:
-    """What a norm keeps of each row; `of` stands before the names of those that are not of the norm of the input."""
+    """Return the slots of a norm's statistics, one f32 per row.
+
+    `of` is the prefix of their names, empty for the norm of the input. `rows` defaults to the micro-batch's.
+    """
     line = tensor_type(Dtype.F32, (rows or tokens_per_micro_batch(plan),))
     names = ("mean", "rstd") if model.has_layer_norm else ("rstd",)
     return tuple(Slot(f"{of}{name}", line) for name in names)
 
 
 def _projected_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
-    """Queries and keys before their norm, and its statistics."""
+    """Return the slots of queries and keys before their norm, and of its statistics."""
     if model.qk_norm == "none":
         return ()
     rows, slots = tokens_per_micro_batch(plan), []
@@ -351,12 +374,15 @@ def _projected_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
 
 
 SQUARES, PRODUCTS = "squares", "products"
-"""What norms of queries and keys over tensor peers sum over each row, forward and backward: squares of their source, and its products with
-the gradient of their result."""
+"""Names of the row sums that norms of queries and keys take over tensor-parallel ranks: in the forward the squares
+of the norm's input, in the backward the products of that input with the gradient of the output."""
 
 
 def projected_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
-    """Where norms of queries and keys take sums over tensor peers: what an op of its own projects before them, first among the saved slots."""
+    """Return queries, keys and values before a norm that sums over tensor-parallel ranks; else nothing.
+
+    A separate op makes them. They come first among the saved slots.
+    """
     if block.kind != "attention" or not norms_over_peers(model, plan):
         return ()
     peer = peer_model(model, plan)
@@ -366,25 +392,28 @@ def projected_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot,
 
 
 def row_sum_slots(model: ModelConfig, plan: Plan, block: Block, name: str) -> tuple[Slot, ...]:
-    """There too: the sums of each row of queries, and below them those of each row of keys, of all peers."""
+    """Return the slot of these norms' sums over all ranks: one sum per row of queries, then one per row of keys."""
     if block.kind != "attention" or not norms_over_peers(model, plan):
         return ()
     return (Slot(name, row_sums_type(plan)),)
 
 
 def row_sums_type(plan: Plan) -> TensorType:
-    """Type of the sums over rows that norms of queries and keys take: one of each row of queries, then one of each row of keys."""
+    """Return the type of these norms' row sums: f32 [2 * tokens], queries first, then keys."""
     return tensor_type(Dtype.F32, (2 * tokens_per_micro_batch(plan),))
 
 
 def normed_gradient_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
-    """There too: what an op of its own makes in the backward before those norms, gradients of normed queries and keys and of values."""
+    """Return the slots of the gradients of normed queries, normed keys and values, before these norms' backward."""
     of = {"q_in": "dq", "k_in": "dk", "v": "dv"}
     return tuple(Slot(of[slot.name], slot.type) for slot in projected_slots(model, plan, block))
 
 
 def branch_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
-    """What an attention or mlp block adds to the stream, before the norm of that, and its statistics: of the rows that a rank has between blocks."""
+    """Return the slots of a block's output before its post-norm, and of that norm's statistics; else nothing.
+
+    They have the rows that a rank holds between blocks.
+    """
     if not model.has_post_norm:
         return ()
     type_ = exchanged_type(model, plan)
@@ -392,13 +421,13 @@ def branch_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
 
 
 def scores_type(model: ModelConfig, plan: Plan) -> TensorType:
-    """Type of an attention's score matrix: every query of a micro-batch, by head, with every key of its sequence."""
+    """Return the type of an attention's scores [heads * tokens, seq_len]: each query of each head with each key."""
     heads = peer_model(model, plan).heads
     return tensor_type(Dtype(plan.view_dtype), (heads * tokens_per_micro_batch(plan), plan.seq_len))
 
 
 def _softmax_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
-    """What an attention saves of its softmax: of each query the log of its sum, all probabilities, or nothing."""
+    """Return what attention saves of its softmax: the log-sum-exp of each query, all probabilities, or nothing."""
     if plan.attention == "fused":
         heads = peer_model(model, plan).heads
         return (Slot("lse", tensor_type(Dtype.F32, (heads, tokens_per_micro_batch(plan)))),)
@@ -406,31 +435,32 @@ def _softmax_slots(model: ModelConfig, plan: Plan) -> tuple[Slot, ...]:
 
 
 SPLIT_KINDS = ("attention", "mlp")
-"""Kinds of blocks whose backward can be split. The embedding's is all weight; the head's stays whole, as it works in chunks."""
+"""Kinds of blocks whose backward can be split. The embedding's backward is all weight gradient; the head works in
+chunks of rows, so its backward stays whole."""
 
 _NORMS = ("mean", "rstd", "branch", "branch_mean", "branch_rstd")
 INPUT_HALF_SLOTS = {
     "attention": ("q_in", "q_rstd", "k_in", "k_rstd", SQUARES, "q", "k", "v", "o", "lse", "probs", *_NORMS),
     "mlp": ("gate", "up", *_NORMS),
 }
-"""The saved slots that the input half of a split backward reads, as far as a model and a plan have and need them."""
+"""Saved slots that the input half of a split backward reads, if the model and the plan have them."""
 
 _OF_HEADS = ("q", "k", "lse", "probs", "v")
 HEADS_SLOTS = {"attention": ("q_in", "k_in", "o", *_OF_HEADS)}
-"""Where norms of queries and keys take sums over tensor peers: the saved slots that the op before those norms reads in the backward."""
+"""Saved slots that the backward reads before norms of queries and keys that sum over tensor-parallel ranks."""
 
 WEIGHT_HALF_SLOTS = {"attention": ("xn", "o"), "mlp": ("xn", "prod", "act")}
-"""The saved slots that the weight half reads, as far as a model has them."""
+"""Saved slots that the weight half of a split backward reads, if the model has them."""
 
 
 def half_slots(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """The names of the slots of a block that a half of its split backward reads: `read` is one of the tables above."""
+    """Return the names of a block's slots that a half of its split backward reads; `read` is a table above."""
     names = [slot.name for slot in saved_slots(model, plan, block)]
     through_heads = read is HEADS_SLOTS or (read is INPUT_HALF_SLOTS and not projected_slots(model, plan, block))
     if through_heads and plan.attention != "fused" and "o" in names:
-        names.remove(
-            "o"
-        )  # whole probabilities give the mean of their gradient; fused attention takes it from its output
+        # The softmax gradient subtracts each row's mean of the probabilities' gradient. Whole probabilities give it
+        # directly; fused attention computes it from its output `o`.
+        names.remove("o")
     if read is INPUT_HALF_SLOTS and not through_heads:
         names = [name for name in names if name in ("q_in", "k_in", SQUARES)]
     return tuple(name for name in names if name in read[block.kind])
@@ -438,10 +468,10 @@ def half_slots(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str, 
 
 @cache
 def pending_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
-    """What the input half of a split backward leaves for the weight half, in the order ops list it.
+    """Return the slots that the input half of a split backward leaves for the weight half, in the order of operands.
 
-    Gradients of what the products of the block give, and the gradients of the norms' weights (and biases) as the exact f32
-    sums, so that they are rounded once, where they are added to the gradient, as in a whole backward.
+    They are the gradients of the outputs of the block's matrix products, and the gradients of norm weights and biases
+    as exact f32 sums. These are rounded once, when they are added to the gradient, as in a whole backward.
     """
     over_peers = norms_over_peers(model, plan)
     model = peer_model(model, plan)
@@ -464,7 +494,7 @@ def pending_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, .
 
 
 def branch_sums(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
-    """The sums of the norm of what a block adds, where an op of its own adds it and leaves them for the block's backward."""
+    """Return the gradient sums of a block's post-norm that a separate op leaves for its backward; else nothing."""
     if block.kind not in SPLIT_KINDS or not adds_branches_apart(model, plan):
         return ()
     return tuple(slot for slot in _sum_slots(model, block) if slot.name.startswith("dpost_"))
@@ -475,7 +505,7 @@ def _sum_slots(model: ModelConfig, block: Block) -> tuple[Slot, ...]:
 
 
 def norm_sums(model: ModelConfig, block: Block) -> tuple[tuple[str, str, int], ...]:
-    """Of the norms of a block: the name of the sum that is a parameter's gradient, the parameter, and its elements."""
+    """Return (name of the gradient sum, parameter's short name, elements) for each norm parameter of a block."""
     hidden, sums = model.hidden_size, []
     for of in ("",) * model.has_pre_norm + ("post_",) * model.has_post_norm:
         sums.append((f"d{of}gamma", f"{of}norm", hidden))
@@ -488,14 +518,17 @@ def norm_sums(model: ModelConfig, block: Block) -> tuple[tuple[str, str, int], .
 
 
 KEY_SLOTS = ("k", "v")
-"""The saved slots of an attention that the later slices of its micro-batch read."""
+"""Saved slots of an attention that later slices of its micro-batch read."""
 
 SUM_SLOTS = ("dk_sum", "dv_sum")
-"""What later slices add up for the gradients of a slice's keys and values, one for each of `KEY_SLOTS`."""
+"""Sums in which later slices collect the gradients of a slice's keys and values, one for each of `KEY_SLOTS`."""
 
 
 def seen_slices(model: ModelConfig, plan: Plan) -> tuple[int, ...]:
-    """Of the plan of a slice: the earlier slices of whose keys its queries see some, ascending; a window may hide the first ones."""
+    """Return the earlier slices, ascending, with keys that this slice's queries see; `plan` is the slice's plan.
+
+    A sliding window may hide the first ones. Empty if `plan` is of whole micro-batches.
+    """
     if not isinstance(plan, SlicePlan):
         return ()
     window = model.widest_window
@@ -506,7 +539,10 @@ def seen_slices(model: ModelConfig, plan: Plan) -> tuple[int, ...]:
 
 @cache
 def last_viewer(model: ModelConfig, plan: Plan) -> int | None:
-    """Of the plan of a slice: the last later slice that sees some of its keys; None where none does."""
+    """Return the last later slice that sees some keys of this slice; None if there is none.
+
+    `plan` is the slice's plan.
+    """
     if not isinstance(plan, SlicePlan):
         return None
     later = range(len(plan.parent.slices) - 1, plan.index, -1)
@@ -514,7 +550,10 @@ def last_viewer(model: ModelConfig, plan: Plan) -> int | None:
 
 
 def sum_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
-    """Of the plan of a slice: what later slices leave of an attention block for its backward, f32 [rows, key-value width] each."""
+    """Return the sums that later slices leave for an attention's backward, f32 [tokens, key-value width] each.
+
+    `plan` is the slice's plan. Nothing if no later slice sees this one's keys.
+    """
     if block.kind != "attention" or last_viewer(model, plan) is None:
         return ()
     width = peer_model(model, plan).kv_heads * model.head_dim
@@ -523,50 +562,57 @@ def sum_slots(model: ModelConfig, plan: Plan, block: Block) -> tuple[Slot, ...]:
 
 
 def kept_in_forward(model: ModelConfig, plan: Plan, block: Block) -> tuple[str, ...]:
-    """The saved slots that a forward must keep: of the plan of a slice, the keys and values that later slices see; sums over tensor peers."""
+    """Return the saved slots that a forward must keep, whatever is recomputed.
+
+    These are keys and values that later slices see (`plan` is the slice's plan), and sums over tensor-parallel ranks.
+    """
     sums = tuple(slot.name for slot in row_sum_slots(model, plan, block, SQUARES))
     return (*KEY_SLOTS, *sums) if block.kind == "attention" and last_viewer(model, plan) is not None else sums
 
 
 def reads_documents(model: ModelConfig, plan: Plan, block: Block) -> bool:
-    """Whether a block asks where documents start: attention, and an embedding that adds learned positions, if documents are kept apart."""
+    """Tell whether a block reads where documents start: attention, and an embedding with learned positions.
+
+    Only if the plan keeps documents apart.
+    """
     of_positions = block.kind == "embed" and model.learned_positions is not None
     return plan.keeps_documents_apart and (of_positions or block.kind == "attention")
 
 
 def stream_type(model: ModelConfig, plan: Plan) -> TensorType:
-    """Type of the residual stream as blocks compute with it: [tokens of a micro-batch, hidden]."""
+    """Return the type of the residual stream inside blocks: [tokens of a micro-batch, hidden]."""
     return tensor_type(Dtype(plan.view_dtype), (tokens_per_micro_batch(plan), model.hidden_size))
 
 
 def shares_rows(plan: Plan) -> bool:
-    """Whether the residual stream between blocks is sharded by rows over tensor peers, each of which has a run of them."""
+    """Tell whether tensor-parallel ranks each hold a run of the stream's rows between blocks (sequence sharding)."""
     return plan.tp > 1 and plan.sequence_sharding
 
 
 def exchanged_type(model: ModelConfig, plan: Plan) -> TensorType:
-    """Type of the residual stream as a rank has it between blocks, and as stages exchange it: all its rows, or its tensor peer's."""
+    """Return the type of the residual stream between blocks and in messages: all rows, or this rank's if sharded."""
     rows = tokens_per_micro_batch(plan)
     return tensor_type(Dtype(plan.view_dtype), (rows // plan.tp if shares_rows(plan) else rows, model.hidden_size))
 
 
 def takes_pair(model: ModelConfig, plan: Plan, block: Block) -> bool:
-    """Whether the input of a block is a pair, one above the other: what its mlp is computed of, and what that is added to.
+    """Tell whether a block is a parallel mlp without tensor parallelism, whose input is two stacked tensors (a pair).
 
-    With attention and mlp side by side these are the input of the layer and its sum with what attention adds. The gradient of a pair has
-    that of the input on all ways but through attention above, and that of what attention adds below. Tensor peers do without it
+    The upper half is the input of the layer, from which the mlp is computed. The lower half is that input plus
+    attention's output, to which the mlp adds. In the gradient the upper half is that of the layer's input along all
+    paths except through attention; the lower half is that of attention's output. Tensor-parallel ranks need no pair
     (`peer_blocks.stands_beside`).
     """
     return plan.tp == 1 and model.parallel_residual and block.kind == "mlp"
 
 
 def activation_type(model: ModelConfig, plan: Plan, block: Block) -> TensorType:
-    """Type of the input of a block, which is the output of the one before, or of its gradient, between blocks: the stream, or a pair of two."""
+    """Return the type of a block's input, or of its gradient, between blocks: the stream, or a pair (`takes_pair`)."""
     return _or_pair(model, plan, block, exchanged_type(model, plan))
 
 
 def computed_type(model: ModelConfig, plan: Plan, block: Block) -> TensorType:
-    """Type of the input of a block, or of its gradient, as the block computes with it: with all its rows."""
+    """Return the type of a block's input, or of its gradient, inside the block: with all its rows."""
     return _or_pair(model, plan, block, stream_type(model, plan))
 
 
@@ -576,5 +622,5 @@ def _or_pair(model: ModelConfig, plan: Plan, block: Block, stream: TensorType) -
 
 
 def token_type(plan: Plan) -> TensorType:
-    """Type of the tokens, the labels, and the starts of documents, of one micro-batch: one number a row."""
+    """Return the type of a micro-batch's tokens, labels or document starts: one i32 per row."""
     return tensor_type(Dtype.I32, (tokens_per_micro_batch(plan),))

@@ -1,6 +1,6 @@
-"""What families call the parameters of blocks: names in the layout of `transformers`.
+"""Names of block parameters in the checkpoints of each model family, in the layout of `transformers`.
 
-A matrix that a family stores packed with others has here the name it would have alone, in the place of the packed one.
+A matrix that a family packs together with others is named here as if it stood alone, with the packed one's position.
 """
 
 from __future__ import annotations
@@ -79,7 +79,10 @@ _INTERNLM2 = {
 
 
 def parameter_name(model: ModelConfig, kind: str, layer: int | None, weight: str) -> str:
-    """The name of a parameter, by the kind of its block, its layer and its short name."""
+    """Return a parameter's checkpoint name from the kind of its block, its layer (None at the ends) and its short name.
+
+    The head's table has the embedding's name if embeddings are tied.
+    """
     names = _names(model)
     if kind == "head" and weight == "table" and model.tied_embeddings:
         return names["embed"]["table"]
@@ -99,7 +102,7 @@ _OWN: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "gpt_neox": _GPT_NEOX,
     "internlm2": _INTERNLM2,
 }
-"""Those of families that do not call them as LLaMA does."""
+"""Names of the families that differ from LLaMA."""
 
 _LAYERS = {"gpt2": "transformer.h", "gpt_neox": "gpt_neox.layers"}
-"""What stands before the number of a layer, where that is not as in LLaMA."""
+"""Prefix before the number of a layer, for the families that differ from LLaMA."""

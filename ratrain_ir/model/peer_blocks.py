@@ -1,4 +1,4 @@
-"""What tensor peers do of a layer that one rank does not: what they sum, and of what."""
+"""Differences of a layer under tensor parallelism: sums over its ranks, and the block whose input they compute from."""
 
 from __future__ import annotations
 
@@ -14,24 +14,28 @@ if TYPE_CHECKING:
 
 
 def stands_beside(model: ModelConfig, plan: Plan, block: Block) -> bool:
-    """Whether a block is an mlp that each tensor peer computes of the input of its attention, and adds to what that gives.
+    """Tell whether a block is a parallel mlp that each tensor-parallel rank computes from the input of its attention.
 
-    What a layer adds is then summed over peers once, and so is the gradient of its input, which attention adds to that of its mlp.
+    The mlp adds to attention's partial output, so the layer's output is summed over ranks once. Likewise attention's
+    backward adds to the mlp's partial gradient of their common input.
     """
     return plan.tp > 1 and model.parallel_residual and block.kind == "mlp"
 
 
 def source_block(model: ModelConfig, plan: Plan, owner: Block) -> Block:
-    """The block whose input a block is computed of: itself, or the attention that it stands beside."""
+    """Return the block whose input a block computes from: itself, or for a parallel mlp its attention."""
     return previous_block(owner, model) if stands_beside(model, plan, owner) else owner
 
 
 def sum_block(model: ModelConfig, plan: Plan, owner: Block) -> Block:
-    """The block whose input is the sum that a block adds to: the one after it, or after the mlp that stands beside it."""
+    """Return the block whose input is the sum that a block adds to: the next one, or the one after a parallel mlp."""
     after = next_block(model, owner)
     return next_block(model, after) if stands_beside(model, plan, after) else after
 
 
 def adds_branch_apart(model: ModelConfig, plan: Plan, owner: Block) -> bool:
-    """Whether what tensor peers compute of a block is summed alone, and added to the stream by an op of its own, behind a norm."""
+    """Tell whether tensor-parallel ranks sum a block's output alone.
+
+    A separate op then norms it and adds it to the stream.
+    """
     return owner.kind in SPLIT_KINDS and adds_branches_apart(model, plan)

@@ -1,6 +1,6 @@
-"""Rotary position embedding: how fast each pair of elements of a head turns (RoFormer, Su et al., 2021), scaled or not.
+"""Rotary position embedding: the angle per position of each pair of a head's elements, scaled or not.
 
-The formulas are those of `transformers` (`modeling_rope_utils`).
+Source: RoFormer (Su et al., 2021), with the formulas of `transformers` (`modeling_rope_utils`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 @cache
 def rope_frequencies(theta: float, width: int, scaling: str = "") -> tuple[NDArray[np.float32], float]:
-    """Radians a position by which each pair of the `width` rotated elements of a head turns, [width / 2], as `transformers` rounds them.
+    """Return the radians per position of each pair of rotated elements, f32 [width / 2], and a factor for the elements.
 
-    Beside it the factor by which the rotated elements grow (YaRN's attention factor, else 1). `scaling` is the text of a `RopeScaling`;
-    empty: none.
+    Values are rounded as `transformers` rounds them. The factor is YaRN's attention factor, else 1. `width` is the
+    number of rotated elements of a head; `scaling` is the text of a `RopeScaling`, empty for none. Dynamic scaling
+    returns unscaled frequencies, as it changes nothing within the original length. Raises ValueError if `scaling` is no
+    scaling.
     """
     exponent = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
     unscaled = np.float32(1) / np.power(np.float32(theta), exponent)
@@ -45,17 +47,19 @@ def rope_frequencies(theta: float, width: int, scaling: str = "") -> tuple[NDArr
 
 
 def _llama3(plain: NDArray[np.float64], scaling: RopeScaling) -> NDArray[np.float64]:
-    """Long wavelengths are interpolated, short ones stay, those between go over smoothly."""
+    """Scale as Llama 3.1: divide low frequencies by `factor`, keep high ones, blend linearly between."""
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    turns = scaling["original_positions"] * plain / (2 * pi)  # within the original length
+    turns = scaling["original_positions"] * plain / (2 * pi)  # full turns within the original length
     share = np.clip((turns - low) / (high - low), 0.0, 1.0)
     interpolated: NDArray[np.float64] = (1 - share) * plain / scaling["factor"] + share * plain
     return interpolated
 
 
 def _yarn(plain: NDArray[np.float64], theta: float, width: int, scaling: RopeScaling) -> NDArray[np.float64]:
-    """Pairs that turn often within the original length stay, those that turn seldom are interpolated."""
+    """Scale as YaRN: keep pairs that turn often in the original length, divide slow ones by `factor`, blend between."""
 
+    # Inverse of the frequency: the (fractional) pair that makes `turns` full turns within the original length
+    # (`find_correction_dim` of `transformers`).
     def pair_of(turns: float) -> float:
         return width * log(scaling["original_positions"] / (turns * 2 * pi)) / (2 * log(theta))
 
@@ -63,7 +67,7 @@ def _yarn(plain: NDArray[np.float64], theta: float, width: int, scaling: RopeSca
     if scaling["truncate"]:
         low, high = floor(low), -floor(-high)
     low, high = max(low, 0), min(high, width - 1)
-    high = high if high != low else high + 0.001  # as the original does against a division by zero
+    high = high if high != low else high + 0.001  # against a division by zero, as in `transformers`
     stays = 1 - np.clip((np.arange(width // 2) - low) / (high - low), 0.0, 1.0)
     scaled: NDArray[np.float64] = plain / scaling["factor"] * (1 - stays) + plain * stays
     return scaled

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeGuard, final, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard, final, get_args
 
 from attrs import define, field
 
+from ratrain.ratrain_ir.config.tensor_peers import norms_over_peers
 from ratrain.ratrain_ir.config.types import Dtype, StateKind
 from ratrain.ratrain_ir.model.blocks import (
     PRODUCTS,
@@ -18,8 +19,9 @@ from ratrain.ratrain_ir.model.blocks import (
     parts_view,
     previous_block,
     row_sum_slots,
+    shares_rows,
 )
-from ratrain.ratrain_ir.model.peer_blocks import adds_branch_apart
+from ratrain.ratrain_ir.model.peer_blocks import adds_branch_apart, stands_beside
 from ratrain.ratrain_ir.ops.base import BlockPieceOp, Engine, Group, Op, Payload, PayloadOp, Phase, Quantity, WorkGroup
 from ratrain.ratrain_ir.ops.op_fields import (
     block_field,
@@ -78,6 +80,8 @@ class PeerPieceOp(PayloadOp):
     """Base of exchanges of an activation, or of its gradient, between tensor-parallel ranks, at the input of a block."""
 
     default_members = Group.TENSOR
+    block_kinds: ClassVar[tuple[str, ...]] = ("attention", "mlp", "head")
+    """kinds of blocks that exchange this"""
     block: Block = block_field()
     micro_batch: int = micro_batch_field()
     slice: int | None = slice_field()
@@ -85,6 +89,10 @@ class PeerPieceOp(PayloadOp):
     def served_blocks(self, model: ModelConfig) -> tuple[Block, ...]:
         """List the block that has made what is exchanged: of an activation, the one before."""
         return (previous_block(self.block, model) if self.payload is Payload.ACTIVATION else self.block,)
+
+    def missing(self, model: ModelConfig, plan: Plan) -> str | None:
+        """Say why the plan has no such exchange: it has no tensor-parallel ranks, or the block has no input of its own."""
+        return _missing_input(model, plan, self.block)
 
 
 @final
@@ -161,6 +169,19 @@ class GatherRows(PeerPieceOp):
         """List the block that reads the rows: of a gradient, the one before."""
         return (self.block if self.payload is Payload.ACTIVATION else previous_block(self.block, model),)
 
+    def missing(self, model: ModelConfig, plan: Plan) -> str | None:
+        """Say why no rows are gathered: nothing is exchanged, every rank has all rows, or the phase is wrong."""
+        if (wrong := _missing_input(model, plan, self.block)) is not None:
+            return wrong
+        if not shares_rows(plan):
+            return "every tensor peer has all rows (sequence_sharding = false)"
+        if (self.phase is None) == (self.payload is Payload.ACTIVATION):
+            return (
+                "a gather of an activation says whether it is for the forward or the backward, "
+                "one of a gradient does not"
+            )
+        return None
+
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
         """List the signatures that this op may have."""
         return _gather_rows(model, plan, self.block)
@@ -198,6 +219,11 @@ class CombineLoss(BlockPieceOp):
     default_members = Group.TENSOR
     default_work_group = WorkGroup.FORWARD
     alike_on_all_stages = True
+    block_kinds: ClassVar[tuple[str, ...]] = ("head",)
+
+    def missing(self, model: ModelConfig, plan: Plan) -> str | None:
+        """Say that the plan has no tensor-parallel ranks, if it has none."""
+        return _missing_input(model, plan, self.block)
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
         """List the signatures that this op may have."""
@@ -216,11 +242,18 @@ class ReduceSums(PeerPieceOp):
     keyword = "reduce_sums"
     default_engine = Engine.TENSOR
     alike_on_all_stages = True
+    block_kinds = ("attention",)
 
     def served_blocks(self, model: ModelConfig) -> tuple[Block, ...]:
         """List the block that norms queries and keys."""
         del model
         return (self.block,)
+
+    def missing(self, model: ModelConfig, plan: Plan) -> str | None:
+        """Say why no row is summed: no tensor-parallel ranks, or no norms over all heads of a token."""
+        if plan.tp > 1 and not norms_over_peers(model, plan):
+            return f"{model.name} norms no queries and keys over all heads of a token"
+        return _missing_input(model, plan, self.block)
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
         """List the signatures that this op may have."""
@@ -290,6 +323,15 @@ class AllGather(BlocksOp):
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
         """List the signatures that this op may have."""
         return _all_gather(model, plan, self.blocks, within_step=self.phase is not None)
+
+
+def _missing_input(model: ModelConfig, plan: Plan, block: Block) -> str | None:
+    """Say why tensor-parallel ranks exchange nothing at the input of a block; None if they do."""
+    if plan.tp == 1:
+        return "the plan has no tensor peers (tp = 1)"
+    if stands_beside(model, plan, block):
+        return f"attention and mlp of a layer are side by side: {block} has no input of its own"
+    return None
 
 
 PeerOp = GatherRows | ReduceRows | ReduceSums | CombineLoss

@@ -353,7 +353,7 @@ def checked(content: T, what: str, read: Callable[[T], object]) -> T:
             "RT011",
             f"the {what} that was made is not read back, so nothing was written: {first.message}",
             first.location,
-            help="this is a defect of ratrainc: please report the command and what it was given",
+            help="this is a defect of ratrainc: please report the command and its input",
             source=first.source,
         )
     return content

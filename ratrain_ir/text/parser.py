@@ -346,7 +346,7 @@ class _Builder:
             return Home.DDR
         if record.home in _STORES:
             return _STORES[record.home]
-        text = f"'{record.home}' is not a memory; the memories beside DDR are {', '.join(_STORES)}"
+        text = f"'{record.home}' is not a memory; the memories other than DDR are {', '.join(_STORES)}"
         self.error("RT004", text, record.line, record.home, help=nearest(record.home, _STORES))
         return None
 

@@ -112,7 +112,7 @@ class SymbolicRun(SymbolicUpdates):
         if (served, gather.phase) != (piece_of(op), phase):
             note = self.report.note("gathered here", gather)
             text = f"'{op!r}' uses %{view.name}, which was gathered for the {gather.phase.value} of {word_of(served)}"
-            way_out = "at level dataflow, where no order is claimed, each use has a gather of its own"
+            way_out = "at level dataflow, where no order is claimed, each use needs its own gather"
             self.report.at_op("RT030", text, self.stage, op, view, notes=[note], help=way_out)
 
     # forward, recovery and backward
@@ -297,7 +297,7 @@ class SymbolicRun(SymbolicUpdates):
         if self.module.level is Level.DATAFLOW and gather is not None and gather.phase not in (None, phase):
             note = self.report.note("gathered here", gather)
             text = f"'{op!r}' uses %{tensor.name}, which was gathered for the {gather.phase.value} of {word_of(piece_of(gather))}"
-            way_out = "at level dataflow each use has a gather of its own"
+            way_out = "at level dataflow each use needs its own gather"
             self.report.at_op("RT033", text, self.stage, op, tensor, notes=[note], help=way_out)
 
     def add_loss(self, op: Forward | CombineLoss, loss: Tensor, m: Piece) -> None:

@@ -51,7 +51,7 @@ _WORDS = {
         "RT022",
         "is defined again while it is live",
         "defined here",
-        "declare a tensor of its own for this value, or release the first one before",
+        "declare a separate tensor for this value, or release the first one before",
     ),
     NOT_LIVE: ("RT028", "is released but not live", "already released here", None),
     CARRIED_ENDED: ("RT024", "is carried into the next step, but released and not defined again", None, None),

@@ -82,7 +82,7 @@ class SymbolicValues:
             held = self.values[tensor] = self.carried_in[tensor] = value
             self.own(tensor, value)
         if held != value:
-            absent = ("what the step before left",) if tensor.carried else ("nothing",)
+            absent = ("the value of the step before, which nothing has written since",) if tensor.carried else ("nothing",)
             text = f"'{op!r}' needs {words_of(value)} in %{tensor.name}, which holds {words_of(held or absent)}"
             self.report.at_op(code, text, self.stage, op, tensor)
 
@@ -107,7 +107,7 @@ class SymbolicValues:
         if owned != value[:-1]:
             assert self.op is not None
             text = f"%{tensor.name} carries {words_of(owned)}, and '{self.op!r}' takes it for {words_of(value[:-1])}"
-            self.report.at_op("RT024", text, self.stage, self.op, tensor, help="use a tensor of its own")
+            self.report.at_op("RT024", text, self.stage, self.op, tensor, help="use a separate tensor")
 
     def expect_made_forward(self, code: str, op: Op, tensor: Tensor) -> None:
         """What goes forward was made by a forward: an evaluation has no recoveries."""
@@ -131,9 +131,9 @@ def words_of(value: Value) -> str:
         "whole dx": "all rows of the gradient at the input of",
         "part of x": "one peer's part of the input of",
         "part of dx": "one peer's part of the gradient at the input of",
-        "part of branch": "one peer's part of what is added by",
-        "dbranch": "the gradient of what is added by",
-        "whole dbranch": "all rows of the gradient of what is added by",
+        "part of branch": "one peer's part of the output of",
+        "dbranch": "the gradient of the output of",
+        "whole dbranch": "all rows of the gradient of the output of",
         "part of lse": "one peer's logs of sums of the rows of",
         "part of loss": "one peer's part of the loss of",
         "part of squares": "one peer's squares of the queries and keys of",

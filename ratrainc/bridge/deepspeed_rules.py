@@ -166,13 +166,13 @@ RULES: dict[str, Rule] = {
     "scheduler.params.warmup_min_ratio": Rule("warmup_steps", "as warmup_min_lr, with WarmupCosineLR"),
     **_all("how far a run has come is known of its checkpoint", "scheduler.params.", "last_batch_iteration"),
     **_all(
-        "which kernels compute is said to 'run' (--kernels)",
+        "kernels are chosen by 'run --kernels'",
         "optimizer.params.",
         "foreach capturable differentiable fused set_grad_none",
     ),
     **_all("moments are f32", "optimizer.params.", "fp32_optimizer_states"),
     **_all(
-        "communication beside compute is the compiler's placement: nothing to switch on",
+        "communication always overlaps with compute: nothing to switch on",
         "",
         "zero_optimization.overlap_comm zero_optimization.contiguous_gradients zero_optimization.reduce_scatter "
         "tensor_parallel.tp_overlap_comm",
@@ -216,7 +216,7 @@ RULES: dict[str, Rule] = {
         "an update of numbers that are not finite is skipped in any case", "bf16.", "check_grad_overflow check_overflow"
     ),
     **_all(
-        "'recompute{policy=...}' among the passes says what is computed again",
+        "'recompute{policy=...}' among the passes chooses what to recompute",
         "",
         "activation_checkpointing.partition_activations activation_checkpointing.cpu_checkpointing "
         "activation_checkpointing.contiguous_memory_optimization activation_checkpointing.number_checkpoints "

@@ -333,7 +333,7 @@ def _one_unit(reader: SettingsReader) -> None:
 
 def _leave_length(reader: SettingsReader, what: str) -> None:
     for unit in ("iters", "samples"):
-        reader.leave(f"{what}-{unit}", "how long a run is, is said to 'run --steps'")
+        reader.leave(f"{what}-{unit}", "'run --steps' sets the length of a run")
 
 
 def _steps(reader: SettingsReader, what: str, batch: int) -> int | None:
@@ -403,7 +403,7 @@ def _attention(reader: SettingsReader) -> None:
         if selective and not of_scores:
             reader.leave(name, others)
     elif selective:
-        why = "with fused attention there are no scores to compute again: 'recompute{policy=auto}' chooses what is"
+        why = "with fused attention there are no scores to recompute: 'recompute{policy=auto}' chooses"
         for each in ("recompute-granularity", "recompute-activations"):
             reader.leave(each, why)
     if granularity == "full" or reader.flag("checkpoint-activations"):

@@ -50,9 +50,7 @@ def arguments_of(file: str, text: str, asked: Asked, decide: Collection[str]) ->
     """
     report = Diagnostics()
     if file.endswith((".yaml", ".yml", ".json", ".toml", ".py")):
-        message = (
-            "this is no launch script: settings in other files, as those of Megatron-Bridge and of LoRA, are not read"
-        )
+        message = "this is no launch script: recipes in other files, such as Megatron-Bridge's and LoRA's, are not read"
         fail("RT063", message, Source(file, text).top().location)
     followed = follow(file, text, asked.given)
     top = Source(file, text).top()
@@ -148,7 +146,7 @@ def _no_training(followed: Followed, report: Diagnostics, top: Place) -> None:
     why, help_ = "", "give the script that starts it"
     if programs:
         why = f": {', '.join(programs)} has none of its arguments"
-        help_ = "settings in recipes and YAML files, as those of Megatron-Bridge and of LoRA, are not read"
+        help_ = "recipes and YAML files, such as Megatron-Bridge's and LoRA's, are not read"
     elif unread:
         why = f": it runs {', '.join(unread)}, which is not read"
     elif needed:

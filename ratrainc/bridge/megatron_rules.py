@@ -12,10 +12,10 @@ from ratrain.ratrainc.bridge.settings import Rule
 MODEL = "of the model: its config.json says it (--model)"
 _DATA = "of the data: 'run' is given it"
 _FILES = "of checkpoints and logs: 'run' is given places for them"
-_ALWAYS = "communication beside compute is what the compiler's placement is about: there is nothing to switch on"
+_ALWAYS = "communication always overlaps with compute: there is nothing to switch on"
 _SCALER = "a dynamic loss scale starts and adapts by rules of ratrain"
 _LAUNCH = "of the launcher: 'launch' starts processes"
-_KERNELS = "which kernels compute is said to 'run' (--kernels), and changes no plan"
+_KERNELS = "kernels are chosen by 'run --kernels', and change no plan"
 
 _OLD = "no longer valid: Megatron-LM stops there"
 _ARGUMENTS = "megatron/training/arguments.py"

@@ -240,7 +240,7 @@ class SettingsReader:
                 else:
                     self.leave(name, f"not known here as one of {self.framework.title}" + (f"; {hint}" if hint else ""))
             else:
-                self.leave(name, rules[name].says if not rules[name].keys else "changes nothing beside the others")
+                self.leave(name, rules[name].says if not rules[name].keys else "has no effect with the other settings")
 
     def _table_above(self, name: str) -> str | None:
         """Return why nothing is carried over of the table that a setting stands in, or None where it is read."""

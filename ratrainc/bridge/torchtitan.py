@@ -371,10 +371,10 @@ def _decay(reader: SettingsReader, warm_up: int) -> None:
     said = END if reader.has(END) else STEPS
     steps, factor = reader.size(said), reader.number(LEAST)
     if said == END:
-        reader.leave(STEPS, "how long a run is, is said to 'run --steps'")
+        reader.leave(STEPS, "'run --steps' sets the length of a run")
     if ratio == 0:
         for name in (STEPS, END):
-            reader.leave(name, "how long a run is, is said to 'run --steps'")
+            reader.leave(name, "'run --steps' sets the length of a run")
         for name in (DECAY, LEAST):
             reader.defaults.pop(name, None)
             reader.leave(name, "with decay_ratio 0 the learning rate stays at lr")
@@ -386,7 +386,7 @@ def _decay(reader: SettingsReader, warm_up: int) -> None:
         if factor:
             reader.put("min_lr", factor * reader.values.get("lr", 0.0), LEAST)
         return
-    reader.leave(said, "how long a run is, is said to 'run --steps'")
+    reader.leave(said, "'run --steps' sets the length of a run")
     reader.defaults.pop(STEPS, None)
     text = "the learning rate of a plan is constant, or a cosine from warm-up to the last step: it stays at lr"
     reader.differ(DECAY, text)
@@ -400,7 +400,7 @@ def _recompute(reader: SettingsReader) -> None:
     if mode == "full":
         reader.passes.append("recompute{policy=full}")
     elif mode in ("selective", "memory_budget"):
-        reader.differ("activation_checkpoint.mode", "'recompute{policy=auto}' chooses what is computed again")
+        reader.differ("activation_checkpoint.mode", "'recompute{policy=auto}' chooses what to recompute")
     elif mode != "none":
         text = f"activation_checkpoint.mode is '{mode}': full, selective, memory_budget or none is expected"
         reader.wrong("activation_checkpoint.mode", text, code="RT063")

@@ -68,12 +68,12 @@ def _all(why: str, section: str, names: str) -> dict[str, Rule]:
     return {f"{section}.{name}": Rule("", why) for name in names.split()}
 
 
-_KERNELS = "which kernels compute is said to 'run' (--kernels)"
-_COMMUNICATION = "communication beside compute is the compiler's placement: nothing to switch on"
+_KERNELS = "kernels are chosen by 'run --kernels'"
+_COMMUNICATION = "communication always overlaps with compute: nothing to switch on"
 _FLOAT8 = "float8 is no type of a plan"
 _EXPERTS = "experts, which the models here do not have"
 _PROCESS = "how this process is run changes no plan"
-_RECOMPUTE = "'recompute{policy=auto}' chooses what is computed again"
+_RECOMPUTE = "'recompute{policy=auto}' chooses what to recompute"
 _MODEL = "of the model: its config.json says it (--model)"
 _FILES = "of checkpoints and logs: 'run' is given places for them"
 

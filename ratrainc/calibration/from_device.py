@@ -132,7 +132,7 @@ class DeviceMachine(Calibrated):
         if self.rates is not None:
             off = f"off by {self.rates.median:.0%} in the median of those that did"
             yield f"fitted rates, for kernels that did not run: {off}"
-        yield f"links were not measured: they are those of the machine '{self.links}'"
+        yield f"links were not measured: they are taken from the machine '{self.links}'"
 
     def to_json(self) -> dict[str, Any]:
         """The result as `--json` prints it."""
@@ -201,7 +201,7 @@ def _usual_links(called: str) -> str:
     if found is None:
         fail(
             "RT004",
-            f"one device cannot tell what links it has to others, and no built-in machine is of '{called}'",
+            f"one device cannot measure its links to others, and no built-in machine matches '{called}'",
             help="name a machine, or a file, whose links are taken: --links h100-node ('ratrainc machines' lists them)",
         )
     return found

@@ -86,7 +86,7 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str | Non
     "--links",
     type=InputFile("machine"),
     metavar="NAME|FILE.toml",
-    help="With --device: the machine whose links it has to others of its kind. Default: the built-in one of such devices.",
+    help="With --device: the machine to take link constants from. Default: the built-in one of such devices.",
 )
 @click.option(
     "--name", default="this-machine", show_default=True, help="With --profile and --device: the machine's name."
@@ -152,7 +152,7 @@ def command(
     if rows is None:
         if names:
             raise click.UsageError("--fit goes with --rows: elsewhere the rates are fitted")
-        text = "goes with --rows: what is measured is of this machine, and all of it is used"
+        text = "goes with --rows: profiles and devices are of this machine, and all of their times are used"
         refuse_idle(text, "every", "strategy_name", "machine")
     if device is None:
         refuse_idle("goes with --device", "model", "plan", "kernels", "dtype", "seconds", "links")

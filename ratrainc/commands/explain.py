@@ -44,7 +44,7 @@ Examples:
     None,
     "Time for trying levers, of each process. Default: enough for all of them where these are expected to take a minute or less, else 8.",
 )
-@processes_option("Levers are tried side by side too; what is told of one is the same with any number.")
+@processes_option("Levers are tried in parallel too; the answer does not depend on the number.")
 @machine_option
 @json_option
 def command(

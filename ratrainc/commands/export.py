@@ -41,7 +41,7 @@ _ENDINGS = {"torch-csv": ".csv", "megatron": ".sh", "torchtitan": ".toml"}
     type=Result("table or settings", *_ENDINGS.values()),
     callback=output_file,
     metavar="F.csv",
-    help="Write what is exported; without it, it goes to stdout.",
+    help="Write the export to this file; default: stdout.",
 )
 @click.option(
     "--lowered", is_flag=True, help="With sends, receives, gathering and reduction, in the order of the schedule."

@@ -69,7 +69,7 @@ def _begins(word: str, names: Collection[str]) -> bool:
     "--mpirun",
     type=InputFile("launcher"),
     metavar="PATH",
-    help="The launcher. Default: the first mpirun beside Python or on the PATH.",
+    help="The launcher. Default: the first mpirun next to Python or on the PATH.",
 )
 @choice_option(
     "--engine",

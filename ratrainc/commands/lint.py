@@ -103,7 +103,7 @@ def _pass_times(forward: float | None, backward: float | None, weight: float | N
     if forward is None and backward is None and weight is None:
         return None
     if forward is None or backward is None:
-        raise click.UsageError("a step is timed with --forward and --backward together; --weight may stand beside them")
+        raise click.UsageError("a step is timed with --forward and --backward together, and optionally --weight")
     if weight is not None and weight >= backward:
         raise click.UsageError(f"--weight {weight:g} must be less than --backward {backward:g}, of which it is a part")
     return PassTimes(forward, backward, backward / 2 if weight is None else weight)

@@ -167,7 +167,7 @@ Examples:
     "questions_what_ifs",
     multiple=True,
     metavar="ddr=16GiB,link=7.4GB/s",
-    help="Plan again for a machine changed like this; may be repeated. With -o once: that plan is written, and the changed machine beside it.",
+    help="Plan again for a machine changed like this; may be repeated. With -o once: that plan is written, and the changed machine next to it.",
 )
 @click.option(
     "-o",
@@ -228,7 +228,7 @@ def command(
         raise click.UsageError("--global-batch is missing")
     if output is not None and len(questions.what_ifs) > 1:
         raise click.UsageError(
-            "-o writes one plan: give one --what-if with it, or none for the plan of the machine as it is"
+            "-o writes one plan: give one --what-if with it, or none for the plan of the unchanged machine"
         )
     from ratrain import api
     from ratrain.ratrain_ir.support.files import check_writable

@@ -210,7 +210,7 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     "settings_execution_ram_bytes",
     callback=byte_count,
     metavar="BYTES",
-    help="Refuse to start where a process would hold more than this in memory, like 2GiB; what is stored in files does not count.",
+    help="Refuse to start if a process would hold more than this in memory, like 2GiB; data in files does not count.",
 )
 @click.option(
     "--init",
@@ -259,7 +259,7 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     "settings_watch_folder",
     type=Result("run"),
     metavar="DIR",
-    help="Where ranks say where they are, for 'ratrainc postmortem DIR'. Default: run/ beside checkpoints.",
+    help="Folder of the ranks' positions, for 'ratrainc postmortem DIR'. Default: run/ next to checkpoints.",
 )
 @click.option(
     "--hang-timeout",

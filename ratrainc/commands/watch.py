@@ -30,7 +30,7 @@ Examples:
     type=Result("page", ".html", ".htm"),
     callback=output_file,
     metavar="PAGE.html",
-    help="The page to write. Default: beside the first log, with its name and .html.",
+    help="The page to write. Default: next to the first log, with its name and .html.",
 )
 @click.option("--once", is_flag=True, help="Write the page once and end, also while a run goes on.")
 @click.option(

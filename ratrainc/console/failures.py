@@ -55,5 +55,5 @@ def _print_usage_error(error: click.ClickException) -> None:
     from ratrain.ratrainc.console.console import print_json
 
     context = error.ctx if isinstance(error, click.UsageError) else None
-    way_out = f"'{context.command_path} --help' says what is taken" if context is not None else None
+    way_out = f"'{context.command_path} --help' lists what it accepts" if context is not None else None
     print_json({"diagnostics": [Diagnostic("usage", error.format_message(), help=way_out).to_json()]})

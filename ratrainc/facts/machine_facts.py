@@ -216,7 +216,7 @@ _OPTIONAL = "not needed by the local engine, which runs all ranks in one process
 def _mpi() -> MachineFact:
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     launcher = shutil.which("mpirun", path=places) or shutil.which("mpiexec", path=places)
-    launched = f"launcher {launcher}" if launcher else "no launcher (mpirun, mpiexec) beside Python or on the path"
+    launched = f"launcher {launcher}" if launcher else "no launcher (mpirun, mpiexec) next to Python or on the path"
     try:
         import mpi4py
 

@@ -1,1 +1,1 @@
-"""What `ratrain.api` is made of: the work of commands as typed functions, which the commands call too."""
+"""The functions of `ratrain.api`: the work of each command as a typed function, which the command calls too."""

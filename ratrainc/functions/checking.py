@@ -1,4 +1,4 @@
-"""What schedules and programs are: compared, told as text and as tables of others."""
+"""Functions about schedules and programs: compare, check, export and print them."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ ExportFormat = Literal["torch-csv", "megatron", "torchtitan"]
 
 
 def diff(before: Module | str, after: Module | str) -> Difference:
-    """What differs between two schedules, modules or files, in schedule terms: ops added, dropped, moved; tensors; peaks."""
+    """Compare two schedules, given as modules or `.rtir` files: ops added, dropped and moved, tensors, and peaks."""
     return difference(_module(before), _module(after))
 
 
 def lint(table: str, *, sharded: bool = False, times: PassTimes | None = None) -> TableReport:
-    """Prove that a schedule table of another runtime (CSV of torch.distributed.pipelining) is sound, and say what it is worth.
+    """Prove that a schedule table of another runtime is sound, and report its step time and idle time.
 
-    `sharded`: stages begin a step with a shard of their parameters. `times` are those of a pass, to time a step with. Raises
-    `UnsoundTableError`, a `DiagnosticError`, with every cell that is wrong.
+    `table` is the path of a CSV file as torch.distributed.pipelining writes it. With `sharded`, stages begin a step
+    with a shard of their parameters. `times` are the durations of a pass; None counts a forward and each half of a
+    backward as one unit. Raises `UnsoundTableError`, a `DiagnosticError`, with every cell that is wrong.
     """
     return table_report(table, times, sharded=sharded)
 
@@ -56,18 +57,19 @@ def schedule(
     layout: str | None = None,
     slices: int = 1,
 ) -> ScheduleTable:
-    """A well-known schedule as a table of forwards and backwards, one row a stage; chunks and layout are the kind's own if not given.
+    """Make the table of a well-known schedule: forwards and backwards, one row a stage.
 
-    Raises `DiagnosticError` for a shape that the schedule cannot have.
+    Without `chunks` or `layout` the schedule's own are used. Raises `DiagnosticError` for a shape that the schedule
+    cannot have.
     """
     return schedule_table(kind, stages, micro_batches, chunks, layout, slices)
 
 
 def export(module: Module | str, format: ExportFormat = "torch-csv", *, lowered: bool = False) -> Exported:  # noqa: A002 - as the option is named
-    """A schedule as the table of another runtime, or its plan as settings of Megatron-LM or torchtitan.
+    """Export a schedule as the table of another runtime, or its plan as settings of Megatron-LM or torchtitan.
 
-    A table has compute alone, or all actions where it is `lowered`. What settings do not express is in `missing`. Raises
-    `DiagnosticError` where the schedule is not sound, or no table can say it.
+    A table has computations alone, or all actions if `lowered`. Keys of the plan that the settings cannot express are
+    in `missing`. Raises `DiagnosticError` if the schedule is not sound, or a table cannot express it.
     """
     known = _module(module)
     check_module(known)
@@ -82,7 +84,10 @@ def export(module: Module | str, format: ExportFormat = "torch-csv", *, lowered:
 
 
 def disassemble(program: Program | str, *, stage: int | None = None, engine: str | None = None) -> Iterator[str]:
-    """Each engine's stream with addresses and waits, line by line: of all stages and engines, or of one."""
+    """Yield the instruction streams of a program line by line, with addresses and waits.
+
+    `stage` and `engine` restrict them to one stage or one engine (`compute`, `send`, ...); None means all.
+    """
     names = [item.value for item in ENGINES]
     if engine is not None and engine not in names:
         misuse(f"there is no engine '{engine}'; the engines are {', '.join(names)}")
@@ -92,13 +97,16 @@ def disassemble(program: Program | str, *, stage: int | None = None, engine: str
 
 
 def disassemble_routines(program: Program | str) -> Iterator[str]:
-    """The routines that a program calls, line by line: kernels, operands, workspace."""
+    """Yield the routines that a program calls, line by line: kernels, operands, workspace."""
     return routine_lines(_program(program))
 
 
 def disassemble_tiles(program: Program | str, *, core: int = 0, limit: int = 60) -> Iterator[str]:
-    """The tile schedules of a program, line by line: buffers, transfers, waits; of each the first `limit` events of a core."""
-    # of schedules that are not sound the events need not end
+    """Yield the tile schedules of a program, line by line: buffers, transfers, waits.
+
+    Of each schedule, only the first `limit` events of core `core` are shown.
+    """
+    # an unsound schedule may have endless events, so the program is proved before any is listed
     known = sound_program(program)
     return tile_lines(known, core, limit)
 

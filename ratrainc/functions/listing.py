@@ -1,4 +1,4 @@
-"""What there is: models, machines, strategies, passes, examples."""
+"""Functions that list models, machines, strategies, passes and examples."""
 
 from __future__ import annotations
 
@@ -25,33 +25,36 @@ __all__ = ["copy_examples", "example_path", "examples", "machine", "machines", "
 
 
 def model_facts(model: str | ModelConfig, seq_len: int | None = None) -> ModelFacts:
-    """What a model is: parameters by block, arithmetic and bytes of a token, what layers keep, what is unusual about it.
+    """Describe a model: parameters by block, operations and bytes of a token, bytes kept by layers, unusual features.
 
-    Raises `DiagnosticError` RT061 with every key of a configuration that is not supported.
+    `model` is a preset's name, the path of a `config.json` or a configuration. Raises `DiagnosticError` RT061 with
+    every key of a configuration that is not supported.
     """
     return facts_of(load_model(model) if isinstance(model, str) else model, seq_len)
 
 
 def machine(name: str | None = None) -> Machine:
-    """A machine by its name or its file; the default one without.
+    """Load a machine by its name or the path of its file; None is the default machine.
 
-    Raises `DiagnosticError` where there is none of that name, or the file is no machine.
+    Raises `DiagnosticError` if there is no machine of that name, or the file does not describe one.
     """
     return load_machine(name)
 
 
 def machines() -> list[Machine]:
-    """The machines that are built in, or that plugins bring."""
+    """Load every machine that is built in or brought by a plugin."""
     return [load_machine(name) for name in machine_names()]
 
 
 def strategies() -> tuple[Strategy, ...]:
-    """The named pipelines of passes."""
+    """Return the named pipelines of passes."""
     return STRATEGIES
 
 
 _LONG = 60
-"""Characters of an option's values that are told as words, so that a narrow terminal can break between them."""
+"""Longest list of an option's values, in characters, that is shown inside braces. Longer ones become words, so that a
+narrow terminal can break the line between them.
+"""
 
 
 @frozen(repr=False)
@@ -61,7 +64,7 @@ class PassList(Shown):
     passes: tuple[dict[str, Any], ...]
 
     def parts(self) -> Iterator[Part]:
-        """A few lines a pass."""
+        """Yield a text for each pass, then one for each of its options."""
         for each in self.passes:
             yield f"{each['name']}\n    {each['summary']}"
             for option in each["options"]:
@@ -70,12 +73,12 @@ class PassList(Shown):
                 yield f"    {told}, default {option['default']}"
 
     def to_json(self) -> dict[str, Any]:
-        """The list as `--json` prints it."""
+        """Return the list as `--json` prints it."""
         return {"passes": list(self.passes)}
 
 
 def passes() -> PassList:
-    """Every pass with its summary and options."""
+    """Return every registered pass with its summary and options."""
     found = []
     for name in PASSES.names():
         cls = pass_class(name)
@@ -88,11 +91,14 @@ def passes() -> PassList:
             }
             for attribute in attrs.fields(cls)
         ]
-        summary = (cls.__doc__ or "It does not say what it does.").strip().splitlines()[0]
+        summary = (cls.__doc__ or "It has no description.").strip().splitlines()[0]
         found.append({"name": name, "summary": summary, "options": options})
     return PassList(tuple(found))
 
 
 def examples() -> dict[str, str]:
-    """The example models, plans and machines that come with the package, and what each is; `example_path` has their paths."""
+    """Return the summaries of the example models, plans and machines of the package, by name.
+
+    `example_path` gives the path of one.
+    """
     return {name: example_summary(name) for name in example_names()}

@@ -1,4 +1,4 @@
-"""Simulation held against measurements: machines that are fitted or timed, and published tables."""
+"""Functions that compare simulation with measurements: fitted and timed machines, and published tables."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def calibrate_rows(
     hold_out: int = 5,
     strategy: str | None = None,
 ) -> Calibration:
-    """Constants of a machine fitted to measured step times, a CSV table; each `hold_out`-th row is only predicted, with 0 none is.
+    """Fit constants of a machine to measured step times, the rows of a CSV table.
 
-    Plans of rows are as `strategy` has them, with its ZeRO level, chunks or slices.
-
-    Raises `DiagnosticError` where the table is wrong, scipy is not installed, or rows cannot tell the constants.
+    `fit` names the constants. Every `hold_out`-th row is only predicted and not fitted; 0 fits all rows. The plans of
+    the rows are adapted to `strategy`, which may set their ZeRO level, chunks or slices. Raises `DiagnosticError` if
+    the table is wrong, scipy is not installed, or the rows do not determine the constants.
     """
     from ratrain.ratrainc.calibration.calibration_report import calibrate_rows as fitted
 
@@ -39,9 +39,10 @@ def calibrate_rows(
 
 
 def calibrate_profile(profile: str | Sequence[str], name: str = "this-machine") -> ProfiledMachine:
-    """The machine that one or several profiles of runs were taken on: a table of the seconds of every op, and rates fitted to them.
+    """Describe the machine on which one or several profiles of runs were taken.
 
-    Raises `DiagnosticError` where a file is no profile, profiles do not go together, or scipy is not installed.
+    It has a table with the seconds of every op, and rates fitted to them. Its peak rate is measured here, on one
+    thread. Raises `DiagnosticError` if a file is not a profile, profiles do not go together, or scipy is not installed.
     """
     from threadpoolctl import threadpool_limits
 
@@ -56,9 +57,10 @@ def calibrate_profile(profile: str | Sequence[str], name: str = "this-machine") 
 def calibrate_device(
     choice: DeviceChoice, name: str = "this-machine", *, progress: OnProgress | None = None
 ) -> DeviceMachine:
-    """The machine at hand, its kernels, updates and copies timed one by one; links to others are not measured.
+    """Describe the machine at hand by timing its kernels, updates and copies one by one.
 
-    Raises `DiagnosticError` where there is no such device, or what is asked for does not go together.
+    Links to other machines are not measured. Raises `DiagnosticError` if there is no such device, or the parts of
+    `choice` contradict each other.
     """
     from threadpoolctl import threadpool_limits
 
@@ -76,10 +78,11 @@ def validate(
     jobs: int = 1,
     progress: OnProgress | None = None,
 ) -> Validation:
-    """Compile and simulate what others measured, CSV tables, and say how far off the simulation is, by class of rows.
+    """Compile and simulate published measurements (CSV tables), and report the simulation's errors by class of rows.
 
-    `machine` takes the place of those that rows name; `whole`: every micro-batch of long steps is simulated. Raises `DiagnosticError` for
-    all that is wrong with the tables, which are read before the first row is simulated.
+    `machine` replaces the machines that rows name. With `whole`, every micro-batch of long steps is simulated. `jobs`
+    is the number of processes. All tables are read before the first row is simulated. Raises `DiagnosticError` with
+    everything that is wrong in them.
     """
     from ratrain.ratrainc.validation.outcome import validate as validated
     from ratrain.ratrainc.validation.validation_rows import read_validation_table

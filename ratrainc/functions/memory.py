@@ -1,4 +1,4 @@
-"""The bytes of a step: who holds them, where they lie, and whether buffers find a place."""
+"""Functions about the bytes of a step: who holds them, where they lie, and how to place buffers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ def explain(
     seconds: float | None = None,
     progress: OnProgress | None = None,
 ) -> ByteReport:
-    """Why each byte of a stage is where it is; by default of the stage with the highest peak.
+    """Explain why each byte of a stage is held at its peak; None takes the stage with the highest peak.
 
-    `module` is one, or a .rtir file. Levers are compiled, placed and simulated for about so many seconds; by default for as many
-    as all of them take where that is a minute or less, else 8. Micro-batches are fewer where all of them whole would take longer than that,
-    or than 8 by default. Raises `DiagnosticError` where the file is not sound.
+    `module` is a module or the path of a `.rtir` file. With `levers`, changes that free bytes are compiled, placed and
+    simulated for about `seconds` seconds. By default there is time for all of them if that takes about a minute or
+    less, and 8 seconds otherwise. If whole steps would take longer than `seconds` (8 by default), steps of fewer
+    micro-batches are simulated where that saves much, and the results are called estimates. Raises `DiagnosticError` if
+    the file is not sound.
     """
     if isinstance(module, str):
         module = load_schedule(module)
@@ -42,18 +44,19 @@ def explain(
 
 
 def address_map(module: Module, stage: int | None = None) -> Picture:
-    """What lies where in DDR in the course of a step, as a picture: of one stage, by default of that with the largest arena.
+    """Draw the addresses of all tensors in DDR over a step; None takes the stage with the largest arena.
 
-    Raises `DiagnosticError` RT071 where the module is not allocated yet.
+    Raises `DiagnosticError` RT071 if the module is not allocated yet.
     """
     check_stage(stage, len(module.stages))
     return drawing.address_map(module, stage)
 
 
 def alloc(problem: str, capacity: int, *, seconds: float | None = None, progress: OnProgress | None = None) -> Placing:
-    """Addresses for the buffers of a CSV file (id, lower, upper, size) in so many bytes of one memory.
+    """Place the buffers of a CSV file (id, lower, upper, size) in one memory of `capacity` bytes.
 
-    Without `seconds` the search is a fixed amount of work, about half a minute where the capacity is hard to reach. Raises
-    `RefusedPlacingError`, a `DiagnosticError`, RT052 or RT053 where no placement was found, with what was.
+    Without `seconds` the search does a fixed amount of work, about half a minute if the capacity is hard to reach.
+    Raises `RefusedPlacingError`, a `DiagnosticError`: RT053 if no placement can fit, RT052 if none was found. It
+    carries the best placement found.
     """
     return place_buffers(problem, capacity, seconds, progress or unheard)

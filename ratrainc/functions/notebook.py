@@ -1,4 +1,4 @@
-"""What a notebook shows of objects that are further down than what draws them: `ratrain.api` registers it."""
+"""Notebook views of classes in lower layers, which cannot import the code that draws them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _program(program: Program) -> str:
 
 
 def program_parts(program: Program) -> Iterator[Part]:
-    """A table of the stages' streams, and the machine."""
+    """Yield a table of the instructions of each stage and engine, and the capacity of a stage."""
     from ratrain.ratrainc.compiling.opening import machine_of
     from ratrain.ratrainc.console.console import capacity_text, size_text
     from ratrain.ratrainc.console.parts import TextTable
@@ -54,5 +54,5 @@ def _validation(validation: Validation) -> str:
 
 
 def let_objects_show_themselves() -> None:
-    """Register what draws them."""
+    """Register the functions that draw modules, programs and validations; `ratrain.api` calls this."""
     DRAWN_BY.update({"Module": _module, "Program": _program, "Validation": _validation})

@@ -1,4 +1,4 @@
-"""Plans: looked for, compared, scaled, taken over from others."""
+"""Functions about plans: search, compare, scale and import them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.planner.answer.what_if import WhatIf
 
 MachineLike = str | Machine | MachineChoice | None
-"""A machine by its name or its file, as it is, or one of these with another capacity; None: the default one."""
+"""A machine: its name or path, a `Machine`, or a choice with another capacity. None is the default machine."""
 
 
 def plan(
@@ -54,12 +54,13 @@ def plan(
     goal: Goal | None = None,
     progress: OnProgress | None = None,
 ) -> Planned:
-    """The plan to run on so many clusters, for steps of `global_batch` sequences, and how far it can be from the best possible.
+    """Find the plan to run on `clusters` clusters, and bound its distance from the best possible.
 
-    `plans` says which are looked for, `effort` how long; `quick`: closed forms alone, in seconds. With `tokens` the answer says what
-    training on so many takes, with `robust` how the best plans bear a slow stage and jitter. `goal` says what is best, the least time unless
-    it says otherwise, and how many plans are wanted. Where `plans` names neither a strategy nor schedules, all usual ones are searched.
-    Raises `DiagnosticError` RT053 where no plan was found that fits.
+    A step has `global_batch` sequences of `seq_len` tokens. `plans` restricts the search, `effort` limits its time;
+    `quick` uses closed forms alone and takes seconds. With `tokens` the answer shows the cost of a training on that
+    many tokens; with `robust`, how the best plans bear a slow stage and jitter. `goal` is what is best (step time by
+    default) and how many plans are kept. If `plans` names neither a strategy nor schedules, all usual schedules are
+    searched. Raises `DiagnosticError` RT053 if no plan that fits was found.
     """
     tick = counting(progress)
     config, chosen, named = _model(model), _loaded(machine), _named(machine)
@@ -93,9 +94,10 @@ def pareto(
     tokens: float | None = None,
     progress: OnProgress | None = None,
 ) -> ParetoFront:
-    """The plans that are faster than any with as few clusters, up to `clusters`, or as few bytes of the fullest rank.
+    """Find the plans that are faster than any with as few clusters, or with as few bytes on the fullest rank.
 
-    All usual schedules are searched where `plans` names neither a strategy nor schedules. Raises `DiagnosticError` RT053 where nothing fits.
+    `against` chooses between the two; `clusters` is the most. If `plans` names neither a strategy nor schedules, all
+    usual schedules are searched. Raises `DiagnosticError` RT053 if nothing fits.
     """
     request = planning_request(
         _model(model), clusters, global_batch, seq_len, machine=_loaded(machine), plans=plans, effort=effort, whole=True
@@ -107,7 +109,7 @@ def pareto(
 
 
 def what_if(answer: Planned, *changes: str, progress: OnProgress | None = None) -> WhatIf:
-    """How an answer moves when its machine changes: planned again for each change, as `"ddr=16GiB,link=7.4GB/s"`.
+    """Plan again for each change of the answer's machine, such as `"ddr=16GiB,link=7.4GB/s"`.
 
     Raises `DiagnosticError` for a change that cannot be read.
     """
@@ -115,7 +117,7 @@ def what_if(answer: Planned, *changes: str, progress: OnProgress | None = None) 
 
 
 def robust_links(answer: Planned, *, progress: OnProgress | None = None) -> RobustLinks:
-    """What each constant of the links does to a plan, and whether another is best where clusters share a port."""
+    """Time the answer's plan with each link constant changed, and plan again with clusters that share a port."""
     return links.robust_links(answer, counting(progress))
 
 
@@ -128,10 +130,10 @@ def smallest(
     plans: PlanChoice | None = None,
     progress: OnProgress | None = None,
 ) -> FewestClusters:
-    """The fewest clusters, up to `clusters`, on which a plan fits, and the plan.
+    """Find the fewest clusters, up to `clusters`, on which a plan fits, and that plan.
 
-    Where `plans` names neither a strategy nor schedules, plans may use the memories that the machine has beside DDR. Raises `DiagnosticError`
-    RT053 where none was found.
+    If `plans` names neither a strategy nor schedules, plans may use the memories that the machine has in addition to
+    DDR. Raises `DiagnosticError` RT053 if none was found.
     """
     request = planning_request(
         _model(model), clusters, clusters, seq_len, machine=_loaded(machine), plans=plans, fewest=True
@@ -151,10 +153,11 @@ def scale(
     effort: SearchEffort | None = None,
     progress: OnProgress | None = None,
 ) -> Scaling:
-    """How throughput grows with the number of clusters when each has as much to do.
+    """Measure weak scaling: simulated throughput by number of clusters, at equal work for each cluster.
 
-    A `plan` keeps its stages and only gets more replicas; without one a plan is looked for at each number, for `effort`. Raises
-    `DiagnosticError` where numbers do not divide evenly, or the plan is wrong.
+    A given `plan` keeps its stages and gets more replicas. Without one, the best plan at each number of clusters is
+    searched, with `effort` for each search. Raises `DiagnosticError` if the numbers do not divide evenly, or the plan
+    is wrong.
     """
     if not clusters or min(clusters) < 1 or len({*clusters}) < len(clusters):
         misuse("numbers of clusters are from 1 on, and each is given once")
@@ -188,9 +191,10 @@ def compare(
     machine: MachineLike = None,
     progress: OnProgress | None = None,
 ) -> Comparison:
-    """Compile and simulate one plan under several strategies, the first of which is the yardstick; of None all that can have it.
+    """Compile and simulate one plan under several strategies; speed-ups are over the first.
 
-    Raises `DiagnosticError` RT064 for a strategy that was named and cannot have the plan.
+    `strategies` are names; None means all that can have the plan. Raises `DiagnosticError` RT064 for a named strategy
+    that cannot have the plan.
     """
     config, known = resolved(model, plan)
     total = len(strategy_comparison.chosen_strategies(strategies))
@@ -210,7 +214,7 @@ def compare_best(
     effort: SearchEffort | None = None,
     progress: OnProgress | None = None,
 ) -> Comparison:
-    """What strategies come to on the best plan of the default one, and each on its own best plan."""
+    """Compare strategies on the best plan of the default strategy, and each on its own best plan."""
     chosen, effort = _loaded(machine), effort or SearchEffort(seconds=20.0)
     request = planning_request(_model(model), clusters, global_batch, seq_len, machine=chosen, effort=effort)
     return strategy_comparison.compare_on_best(request, strategies, chosen, counting(progress))
@@ -233,12 +237,13 @@ def import_plan(
     steps: int | None = None,
     given: Mapping[str, str] | None = None,
 ) -> Imported:
-    """Make a plan of the settings of another framework; the numbers are for where its file does not say them.
+    """Make a plan from the settings of another framework.
 
-    `given` has variables of a launch script, as its environment would (`SLURM_NNODES`), and its arguments as `1`, `2` and on.
-
-    From `pp` on they are for DeepSpeed, whose files leave them to the program that calls it ("auto"). What could not be carried over is in
-    `left`, what the file leaves out in `defaults`. Raises `DiagnosticError` for all that is wrong with the file.
+    The numbers from `clusters` to `steps` fill in what the file does not say. Those from `pp` on, except `seq_len`, are
+    for DeepSpeed alone, whose files leave them to the program that calls it ("auto"). `given` has the variables of a
+    Megatron launch script, such as `SLURM_NNODES`, and the script's arguments as `1`, `2`, ... The result lists
+    settings that were not carried over in `left`, and settings that the file leaves out in `defaults`. Raises
+    `DiagnosticError` with everything that is wrong in the file.
     """
     if framework not in importing.FRAMEWORKS:
         misuse(f"there is no framework '{framework}'; there are {', '.join(importing.FRAMEWORKS)}")
@@ -255,9 +260,9 @@ def import_plan(
     }
     said = [name for name, value in of_deepspeed.items() if value is not None]
     if said and framework != "deepspeed":
-        misuse(f"--{said[0].replace('_', '-')} is for --from deepspeed: the others say it in the file")
+        misuse(f"--{said[0].replace('_', '-')} is for --from deepspeed: the other formats have it in the file")
     if given and not importing.FRAMEWORKS[framework].script:
-        misuse("--set is for --from megatron: the others read no script")
+        misuse("--set is for --from megatron: the other formats are no scripts")
     return importing.import_plan(
         framework, file, Asked(clusters=clusters, seq_len=seq_len, given=dict(given or {}), **of_deepspeed)
     )
@@ -268,7 +273,7 @@ def _model(model: str | ModelConfig) -> ModelConfig:
 
 
 def _words(model: str | ModelConfig) -> str:
-    """What commands call a model."""
+    """Return the model's name as commands take it."""
     return model if isinstance(model, str) else model.name
 
 
@@ -279,12 +284,12 @@ def _loaded(machine: MachineLike) -> Machine:
 
 
 def _named(machine: MachineLike) -> MachineChoice:
-    """What commands call a machine."""
+    """Return the machine as commands name it."""
     if isinstance(machine, MachineChoice):
         return machine
     return MachineChoice(machine.name if isinstance(machine, Machine) else machine)
 
 
 def _place(plan: str | Plan) -> Callable[[], Place]:
-    """Where the plan says its schedule."""
+    """Return a function that finds the key `schedule` in the plan's file; without a file it returns no place."""
     return partial(place_in_plan, plan, "schedule") if isinstance(plan, str) else Place

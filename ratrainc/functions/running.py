@@ -1,4 +1,4 @@
-"""Runs: training, what it leaves behind, and what this machine offers one."""
+"""Functions about runs: train, launch, generate, export weights, watch, and check this machine."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def run(
     each_step: Callable[[TimedStep], None] | None = None,
     progress: OnProgress | None = None,
 ) -> RunResult:
-    """Train: execute a program, or the file of one, with all its ranks in this process.
+    """Train: execute a program, or the program in a file, with all its ranks in this process.
 
-    `settings` is all that a run is told, or its steps alone; `data` a file or folder, or what is told of data, by default the English text
-    that ships inside Python. `each_step` hears of every step when it is done. Ctrl-C ends the run after the step it is in. Raises
-    `DiagnosticError` where something cannot be used or does not go together.
+    `settings` are the run's settings, or just its number of steps. `data` is a file, a folder or a `DataChoice`; None
+    is the English text that ships with Python. `each_step` is called after every step. Ctrl-C ends the run after the
+    current step. Raises `DiagnosticError` if something cannot be used, or settings contradict each other.
     """
     from ratrain.ratrainc.running.run_checks import for_program, refuse_contradictions
     from ratrain.ratrainc.running.training import check_outputs, run_training
@@ -74,9 +74,10 @@ def launch(
     engine: Literal["mpi", "torch"] = "mpi",
     mpirun: str | None = None,
 ) -> int:
-    """Start `ratrainc run` with a process a rank, by mpirun or torchrun, watch over it, and return its exit code.
+    """Start `ratrainc run` with one process a rank, by mpirun or torchrun, watch over it, and return its exit code.
 
-    `words` are options of `ratrainc run`. Raises `DiagnosticError` where the processes cannot be started.
+    `words` are further options of `ratrainc run`. `mpirun` is the program to start MPI with. Raises `DiagnosticError`
+    if the processes cannot be started.
     """
     from ratrain.ratrainc.running.launching import launch as start
 
@@ -93,10 +94,10 @@ def generate(
     asked: Generation | None = None,
     threads: int | None = None,
 ) -> Generated:
-    """What the model of a checkpoint, or of a Hugging Face directory, says behind a prompt: words, or numbers of tokens.
+    """Continue a prompt, words or token numbers, with the model of a checkpoint or of a Hugging Face directory.
 
-    `asked` says all of how the text is made, `tokens` only how many are added at most. Raises `DiagnosticError` RT094 where the prompt does
-    not fit the model, and where the model cannot be read.
+    `asked` sets everything about the generation; without it, `tokens` is the most to add. Raises `DiagnosticError`
+    RT094 if the prompt does not fit the model, and another if the model cannot be read.
     """
     from ratrain.ratrainc.running.generation import generate as made
 
@@ -111,7 +112,8 @@ def export_weights(
 ) -> Export:
     """Write the master weights of a checkpoint as a Hugging Face model that transformers loads.
 
-    Raises `DiagnosticError` where the checkpoint is not sound, or the directory holds something else.
+    `max_shard_bytes` limits the size of a file. Raises `DiagnosticError` if the checkpoint is not sound, or the
+    directory holds something else.
     """
     from ratrain.ratrainc.running.weight_export import MOST_SHARD_BYTES
     from ratrain.ratrainc.running.weight_export import export_weights as write
@@ -123,31 +125,32 @@ def export_weights(
 
 @frozen(repr=False)
 class WatchedRuns(Shown):
-    """A page of what runs have logged, and the last figures of each."""
+    """A page that draws the logs of runs, and the last figures of each run."""
 
     path: str
     size: int
     """bytes of the page"""
     runs: tuple[dict[str, Any], ...]
     exit_code: int
-    """130 where Ctrl-C ended it"""
+    """130 after Ctrl-C, else 0"""
 
     def parts(self) -> Iterator[Part]:
-        """A sentence."""
+        """Yield a sentence."""
         from ratrain.ratrainc.console.console import size_text
 
         steps, several = sum(run["steps"] for run in self.runs), "s" * (len(self.runs) > 1)
         yield f"wrote {Path(self.path)}, {size_text(self.size)}: {steps:,} steps of {len(self.runs)} run{several}"
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as `--json` prints them."""
+        """Return the figures as `--json` prints them."""
         return {"output": self.path, "bytes": self.size, "runs": list(self.runs)}
 
 
 def watch(runs: Sequence[str], output: str | None = None, *, every: float | None = None) -> WatchedRuns:
-    """Draw the logs of runs, or those in folders, as one HTML page: once, or every so many seconds while runs write to them.
+    """Draw the logs of runs as one HTML page: once, or every `every` seconds while runs write to them.
 
-    The page is by default beside the first log. Raises `DiagnosticError` where there is no log, or the page cannot be written.
+    `runs` are log files or folders of them. The page is written next to the first log unless `output` names it. Raises
+    `DiagnosticError` if there is no log, or the page cannot be written.
     """
     from ratrain.ratrainc.watch.page import summary
     from ratrain.ratrainc.watch.watching import logs_of, page_beside
@@ -161,25 +164,25 @@ def watch(runs: Sequence[str], output: str | None = None, *, every: float | None
 
 @frozen(repr=False)
 class Postmortem(Shown):
-    """Where the ranks of a run were, and why it ended or makes no progress."""
+    """The last positions of a run's ranks, and why it ended or makes no progress."""
 
     report: str
     well: bool
-    """whether it ended well, or gets on"""
+    """True if it ended well, or makes progress"""
 
     def parts(self) -> Iterator[Part]:
-        """The report."""
+        """Yield the report."""
         yield self.report
 
     def to_json(self) -> dict[str, Any]:
-        """The report as `--json` prints it."""
+        """Return the report as `--json` prints it."""
         return {"report": self.report, "well": self.well}
 
 
 def postmortem(directory: str) -> Postmortem:
-    """What became of a run, of its --save or --run-dir directory; also of one that goes on.
+    """Report the end, or the present state, of a run from its `--save` or `--run-dir` directory.
 
-    Raises `DiagnosticError` where no ranks have said there where they are.
+    Raises `DiagnosticError` if no rank has recorded its position there.
     """
     from ratrain.ratrainc.running.supervisor import describe
     from ratrain.targets.runtime.checkpoint.checkpoint_series import RUN_FOLDER
@@ -192,7 +195,7 @@ def postmortem(directory: str) -> Postmortem:
 
 @frozen(repr=False)
 class Offer(Shown):
-    """What this machine offers a run."""
+    """Facts about this machine that matter to a run."""
 
     facts: dict[str, MachineFact]
 
@@ -202,32 +205,35 @@ class Offer(Shown):
         return [name for name, fact in self.facts.items() if fact.stops_a_run]
 
     def parts(self) -> Iterator[Part]:
-        """A line a fact."""
+        """Yield a line for each fact."""
         for name, fact in self.facts.items():
             mark = "!!" if fact.stops_a_run else "ok"
             yield f"{mark}  {name}: {fact.found}" + (f"\n      {fact.remark}" if fact.remark else "")
 
     def to_json(self) -> dict[str, Any]:
-        """The facts as `--json` prints them."""
+        """Return the facts as `--json` prints them."""
         return {"facts": {name: fact.to_json() for name, fact in self.facts.items()}, "problems": self.problems}
 
 
 def precompile(dtypes: Sequence[str] = ("f16",), *, progress: OnProgress | None = None) -> Precompiled:
-    """Compile the loops that first compilations and first runs would compile, for weights, activations and gradients of some types: f16, bf16, f32."""
+    """Compile ahead the loops that first compilations and first runs would compile.
+
+    `dtypes` are the types of weights, activations and gradients to compile for: f16, bf16, f32.
+    """
     from ratrain.ratrainc.running.precompiling import precompile as compile_ahead
 
     return compile_ahead([Dtype(each) for each in dict.fromkeys(dtypes)], progress or unheard)
 
 
 def doctor(program: Program | str | None = None, *, machine: str | Machine | None = None) -> Offer:
-    """What this machine offers a run: BLAS, threads, bf16, the kernels' cache, MPI, torch.distributed, free memory; and to a program.
+    """Check this machine for runs: BLAS, threads, bf16, kernel cache, MPI, torch.distributed and free memory.
 
-    Raises `DiagnosticError` where the program, or its file, is not sound.
+    With a program, its needs are checked too. Raises `DiagnosticError` if the program or its file is not sound.
     """
     from ratrain.ratrainc.facts.machine_facts import machine_facts, program_fact
 
     known = (
         None if program is None else sound_program(program, machine=machine)
-    )  # what it takes is told of a sound program only
+    )  # only a sound program's needs can be trusted
     facts = machine_facts()
     return Offer(facts if known is None else facts | {"program": program_fact(known)})

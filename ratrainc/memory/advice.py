@@ -1,7 +1,7 @@
-"""What fits instead of a plan that does not: changes of it, each tried, else the planner's plan for the same clusters and the same step.
+"""Advice for a plan that does not fit: changes of it that fit, else the planner's plan for the same clusters and step.
 
-The planner looks among plans for the same passes, then among those of all schedules. That nothing fits is said only where its bounds on
-bytes rule out every one of these.
+The planner looks among plans for the same passes, then among plans of all schedules. The advice says that nothing fits
+only if bounds on bytes rule out every plan of both searches.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation
 
 SECONDS = 45.0
-"""After so many nothing new is tried."""
+"""Seconds after which nothing new is tried."""
 _PLANNER_SECONDS = 15.0
-"""of these are left to the planner, where no change fits"""
+"""Seconds of these that are left to the planner if no change fits."""
 _SHOWN = 5
 
 
 @frozen
 class Suggestion:
-    """A plan that was compiled and placed, and the passes that did."""
+    """A plan that was compiled and placed, with the passes that were used."""
 
     model: ModelConfig
     plan: Plan
     pipeline: str
     how: str
-    """what it comes to, in words"""
+    """its step time and highest peak, in words"""
 
     def save(self, path: str, model: str, machine: MachineChoice) -> None:
-        """Write the plan's file, with how to compile it. Raises `DiagnosticError` RT002 where that cannot be written."""
+        """Write the plan's file, with how to compile it. Raises `DiagnosticError` RT002 if it cannot be written."""
         head = [f"In place of a plan that does not fit: {self.how}."]
         write_text(path, plan_text(self.plan, self.pipeline, self.model, model, head, machine))
 
 
 @frozen
 class Advice:
-    """What is known of other plans."""
+    """Notes about other plans, and the first one that fits."""
 
     notes: list[Note] = field(factory=list)
     suggestion: Suggestion | None = None
@@ -68,9 +68,11 @@ class Advice:
 def advice(
     setting: CompileSetting, strategy: Strategy, command: str | None, whole_command: str | None = None
 ) -> Advice:
-    """What fits in place of a setting that does not.
+    """Find what fits in place of a setting that does not.
 
-    `command` asks the planner for a plan, where that can be asked for the setting's passes; `whole_command` asks it for one of any schedule.
+    `command` is a command line that plans for the setting's passes, if there is one; `whole_command` plans for any
+    schedule. Both are only quoted. The result is empty if the setting is not allowed, or refused for another reason
+    than bytes.
     """
     begin = time.monotonic()
     now = try_setting(setting, "as it is")
@@ -87,6 +89,7 @@ def advice(
 
 
 def _fitting_changes(setting: CompileSetting, heaviest: int) -> list[LeverOutcome]:
+    """Return the changes that fit, fastest first, at most `_SHOWN`; pairs are tried only until something fits."""
     fitting: list[LeverOutcome] = []
     for outcome in outcomes(setting, heaviest, SECONDS - _PLANNER_SECONDS):
         if outcome.fits:
@@ -99,10 +102,11 @@ def _fitting_changes(setting: CompileSetting, heaviest: int) -> list[LeverOutcom
 def _planned(
     setting: CompileSetting, strategy: Strategy, command: str | None, whole_command: str | None, deadline: float
 ) -> Advice:
-    """The planner's plan for the same passes, else for any schedule of the default strategy."""
+    """Suggest the planner's plan for the same passes, else for any schedule of the default strategy."""
     notes = [Note("no single change and no pair of changes that was tried fits")]
     plan = setting.plan
     schedule = plan.schedule or default_schedule(plan.shape)
+    # a strategy without a schedule of its own takes the plan's; plain 1F1B needs no family to say so
     own = families(strategy, (schedule,)) if strategy.schedule is None and schedule != "1f1b" else ()
     usual = strategy_named(DEFAULT_STRATEGY)
     asked = [(strategy, own, command), (usual, families(usual, with_memories(USUAL, setting.machine)), whole_command)]
@@ -110,7 +114,7 @@ def _planned(
     for chosen, searched, asking in asked:
         try:
             answer = quick_answer(_request(setting, chosen, searched))
-        except DiagnosticError:  # the machine has not so many clusters, or there is no such shape
+        except DiagnosticError:  # the machine has too few clusters, or there is no such shape
             continue
         empty.append(answer.proven_empty)
         words = "" if chosen is strategy else f" with other passes than these, '{chosen.name}'"
@@ -135,12 +139,13 @@ def _planned(
             text = f"whether another plan of {_same(plan)} fits{words} is not known: bounds do not rule out all of them{ask}"
             notes.append(Note(text))
         elif all(empty) and len(empty) == len(asked) and command:
-            notes.append(Note(_proof(answer)))  # of any passes that are given they prove nothing
+            # without `command` the passes are the user's own, for which the bounds prove nothing
+            notes.append(Note(_proof(answer)))
     return Advice(notes)
 
 
 def _request(setting: CompileSetting, strategy: Strategy, searched: tuple[PlanFamily, ...]) -> PlanRequest:
-    """What is asked of the planner: the same clusters and step, with dtypes and optimizer of the plan."""
+    """Make the planner's request: the same clusters and step, with the dtypes and optimizer of the plan."""
     plan = setting.plan
     return PlanRequest(
         setting.model,
@@ -157,7 +162,10 @@ def _request(setting: CompileSetting, strategy: Strategy, searched: tuple[PlanFa
 
 
 def _first_placed(answer: Answer, deadline: float) -> tuple[Candidate, PlanEvaluation] | None:
-    """The first of the candidates that is compiled and placed, and what it comes to."""
+    """Return the first candidate that compiles and fits, with its evaluation; None if none does in time.
+
+    The first candidate is tried even after the deadline.
+    """
     request = answer.request
     for number, candidate in enumerate(answer.candidates):
         if number and time.monotonic() > deadline:

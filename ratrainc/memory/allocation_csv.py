@@ -1,7 +1,11 @@
-"""Allocation problems as CSV, in the columns of MiniMalloc: id, lower, upper, size; solutions add offset.
+"""Allocation problems as CSV with the columns of MiniMalloc: id, lower, upper, size; solutions add `offset`.
 
-Columns that would change the answer are honoured or refused by name: an `offset` for every buffer is a placement to be checked, sizes
-must keep every `alignment`, and `gaps` and `hint` may be there only if they say nothing.
+    id,lower,upper,size
+    a,0,3,64            buffer a has 64 bytes from time 0 to 2
+    b,2,5,32            b lives at time 2 as well, so the two share no bytes
+
+A column that would change the answer is honoured or refused by name. An `offset` for every buffer is a placement to be
+checked; sizes must be multiples of every `alignment`; `gaps` and `hint` may only be empty.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ _UNSUPPORTED = {
     "gaps": "a buffer lives all the time between lower and upper: give each part of its life as a buffer, if they may lie apart",
     "hint": "addresses are found without hints",
 }
-"""Columns of MiniMalloc that are not supported, and the way out."""
+"""Columns of MiniMalloc that are not supported, with what to do instead."""
 _KNOWN = (*_COLUMNS, _OFFSET, _ALIGNMENT, *_UNSUPPORTED)
 _OTHER_NAMES = {
     "start": "'start' is lower here",
@@ -39,11 +43,11 @@ _OTHER_NAMES = {
     "buffer_id": "'buffer_id' is id here",
     "buffer": "'buffer' is id here",
 }
-"""Hints on columns of other programs, by their name there."""
+"""Hints on column names that other programs use."""
 _MOST = 1 << 60
-"""Times and the sum of the sizes stay below this, so that they can be added as 64-bit integers."""
+"""Exclusive limit on times and on the sum of sizes, so that they can be added as 64-bit integers."""
 _DIGITS = len(str(_MOST)) + 1
-"""Characters of a number, with its sign."""
+"""Most characters of a number, with its sign."""
 _MOST_ERRORS = 100
 
 _Buffers: TypeAlias = "tuple[list[str], list[int], list[tuple[Interval, ...]]]"
@@ -52,26 +56,27 @@ _Buffers: TypeAlias = "tuple[list[str], list[int], list[tuple[Interval, ...]]]"
 
 @frozen(eq=False)
 class AllocationTable:
-    """A problem, its buffers' names, and its lines as they were."""
+    """A problem with the names of its buffers and the lines of its file."""
 
     problem: AllocationProblem
     ids: list[str]
     header: list[str]
     rows: list[list[str]]
     given: list[int] | None = None
-    """the offset of each buffer, where the file has them"""
+    """the offset of each buffer in bytes; None if the file has no offsets"""
 
 
 def read_problem(path: str) -> AllocationTable:
-    """The problem in a CSV file.
+    """Read the problem in a CSV file.
 
-    Raises `DiagnosticError` RT002 when the file is not such a table, RT005 and RT006 for wrong values, with their lines.
+    Raises `DiagnosticError` RT002 if the file is not such a table, RT004 for unknown columns, and RT005 or RT006 for
+    wrong values, with their lines.
     """
     return parse_problem(read_text(path, "allocation problem"), path)
 
 
 def parse_problem(text: str, path: str) -> AllocationTable:
-    """The problem in the text of a CSV file. Raises `DiagnosticError` as `read_problem`."""
+    """Parse the problem in the text of a CSV file. Raises `DiagnosticError` as `read_problem` does."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         lines = [(reader.line_num, row) for row in reader if row]
@@ -79,6 +84,7 @@ def parse_problem(text: str, path: str) -> AllocationTable:
         fail("RT002", f"the allocation problem is not CSV: {error}", Location(path, reader.line_num))
     header = _header(path, lines)
     rows = [row for _, row in lines[1:]]
+    # the fast path reads whole columns; only a table with an error is read again row by row
     ids, sizes, intervals = _sound(header, rows) or _diagnosed(path, header, lines[1:])
     if sum(sizes) >= _MOST:
         fail("RT005", f"the sizes add up to {sum(sizes)} bytes; the most is {_MOST - 1}", Location(path, 1))
@@ -94,7 +100,10 @@ def parse_problem(text: str, path: str) -> AllocationTable:
 def _more(
     columns: dict[str, list[str]], ids: Sequence[str], sizes: Sequence[int], places: Sequence[Location]
 ) -> list[int] | None:
-    """The offsets that columns beside the usual ones give. Raises `DiagnosticError` RT005 for what cannot be honoured, by its column."""
+    """Return the offsets that optional columns give, or None.
+
+    Raises `DiagnosticError` RT005 for a column that cannot be honoured.
+    """
     for name, way_out in _UNSUPPORTED.items():
         at = next((at for at, text in enumerate(columns.get(name, ())) if text), None)
         if at is not None:
@@ -119,7 +128,7 @@ def _more(
 
 
 def _numbers(name: str, texts: Sequence[str], least: int, ids: Sequence[str], places: Sequence[Location]) -> list[int]:
-    """The numbers of a column, each at least `least`. Raises `DiagnosticError` RT005 for others."""
+    """Return the numbers of a column, each at least `least`. Raises `DiagnosticError` RT005 for others."""
     diagnostics, numbers = Diagnostics(), []
     for text, buffer, place in zip(texts, ids, places, strict=True):
         number = _number(text)
@@ -134,7 +143,10 @@ def _numbers(name: str, texts: Sequence[str], least: int, ids: Sequence[str], pl
 def _check_alignments(
     texts: Sequence[str], ids: Sequence[str], sizes: Sequence[int], places: Sequence[Location]
 ) -> None:
-    """Refuse sizes that do not keep every alignment: offsets are sums of sizes, multiples of what all of these are multiples of."""
+    """Refuse sizes that are not multiples of every alignment.
+
+    The allocator's offsets are sums of sizes, so a common divisor of all sizes divides every offset.
+    """
     common = math.lcm(*_numbers(_ALIGNMENT, [text or "1" for text in texts], 1, ids, places))
     at = next((at for at, size in enumerate(sizes) if size % common), None)
     if at is not None:
@@ -147,13 +159,14 @@ def _check_alignments(
 
 
 def _sound(header: list[str], rows: list[list[str]]) -> _Buffers | None:
-    """The buffers of rows that are all as they should be, column by column; None where one is not."""
+    """Return the buffers of the rows, read column by column; None if any row is wrong."""
     if not rows or any(len(row) != len(header) for row in rows):
         return None
     columns = dict(zip(header, zip(*rows, strict=True), strict=True))
     ids = [name.strip() for name in columns["id"]]
     if len(set(ids)) < len(ids) or any(len(text) > _DIGITS for name in _NUMBERS for text in columns[name]):
         return None
+    # int() also accepts `1_000` and digits of other scripts, which the format does not have
     if any("_" in text or not text.isascii() for text in ("".join(columns[name]) for name in _NUMBERS)):
         return None
     try:
@@ -168,7 +181,7 @@ def _sound(header: list[str], rows: list[list[str]]) -> _Buffers | None:
 
 
 def _diagnosed(path: str, header: list[str], lines: list[tuple[int, list[str]]]) -> _Buffers:
-    """The buffers of rows that are told apart, each with its line.
+    """Return the buffers, read row by row.
 
     Raises `DiagnosticError` RT005 and RT006 for wrong values, RT002 for rows that are too short or too long.
     """
@@ -211,15 +224,15 @@ def _diagnosed(path: str, header: list[str], lines: list[tuple[int, list[str]]])
 
 
 def write_solution(path: str, table: AllocationTable, offsets: list[int]) -> None:
-    """Write the table with the column offset, atomically.
+    """Write the table with the column `offset`, atomically.
 
-    Raises `DiagnosticError` RT002 when it cannot be written, and RT011 where it would not be read as this placement.
+    Raises `DiagnosticError` RT002 if it cannot be written, and RT011 if it would not be read back as this placement.
     """
 
     def read(text: str) -> None:
         back = parse_problem(text, path)
         if (back.ids, back.given, back.problem.sizes) != (table.ids, offsets, table.problem.sizes):
-            fail("RT005", "the offsets that are read are others")
+            fail("RT005", "other offsets are read back")
 
     write_text(path, checked("".join(f"{line}\n" for line in _lines(table, offsets)), "solution", read))
 
@@ -237,9 +250,9 @@ def _lines(table: AllocationTable, offsets: list[int]) -> Iterator[str]:
 
 
 def _header(path: str, lines: list[tuple[int, list[str]]]) -> list[str]:
-    """The names of the columns.
+    """Return the names of the columns.
 
-    Raises `DiagnosticError` RT002 where one is missing, unknown or given twice.
+    Raises `DiagnosticError` RT002 if one is missing, RT004 if one is unknown, RT006 if one is given twice.
     """
     if not lines:
         fail("RT002", "the allocation problem is empty; expected a header id,lower,upper,size", Location(path, 1))
@@ -263,7 +276,7 @@ _INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*", re.ASCII)
 
 
 def _number(text: str) -> int | None:
-    """An integer of moderate size, or None."""
+    """Return the integer in a text; None if it is not one, or not between -`_MOST` and `_MOST`."""
     if len(text) > _DIGITS or not _INTEGER.fullmatch(text):
         return None
     value = int(text)

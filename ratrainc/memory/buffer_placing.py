@@ -1,4 +1,4 @@
-"""Addresses for buffers of which a file says when they live: the work of `ratrainc alloc`."""
+"""Addresses for buffers whose lifetimes a file lists: the work of `ratrainc alloc`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNLIMITED = 1 << 60
 
 @frozen(repr=False)
 class Placing(Shown):
-    """Where buffers lie."""
+    """The addresses found for the buffers of a file."""
 
     file: str
     table: AllocationTable = field(eq=False)
@@ -40,7 +40,7 @@ class Placing(Shown):
         write_solution(path, self.table, self.allocation.offsets)
 
     def parts(self) -> Iterator[Part]:
-        """A sentence."""
+        """Yield a sentence."""
         made = self.allocation
         yield (
             f"{self.file}: {len(self.table.ids)} buffers in {made.arena_bytes} bytes; lower bound {made.lower_bound_bytes}, "
@@ -48,7 +48,7 @@ class Placing(Shown):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as `--json` prints them."""
+        """Return the figures as `--json` prints them."""
         made = self.allocation
         return {
             "fits": True,
@@ -62,7 +62,7 @@ class Placing(Shown):
 
 
 class RefusedPlacingError(DiagnosticError):
-    """Raised where no placement fits, or none was found; with what is known of it."""
+    """The error if no placement fits, or none was found, with the bound and the best placement."""
 
     def __init__(
         self, problem: Diagnostic, table: AllocationTable, bound: LowerBound, allocation: Allocation | None
@@ -73,7 +73,7 @@ class RefusedPlacingError(DiagnosticError):
         self.allocation = allocation
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as `--json` prints them."""
+        """Return the figures as `--json` prints them."""
         made = self.allocation
         return {
             "fits": False,
@@ -90,10 +90,11 @@ class RefusedPlacingError(DiagnosticError):
 
 
 def place_buffers(file: str, capacity: int, seconds: float | None, progress: OnProgress) -> Placing:
-    """Try greedy placements from the cheapest to the dearest, then search where the capacity is still exceeded.
+    """Try greedy placements from the cheapest to the dearest, then search if none fits the capacity.
 
-    Raises `DiagnosticError` where the file is wrong, `RefusedPlacingError` RT053 or RT052 where nothing fits, or
-    nothing was found that does.
+    If the file gives offsets, they are checked instead. Raises `DiagnosticError` if the file is wrong, and
+    `RefusedPlacingError`: RT053 if more bytes live at once than the capacity, RT052 if no placement that fits was
+    found, RT050 if given offsets overlap.
     """
     with paused_gc():
         table = read_problem(file)
@@ -102,12 +103,14 @@ def place_buffers(file: str, capacity: int, seconds: float | None, progress: OnP
 
 def _placed(table: AllocationTable, file: str, capacity: int, seconds: float | None, progress: OnProgress) -> Placing:
     bound = lower_bound(table.problem)
+    # no placement is smaller than the bytes that live at once, so nothing need be tried
     if bound.nbytes > capacity:
         raise RefusedPlacingError(_too_much_live(table, bound, capacity), table, bound, None)
     if table.given is not None:
         return Placing(file, table, _as_given(table, table.given, bound, capacity))
     progress(Progress(0, None, f"placing {len(table.ids)} buffers"))
     allocation = allocate(table.problem, capacity=capacity, effort=_effort(seconds))
+    # buffers that share bytes would corrupt data without a word, so the result is checked again
     assert not check_allocation(table.problem, allocation.offsets), "the placement is not sound"
     if allocation.arena_bytes > capacity:
         raise RefusedPlacingError(_not_found(allocation, capacity), table, bound, allocation)
@@ -115,7 +118,8 @@ def _placed(table: AllocationTable, file: str, capacity: int, seconds: float | N
 
 
 def _as_given(table: AllocationTable, offsets: list[int], bound: LowerBound, capacity: int) -> Allocation:
-    """The placement that the file has. Raises `RefusedPlacingError` RT050 and RT052 where it is not sound, or does not fit."""
+    """Return the file's placement. Raises `RefusedPlacingError` RT050 if buffers overlap, RT052 if it does not fit."""
+    # a buffer of no bytes needs none, wherever its offset is
     ends = (offset + size for offset, size in zip(offsets, table.problem.sizes, strict=True) if size)
     made = Allocation(offsets, max(ends, default=0), bound.nbytes, bound.nbytes, "as given")
     wrong = check_allocation(table.problem, offsets)
@@ -131,6 +135,7 @@ def _as_given(table: AllocationTable, offsets: list[int], bound: LowerBound, cap
 
 
 def _effort(seconds: float | None) -> Effort:
+    # with a limit in seconds the budgets of work, which make results independent of the machine, are lifted
     return Effort() if seconds is None else Effort(work=_UNLIMITED, nodes=_UNLIMITED, seconds=seconds)
 
 
@@ -149,6 +154,7 @@ def _too_much_live(table: AllocationTable, bound: LowerBound, capacity: int) -> 
 
 def _not_found(allocation: Allocation, capacity: int) -> Diagnostic:
     short = f"{allocation.arena_bytes - capacity} more than the capacity of {capacity}"
+    # holes in lives or an exhaustive search can prove more than the bytes that live at once
     if allocation.proved_bytes > capacity:
         return Diagnostic(
             "RT052",

@@ -1,10 +1,18 @@
-"""What levers free and cost, tried one by one in the time that is given for it.
+"""Prices of levers: the bytes that each change of a plan frees and the time it costs, tried one by one in limited time.
 
-A lever is compiled, placed and simulated: whole, where all of them are expected to end in time, else with its step
-folded to fewer micro-batches (`ratrainc/planner/search/plan_evaluation.py`), and is then called an estimate. Estimates
-are held against that of the plan as it is, folded too. Time is the computing time of a process: what others do on the
-machine changes no answer, and of several processes each has all of it, for levers and for what else it does beside
-them.
+A lever is compiled, placed and simulated. If whole steps of all levers are not expected to end in time, steps are
+folded to fewer micro-batches (`ratrainc/planner/search/plan_evaluation.py`), and the results are called estimates. An
+estimate is compared with that of the unchanged plan, folded too:
+
+    unchanged plan, whole    10.0 s           measured before
+    unchanged plan, folded    8.0 s           the first task
+    lever, folded             8.4 s           so its step is given as 10.0 * 8.4 / 8.0 = 10.5 s
+
+Time is the computing time of a process's thread, so other work on the machine changes no answer. Each of several
+processes has the whole limit for itself.
+
+Cost: one compilation a lever, at most 15 levers. No lever begins that is not expected to end in time, and one that
+takes longer is stopped.
 """
 
 from __future__ import annotations
@@ -20,77 +28,81 @@ from ratrain.ratrainc.choices.levers import CompileSetting, LeverOutcome, change
 from ratrain.ratrainc.planner.search.plan_evaluation import PlanEvaluation, Task, compiled_units, evaluate
 
 _OPS_A_SECOND = 8000.0
-"""Ops of a schedule that are compiled, placed and simulated in a second, before anything is known: about as measured, on one core."""
+"""Assumed ops of a schedule that one core compiles, places and simulates in a second, until a lever is measured."""
 _EXPECTED_AT_MOST = 60.0
-"""Seconds that all levers together are expected to take, where nobody says how many there are, for all of them to be tried."""
+"""Expected seconds up to which all levers are tried if no limit is given."""
 _GIVEN_TO_ALL = 120.0
-"""Seconds that they have then: what is expected is a guess."""
+"""Limit in seconds in that case: more than expected, because the expectation is a guess."""
 QUICK_SECONDS = 8.0
-"""Seconds where they are expected to take longer: the answer is there soon, with names of what was not tried. Whole steps beyond this are folded."""
+"""Limit in seconds if all levers are expected to take longer: a quick answer that names the levers left out.
+
+Whole steps that are expected to take longer than this are folded.
+"""
 _WORTH_FOLDING = 2 / 3
-"""Of the work of whole steps, what folded ones may be: less is not worth an estimate."""
+"""Largest share of the work of whole steps at which folding is worth an estimate."""
 
 
 @frozen
 class Prices:
-    """What the levers of a setting came to."""
+    """The results of the levers of a setting."""
 
     tried: list[LeverOutcome]
     freed_bytes: list[int | None]
-    """by each of these, of the stage asked for; None where the plan has no such stage"""
+    """bytes that each lever in `tried` frees on the stage asked for; None if its plan has no such stage"""
     estimated: bool
-    """whether steps were folded"""
+    """True if steps were folded"""
     left: list[str]
-    """levers that there was no time for"""
+    """names of levers that there was no time for"""
     seconds: float
-    """about how many would do for all of them, of each process"""
+    """about how long all levers would take, in seconds of each process"""
     refused: bool
-    """whether no change of the setting can be compiled here: a file that its passes read may be gone"""
+    """True if no change of the setting can be compiled here: a file that its passes read may be gone"""
 
 
 @frozen
 class Found:
-    """What a setting came to."""
+    """The result of one setting."""
 
     evaluation: PlanEvaluation | None
-    """None where there was no time for it, or it was refused"""
+    """None if there was no time for it, or it was refused"""
     rate: float | None = None
-    """seconds that a unit of its work took"""
+    """measured seconds a unit of work (`compiled_units`)"""
     refused: bool = False
 
 
 @define(eq=False)
 class Pricing:
-    """The levers for the bytes of a stage, to be tried one by one or side by side; each process has the time for itself."""
+    """The levers that free bytes of a stage, to be tried in one process or several; each process has its own time."""
 
     setting: CompileSetting
     stage: int
     rate: float
-    """seconds that a unit of work (`compiled_units`) is thought to take"""
+    """expected seconds a unit of work (`compiled_units`)"""
     seconds: float
-    """of computing, for each process"""
+    """limit of computing time, for each process"""
     folded: bool
     levers: list[tuple[str, CompileSetting]] = field(init=False)
     _begun: dict[int, float] = field(factory=dict, init=False)
-    """by process, the computing time of its thread when it began"""
+    """computing time of the thread at its start, by process"""
     _has_tried: bool = field(default=False, init=False)
     _given_up: bool = field(default=False, init=False)
-    """whether there was no time for the setting as it is, or it was refused: no lever is to be held against it"""
+    """True if the unchanged setting had no time or was refused: no lever can be compared with it"""
 
     def __attrs_post_init__(self) -> None:
         self.levers = list(changes(self.setting, self.stage))
 
     @property
     def tasks(self) -> list[CompileSetting]:
-        """What is to be tried, in this order: the setting as it is first, where steps are folded."""
+        """The settings to try, in order; the unchanged one is first if steps are folded."""
         return [*([self.setting] if self.folded else []), *(changed for _, changed in self.levers)]
 
     def begin(self) -> None:
-        """Let the time of this process begin; else it does with the first that is tried."""
+        """Start the clock of this process, if it has not started; the first `found` starts it otherwise."""
+        # a forked process inherits the entries of its parent, so each looks for its own number
         self._begun.setdefault(os.getpid(), time.thread_time())
 
     def found(self, setting: CompileSetting) -> Found:
-        """What a setting comes to, within the time of this process."""
+        """Evaluate one of the tasks within the remaining time of this process."""
         own = setting is self.setting
         self.begin()
         remaining = self.seconds - (time.thread_time() - self._begun[os.getpid()])
@@ -105,13 +117,17 @@ class Pricing:
             self._given_up |= own
             return Found(None, refused=True)
         rate = evaluation.taken / wanted
+        # The first lever replaces the guess. Later ones only raise it: a lever that is begun too late is time lost.
         self.rate = max(self.rate, rate) if self._has_tried else rate
         self._has_tried |= not own
         self._given_up |= own and evaluation.stopped
         return Found(evaluation, rate)
 
     def prices(self, now: LeverOutcome, found: Sequence[Found], processes: int = 1) -> Prices:
-        """What the levers came to, by what so many processes `found` for the tasks; `now` is what the setting comes to."""
+        """Put together the results of all tasks, in the order of `tasks`, that `processes` processes found.
+
+        `now` is the outcome of the unchanged setting with whole steps.
+        """
         of_levers = list(found)
         against = now
         if self.folded:
@@ -133,6 +149,7 @@ class Pricing:
                 continue
             step = each.evaluation.step_seconds
             if step is not None and now.step_seconds is not None and against.step_seconds is not None:
+                # both sides are folded alike, so their ratio carries over to whole steps
                 step *= now.step_seconds / against.step_seconds
             tried.append(LeverOutcome(name, changed, each.evaluation.peak_bytes, step))
         had = against.peak_bytes[self.stage]
@@ -141,18 +158,21 @@ class Pricing:
         return Prices(tried, freed, self.folded, left, self._enough(found, processes), refused)
 
     def _enough(self, found: Sequence[Found], processes: int) -> float:
-        """About how many seconds would do for all of them, of each of so many processes, in whatever order these take them."""
+        """Estimate the seconds that each process needs for all tasks, in whatever order they are taken."""
         of_levers = [each.rate for each in found[self.folded :] if each.rate is not None]
         own = [each.rate for each in found[: self.folded] if each.rate is not None]
         rate = max(of_levers or own, default=self.rate)
         units = [_units(task, folded=self.folded) for task in self.tasks]
+        # Graham's bound for list scheduling: each process is busy until the last task begins, so before it the other
+        # tasks are shared evenly, and the longest may be the last.
         return rate * (sum(units) + (processes - 1) * max(units, default=0.0)) / processes
 
 
 def pricing_of(setting: CompileSetting, stage: int, ops: int, seconds: float | None) -> Pricing:
-    """The levers of a setting with a schedule of so many ops; steps are folded where the time is not expected to last for whole ones.
+    """Set up the levers of a setting whose schedule has `ops` ops, and decide if steps are folded.
 
-    Without a number of seconds there are enough where all levers take a minute or less, and few where they take longer.
+    Steps are folded if whole ones are not expected to end within `seconds`, and folding saves a third of the work or
+    more. None sets the limit: enough for all levers if they are expected to take a minute or less, else 8 seconds.
     """
     rate = ops / _OPS_A_SECOND / _units(setting, folded=False)
     settings = [changed for _, changed in changes(setting, stage)]
@@ -168,5 +188,5 @@ def pricing_of(setting: CompileSetting, stage: int, ops: int, seconds: float | N
 
 
 def _units(setting: CompileSetting, *, folded: bool) -> float:
-    """About how much work a setting is."""
+    """Estimate the work of a setting."""
     return compiled_units(setting.plan, setting.model.layers, folded=folded, in_halves=False)

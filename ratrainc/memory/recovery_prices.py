@@ -1,7 +1,7 @@
-"""What becomes of what each block's forward saves, kept, recovered or stored, what that costs, and what the other ways would.
+"""Table of saved tensors by block: kept, recovered or stored, the cost of that, and the cost of the alternatives.
 
-Seconds are of the target: simulated where something is stored, of the op alone elsewhere. A transfer is hidden as far as compute did not
-wait for it.
+Seconds are the target's: simulated if the stage stores anything, else those of the op alone. The exposed part of a
+transfer is the time that compute waited for it; the rest is hidden.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from ratrain.targets.target import MachineTarget
 
 _Key = tuple[Block, int | None]
-"""A block, and the slice where micro-batches are cut."""
+"""A block, and its slice if micro-batches are cut."""
 
 
 @frozen
 class _Full:
-    """Of a block and a piece: all that its forward saves, and what it takes to make it again."""
+    """Full recovery of a block: the bytes that its forward saves, and the seconds of computing them again."""
 
     nbytes: int
     seconds: float
@@ -48,21 +48,25 @@ class _Full:
 
 @frozen
 class _Use:
-    """What became of what one forward saves."""
+    """The treatment of the tensors that one forward saves."""
 
     choice: str
+    """`kept`, or where they are stored, and `recovered`, in words"""
     nbytes: int
-    """that wait for the backward: what it saves, in DDR; or what is stored of it, with the input that recovery starts from"""
+    """bytes that wait for the backward: saved tensors in DDR, or all that is stored, with the input of a recovery"""
     seconds: float
-    """of recovery, and of transfers there and back"""
+    """seconds of recovery and of transfers there and back"""
     exposed: float
-    """of transfers, what compute waited"""
+    """seconds of the transfers that compute waited for"""
 
 
 def recovery_facts(
     module: Module, stage: Stage, target: MachineTarget, timeline: Timeline | None
 ) -> list[dict[str, Any]]:
-    """Rows of blocks and of the micro-batches that are alike, in forward order. `timeline`: of a step, where the stage stores anything."""
+    """Return a row for each block and each group of its micro-batches that are treated alike, in forward order.
+
+    `timeline` is that of a simulated step; None if the stage stores nothing.
+    """
     full = _of_full_recovery(module, stage.index, target)
     rows: dict[tuple[Block, str, int], list[tuple[Piece, _Use]]] = {}
     for forward, use in _uses(module, stage, target, timeline):
@@ -93,7 +97,8 @@ def recovery_facts(
 
 
 def _of_full_recovery(module: Module, index: int, target: MachineTarget) -> dict[_Key, _Full]:
-    """Of each block of a stage that can be recovered, and each slice: what recovery of the whole layer makes of it."""
+    """Return bytes and seconds of full recovery for each block and slice of a stage that can be recovered."""
+    # all micro-batches cost the same, so one that recovers everything has all the figures
     one = lower(module.model, evolve(module.plan, micro_batches=1))
     stage = one.stages[index]
     forwards = [op for op in stage.ops if type(op) is Forward]
@@ -115,6 +120,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 def _uses(
     module: Module, stage: Stage, target: MachineTarget, timeline: Timeline | None
 ) -> Iterable[tuple[Forward, _Use]]:
+    """Yield each forward of a layer with the treatment of its saved tensors."""
     recovered: dict[tuple[Block, Piece], float] = {}
     stored: dict[tuple[Block, Piece], Store | Evict] = {}
     for op in stage.ops:
@@ -131,6 +137,7 @@ def _uses(
         where = op.block, piece_of(op)
         store = stored.get(where)
         if store is None:
+            # a saved tensor that nothing reads after its forward is dropped: it waits for no backward
             nbytes = _bytes(t for t in op.writes if t.kind is StateKind.SAVED and last.get(t, -1) > position)
         else:
             nbytes = _bytes(store.reads)
@@ -146,6 +153,7 @@ def _stored_words(op: Store | Evict) -> str:
 
 
 def _last_reads(stage: Stage) -> dict[Tensor, int]:
+    """Return the position of each tensor's last read by an op that works; releases and the like do not count."""
     last: dict[Tensor, int] = {}
     for position, op in enumerate(stage.ops):
         if op.engine is not Engine.NONE:
@@ -154,8 +162,9 @@ def _last_reads(stage: Stage) -> dict[Tensor, int]:
 
 
 def _transfers(timeline: Timeline, stage: int) -> dict[tuple[str, Piece], tuple[float, float]]:
-    """By block and piece, the seconds of what is stored and fetched in a steady step, and those of them that compute waited for."""
+    """Return, by block and piece, the seconds of transfers in a steady step, and those that compute waited for."""
     waited = Bubbles(timeline).waited_for_ops(stage, Engine.COMPUTE)
+    # events are numbered step by step; the last simulated step is the steady one
     first_event = (timeline.steps - 1) * timeline.ops
     found: dict[tuple[str, Piece], tuple[float, float]] = {}
     for engine in (Engine.STORE, Engine.FETCH):
@@ -170,12 +179,12 @@ def _transfers(timeline: Timeline, stage: int) -> dict[tuple[str, Piece], tuple[
 
 
 def stores_anything(stage: Stage) -> bool:
-    """Whether a stage stores anything, so that it takes a simulated step to say what that costs."""
+    """Return True if the stage stores anything, so that its costs need a simulated step."""
     return any(isinstance(op, Store | Fetch | Evict | TakeBack) for op in stage.ops)
 
 
 def recovery_table(facts: list[dict[str, Any]]) -> TextTable:
-    """The table of `recovery_facts`; layers one behind the other of which the same is to be said are one row."""
+    """Return the table of `recovery_facts`; consecutive layers with equal entries share a row."""
     rows = []
     for _, alike in groupby(_by_kind(facts), key=_shown):
         found = list(alike)
@@ -191,16 +200,17 @@ def recovery_table(facts: list[dict[str, Any]]) -> TextTable:
 
 
 def _by_kind(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Attention blocks first, then mlps, each choice together, so that layers that are alike follow each other."""
+    """Sort facts: attention blocks before mlps, each choice together, so that equal layers follow each other."""
     return sorted(facts, key=lambda each: (each["block"].partition(".")[0], each["choice"], each["pieces"]))
 
 
 def _shown(fact: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the entries of a row that must be equal for layers to share it."""
     return fact["block"].partition(".")[0], fact["choice"], tuple(fact["pieces"]), fact["bytes"], _cost_texts([fact])[1]
 
 
 def _cost_texts(found: list[dict[str, Any]]) -> tuple[str, str]:
-    """What a choice costs, on average of rows, and what the others would."""
+    """Return the mean cost of a choice over rows of equal choice, and the costs of the alternatives, as texts."""
     first = found[0]
     stored = first["choice"].startswith("stored")
     costs, others = "-", []
@@ -218,7 +228,7 @@ def _cost_texts(found: list[dict[str, Any]]) -> tuple[str, str]:
 
 
 _LITTLE = 1e-3
-"""Of a transfer's seconds: less of them is not called exposed."""
+"""Share of a transfer's seconds up to which exposed time is called hidden."""
 
 
 def _pieces_text(pieces: list[str]) -> str:

@@ -1,1 +1,1 @@
-"""The schedule as one self-contained page: timeline, address map, live bytes, and the tables beside them."""
+"""Reports about modules, programs and simulations: pages, pictures, tables and texts."""

@@ -1,4 +1,12 @@
-"""A still picture of a stage's memory: every tensor a rectangle, address by op of the step."""
+"""A still picture of a stage's memory: each tensor is a rectangle of addresses over the ops of the step.
+
+    address
+      |      [ saved ...... ]            a rectangle's width is a life, in ops
+      |  [ boundary ]  [ saved .. ]      its height the tensor's bytes
+      +-------------------------- op
+
+A tensor with several lives has a rectangle for each.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +26,11 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.ops.tensor import Tensor
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 1100, 420, 70, 30, 58
-"""Pixels: of the picture, of the memory in it, left of the memory, above and below it."""
+"""Pixels: width of the picture, height of the memory in it, space left of the memory, above and below it."""
 MOST = 4000
-"""Lives that are drawn: those that take most of the memory for longest."""
+"""Most lives that are drawn; those with the largest product of bytes and ops come first."""
 _LETTER = 6.2
-"""Pixels that a letter of the legend takes."""
+"""Pixels of a letter in the legend."""
 
 COLOURS = {
     StateKind.MASTER: "#1f4e79",
@@ -36,17 +44,17 @@ COLOURS = {
     StateKind.SAVED: "#8a63b8",
     StateKind.PARTIAL: "#c9b3e3",
 }
-"""By state kind; others are grey."""
+"""Colours by state kind; other kinds are grey."""
 _OTHER = "#8c8c8c"
 
 Life = tuple["Tensor", int, int]
-"""A tensor with an interval of ops in which it is live."""
+"""A tensor with an interval of ops in which it is live: first op, exclusive end."""
 
 
 def address_map(module: Module, stage: int | None = None) -> Picture:
-    """What lies where in DDR in the course of a step: of one stage, by default that with the largest arena.
+    """Draw the addresses of a stage's tensors in DDR over a step; None takes the stage with the largest arena.
 
-    Raises `DiagnosticError` RT071 where the module is not allocated,.
+    Raises `DiagnosticError` RT071 if the module is not allocated.
     """
     if module.level is not Level.ALLOCATED:
         text = f"the module is {module.level.value}: its tensors have no addresses yet"
@@ -56,14 +64,16 @@ def address_map(module: Module, stage: int | None = None) -> Picture:
 
 
 def _lives(stage: Stage) -> list[Life]:
-    """All lives in the arena, those first that take most bytes for most ops."""
+    """Return all lives in the arena, sorted by bytes times ops, largest first."""
     spans = lifetimes(stage).intervals.items()
     lives = [(tensor, start, stop) for tensor, life in spans for start, stop in life if tensor.offset is not None]
+    # the largest are drawn first, so that small ones are never hidden under them
     return sorted(lives, key=lambda life: -aligned(life[0].type.nbytes) * (life[2] - life[1]))
 
 
 def _lines(module: Module, stage: Stage) -> Iterator[str]:
     lives = _lives(stage)
+    # an empty stage still needs sizes to divide by
     shown, ops, arena = lives[:MOST], max(len(stage.ops), 1), max(stage.arena_bytes, 1)
     across, up = (WIDTH - LEFT - 8) / ops, HEIGHT / arena
     total = TOP + HEIGHT + BOTTOM
@@ -81,6 +91,7 @@ def _lines(module: Module, stage: Stage) -> Iterator[str]:
     for tensor, start, stop in shown:
         assert tensor.offset is not None
         height = aligned(tensor.type.nbytes) * up
+        # addresses grow upwards, the y of SVG downwards
         top = TOP + HEIGHT - tensor.offset * up - height
         name = f"%{tensor.name}, {tensor.kind.value}, {size_text(tensor.type.nbytes)}"
         yield (
@@ -91,6 +102,7 @@ def _lines(module: Module, stage: Stage) -> Iterator[str]:
         y = TOP + HEIGHT * (1 - share) + 4
         yield f'<text x="{LEFT - 4}" y="{y:.0f}" text-anchor="end" fill="#222222">{size_text(int(arena * share))}</text>'
     yield f'<text x="{LEFT}" y="{TOP + HEIGHT + 14}" fill="#222222">ops of the step, in order</text>'
+    # kinds in the order of their largest life, each once
     yield from _legend(list(dict.fromkeys(tensor.kind for tensor, _, _ in shown)), total - 14)
     yield "</svg>\n"
 

@@ -1,4 +1,4 @@
-"""Where the bytes of a stage go: who holds them at the peak, what the arena adds, which changes free how much at what price."""
+"""Report on the bytes of a stage: live tensors at the peak, the arena, and the changes that free bytes, with prices."""
 
 from __future__ import annotations
 
@@ -39,31 +39,36 @@ if TYPE_CHECKING:
 
 _SHOWN_OWNERS = 12
 _PASSES_OF_A_LEVER = 20
-"""How often its ops are gone through, about, until a schedule is compiled, placed and simulated."""
+"""About how often each op is visited to compile, place and simulate a schedule; it decides how many processes share the
+work.
+"""
 
 
 @frozen(repr=False)
 class ByteReport(Shown):
-    """Why each byte of a stage is where it is."""
+    """An account of the bytes of a stage."""
 
     facts: dict[str, Any]
-    """as `--json` prints them"""
+    """the report's figures, as `--json` prints them"""
     untried: str = ""
-    """why no lever was tried, where one was asked for"""
+    """why no lever was tried although levers were asked for; else empty"""
 
     def parts(self) -> Iterator[Part]:
-        """Sentences about peak and arena, tables of who is live and of levers."""
+        """Yield sentences about peak and arena, and tables of live tensors and levers."""
         return _parts(self.facts)
 
     def to_json(self) -> dict[str, Any]:
-        """The facts as `--json` prints them."""
+        """Return the facts as `--json` prints them."""
         return self.facts
 
 
 def byte_report(
     module: Module, machine: Machine, *, stage: int | None, levers: bool, seconds: float | None, progress: OnProgress
 ) -> ByteReport:
-    """The report of a stage of a verified module, None: the one with the highest peak. Levers are tried for about so many seconds (`pricing_of`)."""
+    """Report on a stage of a verified module; None takes the stage with the highest peak.
+
+    With `levers`, changes that free bytes are tried for about `seconds` seconds (`pricing_of`).
+    """
     with paused_gc():
         program = None
         if module.level is Level.ALLOCATED:
@@ -77,11 +82,13 @@ def byte_report(
         jobs: list[Callable[[], Any]] = []
         if program is not None:
             jobs += [partial(_now, module, program, machine, stage), partial(_apart_seconds, module, program, machine)]
+        # jobs run in several processes if there is enough work: two describe the schedule, the others are levers
         own = len(jobs)
         if pricing is not None:
             jobs += [partial(pricing.found, task) for task in pricing.tasks]
         work = len(jobs) * _PASSES_OF_A_LEVER * _ops(module)
         count = processes_for(len(jobs), work=work)
+        # this process works on jobs too, and its own time includes the first two
         if pricing is not None and count > 1:
             pricing.begin()
 
@@ -116,7 +123,7 @@ def _peaks(program: Program) -> list[int]:
 
 @frozen
 class _Now:
-    """What a schedule comes to as it is."""
+    """Step time, peaks and recovery of the unchanged schedule."""
 
     step_seconds: float
     peak_bytes: tuple[int, ...]
@@ -131,7 +138,7 @@ def _now(module: Module, program: Program, machine: Machine, stage: int) -> _Now
 
 
 def _apart_seconds(module: Module, program: Program, machine: Machine) -> float:
-    """Seconds of a step, were no bytes used twice."""
+    """Simulate a step in which no bytes are used twice; return its seconds."""
     return simulated(without_reuse(program, module), machine)[0].step_seconds
 
 
@@ -157,7 +164,7 @@ def _facts(module: Module, stage: Stage, machine: Machine) -> dict[str, Any]:
 
 
 def _owner(name: str) -> str:
-    """The block a tensor's name speaks of; micro-batches and slots of a block are counted together."""
+    """Return the block in a tensor's name; micro-batches and slots of a block are counted together."""
     parts = name.split(".")
     for index, part in enumerate(parts):
         if part in ("attention", "mlp") and index + 1 < len(parts) and parts[index + 1].isdigit():
@@ -168,7 +175,7 @@ def _owner(name: str) -> str:
 
 
 def _grouped(by_owner: dict[str, int]) -> list[tuple[str, int]]:
-    """Owners with the layers of one block kind taken together, largest first."""
+    """Return owners with their bytes, largest first; the layers of one kind of block are added up."""
     sizes: dict[str, int] = {}
     counts: dict[str, int] = {}
     for name, size in by_owner.items():
@@ -186,10 +193,14 @@ def _ops(module: Module) -> int:
 def _pricing(
     module: Module, stage: int, machine: Machine, seconds: float | None
 ) -> tuple[Pricing | None, LeverOutcome | None, str]:
-    """The levers to be tried, and what a module without addresses comes to as it is; or why there are none."""
+    """Return the levers to try, and the outcome of an unallocated module; or the reason why there are none.
+
+    The outcome is None for an allocated module, whose figures come from its own program.
+    """
     if not module.pipeline:
         return None, None, "no levers are tried: no pipeline made the module"
-    # of a placed module the plan tells the order that its pipeline made, and a placement of its own name makes it again
+    # The plan of a placed module names the order that its pipeline made. The pipeline's own placement pass makes that
+    # order again, so the plan to be compiled need not name it.
     made = module.level is not Level.DATAFLOW and placed_by(module.pipeline) is not None
     plan = evolve(module.plan, schedule=None) if made else module.plan
     is_allocated, outcome = module.level is Level.ALLOCATED, None
@@ -207,7 +218,10 @@ def _refusal(setting: CompileSetting) -> str:
 
 
 def _add_levers(facts: dict[str, Any], outcome: LeverOutcome, prices: Prices) -> str:
-    """Add what was tried, and what was not for want of time, to the facts; why nothing was tried, empty where something was."""
+    """Add levers that were tried, and those left for lack of time, to the facts.
+
+    Returns the reason why none was tried; empty if one was.
+    """
     if prices.refused:
         return _refusal(outcome.setting)
     facts["levers"] = [
@@ -223,7 +237,7 @@ def _add_levers(facts: dict[str, Any], outcome: LeverOutcome, prices: Prices) ->
 
 
 def _allocated(setting: CompileSetting, module: Module) -> LeverOutcome | None:
-    """What a module without addresses comes to once it has some; None where it cannot get them, for another reason than bytes."""
+    """Allocate a copy of a module and return its outcome; None if a pass refuses it for another reason than bytes."""
     copy = copy_module(module)
     try:
         PassManager(target_of(setting.machine)).run(copy, "allocate-ddr")
@@ -266,7 +280,7 @@ def _parts(facts: dict[str, Any]) -> Iterator[Part]:
     if facts["byte_reuse"]:
         step, apart = facts["byte_reuse"]["step_seconds"], facts["byte_reuse"]["without_reuse_seconds"]
         words = f"{seconds_text(step)} a step, {seconds_text(apart)} if no bytes were used twice"
-        yield f"waits for bytes that are used again: {words} ({_change_text(step, apart)}, simulated)"
+        yield f"cost of reusing addresses: {words} ({_change_text(step, apart)}, simulated)"
     if "slices" in facts:
         yield facts["slices"]
     rows = [[kind, str(size), size_text(size), f"{100 * size / peak:.1f} %"] for kind, size in facts["by_kind"].items()]
@@ -285,13 +299,13 @@ def _parts(facts: dict[str, Any]) -> Iterator[Part]:
 
 
 def _left_text(left: list[str], seconds: float) -> str:
-    """What there was no time for, and how to get it."""
+    """Name the levers that there was no time for, and the time that would be enough."""
     enough = max(1, ceil(1.2 * seconds))
     return f"not tried, for want of time: {'; '.join(left)}. --seconds {enough} is about enough for all"
 
 
 def _change_text(seconds: float, before: float) -> str:
-    """How much longer; what rounds to nothing is no less than nothing."""
+    """Return the relative change in percent; adding 0.0 turns a rounded -0 into 0."""
     return f"{round(100 * (seconds / before - 1), 2) + 0.0:+.2f} %"
 
 

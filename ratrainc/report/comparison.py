@@ -1,4 +1,4 @@
-"""The page that compares two programs: what differs, then the charts of both on common axes, in one file that asks the network for nothing."""
+"""The page that compares two programs: differences, then both charts on common axes, in one file without network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.report.differences import Differences, Pair, Side
 
 _LISTED = 200
-"""Of the ops or tensors that differ in a stage; the counts are of all."""
+"""Most ops or tensors that are listed for a stage and kind of difference; counts include all."""
 _PREFIXES = ("a-", "b-")
 _FIGURES = {
     "step_seconds": "step",
@@ -43,11 +43,11 @@ _FIGURES = {
     "ops": "ops",
     "tensors": "tensors",
 }
-"""What figures are called."""
+"""Names of figures as shown."""
 
 
 def write_comparison(one: Side, other: Side, differences: Differences, path: str) -> int:
-    """Write the page, atomically; its bytes. Raises `DiagnosticError` RT002 when the file cannot be written."""
+    """Write the page, atomically; return its bytes. Raises `DiagnosticError` RT002 if the file cannot be written."""
     written = 0
     with replacing(path) as stream:
         for part in _parts(one, other, differences):
@@ -65,6 +65,7 @@ def _parts(one: Side, other: Side, found: Differences) -> Iterator[str]:
         "what is chosen, zoomed or searched in one is in the other too.</p>\n"
     )
     yield _first(found)
+    # controls are common to both charts; each chart has a finder of its own
     yield f"{page_file('controls.html').replace(FINDER, '')}"
     yield '<div class="sides">\n'
     for side, prefix in zip(sides, _PREFIXES, strict=True):
@@ -77,6 +78,8 @@ def _parts(one: Side, other: Side, found: Differences) -> Iterator[str]:
         bubbles = page_tables.bubble_tables(side.program, side.bubbles)
         yield f"<details><summary>Stages and bubbles of {escape(side.name)}</summary>\n"
         yield page_tables.stage_table(side.timeline, side.figures) + bubbles + "</details>\n"
+    # Both charts run the same scripts. Each copy is inside a function, so that its variables are its own; prefixes keep
+    # the ids of elements apart, and each copy gets the other as a peer, whose choices it follows.
     cold = [Bubbles(side.timeline, cold=True) for side in sides]
     scale = _scale(sides, cold)
     for side, from_cold, prefix in zip(sides, cold, _PREFIXES, strict=True):
@@ -92,12 +95,12 @@ report("b-", [REPORTS[0]], REPORTS[1]);
 
 
 def _prefixed(html: str, prefix: str) -> str:
-    """A part of the page whose elements are those of one report."""
+    """Prefix the ids of a part of the page, so that it belongs to one of the two reports."""
     return re.sub(r' (id|aria-controls)="', rf' \1="{prefix}', html)
 
 
 def _scale(sides: Sequence[Side], cold: Sequence[Bubbles]) -> Scale:
-    """The longer of the two in each view; of each stage's memories the larger."""
+    """Return the common axes: the longer of the two steps in each view, the larger of each stage's two memories."""
     views = [step_views(side.timeline, side.bubbles, bubbles) for side, bubbles in zip(sides, cold, strict=True)]
     seconds = {view.name: max(of[index].end - of[index].start for of in views) for index, view in enumerate(views[0])}
     arenas: dict[tuple[int, str], list[tuple[int, int]]] = {}
@@ -110,18 +113,20 @@ def _scale(sides: Sequence[Side], cold: Sequence[Bubbles]) -> Scale:
 
 
 def _limits(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Return the largest arena, and the top of the drawing: a capacity is drawn if it is under 1.5 times that arena."""
     most = max(arena for arena, _ in sizes)
+    # a capacity far above the arena would leave the tensors too small to see
     return most, max([most, *(capacity for _, capacity in sizes if capacity < 1.5 * most)])
 
 
 def _first(found: Differences) -> str:
-    """What differs, in short."""
+    """Return the summary of differences as HTML."""
     cannot = "".join(f'<p class="problem">{escape(words)}.</p>\n' for words in found.cannot)
     named = [(_whole(key), pair, _form(key)) for key, pair in found.figures.items()]
     figures = _pair_table("Figures of the steady step (seconds are simulated)", found.names, named)
     causes = [(cause, pair, seconds_text) for cause, pair in found.causes.items()]
     causes.sort(key=lambda row: -abs(row[1].change or 0.0))
-    idle = _pair_table("Idle seconds of all compute engines, by what was waited for", found.names, causes)
+    idle = _pair_table("Idle seconds of all compute engines, by cause", found.names, causes)
     settings = [[key, before or "-", after or "-"] for key, (before, after) in found.settings.items()]
     told = (
         page_tables.table("Settings that differ", ("setting", *found.names), settings, words=True) if settings else ""
@@ -133,12 +138,12 @@ def _first(found: Differences) -> str:
 
 
 def _whole(key: str) -> str:
-    """What a figure of all stages is called."""
+    """Return the name of a figure of the whole program."""
     return _FIGURES[key] + (", largest of the stages" if key.endswith("bytes") else "")
 
 
 def _form(key: str) -> Callable[[float], str]:
-    """How a figure is written."""
+    """Return the function that formats a figure."""
     if key.endswith("seconds") or key.startswith("idle: "):
         return seconds_text
     if key.endswith("bytes"):
@@ -165,7 +170,7 @@ def _change(pair: Pair, form: Callable[[float], str]) -> str:
 
 
 def _in_short(stage: StageDiff) -> str:
-    """How many ops and tensors of a stage differ."""
+    """Count the ops and tensors of a stage that differ, in words."""
     counts = [
         (len(stage.added), "ops added"),
         (len(stage.dropped), "ops removed"),
@@ -224,7 +229,7 @@ def _some(what: str, items: Sequence[str]) -> list[list[str]]:
 
 
 def in_words(found: Differences) -> Iterator[str]:
-    """What differs, a line each."""
+    """Yield the differences, one a line."""
     yield f"{found.names[0]} -> {found.names[1]}, seconds are simulated"
     lines = list(_lines(found))
     yield from lines or ["nothing differs"]

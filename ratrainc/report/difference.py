@@ -1,4 +1,4 @@
-"""What differs between two schedules, for people and for scripts."""
+"""The differences between two schedules, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _SHOWN = 12
 
 @frozen(repr=False)
 class Difference(Shown):
-    """What differs between two modules, stage by stage."""
+    """The differences between two modules, stage by stage."""
 
     machines: tuple[str | None, str | None]
-    """that each was compiled for; None: none"""
+    """the machines that the two were compiled for; None for a module compiled for none"""
     stages: tuple[StageDiff, ...]
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing differs."""
+        """True if nothing differs."""
         return self.machines[0] == self.machines[1] and all(stage.is_empty for stage in self.stages)
 
     def parts(self) -> Iterator[Part]:
-        """Lines in schedule terms."""
+        """Yield lines in schedule terms."""
         before, after = self.machines
         if before != after:
             yield f"compiled for: {before or 'no machine'} -> {after or 'no machine'}"
@@ -41,17 +41,17 @@ class Difference(Shown):
                 yield from _lines(stage)
 
     def to_json(self) -> dict[str, Any]:
-        """The difference as `--json` prints it."""
+        """Return the difference as `--json` prints it."""
         return {"machines": list(self.machines), "stages": [asdict(stage) for stage in self.stages]}
 
 
 def difference(before: Module, after: Module) -> Difference:
-    """What of one module is not in another, and the other way round."""
+    """Compare two modules."""
     return Difference((_machine_text(before), _machine_text(after)), tuple(diff_modules(before, after)))
 
 
 def _machine_text(module: Module) -> str | None:
-    """The machine a module is for, told apart from others by its digest."""
+    """Return the machine that a module is for; its digest tells it from others of the name."""
     target = module.target
     if target is None:
         return None

@@ -1,4 +1,4 @@
-"""What differs between two programs: steps, bytes and idle time with the figures of both; ops and tensors where these can be compared."""
+"""The differences between two programs: figures of step, bytes and idle time, and, if comparable, ops and tensors."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 @define(eq=False, slots=False)
 class Side:
-    """One of two reports that are compared."""
+    """One of the two programs that are compared, with its timeline."""
 
     name: str
-    """the end of its file's path that tells it from the other"""
+    """the shortest end of its file's path that tells it from the other"""
     timeline: Timeline
     figures: Figures
     machine: Machine
 
     @property
     def program(self) -> Program:
-        """What is shown."""
+        """The simulated program."""
         return self.timeline.program
 
     @cached_property
@@ -47,42 +47,42 @@ class Side:
 
 @frozen
 class Pair:
-    """A figure of both; None where one has none."""
+    """A figure of both programs; None for a program that has no such figure."""
 
     before: float | None
     after: float | None
 
     @property
     def change(self) -> float | None:
-        """What is more after than before; nothing where only the order of sums can have made it."""
+        """The difference after - before; 0 if it is within the rounding of sums, None if a figure is missing."""
         if self.before is None or self.after is None:
             return None
         return 0 if isclose(self.before, self.after, rel_tol=1e-9, abs_tol=1e-9) else self.after - self.before
 
     def to_json(self) -> dict[str, float | None]:
-        """Both, and the change."""
+        """Return both figures and the change as plain data."""
         return {"before": self.before, "after": self.after, "change": self.change}
 
 
 @frozen
 class Differences:
-    """What differs; seconds are simulated, of the steady step."""
+    """The differences; seconds are simulated, of the steady step."""
 
     names: tuple[str, str]
     cannot: tuple[str, ...]
-    """what cannot be compared, and why"""
+    """sentences: what cannot be compared, and why"""
     settings: dict[str, tuple[str | None, str | None]]
-    """keys of plan and model, the passes and the machine, as far as they differ"""
+    """differing keys of plan and model, passes and machine, with the texts of both"""
     figures: dict[str, Pair]
     causes: dict[str, Pair]
     """idle seconds of all compute engines by cause"""
     stages: tuple[dict[str, Pair], ...]
-    """by stage that either has: figures, and idle seconds of its compute engine by cause"""
+    """figures of each stage that either program has, with the idle seconds of its compute engine by cause"""
     ops: tuple[StageDiff, ...]
-    """by stage; none where ops cannot be compared"""
+    """differences of ops and tensors by stage; empty if they cannot be compared"""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the differences as plain data."""
         return {
             "before": self.names[0],
             "after": self.names[1],
@@ -96,7 +96,7 @@ class Differences:
 
 
 def names_of(one: str, other: str) -> tuple[str, str]:
-    """Two files by the ends of their paths that tell them apart; one file that is both by its name and its place."""
+    """Return the shortest ends of two paths that differ; equal paths become `name (first)` and `name (second)`."""
     parts = [Path(path).parts for path in (one, other)]
     longest = max(map(len, parts))
     length = next((n for n in range(1, longest + 1) if parts[0][-n:] != parts[1][-n:]), None)
@@ -106,7 +106,7 @@ def names_of(one: str, other: str) -> tuple[str, str]:
 
 
 def differences_of(one: Side, other: Side) -> Differences:
-    """Compare two programs under their timelines."""
+    """Compare two programs and their timelines."""
     cannot = _cannot(one, other)
     comparable = one.program.model == other.program.model and one.program.plan.pp == other.program.plan.pp
     ops = diff_modules(_module(one.program), _module(other.program)) if comparable else []
@@ -124,7 +124,7 @@ def differences_of(one: Side, other: Side) -> Differences:
 
 
 def _cannot(one: Side, other: Side) -> list[str]:
-    """What figures of the two do not say of each other."""
+    """Say which figures of the two cannot be compared, and why."""
     words = []
     a, b = one.program, other.program
     if a.model != b.model:
@@ -149,7 +149,7 @@ def _cannot(one: Side, other: Side) -> list[str]:
 
 
 def _module(program: Program) -> Module:
-    """The schedule of a program, with its addresses."""
+    """Return the schedule of a program, with its addresses."""
     module = lift(program, Diagnostics())
     for stage, source in zip(module.stages, program.stages, strict=True):
         for tensor, held in zip(stage.tensors.values(), source.tensors, strict=True):
@@ -190,7 +190,7 @@ def _figures(side: Side) -> dict[str, float]:
 
 
 def _idle(side: Side, only: int | None = None) -> dict[str, float]:
-    """Idle seconds of all compute engines, or of that of one stage, by cause."""
+    """Return the idle seconds of the compute engine of stage `only`, or of all stages together, by cause."""
     bubbles, total = side.bubbles, dict[str, float]()
     for stage in range(len(side.program.stages)) if only is None else (only,):
         for cause, seconds in bubbles.idle_seconds(stage, Engine.COMPUTE).items():
@@ -213,14 +213,15 @@ def _stage(side: Side, index: int) -> dict[str, float]:
 
 
 def _of(stages: list[dict[str, float]], index: int) -> dict[str, float]:
-    """The figures of a stage; none of one that is not there."""
+    """Return the figures of a stage; empty if there is no such stage."""
     return stages[index] if index < len(stages) else {}
 
 
 def _pairs(before: dict[str, float], after: dict[str, float], absent: float | None = None) -> dict[str, Pair]:
-    """The figures of both by name; a cause of idle time that one does not have is none of its time."""
+    """Pair the figures of both by name; a cause of idle time that only one program has counts 0 s for the other."""
     found = {}
     for key in {**before, **after}:
+        # an empty dictionary is a stage that one program does not have: its figures are missing, not zero
         missing = 0.0 if key.startswith("idle: ") and before and after else absent
         found[key] = Pair(before.get(key, missing), after.get(key, missing))
     return found

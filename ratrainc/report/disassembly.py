@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def stream_lines(program: Program, only_stage: int | None, only_engine: str | None) -> Iterator[str]:
-    """The streams of all stages and engines, or of one, with addresses and waits."""
+    """Yield the instruction streams with addresses and waits, of one stage or engine, or of all (None)."""
     yield f"program {program.name}: {program.topology.words}, target {program.target}"
     yield f"pipeline {program.pipeline}"
     for index, stage in enumerate(program.stages):
@@ -42,7 +42,7 @@ def _instruction_text(program: Program, stage: ProgramStage, instruction: Instru
 
 
 def tile_lines(program: Program, core: int, limit: int) -> Iterator[str]:
-    """Every distinct on-chip schedule, and the first `limit` events of a core."""
+    """Yield every distinct on-chip schedule, and the first `limit` events of a core in each."""
     users: dict[OnChipSchedule, list[str]] = {}
     for routine in program.routines:
         for number, step in enumerate(routine.steps, 1):
@@ -55,7 +55,7 @@ def tile_lines(program: Program, core: int, limit: int) -> Iterator[str]:
 
 
 def routine_lines(program: Program) -> Iterator[str]:
-    """Routines: kernels, operands, workspace."""
+    """Yield the routines with their kernels, operands and workspace."""
     for routine in program.routines:
         yield f"routine {routine.key}: workspace {routine.workspace_bytes} bytes"
         for formal in routine.formals:

@@ -1,4 +1,8 @@
-"""The page, put together: one HTML file that asks the network for nothing."""
+"""The report page, put together: one HTML file that needs no network.
+
+`report.html` has three markers, which are replaced: the title, the body, and the scripts. The order of elements matters
+to readers alone; scripts run last, when all data elements are there.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +39,9 @@ SCRIPTS = ("common.js", "data.js", "drawing.js", "search.js", "saving.js", "repo
 
 
 def write_report(timeline: Timeline, figures: Figures, machine: Machine, path: str) -> int:
-    """Write the page, atomically; its bytes.
+    """Write the page, atomically; return its bytes.
 
-    Raises `DiagnosticError` RT002 when the file cannot be written.
+    Raises `DiagnosticError` RT002 if the file cannot be written.
     """
     written = 0
     with replacing(path) as stream:
@@ -57,6 +61,7 @@ def _parts(timeline: Timeline, figures: Figures, machine: Machine) -> Iterator[s
     controls = page_file("controls.html").replace(FINDER, finder)
     yield f'<section id="charts" aria-label="Charts">\n{controls}{charts}</section>\n'
     yield "<h2>Stages</h2>\n" + page_tables.stage_table(timeline, figures)
+    # each walk through idle time is done once, for its table and for its chart
     steady, from_cold = Bubbles(timeline), Bubbles(timeline, cold=True)
     yield "<h2>Bubbles</h2>\n" + page_tables.bubble_tables(program, steady)
     cold = page_tables.bubble_tables(program, from_cold)
@@ -68,14 +73,15 @@ def _parts(timeline: Timeline, figures: Figures, machine: Machine) -> Iterator[s
 
 
 def split_page(title: str) -> tuple[str, str]:
-    """The page before and after its body."""
+    """Return the page before and after its body."""
     page = page_file("report.html").replace(_TITLE, escape(title)).replace("/*ratrain-style*/", page_file("report.css"))
+    # in parts, so that a large page need not be one string in memory
     head, tail = page.split(_BODY)
     return head, tail
 
 
 def scripts(names: Iterable[str]) -> str:
-    """Scripts of a page that has one of each chart: its ids have no prefix, and nothing follows it."""
+    """Return the scripts for a page with one report: its ids have no prefix, and no other report follows it."""
     return 'const PREFIX = "", PEERS = [];\n' + "".join(map(page_file, names))
 
 
@@ -91,23 +97,24 @@ def _subtitle(timeline: Timeline) -> str:
 
 @frozen
 class Scale:
-    """Axes that two reports have in common."""
+    """The common axes of two reports."""
 
     seconds: dict[str, float]
-    """how long an axis of time is, by view"""
+    """length of the time axis, by view"""
     bytes: dict[tuple[int, str], tuple[int, int]]
-    """of a stage's memory the largest arena, and the largest capacity that is drawn"""
+    """largest arena and top of the drawing, by stage and memory"""
 
 
 def step_views(timeline: Timeline, steady: Bubbles, from_cold: Bubbles) -> tuple[StepView, StepView]:
-    """The steps that a page shows."""
+    """Return the two steps that a page shows: a steady one (the last simulated), and the first, from cold."""
     return StepView("steady", timeline, steady, timeline.steps - 1), StepView("cold", timeline, from_cold, 0)
 
 
 def data_elements(
     timeline: Timeline, steady: Bubbles, from_cold: Bubbles, prefix: str = "", scale: Scale | None = None
 ) -> Iterator[str]:
-    """What the charts of a program are drawn from, in elements whose ids begin with a prefix."""
+    """Yield the data that the charts of a program are drawn from, as elements whose ids begin with `prefix`."""
+    # two reports on one page have elements of the same names, told apart by a prefix
     for element in _data(timeline, step_views(timeline, steady, from_cold), scale):
         yield element.replace(' id="', f' id="{prefix}', 1)
 
@@ -144,6 +151,7 @@ def _data(timeline: Timeline, views: tuple[StepView, StepView], scale: Scale | N
         **({} if scale is None else {"seconds": scale.seconds}),
         "views": {view.name: {"start": view.start, "end": view.end} for view in views},
     }
+    # "</script>" in a name would end the element; in JSON the escape means the same character
     text = json.dumps(facts, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     yield f'<script type="application/json" id="facts">{text}</script>\n'
     yield from op_elements(timeline, keywords)
@@ -152,16 +160,17 @@ def _data(timeline: Timeline, views: tuple[StepView, StepView], scale: Scale | N
     for stage in range(len(stages)):
         yield from tensor_elements(timeline, stage)
         for home in homes_of(stages[stage]):
+            # the intervals are those of all simulated steps, so both views take their rows from one computation
             intervals = live_intervals(timeline, stage, home)
             for view in views:
                 yield view.interval_element(stage, home, intervals)
 
 
 def homes_of(stage: ProgramStage) -> list[Home]:
-    """The memories that a stage has anything in, the one where it computes first."""
+    """Return the memories in which a stage has anything, DDR first."""
     return [home for home in Home if home is Home.DDR or stage.bytes_in(home)]
 
 
 def page_file(name: str) -> str:
-    """A part of pages."""
+    """Return the text of a file of this folder."""
     return (resources.files(__package__ or "") / name).read_text(encoding="utf-8")

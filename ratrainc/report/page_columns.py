@@ -1,4 +1,11 @@
-"""The columns of numbers that the page draws from: ops, what is shown of a step, tensors and their live intervals."""
+"""Columns of numbers that the page draws from: ops, events of a step, tensors and their live intervals.
+
+Rows refer to each other by number. Ops have the numbers of the timeline, stream after stream; an event of a step is
+`step * ops + op`. Each stream's rows are contiguous, and `streamStop` has the exclusive end of each:
+
+    stream        0        1     2
+    events     [ a b c ][ d e ][ f ]        streamStop = 3, 5, 6
+"""
 
 from __future__ import annotations
 
@@ -36,9 +43,10 @@ CAUSES = tuple(Cause)
 
 
 def op_elements(timeline: Timeline, keywords: list[str]) -> Iterator[str]:
-    """The ops of a step, by number: title, keyword, micro-batch, works and waits."""
+    """Yield the ops of a step by number: title, keyword, micro-batch, work and waits."""
     columns, flat = timeline.columns, timeline.flat
     rows = columns.instructions
+    # Titles are made once for each class of ops that share one: with a thousand micro-batches few differ.
     kinds, firsts = classes(
         [
             *(rows[:, column] for column in (KEYWORD, VARIANT, GROUP, PEER, FLAGS)),
@@ -50,7 +58,9 @@ def op_elements(timeline: Timeline, keywords: list[str]) -> Iterator[str]:
         kinds, [columns.instruction(first).title_without_micro_batch for first in firsts.tolist()]
     )
     keyword_numbers = columns.by_string({name: number for number, name in enumerate(keywords)}, rows[:, KEYWORD])
+    # ops that are timed alike share a row of seconds and bytes
     works, work_numbers = np.unique(timeline.works, return_inverse=True)
+    # a wait for `count` ops of a stream is one for its op number count - 1
     awaited = flat.streams["first"][flat.waits["stream"]] + flat.waits["count"] - 1
     yield packed_lines("titles", titles)
     yield packed_columns(
@@ -69,7 +79,10 @@ def op_elements(timeline: Timeline, keywords: list[str]) -> Iterator[str]:
 
 @define(eq=False, slots=False)
 class StepView:
-    """One step as the page shows it: from the first start of its ops to the last end, and all of other steps that is in between."""
+    """A step as the page shows it, from the first start to the last end of its ops.
+
+    Events of other steps that touch this interval are shown too.
+    """
 
     name: str
     timeline: Timeline
@@ -82,23 +95,25 @@ class StepView:
 
     @cached_property
     def start(self) -> float:
-        """Seconds from the start of the first step."""
+        """Seconds since the start of the first step."""
         return 0.0 if self.bubbles.cold else float(self.timeline.starts[self._own].min(initial=np.inf))
 
     @cached_property
     def end(self) -> float:
-        """Seconds from the start of the first step."""
+        """Seconds since the start of the first step."""
         return float(self.timeline.ends[self._own].max(initial=self.start))
 
     @cached_property
     def events(self) -> Int64s:
-        """The events shown, stream by stream and in the order of time: those that touch the interval."""
+        """The events that touch the interval shown, stream by stream, in the order of time."""
         timeline = self.timeline
+        # events of the steps before and after that reach into the interval are drawn too
         shown = np.flatnonzero((timeline.ends >= self.start) & (timeline.starts <= self.end))
+        # events ascend by step, then by op in its stream: a stable sort by stream keeps the order of time in each
         return shown[np.argsort(timeline.flat.ops["stream"][shown % timeline.ops], kind="stable")]
 
     def elements(self) -> Iterator[str]:
-        """Events and idle time."""
+        """Yield the events, the idle time and the critical path."""
         timeline, events = self.timeline, self.events
         streams = timeline.flat.ops["stream"][events % timeline.ops]
         stops = np.searchsorted(streams, np.arange(len(timeline.flat.streams)), side="right")
@@ -138,9 +153,9 @@ class StepView:
         )
 
     def interval_element(self, stage: int, home: Home, intervals: LiveIntervals) -> str:
-        """The live intervals of a stage in a memory that touch the step, by the rows of `events` where they start and end.
+        """Return the live intervals of a stage in a memory that touch the step, as first and last rows of `events`.
 
-        OUTSIDE stands for a start before the interval shown and for an end after it.
+        OUTSIDE stands for a start before the interval shown, and for an end after it.
         """
         shown = (intervals.ends >= self.start) & (intervals.starts <= self.end)
         return packed_columns(
@@ -153,14 +168,16 @@ class StepView:
         )
 
     def _rows(self, events: Int64s, times: Float64s) -> Int64s:
+        """Return the rows of `events` for event numbers; OUTSIDE for events that are not shown."""
         places = np.full(len(self.timeline.starts), OUTSIDE)
         places[self.events] = np.arange(len(self.events))
+        # OUTSIDE is -1, so `places[events]` reads the last place for it; `where` discards that
         inside = (events != OUTSIDE) & (times >= self.start) & (times <= self.end)
         return np.where(inside, places[events], OUTSIDE)
 
 
 def tensor_elements(timeline: Timeline, stage: int) -> Iterator[str]:
-    """The tensors of a stage: where they lie, how large, of which kind and type, and their names."""
+    """Yield the tensors of a stage: offset, size, kind, type and name."""
     columns = timeline.columns
     own, forms = columns.tensors_of(stage), columns.forms
     numbers = columns.tensor_forms[own]
@@ -170,6 +187,7 @@ def tensor_elements(timeline: Timeline, stage: int) -> Iterator[str]:
     yield packed_columns(
         f"tensors-{stage}",
         {
+            # in units of the alignment, so that 32 bits reach far beyond 4 GiB
             "offset": ("u4", columns.offsets[own] // ALIGNMENT_BYTES),
             "size": ("u4", columns.form_bytes[numbers] // ALIGNMENT_BYTES),
             "kind": ("u1", np.array([KINDS.index(form.kind) for form in forms], np.int64)[numbers]),
@@ -180,7 +198,7 @@ def tensor_elements(timeline: Timeline, stage: int) -> Iterator[str]:
 
 
 def _interned(numbers: NDArray[np.integer[Any]], texts: Sequence[str]) -> tuple[list[str], Int64s]:
-    """The distinct texts of numbered things in the order in which they are met, and by thing which it is."""
+    """Return the distinct texts of numbered things in order of first use, and each thing's index among them."""
     met, firsts = np.unique(numbers, return_index=True)
     places: dict[str, int] = {}
     of_number = np.zeros(len(texts), np.int64)

@@ -1,4 +1,4 @@
-"""The tables of the page, as HTML that can be read without any script."""
+"""Tables of the page, as HTML that needs no script."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool = False) -> str:
-    """A table; the first cell of a row names it. Cells are numbers, or words, which stand to the left."""
+    """Return a table; the first cell of a row names it. With `words`, cells are texts and stand to the left."""
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
     body = "".join(
         f'<tr><th scope="row">{escape(row[0])}</th>'
@@ -36,7 +36,7 @@ def table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *
 
 
 def key_figures(program: Program, figures: Figures, machine: Machine) -> str:
-    """The figures of the whole step."""
+    """Return the figures of the whole step."""
     pairs = [
         ("step", seconds_text(figures.step_seconds)),
         ("from cold", seconds_text(figures.makespan_seconds)),
@@ -52,7 +52,7 @@ def key_figures(program: Program, figures: Figures, machine: Machine) -> str:
 
 
 def stage_table(timeline: Timeline, figures: Figures) -> str:
-    """What each stage does and needs."""
+    """Return the times, bytes, ops and tensors of each stage."""
     ops, tensors = timeline.columns.lengths.sum(axis=1), timeline.columns.tensor_counts
     rows = [
         [
@@ -73,10 +73,10 @@ def stage_table(timeline: Timeline, figures: Figures) -> str:
 
 
 def bubble_tables(program: Program, bubbles: Bubbles) -> str:
-    """Busy and idle seconds: of all compute engines, then, folded, of every engine."""
+    """Return busy and idle seconds of all compute engines, then, folded, of every engine."""
     stages = range(len(program.stages))
     kind = "first step, from cold" if bubbles.cold else "steady step"
-    title = f"{kind}, {seconds_text(bubbles.window_seconds)} (simulated): busy, and idle by what was waited for"
+    title = f"{kind}, {seconds_text(bubbles.window_seconds)} (simulated): busy, and idle by cause"
     compute = _bubble_table(f"Compute engines, {title}", bubbles, [(stage, Engine.COMPUTE) for stage in stages])
     places = [
         (stage, engine)
@@ -108,7 +108,7 @@ def _bubble_table(caption: str, bubbles: Bubbles, places: Sequence[tuple[int, En
 
 
 def plan_tables(program: Program) -> str:
-    """The plan, key by key as its file has it, and the model, field by field."""
+    """Return the plan by keys of its file, and the model by fields."""
     words = plan_words(program.plan)
     plan = [[key, value] for key, value in words.items()]
     absent = ", ".join(key for key in program.plan.to_fields() if key not in words)
@@ -130,7 +130,7 @@ def _field_text(value: Any) -> str:
 
 
 def machine_table(machine: Machine) -> str:
-    """The constants of the machine, with their sources."""
+    """Return the constants of the machine, with their sources."""
     rows = [
         [name, f"{constant.value:,.12g}", constant.unit, constant.certainty, constant.source]
         for name, constant in machine.constants.items()

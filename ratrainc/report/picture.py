@@ -1,4 +1,10 @@
-"""A still picture of a step: one lane a stage, one box for each pass of a micro-batch through a chunk. SVG that needs no script."""
+"""A still picture of a step: a lane for each stage, a box for each pass of a micro-batch through a chunk.
+
+SVG without scripts. A box is wide as its pass is long, and has the micro-batch's number if that fits:
+
+    @0 |0|1|2|3|   |0 |1 |2 |3 |
+    @1   |0|0 |1|1 |2|2 |3|3 |
+"""
 
 from __future__ import annotations
 
@@ -16,9 +22,9 @@ if TYPE_CHECKING:
     from ratrain.targets.simulator.timeline import Timeline
 
 WIDTH, LANE, GAP, LEFT, TOP, BOTTOM = 1100, 26, 6, 44, 30, 44
-"""Pixels: of the picture, a lane, between lanes, left of the lanes, above and below them."""
+"""Pixels: width of the picture, height of a lane, space between lanes, left of the lanes, above and below them."""
 _LETTER = 5.5
-"""Pixels that a letter of a label takes."""
+"""Pixels of a letter in a label."""
 
 COLOURS = {
     "forward": ("#3b82c4", "#9cc4e8"),
@@ -27,9 +33,9 @@ COLOURS = {
     "backward_weight": ("#d9822b", "#f2c590"),
     "recompute": ("#8a63b8", "#c9b3e3"),
 }
-"""Of a pass: through the first chunk of a stage, and through later ones."""
+"""Colours of a pass: through the first chunk of a stage, and through later ones."""
 _PARTS = {"add_branch": "forward", "add_branch_backward": "backward"}
-"""What is part of a pass under another name."""
+"""Ops that are part of a pass: they are drawn as it."""
 _WORDS = {
     "forward": "forward",
     "backward": "backward, or its input half",
@@ -40,36 +46,42 @@ _WORDS = {
 
 @frozen
 class Box:
-    """One pass through a chunk, or part of one that nothing interrupts."""
+    """A pass through a chunk, or an uninterrupted part of one."""
 
     keyword: str
     piece: str
-    """what passes: `0`, or `0.1` of slice 1"""
+    """label of the micro-batch, such as `0`, or `0.1` for its slice 1"""
     turn: int
-    """which of its stage's chunks it goes through"""
+    """index of the chunk among the chunks of its stage"""
     start: float
     end: float
 
 
 def step_picture(timeline: Timeline, unit: str) -> Picture:
-    """The picture of the first step, from cold, whose times are in `unit`."""
+    """Draw the first step, from cold; `unit` is written behind times."""
     return Picture("\n".join(_lines(timeline, unit)))
 
 
 def boxes(timeline: Timeline, stage: int) -> list[Box]:
-    """What the compute engine of a stage does in the first step: instructions of one pass that follow each other are one box."""
+    """Return the passes on the compute engine of a stage in the first step, in the order of time.
+
+    Consecutive instructions of one pass, such as an attention and its mlp, are merged into a box.
+    """
     program = timeline.program
     chunk_of = {str(block): chunk for block, chunk in program.topology.chunk_of.items()}
     turns = {chunk: turn for turn, chunk in enumerate(program.topology.chunks_of(stage))}
     found: list[Box] = []
     count = len(program.stages[stage].streams[Engine.COMPUTE])
+    # the spans of a stream follow each other step by step, and `count` of them are the first step
     for span in timeline.spans[stage][Engine.COMPUTE][:count]:
         item = span.instruction
         keyword = _PARTS.get(item.keyword, item.keyword)
+        # updates are not drawn; an op of no seconds would be a box without width
         if keyword not in COLOURS or span.end <= span.start:
             continue
         box = Box(keyword, _label(item), turns[chunk_of[item.blocks[0]]], span.start, span.end)
         last = found[-1] if found else None
+        # a box reaches from the first start to the last end, so short waits inside a pass are not seen
         if last is not None and (last.keyword, last.piece, last.turn) == (box.keyword, box.piece, box.turn):
             found[-1] = Box(box.keyword, box.piece, box.turn, last.start, box.end)
         else:
@@ -78,12 +90,14 @@ def boxes(timeline: Timeline, stage: int) -> list[Box]:
 
 
 def _label(item: Instruction) -> str:
+    """Return a piece as `0` or `0.1`: micro-batch and slice."""
     return piece_text(item.piece).replace("m", "", 1).replace(" s", ".")
 
 
 def _lines(timeline: Timeline, unit: str) -> Iterator[str]:
     program = timeline.program
     lanes = [boxes(timeline, stage) for stage in range(len(program.stages))]
+    # an empty picture still needs a width to divide by
     end = max((box.end for lane in lanes for box in lane), default=0.0) or 1.0
     height = TOP + len(lanes) * (LANE + GAP) + BOTTOM
     yield (
@@ -107,6 +121,7 @@ def _drawn(box: Box, top: int, scale: float) -> Iterator[str]:
     left, width = LEFT + box.start * scale, (box.end - box.start) * scale
     colour = COLOURS[box.keyword][min(box.turn, 1)]
     yield f'<rect x="{left:.2f}" y="{top}" width="{width:.2f}" height="{LANE}" fill="{colour}" stroke="#ffffff" stroke-width="0.6"/>'
+    # without room for its label a box stays plain: labels that overlap cannot be read
     if width >= _LETTER * len(box.piece) + 2:
         ink = "#ffffff" if box.turn == 0 else "#222222"
         middle = f'x="{left + width / 2:.2f}" y="{top + 17}" text-anchor="middle"'
@@ -121,6 +136,7 @@ def _title(timeline: Timeline, end: float, unit: str) -> str:
 
 
 def _legend(lanes: list[list[Box]], y: int) -> Iterator[str]:
+    # whole backwards and input halves share a colour, so they share an entry
     present = {box.keyword.replace("backward_input", "backward") for lane in lanes for box in lane}
     left = LEFT
     for keyword, words in _WORDS.items():

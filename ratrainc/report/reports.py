@@ -1,4 +1,4 @@
-"""Tables about modules, programs and runs."""
+"""Tables about modules, programs and simulations."""
 
 from __future__ import annotations
 
@@ -24,19 +24,22 @@ if TYPE_CHECKING:
 
 
 def in_slices(plan: Plan) -> str:
-    """Where sequences are cut: into how many slices, for a title."""
+    """Return the number of slices of a sequence, for a title; empty if sequences are whole."""
     return f" in {len(plan.slices)} slices" if plan.slices else ""
 
 
 def show_inserted(runs: Sequence[PassRun]) -> None:
-    """Say which passes were added because another needs them; to place what the plan says is nothing to be told of."""
+    """Print the passes that were added because another needs them, except placements, which follow from the plan."""
     for run in runs:
         if run.inserted_for and not run.text.startswith("place-"):
             say(f"inserted pass '{run.text}', which '{run.inserted_for}' needs")
 
 
 def module_parts(module: Module, machine: Machine, peaks: Sequence[int] | None = None) -> Iterator[Part]:
-    """What each stage of a module needs, and has on the machine it is for; `peaks`: most live bytes by stage, where they are known."""
+    """Yield the needs of each stage of a module, and the capacity of the machine it is for.
+
+    `peaks` are the most live bytes by stage, if they are known already.
+    """
     plan = module.plan
     capacity = module.target.capacity_bytes if module.target else None
     rows = []
@@ -78,7 +81,7 @@ def module_parts(module: Module, machine: Machine, peaks: Sequence[int] | None =
 
 
 def figures_parts(program: Program, figures: Figures, machine: str) -> Iterator[Part]:
-    """What a simulation says."""
+    """Yield the figures of a simulation on a machine."""
     yield _stage_table(f"{program.name} on {program.plan.clusters} x {machine} (simulated)", figures, seconds_text)
     yield f"step (simulated): {seconds_text(figures.step_seconds)}, from cold {seconds_text(figures.makespan_seconds)}"
     yield f"tokens/s (simulated): {figures.tokens_per_second:,.1f}, model-flops utilisation {100 * figures.mfu:.1f} %"
@@ -86,14 +89,14 @@ def figures_parts(program: Program, figures: Figures, machine: str) -> Iterator[
 
 
 def collectives_parts(figures: Figures) -> Iterator[Part]:
-    """The algorithm of each kind of collective, where there are any."""
+    """Yield the algorithm of each kind of collective, if there are any."""
     if figures.collectives:
         kinds = [f"{kind} {', '.join(names)}" for kind, names in figures.collectives.items()]
         yield f"collectives, as priced: {'; '.join(kinds)}"
 
 
 def given_times_parts(program: Program, figures: StepFigures) -> Iterator[Part]:
-    """What a simulation with stated times says, in their unit, whatever that is."""
+    """Yield the figures of a simulation with given times, in their unit."""
     yield _stage_table(f"{program.name} with the given times, in their unit (simulated)", figures, _time_text)
     step, cold = _time_text(figures.step_seconds), _time_text(figures.makespan_seconds)
     yield f"step (simulated): {step}, from cold {cold}; bubble fraction {figures.bubble_fraction:.4f}"

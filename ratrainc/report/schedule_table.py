@@ -17,36 +17,41 @@ from ratrain.ratrain_ir.support.text import shown
 from ratrain.ratrainc.console.parts import Part, Shown
 
 _MOST_STAGES_IN_CHUNKS = 1024
-"""An order of few micro-batches through several chunks is that of about two a stage, less those that are not there."""
+"""Most stages of a table with several chunks a stage.
+
+Their order with few micro-batches is that of about two micro-batches a stage, without the ones that do not exist. So
+the work grows with the square of the stages.
+"""
 
 
 @frozen(repr=False)
 class ScheduleTable(Shown):
-    """The order of every stage under a schedule: an action is a chunk, what it does and a micro-batch, as 2F1."""
+    """The order of every stage under a schedule; `2F1` is chunk 2's forward of micro-batch 1."""
 
     kind: str
     shape: PipelineShape
 
     def rows(self) -> Iterator[str]:
-        """Yield the rows of the CSV, a stage a row, one by one: a large table need not be in memory.
+        """Yield the rows of the CSV, one a stage, one by one: a large table need not be in memory.
 
-        Raises `DiagnosticError` where the table becomes longer than what is read again.
+        Raises `DiagnosticError` as soon as the table is longer than `ratrainc lint` reads.
         """
         size = 0
         for number, row in enumerate(_lines(self.kind, self.shape)):
             size += len(row) + 1
             if size > MOST_BYTES["schedule table"]:
                 _too_long(self.shape)
+            # one row is proof of the format; to read every row again would double the time
             yield checked(row, "schedule table", _read_row) if number == 0 else row
 
     def parts(self) -> Iterator[Part]:
-        """The rows."""
+        """Yield the rows."""
         return self.rows()
 
     def save(self, path: str) -> None:
         """Write the CSV.
 
-        Raises `DiagnosticError` RT002 where the file cannot be written, and as `rows` does.
+        Raises `DiagnosticError` RT002 if the file cannot be written, and as `rows` does.
         """
         write_lines(path, self.rows())
 
@@ -54,7 +59,10 @@ class ScheduleTable(Shown):
 def schedule_table(
     kind: str, stages: int, micro_batches: int, chunks: int | None, layout: str | None, slices: int
 ) -> ScheduleTable:
-    """The table of a schedule. Raises `DiagnosticError` for a shape that it cannot have, or one too large to be read again."""
+    """Make the table of a schedule; None takes the schedule's own chunks or layout.
+
+    Raises `DiagnosticError` for a shape that the schedule cannot have, or for a table too large for `ratrainc lint`.
+    """
     if kind not in SCHEDULES:
         misuse(f"there is no schedule '{kind}'; there are {', '.join(SCHEDULES)}")
     schedule = SCHEDULES[kind]
@@ -80,7 +88,7 @@ def _check_shape(kind: str, shape: PipelineShape) -> None:
 
 
 def _check_size(kind: str, shape: PipelineShape) -> None:
-    """Refuse a table that `lint` could not read however short its actions are."""
+    """Refuse a table that `lint` could not read even if all its actions were as short as possible."""
     most = MOST_BYTES["schedule table"] // len("0F0,")
     passes = shape.stages * shape.micro_batches * shape.chunks * shape.slices
     actions = passes * (3 if _splits_backwards(kind, shape) else 2)
@@ -104,19 +112,19 @@ def _too_long(shape: PipelineShape) -> NoReturn:
 
 
 def _read_row(row: str) -> None:
-    """Raise `DiagnosticError` RT007 where a row is not read as what it was written from: it is then not the row that is printed again."""
+    """Raise `DiagnosticError` RT007 if a row, once read, is not printed as it was."""
     if (again := next(torch_csv_lines(parse_torch_csv(row, "X.csv")))) != row:
         fail("RT007", f"the first row is read back as {shown(again)}")
 
 
 def _splits_backwards(kind: str, shape: PipelineShape) -> bool:
-    """Whether the schedule has backwards in halves anywhere, as seen in the smallest table of its kind."""
+    """Return True if the schedule has backwards in halves, found by its smallest table."""
     least = evolve(shape, stages=2, micro_batches=1, slices=min(shape.slices, 2), chunks=min(shape.chunks, 2))
     orders = (SCHEDULES[kind].actions(least, stage) for stage in range(2))
     return any(action.kind is ActionKind.BACKWARD_WEIGHT for order in orders for action in order)
 
 
 def _lines(kind: str, shape: PipelineShape) -> Iterator[str]:
-    """The rows one by one: a large table need not be in memory."""
+    """Yield the rows one by one: a large table need not be in memory."""
     for stage in range(shape.stages):
         yield torch_csv_row(order_row(stage, SCHEDULES[kind].actions(shape, stage)))

@@ -1,4 +1,4 @@
-"""What a schedule is worth, in words and as data: `ratrainc lint`."""
+"""Step time, idle time and passes in flight of a schedule table, as text and as JSON: `ratrainc lint`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def worth_data(actions: ActionTable, units: StepTime, timed: StepTime | None) -> dict[str, object]:
-    """The step in units and, if it was timed, in seconds; passes in flight by rank and by stage."""
+    """Return the step in units and, if it was timed, in seconds, with the passes in flight by rank and by stage."""
     return {
         "units": units.seconds,
         "bubble_fraction": units.bubble_fraction,
@@ -33,7 +33,7 @@ def worth_data(actions: ActionTable, units: StepTime, timed: StepTime | None) ->
 
 
 def worth_parts(actions: ActionTable, units: StepTime, timed: StepTime | None) -> Iterator[Part]:
-    """The same for people."""
+    """Yield the same as text."""
     yield f"a step takes {units.seconds:g} units: {_bubble_text(units)}"
     if timed is not None:
         yield f"a step takes {seconds_text(timed.seconds)} with the times given: {_bubble_text(timed)}"

@@ -1,4 +1,4 @@
-"""What a simulation came to, with all that can be asked of it: figures, timeline, machine."""
+"""Results of a simulation: figures, timeline and machine, with their tables and pictures."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
 
 MOST_BOXES = 20_000
-"""Of a timeline that a notebook draws without being asked."""
+"""Most passes of a timeline that a notebook draws without being asked."""
 
 
 @frozen(repr=False)
 class StepSimulation(Shown):
-    """A simulated step, whatever its ops were timed by."""
+    """A simulated step; its ops were timed by a machine or by given times."""
 
     figures: StepFigures
     timeline: Timeline = field(eq=False)
 
     @property
     def program(self) -> Program:
-        """What was simulated."""
+        """The simulated program."""
         return self.timeline.program
 
     @property
     def step_seconds(self) -> float:
-        """Of a steady step; in the unit of the times it was made with."""
+        """Duration of a steady step, in seconds or in the unit of the given times."""
         return self.figures.step_seconds
 
     @property
     def makespan_seconds(self) -> float:
-        """Of the first step, from cold."""
+        """Duration of the first step, from cold, in seconds or in the unit of the given times."""
         return self.figures.makespan_seconds
 
     @property
@@ -57,19 +57,19 @@ class StepSimulation(Shown):
 
     @property
     def unit(self) -> str:
-        """What times are in, behind a number."""
+        """Text behind a time; empty if the unit is unknown."""
         return ""
 
     def picture(self) -> Picture:
-        """What the compute engine of each stage does in the first step, from cold."""
+        """Draw the passes on the compute engine of each stage in the first step, from cold."""
         return step_picture(self.timeline, self.unit)
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as `--json` prints them."""
+        """Return the figures as `--json` prints them."""
         return self.figures.to_json()
 
     def html(self) -> str:
-        """The tables, and the timeline where it is not too large."""
+        """Return the tables, and the timeline if it is not too large."""
         count = sum(len(boxes(self.timeline, stage)) for stage in range(len(self.program.stages)))
         drawn = self.picture().svg if count <= MOST_BOXES else html_of([f"picture() draws its {count:,} passes"])
         return html_of(self.parts()) + drawn
@@ -84,7 +84,7 @@ class Simulation(StepSimulation):
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all clusters together."""
+        """Throughput of all clusters together."""
         return self.figures.tokens_per_second
 
     @property
@@ -94,28 +94,28 @@ class Simulation(StepSimulation):
 
     @property
     def unit(self) -> str:
-        """Times are in seconds."""
+        """Text behind a time, which is in seconds."""
         return " s"
 
     def parts(self) -> Iterator[Part]:
-        """Times and bytes of the stages, and of a step."""
+        """Yield times and bytes of the stages and of a step."""
         return figures_parts(self.program, self.figures, self.machine.name)
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as `--json` prints them."""
+        """Return the figures as `--json` prints them."""
         return super().to_json() | {"machine": self.machine.name}
 
 
 @frozen(repr=False)
 class GivenTimesSimulation(StepSimulation):
-    """A program's step with times that were given, in their unit."""
+    """A program's step with given times, in their unit."""
 
     times: GivenTimes
 
     def parts(self) -> Iterator[Part]:
-        """Times and bytes of the stages, and of a step."""
+        """Yield times and bytes of the stages and of a step."""
         return given_times_parts(self.program, self.figures)
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as `--json` prints them."""
+        """Return the figures as `--json` prints them."""
         return super().to_json() | {"times": dict(self.times.seconds)}

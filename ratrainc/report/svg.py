@@ -9,14 +9,14 @@ from ratrain.ratrain_ir.support.files import replacing
 
 @frozen
 class Picture:
-    """A picture, which a notebook shows."""
+    """An SVG picture, which a notebook shows."""
 
     svg: str = field(repr=False)
 
     def save(self, path: str) -> int:
-        """Write it; its bytes.
+        """Write the picture; return its bytes.
 
-        Raises `DiagnosticError` RT002 where the file cannot be written.
+        Raises `DiagnosticError` RT002 if the file cannot be written.
         """
         with replacing(path) as stream:
             return stream.write(self.svg.encode())

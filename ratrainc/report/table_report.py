@@ -1,4 +1,4 @@
-"""Whether a table of actions is sound, and what it is worth: the work of `ratrainc lint`."""
+"""Report on a table of actions: soundness, step time and idle time; the work of `ratrainc lint`."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ from ratrain.ratrainc.report.schedule_worth_text import worth_data, worth_parts
 
 @frozen(repr=False)
 class TableReport(Shown):
-    """A sound table, and what it is worth."""
+    """A sound table, with its step time and idle time."""
 
     file: str
     table: ActionTable = field(eq=False)
     units: StepTime
     """a step in which a forward and each half of a backward take one unit"""
     timed: StepTime | None
-    """a step with the times that were given, if they were"""
+    """a step with the given times; None without any"""
 
     @property
     def has_halves(self) -> bool:
-        """Whether any backward is in halves."""
+        """True if any backward is in halves."""
         return any(action.kind is ActionKind.BACKWARD_WEIGHT for action in self.table.actions)
 
     def parts(self) -> Iterator[Part]:
-        """What was proved, the step and its bubble, passes in flight."""
+        """Yield what was proved, the step and its bubble, and the passes in flight."""
         yield f"{self.file}: sound ({_summary(self.table)})"
         yield from worth_parts(self.table, self.units, self.timed)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as `--json` prints it."""
+        """Return the report as `--json` prints it."""
         return soundness(self.table, []) | {"worth": worth_data(self.table, self.units, self.timed)}
 
 
 class UnsoundTableError(DiagnosticError):
-    """Raised where a table is not sound; it has the table where that could be read."""
+    """The error for a table that is not sound; `table` is None if it could not be read."""
 
     def __init__(self, diagnostics: list[Diagnostic], table: ActionTable | None) -> None:
         super().__init__(diagnostics)
         self.table = table
 
     def to_json(self) -> dict[str, Any]:
-        """What is known of it, as `--json` prints it."""
+        """Return what is known of the table, as `--json` prints it."""
         return soundness(self.table, self.diagnostics) | {"worth": None}
 
 
 def soundness(table: ActionTable | None, diagnostics: list[Diagnostic]) -> dict[str, Any]:
-    """What `--json` prints of soundness; ranks and actions are null where the file could not be read."""
+    """Return the facts about soundness for `--json`; ranks and actions are None if the file could not be read."""
     return {
         "sound": not diagnostics,
         "diagnostics": [each.to_json() for each in diagnostics],
@@ -66,9 +66,10 @@ def soundness(table: ActionTable | None, diagnostics: list[Diagnostic]) -> dict[
 
 
 def table_report(file: str, times: PassTimes | None, *, sharded: bool) -> TableReport:
-    """The report of a table (CSV of torch.distributed.pipelining).
+    """Check a table (CSV of torch.distributed.pipelining) and time its step.
 
-    Raises `UnsoundTableError` where it cannot be read, or is not sound.
+    `times` are the durations of a pass, or None. With `sharded`, stages begin a step with a shard of their parameters.
+    Raises `UnsoundTableError` if the table cannot be read, or is not sound.
     """
     table: ActionTable | None = None
     with paused_gc():

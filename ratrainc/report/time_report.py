@@ -1,4 +1,4 @@
-"""Where the time of a step goes: every engine's idle time by cause, who waits for whom, and the critical path."""
+"""Report on the time of a step: idle time of every engine by cause, waits between stages, and the critical path."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ _SHOWN_RUNS = 40
 
 @frozen(repr=False)
 class TimeReport(Shown):
-    """Where the time of a simulated step goes: of the engines of one stage or of all."""
+    """An account of the time of a simulated step, for the engines of one stage or of all."""
 
     timeline: Timeline = field(eq=False)
     figures: Figures
     stage: int | None
     cold: bool
-    """whether it is the first step, from cold, and not a steady one"""
+    """True for the first step, from cold; False for a steady one"""
 
     def parts(self) -> Iterator[Part]:
-        """Tables of idle time by cause and of the critical path, and how collectives are priced."""
+        """Yield tables of idle time by cause and of the critical path, and the algorithms of collectives."""
         yield from time_parts(self.timeline, stage=self.stage, cold=self.cold)
         yield from collectives_parts(self.figures)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as `--json` prints it."""
+        """Return the report as `--json` prints it."""
         facts = time_facts(self.timeline, stage=self.stage, cold=self.cold)
         return facts | {"collectives": self.figures.collectives}
 
 
 def time_facts(timeline: Timeline, *, stage: int | None = None, cold: bool) -> dict[str, Any]:
-    """All of it as data, the engines of one stage or of all; seconds are simulated."""
+    """Return the report as plain data, for the engines of one stage or of all (None); seconds are simulated."""
     bubbles = Bubbles(timeline, cold=cold)
     path = bubbles.critical_path()
     return {
@@ -83,18 +83,16 @@ def _engine_facts(bubbles: Bubbles, stage: int, index: int) -> dict[str, Any]:
 
 
 def time_parts(timeline: Timeline, *, stage: int | None, cold: bool) -> Iterator[Part]:
-    """Tables of the compute engines, of all engines of one stage, and of the critical path."""
+    """Yield tables of the compute engines, of all engines of a stage if one is given, and of the critical path."""
     bubbles = Bubbles(timeline, cold=cold)
     kind = "first step, from cold" if cold else "steady step"
     yield f"{kind} (simulated): {seconds_text(bubbles.window_seconds)}"
     stages = range(len(timeline.program.stages))
-    yield from _idle_table(
-        bubbles, [(s, Engine.COMPUTE) for s in stages], "compute engines: busy, and idle by what they waited for"
-    )
+    yield from _idle_table(bubbles, [(s, Engine.COMPUTE) for s in stages], "compute engines: busy, and idle by cause")
     if stage is not None:
         held = timeline.columns.lengths[stage]
         chosen = [(stage, engine) for engine, length in zip(ENGINES, held, strict=True) if length]
-        yield from _idle_table(bubbles, chosen, f"engines of stage @{stage}: busy, and idle by what they waited for")
+        yield from _idle_table(bubbles, chosen, f"engines of stage @{stage}: busy, and idle by cause")
     yield from _path_tables(bubbles)
 
 

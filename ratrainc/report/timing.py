@@ -1,4 +1,4 @@
-"""The time of a step: simulated, explained, drawn."""
+"""Simulations of a step, and the reports, pages and pictures made from them."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 def simulate(
     program: Program | str, *, machine: str | Machine | None = None, rendezvous: bool = False, sharing: bool = True
 ) -> Simulation:
-    """Simulated times of a program, or of the file of one, on a machine: the one it was compiled for unless another is given.
+    """Simulate a program, or the program in a file, on a machine; None is the machine it was compiled for.
 
-    With `rendezvous` a send waits for its receive. Without `sharing`, DDR and link carry whatever overlaps at full speed.
+    With `rendezvous` a send waits for its receive. Without `sharing`, every transfer has the full bandwidth of DDR and
+    links, even if others overlap.
     """
     known, chosen = program_and_machine(program, machine)
     with paused_gc():
@@ -49,9 +50,10 @@ def simulate_given(
     *,
     rendezvous: bool = False,
 ) -> GivenTimesSimulation:
-    """A step whose ops take given times, in any unit: `GivenTimes`, a file of them, or T_F, T_B, T_W and T_comm.
+    """Simulate a step whose ops take given times, in any unit.
 
-    Raises `DiagnosticError` where a file is wrong, or the times say too little of the program.
+    `times` are `GivenTimes`, a file of them, or the tuple T_F, T_B, T_W and T_comm. Raises `DiagnosticError` if a file
+    is wrong, or the times do not cover the program.
     """
     if isinstance(times, str):
         given = load_times(times)
@@ -68,27 +70,31 @@ def simulate_given(
 
 @frozen(repr=False)
 class CoresStep(Shown):
-    """The simulated seconds of a step on cores that engines share."""
+    """The simulated duration of a step on cores that engines share."""
 
     seconds: float
     tokens_per_second: float
     cores: int | None
-    """None: all engines of all ranks take turns on one"""
+    """number of cores; None: all engines of all ranks take turns on one"""
     machine: Machine
 
     def parts(self) -> Iterator[Part]:
-        """A sentence."""
+        """Yield a sentence."""
         where = "on one core" if self.cores is None else f"on {self.cores} shared core{'s' * (self.cores > 1)}"
         yield f"{self.seconds:.6g} s a step {where}, {self.tokens_per_second:,.0f} tokens/s (simulated on {self.machine.name})"
 
     def to_json(self) -> dict[str, object]:
-        """The figures as `--json` prints them."""
+        """Return the figures as `--json` prints them."""
         key = "one_core_step_seconds" if self.cores is None else "shared_cores_step_seconds"
         return {key: self.seconds, "tokens_per_second": self.tokens_per_second, "machine": self.machine.name}
 
 
 def simulate_on_cores(program: Program | str, cores: int | None, *, machine: str | Machine | None = None) -> CoresStep:
-    """The step of a run here: all engines in turn on one core (None), or the engines of a rank on one and all ranks on so many."""
+    """Simulate a run on this machine's cores.
+
+    With `cores` None, all engines of all ranks take turns on one core. With a number, each rank is a process of one
+    thread, and the ranks share the cores. Raises `DiagnosticError` if `cores` is below 1.
+    """
     if cores is not None and cores < 1:
         misuse("a step needs a core at least")
     known, chosen = program_and_machine(program, machine)
@@ -99,7 +105,7 @@ def simulate_on_cores(program: Program | str, cores: int | None, *, machine: str
 def write_trace(simulation: StepSimulation, path: str) -> None:
     """Write the timeline of a simulation for Perfetto or chrome://tracing.
 
-    Raises `DiagnosticError` RT002 where the file cannot be written.
+    Raises `DiagnosticError` RT002 if the file cannot be written.
     """
     from ratrain.ratrainc.report import trace
 
@@ -107,9 +113,9 @@ def write_trace(simulation: StepSimulation, path: str) -> None:
 
 
 def explain_time(simulation: Simulation, *, stage: int | None = None, cold: bool = False) -> TimeReport:
-    """Where the time of a simulated step goes: idle engines by what they waited for, and the critical path.
+    """Explain the time of a simulated step: idle time of engines by cause, and the critical path.
 
-    Of the engines of all stages, or of one; of a steady step, or of the first one, from cold.
+    `stage` adds a table of every engine of that stage. The step is a steady one, or the first with `cold`.
     """
     from ratrain.ratrainc.report.time_report import TimeReport
 
@@ -118,14 +124,14 @@ def explain_time(simulation: Simulation, *, stage: int | None = None, cold: bool
 
 
 def check_stage(stage: int | None, stages: int) -> None:
-    """Raise `DiagnosticError` for a stage that is not there."""
+    """Raise `DiagnosticError` if there is no such stage; None is allowed."""
     if stage is not None and not 0 <= stage < stages:
         misuse(f"there is no stage {stage}: the stages are 0 to {stages - 1}")
 
 
 @frozen
 class WrittenReport:
-    """A page or a picture that was written."""
+    """A page or a picture that was written, and its bytes."""
 
     kind: Literal["page", "picture"]
     size: int
@@ -133,9 +139,10 @@ class WrittenReport:
 
 
 def report(simulation: StepSimulation, path: str) -> WrittenReport:
-    """Write a simulation as one HTML page that needs no network, or, where the path ends with .svg, as a still picture of its first step.
+    """Write a simulation as an HTML page, or its first step as a picture if the path ends in .svg.
 
-    Raises `DiagnosticError` RT002 where the file cannot be written.
+    Neither needs a network. Raises `DiagnosticError` RT002 if the file cannot be written. Given times make only
+    pictures.
     """
     if path.endswith(".svg"):
         return WrittenReport("picture", simulation.picture().save(path))
@@ -149,23 +156,23 @@ def report(simulation: StepSimulation, path: str) -> WrittenReport:
 
 @frozen
 class WrittenComparison:
-    """A page of two programs that was written."""
+    """A page about two programs that was written, and its bytes."""
 
     differences: Differences
     size: int
     """bytes"""
 
     def to_json(self) -> dict[str, object]:
-        """What `--json` prints of it."""
+        """Return the differences and bytes as `--json` prints them."""
         return {"kind": "comparison", "bytes": self.size, **self.differences.to_json()}
 
 
 def report_against(
     one: Simulation, other: Simulation, path: str, *, names: tuple[str, str] = ("one", "other")
 ) -> WrittenComparison:
-    """Write one HTML page of two simulations, side by side on common axes, with what differs.
+    """Write an HTML page with two simulations on common axes, and their differences.
 
-    Raises `DiagnosticError` RT002 where the file cannot be written.
+    Raises `DiagnosticError` RT002 if the file cannot be written.
     """
     from ratrain.ratrainc.report.comparison import write_comparison
     from ratrain.ratrainc.report.differences import Side, differences_of
@@ -177,7 +184,10 @@ def report_against(
 
 
 def program_and_machine(program: Program | str, machine: str | Machine | None) -> tuple[Program, Machine]:
-    """A program, which may be a file, and its machine: the one given, else the one it was compiled for."""
+    """Return a program and its machine: the given one, else the one it was compiled for.
+
+    A program given as a file is loaded and proved.
+    """
     given = load_machine(machine) if isinstance(machine, str) else machine
     known = program if isinstance(program, Program) else sound_program(program, machine=given)
     return known, given or machine_of(known)

@@ -1,6 +1,6 @@
 """A timeline in the Chrome trace format, which Perfetto and chrome://tracing show.
 
-A track per stage and engine, an arrow per message, a counter of the live bytes of each stage.
+It has a track for each stage and engine, an arrow for each message, and a counter of the live bytes of each stage.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MICROSECONDS = 1e6
 def write_trace(timeline: Timeline, path: str) -> None:
     """Write a simulated timeline, atomically.
 
-    Raises `DiagnosticError` RT002 when the file cannot be written.
+    Raises `DiagnosticError` RT002 if the file cannot be written.
     """
     events = [*_names(timeline), *_spans(timeline), *_flows(timeline), *_live_bytes(timeline)]
     lines = [json.dumps(event, separators=(",", ":")) for event in events]
@@ -33,7 +33,7 @@ def write_trace(timeline: Timeline, path: str) -> None:
 
 
 _NOT_EVERYWHERE = (Engine.TENSOR, Engine.STORE, Engine.FETCH)
-"""Engines that most programs have nothing for, which then have no track."""
+"""Engines that many programs do not use; without instructions they get no track."""
 
 
 def _names(timeline: Timeline) -> Iterator[dict[str, Any]]:
@@ -57,7 +57,7 @@ def _spans(timeline: Timeline) -> Iterator[dict[str, Any]]:
 def instruction_event(
     instruction: Instruction, engine: Engine, process: int, start: float, duration: float
 ) -> dict[str, Any]:
-    """The span of an instruction, simulated or measured; times in microseconds."""
+    """Return the span of an instruction, simulated or measured; times are in microseconds."""
     waits = [f"{w.engine.value} {w.count}{' (previous step)' if w.previous_step else ''}" for w in instruction.waits]
     return {
         "ph": "X",
@@ -79,7 +79,7 @@ def _live_bytes(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 
 def _flows(timeline: Timeline) -> Iterator[dict[str, Any]]:
-    """An arrow from each send to its receive: the k-th of a channel belong together."""
+    """Yield an arrow from each send to its receive; the k-th send and the k-th receive of a hop belong together."""
     sent: dict[Hop, list[tuple[Engine, Span]]] = {}
     received: dict[Hop, list[tuple[Engine, Span]]] = {}
     topology = timeline.program.topology

@@ -1,1 +1,1 @@
-"""Training runs of the command line: launch, display, log, result."""
+"""Training runs and text generation: launch, supervise, display, log and report."""

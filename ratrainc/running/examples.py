@@ -1,4 +1,4 @@
-"""The example files: inside the installed package, or in the checkout beside it."""
+"""The example files, inside the installed package or in the checkout next to it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from ratrain.ratrain_ir.support.files import made_directory, path_errors
 
 
 def _folder() -> Path:
-    """Where the examples are."""
+    """Return the folder of the examples."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "examples"
     return installed if installed.is_dir() else package.parent / "examples"
 
 
 def example_path(name: str) -> Path:
-    """Path of an example file."""
+    """Return the path of an example file."""
     return _folder() / name
 
 
 def example_names() -> list[str]:
-    """The example files by their paths below their folder: what is in it before what is in folders of it."""
+    """Return the paths of the example files below their folder; files of the folder itself come first."""
     folder = _folder()
     names = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
     return [name.as_posix() for name in sorted(names, key=lambda name: (len(name.parts), name))]
 
 
 def example_summary(name: str) -> str:
-    """What an example says of itself: the first line of its comments."""
+    """Return the first comment line of an example, or a fixed sentence for JSON and notebooks."""
     if name.endswith(".json"):
         return "A model, as Hugging Face's config.json."
     if name.endswith(".ipynb"):
@@ -38,9 +38,9 @@ def example_summary(name: str) -> str:
 
 
 def copy_examples(to: str) -> tuple[list[str], list[str]]:
-    """Copy the examples into a folder, which is made where it is not there: names of what was copied, and of what was there already.
+    """Copy the examples into a folder, which is made if needed; return the names copied, and those that existed.
 
-    Nothing is overwritten. Raises `DiagnosticError` RT002 where something cannot be written.
+    Nothing is overwritten. Raises `DiagnosticError` RT002 if something cannot be written.
     """
     target, copied, kept = made_directory(to), [], []
     for name in example_names():

@@ -1,4 +1,4 @@
-"""`generate`: what a trained model says behind a prompt, from a checkpoint or a Hugging Face directory."""
+"""Text generation (`generate`): continue a prompt with the model of a checkpoint or of a Hugging Face directory."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ _EOS_KEY = "eos_token_id"
 
 @frozen
 class Generated:
-    """A text that was made, and what it took."""
+    """A generated text, its tokens, and the seconds it took."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
-    """those behind the prompt, one that ended the text included"""
+    """tokens after the prompt, with the one that ended the text"""
     whole: str | None
-    """prompt and continuation; None where there is no tokenizer"""
+    """prompt and continuation; None without a tokenizer"""
     text: str | None
-    """the continuation"""
+    """the continuation; None without a tokenizer"""
     ended: bool
-    """by a token that ends a text, and not by the most tokens asked for"""
+    """True if a token ended the text, False if the most tokens asked for did"""
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """As `--json` prints it."""
+        """Return the result as `--json` prints it."""
         return {
             "prompt_tokens": list(self.prompt),
             "tokens": list(self.tokens),
@@ -61,7 +61,7 @@ class Generated:
 
 @frozen
 class _Origin:
-    """A model with its weights, and what is known of how it was trained."""
+    """A model with its weights, and facts about its training."""
 
     model: ModelConfig
     source: WeightSource
@@ -69,13 +69,13 @@ class _Origin:
     ends: frozenset[int]
     """tokens that end a text"""
     takes_bytes: bool
-    """whether its run read a byte as a token"""
+    """True if its run read each byte as a token"""
     tokenizer: TokenizerChoice | None
 
 
 @frozen
 class _Language:
-    """Words to tokens and back."""
+    """The functions from text to tokens and back."""
 
     encode: Callable[[str], list[int]]
     decode: Callable[[Sequence[int]], str]
@@ -83,10 +83,10 @@ class _Language:
 
 
 def generate(path: str, prompt: Prompt, asked: Generation) -> Generated:
-    """Go on with a prompt, token by token; each takes a forward pass over all that stands before it.
+    """Continue a prompt token by token; each token takes a forward pass over all tokens before it.
 
-    Raises `DiagnosticError` as reading checkpoints and weights does, and RT094 where the prompt, the tokenizer or a length does not
-    fit the model, or its logits are not finite.
+    Raises `DiagnosticError` as the readers of checkpoints and weights do, and RT094 if the prompt, the tokenizer or a
+    length does not fit the model, or its logits are not finite.
     """
     origin = _opened(path)
     language = _language(path, origin, asked.tokenizer)
@@ -123,7 +123,11 @@ def _continuation(
 
 
 def _behind(language: _Language, prompt: Sequence[int], added: Sequence[int], whole: str) -> str:
-    """The text of the tokens behind a prompt, as it stands in the whole where the prompt's own text does not change by them."""
+    """Return the text of the added tokens.
+
+    It is cut from the whole text, because a tokenizer may join tokens across the border. If the prompt alone decodes
+    differently, the added tokens are decoded alone.
+    """
     before = language.decode(prompt)
     return whole[len(before) :] if whole.startswith(before) else language.decode(added)
 
@@ -149,7 +153,7 @@ def _opened(path: str) -> _Origin:
 
 
 def _ends_of_directory(folder: Path, model: ModelConfig) -> frozenset[int]:
-    """The `eos_token_id` of a model's directory: of how text is generated, else of its model; several are a list."""
+    """Return the `eos_token_id` of generation_config.json, else of config.json: none, one or several tokens."""
     said = model.inert.get(_EOS_KEY)
     if is_regular(folder / GENERATION_FILE):
         try:
@@ -161,7 +165,7 @@ def _ends_of_directory(folder: Path, model: ModelConfig) -> frozenset[int]:
 
 
 def _language(path: str, origin: _Origin, named: str | None) -> _Language | None:
-    """What makes tokens of words; None where nothing says what that would be."""
+    """Return the functions between text and tokens; None if neither a tokenizer nor bytes are known to fit."""
     holds_bytes = origin.model.vocab_size >= TEXT_VOCABULARY
     if named == BYTES or (named is None and origin.takes_bytes and holds_bytes):
         if not holds_bytes:
@@ -179,7 +183,7 @@ def _language(path: str, origin: _Origin, named: str | None) -> _Language | None
 
 
 def _text_of_bytes(tokens: Sequence[int]) -> str:
-    """Tokens beyond the bytes are no text, as those that end a document."""
+    """Decode bytes; tokens beyond 255, such as the end of a document, are left out."""
     return bytes(token for token in tokens if token < TEXT_VOCABULARY).decode(errors="replace")
 
 
@@ -207,7 +211,7 @@ def _tokens_of(path: str, prompt: Prompt, language: _Language | None, model: Mod
 
 
 def _check_length(prompt: int, added: int, model: ModelConfig) -> None:
-    """Every token that is read has a learned position; the last one is not read."""
+    """Refuse more tokens than learned positions; the last token is never read, so it needs none."""
     most = model.learned_positions
     if most is not None and prompt + added - 1 > most:
         text = f"{added} tokens behind a prompt of {prompt} are more than the {most} learned positions of {model.name}"
@@ -217,7 +221,7 @@ def _check_length(prompt: int, added: int, model: ModelConfig) -> None:
 
 
 def _ends(said: str | None, origin: _Origin, language: _Language | None) -> frozenset[int]:
-    """The tokens that end a text."""
+    """Return the tokens that end a text."""
     if said is None:
         return origin.ends
     if said == NO_EOS:

@@ -1,4 +1,4 @@
-"""The processes of a run: this one alone, or one of those that a launcher started."""
+"""The processes of a run: this one alone, or one of several that a launcher started."""
 
 from __future__ import annotations
 
@@ -24,51 +24,51 @@ if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
 
 _HEAD_START = 1.0
-"""Seconds that process 0 has to report a failure, and to end the job with it, before others that met the same one do."""
+"""Seconds that process 0 has to report a failure and end the job, before others with the same failure do."""
 
 
 @frozen
 class Job:
-    """One process, which runs all ranks."""
+    """A run in this process alone, which has all ranks."""
 
     @property
     def speaks(self) -> bool:
-        """Whether this process reports on the run."""
+        """True if this process reports on the run."""
         return True
 
     @property
     def count(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         return 1
 
     def processes(self, program: Program) -> Processes:
-        """The processes of a program's run."""
+        """Return the processes of a program's run."""
         del program
         return Processes()
 
 
 @frozen
 class RankJob(Job):
-    """One of the processes that a launcher started, which runs one rank."""
+    """A process with one rank, one of several that a launcher started."""
 
     transport: Transport
     ranks: Ranks
 
     @property
     def speaks(self) -> bool:
-        """Process 0 reports on the run."""
+        """True for process 0."""
         return self.transport.number == 0
 
     @property
     def count(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         return self.transport.count
 
     def processes(self, program: Program) -> Processes:
-        """The processes of a program's run; all meet here.
+        """Return the processes of a program's run; all processes must call this.
 
-        Raises `DiagnosticError` RT093 where another number of processes was started than the plan has ranks, RT064 where
-        their order or their sums are not for the plan.
+        Raises `DiagnosticError` RT093 if the number of processes is not the plan's number of ranks, RT064 if their
+        order or the way of their sums does not fit the plan.
         """
         from ratrain.targets.runtime.ranks.processes import RankProcesses
 
@@ -78,7 +78,7 @@ class RankJob(Job):
 
 
 def job_of(ranks: Ranks, device: str = HOST_DEVICE, *, as_json: bool) -> AbstractContextManager[Job]:
-    """The processes of a run on a device. Where there are several, whatever escapes the context ends all of them."""
+    """Return a context with this process's job on a device; an exception that leaves it ends all processes."""
     if ranks.engine == "local":
         return nullcontext(Job())
     return _rank_job(lambda: _TRANSPORTS[ranks.engine](device), ranks, as_json=as_json)
@@ -89,7 +89,7 @@ def _rank_job(start: Callable[[], Transport], ranks: Ranks, *, as_json: bool) ->
     transport = start()
     try:
         yield RankJob(transport, ranks)
-    except (Exception, KeyboardInterrupt) as error:  # whatever it is: the others would wait for this process for ever
+    except (Exception, KeyboardInterrupt) as error:  # every kind: the other processes would wait for this one forever
         from ratrain.ratrainc.console.failures import show_failure
 
         if transport.count == 1:
@@ -123,4 +123,4 @@ def _torch(device: str) -> Transport:
 
 
 _TRANSPORTS: Mapping[str, Callable[[str], Transport]] = {"mpi": _mpi, "torch": _torch}
-"""How a process joins the job, by `--engine`."""
+"""Functions by which a process joins the job, by `--engine`."""

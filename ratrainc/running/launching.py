@@ -1,4 +1,4 @@
-"""Starts a run with a process a rank, and watches over it: the work of `ratrainc launch`."""
+"""Start a run with one process a rank, and watch over it: the work of `ratrainc launch`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ratrain.targets.runtime.watch.positions import RunFolder
 
 
 def launch(file: str, ranks: int, words: tuple[str, ...], engine: str, mpirun: str | None) -> int:
-    """Run a program with so many ranks, each a process with these options of `ratrainc run`; the exit code of the run.
+    """Run a program with `ranks` processes, one a rank, and return the exit code of the run.
 
-    Raises `DiagnosticError` RT002 or RT093 where they cannot be started.
+    `words` are options of `ratrainc run`. Raises `DiagnosticError` RT002 or RT093 if the processes cannot be started.
     """
     launcher, variables = start_command(engine, ranks, mpirun)
     save, given = _value_of("--save", words), _value_of("--run-dir", words)
@@ -34,7 +34,7 @@ def launch(file: str, ranks: int, words: tuple[str, ...], engine: str, mpirun: s
 
 @contextmanager
 def _temporary_folder() -> Iterator[RunFolder]:
-    """A folder for the ranks' positions; it stays only where there is something to look into."""
+    """Make a folder for the ranks' positions; it is removed at the end unless it has a report."""
     folder = RunFolder(tempfile.mkdtemp(prefix="ratrain-"))
     try:
         yield folder
@@ -44,13 +44,16 @@ def _temporary_folder() -> Iterator[RunFolder]:
 
 
 def _beside_checkpoints(save: str | None, ranks: int, words: tuple[str, ...]) -> str | None:
-    """The ranks' own place in a directory of checkpoints. One process without --save-every writes a single one, where nothing else may be."""
+    """Return the folder for positions inside a directory of checkpoints; None if the directory is not a series.
+
+    One process without --save-every writes a single checkpoint, whose directory may hold nothing else.
+    """
     is_series = ranks > 1 or _value_of("--save-every", words) is not None
     return str(Path(save) / RUN_FOLDER) if save is not None and is_series else None
 
 
 def _value_of(option: str, words: tuple[str, ...]) -> str | None:
-    """The value that an option of `ratrainc run` is given; the last one counts."""
+    """Return the value of an option among words of `ratrainc run`; the last one counts, None if there is none."""
     value = None
     for index, word in enumerate(words):
         if word == option and index + 1 < len(words):

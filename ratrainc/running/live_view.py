@@ -1,4 +1,4 @@
-"""A dashboard of a run on the terminal: loss, speed, and what each stage does at the moment."""
+"""A dashboard of a run on the terminal: loss, speed, and the present work of each stage."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from rich.console import ConsoleRenderable, RichCast
 
 
-_REFRESHES = 4  # a second
+_REFRESHES = 4  # per second
 _BAR = 10  # columns
-_CHARTED = 2048  # steps, the last ones
+_CHARTED = 2048  # most steps in the chart; the last ones are shown
 Feed = Callable[["TimedStep"], None]
-"""Told of each finished step."""
+"""A function that is called with each finished step."""
 
 
 @define(eq=False)
 class LiveView:
-    """What the dashboard shows; `rich` asks for it again and again, from a thread of its own."""
+    """The dashboard's contents; a thread of `rich` renders them several times a second."""
 
     program: Program
     source: ProgressSource
@@ -58,7 +58,7 @@ class LiveView:
         return Panel(Group(self._figures(), self._stages(), chart), title=Text(self.program.name))
 
     def _figures(self) -> Text:
-        """Loss, speed and what is left, in a line."""
+        """Return loss, speed and remaining time in a line."""
         if not self.steps:
             return Text(f"step 0 of {self.total_steps}, the first one is running")
         last, done = self.steps[-1], len(self.steps)
@@ -90,7 +90,10 @@ class LiveView:
 
 @contextmanager
 def live_view(program: Program, source: ProgressSource, total_steps: int) -> Iterator[Feed]:
-    """The dashboard on stderr for as long as the block runs; nothing at all where that is no terminal."""
+    """Show the dashboard on stderr while the block runs; nothing is shown if stderr is not a terminal.
+
+    Yields the function that is to be called with each finished step.
+    """
     if not errors().is_terminal:
         yield lambda _: None
         return

@@ -1,4 +1,4 @@
-"""The losses of a run as a picture: a chart of characters in the report, an SVG or PNG file beside it."""
+"""The losses of a run as a chart of characters, an SVG line for notebooks, or an SVG or PNG file."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _WIDE, _HIGH = 560, 180
 
 @frozen
 class Curves:
-    """Losses by step, and those of the held-out data where it was evaluated; finite ones only."""
+    """Training losses by step, and held-out losses of the steps that were evaluated; finite ones only."""
 
     training: tuple[tuple[int, float], ...]
     held_out: tuple[tuple[int, float], ...]
 
     @classmethod
     def of(cls, points: Iterable[tuple[int, float, float | None]]) -> Curves:
-        """From (step, loss, held-out loss)."""
+        """Make curves from triples (step, loss, held-out loss or None)."""
         seen = list(points)
         training = tuple((step, loss) for step, loss, _ in seen if math.isfinite(loss))
         held = tuple((step, loss) for step, _, loss in seen if loss is not None and math.isfinite(loss))
@@ -33,7 +33,7 @@ class Curves:
 
 
 def chart_lines(curves: Curves) -> list[str]:
-    """The training losses as columns of characters, each the mean of a run of steps; empty without two losses."""
+    """Draw the training losses as columns of characters, each the mean of a run of steps; empty without two losses."""
     means = _column_means([loss for _, loss in curves.training])
     if len(means) < 2:
         return []
@@ -58,7 +58,7 @@ def _column_means(values: Sequence[float]) -> list[float]:
 
 
 def curve_picture(curves: Curves) -> str:
-    """The training losses as a line in SVG, with the first and the last beside it; empty without two losses."""
+    """Draw the training losses as an SVG line, labelled with their range and steps; empty without two losses."""
     points = curves.training
     if len(points) < 2:
         return ""
@@ -76,7 +76,7 @@ def curve_picture(curves: Curves) -> str:
 
 
 def write_losses(path: str, curves: Curves, title: str) -> None:
-    """Write the losses as what the file's ending asks for. Raises `DiagnosticError` RT002 as `write_figure` does."""
+    """Write the losses as SVG or PNG by the file's ending. Raises `DiagnosticError` RT002 as `write_figure` does."""
     figure, axes = new_figure(7.2, 4.2, title)
     axes.plot(*_coordinates(curves.training), label="training", gid="training")
     if curves.held_out:

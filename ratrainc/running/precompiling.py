@@ -1,4 +1,7 @@
-"""Loops compiled ahead of time: what a first compilation and a first run of a plan like `examples/tiny.toml` need, kept on disk for those that follow."""
+"""Compiling loops ahead of time: all that a first compilation and a first run need, kept on disk for later processes.
+
+It covers plans like `examples/tiny.toml`.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,15 @@ from ratrain.ratrainc.running.examples import example_path
 
 @frozen(repr=False)
 class Precompiled(Shown):
-    """What was compiled."""
+    """The result of compiling ahead: loops, CPU seconds and cache folders."""
 
     loops: int
     cpu_seconds: float
     folders: tuple[str, ...]
-    """where it is kept; empty where it cannot be"""
+    """folders of the cache; empty if nothing can be kept"""
 
     def parts(self) -> Iterator[Part]:
-        """Sentences."""
+        """Yield sentences."""
         if not self.loops:
             yield "nothing to do: all loops are compiled"
         else:
@@ -43,15 +46,15 @@ class Precompiled(Shown):
             yield f"they cannot be kept: {WAY_OUT}"
 
     def to_json(self) -> dict[str, Any]:
-        """The result as `--json` prints it."""
+        """Return the result as `--json` prints it."""
         return {"loops": self.loops, "cpu_seconds": self.cpu_seconds, "folders": list(self.folders)}
 
 
 def precompile(dtypes: Sequence[Dtype], progress: OnProgress) -> Precompiled:
-    """Compile what passes, verifiers, the simulator and runs of the kernels `fast` share, with views and gradients of some types.
+    """Compile the loops of passes, verifiers, simulator and `fast` kernels, with views and gradients of some types.
 
-    A small plan goes through all of them; loops that small inputs do without are compiled too. Raises `DiagnosticError` RT002 where numba
-    is told to compile nothing.
+    A small plan goes through all of them. Loops that small inputs would skip are compiled too. Raises `DiagnosticError`
+    RT002 if numba is set to compile nothing.
     """
     import numba
 
@@ -68,7 +71,7 @@ def precompile(dtypes: Sequence[Dtype], progress: OnProgress) -> Precompiled:
 
 
 def _place_many() -> None:
-    """Place as many buffers as compiled loops are worth, of sizes and lives that no first order places well."""
+    """Place enough buffers that compiled loops are used, with sizes and lives that no first order places well."""
     count = COMPILED_FROM + 100
     sizes = [(7919 * buffer % 97 + 1) * ALIGNMENT_BYTES for buffer in range(count)]
     lives: list[tuple[tuple[int, int], ...]] = [((buffer, buffer + 3 + 31 * buffer % 50),) for buffer in range(count)]
@@ -92,7 +95,7 @@ def _go_through(dtype: Dtype, folder: Path) -> None:
     building.save(module, schedule)
     for saved in (schedule, path):
         proving.verify(saved)
-    # its parts are what walks through idle time: they are made when they are asked for
+    # the walk through idle time runs only when its parts are taken
     list(timing.explain_time(timing.simulate(program)).parts())
     settings = RunSettings(steps=1, evaluation=Evaluation(every=1, batches=1))
     run_training(program, DataChoice(), settings, Outputs(), Display(quiet=True))

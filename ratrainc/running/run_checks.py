@@ -1,4 +1,4 @@
-"""What a run is told that does not go together, refused before any of its work; and what it takes where nobody says."""
+"""Checks of a run's settings before any of its work, and defaults that depend on the program."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def for_program(program: Program, settings: RunSettings, ranks: Ranks, threads: int | None) -> RunSettings:
-    """The settings with so many threads, as many as the program has use for where none are given, and with the order of sums.
+    """Fill in the settings that depend on the program: threads, if none are given, and the order of sums.
 
-    Raises `DiagnosticError` for a folder of stored tensors where the program stores none.
+    Raises `DiagnosticError` if a folder for stored tensors is given but the program stores none in files.
     """
     if settings.execution.store_folder and not any(stage.bytes_in(Home.FILE) for stage in program.stages):
         misuse("--scratch says where files of stored tensors are: this program stores nothing in a file")
@@ -31,7 +31,7 @@ def for_program(program: Program, settings: RunSettings, ranks: Ranks, threads: 
 
 
 def refuse_contradictions(settings: RunSettings, ranks: Ranks, threads: int | None, outputs: Outputs) -> None:
-    """Raise `DiagnosticError` for settings that do not go together, or that would change nothing."""
+    """Raise `DiagnosticError` for settings that contradict each other, or that would change nothing."""
     start, saving, evaluation = settings.start, settings.saving, settings.evaluation
     if start.weights is not None and start.checkpoint is not None:
         misuse("--init and --resume exclude each other: a checkpoint holds its weights")
@@ -70,13 +70,13 @@ def refuse_contradictions(settings: RunSettings, ranks: Ranks, threads: int | No
 
 
 def _refuse_beside_a_graph(settings: RunSettings, outputs: Outputs) -> None:
-    """Raise `DiagnosticError` for what a step that is recorded and repeated cannot have."""
+    """Raise `DiagnosticError` for settings that a recorded and repeated step (`--graph`) cannot have."""
     if settings.execution.device == HOST_DEVICE:
         misuse("--graph records what a device does: it goes with --device cuda")
     if settings.execution.interleave_seed is not None:
         misuse("--interleave draws another order in every step, and --graph repeats that of one: leave one of them out")
     if outputs.profile is not None:
-        misuse("--profile times instructions as they are started, and with --graph none is: leave one of them out")
+        misuse("--profile times single instructions, and --graph replays a whole step: leave one of them out")
 
 
 def _refuse_trackers_in_the_way(settings: RunSettings, outputs: Outputs, ranks: Ranks) -> None:

@@ -1,4 +1,4 @@
-"""What a run shows as it goes on: words, a progress bar, a dashboard."""
+"""Output during a run: lines of text, a progress bar or a dashboard."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def say_start(run: TrainingRun) -> None:
-    """Say what the run trains on, and what it takes."""
+    """Print the data, the engine and the memory of a run."""
     origin = f" ({run.stream.found})" if run.stream.found else ""
     say(f"data: {in_words(run.stream.facts())}{origin}")
     if run.held_out is not None:
@@ -46,7 +46,7 @@ def say_start(run: TrainingRun) -> None:
 
 
 def _memory_line(memory: MemoryUse) -> str:
-    """What this process is going to hold, by what takes it."""
+    """Return the bytes that this process is going to hold, by purpose."""
     parts = [f"arenas {size_text(memory.arena_bytes)}", f"scratch {size_text(memory.scratch_bytes)}"]
     named = [f"{name} {count:,} bytes" for name, count in memory.declared.items() if count]
     parts.append(f"beside them {size_text(sum(memory.declared.values()))} ({', '.join(named)})")
@@ -66,7 +66,10 @@ def run_steps(
     messages: SafeMessages,
     display: Display,
 ) -> None:
-    """Run all steps, or those before a signal asks for the end; each is written to all that keep its figures."""
+    """Run all steps, or those until a signal asks for the end; pass each finished step to the writers and the display.
+
+    Every tenth of the run, and every evaluated step, is printed as a line.
+    """
     total = run.settings.steps
     shown_every = max(1, total // 10)
     steps = unseen_progress(total)
@@ -90,7 +93,10 @@ def run_steps(
 
 @contextmanager
 def _display(run: TrainingRun, messages: SafeMessages, *, live: bool) -> Iterator[Callable[[TimedStep], None]]:
-    """What is told of each step while a run goes on; where it cannot be, the block goes on without."""
+    """Open the progress bar or dashboard; yield a function that shows a step.
+
+    If it cannot be opened, the run goes on without it.
+    """
     feeds: list[Callable[[TimedStep], None]] = []
     with ExitStack() as opening:
         messages(lambda: feeds.append(opening.enter_context(_live_view(run) if live else _progress_bar(run))))
@@ -98,7 +104,7 @@ def _display(run: TrainingRun, messages: SafeMessages, *, live: bool) -> Iterato
     try:
         yield lambda timed: messages(lambda: [feed(timed) for feed in feeds])
     finally:
-        with suppress(Exception):  # it was told when it began to fail
+        with suppress(Exception):  # its first failure was reported already
             opened.close()
 
 
@@ -121,7 +127,7 @@ def _progress_bar(run: TrainingRun) -> Iterator[Callable[[TimedStep], None]]:
 
 
 def _step_line(timed: TimedStep, seconds_left: float | None) -> str:
-    """A step in words: what a person watches."""
+    """Return a line about a step."""
     report = timed.report
     parts = [f"step {report.step:5d}  loss {report.loss:.4f}"]
     if timed.eval_loss is not None:

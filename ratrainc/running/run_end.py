@@ -1,4 +1,4 @@
-"""The end of a run: the state is saved before what ended it is told, and a run that trained nothing says so."""
+"""The end of a run: save the state before reporting an error, and report a run that trained nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def saved_first(run: TrainingRun) -> Iterator[None]:
-    """Save the steps that are done where an exception ends the block, and say where; an error of that is told, and the first one goes on."""
+    """Save the finished steps if an exception ends the block, and print where.
+
+    An error while saving is printed as a warning; the first exception goes on.
+    """
     try:
         yield
     except Exception:
@@ -28,7 +31,7 @@ def saved_first(run: TrainingRun) -> Iterator[None]:
 
 
 def _save(run: TrainingRun) -> list[Diagnostic]:
-    """Save what is done; what there is to say of it, as warnings."""
+    """Save the finished steps; return warnings about it."""
     steps = run.steps_done
     try:
         with status("saving the state"):
@@ -43,9 +46,10 @@ def _save(run: TrainingRun) -> list[Diagnostic]:
 
 
 def check_trained(run: TrainingRun) -> list[Diagnostic]:
-    """Tell of updates that were left out in every step of a run for gradients that overflowed.
+    """Report updates that were skipped in every step because gradients overflowed; empty if some step had none.
 
-    An error where these were all updates and no later step would do better, as the loss scale stays: nothing was trained. Else a warning.
+    It is an error if all updates were skipped and the loss scale stays, so that later steps would do no better: nothing
+    was trained. Otherwise it is a warning.
     """
     skipped = [step.report.skipped_blocks for step in run.done]
     if not skipped or not all(skipped):

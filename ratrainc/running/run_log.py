@@ -1,4 +1,4 @@
-"""The log of a run: a JSON line a step, written at once, so that a crash loses nothing."""
+"""The log of a run: one JSON line a step, written at once, so that a crash loses nothing."""
 
 from __future__ import annotations
 
@@ -20,21 +20,25 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class RunLog:
-    """An open log, to which steps are appended. Where that fails, lines wait for the next step, so that none is missing between others."""
+    """An open log, to which steps are appended.
+
+    If a write fails, its lines wait for the next step, so the log never has a gap between lines.
+    """
 
     path: str
     handle: int
     tell: Callable[[Diagnostic], None]
     _waiting: bytearray = field(init=False, factory=bytearray)
     _reason: str = field(init=False, default="")
-    """why it could not be written last, or nothing"""
+    """reason of the last failed write; empty after a good one"""
     _was_told: bool = field(init=False, default=False)
 
     def write(self, step: TimedStep) -> None:
-        """Append a step, and those that wait; the first failure is told, and the run goes on."""
+        """Append a step and the lines that wait; the first failure is reported, and the run goes on."""
         self._waiting += json.dumps(step.to_json()).encode() + b"\n"
         try:
             while self._waiting:
+                # a write may take only part of the bytes; the rest stays first in line
                 del self._waiting[: os.write(self.handle, self._waiting)]
             self._reason = ""
         except OSError as error:
@@ -46,7 +50,7 @@ class RunLog:
 
     @property
     def problem(self) -> Diagnostic | None:
-        """What the log lacks, or None where it is whole."""
+        """The steps that the log lacks, as a diagnostic; None if it is complete."""
         if not self._waiting:
             return None
         lines = self._waiting.count(b"\n")
@@ -57,10 +61,11 @@ class RunLog:
 def run_log(
     path: str | None, first_step: int, tell: Callable[[Diagnostic], None] = lambda _: None
 ) -> Iterator[RunLog | None]:
-    """The log of a run that begins with this step: of what is there already the steps before, which a resumed run goes on with.
+    """Open the log of a run that begins with `first_step`; None without a path.
 
-    It is locked until the block ends. Raises `DiagnosticError` RT002 when it cannot be written, what is there is no log, or another
-    run writes to it.
+    Earlier steps in the file are kept, as a resumed run continues them; later ones are removed. The log is locked until
+    the block ends. Raises `DiagnosticError` RT002 if it cannot be written, the file is not a log, or another run writes
+    to it.
     """
     if path is None:
         yield None
@@ -74,12 +79,12 @@ def run_log(
         try:
             yield RunLog(path, handle, tell)
         finally:
-            with suppress(OSError):  # a failure was reported when a line was written
+            with suppress(OSError):  # a failure was reported at the last write
                 os.close(handle)
 
 
 def check_log(path: str) -> None:
-    """Raise `DiagnosticError` RT002 where a log cannot be written: good to know before the run."""
+    """Raise `DiagnosticError` RT002 if a log cannot be written; to be called before the run."""
     try:
         if is_regular(path):
             os.close(os.open(path, os.O_WRONLY | os.O_APPEND))
@@ -94,7 +99,7 @@ def _cannot_write(path: str, error: OSError | ValueError) -> NoReturn:
 
 @contextmanager
 def _held(path: str, tell: Callable[[Diagnostic], None]) -> Iterator[None]:
-    """Lock a log that is a file, or will be one; what goes to a pipe or device is told apart by who reads it."""
+    """Lock a log that is a file, or will be one; pipes and devices are not locked."""
     with ExitStack() as locks:
         if not is_there(path) or is_regular(path):
             lock = locks.enter_context(hold(lock_beside(path), "RT002", path))
@@ -104,9 +109,9 @@ def _held(path: str, tell: Callable[[Diagnostic], None]) -> Iterator[None]:
 
 
 def _cut(path: str, first_step: int, tell: Callable[[Diagnostic], None]) -> None:
-    """Leave in a log only the steps before this one: the others come again, and the last line may be half of one.
+    """Remove the steps from `first_step` on, which are run again, and the half of a last line that a crash left.
 
-    Where the last ones before it are missing, that is told.
+    If the steps just before `first_step` are missing, a warning is reported.
     """
     if not is_regular(path):
         return
@@ -119,12 +124,17 @@ def _cut(path: str, first_step: int, tell: Callable[[Diagnostic], None]) -> None
     if last < first_step - 1:
         text = f"the log '{path}' ends with step {last}, and this run begins with step {first_step}: the steps between are missing from it"
         tell(Diagnostic("RT002", text, severity=Severity.WARNING))
-    if min(len(kept), whole) < len(lines):  # a last line without its end would be gone on with
+    # a last line without its newline is removed even if it reads well: the next step would be appended to it
+    if min(len(kept), whole) < len(lines):
         write_lines(path, kept)
 
 
 def _step_of(path: str, number: int, line: str, whole: int) -> float:
-    """The step a line tells of; infinite for the half of one that a crash leaves at the end, after so many whole ones."""
+    """Return the step of a line; infinity for an incomplete last line, so that it is removed.
+
+    `whole` is the number of lines that end with a newline. Raises `DiagnosticError` RT002 for a line that is not of a
+    log.
+    """
     with suppress(ValueError, LookupError, TypeError):
         step = json.loads(line)["step"]
         if isinstance(step, int):

@@ -1,6 +1,6 @@
-"""A profile of a run: op times in the Chrome trace format, as the simulator's timelines are, and what calibration needs beside them.
+"""A profile of a run: op times in the Chrome trace format, like the simulator's timelines, with data for calibration.
 
-Of ranks that shared cores it has the program too: what their steps took more than they would have is a matter of its order.
+If ranks shared cores, the program is part of the profile: the time that sharing added depends on the program's order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def write_profile(
 ) -> None:
     """Write a run's op times, all ranks in one file, atomically.
 
-    Raises `DiagnosticError` RT002 when the file cannot be written.
+    Times in the file are microseconds. Raises `DiagnosticError` RT002 if the file cannot be written.
     """
     facts = {
         "format": FORMAT,
@@ -61,6 +61,7 @@ def _spans(program: Program, profile: Profile) -> Iterator[dict[str, Any]]:
     facts: dict[tuple[Rank, int], dict[str, Any]] = {}
     numbers = {rank: number for number, rank in enumerate(program.topology.ranks)}
     for span in profile.spans(program):
+        # the facts of an instruction are equal in all steps, and costly to find
         place = span.rank, id(span.instruction)
         if place not in facts:
             facts[place] = _facts(program, span)
@@ -70,13 +71,13 @@ def _spans(program: Program, profile: Profile) -> Iterator[dict[str, Any]]:
 
 
 def _event_times(profile: Profile, span: RunSpan | StepSpan) -> tuple[float, float]:
-    """Start and duration in microseconds, from the first recorded step on."""
+    """Return start and duration in microseconds, counted from the first recorded step."""
     begin = profile.steps[0].start
     return (span.start - begin) * MICROSECONDS, (span.end - span.start) * MICROSECONDS
 
 
 def _facts(program: Program, span: RunSpan) -> dict[str, Any]:
-    """What the op is to a machine's table; of a routine, its number too."""
+    """Return an op's key in a machine's table, with its bytes, members, routine number and meeting."""
     instruction = span.instruction
     timed = timed_instruction(program, span.rank.stage, span.engine, instruction)
     members = program.topology.group_size(Group(instruction.group)) if instruction.group else 1
@@ -90,15 +91,15 @@ def _facts(program: Program, span: RunSpan) -> dict[str, Any]:
 
 
 def _gathering(mesh: Mesh, rank: Rank, group: Group) -> str:
-    """Which replicas a gather is of, where not of all."""
+    """Return the text that names a group of replicas; empty if all replicas are in it."""
     members = mesh.replicas_of(group, rank.replica)
     return "" if len(members) == mesh.replicas else f" of the group of replica {members[0]}"
 
 
 def _meeting(mesh: Mesh, span: RunSpan) -> str | None:
-    """What the two ends of a message, or the members of a collective, have in common; None of an op that meets nobody.
+    """Return a name that is equal for both ends of a message, or all members of a collective; None for other ops.
 
-    The k-th of each rank meet one another.
+    The k-th op of that name on each rank belong together.
     """
     instruction, rank = span.instruction, span.rank
     stage, replica = f"stage @{rank.stage}", f"replica {rank.replica}"

@@ -1,4 +1,4 @@
-"""What a run did: its exit code, its figures, and its report in words."""
+"""The result of a run: exit code, figures, and a report in words."""
 
 from __future__ import annotations
 
@@ -27,34 +27,36 @@ from ratrain.targets.runtime.training.training import TimedStep
 
 @frozen(repr=False)
 class RunResult(Shown):
-    """What a run did."""
+    """The steps of a run with its figures, its memory and its problems."""
 
     steps: tuple[TimedStep, ...]
     seconds: float
     memory: MemoryUse
     live_peak_bytes: int | None
-    """most bytes live at once on a rank, where memory was checked"""
+    """most bytes live at once on a rank; None unless memory was checked"""
     data: str
     held_out: str | None
-    """what was evaluated on"""
+    """name of the data evaluated on; None without evaluation"""
     saved: str | None
+    """path of the saved state; None if none was saved"""
     stop_signal: int
-    """the signal that ended it early, or 0"""
+    """signal that ended the run early, or 0"""
     problems: tuple[Diagnostic, ...] = ()
-    """what could not be written beside the state, and that nothing was trained"""
+    """outputs other than the state that could not be written, and the error that nothing was trained"""
     token: str = BYTE
-    """what a token of the data is"""
+    """kind of the data's tokens, such as a byte"""
 
     @property
     def interrupted(self) -> bool:
-        """Whether it was ended early."""
+        """True if a signal ended the run early."""
         return self.stop_signal != 0
 
     @property
     def exit_code(self) -> int:
-        """130 after Ctrl-C; after SIGTERM or SIGHUP 75 where the state was saved, so that the job can be queued again, else 143 or 129.
+        """The exit code of the run: 0 if all went well, 1 if there are problems, or the code of its end by a signal.
 
-        Otherwise 1 where something that was asked for could not be written, although the run was, or where nothing was trained.
+        Ctrl-C gives 130. SIGTERM and SIGHUP give 75 if the state was saved, so that the job can be queued again, else
+        143 and 129.
         """
         unsaved = {signal.SIGTERM: EXIT_TERMINATED, signal.SIGHUP: EXIT_HUNG_UP}
         for number, code in unsaved.items():
@@ -65,15 +67,15 @@ class RunResult(Shown):
         return EXIT_DIAGNOSED if self.problems else 0
 
     def parts(self) -> Iterator[Part]:
-        """What it came to, in sentences."""
+        """Yield the report in sentences."""
         return run_parts(self)
 
     def html(self) -> str:
-        """The sentences, and the losses as a line."""
+        """Return the sentences, and the losses as a line."""
         return html_of(self.parts()) + curve_picture(curves_of(self.steps))
 
     def to_json(self) -> dict[str, Any]:
-        """The result as plain data."""
+        """Return the result as plain data."""
         return {
             "steps": [step.to_json() for step in self.steps],
             "seconds": self.seconds,
@@ -89,7 +91,7 @@ class RunResult(Shown):
 
 
 def show_run(result: RunResult) -> None:
-    """The report of a run on a terminal, with the losses as a chart of characters where it has these."""
+    """Print the report of a run, with a chart of the losses if the terminal has its characters."""
     show(run_parts(result))
     if output().encoding.startswith("utf"):
         for line in chart_lines(curves_of(result.steps)):
@@ -97,7 +99,7 @@ def show_run(result: RunResult) -> None:
 
 
 def run_parts(result: RunResult) -> Iterator[Part]:
-    """The report of a run."""
+    """Yield the report of a run."""
     if not result.steps:
         yield "no step was run"
         return
@@ -129,7 +131,7 @@ def _memory_line(memory: MemoryUse) -> Iterator[Part]:
         messages = f", {size_text(memory.transport_bytes)} of it for messages" if memory.transport_bytes else ""
         share = 100 * (peak / planned - 1)
         anew = compiled_anew()
-        made = f"; with what compiling {anew} loops took, once" if anew else ""
+        made = f"; includes one-time compilation of {anew} loops" if anew else ""
         yield f"memory: at most {size_text(peak)} resident, {share:+.1f} % of {size_text(planned)} planned{messages}{made}"
 
 
@@ -142,8 +144,9 @@ def _files_line(memory: MemoryUse, steps: int) -> Iterator[Part]:
 
 
 def _mean_utilisation(steps: Sequence[TimedStep]) -> float | None:
-    """That of all steps together, each with its time; without the first one, in which kernels are loaded or compiled."""
+    """Return the utilisation of all steps together; the first is left out, as it loads or compiles kernels."""
     mfus = [step.mfu for step in (steps[1:] or steps) if step.mfu]
+    # steps have equal work, so the mean over time is the harmonic mean
     return len(mfus) / sum(1 / mfu for mfu in mfus) if mfus else None
 
 
@@ -155,5 +158,5 @@ def _held_out_line(result: RunResult) -> Iterator[Part]:
 
 
 def curves_of(steps: Sequence[TimedStep]) -> Curves:
-    """The losses of steps."""
+    """Return the losses of steps as curves."""
     return Curves.of((step.report.step, step.report.loss, step.eval_loss) for step in steps)

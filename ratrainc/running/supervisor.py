@@ -1,4 +1,10 @@
-"""Watching over mpirun or torchrun: signals passed on to the ranks, and a word on those that were lost."""
+"""The supervisor of mpirun or torchrun: it passes signals on to the ranks, and reports on ranks that were lost.
+
+Ranks write their positions and heartbeats to a folder. The supervisor reads it while the launcher runs:
+
+    Ctrl-C -> supervisor -> every rank of this machine (the launcher would end them at once)
+    a rank's process ends without a word -> 5 s for the launcher to end the others -> kill, report
+"""
 
 from __future__ import annotations
 
@@ -39,10 +45,10 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 0.05
 _END_SECONDS = 5.0
-"""How long the launcher has, after a rank is lost, to end the others."""
+"""Seconds that the launcher has to end the other ranks after one is lost."""
 _SAY_SECONDS = 20.0
 _WATCH_SECONDS = 1.0
-"""How long a run is watched, to see whether it makes progress."""
+"""Seconds for which a run is watched, to see if it makes progress."""
 _OTHER_LAUNCHER = "name the mpirun of an MPI with --mpirun"
 _OWN_CODES = (
     0,
@@ -58,17 +64,18 @@ _FAILURES = (EXIT_DIAGNOSED, EXIT_USAGE, EXIT_INTERNAL)
 
 
 def start_command(engine: str, ranks: int, launcher: str | None) -> tuple[list[str], dict[str, str]]:
-    """The words that start so many processes of an engine, and variables that go with them.
+    """Return the words that start `ranks` processes of an engine, and environment variables for them.
 
-    Raises `DiagnosticError` RT002 or RT093 where there is no launcher.
+    Raises `DiagnosticError` RT002 or RT093 if there is no launcher.
     """
     return torch_command(ranks) if engine == "torch" else mpi_command(ranks, launcher)
 
 
 def mpi_command(ranks: int, launcher: str | None) -> tuple[list[str], dict[str, str]]:
-    """The same for mpirun.
+    """Return words and variables for mpirun.
 
-    Raises `DiagnosticError` RT093 where there is none, RT002 where ranks could not speak MPI: said once here, not by each of them.
+    Raises `DiagnosticError` RT093 if there is no mpirun, RT002 if mpi4py is missing: reported once here, not by each
+    rank.
     """
     searched = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     mpirun = launcher or shutil.which("mpirun", path=searched)
@@ -88,17 +95,17 @@ def mpi_command(ranks: int, launcher: str | None) -> tuple[list[str], dict[str, 
 
 
 def torch_command(ranks: int) -> tuple[list[str], dict[str, str]]:
-    """The same for torchrun. Raises `DiagnosticError` RT002 where there is no PyTorch."""
+    """Return words and variables for torchrun. Raises `DiagnosticError` RT002 if PyTorch is missing."""
     check_installed("torch", "torch", "--engine torch")
-    # -P: what lies in the current directory is not imported in place of a library.
+    # -P keeps files of the current directory from being imported in place of a library
     return [sys.executable, "-P", "-m", "ratrain.targets.pytorch.launcher", str(ranks)], {}
 
 
 def _version_of(launcher: str) -> str:
-    """What a launcher says of itself."""
+    """Return the version text of a launcher."""
     words = [launcher, "--version"]
     try:
-        # S603: the launcher is the user's own, and so are the words of the command that starts ranks; no shell reads either.
+        # S603: the launcher and the words that start ranks are the user's own; no shell reads them.
         said = subprocess.run(words, capture_output=True, timeout=_SAY_SECONDS, check=False)  # noqa: S603
     except (OSError, ValueError) as error:  # a ValueError: a word with a zero byte
         _cannot_start(launcher, error)
@@ -114,23 +121,23 @@ def _cannot_start(launcher: str, error: OSError | ValueError) -> NoReturn:
 
 @define
 class Supervisor:
-    """Runs a command that starts ranks, which leave their positions in a folder."""
+    """A runner of a command that starts ranks, which leave their positions in a folder."""
 
     folder: RunFolder
     advice: str | None
-    """the way out of a run that was lost"""
+    """help text for a run that was lost"""
     launcher: str | None = None
-    """what messages call it; None: by its first word"""
+    """name of the launcher in messages; None: the command's first word"""
     _process: subprocess.Popen[bytes] | None = field(init=False, default=None)
     _early_signal: int = field(init=False, default=0)
-    """one that came before there was a process to tell"""
+    """signal that came before there was a process to receive it"""
 
     def run(self, command: Sequence[str], variables: Mapping[str, str]) -> int:
-        """Run it to its end; the exit code of the ranks, or 1 where they did not choose theirs.
+        """Run the command to its end; return the ranks' exit code, or 1 if they were lost or did not choose it.
 
-        Raises `DiagnosticError` RT002 or RT093 where it cannot be started, or another run has the folder.
+        Raises `DiagnosticError` RT002 or RT093 if the command cannot be started, or another run has the folder.
         """
-        with self.folder.hold():  # the ranks take it when they start; here it says that no others have it
+        with self.folder.hold():  # fails if another run has the folder; the ranks take the lock when they start
             self.folder.clear()
         with self._passing_on_signals():
             process = self._start(command, variables)
@@ -148,7 +155,7 @@ class Supervisor:
 
     def _start(self, command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
         try:
-            # In a session of its own, so that Ctrl-C comes here and not to the launcher, which would end the ranks at once.
+            # In a session of its own: Ctrl-C must come here and not to the launcher, which would end the ranks at once.
             process = subprocess.Popen(command, env={**os.environ, **variables}, start_new_session=True)  # noqa: S603
         except (OSError, ValueError) as error:  # a ValueError: a word with a zero byte
             _cannot_start(command[0], error)
@@ -158,11 +165,12 @@ class Supervisor:
         return process
 
     def _watch(self, process: subprocess.Popen[bytes]) -> bool:
-        """Wait for the end; whether a rank was lost on the way."""
+        """Wait for the end; return True if a rank was lost before it."""
         deadline = None
         departures, departed = Departures(), set[int]()
         while process.poll() is None:
             with suppress(DiagnosticError):
+                # a position may be half-written or not there yet; the next look is soon
                 positions = read_positions(self.folder.directory)
                 departures.watch(positions)
                 gone = lost_ranks(positions, departed, self.folder)
@@ -176,13 +184,13 @@ class Supervisor:
         return deadline is not None
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        """End the launcher and the ranks of this machine, whether it would end them or not."""
+        """End the launcher and the ranks of this machine, which need not be its children."""
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         self._tell_ranks(signal.SIGKILL, (Liveness.ALIVE, Liveness.STOPPED))
 
     def _tell_ranks(self, number: int, states: Collection[Liveness]) -> int:
-        """Send a signal to the ranks of this machine whose processes are in some state; how many there were."""
+        """Send a signal to the ranks of this machine in one of some states; return how many were reached."""
         told = 0
         with suppress(DiagnosticError):
             for position in read_positions(self.folder.directory):
@@ -194,13 +202,17 @@ class Supervisor:
 
     @contextmanager
     def _passing_on_signals(self) -> Iterator[None]:
-        """Hand SIGINT, SIGTERM, SIGHUP and SIGUSR1 to the ranks of this machine; the others hear of an end from those."""
+        """Hand SIGINT, SIGTERM, SIGHUP and SIGUSR1 to the ranks of this machine while the block runs.
+
+        Ranks of other machines hear of an end from these ranks.
+        """
 
         def pass_on(number: int, frame: FrameType | None) -> None:
             del frame
             if self._process is not None and self._tell_ranks(number, (Liveness.ALIVE,)):
                 return
-            if number == signal.SIGUSR1:  # it would end a launcher, and ranks that do not listen yet
+            # SIGUSR1 would end a launcher, and ranks that have no handler for it yet
+            if number == signal.SIGUSR1:
                 show_safely(Diagnostic("RT093", "where the run is: its ranks are starting", severity=Severity.WARNING))
             elif self._process is None:
                 self._early_signal = number
@@ -216,7 +228,7 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _report(self, code: int) -> None:
-        """Say what became of the ranks, unless one of them has."""
+        """Report on the ranks, unless one of them has."""
         if self.folder.report():
             return
         with suppress(DiagnosticError):
@@ -227,7 +239,7 @@ class Supervisor:
             self.folder.keep_report(report.render())
 
     def _report_launcher(self, launcher: str, code: int) -> None:
-        """Say that it ended before any rank had a position: there may be no other word on why."""
+        """Report that the launcher ended before any rank had a position: nothing else may have said why."""
         with suppress(DiagnosticError):
             if read_positions(self.folder.directory) or self.folder.report():
                 return
@@ -237,9 +249,10 @@ class Supervisor:
 
 
 def examine(folder: RunFolder) -> Diagnosis:
-    """What the positions in a run's folder say: of now where ranks live, else of the moment when the first was lost.
+    """Diagnose a run from the positions in its folder.
 
-    Raises `DiagnosticError` RT002 or RT092 where they cannot be read, or there are none.
+    If any rank lives, the diagnosis is of the present; else of the moment when the first rank was lost. Raises
+    `DiagnosticError` RT002 or RT092 if there are no positions, or they cannot be read.
     """
     positions = read_positions(folder.directory)
     if not positions:
@@ -255,7 +268,10 @@ def examine(folder: RunFolder) -> Diagnosis:
 def _last_moment(
     folder: RunFolder, positions: Sequence[RankPosition]
 ) -> tuple[float, Callable[[RankPosition], Liveness]]:
-    """When a run that is over lost its first rank, and which were gone then: all that had not ended, where nobody saw it."""
+    """Return the time at which a finished run lost its first rank, and a function for the state of each rank then.
+
+    If nobody saw the loss, it is the last heartbeat of the ranks that had not ended, and all of them were gone.
+    """
     lost = folder.lost()
     if lost is not None:
         return lost[1], only_gone(lost[0])
@@ -266,7 +282,7 @@ def _last_moment(
 
 
 def describe(folder: RunFolder) -> tuple[Diagnostic | str, bool]:
-    """What became of a run: a report, or what was said at its end; and whether all is well with it."""
+    """Describe the state of a run: a report, or the text from its end; and True if all is well with it."""
     positions = read_positions(folder.directory)
     if positions and all(position.phase is RankPhase.ENDED for position in positions):
         return f"the run ended well, after step {max(position.step for position in positions)}", True
@@ -288,7 +304,7 @@ def describe(folder: RunFolder) -> tuple[Diagnostic | str, bool]:
 
 
 def _gets_on(folder: RunFolder, positions: Sequence[RankPosition]) -> bool:
-    """Whether a run that is alive moves within a second."""
+    """Return True if the positions of a live run change within a second."""
     deadline = time.monotonic() + _WATCH_SECONDS
     while time.monotonic() < deadline and all(liveness(position) is not Liveness.GONE for position in positions):
         time.sleep(_LOOK_SECONDS)

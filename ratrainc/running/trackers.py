@@ -1,7 +1,7 @@
-"""Trackers of experiments that a run writes its figures to, through their own libraries: TensorBoard and Weights & Biases.
+"""Experiment trackers that a run writes its figures to, through their own libraries: TensorBoard and Weights & Biases.
 
-Both get the figures of a line of the log (`TimedStep.to_json`), under its keys. What a resumed run needs to go on with is kept in checkpoints
-(`TrainingRun.notes`).
+Both get the figures of a line of the log (`TimedStep.to_json`) under its keys. Checkpoints keep what a resumed run
+needs to continue with the same tracker (`TrainingRun.notes`).
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.training.training import TimedStep, TrainingRun
 
 FOLDER = "runs"
-"""Where TensorBoard's folders are made that nobody names."""
+"""Folder in which TensorBoard's folders are made if none is named."""
 _NOTE = "log_to"
-"""The entry of a checkpoint's notes that is of trackers."""
+"""Key of the trackers in a checkpoint's notes."""
 
 
 @define(eq=False)
 class Tracker(ABC):
-    """An open tracker. The first failure is told and ends it, and the run goes on."""
+    """An open tracker. Its first failure is reported and ends it; the run goes on."""
 
     title: ClassVar[str]
     tell: Callable[[Diagnostic], None]
     _lost_from: int | None = field(init=False, default=None)
-    """the first step that it does not have"""
+    """first step that the tracker lacks; None if unknown"""
     _reason: str = field(init=False, default="")
 
     def write(self, step: TimedStep) -> None:
@@ -49,16 +49,16 @@ class Tracker(ABC):
             self._attempt(lambda: self.add(number, figures_of(step)), number)
 
     def close(self, *, failed: bool) -> None:
-        """Have all that was added written; the tracker shows whether the run failed."""
+        """Flush and close the tracker; it shows whether the run failed."""
         if not self._reason:
             self._attempt(lambda: self.end(failed=failed), None)
         else:
-            with suppress(Exception):  # it was told that it fails
+            with suppress(Exception):  # its failure was reported already
                 self.end(failed=failed)
 
     @property
     def problem(self) -> Diagnostic | None:
-        """What the tracker lacks, or None where it has everything."""
+        """The steps that the tracker lacks, as a diagnostic; None if it has all."""
         if not self._reason:
             return None
         lacks = "may lack steps" if self._lost_from is None else f"lacks the steps from {self._lost_from} on"
@@ -67,7 +67,7 @@ class Tracker(ABC):
     def _attempt(self, action: Callable[[], None], step: int | None) -> None:
         try:
             action()
-        except Exception as error:  # noqa: BLE001 - of a foreign library, which must not cost the state
+        except Exception as error:  # noqa: BLE001 - a foreign library must not cost the state
             self._reason, self._lost_from = _words(error), step
             text = f"{self.title} cannot be written to: {self._reason}; training goes on without it"
             self.tell(Diagnostic("RT002", text, severity=Severity.WARNING))
@@ -75,22 +75,23 @@ class Tracker(ABC):
     @property
     @abstractmethod
     def note(self) -> Any:
-        """What a resumed run needs to go on with it, as JSON holds it."""
+        """Data that a resumed run needs to continue with the tracker, as JSON types."""
 
     @abstractmethod
     def add(self, step: int, figures: Mapping[str, float]) -> None:
-        """Add the figures of a step; whatever goes wrong is raised."""
+        """Add the figures of a step; failures are raised."""
 
     @abstractmethod
     def end(self, *, failed: bool) -> None:
-        """Write what waits, and close it."""
+        """Flush the waiting figures and close the tracker; failures are raised."""
 
 
 @define(eq=False)
 class TensorBoard(Tracker):
-    """A file of events in a folder, written at each step by the thread that trains.
+    """A file of events in a folder, written at each step by the training thread.
 
-    TensorBoard's own `EventFileWriter` leaves that to a thread, of which a failure (a full disk) comes out as a traceback beside the run.
+    TensorBoard's own `EventFileWriter` writes in a thread, whose failures (a full disk) appear as tracebacks amid the
+    run's output.
     """
 
     title = "TensorBoard"
@@ -102,10 +103,10 @@ class TensorBoard(Tracker):
     def open(
         cls, choice: TrackerChoice, run: TrainingRun, note: object, tell: Callable[[Diagnostic], None]
     ) -> TensorBoard:
-        """Begin a file in the folder that is named, or that of the run that is resumed, as far as it is still there, or a new one.
+        """Begin a file in the named folder, else in the resumed run's folder if it still exists, else in a new one.
 
-        TensorBoard hides what is there of the steps from the first one on: they come again. Raises `DiagnosticError` RT002 where it
-        cannot be written.
+        TensorBoard hides older events of the steps that come again. Raises `DiagnosticError` RT002 if the file cannot
+        be written.
         """
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -113,7 +114,8 @@ class TensorBoard(Tracker):
         known = note if isinstance(note, str) and is_directory(note) else None
         place = choice.place or known or _new_folder(run.program.name)
         folder, now = str(made_directory(place)), time.time()
-        name = f"events.out.tfevents.{now:.6f}.{socket.gethostname()}.{os.getpid()}"  # files are read in the order of names
+        # files are read in the order of their names, so the time comes first
+        name = f"events.out.tfevents.{now:.6f}.{socket.gethostname()}.{os.getpid()}"
         with path_errors(f"cannot write TensorBoard's events in '{folder}'"):
             stream = (Path(folder) / name).open("xb")
             made = cls(tell, folder, stream, RecordWriter(stream).write)
@@ -124,7 +126,7 @@ class TensorBoard(Tracker):
 
     @property
     def note(self) -> str:
-        """Its folder."""
+        """The real path of its folder."""
         return os.path.realpath(self.folder)
 
     def add(self, step: int, figures: Mapping[str, float]) -> None:
@@ -147,14 +149,14 @@ class TensorBoard(Tracker):
 
 @define(eq=False)
 class Wandb(Tracker):
-    """A run of Weights & Biases. Where it writes to, and whether it sends, its own settings say (WANDB_MODE, WANDB_DIR, ...)."""
+    """A run of Weights & Biases; its own settings (WANDB_MODE, WANDB_DIR, ...) say where it writes and if it sends."""
 
     title = "Weights & Biases"
     _run: Any
 
     @classmethod
     def open(cls, choice: TrackerChoice, run: TrainingRun, note: object, tell: Callable[[Diagnostic], None]) -> Wandb:
-        """Begin a run, or go on with that of the run that is resumed. Raises `DiagnosticError` RT002 where that cannot be done."""
+        """Begin a run, or continue the run of a resumed training. Raises `DiagnosticError` RT002 if that fails."""
         import wandb
 
         known = (
@@ -169,9 +171,9 @@ class Wandb(Tracker):
                 **known,
                 resume="allow" if "id" in known else None,
                 config=facts,
-                settings=wandb.Settings(console="off"),  # what it would wrap is ours: bars, and JSON for scripts
+                settings=wandb.Settings(console="off"),  # it must not wrap stdout: bars, and JSON for scripts
             )
-            # Steps of its own must rise; those of a resumed run may come again.
+            # W&B's own step number must rise, but steps of a resumed run come again: so `step` is a metric.
             opened.define_metric("step")
             opened.define_metric("*", step_metric="step")
         except (wandb.Error, OSError) as error:
@@ -184,16 +186,16 @@ class Wandb(Tracker):
 
     @property
     def note(self) -> dict[str, str]:
-        """What names its run."""
+        """The names of its run: entity, project and id."""
         names = {"entity": self._run.entity, "project": self._run.project, "id": self._run.id}
         return {key: value for key, value in names.items() if value}
 
     def add(self, step: int, figures: Mapping[str, float]) -> None:
-        """Log the figures of a step, whose number is one of them."""
+        """Log the figures of a step with its number."""
         self._run.log({"step": step, **figures})
 
     def end(self, *, failed: bool) -> None:
-        """Have all sent or written, and its services end."""
+        """Send or write all figures, and end its services."""
         self._run.finish(exit_code=int(failed))
 
 
@@ -202,14 +204,15 @@ _MODULES = {
     "tensorboard": ("tensorboard.summary.writer.record_writer", "tensorboard.compat.proto.event_pb2"),
     "wandb": ("wandb",),
 }
-"""What each needs. Package and extra are named as the tracker."""
+"""Modules that each tracker needs. Package and extra have the tracker's name."""
 
 
 def check_trackers(choices: Sequence[TrackerChoice], resumed: str | None) -> None:
-    """See that trackers can be opened, before any work of a run. Raises `DiagnosticError` RT002 where a package or a place is missing.
+    """Check that trackers can be opened, before any work of a run.
 
-    Their libraries are loaded here, so that the run counts them to what its process holds before it begins. The folder that the checkpoint
-    of a resumed run names is seen when that is read.
+    Their libraries are loaded here, so that the run counts them in its process's memory from the start. The folder that
+    a resumed run's checkpoint names is checked when the checkpoint is read. Raises `DiagnosticError` RT002 if a package
+    or a place is missing.
     """
     for choice in choices:
         check_installed(choice.kind, choice.kind, f"--log-to {choice.kind}")
@@ -227,9 +230,9 @@ def check_trackers(choices: Sequence[TrackerChoice], resumed: str | None) -> Non
 def open_trackers(
     choices: Sequence[TrackerChoice], run: TrainingRun, tell: Callable[[Diagnostic], None]
 ) -> Iterator[list[Tracker]]:
-    """The trackers of a run, closed when the block ends; what a resumed run needs is in the notes of its checkpoints from then on.
+    """Open the trackers of a run, and close them when the block ends; the run's checkpoints note how to continue them.
 
-    Raises `DiagnosticError` RT002 where one cannot be opened.
+    Raises `DiagnosticError` RT002 if one cannot be opened.
     """
     notes = run.notes.get(_NOTE)
     kept = dict(notes) if isinstance(notes, dict) else {}
@@ -246,7 +249,7 @@ def open_trackers(
 
 
 def figures_of(step: TimedStep) -> dict[str, float]:
-    """The numbers of a line of the log, by its keys; the compute seconds of ranks by stage. What it has as null is left out."""
+    """Return the numbers of a log line by its keys, with compute seconds by stage; nulls are left out."""
     line = step.to_json()
     stages = line.pop("compute_seconds") or []
     del line["step"]
@@ -258,7 +261,7 @@ def figures_of(step: TimedStep) -> dict[str, float]:
 
 
 def _new_folder(name: str) -> str:
-    """A folder for a run of a program that is not there yet."""
+    """Return the path of a folder for a program's run that does not exist yet."""
     wanted = Path(FOLDER) / f"{name}-{time.strftime('%Y-%m-%d-%H%M%S')}"
     taken = 1
     while (place := wanted if taken == 1 else wanted.with_name(f"{wanted.name}-{taken}")).exists():

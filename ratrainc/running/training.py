@@ -1,4 +1,4 @@
-"""Training from the command line: log file, Ctrl-C, what is written beside the state."""
+"""A training run of the command line: preparation, steps, Ctrl-C, saving, and all other outputs."""
 
 from __future__ import annotations
 
@@ -42,12 +42,15 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.training.training import TrainingRun
 
 LEAST_OPERATIONS = 2.5e8
-"""Mean operations of a block from which on engines side by side gain more than they cost. Assumed: twice those of
-`examples/tiny.json`, which does not pay for them (docs/runtime.md); a few milliseconds, against one of the interpreter's."""
+"""Mean operations of a block from which parallel engines gain more than they cost.
+
+An assumption: twice those of `examples/tiny.json`, for which they do not pay (docs/runtime.md). That is a few
+milliseconds, compared with about one millisecond of the interpreter's work.
+"""
 
 
 def default_threads(program: Program) -> int:
-    """Threads for a run that names no number: one a core, or one alone where blocks are smaller than `LEAST_OPERATIONS`."""
+    """Return the threads of a run that names no number: one a core, or one if blocks are small (`LEAST_OPERATIONS`)."""
     plan = program.plan
     blocks = sum(
         instruction.routine is not None for stage in program.stages for instruction in stage.streams[Engine.COMPUTE]
@@ -67,10 +70,12 @@ def run_training(
 ) -> RunResult:
     """Run a program on data, in this process alone or as one of several.
 
-    Log, trackers, plot, profile and what is shown never cost the state: where they fail, training goes on, the state is saved first, and the
-    result says what is missing. What ends the run amid its steps leaves the steps before it saved. Raises `DiagnosticError` when data, weights, checkpoint or log cannot be used.
+    Log, trackers, plot, profile and display never cost the state. If they fail, training goes on, the state is saved
+    first, and the result names the problem. An exception during the steps leaves the finished steps saved. Raises
+    `DiagnosticError` if data, weights, checkpoint or log cannot be used.
     """
     with ExitStack() as ending:
+        # Contexts are left in reverse order: signal handlers are restored before the run is closed.
         ending.enter_context(saying_where("where the run is: it is being prepared, no step has begun"))
         run, threads = _prepare(program, data, settings, processes)
         ending.callback(run.close)
@@ -92,6 +97,7 @@ def run_training(
                 messages = SafeMessages()
                 if not display.quiet:
                     messages(lambda: say_start(run))
+                # all processes must end after the same step, so they agree on the signal
                 should_stop = run.engine.agreed_stop(lambda: stop.signal)
                 with saved_first(run):
                     run_steps(run, should_stop, writers, messages, display)
@@ -129,7 +135,7 @@ def run_training(
 def _prepare(
     program: Program, data: DataChoice, settings: RunSettings, processes: Processes | None
 ) -> tuple[TrainingRun, int]:
-    """The run, ready for its first step, and the threads of its kernels."""
+    """Return the run, ready for its first step, and the number of its kernels' threads."""
     from ratrain.targets.runtime.kernels import kernel_set
 
     with status("preparing"), threadpool_limits(limits=1):
@@ -151,7 +157,7 @@ def _prepare(
 
 
 def _problems_of(action: Callable[[], None]) -> list[Diagnostic]:
-    """What was wrong with something that the state does not depend on."""
+    """Return the diagnostics of an action that the state does not depend on."""
     try:
         action()
     except DiagnosticError as error:
@@ -160,9 +166,9 @@ def _problems_of(action: Callable[[], None]) -> list[Diagnostic]:
 
 
 def check_outputs(settings: RunSettings, outputs: Outputs, processes: int) -> None:
-    """Try all places that a run writes to, before any of its work; `processes` is how many there are.
+    """Check every place that a run writes to, before any of its work; `processes` is their number.
 
-    Raises `DiagnosticError` RT002 or RT092 where one cannot be written.
+    Raises `DiagnosticError` RT002 or RT092 if one cannot be written.
     """
     check_trackers(outputs.trackers, settings.start.checkpoint)
     for path in (outputs.plot, outputs.profile):
@@ -186,14 +192,14 @@ def _utilisation(program: Program) -> Utilisation:
 
 
 def _draw(run: TrainingRun, path: str | None) -> None:
-    """Write the losses as a picture, where one is asked for."""
+    """Write the losses as a picture if one is asked for."""
     if path is not None:
         write_losses(path, curves_of(run.done), f"{run.program.name}: {run.stream.name}")
 
 
 @contextmanager
 def _counting_losses(run: TrainingRun) -> Iterator[None]:
-    """Have a second Ctrl-C say what is saved, and what is lost."""
+    """Let a second Ctrl-C name what is saved and how many steps are lost."""
     try:
         yield
     except KeyboardInterrupt:
@@ -201,7 +207,7 @@ def _counting_losses(run: TrainingRun) -> Iterator[None]:
 
 
 def _lost_words(run: TrainingRun) -> str:
-    """What a run that stopped at once has saved, what it has lost, and what it left half-written."""
+    """Say what an interrupted run has saved, how many steps it lost, and which files it left half-written."""
     saved, (half, whole) = run.newest_saved(), run.left_over()
     kept = saved[0] if saved else run.first_step
     if saved:
@@ -218,7 +224,7 @@ def _lost_words(run: TrainingRun) -> str:
 
 @contextmanager
 def _watching(run: TrainingRun) -> Iterator[None]:
-    """Watch over the run, where its ranks say where they are."""
+    """Run the watchdog while the block runs, and record a failure as the ranks' phase."""
     run.engine.tell = show_safely
     watchdog = run.watchdog(show_safely)
     watchdog.start()
@@ -235,7 +241,7 @@ def _watching(run: TrainingRun) -> Iterator[None]:
 
 
 def _keep_reason(run: TrainingRun, error: DiagnosticError) -> None:
-    """Leave what ended a run for `postmortem`, unless it was reported, or nobody would look there."""
+    """Leave the error that ended a run for `postmortem`, unless one is reported already or the folder is temporary."""
     if run.folder is not None and not run.folder_is_temporary and run.folder.claim_report():
-        with suppress(DiagnosticError):  # where the disk is full, this is too much as well
+        with suppress(DiagnosticError):  # if the disk is full, this cannot be written either
             run.folder.keep_report("\n".join(problem.render() for problem in error.diagnostics))

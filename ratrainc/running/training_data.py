@@ -1,4 +1,4 @@
-"""What a run trains and is evaluated on, from what the command line says."""
+"""The data that a run trains on and is evaluated on, as the command line chooses it."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 def open_data(
     program: Program, choice: DataChoice, evaluation: Evaluation | None = None, start: Start | None = None
 ) -> tuple[TokenStream, HeldOut | None]:
-    """The stream to train on, and what to evaluate on; what a run starts from may have a tokenizer.
+    """Open the stream to train on, and the held-out data; None if nothing is evaluated.
 
-    Raises `DiagnosticError` RT002 and RT090 where data or tokenizer cannot be used.
+    `start` may bring a tokenizer. Without held-out paths the last part of the stream is held out. Raises
+    `DiagnosticError` RT002 or RT090 if data or tokenizer cannot be used.
     """
     held_out_of = evaluation or Evaluation()
     files, held_files = data_files(choice.paths), data_files(held_out_of.paths)
@@ -48,7 +49,7 @@ def open_data(
         _refuse_without_prompts(files)
         _refuse_without_prompts(held_files if held_out_of.paths else files)
     reader = _Reader(choice, start or Start(), program.model.vocab_size)
-    # what the type of a token is may be said of the other data alone
+    # the token type may be meant for the held-out data alone
     stream = reader.stream(choice.paths, files, choice.dtype if files else None)
     if held_out_of.every is None:
         return stream, None
@@ -64,9 +65,9 @@ def open_data(
 
 
 def companion_files(choice: DataChoice, start: Start | None = None) -> dict[str, bytes]:
-    """The files that belong beside the run's model, for its checkpoints: those beside the weights it starts from.
+    """Return the files that checkpoints keep with the model: those next to the weights it starts from, by name.
 
-    Of tokenizers it is the one that was named, of bytes too. Raises `DiagnosticError` RT002 where one cannot be read.
+    A named tokenizer, or that of bytes, replaces theirs. Raises `DiagnosticError` RT002 if a file cannot be read.
     """
     from ratrain.targets.runtime.weights.companions import (
         byte_tokenizer_files,
@@ -87,12 +88,12 @@ def companion_files(choice: DataChoice, start: Start | None = None) -> dict[str,
 
 
 def _kinds(files: Sequence[str]) -> set[str]:
-    """The endings that say how files are read; any other is a text's."""
+    """Return the file endings that decide how files are read; empty for plain text."""
     return {suffix if (suffix := Path(file).suffix.lower()) in (TOKENS, DOCUMENTS) else "" for file in files}
 
 
 def _refuse_unread(choice: DataChoice, files: Sequence[str]) -> None:
-    """Refuse a key, or a type of tokens, that none of the data would be read by."""
+    """Refuse a key or a token type that no file of the data would use."""
     if choice.dtype is not None and TOKENS not in _kinds(files):
         what = f"'{files[0]}' is read as text" if files else "the built-in text, which stands in for data, has none"
         fail(
@@ -113,7 +114,7 @@ def _refuse_unread(choice: DataChoice, files: Sequence[str]) -> None:
 
 
 def _refuse_idle_key(choice: DataChoice, needed: str, *keys: str) -> None:
-    """Refuse keys of JSONL lines that are read only where other tokens are in the loss."""
+    """Refuse keys of JSONL lines that only the other choice of `train_on` reads."""
     for key in keys:
         if (name := getattr(choice, key)) is not None:
             text = f"{key} = {shown(name)} changes nothing: train_on is '{choice.train_on}', and it is read with '{needed}'"
@@ -121,7 +122,7 @@ def _refuse_idle_key(choice: DataChoice, needed: str, *keys: str) -> None:
 
 
 def _refuse_trained_on(files: Sequence[str], held_files: Sequence[str]) -> None:
-    """Refuse a file that would be trained on and held out."""
+    """Refuse a file that would be both trained on and held out."""
     trained_on = {file_identity(file): file for file in files}
     for file in held_files:
         if (same := trained_on.get(file_identity(file))) is not None:
@@ -135,7 +136,7 @@ def _refuse_known(trained_on: str, held: str) -> NoReturn:
 
 
 def _refuse_without_prompts(files: Sequence[str]) -> None:
-    """Refuse data that do not say what a prompt is and what its completion."""
+    """Refuse data without prompts and completions."""
     other = next((file for file in files if _kinds([file]) != {DOCUMENTS}), None)
     if not files or other is not None:
         name = "the built-in text" if other is None else f"'{other}'"
@@ -149,16 +150,16 @@ def _refuse_without_prompts(files: Sequence[str]) -> None:
 
 @define(eq=False, slots=False)
 class _Reader:
-    """Reads data as a run was told to, for one vocabulary."""
+    """A reader of data as the run's choice says, for one vocabulary."""
 
     choice: DataChoice
     start: Start
     vocab_size: int
     read: list[dict[str, str]] = field(factory=list, init=False)
-    """of each stream its parts, by the digests of their tokens"""
+    """names of the parts of each stream, by the digests of their tokens"""
 
     def stream(self, paths: Sequence[str], files: Sequence[str], dtype: str | None) -> TokenStream:
-        """The stream of some files, which the paths name; without any, of the built-in text."""
+        """Return the stream of the files that the paths name; of the built-in text without any."""
         kinds = _kinds(files)
         if TOKENS in kinds:
             self._refuse_for_tokens(files, kinds)
@@ -174,12 +175,12 @@ class _Reader:
         return whole if plain else evolve(whole, name=name, reading=self._reading(streams, kinds, whole))
 
     def _name(self, paths: Sequence[str], files: Sequence[str]) -> str:
-        """What several files are called together."""
+        """Return a common name for several files."""
         others = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         return f"{paths[0]}{others} ({len(files)} files)" if len(files) > 1 else f"{paths[0]}{others}"
 
     def _reading(self, streams: Sequence[TokenStream], kinds: set[str], whole: TokenStream) -> dict[str, Any]:
-        """What a checkpoint records of how data were read."""
+        """Return the facts about reading that a checkpoint records."""
         reading: dict[str, Any] = {"files": [[stream.name, stream.digest] for stream in streams]}
         if DOCUMENTS in kinds:
             reading |= dict(zip(self._field_keys, self._fields.names, strict=True))
@@ -196,18 +197,19 @@ class _Reader:
             text = f"a tokenizer is given, but '{files[0]}' holds token numbers already"
             fail("RT090", text, help="leave out the tokenizer, or name a text file")
         if self.choice.eos == TOKENIZERS_EOS:
-            text = f"the token at the end of documents shall be the tokenizer's, but '{files[0]}' holds token numbers"
+            text = f"--eos tokenizer needs text; '{files[0]}' holds token numbers"
             fail("RT090", text, help="name it by its number, --eos 2")
 
     def _numbers(self, file: str, dtype: str | None) -> TokenStream:
-        """Token numbers, with their documents where it is said which token ends one."""
+        """Read token numbers, cut into documents if the token that ends one is known."""
         numbers = open_tokens(file, vocab_size=self.vocab_size, dtype=dtype)
         return numbers if self._eos is None else ended_by(numbers, self._eos)
 
     def _text(self, file: str | None, dtype: str | None) -> TokenStream:
-        """A text, or the documents of a JSONL file, with what ends them."""
+        """Read a text, or the documents of a JSONL file, each followed by the end token if there is one."""
         if file is not None and _kinds([file]) == {DOCUMENTS} and dtype is None:
             return open_jsonl(file, self._fields, vocab_size=self.vocab_size, eos=self._eos, encoder=self._encoder)
+        # with a tokenizer the bytes are not tokens yet, so any vocabulary can hold them
         smallest = self.vocab_size if self._encoder is None else TEXT_VOCABULARY
         text = (
             builtin_text_tokens(vocab_size=smallest)
@@ -222,7 +224,7 @@ class _Reader:
 
     @property
     def _field_keys(self) -> tuple[str, ...]:
-        """What a checkpoint calls the fields."""
+        """The keys under which a checkpoint records the fields."""
         return ("text_key",) if self.choice.train_on == "all" else ("prompt_key", "completion_key")
 
     @property
@@ -239,7 +241,7 @@ class _Reader:
 
     @cached_property
     def _encoder(self) -> Encoder | None:
-        """What makes tokens of text; None: a byte is a token."""
+        """The tokenizer; None if a byte is a token."""
         choice = _tokenizer(self.choice.tokenizer, self.start, self.vocab_size)
         if choice is None:
             return None
@@ -249,7 +251,7 @@ class _Reader:
 
     @cached_property
     def _eos(self) -> int | None:
-        """The token that follows each document."""
+        """The token that follows each document; None without one."""
         said = self.choice.eos
         if said is None:
             return None
@@ -257,7 +259,7 @@ class _Reader:
             if self._encoder is None:
                 fail(
                     "RT090",
-                    "the token at the end of documents shall be the tokenizer's, but there is no tokenizer: a token is a byte",
+                    "--eos tokenizer needs a tokenizer; this run reads bytes",
                     help="name a token that no text has by its number, --eos 0, or a --tokenizer",
                 )
             number = self._encoder.end_of_document()
@@ -277,9 +279,9 @@ class _Reader:
 
 
 def _tokenizer(named: str | None, start: Start, vocab_size: int) -> TokenizerChoice | None:
-    """What makes tokens of a text: what was named, or what the run starts from has; None: a byte is a token.
+    """Return the named tokenizer, else the one of the checkpoint or weights; None if a byte is a token.
 
-    Raises `DiagnosticError` RT090 where weights that are no model of bytes come without a tokenizer: somebody has to say what a token is.
+    Raises `DiagnosticError` RT090 if weights that are not a model of bytes come without a tokenizer.
     """
     from ratrain.targets.runtime.data.tokenizer import TokenizerChoice, tokenizer_beside
     from ratrain.targets.runtime.weights.companions import is_byte_tokenizer

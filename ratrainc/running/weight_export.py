@@ -22,7 +22,7 @@ from ratrain.targets.runtime.weights.weight_files import is_written_here, weight
 from ratrain.targets.runtime.weights.weights import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
 
 MOST_SHARD_BYTES = 5 * 10**9
-"""Bytes of tensors in one file unless something else is asked for: what Hugging Face's hub and tools have long taken at once."""
+"""Default limit on the tensor bytes of one file: the size that Hugging Face's hub and tools have long accepted."""
 
 
 @frozen
@@ -38,10 +38,10 @@ def export_weights(
 ) -> Export:
     """Write weights, `config.json`, `generation_config.json` and the tokenizer of the run as far as they are known.
 
-    Those of an earlier export are replaced. Above `most_shard_bytes` of tensors the weights are several files and an index;
-    they are rounded to `dtype`, f32 or bf16. Raises
-    `DiagnosticError` RT002 (cannot be read or written), RT091 (the directory holds a model that was not written here) and RT092 (not a
-    sound checkpoint, or weights would go into one).
+    Files of an earlier export are replaced. Above `most_shard_bytes` of tensors the weights are several files and an
+    index. They are rounded to `dtype`, f32 or bf16. Raises `DiagnosticError` RT002 (cannot be read or written), RT091
+    (the directory holds a model that was not written here) or RT092 (not a sound checkpoint, or weights would go into
+    one).
     """
     model, source = latest_weights(checkpoint)
     companions = latest_companions(checkpoint)
@@ -60,7 +60,7 @@ def export_weights(
 
 
 def _config_text(model: ModelConfig, dtype: Dtype) -> str:
-    """Return the `config.json` of a model. Raises `DiagnosticError` RT011 where that would not be read as the model."""
+    """Return the `config.json` of a model. Raises `DiagnosticError` RT011 if it would not be read back as the model."""
 
     def read(text: str) -> None:
         back = parse_config_text(text, name=model.name, file=CONFIG_FILE)
@@ -73,20 +73,20 @@ def _config_text(model: ModelConfig, dtype: Dtype) -> str:
 
 @contextmanager
 def _made(directory: str) -> Iterator[Path]:
-    """A directory for files, made where it is not there; where they cannot be written, those that were made and are empty go again."""
+    """Make a directory if needed; if an exception leaves the block, remove the new directories that are empty."""
     place = Path(directory)
     new = [each for each in (place, *place.parents) if not is_there(each)]
     try:
         yield made_directory(directory)
     except BaseException:
-        with suppress(OSError):  # one that has files in it stays, and so do those around it
+        with suppress(OSError):  # a directory with files stays, and so do its parents
             for each in new:
                 each.rmdir()
         raise
 
 
 def _check_place(directory: str, names: Sequence[str]) -> None:
-    """Refuse a directory where files of these names would take the place of a model that was not written here, or of a checkpoint."""
+    """Refuse a directory with a checkpoint, or with a model of these file names that was not written here."""
     folder = Path(directory)
     if is_there(folder / MANIFEST_FILE):
         fail(
@@ -99,7 +99,7 @@ def _check_place(directory: str, names: Sequence[str]) -> None:
     if link is not None:
         fail(
             "RT091",
-            f"'{folder / link}' is a link: what it leads to is not replaced by exported weights",
+            f"'{folder / link}' is a link: its target is not replaced by exported weights",
             help="name another directory",
         )
     theirs = [name for name in weights if not is_written_here(str(folder / name))]

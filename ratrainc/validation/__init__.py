@@ -1,1 +1,1 @@
-"""Tables of published measurements, and how far off the simulator is on them."""
+"""Validation: tables of published measurements, and the simulator's errors on them."""

@@ -1,4 +1,4 @@
-"""Which rows are simulated with fewer micro-batches than they have."""
+"""The choice of rows that are simulated with fewer micro-batches than they have."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _BYTES = ("peak_bytes", "fits")
 
 
 def task_of(row: ValidationRow, *, whole: bool) -> Task | None:
-    """What simulates a row: folded where that tells the same, unless `whole`; None where the row needs something."""
+    """Return the task that simulates a row, folded if that changes no result; None if the row needs an unbuilt feature.
+
+    With `whole`, no task is folded.
+    """
     if row.task is None or whole or row.measure == "bubble_fraction":
         return row.task
     passes = parse_pipeline(row.task.pipeline)
@@ -31,20 +34,21 @@ def task_of(row: ValidationRow, *, whole: bool) -> Task | None:
 
 
 def _repeats(plan: Plan) -> bool:
-    """Whether micro-batches between warm-up and cool-down take a time that a few of them show.
+    """Return True if a few micro-batches between warm-up and cool-down show the pace of all.
 
-    Reductions and gathers of every micro-batch may lag behind compute, more with each: a short step ends before that is seen.
+    Reductions and gathers of every micro-batch may fall behind compute, further with each. A short step would end
+    before that is seen.
     """
     return plan.reduce == "last" and plan.zero < 3
 
 
 def _last_backward_waits(plan: Plan, passes: Sequence[Pass]) -> bool:
-    """Whether reductions hold up the last backward of the only stage, which then stands for no other."""
+    """Return True if reductions delay the last backward of a single stage, so that it is not like the others."""
     return plan.pp == 1 and any(
         isinstance(each, BucketGradSyncPass) and each.blocking and each.unit != "stage" for each in passes
     )
 
 
 def _chooses_order(passes: Sequence[Pass]) -> bool:
-    """Whether an order is chosen by the time of the step, so that a short one may take another, with other bytes."""
+    """Return True if a pass chooses an order by step time: for a short step it may choose another, with other bytes."""
     return any(isinstance(each, JointOrderPass) for each in passes)

@@ -1,12 +1,17 @@
-"""What published runs under PyTorch frameworks held on a GPU, by formulas, in place of what our own programs hold.
+"""Bytes that published runs held on a GPU under PyTorch frameworks, by formulas, in place of our own programs' bytes.
 
-Our programs have no dropout, no f16 copy beside f32 logits, no bucket that gradients are copied into, and no allocator: none of this belongs
-into a plan. Where a published peak, or a run that ran out of memory, is compared, these bytes decide. Of the simulated program are only what
-crosses stage cuts, checkpoints and inputs, which follow from the schedule.
+Our programs have no dropout, no f16 copy of f32 logits, no bucket that gradients are copied into, and no allocator. A
+plan cannot say any of this, but these bytes decide a published peak, or a run that ran out of memory. From the
+simulated program come only the bytes that follow from the schedule: boundaries, checkpoints and inputs.
 
-Sources: Korthikanti et al. 2022 (arXiv 2205.05198), equation 1: activations of a layer, dropout masks among them; and the code of its time,
-named at each constant, read in public copies; runtime/zero/stage3.py and the allocator of PyTorch are as known from memory. One constant is
-fitted, `ALLOCATOR_LOSS`.
+The bytes of a stage are its state, the fuller of two moments (at the loss, or in the backward of a layer), buckets and
+buffers, and a share that the allocator loses:
+
+    state | checkpoints | max(loss, layer) | bucket | buffers of the step's end | 8 % of all these
+
+Sources: Korthikanti et al. 2022 (arXiv 2205.05198), equation 1, for the activations of a layer with dropout masks; and
+the frameworks' code of that time, named at each constant and read in public copies. runtime/zero/stage3.py and the
+allocator of PyTorch are described from memory. One constant is fitted, `ALLOCATOR_LOSS`.
 """
 
 from __future__ import annotations
@@ -31,49 +36,53 @@ if TYPE_CHECKING:
 _SCHEDULE = "1f1b"
 _F16, _F32 = 2, 4
 _BUCKET_ELEMENTS = 500_000_000
-"""DeepSpeed, runtime/zero/constants.py: the defaults of reduce_bucket_size and of allgather_bucket_size."""
+"""Defaults of reduce_bucket_size and allgather_bucket_size in DeepSpeed, runtime/zero/constants.py."""
 _LIVE_PARAMETERS = 1_000_000_000
-"""The same file: the default of stage3_max_live_parameters, gathered weights that are kept for their next use."""
+"""Default of stage3_max_live_parameters in the same file: gathered weights that are kept for their next use."""
 ALLOCATOR_LOSS = 0.08
-"""What a caching allocator, and communicators, take beside what is counted here, as a fraction of that. Fitted: the median of the six rows of
-benchmarks/published/dlperf-v100-memory.csv (0.05 to 0.16), and of no others."""
+"""Share that the caching allocator and communicators take in addition to the counted bytes.
+
+Fitted: the median of the six rows of benchmarks/published/dlperf-v100-memory.csv (0.05 to 0.16), and of no others.
+"""
 
 
 @frozen
 class FrameworkBytes:
-    """How a framework of a published run holds its bytes, as far as its code says."""
+    """The rules by which a framework of published runs holds bytes, as far as its code shows them."""
 
     zero: int
-    """the level of the plans it stands for"""
+    """ZeRO level of the plans that it applies to"""
     loss_logit_bytes: int
-    """bytes a logit at the loss, where they are most"""
+    """bytes a logit at the loss, the moment with most of them"""
     kept_logit_bytes: int = 0
-    """bytes a logit that are left of the last stage's outputs when the backward is in its layers"""
+    """bytes a logit that stay of the last stage's outputs while the backward is in its layers"""
     main_grad_bytes: int = 0
-    """f32 gradients a parameter that stay from step to step"""
+    """bytes a parameter of f32 gradients that stay from step to step"""
     backward_bucket_bytes: int = 0
-    """a bucket that gradients are reduced in while the backward runs"""
+    """bucket in which gradients are reduced during the backward"""
     step_buffers: str = ""
-    """which flat buffers the end of the step takes: `megatron-ddp` or `deepspeed-zero1`; none where it is empty"""
+    """flat buffers at the end of a step: `megatron-ddp`, `deepspeed-zero1`, or none if empty"""
 
 
 FRAMEWORKS: Mapping[str, FrameworkBytes] = {
-    # Megatron-LM of 2020 and 2021. Logits: mpu/cross_entropy.py computes the exponentials in the f32 copy that model/gpt_model.py makes of
-    # the f16 logits; its gradient is written there too, and turned into f16. Gradients: optimizer/optimizer.py keeps main_param.grad in f32
-    # from step to step, as zero_grad is of the f16 parameters only. model/distributed.py reduces a flat copy of all f16 gradients.
+    # Megatron-LM of 2020 and 2021. Logits: model/gpt_model.py makes an f32 copy of the f16 logits. mpu/cross_entropy.py
+    # computes exponentials and gradient in that copy, and converts the gradient to f16: 2 + 4 bytes. Gradients:
+    # optimizer/optimizer.py keeps main_param.grad in f32 from step to step, because zero_grad clears the f16 parameters
+    # only. model/distributed.py reduces a flat copy of all f16 gradients.
     "megatron-lm": FrameworkBytes(0, loss_logit_bytes=6, main_grad_bytes=_F32, step_buffers="megatron-ddp"),
-    # Megatron-DeepSpeed of 2021 with pipelines (one stage too). runtime/pipe/engine.py keeps a forward's output in pipe_buffers until the next
-    # forward into the same buffer has replaced it, and on the last stage returns from the backward before it is dropped; schedule.py has two
-    # buffers there. Outputs are the f32 logits. So a forward has those of two micro-batches before it, its f16 logits and its f32 ones.
+    # Megatron-DeepSpeed of 2021 with pipelines (also of one stage). runtime/pipe/engine.py keeps a forward's output,
+    # the f32 logits, in pipe_buffers until the next forward into the same buffer replaces it; the backward of the last
+    # stage does not drop it. schedule.py has two buffers there. So a forward holds the f32 logits of two earlier
+    # micro-batches, its own f16 logits and its own f32 logits: 2 x 4 + 2 + 4 bytes.
     "megatron-deepspeed": FrameworkBytes(1, loss_logit_bytes=14, kept_logit_bytes=8, step_buffers="deepspeed-zero1"),
-    # DeepSpeed's ZeRO 3 under Megatron's model, without pipelines. runtime/zero/stage3.py reduces in one flat f16 bucket.
+    # DeepSpeed's ZeRO 3 under Megatron's model, without pipelines: runtime/zero/stage3.py reduces in a flat f16 bucket.
     "megatron-deepspeed-zero3": FrameworkBytes(3, loss_logit_bytes=6, backward_bucket_bytes=_BUCKET_ELEMENTS * _F16),
 }
-"""The frameworks a table can name."""
+"""The frameworks that a table can name."""
 
 
 def refusal(framework: FrameworkBytes, model: ModelConfig, plan: Plan, pipeline: str) -> str:
-    """Why a framework says nothing of a plan; empty where it does."""
+    """Return the condition of a framework's formulas that a plan does not meet; empty if it meets all."""
     passes = parse_pipeline(pipeline)
     policies = {each.policy for each in passes if isinstance(each, RecomputePass)} or {"none"}
     placed = placed_by(pipeline) or plan.schedule or default_schedule(plan.shape)
@@ -89,7 +98,10 @@ def refusal(framework: FrameworkBytes, model: ModelConfig, plan: Plan, pipeline:
 
 
 def framework_bytes(framework: FrameworkBytes, task: Task, schedule_bytes: Sequence[int]) -> list[dict[str, int]]:
-    """What a rank of each stage held under a framework, bytes by what they are; of the program are those of its schedule, by stage."""
+    """Return the bytes of a rank of each stage under a framework, by purpose.
+
+    `schedule_bytes` are the simulated program's bytes that follow from its schedule, by stage.
+    """
     policies = [each.policy for each in parse_pipeline(task.pipeline) if isinstance(each, RecomputePass)]
     recomputes = policies == ["full"]
     return [
@@ -109,7 +121,7 @@ class _Stage:
     recomputes: bool
 
     def account(self, schedule_bytes: int) -> dict[str, int]:
-        """Bytes by what they are, at the fuller of two moments: at the loss, or in the backward of a layer."""
+        """Return bytes by purpose, at the fuller of two moments: at the loss, or in the backward of a layer."""
         framework = self.framework
         layers = self.in_flight * self.layers * self.layer_bytes
         at_loss = {
@@ -145,7 +157,7 @@ class _Stage:
 
     @property
     def parameters(self) -> int:
-        """Elements of the stage's parameters; a tied matrix counts once a stage."""
+        """Elements of the stage's parameters; a tied matrix counts once in a stage."""
         model = self.model
         count = self.layers * model.parameters_per_layer
         count += model.embedding_parameters if self.index == 0 else 0
@@ -160,14 +172,14 @@ class _Stage:
 
     @property
     def grad_bytes(self) -> int:
-        """Gradients of all parameters, which stay until the step's end."""
+        """Bytes of the gradients of all parameters, which stay until the step's end."""
         return self.parameters * (_F32 if self.plan.grad_dtype == "f32" else _F16)
 
     @property
     def state_bytes(self) -> int:
-        """Parameters and gradients in f16 (gradients as the plan says), f32 parameters and two moments; f32 gradients where they are kept.
+        """Bytes of f16 parameters, gradients, f32 parameters, two moments, and f32 gradients if they are kept.
 
-        ZeRO 3 shards all of it, and has what is gathered and the gradient of one matrix beside it.
+        ZeRO 3 shards all of it, and adds gathered weights and the gradient of one matrix.
         """
         sharded = ceil(3 * _F32 * self.parameters / self.shards)
         if self.plan.zero == 3:
@@ -186,19 +198,23 @@ class _Stage:
 
     @property
     def score_bytes(self) -> int:
-        """One f16 score matrix of all heads, where there are any: 2 a s^2 b."""
+        """Bytes of one f16 score matrix of all heads, 2 a s^2 b; 0 if attention keeps no scores."""
         return _F16 * self.model.heads * self.plan.seq_len * self.tokens if self.plan.attention == "scores-kept" else 0
 
     @property
     def layer_bytes(self) -> int:
-        """Activations of a layer with dropout: s b h (34 + 5 a s / h), the last term of the scores (softmax, its dropout mask and output)."""
+        """Bytes of a layer's activations with dropout: s b h (34 + 5 a s / h), equation 1.
+
+        The last term is the scores: softmax, its dropout mask and its output.
+        """
         return 34 * self.tokens * self.model.hidden_size + 5 * self.score_bytes // _F16
 
     def new_segments(self) -> int:
-        """Bytes that flat buffers of the step's end add to those that PyTorch's allocator has from the device already.
+        """Return the bytes that buffers of the step's end add to the segments that PyTorch's allocator has already.
 
-        A buffer is cut from a cached segment that is large enough, else a segment of its size is added: segments never merge
-        (c10/cuda/CUDACachingAllocator.cpp). Cached are the largest activation and the buffers before.
+        A buffer is cut from the smallest cached segment that is large enough, else a segment of its size is added.
+        Segments never merge (c10/cuda/CUDACachingAllocator.cpp). The largest activation and the earlier buffers are
+        cached.
         """
         cached = [max(_F32 * self.logits, self.score_bytes, 4 * _F16 * self.tokens * self.model.hidden_size)]
         added = 0
@@ -216,18 +232,18 @@ class _Stage:
         return added
 
     def buffers(self) -> tuple[tuple[int, ...], ...]:
-        """Flat buffers of the step's end, in their order; those that are there at once together."""
+        """Return the flat buffers of the step's end in order; each tuple is held at once."""
         if self.framework.step_buffers == "megatron-ddp":
             return ((self.grad_bytes,),)  # _flatten_dense_tensors of all gradients
         if self.framework.step_buffers != "deepspeed-zero1":
             return ()
-        # An all_gather of a list of tensors goes through a flat one (newLikeFlat of ProcessGroupNCCL.cpp), which is not free again before its
-        # stream has come so far (recordStream); step asks for one bucket after the other without waiting.
+        # all_gather of a list of tensors uses a flat tensor (newLikeFlat in ProcessGroupNCCL.cpp). It is free again
+        # only when its stream has passed it (recordStream), and step gathers one bucket after another without waiting.
         gathers = max(1, self.parameters // _BUCKET_ELEMENTS)
         return (
             (
                 _BUCKET_ELEMENTS * _F16,
-            ),  # ipg_buffer, in allreduce_gradients of runtime/zero/stage2.py, whatever a stage has
+            ),  # ipg_buffer, in allreduce_gradients of runtime/zero/stage2.py; its size does not depend on the stage
             (ceil(_F32 * self.parameters / self.shards),),  # single_grad_partition, in step
             (ceil(_F16 * self.parameters / gathers),) * gathers,
         )

@@ -1,4 +1,4 @@
-"""A validation as a page in Markdown. Its prose is the comments above the tables' headers."""
+"""A validation as a page in Markdown, whose prose is the comments above the tables' headers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _CLASSES = (
 
 
 def page(validation: Validation) -> str:
-    """The page: errors by class, what was called fitting, and each table with its rows."""
+    """Return the page: errors by class, right and wrong predictions of fitting, and each table with its rows."""
     parts = ["# Validation", _INTRODUCTION, _CLASSES, _READING, *_said(_not_asked_for(validation))]
     parts += _titled("Errors by class", error_table(validation))
     parts += _titled("What fits", fit_table(validation))
@@ -54,7 +54,7 @@ def page(validation: Validation) -> str:
 
 
 def _not_asked_for(validation: Validation) -> str:
-    """Tables in the folders of those that were validated, which were not."""
+    """Name the tables in the same folders that were not validated; empty if there are none."""
     paths = {Path(table.path).resolve() for table in validation.tables}
     beside = {path for folder in {path.parent for path in paths} for path in folder.glob("*.csv")}
     names = ", ".join(sorted(path.stem for path in beside - paths))
@@ -64,7 +64,7 @@ def _not_asked_for(validation: Validation) -> str:
 
 
 def _section(validation: Validation, table: ValidationTable) -> Iterator[str]:
-    """One table: what it says of itself, and its rows by class."""
+    """Yield the section of one table: its comments, and its rows by class."""
     yield f"## {escaped(label_of(table.path))}"
     yield from _comments(table.comments)
     for each in class_tables(validation):
@@ -74,7 +74,7 @@ def _section(validation: Validation, table: ValidationTable) -> Iterator[str]:
 
 
 def _comments(comments: Sequence[str]) -> Iterator[str]:
-    """Paragraphs: an empty comment line parts two."""
+    """Yield paragraphs; an empty comment line separates two."""
     lines: list[str] = []
     for line in (*comments, ""):
         if line:
@@ -96,7 +96,7 @@ def _left_out(validation: Validation) -> Iterator[str]:
 
 
 def _said(text: str) -> Iterator[str]:
-    """A sentence of a text that is no Markdown, unless it is empty."""
+    """Yield a plain text as an escaped sentence, unless it is empty."""
     if text:
         yield _sentence(escaped(text))
 

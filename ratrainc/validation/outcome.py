@@ -1,4 +1,4 @@
-"""What simulations of measured rows came to: errors by class and split, and what was called fitting."""
+"""Results of simulating measured rows: errors by class and split, and predictions of what fits."""
 
 from __future__ import annotations
 
@@ -28,41 +28,41 @@ from ratrain.ratrainc.validation.validation_rows import (
 
 @frozen
 class RowOutcome:
-    """A row and what its simulation says."""
+    """A row and the evaluation of its simulation."""
 
     row: ValidationRow
     evaluation: PlanEvaluation | None
-    """None where the row needs something"""
+    """None if the row needs an unbuilt feature"""
     first: RowOutcome | None = field(default=None, repr=False)
-    """the row of its group that it is compared with"""
+    """first row of its group, which it is compared with; None for that row and for rows without a group"""
 
     @property
     def fits(self) -> bool:
-        """Whether the simulated plan fits the machine; under a framework, whether that one's bytes do."""
+        """True if the simulated plan fits the machine; under a framework, if the framework's bytes fit."""
         if self.evaluation is None or self.evaluation.step_seconds is None:
             return False
         return self.row.framework is None or self.needed_bytes <= self.row.left_bytes
 
     @cached_property
     def accounts(self) -> list[dict[str, int]]:
-        """What the framework held, by stage; nothing where the row names none."""
+        """The framework's bytes by purpose, for each stage; empty if the row names no framework."""
         if self.row.framework is None or self.evaluation is None or self.row.task is None:
             return []
         return framework_bytes(self.row.framework, self.row.task, self.evaluation.schedule_bytes)
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes of the fullest rank: those of the framework, else of the simulated program's tensors."""
+        """Bytes of the fullest rank: the framework's, else those of the simulated program's tensors."""
         return max(self._by_stage)
 
     @property
     def peak_bytes(self) -> int:
-        """The peak as it was measured: of the ranks it was read of, with what they hold beside tensors."""
+        """Peak comparable with the measured one: of the ranks it was read on, with the overheads that it includes."""
         return self._measured_like(self._by_stage)
 
     @property
     def program_peak_bytes(self) -> int:
-        """The same of the simulated program, whatever the framework."""
+        """Peak of the simulated program, comparable in the same way, without the framework's rules."""
         assert self.evaluation is not None
         return self._measured_like(self.evaluation.peak_bytes)
 
@@ -76,7 +76,7 @@ class RowOutcome:
 
     @property
     def simulated(self) -> float | None:
-        """What the row measures, simulated; None where the plan does not fit, or is not simulated."""
+        """Simulated value of the row's measure; None if the plan does not fit, or is not simulated."""
         evaluation, task = self.evaluation, self.row.task
         if evaluation is None or task is None or evaluation.step_seconds is None:
             return None
@@ -90,7 +90,7 @@ class RowOutcome:
 
     @property
     def error(self) -> float | None:
-        """Simulated over measured, less 1; of bubble fractions, which may be 0, simulated less measured."""
+        """Simulated / measured - 1; for bubble fractions, which may be 0, simulated - measured."""
         simulated, measured = self.simulated, self.row.measured
         if simulated is None:
             return None
@@ -98,7 +98,7 @@ class RowOutcome:
 
     @property
     def ratios(self) -> tuple[float, float] | None:
-        """Tokens a second and rank over those of the first row of the group, measured and simulated."""
+        """Tokens a second and rank relative to the first row of the group, measured and simulated; None if unknown."""
         if self.first is None or self.simulated is None or self.first.simulated is None:
             return None
         return (
@@ -108,11 +108,11 @@ class RowOutcome:
 
     @property
     def ratio_error(self) -> float | None:
-        """Of the ratios: simulated over measured, less 1."""
+        """Simulated ratio / measured ratio - 1; None without ratios."""
         return None if self.ratios is None else self.ratios[1] / self.ratios[0] - 1
 
     def rank_rate(self, value: float) -> float:
-        """Tokens a second and rank, of a value of the row's measure."""
+        """Return tokens a second and rank for a value of the row's measure."""
         assert self.row.task is not None
         plan = self.row.task.plan
         tokens = value if self.row.measure == "tokens_per_second" else plan.tokens_per_step / value
@@ -120,13 +120,13 @@ class RowOutcome:
 
     @property
     def verdict(self) -> str:
-        """Whether fitting was told right: `right`, `false alarm` or `miss`."""
+        """Verdict on the prediction of fitting: `right`, `false alarm` or `miss`."""
         if self.fits == self.row.fits:
             return "right"
         return "false alarm" if self.row.fits else "miss"
 
     def to_json(self) -> dict[str, Any]:
-        """The outcome as `--json` prints it."""
+        """Return the outcome as `--json` prints it."""
         row, evaluation = self.row, self.evaluation
         data: dict[str, Any] = {
             "table": row.line.path,
@@ -158,7 +158,7 @@ class RowOutcome:
         }
 
     def _bytes_json(self) -> dict[str, Any]:
-        """What the fullest rank needs of what is left of its memory; under a framework what of, and what the simulated program has."""
+        """Return the bytes that the fullest rank needs and has, the program's peak, and the framework's account."""
         assert self.evaluation is not None
         return {
             "needed": self.needed_bytes,
@@ -170,17 +170,17 @@ class RowOutcome:
 
 @frozen
 class Fits:
-    """How often it was told right whether a step fits."""
+    """Counts of right and wrong predictions of fitting."""
 
     right_fits: int
     right_refusals: int
     false_alarms: int
-    """ran, and was said not to fit"""
+    """ran, and was predicted not to fit"""
     misses: int
-    """ran out of memory, and was said to fit"""
+    """ran out of memory, and was predicted to fit"""
 
     def to_json(self) -> dict[str, int]:
-        """The counts as `--json` prints them."""
+        """Return the counts as `--json` prints them."""
         names = ("right_fits", "right_refusals", "false_alarms", "misses")
         return {name: getattr(self, name) for name in names}
 
@@ -197,39 +197,42 @@ class Validation(ShownInNotebook):
         return f"Validation({rows} rows of {len(self.tables)} tables)"
 
     def classes(self) -> list[str]:
-        """The classes there are rows of that could be simulated, in their usual order."""
+        """Return the classes with simulated rows, in their usual order."""
         return [kind for kind in MEASURES_OF if self.of_class(kind)]
 
     def of_class(self, kind: str) -> list[RowOutcome]:
-        """The outcomes of a class that were simulated."""
+        """Return the outcomes of a class that were simulated."""
         return [each for each in self.outcomes if each.row.kind == kind and each.evaluation is not None]
 
     def of_table(self, table: ValidationTable) -> Validation:
-        """The outcomes of one table."""
+        """Return the validation restricted to one table."""
         rows = {id(row) for row in table.rows}
         return Validation((table,), tuple(each for each in self.outcomes if id(each.row) in rows))
 
     def errors(self, kind: str) -> dict[str, Errors]:
-        """The errors of a class by split, as far as there are any."""
+        """Return the errors of a class by split; splits without errors are left out."""
         return _by_split(self.of_class(kind), lambda each: each.error)
 
     def ratio_errors(self, kind: str) -> dict[str, Errors]:
-        """The errors of ratios within groups, of a class, by split."""
+        """Return the errors of a class's ratios within groups, by split."""
         return _by_split(self.of_class(kind), lambda each: each.ratio_error)
 
     def fits(self, kind: str | None = None) -> Fits:
-        """How often it was told right whether a step fits, of a class or of all; rows that give their own times ask for no bytes."""
+        """Count right and wrong predictions of fitting, of a class or of all (None).
+
+        Rows that give their own times are left out: their bytes mean nothing.
+        """
         of_kind = (each for each in self.outcomes if kind in (None, each.row.kind))
         asked = [each for each in of_kind if each.row.task is not None and each.row.task.times is None]
         count = Counter((each.row.fits, each.fits) for each in asked)
         return Fits(count[True, True], count[False, False], count[True, False], count[False, True])
 
     def needs(self) -> dict[str, int]:
-        """What rows need that were left out, and how many they are."""
+        """Return the unbuilt features that rows need, with the number of rows left out for each."""
         return dict(Counter(each.row.needs for each in self.outcomes if each.row.needs))
 
     def to_json(self) -> dict[str, Any]:
-        """The validation as `--json` prints it."""
+        """Return the validation as `--json` prints it."""
         return {
             "tables": [table.path for table in self.tables],
             "rows": [each.to_json() for each in self.outcomes],
@@ -262,11 +265,10 @@ def validate(
     *,
     whole: bool = False,
 ) -> Validation:
-    """Compile and simulate the rows of tables; `tick` is called after each that is simulated.
+    """Compile and simulate the rows of tables with `jobs` processes; `tick` is called after each simulated row.
 
-    Long steps are folded where that tells the same (`task_of`), unless `whole`.
-
-    Raises `DiagnosticError` with every row that cannot be compiled for another reason than that it does not fit.
+    Long steps are folded if that changes no result (`task_of`), unless `whole`. Raises `DiagnosticError` with every row
+    that cannot be compiled for another reason than that it does not fit.
     """
     rows = [row for table in tables for row in table.rows]
     tasks: dict[int, Task] = {
@@ -286,13 +288,13 @@ def validate(
 
 
 def _at_row(row: ValidationRow, error: DiagnosticError) -> Iterator[Any]:
-    """The diagnostics of a row that cannot be simulated, with its place."""
+    """Yield the diagnostics of a row that cannot be simulated, with its place in the table."""
     for each in error.diagnostics:
         yield evolve(each, message=f"row '{row.id}': {each.message}", location=row.line.place, source=row.line.text)
 
 
 def _compared(outcomes: Iterable[RowOutcome]) -> Iterator[RowOutcome]:
-    """The outcomes, those after the first of a group with that first one."""
+    """Yield the outcomes; each after the first of its group gets that first one to be compared with."""
     firsts: dict[tuple[str, str, str], RowOutcome] = {}
     for each in outcomes:
         row = each.row

@@ -1,4 +1,4 @@
-"""Tables of published measurements as CSV, by the columns that docs/validation-tables.md describes."""
+"""Tables of published measurements as CSV, with the columns of docs/validation-tables.md."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ MEASURES_OF: Mapping[str, tuple[str, ...]] = {
     "memory": ("peak_bytes",),
     "out-of-memory": ("fits",),
 }
-"""The classes of rows, each with what can have been measured."""
+"""Classes of rows, with the measures that each allows."""
 COMPARED_IN_GROUPS = ("scaling", "zero3-micro-batch")
-"""Classes that are about what changes from row to row."""
+"""Classes whose rows are compared with the first row of their group."""
 SPLITS = ("fit", "held-out")
 MEASURES = tuple(dict.fromkeys(measure for measures in MEASURES_OF.values() for measure in measures))
 ABOUT = ("source", "certainty", "note")
-"""Columns for people: no figure depends on them."""
+"""Columns for readers: no figure depends on them."""
 OWN_COLUMNS = (
     *("id", "class", "split", "model", "machine", "capacity", "strategy", "plan", "times", "group", "needs"),
     *("peak_of", "peak_stages", "framework"),
@@ -70,35 +70,35 @@ _WHAT = "validation table"
 
 @frozen
 class ValidationRow:
-    """What was measured of one step, and the task that simulates it."""
+    """A measured step, and the task that simulates it."""
 
     line: TableLine
     id: str
     kind: str
-    """its class"""
+    """class of the row"""
     split: str
-    """`fit`: constants of the machine were set with it in sight; `held-out`: none were"""
+    """`fit`: constants of the machine were set with this row in sight; `held-out`: none were"""
     measure: str
     measured: float
-    """in the unit of the measure; of `fits`, 1 or 0"""
+    """value in the unit of the measure; for `fits`, 1 or 0"""
     group: str
     needs: str
-    """what is not built that it needs; empty where it can be simulated"""
+    """unbuilt feature that the row needs; empty if it can be simulated"""
     about: Mapping[str, str]
     task: Task | None = field(repr=False)
-    """None where it needs something"""
+    """None if the row needs an unbuilt feature"""
     overhead_bytes: int = 0
-    """what a measured peak has beside tensors: the machine's overheads of a rank"""
+    """the machine's overheads of a rank, if the measured peak includes them"""
     left_bytes: int = 0
-    """what the machine's overheads leave of its DDR"""
+    """DDR of a rank less the machine's overheads"""
     framework: FrameworkBytes | None = None
-    """whose bytes the row is about; None: those of the simulated program"""
+    """framework whose bytes are compared; None compares the simulated program's"""
     peak_stages: tuple[int, ...] = ()
-    """whose ranks the measured peak was read of; empty: of all"""
+    """stages whose ranks the measured peak was read on; empty: all"""
 
     @property
     def fits(self) -> bool:
-        """Whether the step ran there. What was timed did."""
+        """True if the step ran, as it did if it was timed."""
         return self.measure != "fits" or self.measured > 0
 
 
@@ -108,12 +108,12 @@ class ValidationTable:
 
     path: str
     comments: tuple[str, ...]
-    """the lines above its header"""
+    """lines above its header"""
     rows: tuple[ValidationRow, ...]
 
 
 def read_validation_table(path: str, machine: Machine | None = None) -> ValidationTable:
-    """The rows of a table; a machine that is given takes the place of those that rows name.
+    """Read the rows of a table; `machine` replaces the machines that rows name.
 
     Raises `DiagnosticError` with everything that is wrong, each at its line and column.
     """
@@ -127,23 +127,23 @@ def read_validation_table(path: str, machine: Machine | None = None) -> Validati
 
 @cache
 def _roomy_machine() -> Machine:
-    """A machine without a limit of bytes, for rows that give their own times."""
+    """Return a machine of practically unlimited bytes, for rows that give their own times."""
     return resized(load_machine(None), int(largest_value("ddr_capacity")))
 
 
 @define
 class _RowReader:
-    """Reads one row, and collects what is wrong with it."""
+    """A reader of one row, which collects everything that is wrong with it."""
 
     cells: Cells
     machine: Machine | None
     load: Callable[[str], Machine]
     ids: set[str]
-    """of the rows before"""
+    """ids of the earlier rows"""
     problems: Diagnostics = field(factory=Diagnostics)
 
     def row(self) -> ValidationRow:
-        """The row. Raises `DiagnosticError` with all that is wrong with it."""
+        """Return the row. Raises `DiagnosticError` with everything that is wrong with it."""
         cells = self.cells
         name = self.attempt("id", self.id)
         kind = self.attempt("class", lambda: cells.word("class", MEASURES_OF))
@@ -175,7 +175,7 @@ class _RowReader:
         )
 
     def attempt(self, key: str, read: Callable[[], T]) -> T | None:
-        """What `read` gives; None, and the diagnostics at the column, where it raises."""
+        """Return the result of `read`; if it raises, collect the diagnostics at the column and return None."""
         header = self.cells.header
         try:
             with self.cells.line.blamed(header.index(key) if key in header else None):
@@ -220,7 +220,7 @@ class _RowReader:
         return capacity_of(task.machine, topology_of(task.model, task.plan))
 
     def overhead_bytes(self, measure: str | None, taken: int) -> int:
-        """Bytes of a rank that no tensor has, where the measured peak has them."""
+        """Return the bytes of a rank that belong to no tensor, if the measured peak includes them, else 0."""
         if not self.cells.text("peak_of"):
             return 0
         whole_rank = self.cells.word("peak_of", PEAKS_OF) == "rank"
@@ -229,7 +229,7 @@ class _RowReader:
         return taken if whole_rank else 0
 
     def framework(self, measure: str | None, task: Task | None) -> FrameworkBytes | None:
-        """The framework of the published run; it is about bytes, of plans that it could have run."""
+        """Return the framework of the published run, or None; it must apply to the measure and the plan."""
         if not self.cells.text("framework"):
             return None
         framework = FRAMEWORKS[self.cells.word("framework", FRAMEWORKS)]
@@ -241,7 +241,7 @@ class _RowReader:
         return framework
 
     def peak_stages(self, measure: str | None, task: Task | None) -> tuple[int, ...]:
-        """The stages of which the measured peak was read."""
+        """Return the stages on which the measured peak was read; empty if none are named."""
         if not self.cells.text("peak_stages"):
             return ()
         if measure not in (None, "peak_bytes"):
@@ -260,7 +260,7 @@ class _RowReader:
         return size
 
     def task(self, kind: str) -> Task | None:
-        """What simulates the row; None where something is wrong with it."""
+        """Return the task that simulates the row; None if something is wrong with it."""
         times = self.attempt("times", lambda: self.times(kind))
         machine = self.machine_of(times)
         chosen = self.attempt("strategy", self.strategy)
@@ -285,7 +285,7 @@ class _RowReader:
             self.cells.fail("times", str(error))
 
     def machine_of(self, times: GivenTimes | None) -> Machine | None:
-        """The machine of the row; None where something is wrong with it."""
+        """Return the machine of the row; None if something is wrong with it."""
         cells = self.cells
         if times is not None:
             for key in ("machine", "capacity"):
@@ -311,7 +311,7 @@ class _RowReader:
             parse_pipeline(text)
         except DiagnosticError as error:
             if not {*text} & {*",{"}:
-                strategy(text)  # says which there are
+                strategy(text)  # raises the error for an unknown name, which lists the known ones
             self.cells.fail("strategy", error.diagnostics[0].message, code=error.diagnostics[0].code)
         return Strategy("pipeline", text, "")
 
@@ -333,7 +333,7 @@ class _RowReader:
         return parse_plan("", file=cells.line.path, model=model, overlay=overlay)
 
     def check_strategy(self, plan: Plan, chosen: Strategy) -> None:
-        """Raise `DiagnosticError` where the plan says another schedule or level than the strategy is named after."""
+        """Raise `DiagnosticError` if the plan contradicts the strategy: another schedule, level, or no tensor peers."""
         chosen.check_schedule(plan, lambda: self.place("schedule"))
         if chosen.needs_peers and plan.tp == 1:
             text = f"the strategy '{chosen.name}' is about tensor peers, the plan has none"
@@ -353,19 +353,19 @@ class _RowReader:
 
 
 def _left_bytes(capacity: Capacity, framework: FrameworkBytes | None) -> int:
-    """What is left of a rank's memory; a framework has its own account of what its allocator loses."""
+    """Return the bytes of a rank's memory that are left; a framework counts its allocator's loss itself."""
     slack = 0 if framework is None else dict(capacity.overheads).get("allocator_slack", 0)
     return capacity.left + slack
 
 
 def _unbounded(task: Task) -> Task:
-    """The task on its machine with room for whatever its plan holds, as it is not its bytes that are asked for."""
+    """Return the task on its machine with practically unlimited memory: a framework's bytes decide, not its own."""
     roomy = resized(task.machine, int(largest_value("ddr_capacity")))
     return evolve(task, machine=evolve(roomy, name=task.machine.name), apportioned=True)
 
 
 def _toml_value(cell: str) -> Any:
-    """The value of a key as a plan's file would have it: words need no quotes."""
+    """Return the value of a key as a plan's file would have it; words need no quotes."""
     try:
         values = tomllib.loads(f"value = {cell}")
     except (ValueError, RecursionError):
@@ -374,5 +374,5 @@ def _toml_value(cell: str) -> Any:
 
 
 def label_of(path: str) -> str:
-    """What a table is called: the name of its file."""
+    """Return the name of a table: that of its file, without the ending."""
     return Path(path).stem

@@ -1,4 +1,4 @@
-"""What a validation says as tables, for a terminal and for a page."""
+"""Tables of a validation, for a terminal and for a page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GB, _MB = 1e9, 1e6
 
 
 def validation_parts(validation: Validation) -> Iterator[Part]:
-    """All of it: a table a class, errors, what fits, and what stands for what."""
+    """Yield a table for each class, errors, predictions of fitting, and notes."""
     for each in (*class_tables(validation), error_table(validation), fit_table(validation)):
         if each.rows:
             yield evolve(each, most=len(each.rows))
@@ -27,7 +27,7 @@ def validation_parts(validation: Validation) -> Iterator[Part]:
 
 
 def class_tables(validation: Validation) -> Iterator[TextTable]:
-    """Each class's rows: measured, simulated, and the error."""
+    """Yield a table for each class: measured, simulated, and the error."""
     for kind in validation.classes():
         outcomes = validation.of_class(kind)
         if kind == "out-of-memory":
@@ -49,7 +49,7 @@ def _fit_cells(outcome: RowOutcome) -> list[str]:
 
 
 def _under_a_framework(outcomes: Sequence[RowOutcome]) -> bool:
-    """Whether peaks of some rows are a framework's, so that those of the program stand beside them."""
+    """Return True if some peaks are a framework's, so that the program's own get columns too."""
     return any(each.row.framework is not None for each in outcomes) and outcomes[0].row.kind == "memory"
 
 
@@ -58,7 +58,7 @@ def _folded_mark(outcome: RowOutcome) -> str:
 
 
 def _cells(outcome: RowOutcome, outcomes: Sequence[RowOutcome]) -> list[str]:
-    """A row among those of its class."""
+    """Return the cells of a row in the table of its class."""
     row, simulated, error = outcome.row, outcome.simulated, outcome.error
     cells = [row.id, row.split, _value_text(row.measure, row.measured)]
     if simulated is None or error is None:
@@ -94,7 +94,7 @@ def _percent_text(error: float) -> str:
 
 
 def error_table(validation: Validation) -> TextTable:
-    """Mean, median and largest error of each class, of rows that constants were fitted to apart from held-out ones."""
+    """Return the mean, median and largest error of each class, separately for fitted and held-out rows."""
     rows: list[list[str]] = []
     for kind in validation.classes():
         if kind != "out-of-memory":
@@ -114,7 +114,7 @@ def _error_rows(name: str, errors: dict[str, Errors], *, points: bool) -> Iterat
 
 
 def fit_table(validation: Validation) -> TextTable:
-    """How often it was told right whether a step fits, by class."""
+    """Return the counts of right and wrong predictions of fitting, by class."""
     rows = []
     for kind in validation.classes():
         fits = validation.fits(kind)
@@ -126,7 +126,7 @@ def fit_table(validation: Validation) -> TextTable:
 
 
 def left_out_text(validation: Validation) -> str:
-    """Which rows were left out, and why; empty where there are none."""
+    """Say how many rows were left out, and why; empty if none were."""
     needs = validation.needs()
     if not needs:
         return ""
@@ -135,7 +135,7 @@ def left_out_text(validation: Validation) -> str:
 
 
 def folded_text(validation: Validation) -> str:
-    """What `~` means; empty where no step is folded."""
+    """Explain the mark `~`; empty if no step is folded."""
     count = sum(each.evaluation is not None and each.evaluation.estimated for each in validation.outcomes)
     if not count:
         return ""

@@ -1,1 +1,1 @@
-"""A page of runs, from their logs."""
+"""The page that draws the logs of runs, and the reader of growing logs."""

@@ -1,4 +1,4 @@
-"""The page: charts and tables of runs, in one file that asks the network for nothing."""
+"""The page: charts and tables of runs, in one file that needs no network."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.watch.reading import GrowingLog
 
 MARK = "ratrainc watch"
-"""What tells a page of this command from other files."""
+"""Text by which a page of this command is recognised."""
 _HINT = """<p class="hint">Drag over a chart to zoom in; a double click shows all. Keys on a chart: + - and the arrows, 0 shows all.
 The lines are means of neighbouring steps where there are many, the shade behind them the least and the most.</p>
 """
 _MOST_POINTS = 800
 _SLOW = 1.2
-"""So many times the median of its stage, and a rank is slow in that step."""
+"""Factor over the median of its stage from which a rank is slow in a step."""
 
 CHARTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("loss", "Loss, nats a token", "number", ("loss", "eval_loss")),
     ("speed", "Tokens a second", "number", ("tokens_per_second",)),
     ("norm", "Gradient norm, before clipping", "number", ("gradient_norm",)),
     ("scale", "Loss scale", "log", ("loss_scale",)),
-    ("memory", "Memory: resident against certified and constant", "bytes", ("resident_bytes", "planned_bytes")),
+    ("memory", "Memory: used against planned", "bytes", ("resident_bytes", "planned_bytes")),
     ("ranks", "Slow ranks: the slowest of a stage, in times its median", "number", ("slowest",)),
     ("rate", "Learning rate", "number", ("learning_rate",)),
 )
-"""Of each chart: name, title, how its values are written, and what it draws."""
+"""Charts: name, title, format of values, and the series that are drawn."""
 WORDS = {
     "loss": "loss",
     "eval_loss": "held-out loss",
@@ -62,9 +62,10 @@ _WHY = {
 
 
 def write_watch_page(path: str, logs: Sequence[GrowingLog], *, reload_seconds: float | None) -> int:
-    """Write the page of some logs, atomically; its bytes. It reloads itself so often, or never.
+    """Write the page of some logs, atomically; return its bytes.
 
-    Raises `DiagnosticError` RT002 when the file cannot be written.
+    It reloads itself every `reload_seconds`, or never if None. Raises `DiagnosticError` RT002 if the file cannot be
+    written.
     """
     text = _page(logs, reload_seconds).encode()
     with replacing(path) as stream:
@@ -109,14 +110,14 @@ def _own_file(name: str) -> str:
 
 
 def _names(logs: Sequence[GrowingLog]) -> list[str]:
-    """The logs by the ends of their paths that tell them apart."""
+    """Return the shortest ends of the logs' paths that tell them apart."""
     parts = [Path(log.path).parts for log in logs]
     length = next((n for n in range(1, 99) if len({part[-n:] for part in parts}) == len(parts)), 99)
     return ["/".join(part[-length:]) for part in parts]
 
 
 def problems(names: Sequence[str], logs: Sequence[GrowingLog]) -> list[str]:
-    """What is wrong with the logs, in words."""
+    """Return a sentence for each thing that is wrong with the logs."""
     found = []
     for name, log in zip(names, logs, strict=True):
         if log.bad_lines:
@@ -132,14 +133,14 @@ def problems(names: Sequence[str], logs: Sequence[GrowingLog]) -> list[str]:
 
 
 def lacking(log: GrowingLog) -> list[str]:
-    """What the page draws and this log does not have."""
+    """Return the series of the page for which a log has no number."""
     return [key for _, _, _, keys in CHARTS for key in keys if not _values(log, key).size]
 
 
 def _ratios(log: GrowingLog) -> NDArray[np.float64]:
-    """The worst of the stages in each step: its slowest rank's seconds over the median; nan where no stage has several ranks."""
+    """Return, for each step, the worst ratio of a stage's slowest rank to its median; nan without several ranks."""
     found = np.full(len(log.steps), np.nan)
-    for row, stages in enumerate(log.ranks[1:], 1):  # in the first, kernels are compiled or loaded
+    for row, stages in enumerate(log.ranks[1:], 1):  # the first step compiles or loads kernels
         several = [most / median for least, median, most, _ in stages if median > 0 and most > least]
         if several:
             found[row] = max(several)
@@ -156,7 +157,7 @@ def _values(log: GrowingLog, key: str) -> NDArray[np.float64]:
 
 
 def _series(log: GrowingLog) -> dict[str, list[list[float]]]:
-    """Points of each series: step, mean, least and most of some neighbouring steps."""
+    """Return the points of each series: last step, mean, least and most of a run of neighbouring steps."""
     steps = np.array(log.steps, np.float64)
     found = {}
     for _, _, _, keys in CHARTS:
@@ -209,7 +210,7 @@ _HEAD = (
 
 
 def _row(name: str, log: GrowingLog) -> list[str]:
-    """The last figures of a run; a dash for what it does not have."""
+    """Return the last figures of a run; a dash for a figure that it does not have."""
     last = {key: (float(_values(log, key)[-1]) if _values(log, key).size else None) for key in log.columns}
 
     def word(key: str, form: str) -> str:
@@ -240,7 +241,7 @@ def _figures(log: GrowingLog) -> str:
 
 
 def slow_ranks(log: GrowingLog) -> list[tuple[str, int, float]]:
-    """Ranks that took more than 1.2 times the median of their stage: in how many steps, and how much more at worst."""
+    """Return the ranks that took over 1.2 times the median of their stage, as (rank, such steps, worst ratio)."""
     steps, worst = Counter[str](), dict[str, float]()
     for stages in log.ranks[1:]:
         for least, median, most, rank in stages:
@@ -263,7 +264,7 @@ def _slow_ranks(name: str, log: GrowingLog) -> str:
 
 
 def summary(log: GrowingLog) -> dict[str, Any]:
-    """What --json tells of a log."""
+    """Return the facts about a log as `--json` prints them."""
     values = {key: _values(log, key) for key in log.columns}
     return {
         "log": log.path,

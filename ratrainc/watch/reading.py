@@ -1,4 +1,11 @@
-"""The log of a run as it grows: whole lines are read once, half of one waits for its end."""
+r"""The log of a run as it grows: whole lines are read once, half a line waits for its end.
+
+    read 1    {"step": 0, ...}\n{"step": 1, ...}\n{"ste        2 rows, 5 bytes wait
+    read 2    p": 2, ...}\n{"step": 2, ...}\n                  step 2 again: the first row of it is dropped
+
+A line with a step that is already there means that a resumed run began again at that step: the rows from there on are
+replaced. A shorter file, or another file under the name, is read anew.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +26,23 @@ NUMBERS = (
     *("loss", "eval_loss", "tokens", "tokens_per_second", "gradient_norm", "loss_scale", "learning_rate", "mfu"),
     *("skipped_blocks", "resident_bytes", "planned_bytes"),
 )
-"""The keys of a line that are numbers, beside `step`."""
+"""Keys of a line that are numbers, in addition to `step`."""
 _PIECE = 1 << 24
 _LONGEST = 1 << 26
-"""Bytes of a line: many times what the stages of any run take."""
+"""Longest line in bytes: many times what the stages of any run take."""
 
 
 @define(eq=False)
 class GrowingLog:
-    """What a log holds so far, in columns; what a line does not have is nan in its column."""
+    """The contents of a log so far, in columns; nan for keys that a line does not have."""
 
     path: str
     steps: array[int] = field(factory=lambda: array("q"))
     columns: dict[str, array[float]] = field(factory=lambda: {name: array("d") for name in NUMBERS})
     ranks: list[tuple[tuple[float, float, float, str], ...]] = field(factory=list)
-    """of each step, by stage: least, median and most compute seconds, and the slowest rank; empty where they are not told"""
+    """least, median and most compute seconds and the slowest rank, by step and stage; empty if the line has none"""
     seen: set[str] = field(factory=set)
-    """the keys of which some line has a number"""
+    """keys for which some line has a number"""
     bad_lines: list[int] = field(factory=list)
     """numbers of lines that cannot be read"""
     _place: int = 0
@@ -45,22 +52,24 @@ class GrowingLog:
 
     @property
     def half_line(self) -> bool:
-        """Whether the last line has no end."""
+        """True if the last line has no end yet."""
         return bool(self._half)
 
     @property
     def is_growing(self) -> bool:
-        """Whether a run has the log open, as far as this machine can tell."""
+        """True if a run has the log open, as far as this machine can tell."""
         return is_held_by_another(lock_beside(self.path))
 
     def read(self) -> bool:
-        """Read what was added since, or all anew where the file is another one or is shorter; whether anything changed.
+        """Read what was added; return True if anything changed.
 
-        Raises `DiagnosticError` RT002 where it cannot be read, or is no log.
+        Another file, or a shorter one, is read anew. Raises `DiagnosticError` RT002 if it cannot be read, or is not a
+        log.
         """
         before = self._file, self._place, len(self.steps)
         with path_errors(f"cannot read the log '{self.path}'"), opened_regular(self.path) as stream:
             status = os.fstat(stream.fileno())
+            # a resumed run replaces its log by a new file without the steps that come again
             if (status.st_dev, status.st_ino) != self._file or status.st_size < self._place:
                 self._forget()
                 self._file = status.st_dev, status.st_ino
@@ -93,7 +102,7 @@ class GrowingLog:
             if not self.steps and self._lines == len(self.bad_lines):
                 self._refuse()
             return
-        if self.steps and step <= self.steps[-1]:  # a run that began there again
+        if self.steps and step <= self.steps[-1]:  # a resumed run began again at this step
             self._cut(bisect_left(self.steps, step))
         self.steps.append(step)
         for name, column in self.columns.items():
@@ -118,7 +127,7 @@ class GrowingLog:
 
 
 def _number(value: Any) -> float:
-    """A number that a line tells; nan where it tells none."""
+    """Return the number in a line; nan for anything else."""
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
         return float(value)
     return math.nan

@@ -1,4 +1,4 @@
-"""Which logs are watched, and for how long."""
+"""The logs to watch, and the loop that writes their page."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _HEAD_BYTES = 1 << 12
 
 
 def logs_of(runs: Sequence[str]) -> list[GrowingLog]:
-    """The logs that are named, and those in named folders, each once and read.
+    """Return the named logs and those in named folders (*.jsonl), each once, already read.
 
-    Raises `DiagnosticError` RT002 where one cannot be read or is no log, and where a folder has none.
+    Raises `DiagnosticError` RT002 if one cannot be read or is not a log, or a folder has none.
     """
     paths: list[str] = []
     for run in runs:
@@ -43,7 +43,10 @@ def _in_folder(folder: str) -> list[str]:
 
 
 def page_beside(log: str) -> str:
-    """The place of a log's page where none is named. Raises `DiagnosticError` RT002 where another file is there, or none can be."""
+    """Return the path of a log's page if none is named: the log's, ending in .html.
+
+    Raises `DiagnosticError` RT002 if another file is there, or the page cannot be written.
+    """
     path = str(Path(log).with_suffix(".html"))
     if is_regular(path):
         with path_errors(f"cannot read '{path}'"), opened_regular(path) as stream:
@@ -55,14 +58,15 @@ def page_beside(log: str) -> str:
 
 
 def watch(logs: Sequence[GrowingLog], path: str, every: float | None) -> tuple[int, int]:
-    """Write the page, and again while runs write to the logs and `every` is given; the bytes of the last one, and the exit code.
+    """Write the page, and again every `every` seconds while runs write to the logs; return its bytes and the exit code.
 
-    Ctrl-C ends it with 130, after a last page that no longer loads itself again.
+    Without `every` it is written once. Ctrl-C ends it with 130, after a last page that does not reload itself.
     """
     try:
         with status(f"watching {logs[0].path}") as tell:
             while True:
-                growing = any(log.is_growing for log in logs)  # first: what is written after the look is read next time
+                # before reading: lines that a run writes after this look are then read in the next turn
+                growing = any(log.is_growing for log in logs)
                 for log in logs:
                     log.read()
                 if every is None or not growing:

@@ -510,7 +510,7 @@ class _Reader:
         if len(set(map(str, names))) < len(names):
             self.error("collectives", "collectives names a way twice")
         if names == ["hierarchical"] or set(map(str, names)) == {"hierarchical", "tree"}:
-            text = "a hierarchical collective is made of others, level by level"
+            text = "a hierarchical collective is built of other ways, level by level"
             self.error("collectives", text, f"name one or more of {', '.join(_JOINED)} beside it")
         return tuple(name for name in COLLECTIVES if name in names)
 
@@ -597,5 +597,5 @@ class _Reader:
         if source is None and certainty == "assumed":
             return certainty, NO_SOURCE
         if not isinstance(source, str) or not source:
-            self.error(key, f"[{key}] must say its source", "only what is assumed may leave it out")
+            self.error(key, f"[{key}] must say its source", "only assumed constants may leave it out")
         return str(certainty), str(source)

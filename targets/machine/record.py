@@ -74,7 +74,7 @@ def compiled_for(info: TargetInfo) -> Machine:
     if info.name not in machine_names():
         fail("RT065", f"this was compiled for the machine '{info.name}', which is not built in", help=_WAY_OUT)
     if info.digest not in ("", _built_in_digest(info.name)):
-        message = f"this was compiled for another '{info.name}' than is built in here: its numbers were others"
+        message = f"this was compiled for another '{info.name}' than the built-in one: its numbers differ"
         fail("RT065", message, help=f"{_WAY_OUT}, or take the one of this version with '--machine {info.name}'")
     return load_machine(info.name)
 

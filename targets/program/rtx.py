@@ -397,7 +397,7 @@ def _check_names(lines: str, count: int) -> None:
     if not count and not lines:
         return
     if lines.count("\n") + 1 != count or not are_names(lines):
-        raise ValueError("the names of the tensors are not as many as they are, or some are none")
+        raise ValueError("the names of tensors do not match their number, or some are empty")
     if longest(lines) > _LONGEST_NAME:
         raise ValueError("a name of a tensor is a page long")
 

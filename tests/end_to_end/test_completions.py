@@ -112,9 +112,9 @@ def test_an_evaluation_weighs_batches_by_what_counts() -> None:
 def test_a_step_without_a_token_that_counts_is_refused() -> None:
     stream = make_stream(MODEL)
     prompts = evolve(stream, documents=Documents(np.array([0, 2000]), np.array([1999])))
-    with pytest.raises(DiagnosticError, match=r"RT090.*step 0 has no token that is in the loss"):
+    with pytest.raises(DiagnosticError, match=r"RT090.*step 0 has no label in the loss"):
         trained(prompts, 1)
-    with pytest.raises(DiagnosticError, match=r"RT090.*no token that is in the loss in what is evaluated"):
+    with pytest.raises(DiagnosticError, match=r"RT090.*no label in the loss among the evaluated tokens"):
         held_out(prompts, make_program().plan, 2)
 
 

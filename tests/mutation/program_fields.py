@@ -143,7 +143,7 @@ def change_role(program: Program, random: Random) -> str | None:
     return f"{title_of(place)}: {item.operands[at].role} called {role}"
 
 
-@operator(NO_OP, VALUES)
+@operator(NO_OP, VALUES, "RT025")
 def drop_operand(program: Program, random: Random) -> str | None:
     place = pick(program, random, lambda item: bool(item.operands))
     assert place is not None

@@ -381,7 +381,7 @@ def test_storing_where_nothing_is_kept_is_refused(policy: str) -> None:
 
 def test_merging_that_cannot_be_had_is_refused() -> None:
     one_piece = next(each for each in CONTEXTS if each.name == "peers, one piece")
-    with pytest.raises(DiagnosticError, match="'pieces=merged' of 'overlap-tensor' cannot be had"):
+    with pytest.raises(DiagnosticError, match="'pieces=merged' of 'overlap-tensor' is not possible"):
         PassManager(TARGET).run(one_piece.module, "overlap-tensor{pieces=merged}")
 
 

@@ -174,6 +174,8 @@ BESIDE: dict[str, Callable[[], None]] = {
     "strategies.md": for_strategies,
     "coming-from.md": for_coming_from,
     "training.md": for_training,
+    "data.md": for_training,
+    "weights.md": for_training,
     "watch.md": for_watching,
     "plugins.md": for_plugins,
 }

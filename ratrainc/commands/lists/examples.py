@@ -43,5 +43,5 @@ def command(folder: str | None, as_json: bool) -> None:
         return
     if kept:
         named = ", ".join(kept) if len(kept) <= _NAMED else f"{len(kept)} files"
-        echo(f"there already, and left as they are: {named}")
+        echo(f"there already, left untouched: {named}")
     echo(f"copied {len(copied)} files into {folder}")

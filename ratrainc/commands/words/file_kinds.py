@@ -84,7 +84,7 @@ _WANTED = {
             ".rtir": "it has its model already, and is given alone",
             ".rtx": "it has its model already, and is given alone",
             ".toml": "a plan is given with --plan {file}, a machine with --machine {file}",
-            ".safetensors": "give the config.json beside it",
+            ".safetensors": "give the config.json next to it",
         },
     ),
     "plan": _Wanted(

@@ -289,7 +289,7 @@ def target_options(function: F) -> F:
     text = "A machine file (TOML), or the name of a built-in machine ('ratrainc machines' lists them). Default: mt3000."
     capacity = (
         "DDR of a cluster, like 20GiB, in place of what the machine has (of the mt3000: 20GB, which are 20 * 10^9). "
-        "What the machine's overheads take is taken of it."
+        "The machine's overheads are subtracted."
     )
     function = click.option("--capacity", "target_capacity", callback=byte_count, metavar="BYTES", help=capacity)(
         function
@@ -362,7 +362,7 @@ def processes_option(result: str = "The result is the same with any number.") ->
         show_default="one a core",
         expose_value=False,
         callback=allow,
-        help=f"Processes side by side for what is independent in a large schedule, its stages above all. {result}",
+        help=f"Processes for independent work of a large schedule, above all its stages. {result}",
     )
 
 

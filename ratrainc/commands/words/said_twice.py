@@ -67,4 +67,4 @@ def _refusal(option: click.Parameter, values: Sequence[Any]) -> str:
         return f"{yes} and {no} exclude each other: leave one of them out"
     *others, last = [f"'{' '.join(value) if isinstance(value, tuple) else value}'" for value in values]
     title = max(option.opts, key=len)
-    return f"{title} takes one value, and {', '.join(others)} and {last} are said: leave all but one out"
+    return f"{title} takes one value, and {', '.join(others)} and {last} are given: leave all but one out"

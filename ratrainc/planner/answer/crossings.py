@@ -32,7 +32,7 @@ class Crossing:
     group: str
     """the outermost group it stays within"""
     way: str
-    """for a collective: its algorithm, and the bytes that a cluster sends over its link of each group"""
+    """algorithm of a collective, and the bytes that a cluster sends over its link of each group; empty for messages"""
 
     def to_json(self) -> dict[str, Any]:
         """Return the crossing as plain data."""
@@ -61,6 +61,7 @@ def _messages(plan: Plan, machine: Machine) -> list[Crossing]:
 
 
 def _collectives(plan: Plan, model: ModelConfig, machine: Machine) -> list[Crossing]:
+    # collectives of one layer on one stage, with the ranks of that stage where the mapping has them
     tiles = tuple(evolve(tile, stages=1) for tile in plan.mapping.tiles) if plan.mapping is not None else None
     mapping = RankMapping(tiles) if tiles is not None else None
     single = evolve(
@@ -74,6 +75,7 @@ def _collectives(plan: Plan, model: ModelConfig, machine: Machine) -> list[Cross
             continue
         timed = target.timed(module, module.stages[0], op)
         way = collective_way(timed, single, machine)
+        # all mlps are alike, so one of each collective and group is shown
         if way is None or (op.keyword, timed.group) in by_kind:
             continue
         used = [level for level in range(len(machine.link_groups)) if way.bytes_at(level)]

@@ -43,9 +43,9 @@ class FewestClusters(Shown):
     unproven: tuple[int, ...]
     """smaller numbers of clusters for which it is not proved that nothing fits"""
     model: str
-    """as commands name it"""
+    """name of the model in commands"""
     machine: MachineChoice
-    """as commands name it"""
+    """machine as commands name it"""
 
     @property
     def plan(self) -> Plan:
@@ -132,6 +132,6 @@ def _of_fewer(unproven: tuple[int, ...]) -> str:
     """Say what is known of the numbers of clusters that were passed over."""
     if unproven:
         numbers = ", ".join(map(str, unproven))
-        tried = "the roomiest shapes could not be placed and others were not tried"
+        tried = "the roomiest shapes did not fit; others are untried, so a fit is possible"
         return f"On {numbers} {tried}: that none fits is not proved"
     return "On all fewer, bounds on bytes rule out every plan"

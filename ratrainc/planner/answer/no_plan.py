@@ -27,7 +27,7 @@ def no_plan(answer: Answer) -> NoReturn:
     request = answer.request
     proved = answer.proven_empty
     count = len(answer.refused)
-    refused = f": the compiler refused {count} plans, the others were not tried" if count else ""
+    refused = f": the compiler refused {count} plans, the rest were not tried" if count else ""
     not_proved = f"not proved: bounds on bytes do not rule out every plan{refused}"
     notes = [Note("proved: bounds on bytes rule out every plan" if proved else not_proved)]
     notes += [Note(text) for text in (nearest_text(answer),) if text]

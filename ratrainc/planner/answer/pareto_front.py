@@ -75,9 +75,9 @@ class ParetoFront(Shown):
     tokens: float | None
     """tokens of a training whose cost to show"""
     model: str
-    """as commands name it"""
+    """name of the model in commands"""
     machine: MachineChoice
-    """as commands name it"""
+    """machine as commands name it"""
 
     @property
     def title(self) -> str:

@@ -102,6 +102,6 @@ _COMMENTS = {
     "micro_batch_size": "sequences that go through a stage together",
     "micro_batches": "of each replica in a step",
     "zero": "what the replicas share out: 1 optimizer state, 2 gradients too, 3 parameter views too",
-    "reduce": "when gradients meet those of the other replicas",
+    "reduce": "when gradients are reduced over replicas",
 }
 """Comments behind the keys of a plan file."""

@@ -51,9 +51,9 @@ class Planned(Shown):
     tokens: float | None
     """tokens of a training whose cost to show"""
     model: str
-    """as commands name it"""
+    """name of the model in commands"""
     machine: MachineChoice
-    """as commands name it"""
+    """machine as commands name it"""
 
     def __attrs_post_init__(self) -> None:
         if self.answer.best is None:
@@ -225,7 +225,7 @@ class Planned(Shown):
 
 
 def _families_text(searched: Sequence[PlanFamily]) -> str:
-    """Say how many schedules are searched, and with which memories beside DDR."""
+    """Say how many schedules are searched, and with which other memories."""
     memories = dict.fromkeys(family.memory for family in searched if family.memory is not None)
     using = f" and {', '.join(map(repr, memories))}" if memories else ""
     return f"{len({family.schedule for family in searched})} schedules{using}"

@@ -54,7 +54,7 @@ class Ports:
     bandwidth: float
     """bytes a second out of a group"""
     collectives: tuple[str, ...]
-    """of the transport"""
+    """collective algorithms of the transport"""
     answer: Answer
     kept_seconds: float
     """a step of the given answer's plan"""
@@ -71,7 +71,9 @@ class RobustLinks(Shown):
     planned: Planned
     changes: tuple[LinkChange, ...] = field(eq=False)
     ports: tuple[Ports, ...] = field(eq=False)
-    """with the machine's collectives, and with pairwise rounds alone; empty if no clusters share a chip or a node"""
+    """results with the machine's collectives, then with pairwise rounds alone; empty if no clusters share a chip or
+    node
+    """
 
     def parts(self) -> Iterator[Part]:
         """Yield a table of the plan under changed links, and for each kind of ports if the answer flips."""
@@ -214,4 +216,4 @@ def _verdict(ports: Ports) -> str:
     if ports.flips_at is None:
         better = "and with these collectives it is the better one whatever the port carries"
         return f"{kept}; the answer flips: {anew}, {better}"
-    return f"{kept}; the answer flips: {anew}, and is the better one on that side of {ports.flips_at / 1e9:.2f} GB/s"
+    return f"{kept}; the answer flips: {anew}, and is better there: both take equally long at {ports.flips_at / 1e9:.2f} GB/s"

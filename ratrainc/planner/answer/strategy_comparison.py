@@ -34,7 +34,7 @@ class Comparison(Shown):
     """Simulated figures of strategies, a row for each; speed-ups are over the first."""
 
     rows: tuple[dict[str, Any], ...]
-    """on one plan, or each on its own best"""
+    """figures of each strategy on one plan, or on its own best plan"""
     left_out: tuple[str, ...]
     """sentences: which strategies cannot have the plan, and why"""
     is_planned: bool = False

@@ -70,7 +70,7 @@ class StageBounds:
 def stage_bounds(c: Columns, before: Numbers, layers: Numbers) -> StageBounds:
     """Bound stages that have `layers` layers, at least one, after `before` layers of earlier stages.
 
-    The first axis of `layers` has all stages of a plan in order, the last one the shapes. Arguments broadcast.
+    The first axis of `layers` has all stages of a plan in order, the last one the shapes of `c`. Arguments broadcast.
     """
     memory = _memory(c, layers)
     seconds, peak = _with_other_memory(c, layers, _seconds(c, memory, before), memory.peak_bytes())
@@ -80,8 +80,8 @@ def stage_bounds(c: Columns, before: Numbers, layers: Numbers) -> StageBounds:
 def least_stage_seconds(c: Columns, before: Numbers, layers: Numbers) -> Numbers:
     """Return the step seconds that stages imply with at least `before` layers before them; infinite if they cannot fit.
 
-    They are those of `stage_bounds` without round trips and waits, which get shorter with more layers before a stage.
-    Arguments as there.
+    The bounds are those of `stage_bounds`, without round trips and waits, which get shorter with more layers before a
+    stage. Arguments as there.
     """
     memory = _memory(c, layers)
     if isinstance(memory, PlacedMemory):
@@ -193,7 +193,7 @@ class _Memory:
     flight: Numbers
     """micro-batches in flight"""
     held: Numbers
-    """of these, the ones that surely hold what they keep when a backward begins"""
+    """micro-batches in flight that surely hold all that they keep when a backward begins"""
     windows: Numbers
     """whole groups of micro-batches in flight together, after the first group"""
     rest: Numbers
@@ -228,6 +228,7 @@ class _Memory:
         return cls(c, layers, flight, sure, windows, m - windows * flight, early, late, updated)
 
     def peak_bytes(self) -> Numbers:
+        """Return lower bounds on the peaks of the stages."""
         m = self.c.micro_batches
         late = self.late.copy()
         late[0] += np.where(m - self.flight[0] >= 2, 0.0, self.c.embed_view)

@@ -47,7 +47,9 @@ class BestCuts:
 def best_cuts(c: Columns, *, roomiest: bool = False) -> BestCuts:
     """Return the cuts of one shape (`c` has one row) of least lower bound, or, if `roomiest`, of least highest peak."""
     stages, total = int(c.pp[0]), int(c.layers)
+    # every other stage has a layer, so no stage has more than this
     most = total - stages + 1
+    # axes: stage, layers before it, its own layers - 1, the one shape
     before = np.arange(total, dtype=float)[:, None, None]
     layers = np.broadcast_to(np.arange(1, most + 1, dtype=float)[:, None], (stages, 1, most, 1))
     of_stages = stage_bounds(c, before, layers)
@@ -61,6 +63,8 @@ def best_cuts(c: Columns, *, roomiest: bool = False) -> BestCuts:
     if roomiest:
         seconds = np.broadcast_to(peaks, seconds.shape)
         least = _least_of_largest(seconds, total)
+    # Many cuts share the least maximum. Of these, the least sum of squares is the most even; the tolerance keeps those
+    # whose sums differ by rounding alone.
     fair = np.where(seconds <= least * (1 + _ROUNDING), seconds**2, np.inf)
     chosen = _least_sum(fair, total)
     bounds = plan_bounds(c, np.array([chosen], float))
@@ -97,6 +101,7 @@ def _step(reach: Numbers, costs: Numbers, join: np.ufunc) -> tuple[Numbers, NDAr
     total, most = len(reach) - 1, costs.shape[1]
     value = join(reach[:total, None], costs)
     after = np.full((most, total + 1), np.inf)
+    # a stage of n layers leads from k layers so far to k + n
     for layers in range(1, most + 1):
         after[layers - 1, layers:] = value[: total + 1 - layers, layers - 1]
     choice = after.argmin(axis=0)
@@ -106,6 +111,7 @@ def _step(reach: Numbers, costs: Numbers, join: np.ufunc) -> tuple[Numbers, NDAr
 def _shortage(peaks: Numbers, total: int, capacity: float) -> BestCuts:
     """Return the cuts that exceed the capacity least."""
     excess = np.maximum(peaks - capacity, 0.0)
+    # the bytes of a stage do not depend on the layers before it, which the dynamic program has an axis for
     peaks = np.broadcast_to(excess, (peaks.shape[0], total, peaks.shape[2]))
     least = _least_of_largest(peaks, total)
     layers = _least_sum(np.where(peaks <= least * (1 + _ROUNDING), peaks, np.inf), total)
@@ -135,6 +141,7 @@ def cuts_of(layers: tuple[int, ...], shape: Shape | None = None) -> tuple[int, .
 def partitions(total: int, stages: int, each: int = 1) -> Iterator[tuple[int, ...]]:
     """Yield every way to give each stage at least `each` layers."""
     left = total - stages * (each - 1)
+    # each stage gets each - 1 layers in advance; the rest is cut into parts of one or more
     for cuts in combinations(range(1, left), stages - 1):
         ends = (0, *cuts, left)
         yield tuple(b - a + each - 1 for a, b in pairwise(ends))

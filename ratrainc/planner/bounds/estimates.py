@@ -42,7 +42,7 @@ def plan_estimates(c: Columns, layers: Numbers) -> Numbers:
 
 
 def cuts_estimate(c: Columns, layers: tuple[int, ...]) -> float:
-    """Estimate the seconds of one plan; `c` has the one row of its shape, `layers` those of each stage."""
+    """Estimate the seconds of one plan; `c` has the one row of its shape, `layers` the layers of each stage."""
     return float(plan_estimates(c, np.array([layers], float))[0])
 
 
@@ -54,6 +54,7 @@ def shape_guesses(c: Columns) -> Numbers:
     units = np.array([1.0, c.layers, 1.0])
     m, p = c.micro_batches, c.pp
     layers = c.layers / p
+    # passes in flight on the first stage, as layers: the schedule's multiple of P, at most all micro-batches
     held = np.minimum(np.minimum(p * SCHEDULES[c.schedule].held, m) * layers, m * layers)
     held = np.where(c.slices > 1, (p + c.slices - 1) * layers, held)  # of layers of passes
     working = c.mlp_saved + c.mlp_ends + c.mlp_view + c.mlp_scratch + c.mlp_gradient
@@ -67,5 +68,6 @@ def shape_guesses(c: Columns) -> Numbers:
     way = (units @ (c.forward_way + c.backward_way) + recovery * p / m) * (p - 1) / p
     bubble = way * SCHEDULES[c.schedule].bubble / (c.chunks * c.slices) + 2 * c.message * (p - 1) * c.chunks
     link = (units @ c.link + m * (units @ c.link_each)) / p
+    # half of the exchanges are assumed to be hidden
     longest = np.maximum(work + recovery + bubble + 0.5 * m * (units @ c.exchange) / p, link)
     return np.where(free > 0, longest + c.tail[EMBED], np.inf)

@@ -30,14 +30,15 @@ class ExchangeProfile:
     """Seconds of the exchanges of one micro-batch, by unit, with those where a chunk begins and ends."""
 
     engine: Vector
-    """of the tensor engine, which does one exchange after another"""
+    """seconds of the tensor engine, which does one exchange after another"""
     forward: Vector
-    """on the way of a micro-batch forward, added to its compute"""
+    """seconds on the way of a micro-batch forward, added to its compute"""
     backward: Vector
-    """on the way of its gradients back"""
+    """seconds on the way of its gradients back"""
     first_forward: Vector
-    """of its first slice, or of all without slices"""
+    """`forward` of its first slice, or of all without slices"""
     first_backward: Vector
+    """`backward` of its first slice, or of all without slices"""
 
 
 NO_EXCHANGES = ExchangeProfile(*(np.zeros(3) for _ in range(5)))
@@ -57,6 +58,7 @@ def exchange_profile(setting: SearchSetting, shape: Shape) -> ExchangeProfile:
         if op.engine is not Engine.TENSOR or not isinstance(op, PeerOp):
             continue
         way = _way(op)
+        # the gathered tensor may be kept from the forward, and then this exchange does not happen
         if way is None and may_keep_gathered:
             continue
         unit, seconds = _unit(op, small), target.op_seconds(module, stage, op)
@@ -64,6 +66,7 @@ def exchange_profile(setting: SearchSetting, shape: Shape) -> ExchangeProfile:
         if way is None:
             continue
         found[way][unit] += seconds
+        # the first slice has number 0; without slices the number is None
         if not op.slice:
             found[f"first_{way}"][unit] += seconds
     return ExchangeProfile(**found)
@@ -71,6 +74,8 @@ def exchange_profile(setting: SearchSetting, shape: Shape) -> ExchangeProfile:
 
 def _unit(op: PeerOp, model: ModelConfig) -> int:
     """Return the unit of an exchange: of the block whose output it sums, or that reads the gathered rows."""
+    # An exchange at the border of two blocks is named after the later one. Sums of activations, and gradients gathered
+    # on the way back, belong to the earlier.
     of_block_before = (isinstance(op, ReduceRows) and op.payload is Payload.ACTIVATION) or (
         isinstance(op, GatherRows) and op.payload is Payload.GRADIENT
     )

@@ -67,10 +67,13 @@ def _read(order: Order, shape: PipelineShape, stage: int) -> HeldPasses:
             continue
         if action.kind in _FREEING:
             early = max(early, len(held))
+            # late: every chunk has gradients, and none of these is final
             if len(begun) == chunks and action.micro_batch < last and len(held) >= late:
                 late = len(held)
+                # a dictionary keeps its order, so the first entry is the oldest pass
                 instants.append((late, time, next(iter(held.values()))))
             del held[action.work]
+        # a weight half that follows at once is not apart: nothing waits for it
         if action.kind is ActionKind.BACKWARD_INPUT and not _is_weight_half(order[time + 1 : time + 2], action.work):
             waiting.add(action.work)
             pending = max(pending, (len(waiting), len(held)))
@@ -79,6 +82,8 @@ def _read(order: Order, shape: PipelineShape, stage: int) -> HeldPasses:
             begun.add(action.chunk)
         if action.micro_batch == last:
             break
+    # Greedy from the left: if the oldest pass of an instant began after the last chosen instant, they share no pass.
+    # The earliest choice leaves most room, so the count is the largest.
     windows, before = 0, -1
     for count, time, oldest in instants:
         if count == late and oldest > before:

@@ -1,4 +1,4 @@
-"""Bounds of plans that may use a memory beside DDR for state, or for activations that wait for their backward.
+"""Bounds of plans that may use another memory for state, or for activations that wait for their backward.
 
 DDR always holds views, gradients and the operands of a backward: that is what `granted` leaves of the columns, with the
 least recovery. All other bytes of the bounds are somewhere. So, of the bytes live at an instant with everything in DDR,
@@ -11,6 +11,8 @@ least recovery. All other bytes of the bounds are somewhere. So, of the bytes li
   bytes kept in DDR or elsewhere; r is convex, so for each line a + b k below it (b < 0) the sum over the n layers in
   flight is at least n a + b (F + S), with F bytes free if all state is elsewhere. So T >= W + n a + b (F + rate * T),
   where W is the work without recovery, or T >= (W + n a + b F) / (1 - b * rate).
+
+Example: with W + n a = 10 s, b = -1 s/GB, F = 2 GB and 1 GB/s, T >= (10 - 2) / (1 + 1) = 4 s by recovery alone.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ class Recovering(Protocol):
 def granted(whole: Columns, machine: Machine, memory: str) -> Columns:
     """Return the columns of shapes that may use a memory: `host`, `file`, or `peer`, the DDR of other stages."""
     if memory == PEER:
+        # the room that other stages have is not known here: it counts as unlimited, and links as the fastest ones
         rate = max(group.link.bandwidth for group in machine.link_groups)
         other = OtherMemory(whole, np.inf, rate, 2 / rate, takes_state=False, streams=True)
     else:
@@ -76,12 +79,14 @@ def all_offloaded(c: Columns) -> Columns:
 def with_other_memory(
     other: OtherMemory, layers: Numbers, memory: Recovering, seconds: Numbers, peak: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """Return step seconds and peaks from those of granted columns; `memory` has the bytes with everything in DDR."""
+    """Return step seconds and peaks from the bounds of granted columns; `memory` has the bytes with all in DDR."""
     c, state = other.whole, _state_there(other, layers)
+    # what DDR has no room for crosses once, whatever else is chosen
     longest = np.maximum(seconds, crossing_bytes(other, layers, memory) / other.rate)
     work = unit_sum(c, c.micro_batches * (c.forward + c.backward), layers)
     for slope, intercept in zip(c.recovery_slope, c.recovery_intercept, strict=True):
         least = work + memory.recovery_on(slope, intercept, state)
+        # a line's slope is at most 0, so the divisor is 1 or more
         np.maximum(longest, least / (1 - slope * other.rate), out=longest)
     return longest, np.maximum(peak, memory.peak_bytes() - other.room)
 

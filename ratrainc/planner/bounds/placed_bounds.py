@@ -83,6 +83,7 @@ class PlacedMemory:
         own = c.mlp_saved + c.mlp_ends + c.mlp_view
         own += 0.0 if c.has_halves else c.mlp_scratch + c.mlp_gradient
         free = c.capacity - ALIGNMENT_BYTES - unit_sum(c, c.carried, layers)
+        # the stage of an instant may have dropped these by then, so they count as free
         free[0] += c.embed_view  # nobody reads it after the last forward
         free[c.head_stage] += np.where(c.micro_batches > 2, 0.0, c.head_view)  # nor this after the head's last backward
         between = free - pending * pass_layers * (c.pending - c.layer_part) - others * held

@@ -57,6 +57,7 @@ class Profiles:
         """Return the profile of the training state of a shape's stages."""
         key = shape.stage
         if key not in self.states:
+            # seconds of ops are shared by all levels: these decide only which ops there are
             near = key.dp, key.tp, key.shard_group, key.view_group, key.tiles
             self.states[key] = state_profile(self.setting, key, self.timed.setdefault(near, {}))
         return self.states[key]
@@ -80,6 +81,7 @@ class Profiles:
                 self.setting.machine.link_groups, grid(1, shape.dp, shape.tp), shape.stage.tiles or None
             )
             self.peers_near[near] = placement.members(Group.TENSOR.value)
+        # how near the peers are decides the seconds, whatever mapping places them so
         key = shape.micro_batch_size, shape.slices, shape.tp, self.peers_near[near]
         if key not in self.exchanged:
             self.exchanged[key] = exchange_profile(self.setting, shape)
@@ -101,5 +103,6 @@ def rank_capacity(model: ModelConfig, machine: Machine, shape: Shape) -> Capacit
 def _links_between_stages(machine: Machine, pp: int, dp: int, tp: int, tiles: Tiles) -> frozenset[Link]:
     placement = Placement(machine.link_groups, grid(pp, dp, tp), tiles or None)
     hops = placement.mesh.hops
+    # a single stage sends nothing, so any link serves
     levels = {placement.level_between(hop.source, hop.target) for hop in hops} or {placement.outermost}
     return frozenset(placement.message_link(level) for level in levels)

@@ -29,7 +29,11 @@ Numbers = NDArray[np.float64]
 
 @frozen(eq=False, slots=False)  # for its cached property
 class Columns:
-    """Numbers of many shapes, on the last axis of a column; the first axis has units or lines."""
+    """Numbers of many shapes, on the last axis of a column; the first axis has units or lines.
+
+    Columns without a note are fields of `WorkProfile` and `StateProfile`. `message` is the seconds of a boundary tensor
+    to the next stage.
+    """
 
     pp: Numbers
     micro_batches: Numbers
@@ -48,13 +52,13 @@ class Columns:
     head_scratch: Numbers
     message: Numbers
     recovery_slope: Numbers
-    """of the lines whose maximum is a layer's recovery over the bytes it keeps, without the last one"""
+    """slopes of the lines whose maximum is a layer's recovery over the bytes it keeps, without the last line"""
     recovery_intercept: Numbers
     recovery_least: Numbers
     """seconds if everything is kept: the last line, which is flat"""
     carried: Numbers
     state: Numbers
-    """of these, bytes of masters and moments"""
+    """bytes of masters and moments, which `carried` includes"""
     gradients: Numbers
     sliced_gradients: Numbers
     mlp_gradient: Numbers
@@ -68,7 +72,7 @@ class Columns:
     link_each: Numbers
     tail: Numbers
     tail_update: Numbers
-    """of these, seconds of the update"""
+    """seconds of the update, which `tail` includes"""
     first_forward: Numbers
     """way of the first slice, or of a whole micro-batch: compute plus exchanges of tensor peers"""
     first_backward: Numbers
@@ -97,7 +101,7 @@ class Columns:
     head_stage: int
     """stage of the head: -1, or 0 in a vee"""
     other: OtherMemory | None = None
-    """memory that plans may use beside DDR; the columns above are then what stays in DDR in any case"""
+    """another memory that plans may use; the columns above are then what stays in DDR in any case"""
 
     @cached_property
     def has_peers(self) -> bool:
@@ -117,6 +121,7 @@ class Columns:
     @classmethod
     def of(cls, profiles: Profiles, shapes: Sequence[Shape], *, schedule: str = "1f1b") -> Columns:
         """Make the columns of shapes of a schedule; each distinct micro-batch and state is profiled once."""
+        # many shapes share a micro-batch or a state: `grouped` gives one example of each group, and each shape's group
         attributes = _Attributes(shapes)
         sizes, size = attributes.grouped("micro_batch_size", "slices", "tp")
         examples, order = attributes.grouped("pp", "micro_batches", "chunks", "layout", "slices")
@@ -126,6 +131,7 @@ class Columns:
         meshes, mesh = attributes.grouped("pp", "dp", "tp")
         works = [profiles.work(shape.micro_batch_size, shape.slices, shape.tp) for shape in sizes]
         of_size = _table(works, _WORK_COLUMNS) | _recovery_lines([(work.kept_bytes, work.recovery) for work in works])
+        # a step waits for the slowest of all ranks, so compute takes its time; links and exchanges do not
         jitter = profiles.setting.machine.rank_jitter
         slowest = np.array([slowest_rank(jitter, shape.clusters) for shape in meshes])[mesh]
         of_state = _table([profiles.state(shape) for shape in states], _STATE_COLUMNS)
@@ -149,6 +155,7 @@ class Columns:
             orders=pipelines,
             order=order,
             schedule=schedule,
+            # a small pipeline with as many chunks shows it as well
             has_halves=has_halves(schedule, attrs.evolve(pipelines[0], stages=2, micro_batches=4)),
             head_stage=pipelines[0].chunk_stages[-1] if shapes[0].layout == "vee" else -1,
             message=np.array([profiles.message(shape) for shape in ways])[way],
@@ -173,6 +180,7 @@ class Columns:
             columns["other"] = attrs.evolve(self.other, whole=self.other.whole.rows(index))
         for name, column in columns.items():
             if isinstance(column, np.ndarray):
+                # a slice stays a view; `take` is faster than indexing by an array
                 columns[name] = column[..., index] if isinstance(index, slice) else column.take(index, axis=-1)
         return Columns(**columns)
 
@@ -199,7 +207,7 @@ def of_any_levels(gathered: Columns, kept: Columns) -> Columns:
 
 @frozen(eq=False)
 class OtherMemory:
-    """A memory beside DDR for state, and for activations that wait for their backward."""
+    """A memory other than a rank's DDR, for state and for activations that wait for their backward."""
 
     whole: Columns
     """columns of the same shapes with everything in DDR"""
@@ -220,7 +228,7 @@ _WORK_COLUMNS = tuple(
 )
 _COMPUTE_SECONDS = ("forward", "backward", "first_forward", "first_backward", "passed_back", "weight_half")
 _COMPUTE_COLUMNS = {*_COMPUTE_SECONDS, "recovery_slope", "recovery_intercept", "recovery_least"}
-"""Columns of the compute engine's seconds, which are those of the slowest rank."""
+"""Columns of the compute engine's seconds, which are the slowest rank's."""
 _EXCHANGE_COLUMNS = tuple(each.name for each in fields(ExchangeProfile))
 _STATE_COLUMNS = tuple(each.name for each in fields(StateProfile))
 
@@ -244,6 +252,7 @@ class _Attributes:
     def grouped(self, *names: str) -> tuple[list[Shape], NDArray[np.intp]]:
         """Group shapes by attributes; return one shape of each group, and the group of each shape."""
         key = np.zeros(len(self.shapes), np.int64)
+        # mixed radix: shapes with equal attributes get equal keys
         for name in names:
             numbers = self.of(name)
             key = key * (int(numbers.max()) + 1) + numbers
@@ -259,6 +268,7 @@ def _table(profiles: Sequence[object], names: Sequence[str]) -> dict[str, Number
 def _recovery_lines(hulls: Sequence[tuple[Numbers, Numbers]]) -> dict[str, Numbers]:
     """Return the lines of hulls, padded to equal numbers: a convex function is the maximum of its segments' lines."""
     least = np.array([seconds[-1] for _, seconds in hulls])
+    # a flat line at the least recovery is never above the hull, so it pads shorter ones
     slopes = np.zeros((max(len(x) for x, _ in hulls) - 1, len(hulls)))
     intercepts = np.tile(least, (len(slopes), 1))
     for at, (x, y) in enumerate(hulls):
@@ -289,6 +299,7 @@ def raise_to_engines(c: Columns, longest: Numbers, work: Numbers, layers: Number
 
 def least_recovery(c: Columns, share: Numbers) -> Numbers:
     """Return the least seconds of recovery of a layer of a pass with `share` free bytes."""
+    # the arrays are large, so lines are joined in place, one at a time
     seconds = np.zeros_like(share)
     seconds += c.recovery_least
     for slope, intercept in zip(c.recovery_slope, c.recovery_intercept, strict=True):
@@ -321,8 +332,10 @@ def evenest(c: Columns, units: Numbers) -> Numbers:
     Layers are whole. The search halves an interval for the smallest load under which the stages have room for all
     layers.
     """
+    # stages of embedding and head bear these in addition; in a vee both are on stage 0
     special = np.stack([units[EMBED], units[HEAD]]) if c.head_stage else (units[EMBED] + units[HEAD])[None]
     plain = c.pp - len(special)
+    # no load is below the mean, nor below that of a special stage with its least layer
     low = np.maximum(np.array([1.0, c.layers, 1.0]) @ units / c.pp, special.max(axis=0) + units[LAYER])
     high = special.sum(axis=0) + c.layers * units[LAYER]
     one, layer = high.copy(), np.maximum(units[LAYER], 1e-300)
@@ -332,6 +345,7 @@ def evenest(c: Columns, units: Numbers) -> Numbers:
         enough = fit >= c.layers
         high = np.where(enough, load, high)
         low = np.where(enough, low, load)
+    # one stage has everything; the factor keeps rounding from lifting the bound
     heaviest: Numbers = np.where(plain < 0, one, low * (1 - 1e-9))
     return heaviest
 

@@ -44,7 +44,7 @@ class StateProfile:
     carried: Vector
     """bytes that live across steps"""
     state: Vector
-    """of these, bytes of masters and moments"""
+    """bytes of masters and moments, which `carried` includes"""
     gradients: Vector
     """bytes of gradients live while micro-batches are in flight; of shards if each micro-batch is reduced"""
     sliced_gradients: Vector
@@ -60,7 +60,7 @@ class StateProfile:
     """bytes of the embedding's view, or of a replica's part of it, which are dead after the last forward; 0 if it has
     neither"""
     head_view: int
-    """the same of the head, dead after its last backward"""
+    """bytes of the head's view, or of a replica's part of it, dead after its last backward; 0 if it has neither"""
     layer_part: int
     """bytes of a replica's part of a layer's views, dead after its last backward; 0 if views are whole or made of
     shards"""
@@ -73,7 +73,7 @@ class StateProfile:
     tail: Vector
     """seconds from the last backward of a unit's first block to the next use of its view: reduction, update, gather"""
     tail_update: Vector
-    """of these, seconds of the update"""
+    """seconds of the update, which `tail` includes"""
 
 
 def state_profile(setting: SearchSetting, stage: Shape, timed: dict[TimedOp, float]) -> StateProfile:
@@ -130,6 +130,7 @@ class _State:
         ops: dict[tuple[type, str], list[StateOp]] = {}
         for op in module.stages[0].ops:
             if type(op) is Update:
+                # an update's seconds depend on its engine, which codegen chooses only later
                 op.placement = target.update_engine
                 ops.setdefault((Update, op.block.kind), []).append(op)
             elif isinstance(op, ReduceScatter | AllReduce | AllGather) and len(op.blocks) == 1:
@@ -167,12 +168,15 @@ class _State:
         return self.part_bytes(kind) if gathers_within_step(self.plan, block_of(kind)) else self.view_bytes(kind)
 
     def carried_bytes(self, kind: str) -> int:
+        # each block also carries its update count
         return self.carried_view_bytes(kind) + self.state_bytes(kind) + aligned(Dtype.I64.itemsize)
 
     def state_bytes(self, kind: str) -> int:
+        # f32 master weights and two moments
         return 3 * aligned(self.shard(kind) * Dtype.F32.itemsize)
 
     def of_op(self, op: StateOp) -> float:
+        # ops with equal `TimedOp` take equal time; other levels of the same mapping ask for them again
         depends_on = self.target.timed(self.module, self.module.stages[0], op)
         seconds = self.timed.get(depends_on)
         if seconds is None:
@@ -197,10 +201,11 @@ class _State:
     def marginal(self, op: StateOp) -> float:
         """Return the seconds that a collective adds to a very large one: in no bucket can it take less.
 
-        Only collectives over replicas are joined in buckets; those of tensor peers count whole.
+        Only collectives over replicas are joined in buckets; sums over tensor peers count whole.
         """
         if isinstance(op, AllReduce) and op.group is Group.TENSOR:
             return self.of_op(op)
+        # the latency of a collective is in both terms and cancels
         return (self.of_op(_scaled(op, 2 * _MANY)) - self.of_op(_scaled(op, _MANY))) / _MANY
 
     def tail_seconds(self, kind: str) -> float:
@@ -211,6 +216,7 @@ class _State:
     def gather_seconds(self, kind: str) -> float:
         """Return the seconds of a block's shortest gather at the step's end, plus its shortest for a use."""
         gathers = [op for op in self.ops.get((AllGather, kind), ()) if isinstance(op, AllGather)]
+        # a gather without a micro-batch is at the step's end
         apart = ([op for op in gathers if (op.micro_batch is None) is at_end] for at_end in (True, False))
         return sum(min(map(self.of_op, each), default=0.0) for each in apart)
 

@@ -55,8 +55,8 @@ _FORWARD, _BACKWARD = (Forward, Project), (Backward, BackwardHeads)
 class WorkProfile:
     """Seconds and bytes of one micro-batch, which do not depend on the number of replicas.
 
-    Of a micro-batch in slices, seconds are the sum over all slices; bytes are those of the smallest, and the hull is
-    that of all.
+    For a micro-batch in slices, seconds are the sum over all slices, and bytes are the smallest slice's. The hull is
+    that of all slices.
     """
 
     forward: Vector
@@ -92,7 +92,9 @@ class WorkProfile:
     first_backward: Vector
     """seconds of compute until the first slice's gradient has passed a unit"""
     passed_back: Vector
-    """the same of a whole micro-batch; with tensor peers, whose backwards may come in halves, the input halves alone"""
+    """`first_backward` of a whole micro-batch; with tensor peers, whose backwards may come in halves, the input halves
+    alone
+    """
     weight_half: Vector
     """seconds of a unit's backward that may follow after the gradient has passed; 0 if backwards are whole"""
     always_kept: int
@@ -104,13 +106,16 @@ class WorkProfile:
 def work_profile(setting: SearchSetting, micro_batch_size: int, slices: int, tp: int) -> WorkProfile:
     """Read the profile of a micro-batch of `micro_batch_size` sequences in `slices` on one of `tp` tensor peers."""
     small = setting.model.with_one_layer()
+    # the ops of two micro-batches may differ, and the lesser one bounds both
     sizes = {"tp": tp, "micro_batches": 2, "micro_batch_size": micro_batch_size}
     plan = setting.shaped(**sizes, slices=setting.slice_lengths(slices))
     module = lower(small, plan)
     target = target_of(setting.machine)
     context = PassContext(target)  # it knows ops that take equal time
+    # one stage for each choice of recovery, with its recomputation written out
     chosen = [(choice, rewritten(module.stages[0], same_for_all(choice))) for choice in CHOICES[setting.policy]]
     apart = _in_halves(module)
+    # with tensor peers a pass may split backwards under any schedule, so the lesser of both forms counts
     halves = apart if tp > 1 else None
     numbers = range(slices) if plan.slices else (None,)
     parts = [
@@ -118,6 +123,7 @@ def work_profile(setting: SearchSetting, micro_batch_size: int, slices: int, tp:
     ]
     seconds = {name: np.sum([part.seconds[name] for part in parts], axis=0) for name in parts[0].seconds}
     nbytes: dict[str, Any] = {name: min(part.nbytes[name] for part in parts) for name in parts[0].nbytes}
+    # points of all slices together: the hull lies below the choices of each
     kept_bytes, recovery = _lower_hull([point for part in parts for point in part.choices])
     return WorkProfile(
         **seconds,
@@ -159,6 +165,7 @@ def _slice_profile(
         (kept_bytes(model, plan, choice) - always_kept, _Ops.of(module, stage, context, number))
         for choice, stage in chosen
     ]
+    # the least over all choices of recovery, so that no choice takes less than forward, backward and its recovery
     layer_forward = min(ops.seconds(_FORWARD, "layer") for _, ops in options)
     layer_backward = min(ops.seconds(_BACKWARD, "layer") for _, ops in options)
     least = layer_forward + layer_backward
@@ -262,8 +269,10 @@ def _lower_hull(points: Iterable[tuple[int, float]]) -> tuple[Vector, Vector]:
     """Return the lower convex hull of points (bytes, seconds), from the fewest bytes to the fewest seconds."""
     hull: list[tuple[float, float]] = []
     for x, y in sorted(points):
+        # more bytes for no fewer seconds: never on the hull
         if hull and y >= hull[-1][1]:
             continue
+        # Andrew's monotone chain: a corner stays only if the slope before it is less than the slope over it
         while len(hull) >= 2:
             (x0, y0), (x1, y1) = hull[-2:]
             if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):

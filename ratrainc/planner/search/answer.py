@@ -49,6 +49,7 @@ class Candidate:
     @property
     def identity(self) -> tuple[str, Plan]:
         """Key that the same plan has under other settings of its passes, or with another use of memories."""
+        # the memory in a family's name is a choice of its passes, not of the plan
         return family_schedule(self.family), self.plan
 
     def cost(self, objective: Objective) -> Cost:
@@ -61,6 +62,7 @@ class Candidate:
 
     def rank(self, objective: Objective) -> tuple[Cost, bool, Shape, tuple[int, ...], str]:
         """Return the sort key of candidates: cost, then exact ones first, then anything that tells them apart."""
+        # the last entries make the order of equal plans the same in every run
         return self.cost(objective), not self.is_exact, self.shape, self.plan.cuts, self.pipeline
 
     @property
@@ -83,6 +85,7 @@ class Candidate:
     def training_cost(self, clusters: int, tokens: float) -> tuple[float, float]:
         """Return the days, and the hours of all clusters together (idle ones too), of training on `tokens` tokens."""
         seconds = tokens / self.tokens_per_second
+        # idle clusters are reserved, and paid for, as well
         return seconds / _SECONDS_OF_DAY, seconds * clusters / 3600.0
 
     def to_json(self, clusters: int, tokens: float | None = None) -> dict[str, Any]:
@@ -176,6 +179,7 @@ class Answer:
     def best_plans(self) -> list[Candidate]:
         """The candidates, each plan once with its best pipeline, best first."""
         fastest: dict[Any, Candidate] = {}
+        # candidates are sorted, so the first of each plan is its best
         for candidate in self.candidates:
             fastest.setdefault(candidate.identity, candidate)
         return list(fastest.values())
@@ -188,6 +192,7 @@ class Answer:
     @property
     def proven_empty(self) -> bool:
         """True if bounds on bytes rule out every plan: none fits, was refused by the compiler or left untried."""
+        # the bound is infinite only if no shape is left whose cuts may fit
         return not self.candidates and not self.refused and isinf(self.bound[0])
 
     @property
@@ -211,4 +216,5 @@ class Answer:
         return self._gap_to(self.relaxed_bound)
 
     def _gap_to(self, bound: Cost) -> float | None:
+        # a bound of 0 has no relative distance
         return self.best.cost(self.request.objective)[0] / bound[0] - 1 if self.best and bound[0] else None

@@ -36,8 +36,9 @@ class Disturbance:
 def disturbance_of(timeline: Timeline, figures: StepFigures) -> Disturbance:
     """Simulate a step again with other times of its instructions; streams and waits stay the same.
 
-    The undisturbed times are those of the given timeline, so they include the cost of sharing DDR and links.
+    The undisturbed times are the given timeline's, so they include the cost of sharing DDR and links.
     """
+    # a message takes its time at the sender; a receive counted too would pay for it twice
     took = {
         id(span.instruction): span.end - span.start
         for engines in timeline.spans
@@ -56,6 +57,7 @@ def disturbance_of(timeline: Timeline, figures: StepFigures) -> Disturbance:
         return Disturbance(0.0, 0.0)
     slow = seconds(lambda s, item: SLOWER if s == busiest and _computes(item) else 1.0)
     varied = fmean(seconds(_jitter(seed)) for seed in _SEEDS)
+    # fixed times need not give the given step exactly, so results are scaled by their ratio
     scale = figures.step_seconds / undisturbed
     return Disturbance(slow * scale, varied * scale)
 

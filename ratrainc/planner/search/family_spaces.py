@@ -83,6 +83,7 @@ class FamilySpace:
         self.measures = measure(self.seconds, self.bytes, self.clusters)
         guessed = np.maximum(shape_guesses(self.columns), self.seconds)
         self.guesses = np.where(np.isfinite(guessed), measure(guessed, self.bytes, self.clusters), np.inf)
+        # the last key of lexsort counts first
         order = np.lexsort((self.seconds, guessed, self.guesses))
         self.order = order[np.isfinite(self.seconds[order])].tolist()
 
@@ -93,6 +94,7 @@ class FamilySpace:
 
     def tighten(self, limit: Cost) -> None:
         """Tighten the bounds of shapes that may cost less than a limit, with `shape_bounds_with_bytes`."""
+        # each shape is tightened once, and only while it may still win: this bound costs a bisection
         rows = np.flatnonzero(~self.tight & (self.measures <= limit[0]) & np.isfinite(self.seconds))
         if not len(rows):
             return
@@ -110,6 +112,8 @@ class FamilySpace:
 
     def next_row(self, is_out: Callable[[Cost], bool], *, of_one_peer: bool = False) -> int | None:
         """Return the row of the most promising shape that is neither taken nor out; None if there is none."""
+        # The position only moves on. What is taken stays so; limits only fall and bounds only rise, so what is out
+        # stays out.
         at = self.position[of_one_peer]
         while at < len(self.order):
             row = self.order[at]
@@ -135,11 +139,12 @@ class FamilySpace:
 
     def columns_of(self, shape: Shape) -> Columns:
         """Return the columns of one shape."""
+        # a slice of one row, so that columns stay views
         at = self.row[shape]
         return self.columns.rows(slice(at, at + 1))
 
     def best_cuts(self, shape: Shape) -> BestCuts:
-        """Return the best cuts of a shape; if bytes are the objective, those of least peak."""
+        """Return the best cuts of a shape; if bytes are the objective, the cuts of least peak."""
         return best_cuts(self.columns_of(shape), roomiest=self.request.objective.of_bytes)
 
     def passes_for(self, plan: Plan) -> str:

@@ -34,6 +34,7 @@ WORTH = 1.002
 
 def all_gathered(space: FamilySpace, shape: Shape) -> Shape | None:
     """Return a shape with all views gathered for each use; None if the search does not choose levels of blocks."""
+    # the bound on any mix of levels needs the profiles of both extremes, so both must be shapes of the space
     found = evolve(shape, zero=3, ends=None)
     if shape.zero and space.request.wide and {found, _all_kept(found)} <= space.row.keys():
         return found

@@ -22,18 +22,18 @@ class Mechanisms:
     compute: float
     """forward and backward"""
     recovery: float
-    """the least that bytes allow"""
+    """least recovery that bytes allow"""
     updates: float
-    """on the compute engine"""
+    """updates on the compute engine"""
     bubble: float
     """way of the first micro-batch or slice through the first chunks of all other stages; and back if backwards are
     whole"""
     messages: float
-    """of the links, once there and back"""
+    """messages over all links, once there and back"""
     exchanges: float
-    """of the engine of tensor exchanges, much of which may be hidden"""
+    """work of the tensor engine, much of which may be hidden"""
     transfers: float
-    """to or from another memory, of what DDR has no room for: at least once a step, much of which may be hidden"""
+    """transfers to or from another memory of the bytes that DDR has no room for, once a step; much may be hidden"""
 
     def over(self, other: Mechanisms) -> Mechanisms:
         """Return the extra seconds of each mechanism, compared with another plan."""
@@ -46,11 +46,13 @@ def mechanisms(space: FamilySpace, shape: Shape) -> Mechanisms:
     units = np.array([1.0, c.layers, 1.0])
     layers = np.array(best_cuts(c).layers, float)[:, None]
     stages = float(c.pp[0])
+    # as in `placed_bounds.py`: with halves only the way forward is surely waited for
     first = c.first_forward if c.has_halves else c.first_forward + c.first_backward
     return Mechanisms(
         compute=float((c.micro_batches * (units @ (c.forward + c.backward)))[0]) / stages,
         recovery=float(recovery_seconds(c, layers).sum()) / stages,
         updates=float((units @ c.update)[0]) / stages,
+        # the mean way through a stage's first chunk, for each of the other stages
         bubble=float((units @ first)[0]) / stages * (stages - 1) / shape.chunks,
         messages=float(c.message[0]) * 2 * (stages - 1),
         exchanges=float((c.micro_batches * (units @ c.exchange))[0]) / stages,

@@ -74,7 +74,7 @@ class PlanEvaluation:
 
     step_seconds: float | None
     peak_bytes: tuple[int, ...]
-    """by stage; a folded step holds as many micro-batches in flight as the whole one"""
+    """peak by stage; a folded step holds as many micro-batches in flight as the whole one"""
     exposed_tail_seconds: float | None = None
     refusal: str = ""
     estimated: bool = False
@@ -83,7 +83,7 @@ class PlanEvaluation:
     """idle share of the compute engines"""
     disturbance: Disturbance | None = None
     schedule_bytes: tuple[int, ...] = ()
-    """by stage, of an apportioned task: peak of checkpoints, boundary tensors, inputs and scalars"""
+    """peak of checkpoints, boundary tensors, inputs and scalars by stage, for an apportioned task; else empty"""
     verified: bool = False
     """True if schedule and program were verified, and nothing was folded"""
     stopped: bool = False
@@ -98,6 +98,7 @@ def folded_micro_batches(plan: Plan) -> int:
         return plan.micro_batches
     depth = _depth(plan)
     turns = 3 if depth <= _SMALL_PIPELINE else 2
+    # the remainder is kept, so that the last group of micro-batches is as full as in the whole step
     return min(plan.micro_batches, turns * depth + plan.micro_batches % depth)
 
 
@@ -107,7 +108,7 @@ def is_folded(plan: Plan) -> bool:
 
 
 def _depth(plan: Plan) -> int:
-    """Return the micro-batches in flight on the first stage: P, or with k slices those of P + k - 1 slices."""
+    """Return the micro-batches in flight on the first stage: P, or with k slices as many as P + k - 1 slices make."""
     slices = max(1, len(plan.slices))
     return -(-(plan.pp + slices - 1) // slices)
 
@@ -123,6 +124,7 @@ def evaluate(task: Task) -> PlanEvaluation:
 
     Raises `DiagnosticError` if the plan is not allowed for the model.
     """
+    # computing time, so that other work on the machine changes no answer
     begin = time.thread_time()
     try:
         with time_limit(task.seconds):
@@ -146,6 +148,7 @@ def _evaluated(task: Task) -> PlanEvaluation:
             raise timed.error
         return PlanEvaluation(None, timed.peak_bytes, refusal=timed.error.diagnostics[0].message)
     figures: StepFigures = timed.figures
+    # only a plan that may win is verified, as that takes time too
     if verified := not task.folded and figures.step_seconds < task.checked_below:
         with paused_gc():
             _verify(timed.module, timed.program, task.machine)
@@ -153,6 +156,7 @@ def _evaluated(task: Task) -> PlanEvaluation:
     if task.times is not None:
         timeline = task.times.run(timed.program)
         figures = step_figures(timeline)
+    # the micro-batches that were left out would have passed at the steady pace
     left_out = task.plan.micro_batches - plan.micro_batches
     seconds = figures.step_seconds + (left_out * _pace(timeline, plan) if left_out else 0.0)
     return PlanEvaluation(
@@ -186,11 +190,13 @@ def _pace(timeline: Timeline, plan: Plan) -> float:
     spans = timeline.spans[0][Engine.COMPUTE]
     count = len(timeline.program.stages[0].streams[Engine.COMPUTE])
     ends: dict[int, float] = {}
+    # spans of all simulated steps follow each other; the last `count` are the steady step
     for span in spans[-count:]:
         if _is_backward(span.instruction) and span.instruction.micro_batch is not None:
             ends[span.instruction.micro_batch] = span.end
     depth = _depth(plan)
     last = plan.micro_batches - depth
+    # over a whole turn of the pipeline, within which backwards are not evenly spaced
     return (ends[last] - ends[last - depth]) / depth
 
 

@@ -72,6 +72,7 @@ class PlanRequest:
     @property
     def modes(self) -> tuple[tuple[int, str], ...]:
         """The ZeRO levels and reduce modes of the strategy."""
+        # a strategy named after a ZeRO level leaves no choice
         fixed = self.strategy.zero
         wanted = self.zero_levels if fixed is None else (fixed,)
         return tuple(mode for mode in STATE_MODES if mode[0] in wanted)
@@ -141,7 +142,7 @@ def planning_request(
     """Make the request for the best plan of a step on at most `clusters` clusters.
 
     A step has `global_batch` sequences of `seq_len` tokens. If neither strategy nor schedules are named, a `whole`
-    search has all schedules of `USUAL`, each also with every memory that the machine has beside DDR; a search for the
+    search has all schedules of `USUAL`, each also with every other memory that the machine has; a search for the
     `fewest` clusters has 1F1B, with these memories if there are any. Raises `DiagnosticError` for an unknown strategy
     or machine, for a file that is no plan for the model or has another schedule than the one to plan for; RT064 for
     sequences longer than the model has positions.
@@ -153,6 +154,7 @@ def planning_request(
     schedules = plans.schedules or (with_memories(usual, machine) if plans.strategy is None else ())
     searched = families(chosen, schedules) if schedules else ()
     _refuse_missing_memories(searched, machine)
+    # a plan file gives dtypes, chunks and optimizer; its shape is what the search is for
     template = None
     if plans.like is not None:
         template = load_plan(plans.like, model)
@@ -172,16 +174,20 @@ def planning_request(
         exhaustive=effort.exhaustive,
         robust=robust,
         zero_levels=plans.zero_levels,
+        # a template with tensor peers asks for as many in every plan
         peers=plans.peers or ((template.tp,) if template is not None and template.tp > 1 else None),
         plan_template=template,
         families=searched,
+        # levels of single blocks are for searches over families, unless the strategy fixes the level
         wide=bool(searched) and chosen.zero is None,
         objective=OBJECTIVES[goal.objective],
         keep=goal.keep or 1,
         explain=goal.explain,
     )
+    # fail before the search on anything that no plan of it could have
     planned = request.setting.template
     check_plan(planned, model)
+    # every division of the schedule has slices
     if not searched and planned.attention != "fused" and all(k > 1 for *_, k in divisions(request.schedule)):
         text = f'attention = "{planned.attention}" holds the scores of whole sequences, which slices do not have'
         fail("RT064", text, help=f"the strategy '{chosen.name}' goes with --attention fused")
@@ -194,6 +200,7 @@ _NOT_CHOSEN = ("zero_blocks", "shard_group", "view_group", "gather_quantised", "
 
 def _refuse_missing_memories(searched: tuple[PlanFamily, ...], machine: Machine) -> None:
     """Raise `DiagnosticError` RT065 if a family uses a memory that the machine does not have."""
+    # asking for the bandwidth raises the error
     for family in searched:
         if family.memory not in (None, PEER):
             machine.store_bandwidth(Home(family.memory), fetches=True)
@@ -215,9 +222,9 @@ def _with_attention(searched: tuple[PlanFamily, ...], template: Plan | None, *, 
 
 
 def _without_schedule(plan: Plan, chosen: Strategy, path: str, searched: tuple[PlanFamily, ...]) -> Plan:
-    """Return a plan without schedule, chunks and slices, to be chosen among those of families or the strategy.
+    """Return a plan without schedule, chunks and slices, which the families or the strategy choose.
 
-    Raises `DiagnosticError` RT064 if its own are not among these, or if it has keys that no search chooses.
+    Raises `DiagnosticError` RT064 if its own are not among their choices, or if it has keys that no search chooses.
     """
     known = {family.schedule for family in searched}
     if plan.schedule is not None and known and plan.schedule not in known:
@@ -233,6 +240,7 @@ def _without_schedule(plan: Plan, chosen: Strategy, path: str, searched: tuple[P
 
 def without_schedule(plan: Plan) -> Plan:
     """Return a plan as a template: without schedule, chunks and slices, and without levels and groups of its state."""
+    # a template with several chunks a stage loses its stages too: their cuts would belong to chunks
     whole = evolve(plan, schedule=None, slices=(), zero_blocks=None, shard_group=None, view_group=None)
     return whole if plan.chunks == 1 else evolve(whole, pp=1, cuts=(), mapping=None, chunks=1, layout="loop")
 

@@ -1,6 +1,6 @@
 """The search: shapes, then stage cuts, then pipelines, in the order of expected cost.
 
-What a bound rules out is never tried.
+Plans and shapes that a bound rules out are never tried.
 
 A leaf of the queue is one plan under one pipeline; a shape whose cuts are not chosen yet stands for many plans. Bounds
 hold for all of them.
@@ -11,6 +11,11 @@ hold for all of them.
 3. A plan that fits lowers the limit, which rules out leaves and shapes everywhere. Its other pipelines and its
    neighbouring cuts are queued.
 4. When nothing is left, or time is up, simulate the best plans whole and verify them.
+
+Example, with bounds of 5, 6 and 9 s for three plans: the first is simulated and takes 8 s, which rules out the third;
+the second takes 7 s and wins. The bound on all plans is min(8, 7, 9) = 7 s, so it is proved best.
+
+Cost: each evaluation compiles and simulates a plan; the time of the request limits their number (`TimeBudget`).
 
 Guarantee: every shape or plan that is dropped leaves its bound in `open_bound`, so the answer's bound holds for every
 plan of the space.
@@ -172,6 +177,8 @@ class Search:
         others: list[_Leaf] = []
         left = _SHAPES_AT_ONCE
         while True:
+            # A shape that is expected to be better than the first leaf becomes a leaf first. At most
+            # `_SHAPES_AT_ONCE` do so between two evaluations: choosing cuts takes time in which no limit falls.
             space = self.next_space(of_one_peer=of_one_peer)
             cost = space[0] if space is not None else WORST
             if space is not None and (left > 0 or not self.queue) and (not self.queue or cost < self.queue[0].order):
@@ -182,9 +189,12 @@ class Search:
                 break
             leaf = heapq.heappop(self.queue)
             refused = self.refused_of[leaf.kind]
+            # Plans of its kind were refused since it was queued: put it back with a worse order. Doing so only now
+            # saves a search through the queue at each refusal.
             if refused > leaf.refused:
                 order = scaled(leaf.order, _REFUSED_LIKE ** (refused - leaf.refused))
                 heapq.heappush(self.queue, attrs.evolve(leaf, order=order, refused=refused))
+            # it is not wanted now, but stays in the queue
             elif of_one_peer and leaf.shape.tp > 1:
                 others.append(leaf)
             elif self.is_out(leaf.bound, leaf.expected) or self.is_too_long(leaf):
@@ -229,6 +239,7 @@ class Search:
         if not isfinite(cuts.seconds):
             self.oversized.append(space.oversized(shape, cuts))
             return
+        # a guess below the bound is certainly wrong
         cost = max(self.cost_of(shape, cuts), space.guess(row))
         doubtful = not isfinite(cuts_estimate(space.columns_of(shape), cuts.layers))  # it may be refused
         self.push(space, shape, cuts, order=scaled(cost, _PESSIMISM) if doubtful else cost)
@@ -282,6 +293,7 @@ class Search:
                 break
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 self.record(running.pop(future), future.result())
+        # time is up or nothing is worth trying: the certificate must cover all that is left
         for leaf in self.queue:
             self.set_aside(leaf.bound)
         for space in self.spaces:
@@ -327,6 +339,7 @@ class Search:
                 heapq.heappush(self.queue, attrs.evolve(leaf, order=scaled(leaf.order, _REFUSED_LIKE)))
             self.tick("one takes too long" if self.fitting else "nothing fits yet, one took too long")
             return
+        # the same plan and pipeline as when it was submitted; only its limits may differ by now
         task = self.task(leaf)
         found = leaf.space.candidate(leaf.shape, leaf.cuts)
         candidate = attrs.evolve(found, plan=task.plan, pipeline=task.pipeline, evaluation=evaluation)
@@ -342,6 +355,7 @@ class Search:
         if isfinite(cost[0]):
             known = self.least.get(candidate.identity, WORST)
             self.least[candidate.identity] = min(cost, known)
+            # the limit is the worst of the `keep` best plans: a plan must beat it to be among them
             best = heapq.nsmallest(keep, self.least.values())
             self.limit = best[-1] if len(best) == keep else WORST
             for space in self.spaces:
@@ -353,7 +367,9 @@ class Search:
     def branch(self, leaf: _Leaf, candidate: Candidate) -> None:
         """Queue other pipelines of the plan, and other cuts of its shape."""
         fits = isfinite(candidate.seconds)
+        # similar plans are expected to exceed their bounds by the same factor
         ratio = candidate.seconds / leaf.cuts.seconds if fits else 1.0
+        # a leaf with a pipeline is itself a variant: its plan has branched before
         if leaf.pipeline is not None:
             return
         space, shape = leaf.space, leaf.shape
@@ -423,6 +439,7 @@ class Search:
 
     def simulate_whole(self, run: WorkerPool) -> None:
         """Simulate whole steps, and verify them, until the best plans and a runner-up are known exactly."""
+        # a whole step may be slower than its folded estimate, which makes another plan a leader
         while pending := [c for c in self.leaders() if c.evaluation is None or not c.evaluation.verified]:
             self.simulate_again(run, pending)
 
@@ -453,6 +470,7 @@ class Search:
     def lower_bound(self, ranked: list[Candidate]) -> Cost:
         """Return a lower bound on the cost of every plan of the space."""
         objective = self.request.objective
+        # a folded or refused plan has no exact cost, so its bound stands for it
         open_bounds = [c.bound(objective) for c in (*ranked, *self.refused) if not c.is_exact]
         exact = [c.cost(objective) for c in ranked if c.is_exact]
         return min([self.open_bound, *open_bounds, *exact])

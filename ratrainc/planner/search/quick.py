@@ -40,8 +40,10 @@ def quick_answer_of(request: PlanRequest, spaces: list[FamilySpace], begin: floa
     oversized: list[OversizedShape] = []
     kept: list[Cost] = []
     for guess, space, row in _in_order(spaces):
+        # the cost of the worst plan that is wanted so far
         least = sorted(kept)[request.keep - 1] if len(kept) >= request.keep else WORST
         late = bool(kept) and time.process_time() - computed > SECONDS
+        # shapes are in the order of guesses, so all later ones are left to `least_left` as well
         if late or guess > scaled(least, _WORTH_A_LOOK):
             break
         if space.cost(row) >= least:
@@ -61,6 +63,7 @@ def quick_answer_of(request: PlanRequest, spaces: list[FamilySpace], begin: floa
         oversized = [space.least_state for space in spaces]
     candidates.sort(key=lambda c: c.cost(objective))
     fitting = [c for c in candidates if isfinite(c.seconds)]
+    # no bound on a shape's cuts is dropped: candidates that may not fit count too
     bound = min([*(space.least_left() for space in spaces), *(c.bound(objective) for c in candidates)])
     return Answer(
         evolve(request, seconds=SECONDS),

@@ -35,9 +35,9 @@ def rejected_plans(
 ) -> list[RejectedPlan]:
     """Return rows for other families, then, of the best one's family, for other stages, peers and ZeRO levels.
 
-    `fitting` and `refused` are the plans that were evaluated. Numbers of stages are those next to the best's and powers
-    of two; levels are those of shapes with as many stages as the best. Rows of other tensor peers say by mechanism what
-    makes them slower; with `explain` all do.
+    `fitting` and `refused` are the plans that were evaluated. Numbers of stages are the best plan's neighbours and
+    powers of two; levels are those that occur with as many stages as the best. Rows of other tensor peers say by
+    mechanism what makes them slower; with `explain` all do.
     """
     own = next(space for space in spaces if space.family.name == best.family)
     reference = mechanisms(own, best.shape)
@@ -97,6 +97,7 @@ class _Rows:
 
     def reason(self, space: FamilySpace, shapes: Sequence[Shape]) -> tuple[str, Shape | None, float | None]:
         """Return why no plan of some shapes won, the shape that came nearest, and its seconds if it was simulated."""
+        # evaluated plans first; else the least bound of cuts; else the shape that lacks fewest bytes
         members, name, objective = set(shapes), space.family.name, self.request.objective
         tried = [c for c in self.fitting if c.shape in members and c.family == name]
         if tried:
@@ -107,6 +108,7 @@ class _Rows:
             )
             return text, nearest.shape, nearest.seconds
         rows = [space.row[shape] for shape in shapes]
+        # by cost, then by bytes: among shapes that cannot fit, the smallest come first
         costs = sorted((space.cost(row), float(space.bytes[row]), at) for at, row in enumerate(rows))
         least: tuple[Cost, Shape] | None = None
         short: tuple[float, int, Shape] | None = None
@@ -117,6 +119,7 @@ class _Rows:
                 break  # state alone does not fit
             if number >= _TRIED or (least is not None and rest >= least[0]):
                 break
+            # a shape that is looked at gets the bound of its best cuts, so its loose one no longer counts
             rest = WORST
             cuts = space.best_cuts(shape)
             if np.isfinite(cuts.seconds):

@@ -47,6 +47,7 @@ class TimeBudget:
 
     def is_over(self, left: float = 0.0) -> bool:
         """Return True if the time is over, up to half of it being reserved for `left` units of work at the end."""
+        # at most half is reserved: a long step at the end must not keep the search from starting
         return self.elapsed + min(self.expected(left), self.seconds / 2) >= self.seconds
 
     @property
@@ -73,6 +74,7 @@ class TimeBudget:
         if self.seconds == inf:
             return None
         if fits:
+            # near its end the search still lets an evaluation run for its shortest time
             return max(self.seconds - self.elapsed, self._shortest)
         return self._shortest * 2.0**self._stops
 
@@ -84,5 +86,6 @@ class TimeBudget:
         """Return the factor on a plan's order for the time of its evaluation."""
         if self.seconds == inf:
             return 1.0
+        # below this the time of an evaluation does not matter to the order
         cheap = max(_CHEAP * self.seconds, _LEAST_SECONDS / 10)
         return 1 + _DEARER * max(0.0, log2(self.expected(units) / cheap))

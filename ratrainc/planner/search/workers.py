@@ -55,6 +55,7 @@ def workers(jobs: int) -> Iterator[WorkerPool]:
     if jobs <= 1:
         yield WorkerPool(None, 1)
         return
+    # spawned: a fork of a process with threads may inherit a lock that nobody releases
     with ProcessPoolExecutor(
         jobs, get_context("spawn"), initializer=_start_worker, initargs=(os.getpid(),)
     ) as executor:
@@ -89,6 +90,7 @@ def _start_worker(parent: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
     def watch() -> None:
+        # a worker whose parent was killed is adopted by another process
         while os.getppid() == parent:
             time.sleep(_WATCH_SECONDS)
         os._exit(1)

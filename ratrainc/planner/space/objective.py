@@ -25,7 +25,7 @@ class Objective:
 
     name: str
     measure: Callable[[float, float, int], float]
-    """of step seconds, highest peak in bytes and clusters"""
+    """function of step seconds, highest peak in bytes and clusters"""
     text: Callable[[float, int], str]
     """prints a measure, of a step of a number of tokens"""
     none_better: str

@@ -1,8 +1,8 @@
 """Families of plans: a family has one schedule, one use of memories, and the pipeline of passes that makes its plans.
 
 A search over the whole space has several. Each has arrays of bounds of its own (`family_spaces.py`); the best plan, and
-what it rules out, is common to all. In `1f1b+host` a schedule has a memory beside DDR: `host` or `file`, if the machine
-has it, may take state and activations; `peer`, the DDR of other stages, may take activations.
+what it rules out, is common to all. `1f1b+host` is a schedule with another memory: `host` or `file`, if the machine has
+it, may take state and activations; `peer`, the DDR of other stages, may take activations.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PlanFamily:
 
     @property
     def memory(self) -> str | None:
-        """The memory that its plans may use beside DDR."""
+        """The memory other than a rank's DDR that its plans may use; None without one."""
         return self.name.partition(_WITH)[2] or None
 
 
@@ -56,7 +56,7 @@ def family_schedule(name: str) -> str:
 
 
 def with_memories(schedules: Sequence[str], machine: Machine) -> tuple[str, ...]:
-    """Name families: each schedule alone, then each with each memory that the machine has beside DDR."""
+    """Name families: each schedule alone, then each with each other memory that the machine has."""
     return (*schedules, *(f"{each}{_WITH}{home.value}" for home, _ in machine.stores for each in schedules))
 
 

@@ -50,9 +50,9 @@ class SearchSetting:
         return peers == 1 or self.template.sequence_sharding
 
     def shaped(self, **shape: Any) -> Plan:
-        """Return the template with another shape; keys left out are those of one rank, one micro-batch and whole state.
+        """Return the template with another shape; keys left out stand for one rank, one micro-batch and whole state.
 
-        `micro_batch_size` stays that of the template.
+        `micro_batch_size` stays the template's.
         """
         usual: dict[str, Any] = {"pp": 1, "dp": 1, "tp": 1, "cuts": (), "micro_batches": 1, "zero": 0, "reduce": "last"}
         given = usual | {"mapping": None, "chunks": 1, "layout": "loop", "slices": ()} | shape

@@ -72,7 +72,7 @@ class Calls:
             fail(
                 "RT093",
                 f"ranks cannot reach one another any more: {reason_of(error)}",
-                help="one of them has ended, or the network between them has failed; what was saved is not lost",
+                help="one of them has ended, or the network between them has failed; saved checkpoints are not lost",
             )
 
     def close(self) -> None:

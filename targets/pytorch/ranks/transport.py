@@ -118,7 +118,9 @@ def take_gpu(place: TorchrunPlace) -> None:
         why = "was built without CUDA" if torch.version.cuda is None else "finds no GPU of NVIDIA, or no driver"
         fail("RT093", f"--device cuda: {torch_there} {why}", help="leave --device out to run on this processor")
     if not dist.is_nccl_available():
-        fail("RT093", f"{torch_there} was built without NCCL, which moves what is on GPUs", help="use --engine local")
+        fail(
+            "RT093", f"{torch_there} was built without NCCL, which moves bytes between GPUs", help="use --engine local"
+        )
     found = torch.cuda.device_count()
     if place.local_number >= found:
         fail(

@@ -79,12 +79,12 @@ def data_differences(start: Start, saved: Mapping[str, Any], now: Mapping[str, A
         return []
     facts = facts_of(saved)
     then = in_words(facts) if facts else f"other data ({str(saved['data']).partition('-')[0]} bytes of tokens)"
-    text = f"this run's data are not those of the checkpoint '{start.checkpoint}'"
+    text = f"this run's data differ from the data of the checkpoint '{start.checkpoint}'"
     notes = [Note(f"then: {then}"), Note(f"now: {in_words(now['stream'])}")]
     if facts == now["stream"]:
         notes.append(Note("what is in it has changed"))
     if not start.new_data:
-        way_out = "give the data, the tokenizer and the held-out part of then, or go on with those of now by --new-data"
+        way_out = "give the same data, tokenizer and held-out part as then, or use the present ones with --new-data"
         fail("RT092", text, notes=notes, help=way_out)
     return [Diagnostic("RT092", text, notes=notes, severity=Severity.WARNING)]
 

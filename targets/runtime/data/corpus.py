@@ -67,9 +67,7 @@ def _files_within(folder: str) -> list[str]:
     if others:
         more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
         text = f"'{folder}' has files that are no data by their names: {', '.join(others[:_MOST_NAMED])}{more}"
-        fail(
-            "RT090", text, help=f"data in a folder are {known}; name the files one by one, or move the others out of it"
-        )
+        fail("RT090", text, help=f"data in a folder are {known}; name the files one by one, or move the rest out of it")
     if not found:
         fail("RT090", f"'{folder}' has no data in it", help=f"data in a folder are {known}")
     return [str(path) for path in found]

@@ -95,7 +95,7 @@ def in_words(facts: Mapping[str, Any]) -> str:
         ended = "nothing between them" if end is None else f"token {end} at the end of each"
         words += f"; documents: {facts['documents']:,}, {ended}"
     if isinstance(facts.get("completion_key"), str):
-        words += f"; only the field '{facts['completion_key']}' is in the loss"
+        words += f"; loss on '{facts['completion_key']}' only"
     return words
 
 
@@ -319,7 +319,7 @@ def fail_without_labels(step: int, plan: Plan, first_step: int) -> NoReturn:
     )
     if before:
         ways_out += f"; the {before} steps before it can be run: --steps {before}"
-    text = f"step {step} has no token that is in the loss: all its {plan.tokens_per_step} tokens are of prompts"
+    text = f"step {step} has no label in the loss: all its {plan.tokens_per_step} tokens belong to prompts"
     fail("RT090", text, help=ways_out)
 
 

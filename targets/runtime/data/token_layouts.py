@@ -73,12 +73,12 @@ _CONTAINERS: tuple[tuple[bytes, str, str], ...] = (
     (b"\x28\xb5\x2f\xfd", "is compressed by zstd", "unpack it: zstd -d"),
     (b"BZh", "is compressed by bzip2", "unpack it: bunzip2"),
     (b"\xfd7zXZ\x00", "is compressed by xz", "unpack it: unxz"),
-    (b"PK\x03\x04", "is a zip archive (.zip, .npz, .pt)", "write what is in it as token numbers or as text"),
+    (b"PK\x03\x04", "is a zip archive (.zip, .npz, .pt)", "write its contents as token numbers or as text"),
     (b"PAR1", "is a Parquet table", "write its column of text as JSONL: {columns}"),
     (b"ARROW1\x00\x00", "is an Arrow table", "write its column of text as JSONL: {columns}"),
     (b"\x89HDF\r\n\x1a\n", "is an HDF5 file", "write the tokens in it as uint16 or uint32: numpy's tofile"),
-    (b"MMIDIDX\x00\x00", "is an index of Megatron-LM, which has no tokens", "name the .bin beside it"),
-    (b"TNTIDX\x00\x00", "is an index of an old Megatron-LM, which has no tokens", "name the .bin beside it"),
+    (b"MMIDIDX\x00\x00", "is an index of Megatron-LM, which has no tokens", "name the .bin next to it"),
+    (b"TNTIDX\x00\x00", "is an index of an old Megatron-LM, which has no tokens", "name the .bin next to it"),
 )
 _COLUMNS = 'pandas.read_parquet(FILE)[["text"]].to_json("FILE.jsonl", orient="records", lines=True)'
 _BZIP2_BLOCK = b"1AY&SY"
@@ -88,7 +88,7 @@ def refuse_containers(path: str, head: bytes) -> None:
     """Refuse a file by its first bytes where these say that what follows is neither text nor token numbers."""
     for magic, what, way_out in _CONTAINERS:
         if head.startswith(magic) and (magic != b"BZh" or head[4:10] == _BZIP2_BLOCK):
-            fail("RT090", f"'{path}' {what}: it is no training data as it is", help=way_out.format(columns=_COLUMNS))
+            fail("RT090", f"'{path}' {what}: it is not training data", help=way_out.format(columns=_COLUMNS))
 
 
 _LEAST_TEXT = 32

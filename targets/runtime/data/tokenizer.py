@@ -105,8 +105,8 @@ class Encoder:
         if token is None:
             fail(
                 "RT090",
-                f"nothing beside the tokenizer '{self.tokenizer.name}' says which token ends a document",
-                help=f"{_SAYING_SPECIAL_TOKENS[0]} with an eos_token belongs beside it; or name the token's number: --eos 2",
+                f"no eos_token next to the tokenizer '{self.tokenizer.name}' says which token ends a document",
+                help=f"{_SAYING_SPECIAL_TOKENS[0]} with an eos_token belongs next to it; or give the token's number: --eos 2",
             )
         number = self.loaded.token_to_id(token)
         if number is None:

@@ -107,7 +107,7 @@ def held_out(stream: TokenStream, plan: Plan, most: int | None = None) -> HeldOu
         )
     held = HeldOut(batches, count if most is None else min(most, count))
     if not any(batches.counted(number) for number in range(held.count)):
-        text = f"'{stream.name}' has no token that is in the loss in what is evaluated: all are of prompts"
+        text = f"'{stream.name}' has no label in the loss among the evaluated tokens: all belong to prompts"
         fail(
             "RT090",
             text,

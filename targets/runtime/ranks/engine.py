@@ -116,7 +116,7 @@ class RankEngine(ProgramEngine):
     @property
     def description(self) -> str:
         """Name of the place where the ranks run, for messages."""
-        return f"{self.program.plan.clusters} ranks over {self.library}, this one"
+        return f"{self.program.plan.clusters} ranks over {self.library}; process 0 prints"
 
     @property
     def peak_transport_bytes(self) -> int:

@@ -87,9 +87,9 @@ class Diagnosis:
         """Whether the program or the machine is at fault."""
         faults = {cause.fault for cause in self.causes}
         if Fault.CYCLE in faults:
-            return "the program is at fault: its instructions wait for each other in a circle"
+            return "a deadlock of the program: its instructions wait for each other in a circle"
         if any(fault.is_conclusive for fault in faults):
-            return "the machine is at fault, not the program: the waits form no circle"
+            return "not a deadlock of the program: a process or a message was lost"
         return "nothing is proved to be at fault: some rank or message is slow"
 
     def lines(self) -> list[str]:

@@ -360,7 +360,7 @@ REFUSED = [
         10,
     ),
     (BASE + "[state]\nview_group = 1\n", "RT063", "'state.view_group' is 1", 10),
-    (BASE + "[state]\nzero = 3\nview_group = 2\n", "RT064", "so many replicas have all shards", 11),
+    (BASE + "[state]\nzero = 3\nview_group = 2\n", "RT064", "as many replicas share all shards", 11),
     (
         BASE.replace("dp = 2", "dp = 4") + "[state]\nview_group = 2\n",
         "RT064",

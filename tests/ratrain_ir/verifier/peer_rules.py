@@ -171,7 +171,7 @@ PEERS = [
         "normed",
         (change("%dbranch_whole.attention.0.m0 = gather_rows", "(%dbranch.attention.0.m0)", "(%dx.mlp.0.m0)"),),
         "%dbranch_whole.attention.0.m0 = gather_rows gradient",
-        "needs the gradient of what is added by attention.0 m0 in %dx.mlp.0.m0",
+        "needs the gradient of the output of attention.0 m0 in %dx.mlp.0.m0",
         underlined="%dx.mlp.0.m0",
     ),
     Broken(

@@ -341,7 +341,7 @@ def test_a_built_in_machine_of_another_version_is_not_exchanged_silently(
     rewrite(files[kind], path, lambda info: evolve(info, name="mt3000", machine=""))
     assert main(["simulate", path]) == 1
     shown = capsys.readouterr().err
-    assert "another 'mt3000' than is built in here" in shown
+    assert "another 'mt3000' than the built-in one" in shown
     assert "--machine mt3000" in shown
     assert simulated(path, capsys, "--machine", "mt3000")[0]["machine"] == "mt3000"
     assert main(["verify", path]) == 1

@@ -89,7 +89,7 @@ def test_the_verdict_says_on_which_side_of_a_port_another_plan_is_better(capsys:
     verdicts = {
         "the answer does not flip": usual,
         "better one whatever the port carries": evolve(usual, flips=True),
-        "better one on that side of 2.50 GB/s": evolve(usual, flips=True, flips_at=2.5e9),
+        "both take equally long at 2.50 GB/s": evolve(usual, flips=True, flips_at=2.5e9),
     }
     for words, ports in verdicts.items():
         show(evolve(found, ports=(ports,)).parts())

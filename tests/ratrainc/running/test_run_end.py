@@ -218,7 +218,7 @@ def test_the_first_step_without_labels_is_found(
         batches.check_labels(first, first + count)
     (problem,) = caught.value.diagnostics
     assert problem.code == "RT090"
-    assert problem.message.startswith(f"step {lacking[0]} has no token that is in the loss")
+    assert problem.message.startswith(f"step {lacking[0]} has no label in the loss")
 
 
 def test_one_sequence_without_labels_may_stand_on_both_sides_of_a_pass() -> None:
@@ -233,7 +233,7 @@ def test_one_sequence_without_labels_may_stand_on_both_sides_of_a_pass() -> None
         lacking = [step for step in range(20) if not batches.counted(step)]
         found.add(bool(lacking))
         if lacking:
-            with pytest.raises(DiagnosticError, match=f"step {lacking[0]} has no token"):
+            with pytest.raises(DiagnosticError, match=f"step {lacking[0]} has no label"):
                 batches.check_labels(0, 20)
         else:
             batches.check_labels(0, 20)
@@ -251,7 +251,7 @@ def test_a_step_without_labels_is_told_before_the_first_and_the_way_out_runs(
     words += ["--save", str(place)]
     assert main([*words, "--steps", "12"]) == 1
     said = " ".join(capfd.readouterr().err.split())
-    assert "error[RT090]: step 6 has no token that is in the loss" in said
+    assert "error[RT090]: step 6 has no label in the loss" in said
     assert "the 6 steps before it can be run: --steps 6" in said
     assert not place.exists()
     assert main([*words, "--steps", "6"]) == 0

@@ -76,4 +76,4 @@ def test_the_memory_of_a_run_that_compiled_kernels_says_so(
         show_run(RunResult(steps, 1.0, memory, None, "text", None, None, 0))
         said = capsys.readouterr().out
         assert "+50.0 %" in said
-        assert ("compiling 31 loops" in said) == bool(anew)
+        assert ("compilation of 31 loops" in said) == bool(anew)

@@ -253,8 +253,8 @@ def test_a_machine_has_the_ways_that_its_file_names() -> None:
         ('["rings"]', "'rings' is no way to do a collective"),
         ("[3]", "3 is no way to do a collective"),
         ('["ring", "ring"]', "names a way twice"),
-        ('["hierarchical"]', "is made of others"),
-        ('["tree", "hierarchical"]', "is made of others"),
+        ('["hierarchical"]', "is built of other ways"),
+        ('["tree", "hierarchical"]', "is built of other ways"),
     ],
 )
 def test_ways_that_are_none_are_refused(value: str, reason: str) -> None:

@@ -168,7 +168,7 @@ def test_a_file_with_units_is_the_machine_of_one_with_bare_numbers() -> None:
         ('"80 GB"', '"80.5 B"', 2, r"\[ddr_capacity\] must be a whole number, got '80.5 B'", None),
         ('"80 GB"', '"0 GB"', 2, r"\[ddr_capacity\] must be a number from 1 to \d+, got '0 GB'", None),
         ('value = "2 us"', 'value = "2 us", unit = "us"', 7, r"unit of \[launch\] is 's', got 'us'", None),
-        ('value = "2 us"', 'value = "2 us", certainty = "stated"', 7, r"\[launch\] must say its source", "only what is assumed"),
+        ('value = "2 us"', 'value = "2 us", certainty = "stated"', 7, r"\[launch\] must say its source", "only assumed constants"),
         ('value = "2 us"', 'value = "2 us", certainty = "sure", source = "me"', 7, r"certainty of \[launch\] is one of", None),
         ('value = "2 us"', 'unit = "s"', 7, r"value of \[launch\] must be 0, or a number from", None),
         ('{ value = "2 us" }', "[2e-6]", 7, r"the machine needs \[launch\] with value", None),

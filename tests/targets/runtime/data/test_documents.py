@@ -186,7 +186,7 @@ class TestFiles:
             ((docs,), {"dtype": "uint16"}, "is read as text"),
             ((docs,), {"eos": "300"}, "outside the vocabulary of 300"),
             ((docs,), {"eos": "</s>"}, "is no token"),
-            ((docs,), {"eos": "tokenizer"}, "there is no tokenizer"),
+            ((docs,), {"eos": "tokenizer"}, "needs a tokenizer"),
         ]
         for paths, keys, said in cases:
             problem = refusal(program, *paths, **keys)

@@ -160,7 +160,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "xz": (lzma.compress(TOKENS["uint16"].tobytes()), "unxz"),
     "zstd": (b"\x28\xb5\x2f\xfd" + bytes(range(255)) * 4, "zstd -d"),
     "parquet": (b"PAR1" + bytes(range(255)) * 4, "to_json"),
-    "index": (index_of(TOKENS["uint16"], LENGTHS, DOCUMENTS, code=8), "name the .bin beside it"),
+    "index": (index_of(TOKENS["uint16"], LENGTHS, DOCUMENTS, code=8), "name the .bin next to it"),
     "text": (b"plain words of a text, and more of them", "name it *.txt"),
     "text, a character at the end of what is looked at": (("漢" * 40000).encode(), "name it *.txt"),
 }
