@@ -1,7 +1,7 @@
-"""The kernels in plain numpy: short, and close to the formulas; `fast` is compared with it.
+"""The kernels in plain numpy: short, and close to the formulas; `fast` is compared with them.
 
-Work goes by blocks of rows, so that the temporaries numpy makes are at most `BLOCK_ELEMENTS` elements (or one row)
-each; whole matrices in float32 come from scratch.
+Work goes by blocks of rows, so that each temporary of numpy has at most `BLOCK_ELEMENTS` elements (or one row). Whole
+matrices in float32 come from scratch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Attention of a block of queries to a block of keys, in plain numpy; what it leaves is gone on with by the next block."""
+"""Attention of a block of queries to one block of keys after another, in plain numpy.
+
+The state between two blocks is the running softmax: `acc`, `peak` (in units of ln 2: weights are powers of two) and
+`total`.
+"""
 
 from __future__ import annotations
 
