@@ -31,7 +31,10 @@ def add(a: Any, b: Any, scale: Any, out: Any) -> None:
 
 @exact()
 def add_into(out: Any, kept: Any, b: Any, scale: Any) -> None:
-    """Set out = kept * out + scale * b."""
+    """Set out = kept * out + scale * b.
+
+    It is a loop of its own: an array that is read and written under two names is not vectorised.
+    """
     for i in range(out.size):
         out[i] = narrow(times(load(out[i]), kept) + times(load(b[i]), scale), out.dtype)
 

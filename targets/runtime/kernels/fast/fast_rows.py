@@ -82,10 +82,15 @@ def rmsnorm_backward(
     acc: Any,
     line: Any,
 ) -> None:
-    """Set dx [+ residual], and add the rows' part of dgamma to acc."""
+    """Set dx [+ residual], and add the rows' part of dgamma to acc.
+
+    A row of dx is built in `line` first, so that dx may be the same array as dxn or the residual.
+    """
     width = np.float32(x.shape[1])
     for t in range(x.shape[0]):
         grad, row, out, scale = dxn[t], x[t], dx[t], rstd[t]
+        # with n = x * rstd and w = gamma [+ offset]: dx = rstd * (dxn * w - n * mean(dxn * w * n)), dgamma = sum of dxn
+        # * n
         dot = _ZERO
         for i in range(row.size):
             product = load(grad[i]) * (load(row[i]) * scale)
