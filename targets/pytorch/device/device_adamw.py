@@ -89,7 +89,7 @@ class DeviceAdamW:
 
         `t` (int64) is `step`, `multiplier` (float32) `grad_multiplier`, `lr` (float32) the learning rate, each of one
         element. If `skip` (one element of any type) is not 0, only the view changes: it is the rounded master in any
-        case. Results and scratch are those of `adamw`, to the bit.
+        case. Results have the bits of `adamw`; the scratch is the same.
         """
         buffers = scratch.take_all(adamw_plan(master))
         numbers = _numbers(buffers, t.view(1), multiplier.view(1), lr.view(1), beta1, beta2, weight_decay)

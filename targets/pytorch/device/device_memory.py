@@ -84,7 +84,7 @@ class DeviceMemory:
         return self.device.type == "cuda"
 
     def room(self) -> tuple[int, str]:
-        """Return the free bytes of the device, and a clause that says so; on the CPU those of this process."""
+        """Return the free bytes of the device, and a clause that says so; on the CPU this process's."""
         if self.device.type != "cuda":
             return room()
         free, _ = torch.cuda.mem_get_info(self.device)

@@ -56,7 +56,7 @@ def add_rows(
 
     Rows of the table without an index become zero unless `accumulate`. `indices` [T] are rows of the table, or negative
     for rows of other tensor-parallel ranks, which add nothing; nor does the row `without`. `source` is [T, width];
-    `buffers` are those of `keyed_sum_plan`.
+    `buffers` are planned by `keyed_sum_plan`.
     """
     keys, low, high, of_table, order, first, differ, absent, of_rows, spare, raw = buffers
     count = len(indices)

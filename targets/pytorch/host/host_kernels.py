@@ -3,8 +3,8 @@
 A processor with bfloat16 instructions multiplies bfloat16 two to sixteen times as fast as float32. Without them this
 set multiplies in float32, with the bits of `fast`. Two results differ from the other sets. A product that is stored in
 float32 (a gradient) or has a bias is first rounded to bfloat16, as in PyTorch itself, so it is off by at most 2^-8 of
-each product more; logits and their gradients are stored in bfloat16. In float16 and float32 the bits are those of
-`fast`.
+each product more; logits and their gradients are stored in bfloat16. In float16 and float32 the bits are the same as
+with `fast`.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def norm_backward(
     tile: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Compute gradients of a group of rows: dx [+ residual], and the group's part of those of gamma and beta."""
+    """Compute gradients of a group of rows: dx [+ residual], and the group's part of dgamma and dbeta."""
     column = tl.arange(0, block)
     within = column < width
     weight = load_wide(gamma + column, within)

@@ -38,7 +38,7 @@ def turn_pairs(
     pairs: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Rotate pairs in place; those of all heads of a token have its position's angles, in its document if `packed`."""
+    """Rotate pairs in place; all heads of a token have the angles of its position, in its document if `packed`."""
     at = own_elements(block)
     inside = at < count
     # elements are numbered [token, head, pair]: one is a pair, of which no other program has a part

@@ -49,7 +49,7 @@ class KernelSet(Protocol):
 
     @property
     def scalar_bytes(self) -> int:
-        """Bytes of scratch that `scalars` take, in addition to those of the kernels that they call."""
+        """Bytes of scratch that `scalars` take, in addition to the scratch of kernels that they call."""
 
     def combined_loss_bytes(self, rows: int) -> int:
         """Return the bytes of scratch that `scalars` take to combine the loss of `rows` rows."""

@@ -163,7 +163,7 @@ class KernelSetBase:
     on_devices: ClassVar[bool] = False
     """True if a set is made for a PyTorch device, given by name, and works on its tensors."""
     scalar_bytes: ClassVar[int] = 0
-    """Bytes of scratch that `scalars` take, in addition to those of kernels."""
+    """Bytes of scratch that `scalars` take, in addition to the kernels'."""
     plans: ClassVar[PerKernel[Callable[..., Plan]]]
     """Function from a kernel's arguments to its scratch plan, for each kernel with scratch.
 

@@ -207,7 +207,7 @@ class GroupCollectives:
         return [total], replicas.ireduce_scatter_block(total, whole)
 
     def _sum_ends(self, instruction: Instruction) -> Phases:
-        """Tied embeddings: exchange the shards of first and last stage, and add them in the same order on both."""
+        """Exchange the tied embedding's shards of first and last stage, and add them in the same order on both."""
         ends = self.communicators.ends
         assert ends is not None  # only these ranks have the instruction
         if ends.size == 1:
@@ -240,7 +240,7 @@ class GroupCollectives:
     def _sum_shared(self, instruction: Instruction) -> Phases:
         """Sum gradients of parameters that several tensor-parallel ranks have copies of.
 
-        All ranks gather the shared ranges of all; each adds those of its own group of `copies` neighbours, in rank
+        All ranks gather the shared ranges of all; each adds the ranges of its own group of `copies` neighbours, in rank
         order.
         """
         peers = self.communicators.peer_gradients

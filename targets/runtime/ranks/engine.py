@@ -102,7 +102,7 @@ class RankEngine(ProgramEngine):
         self.stragglers = Stragglers(program.topology)
 
     def scratch_needed(self) -> int:
-        """Return the scratch bytes, those of float32 copies of gradients included if the library sums them."""
+        """Return the scratch bytes, including float32 copies of gradients if the library sums them."""
         most = super().scratch_needed()
         if self.reduction == "ordered":
             return most

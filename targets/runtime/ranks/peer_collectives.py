@@ -4,7 +4,7 @@ They run while other collectives of the rank are under way. Parts of a sum are c
 float32, whatever the reduction of gradients: a library's own sum would move as many bytes, but rounds activations in
 half precision after every addition.
 
-    reduce_rows, 2 ranks, rows divide:   rank 0 has a0 a1  -->  a0 b0  -->  a0 + b0   (gathered again if all need all rows)
+    reduce_rows, 2 ranks, rows divide:   rank 0 has a0 a1  -->  a0 b0  -->  a0 + b0   (then gathered, if all need all)
                                          rank 1 has b0 b1       a1 b1       a1 + b1
 """
 

@@ -41,7 +41,7 @@ def _is_kept(loop: Any) -> bool:
     """Return whether a loop is cached for any types, or cannot be cached, so that another process could not help."""
     folder = (
         loop.stats.cache_path if hasattr(loop, "stats") else None
-    )  # without its compiler, numba leaves functions as they are
+    )  # without its compiler, numba leaves functions unchanged
     return folder is None or any(Path(folder).glob(f"*.{loop.py_func.__name__}-*.nbi"))
 
 

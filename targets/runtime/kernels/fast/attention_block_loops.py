@@ -54,7 +54,7 @@ def forward_block(
 
     `stored` are q, k, v, `state` acc, peak, total, read if it `goes_on` from an earlier block. `block` are the queries
     of a sequence, the position of the first query relative to the first key, the query heads that share keys, and the
-    first key's position. `mask` is that of `attention_loops.forward_head`, `buffers` are those of
+    first key's position. `mask` is as in `attention_loops.forward_head`, `buffers` are planned by
     `fast_attention_blocks.block_forward_plan` for one thread.
     """
     q, k, v = stored
@@ -124,7 +124,7 @@ def backward_block(
 ) -> None:
     """Add the gradients of `forward_block` to dq and, if it `goes_on`, to dk and dv; else set these two.
 
-    `stored` are q, k, v, do, dq, dk, dv, `buffers` those of `fast_attention.block_backward_plan`.
+    `stored` are q, k, v, do, dq, dk, dv; `buffers` are planned by `fast_attention.block_backward_plan`.
     """
     q, k, v, do, dq, dk, dv = stored
     scale, window, slopes, softcap, starts = mask

@@ -359,7 +359,7 @@ def attend_backward(
     """Add the gradients of a block of queries and the keys that it sees to `sums`.
 
     `rows_of` are queries, do, lse and delta of the block, `keys_of` keys, keys transposed and values transposed, `sums`
-    those of queries, keys and values, `tiles` two buffers for scores. The other arguments are those of `attend`.
+    those of queries, keys and values, `tiles` two buffers for scores. The other arguments are as in `attend`.
     """
     query, dout, log_total, mean = rows_of
     keys, keys_t, values_t = keys_of
@@ -392,7 +392,7 @@ def forward_head(
     """Compute the attention of the `group` query heads of one sequence that share a key-value head.
 
     `stored` are q, k, v, o. `mask` are the scale, the window, ALiBi's slope of each head (0: none), log2(e) times the
-    cap of scores or None, and the starts of documents or None. `buffers` are those of `fast_attention.forward_plan` for
+    cap of scores or None, and the starts of documents or None. `buffers` are planned by `fast_attention.forward_plan`, for
     one thread.
     """
     q, k, v, o = stored
@@ -432,7 +432,7 @@ def backward_head(
 ) -> None:
     """Compute the gradients of `forward_head`. `stored` are q, k, v, o, do, dq, dk, dv.
 
-    `buffers` are those of `fast_attention.backward_plan` for one thread; `delta` receives rowsum(do * o).
+    `buffers` are planned by `fast_attention.backward_plan`, for one thread; `delta` receives rowsum(do * o).
     """
     q, k, v, o, do, dq, dk, dv = stored
     scale, window, slopes, softcap, starts = mask

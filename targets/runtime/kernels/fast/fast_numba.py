@@ -137,7 +137,7 @@ def round_even(_context: Any, _value: Any) -> Any:
 
 @intrinsic
 def maximum(_context: Any, _a: Any, _b: Any) -> Any:
-    """Return the larger of two float32; NaN if either is. Loops of it vectorise, unlike those of a comparison."""
+    """Return the larger of two float32; NaN if either is. Loops of it vectorise; loops of a comparison do not."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         function = builder.module.declare_intrinsic("llvm.maximum", [_FLOAT], ir.FunctionType(_FLOAT, [_FLOAT, _FLOAT]))

@@ -42,7 +42,7 @@ def scores_forward(sgemm: Any, stored: Any, first_row: Any, kv_head: Any, group:
             row, rows = first_row + start, min(ROWS, seq_len - start)
             gather(q, row, head * d, scale, queries[:rows])
             multiply(sgemm, queries[:rows], keys_t, _ZERO, lines[:rows])
-            # all scores are stored, those of hidden keys too: the softmax masks them
+            # all scores are stored, hidden keys' too: the softmax masks them
             scatter(lines[:rows], _ONE, scores, head * q.shape[0] + row, 0)
 
 
@@ -68,7 +68,7 @@ def values_forward(sgemm: Any, stored: Any, first_row: Any, kv_head: Any, group:
 def values_backward(sgemm: Any, stored: Any, first_row: Any, kv_head: Any, group: Any, buffers: Any) -> None:
     """Compute the gradients of `values_forward`. `stored` are probs, v, do, dprobs, dv.
 
-    `buffers` are those of `fast_scores.values_backward_plan`.
+    `buffers` are planned by `fast_scores.values_backward_plan`.
     """
     probs, v, do, dprobs, dv = stored
     values_t, dvalues, douts, lines = buffers
@@ -95,7 +95,7 @@ def scores_backward(
 ) -> None:
     """Compute the gradients of `scores_forward`. `stored` are q, k, dscores, dq, dk.
 
-    `buffers` are those of `fast_scores.scores_backward_plan`.
+    `buffers` are planned by `fast_scores.scores_backward_plan`.
     """
     q, k, dscores, dq, dk = stored
     keys, dkeys, block, lines = buffers
