@@ -198,6 +198,7 @@ class StreamOrder:
 
     def _stream(self, key: _Key) -> Any:
         if key not in self._streams:
+            # a stream made during a step was not forked with the others: it waits for the step's begin here
             self._streams[key] = self._device.stream()
             self._device.wait(self._streams[key], self._start)
         return self._streams[key]

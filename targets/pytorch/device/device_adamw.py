@@ -93,6 +93,7 @@ class DeviceAdamW:
         """
         buffers = scratch.take_all(adamw_plan(master))
         numbers = _numbers(buffers, t.view(1), multiplier.view(1), lr.view(1), beta1, beta2, weight_decay)
+        # views of one element: no operation here reads a number on the host
         skips = torch.ne(skip.view(1), 0, out=buffers[11])
         _update(master, m, v, grad, view, numbers, skips, buffers, beta1, beta2, eps, decay)
 
@@ -105,6 +106,7 @@ def _numbers(
     _one_minus_power(beta1, t, double)
     step_size.copy_(other.copy_(lr).div_(double))
     root.copy_(_one_minus_power(beta2, t, double).sqrt_())
+    # `double` and `other` are reused: each number is rounded to float32 before the next is made
     keep.copy_(double.copy_(lr).mul_(-weight_decay).add_(1))
     return _Numbers(multiplier, step_size, root, keep)
 
@@ -142,10 +144,12 @@ def _update(
         for p, old_m, old_v, g, *of_view in flat_chunks(*(x[start:stop] for x in (master, m, v, grad, *views))):
             gradient = wide(of_grad, g).mul_(numbers.multiplier)
             new_m, new_v, value = (shaped(each, p.shape) for each in (of_m, of_v, term))
+            # same order of operations as the reference: m + (g - m) * (1 - beta1)
             torch.sub(gradient, old_m, out=new_m).mul_(1 - beta1).add_(old_m)
             torch.mul(old_v, beta2, out=new_v).add_(gradient.square_().mul_(1 - beta2))
             torch.sqrt(new_v, out=gradient).div_(numbers.root).add_(eps)
             torch.div(new_m, gradient, out=value).mul_(numbers.step_size)
+            # all new values are computed before any is stored, and kept out of state by selection, not by a branch
             store(old_m, new_m)
             store(old_v, new_v)
             kept = torch.mul(p, numbers.keep, out=gradient) if decayed else gradient.copy_(p)

@@ -197,6 +197,7 @@ class BlockGradients:
             share = shaped(self.of_slope, score.shape).copy_(score).square_()
             complement(share, share)
             score.mul_(spec.softcap)
+        # the cap's derivative 1 - tanh^2 is taken before bias and mask
         self.mask.apply(score, heads, queries, keys)
         score.sub_(lse).exp_()
 

@@ -120,6 +120,7 @@ class HeadCall:
             for some in row_chunks(len(out), width):
                 x = operand(self.buffers["x"], self.xn[rows][some], halves=self.halves)
                 multiply(x, weight.T, out[some, columns])
+        # shaped once all blocks of the table are multiplied: the whole rows are one pass
         self.shape(out)
 
     def shape(self, logits: F32) -> None:
@@ -161,6 +162,7 @@ class HeadCall:
         is not read here.
         """
         divisor = denominator if isinstance(denominator, torch.Tensor) else float(denominator)
+        # in float64 on the device, rounded once when it is copied to `factor`
         double = self.buffers["double"].copy_(scale[:1]).div_(divisor)
         self.buffers["factor"].copy_(double).mul_(self.scale)
 
@@ -170,6 +172,7 @@ class HeadCall:
         held = self.buffers["held"][: len(absent)].copy_(absent).neg_().add_(1)[:, None]
         ignored = torch.eq(self.labels[rows], IGNORED_LABEL, out=self.buffers["ignored"][: len(absent)])
         shapes = self.normalise or self.softcap is not None
+        # `pull` is the sum of dlogit * logit over rows, by row of the table
         pull = self.buffers["pull"].zero_()
         for some in row_chunks(*logits.shape):
             gradient = dlogits[some]
@@ -195,6 +198,7 @@ class HeadCall:
         width = self.table.shape[1]
         for some in row_chunks(len(dlogits), width):
             of_x = dxn[rows][some]
+            # summed in float32 over the blocks of the table, rounded once
             total = shaped(self.buffers["total"], of_x.shape).zero_()
             for columns in row_chunks(*self.table.shape):
                 weight = wide(self.buffers["weight"], self.table[columns])

@@ -112,6 +112,7 @@ class TorchDevice(
         self.device = torch.device(device)
         _check_device(self.device)
         self.memory = DeviceMemory(self.device)
+        # PyTorch multiplies 16-bit factors into float32 on CUDA only
         self.halves = self.device.type == "cuda"
         if self.halves:
             # sums of products in float32: by default PyTorch allows less for some 16-bit factors

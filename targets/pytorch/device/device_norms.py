@@ -96,6 +96,7 @@ def _backward(
         product, along = shaped(spare, grad.shape), means[: len(grad)]
         total.add_(torch.sum(torch.mul(grad, normed, out=product), dim=0, out=part))
         _row_means(torch.mul(grad.mul_(weight), normed, out=product), along)
+        # with n the normalised row and g = dxn * weight: dx = rstd * (g - n * mean(g * n))
         grad.sub_(normed.mul_(along[:, None])).mul_(rstd[rows, None])
         if residual is not None:
             add_wide(grad, spare, residual[rows])
@@ -157,6 +158,8 @@ class DeviceNorms:
             grad, normed = wide(of_grad, dxn[rows]), wide(of_normed, x[rows]).mul_(rstd[:, None])
             product = shaped(spare, grad.shape)
             total.add_(torch.sum(torch.mul(grad, normed, out=product), dim=0, out=part))
+            # products are summed over all ranks: times rstd / width they are mean(g * n) over the whole row, of which
+            # this rank's gradient takes its `share`
             normed.mul_(products[rows, None]).mul_(rstd[:, None]).mul_(share / width)
             dx[rows].copy_(grad.mul_(weight).sub_(normed).mul_(rstd[:, None]))
         store_sum(total, part, dgamma, accumulate=accumulate)
@@ -184,6 +187,7 @@ class DeviceNorms:
             of_grads.add_(torch.sum(grad, dim=0, out=part))
             _row_means(torch.mul(grad.mul_(weight), normed, out=product), line)
             normed.mul_(line[:, None])
+            # dx = rstd * (g - mean(g) - n * mean(g * n))
             grad.sub_(_row_means(grad, line)[:, None]).sub_(normed).mul_(rstd[rows, None])
             if residual is not None:
                 add_wide(grad, spare, residual[rows])

@@ -130,8 +130,10 @@ class DeviceProducts:
         if not buffers:
             torch.mm(a.T if trans_a else a, b.T if trans_b else b, out=out)
             return
+        # empty buffers stand for copies that are not needed
         of_a, of_b, of_product, term = buffers
         direct = self.halves and _is_half(a) and a.dtype == b.dtype
+        # uncopied factors are cut by rows only; copied ones into blocks whose copies fit a chunk
         some_rows, some_columns = (chunk_rows(rows, columns), columns) if direct else _block(rows, columns, inner)
         stores_itself = out.dtype == torch.float32 and not accumulate and bias is None and residual is None
         for across in row_steps(columns, some_columns):
@@ -143,6 +145,7 @@ class DeviceProducts:
                 target = out[down, across]
                 product = target if stores_itself else shaped(of_product, target.shape)
                 multiply(left.T if trans_a else left, right.T if trans_b else right, product)
+                # float32 results with nothing to add are multiplied in place
                 if stores_itself:
                     continue
                 if accumulate:

@@ -259,6 +259,7 @@ class DeviceScalars:
         scratch.reset()
         work = _Work.of(scratch)
         views, settings = update.views, update.settings
+        # the host does not know whether this update is skipped: everything below selects by `skip`
         skip = _find_multiplier(views, settings.max_norm, work)
         multiplier = work.singles[0].copy_(work.doubles[0])
         if update.squares is not None:
@@ -266,6 +267,7 @@ class DeviceScalars:
             squares = _add_squares(update.squares, of_block, term, work.chunk).masked_fill_(skip, float("inf"))
             self._at(self._squares[update.place, update.block]).copy_(squares)
             self._noted.add((update.place, update.block))
+        # each rank has its own count: streams of several ranks add at the same time
         self._at(self._skipped[update.place]).add_(work.doubles[1].copy_(skip))
         views["t"].add_(work.count.copy_(skip).neg_().add_(1))
         for part in update.parts():
@@ -299,6 +301,7 @@ class DeviceScalars:
         torch.ge(count.add_(1), GROWTH_INTERVAL, out=grows)
         torch.mul(value, 0.5, out=halved).clamp_(min=1)
         torch.where(grows, torch.mul(value, 2, out=doubled).clamp_(max=LARGEST_SCALE), value, out=value)
+        # overflow has the last word, so it is selected last
         torch.where(overflows, halved, value, out=value)
         count.masked_fill_(grows, 0).masked_fill_(overflows, 0)
 

@@ -135,6 +135,7 @@ MASK_BUFFERS = 8
 def put_slopes(heads: int, spare: Array, out: F32) -> None:
     """Set out = `alibi_slopes(heads)`: powers of two with exact exponents, so they are rounded once."""
     below = 1 << (heads.bit_length() - 1)
+    # exponents -8 i / below, and -4 i / below for odd i, are exact in float64
     torch.arange(1, below + 1, out=spare[:below]).mul_(-8 / below)
     if heads > below:
         torch.arange(1, 2 * (heads - below), 2, out=spare[below:]).mul_(-4 / below)
@@ -189,6 +190,7 @@ class Mask:
         # distance = key - query: hidden are later keys, and those at or beyond the window's end
         hides = torch.gt(distance, 0, out=shaped(self.hides, distance.shape))
         if spec.window is not None:
+            # a window of w shows the keys at distance 0 to -(w - 1)
             far = torch.le(distance, -spec.window, out=shaped(self.part, distance.shape))
             hides.logical_or_(far)
         if self.documents is not None:
@@ -206,6 +208,7 @@ class Mask:
         hides = self.hidden(heads.sequence, queries, keys)
         if self.spec.alibi:
             slopes = self.slopes[heads.own, None, None]
+            # bias = slope * (key - query), which is at most 0
             torch.addcmul(score, slopes, self.distance(queries, keys), value=unit, out=score)
         if hides is not None:
             score.masked_fill_(hides, float("-inf"))

@@ -1,8 +1,8 @@
 """Process groups for channels, where messages between ranks have no tags. Needs no PyTorch.
 
 Two ranks may share several channels (of several chunks, of activations and gradients). A receiver may take messages of
-two channels in another order than they are sent in, but messages of one channel only in their order. So each channel is a
-group of its two ranks, with its own order and, on a GPU, its own stream: a message that waits holds up no other.
+two channels in another order than they are sent in, but messages of one channel only in their order. So each channel is
+a group of its two ranks, with its own order and, on a GPU, its own stream: a message that waits holds up no other.
 
     channels 0 -> 1, 1 -> 0      rank 0 makes (0, 1) (0, 1)      rank 2 makes (2,) (2,)
 """

@@ -32,9 +32,11 @@ _FAR, _FRACTIONS = tl.constexpr(4.0), tl.constexpr(12)
 def _upper_tail(u: tl.tensor) -> tl.tensor:
     """Compute the normal distribution's probability above |u| in float64: erfc(|u| / sqrt(2)) / 2."""
     z = tl.abs(u).to(tl.float64) * tl.full((), _ROOT_HALF, tl.float64)
+    # below _FAR, 1 - erf keeps enough of float64's digits for a float32 result
     near = 0.5 - 0.5 * tl.erf(z)
     # erfc(z) = e^(-z^2) / sqrt(pi) / (z + 1/2 / (z + 1 / (z + 3/2 / (z + ...)))) (Abramowitz and Stegun, 7.1.14)
     least = z.to(tl.float32)
+    # evaluated from the innermost term outwards
     fraction = least
     for number in tl.static_range(_FRACTIONS):
         fraction = least + tl.div_rn(fraction * 0 + (_FRACTIONS - number) * 0.5, fraction)

@@ -82,6 +82,7 @@ def update(
         inside = at < tl.where(tl.load(skip).to(tl.float32) == 0, count, 0)
     gradient = load_wide(grad + at, inside) * tl.load(numbers)
     first, second = tl.load(m + at, mask=inside, other=0.0), tl.load(v + at, mask=inside, other=0.0)
+    # same order of operations as `DeviceAdamW`; divisions and roots as IEEE 754 rounds them
     first = (gradient - first) * (1 - beta1) + first
     second = second * beta2 + gradient * gradient * (1 - beta2)
     value = tl.div_rn(first, tl.div_rn(tl.sqrt_rn(second), tl.load(numbers + 2)) + eps) * tl.load(numbers + 1)
@@ -181,6 +182,7 @@ def _update(
         "views": view is not None,
     }
     tensors = (master, m, v, grad, master if view is None else view)
+    # any tensor will do where `skips` is False: it is not read
     flag = numbers if skip is None else skip
     for start, stop, decayed in decay_segments(len(master), decay):
         parts = (each[start:stop] for each in tensors)

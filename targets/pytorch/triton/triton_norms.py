@@ -96,6 +96,7 @@ def norm_forward(
     at = row[:, None] * width + column[None, :]
     value = load_wide(x + at, inside)
     if centred:
+        # two passes over the values held, first the mean: mean(x^2) - mean^2 would cancel
         centre = tl.div_rn(tl.sum(value, axis=1), width * 1.0)
         tl.store(mean + row, centre, mask=there)
         # padding columns are 0, and must stay so: their square would count
@@ -185,6 +186,7 @@ def sum_groups(
     """Set out = [out +] the sum of parts [groups, width], rounded once."""
     column = tl.program_id(0) * block + tl.arange(0, block)
     within = column < width
+    # a program has some columns of all groups, and adds the groups in order
     total = tl.zeros((block,), tl.float32)
     for first in range(0, groups, tile):
         group = first + tl.arange(0, tile)

@@ -71,6 +71,7 @@ def _ask(world: Communicator, clock: Clock) -> ClockOffset:
     _at_once(world.isend(answer, 0, _ASK))
     _at_once(world.irecv(answer, 0, _ANSWER))
     end = clock()
+    # process 0 read its clock at some moment between start and end: the middle is off by half of that at most
     return ClockOffset(end, float(answer[0]) - (start + end) / 2, (end - start) / 2)
 
 

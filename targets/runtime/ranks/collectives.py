@@ -425,6 +425,7 @@ def _packed_bits(program: Program, instruction: Instruction, block: str) -> int 
 
 
 def _shared(rank: RankExecutor, block: str, elements: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (copies, start, end) for each range of a block's gradient that `copies` neighbouring ranks share."""
     return peer_collectives.shared_ranges(rank, block, elements)
 
 
@@ -434,6 +435,7 @@ def _starts(shared: Sequence[tuple[int, int, int]]) -> list[int]:
 
 
 def _norm_counts(program: Program) -> list[tuple[int, dict[str, int]]]:
+    """Return by rank, in rank order, its stage and its number of chunks in the norm by block."""
     by_rank = []
     for index, stage in enumerate(program.stages):
         elements = _reduced_elements(stage)

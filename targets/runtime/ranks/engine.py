@@ -93,6 +93,7 @@ class RankEngine(ProgramEngine):
         self.collectives = GroupCollectives(self.rank, communicators, kernels, scalars, self.scratch, reduction)
         self.exchanges = None if peers is None else PeerCollectives(self.rank, peers, kernels, scalars, self.scratch)
         """With its tensor peers."""
+        # the order in which `run_until` visits the engines: communication first
         self.heads.sort(key=lambda head: VISITED.index(head.engine))
         self.under_way: dict[Engine, _UnderWay] = {}
         self.stop_asked: Callable[[], int] = lambda: 0
@@ -141,6 +142,7 @@ class RankEngine(ProgramEngine):
                 moved |= self._advance(head, limit)
             if moved:
                 continue
+            # nothing moved and no request is open, so nothing can ever change
             if not self.under_way:
                 self._hang(limit)
             wait_until(self._any_goes_on)
@@ -158,6 +160,7 @@ class RankEngine(ProgramEngine):
         if not head.has_work(limit):
             return False
         instruction, step = head.next_instruction()
+        # `is_ready` looks at this rank's engines only: what other ranks do is known through requests
         if not self.rank.is_ready(instruction, step):
             return False
         self.begin(self.rank, head.engine, instruction)
@@ -191,6 +194,7 @@ class RankEngine(ProgramEngine):
         return self._message(instruction, self.communicators.pipeline.irecv)
 
     def _message(self, instruction: Instruction, post: Callable[[Buffer, int, int], Request]) -> Phases:
+        """Post one message for each part of the arena that it carries, with the channel's number as tag."""
         tag = self.program.topology.channel_number(self.hop(self.rank, instruction).channel)
         assert instruction.peer is not None
         yield [post(part, instruction.peer, tag) for part in self.rank.carried_by(instruction)]
@@ -232,10 +236,12 @@ class RankEngine(ProgramEngine):
         losses, skipped, stops, seconds, all_squares, peaks, planned = self._of_all_ranks(mine)
         self.stop_agreed = int(stops.max())
         seconds = seconds.reshape(topology.stages, topology.lanes)
+        # every rank looks, so that their states agree; only one prints
         for warning in self.stragglers.look(step, seconds):
             if self.communicators.world.rank == 0:
                 self.tell(warning)
         norm = self.collectives.norm
+        # without an instruction for the norm (no clipping) it comes from the squares that updates have summed
         if norm is None:
             norm = sqrt(sum(all_squares.tolist()))
         return StepTotals(self._loss_of(losses), int(skipped.sum()), norm, _fullest(peaks, planned), seconds)

@@ -63,9 +63,12 @@ class PeerCollectives:
         views = self.rank.by_role(instruction)
         (parts,) = self.staging.take_all(_arriving(self.rank, instruction))
         part, whole = views["part"].reshape(-1), views["sum"].reshape(-1)
+        # A sum that every rank needs whole is cut into runs if it divides evenly: each rank sums its run and gathers
+        # the others, which moves fewer bytes than all parts to everyone.
         run = slice(0, len(whole))
         if len(parts[0]) < len(whole):
             run = slice(self.peers.rank * len(parts[0]), (self.peers.rank + 1) * len(parts[0]))
+        # the residual stream comes first, so that the order of the sum is the local engine's
         stream = [views["stream"].reshape(-1)[run]] if "stream" in views else []
         collect = self.peers.iallgather if len(parts[0]) == len(part) else self.peers.ialltoall
         yield [collect(parts, part)]
@@ -78,6 +81,7 @@ class PeerCollectives:
         views, own = self.rank.by_role(instruction), self.peers.rank
         logs, at_labels = self.staging.take_all(_arriving(self.rank, instruction))
         self.scratch.reset()
+        # this rank's number is written into its place of the gathered ones
         self.scalars.logits_of_labels([views], at_labels[own : own + 1], scratch=self.scratch)
         yield [self.peers.iallgather(logs, views["lse_part"]), self.peers.iallgather(at_labels)]
         self.scratch.reset()

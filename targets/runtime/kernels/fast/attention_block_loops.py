@@ -80,6 +80,7 @@ def forward_block(
                 out[:] = _ZERO
                 peak[:] = NONE_SEEN
                 total[:] = _ZERO
+            # peak and total are updated in place; only the output goes through a buffer
             so_far, documents, first_query = (out, peak, total), (starts, base, row), offset + start
             # keep = 1: a row that sees no key of this block must keep its output
             attend(sgemm, query, keys_t, values, first_query, window, documents, slope, softcap, _ONE, so_far, scores)
@@ -155,5 +156,6 @@ def backward_block(
         _add(dkeys, np.float32(LN2), dk, sequence * count, kv_head * d)  # queries have the factor log2(e)
         _add(dvalues, _ONE, dv, sequence * count, kv_head * d)
     else:
+        # the first block of queries that these keys meet: dk and dv have nothing yet
         scatter(dkeys, np.float32(LN2), dk, sequence * count, kv_head * d)
         scatter(dvalues, _ONE, dv, sequence * count, kv_head * d)

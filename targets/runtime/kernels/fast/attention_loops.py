@@ -392,8 +392,8 @@ def forward_head(
     """Compute the attention of the `group` query heads of one sequence that share a key-value head.
 
     `stored` are q, k, v, o. `mask` are the scale, the window, ALiBi's slope of each head (0: none), log2(e) times the
-    cap of scores or None, and the starts of documents or None. `buffers` are planned by `fast_attention.forward_plan`, for
-    one thread.
+    cap of scores or None, and the starts of documents or None. `buffers` are planned by
+    `fast_attention.forward_plan`, for one thread.
     """
     q, k, v, o = stored
     scale, window, slopes, softcap, starts = mask

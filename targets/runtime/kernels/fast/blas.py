@@ -49,6 +49,7 @@ def _call(
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         address, transpose_a, transpose_b, m, n, k, a, lda, b, ldb, beta, c, ldc = arguments
         function = builder.inttoptr(address, _FUNCTION.as_pointer())
+        # an ordinary C call without a wrapper: the loop that has it needs no interpreter
         order, alpha = _I32(ROWS_FIRST), _FLOAT(1.0)
         builder.call(function, [order, transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc])
         return context.get_dummy_value()
@@ -120,6 +121,7 @@ def _matmul(a: F32, b: F32, out: F32) -> None:
 def _layout(matrix: F32) -> tuple[int, int]:
     """Return BLAS's constant for a stored transposition, and the distance of stored rows in elements."""
     (rows, columns), (down, right) = matrix.shape, matrix.strides
+    # BLAS refuses a row distance below the row's length, which numpy may give for a single row
     if right == matrix.itemsize:
         return AS_IS, max(down // matrix.itemsize, columns)
     return TRANSPOSED, max(right // matrix.itemsize, rows)

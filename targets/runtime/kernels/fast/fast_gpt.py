@@ -29,6 +29,7 @@ def _layernorm_forward(x: Any, gamma: Any, beta: Any, xn: Any, mean: Any, rstd: 
         total = _ZERO
         for i in range(row.size):
             total += load(row[i])
+        # two passes, first the mean: mean(x^2) - mean^2 would cancel
         middle = total / width
         total = _ZERO
         for i in range(row.size):
@@ -70,6 +71,7 @@ def _layernorm_backward(
             weighted = load(grad[i]) * load(gamma[i])
             plain += weighted
             along += weighted * normed
+        # with n the normalised row and g = dxn * gamma: dx = rstd * (g - mean(g) - n * mean(g * n))
         plain /= width
         along /= width
         for i in range(row.size):

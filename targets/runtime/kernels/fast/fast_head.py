@@ -107,6 +107,7 @@ def _logit_gradient(
                 pull[i] += gradient * row[i]
                 row[i] = gradient * inverse[i]
             if 0 <= label < row.size:
+                # the label's part of the gradient is -factor: it is added to both sums like any other
                 pull[label] -= factor * at_label
                 row[label] -= factor * inverse[label]
         else:
@@ -125,6 +126,7 @@ def _subtract_rows(product: Any, pull: Any, weight: Any) -> None:
     for r in range(product.shape[0]):
         row, w, factor = product[r], weight[r], pull[r]
         for i in range(row.size):
+            # the gradient through the inverse norm, which points along the table's row
             row[i] -= factor * load(w[i])
 
 
@@ -178,6 +180,7 @@ class _Table:
         if self._buffer is None:
             return self._table[rows]
         block = self._buffer[: rows.stop - rows.start]
+        # the last block of one chunk of rows is often the first asked for again, if the table has one block
         if self._loaded != rows.start:
             _convert(self._team, self._table[rows], block)
             self._loaded = rows.start
@@ -318,6 +321,7 @@ class _Products:
             # dx is a sum over the blocks of the table: the first block's product starts it
             share_product(team, dlogit, weight, dx_block if columns.start else dx)
             if columns.start:
+                # numpy's addition, on this thread: a chunk of rows is small against the product
                 dx += dx_block
             store = partial(
                 _store_part,
@@ -350,6 +354,7 @@ class FastHead:
             loss[0] = 0
         for rows in _chunks(xn, logits):
             x = _chunk(self.team, xn, rows, buffers.get("x"))
+            # a chunk is as many rows as the workspace of logits has
             chunk = logits[: len(x)]
             for columns in weights.blocks():
                 share_product(self.team, x, weights.load(columns).T, chunk[:, columns])

@@ -53,6 +53,7 @@ def _gradient(logits: Any, first: Any, last: Any, labels: Any, lse: Any, factor:
         row = logits[r, first:last]
         log_total, label = lse[r], labels[r] - first
         share = factor if labels[r] != IGNORED_LABEL else _ZERO
+        # the label's derivative is taken before the loop overwrites its logit
         of_label = _ZERO
         if 0 <= label < row.size:
             of_label = factor * _slope(row[label], scale, softcap)

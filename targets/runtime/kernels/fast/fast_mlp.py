@@ -26,8 +26,8 @@ _SLOPE, _CUBE, _THREE_CUBES = np.float32(math.sqrt(8 / math.pi)), np.float32(0.0
 _PEAK = np.float32(1 / math.sqrt(2 * math.pi))
 """Density of the normal distribution at 0."""
 _QUARTER = np.float32(0.25)
-# polynomial in t = 1 / (1 + a / 4), a >= 0, of exp(a^2 / 2) * P(x > a) / t for a normal x, to a relative 3.4e-8: fitted by
-# weighted least squares to `scipy.special.erfcx`
+# polynomial in t = 1 / (1 + a / 4), a >= 0, of exp(a^2 / 2) * P(x > a) / t for a normal x, to a relative 3.4e-8: fitted
+# by weighted least squares to `scipy.special.erfcx`
 _T0, _T1, _T2, _T3, _T4, _T5, _T6, _T7, _T8, _T9 = (
     np.float32(c)
     for c in (

@@ -29,6 +29,7 @@ def _largest(a: Any) -> Any:
     """Return the largest magnitude; NaN if any element is not finite."""
     largest = _ZERO
     for i in range(a.size):
+        # `maximum` passes a NaN on; an infinity becomes NaN at the end, so one test finds both
         largest = maximum(largest, abs(load(a[i])))
     return _NAN if largest == _INFINITY else largest
 
@@ -51,6 +52,7 @@ def _codes(a: Any, scales: Any, codes: Any) -> None:
         part, out, scale = a[start:stop], codes[start:stop], scales[block]
         if scale > _ZERO:
             for i in range(part.size):
+                # a division, as in the reference: a product with 1 / scale would round differently
                 out[i] = np.int8(round_even(load(part[i]) / scale))
         else:
             for i in range(part.size):

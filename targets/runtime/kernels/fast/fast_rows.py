@@ -160,6 +160,7 @@ def summed_norm_backward(
     for t in range(x.shape[0]):
         grad, row, out = dxn[t], x[t], dx[t]
         scale = _ONE / np.sqrt(squares[t] / width + eps)
+        # products are sums of dxn * gamma * x over all ranks; times rstd / width they are the mean of dxn * gamma * n
         along = products[t] * scale * share
         for i in range(row.size):
             normed = load(row[i]) * scale
@@ -258,6 +259,7 @@ def embedding_forward(tokens: Any, table: Any, y: Any, scale: Any) -> None:
     """Set y[t] = scale * table[tokens[t]]; 0 for tokens that are rows of other tensor-parallel ranks' tables."""
     for t in range(tokens.size):
         out = y[t]
+        # a row of another rank's table: the sum over ranks adds it
         if tokens[t] < 0:
             for i in range(out.size):
                 out[i] = narrow(_ZERO, out.dtype)

@@ -261,6 +261,8 @@ class ReferenceKernels(
             for part in row_blocks(stop - start, 1):
                 at = slice(start + part.start, start + part.stop)
                 g = f32(grad[at]) * np.float32(grad_multiplier)
+                # AdamW (Loshchilov and Hutter, 2019): decay is apart from the gradient; both bias corrections are in
+                # `step_size`, `root`
                 m[at] += (g - m[at]) * np.float32(1 - beta1)
                 v[at] = v[at] * np.float32(beta2) + g * g * np.float32(1 - beta2)
                 master[at] = master[at] * keep - step_size * (m[at] / (np.sqrt(v[at]) / root + np.float32(eps)))

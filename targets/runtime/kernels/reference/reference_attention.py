@@ -67,6 +67,7 @@ class QueryKeyTiles:
         start, stop = self.spec.first_key + keys.start, self.spec.first_key + keys.stop
         least = self.spec.first_seen(first)
         if self.documents is not None:
+            # the earliest start of a document among the queries: one of them may see keys from there on
             least = max(least, int(self.documents[self.rows(queries)].min()))
         return bool(start < last and stop > least)
 
@@ -176,6 +177,7 @@ class BlockGradients:
                 if block.sees(queries, keys):
                     prob, dscore = self._tile(head, queries, keys)
                     acc_v += prob.T @ f32(block.of_queries(self.do, head, queries))
+                    # queries are scaled here as in the forward, so dk needs no scale at the end
                     acc_k += dscore.T @ (f32(block.of_queries(self.q, head, queries)) * block.scale)
         return acc_k, acc_v
 
