@@ -95,7 +95,7 @@ class KernelSet(Protocol):
     def mean_of_replicas(
         self, parts: Sequence[Array], out: Array, *, scratch: Scratch, accumulate: bool, divisor: float
     ) -> bool:
-        """Set `out` to the sum of `parts` / `divisor`, or add that (`accumulate`); return whether all of it is finite."""
+        """Set out = [out +] sum(parts) / divisor; return whether all of it is finite."""
 
     def quantise(self, a: Array, packed: U8, *, scratch: Scratch, bits: int) -> None:
         """Set packed = a, block-quantised to `bits` bits an element."""

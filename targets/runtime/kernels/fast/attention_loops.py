@@ -359,7 +359,7 @@ def attend_backward(
     """Add the gradients of a block of queries and the keys that it sees to `sums`.
 
     `rows_of` are queries, do, lse and delta of the block, `keys_of` keys, keys transposed and values transposed, `sums`
-    those of queries, keys and values, `tiles` two buffers for scores. The other arguments are as in `attend`.
+    the gradients of queries, keys and values, `tiles` two buffers for scores. The other arguments are as in `attend`.
     """
     query, dout, log_total, mean = rows_of
     keys, keys_t, values_t = keys_of
