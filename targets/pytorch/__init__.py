@@ -1,1 +1,1 @@
-"""What needs PyTorch (extra `torch`), which only this package imports: kernels on its devices, and ranks over torch.distributed."""
+"""Kernels on PyTorch's devices and ranks over torch.distributed. No other package imports PyTorch (extra `torch`)."""

@@ -1,4 +1,4 @@
-"""What the PyTorch of this environment can move bytes with."""
+"""Backends of the installed PyTorch that can move bytes between ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 
 def distributed_words() -> str:
-    """PyTorch's version, and the backends of torch.distributed that it was built with."""
+    """Return PyTorch's version and the backends of torch.distributed that it was built with, as text."""
     if not dist.is_available():
         return f"torch {torch.__version__}, without torch.distributed"
     built = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}

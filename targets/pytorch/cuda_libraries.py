@@ -1,4 +1,4 @@
-"""What CUDA's libraries take of a device through PyTorch's allocator: known from PyTorch's rules, not measured."""
+"""Device memory that CUDA's libraries take through PyTorch's allocator: known from PyTorch's rules, not measured."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 
 _KIB = 1 << 10
 _HOPPER = 9
-"""The major compute capability from which on PyTorch gives cuBLAS more."""
+"""Least major compute capability for which PyTorch gives cuBLAS more."""
 
 
 def cublas_workspace_bytes(device: torch.device) -> int:
-    """What PyTorch gives cuBLAS for each stream that multiplies.
+    """Return the bytes that PyTorch gives cuBLAS for each stream with products.
 
-    `CUBLAS_WORKSPACE_CONFIG` if it is set, a list of :KiB:count; else 32 MiB from Hopper on, and before 2 x 4 MiB + 8 x 16 KiB, as in
-    PyTorch's `CublasHandlePool.cpp`.
+    They come from `CUBLAS_WORKSPACE_CONFIG` if it is set, a list of :KiB:count. Otherwise they are 32 MiB from Hopper
+    on, and 2 x 4 MiB + 8 x 16 KiB before, as in PyTorch's `CublasHandlePool.cpp`.
     """
     chosen = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if chosen:

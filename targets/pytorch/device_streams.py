@@ -1,8 +1,14 @@
-"""Engines as streams of a device, waits as events: what the program lets overlap may overlap there, and nothing else.
+"""Engines as streams of a device, waits as events: work overlaps as far as the program allows, and no further.
 
-An instruction is issued to the stream of its rank's engine behind events of exactly what it waits for; a message is
-received behind the event of its sending, and a buffer written anew behind the receipts before, one of which it may come
-from; a collective runs on its first member's stream, behind and before the other members' own.
+Each engine of a rank has a stream. An instruction is issued to it behind the events of exactly what it waits for:
+
+    compute  [forward m0]-e1     [forward m1]           e1, e2: events
+    send          wait e1 [send m0]-e2
+    recv (next stage)        wait e2 [recv m0]
+
+A message is received behind the event of its sending. Sends share buffers, so a send waits for the receipts so far: one
+of them may still read the buffer. A collective runs on its first member's stream, behind the other members' earlier
+instructions and before their later ones.
 """
 
 from __future__ import annotations
@@ -25,32 +31,32 @@ if TYPE_CHECKING:
 
 _Key: TypeAlias = tuple[Rank, Engine]
 _MILLISECONDS = 1e3
-"""The unit of CUDA's clock, a second."""
+"""Units of CUDA's clock in a second."""
 
 
 class Device(Protocol):
-    """What streams and events are made of."""
+    """Interface to a device's streams and events."""
 
     def stream(self) -> Any:
-        """A new stream."""
+        """Make a stream."""
 
     def record(self, stream: Any) -> Any:
-        """A new event: all that was issued to a stream."""
+        """Make an event that marks all work issued to a stream so far."""
 
     def wait(self, stream: Any, event: Any) -> None:
-        """Let what is issued to a stream from now on wait for an event."""
+        """Let work issued to a stream from here on wait for an event."""
 
     def running(self, stream: Any) -> AbstractContextManager[Any]:
-        """Issue to that stream what the body does."""
+        """Issue the work of the body to that stream."""
 
     def synchronize(self) -> None:
         """Wait for all streams."""
 
     def current(self) -> Any:
-        """The stream that the caller's own work is issued to."""
+        """Return the stream that the caller's own work is issued to."""
 
     def graph(self, issue: Callable[[], None]) -> Graph:
-        """Whatever `issue` issues, to the current stream and those that wait for it, recorded and not done."""
+        """Record all that `issue` issues to the current stream and those that wait for it, without executing it."""
 
 
 class CudaDevice:
@@ -60,19 +66,19 @@ class CudaDevice:
         self._device = device
 
     def stream(self) -> torch.cuda.Stream:
-        """A new stream."""
+        """Make a stream."""
         return torch.cuda.Stream(self._device)
 
     def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        """A new event: all that was issued to a stream."""
+        """Make an event that marks all work issued to a stream so far."""
         return stream.record_event()
 
     def wait(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
-        """Let what is issued to a stream from now on wait for an event."""
+        """Let work issued to a stream from here on wait for an event."""
         stream.wait_event(event)
 
     def running(self, stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
-        """Issue to that stream what the body does."""
+        """Issue the work of the body to that stream."""
         return torch.cuda.stream(stream)
 
     def synchronize(self) -> None:
@@ -80,11 +86,11 @@ class CudaDevice:
         torch.cuda.synchronize(self._device)
 
     def current(self) -> torch.cuda.Stream:
-        """PyTorch's current stream: while a graph is recorded, the one that it is recorded from."""
+        """Return PyTorch's current stream; while a graph is recorded, the stream that it is recorded from."""
         return torch.cuda.current_stream(self._device)
 
     def graph(self, issue: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """A graph of CUDA. Raises `DiagnosticError` RT093 where something cannot be recorded."""
+        """Record a CUDA graph. Raises `DiagnosticError` RT093 if something cannot be recorded."""
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, stream=torch.cuda.Stream(self._device)):
@@ -96,24 +102,24 @@ class CudaDevice:
 
 
 class CudaStopwatch:
-    """`Stopwatch` of CUDA: events on the stream that is current, so that it counts what the device does, and waits for its host."""
+    """`Stopwatch` of CUDA: events on the current stream, so the device's work and its waits for the host count."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def mark(self) -> torch.cuda.Event:
-        """An event behind what was issued."""
+        """Record an event behind all work issued so far."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def seconds(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
-        """Seconds between events, once the last has happened."""
+        """Wait for the last event; return the seconds between neighbouring events."""
         marks[-1].synchronize()
         return [before.elapsed_time(after) / _MILLISECONDS for before, after in pairwise(marks)]
 
     def now(self) -> float:
-        """The host's clock when the device has done everything."""
+        """Return the host's clock (seconds) once the device has done everything."""
         torch.cuda.synchronize(self._device)
         return perf_counter()
 
@@ -127,17 +133,20 @@ class StreamOrder:
         self._device = device
         self._streams: dict[_Key, Any] = {}
         self._done: defaultdict[_Key, dict[int, Any]] = defaultdict(dict)
-        """By engine: the event of each of its instructions of this step, by how many were done with it."""
+        """Events of this step's instructions: engine -> number of instructions done with this one -> event."""
         self._sent: defaultdict[tuple[Hop, Rank], deque[Any]] = defaultdict(deque)
-        """By channel and the rank that sends: the events of messages on their way."""
+        """Events of messages on their way, by channel and sending rank."""
         self._start: Any = None
-        """What the caller had issued when a step began."""
+        """Event of the work that the caller had issued when the step began."""
         self._received: dict[tuple[Hop, Rank], Any] = {}
-        """By channel and the rank that sends: the event of the last receipt. Its buffer the next message may use, of whichever channel: they share them."""
+        """Event of the last receipt, by channel and sending rank.
+
+        The next message of any channel may use its buffer.
+        """
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """Fork all streams from the current one, and join them to it; nothing that a later step waits for is left then."""
+        """Fork all streams from the current one, and join them at the end; later steps need none of their events."""
         device, current = self._device, self._device.current()
         self._start = device.record(current)
         for stream in self._streams.values():
@@ -150,7 +159,7 @@ class StreamOrder:
 
     @contextmanager
     def issuing(self, issues: Sequence[Issue], hop: Hop | None, *, sends: bool) -> Iterator[None]:
-        """Issue what the body does to the engine's stream, behind what it waits for."""
+        """Issue the work of the body to the engine's stream, behind everything that it waits for."""
         device, first = self._device, issues[0]
         stream = self._stream((first.place, first.engine))
         for issue in issues:
@@ -158,6 +167,7 @@ class StreamOrder:
                 self._wait(stream, (issue.place, engine), count)
             if issue is not first:
                 self._wait(stream, (issue.place, issue.engine), issue.number)
+        # A channel's events are a queue: the k-th receive waits for the k-th send, whatever else is on its way.
         channel = None if hop is None else (hop, first.place._replace(stage=hop.source))
         if channel is not None and not sends:
             device.wait(stream, self._sent[channel].popleft())
@@ -166,6 +176,8 @@ class StreamOrder:
                 device.wait(stream, event)
         with device.running(stream):
             yield
+        # One event serves all members of a collective, whose own streams wait for it. It is filed under the number of
+        # instructions done with this one, which is how later instructions name their waits.
         event = device.record(stream)
         for issue in issues:
             self._done[issue.place, issue.engine][issue.number + 1] = event
@@ -177,21 +189,23 @@ class StreamOrder:
             self._received[channel] = event
 
     def synchronize(self) -> None:
-        """Return when all is done that was issued."""
+        """Return when all issued work is done."""
         self._device.synchronize()
 
     def graph(self, issue: Callable[[], None]) -> Graph:
-        """Whatever `issue` issues, recorded and not done: of a `joined` step all streams, each where the program lets it go on."""
+        """Record all that `issue` issues, without executing it; of a `joined` step, all streams with their waits."""
         return self._device.graph(issue)
 
     def _stream(self, key: _Key) -> Any:
         if key not in self._streams:
+            # a stream made during a step was not forked with the others: it waits for the step's begin here
             self._streams[key] = self._device.stream()
             self._device.wait(self._streams[key], self._start)
         return self._streams[key]
 
     def _wait(self, stream: Any, key: _Key, count: int) -> None:
         """Wait for an engine's first `count` instructions, unless they are of a step before."""
+        # instructions of earlier steps have no event: the fork at the step's begin is behind all of them
         event = self._done[key].get(count)
         if event is not None:
             self._device.wait(stream, event)

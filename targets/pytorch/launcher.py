@@ -1,6 +1,6 @@
-"""torchrun for `ratrainc launch`: the same agent, which passes the ranks' exit code on and says nothing that the ranks say themselves.
+"""The agent of torchrun for `ratrainc launch`: it passes on the ranks' exit code, and prints nothing that they print.
 
-python -P -m ratrain.targets.pytorch.launcher 4 python -m ratrain run FILE.rtx --engine torch
+Example: `python -P -m ratrain.targets.pytorch.launcher 4 python -m ratrain run FILE.rtx --engine torch`
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 
 def main(words: Sequence[str]) -> int:
-    """Start so many processes of a command on this machine; the exit code that they have chosen, or 1."""
+    """Start processes of a command on this machine; return the exit code that they chose, or 1.
+
+    `words` are the number of processes, then the command.
+    """
     processes, *command = words
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, with a warning
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
@@ -31,7 +34,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def chosen_code(codes: Iterable[int]) -> int:
-    """Of processes that ended in failure: the code that one chose; 1 where all were ended by signals, which are below 0."""
+    """Return the first positive exit code of failed processes; 1 if all were ended by signals (negative codes)."""
     return next((code for code in codes if code > 0), 1)
 
 

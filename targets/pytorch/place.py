@@ -1,4 +1,4 @@
-"""Which process of a torchrun job this is, as its environment says. Needs no PyTorch."""
+"""The number of this process in a torchrun job, from its environment. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 @frozen
 class TorchrunPlace:
-    """What torchrun tells a process in its environment."""
+    """Settings that torchrun gives a process in its environment."""
 
     number: int
     count: int
     host: str
     port: int
     attempt: str
-    """of a launcher that starts a job again"""
+    """number of restarts of the job by its launcher"""
     launcher_has_store: bool
     local_number: int = 0
-    """among those of its machine"""
+    """number among the processes of its machine"""
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> TorchrunPlace:
-        """The place that variables say. Raises `DiagnosticError` RT093 where they are missing or make no sense."""
+        """Read the place from variables. Raises `DiagnosticError` RT093 if they are missing or make no sense."""
         missing = [name for name in _VARIABLES if not environment.get(name)]
         if missing:
             fail(
@@ -58,6 +58,6 @@ class TorchrunPlace:
 
 
 def start_command(processes: str) -> str:
-    """How so many processes are started, for messages."""
-    # Behind the two dashes torchrun takes no option for an abbreviation of its own: it has some that begin with --log.
+    """Return the command line that starts `processes` processes, for messages."""
+    # After the two dashes torchrun takes no option for an abbreviation of its own: it has some that begin with --log.
     return f"torchrun --nproc-per-node {processes} -m -- ratrain run ... --engine torch"

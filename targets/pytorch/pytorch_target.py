@@ -1,4 +1,7 @@
-"""GPUs and hosts that PyTorch runs on: a rank is a device. Kernels of its libraries tile by themselves, so that nothing on chip is scheduled."""
+"""Target for GPUs and hosts with PyTorch: a rank is a device.
+
+Library kernels tile for themselves, so no tiles are scheduled.
+"""
 
 from __future__ import annotations
 
@@ -9,4 +12,4 @@ from ratrain.targets.target import MachineTarget
 
 @frozen
 class PytorchTarget(MachineTarget):
-    """The machine files of this folder: what any machine file says is all there is to know of such a device."""
+    """Target of the machine files of this folder, which describe such a device completely."""

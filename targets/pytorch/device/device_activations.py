@@ -24,69 +24,69 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.arena.scratch import Plan
 
 _SLOPE, _CUBE = math.sqrt(8 / math.pi), 0.044715
-"""Of GELU: (1 + tanh(z)) / 2 is the sigmoid of 2 z = _SLOPE * (up + _CUBE * up^3)."""
+"""Constants of GELU: (1 + tanh(z)) / 2 is the sigmoid of 2 z = _SLOPE * (up + _CUBE * up^3)."""
 
 
 def swiglu_forward_plan(gate: Array, **_: object) -> Plan:
-    """Gate, its sigmoid, up."""
+    """Plan gate, its sigmoid, up."""
     return chunk_buffers(3, size(gate))
 
 
 def swiglu_backward_plan(gate: Array, **_: object) -> Plan:
-    """Gate, up, the gradient; the gate's sigmoid, a product."""
+    """Plan gate, up, the gradient; the gate's sigmoid, a product."""
     return chunk_buffers(5, size(gate))
 
 
 def relu2_forward_plan(up: Array, **_: object) -> Plan:
-    """The input."""
+    """Plan the input."""
     return chunk_buffers(1, size(up))
 
 
 def relu2_backward_plan(up: Array, **_: object) -> Plan:
-    """The input, the gradient."""
+    """Plan the input, the gradient."""
     return chunk_buffers(2, size(up))
 
 
 def _gelu_plan(x: Array, chunks: int, *, exact: bool) -> Plan:
-    """So many chunks; by the error function also one in float64, where its argument loses nothing."""
+    """Plan `chunks` chunks; with the error function also one in float64, where its argument loses nothing."""
     doubles = [Buffer((chunk_rows(size(x), 1),), np.float64)] if exact else []
     return [*chunk_buffers(chunks, size(x)), *doubles]
 
 
 def gelu_forward_plan(up: Array, *, exact: bool = False, **_: object) -> Plan:
-    """The input, the value."""
+    """Plan the input, the value."""
     return _gelu_plan(up, 2, exact=exact)
 
 
 def gelu_backward_plan(up: Array, *, exact: bool = False, **_: object) -> Plan:
-    """The input, the value, the slope, the gradient."""
+    """Plan the input, the value, the slope, the gradient."""
     return _gelu_plan(up, 4, exact=exact)
 
 
 def geglu_forward_plan(gate: Array, *, exact: bool = False, **_: object) -> Plan:
-    """Gate, its value, up."""
+    """Plan gate, its value, up."""
     return _gelu_plan(gate, 3, exact=exact)
 
 
 def geglu_backward_plan(gate: Array, *, exact: bool = False, **_: object) -> Plan:
-    """Gate, its value, its slope, the gradient, up."""
+    """Plan gate, its value, its slope, the gradient, up."""
     return _gelu_plan(gate, 5, exact=exact)
 
 
 def _share(u: F32, out: F32, doubles: list[F64]) -> F32:
-    """The factor of u in gelu(u): by the error function where there is a buffer in float64, else by tanh."""
+    """Compute the factor of u in gelu(u): by the error function if there is a float64 buffer, else by tanh."""
     if doubles:  # (1 + erf(u / sqrt(2))) / 2 without its cancellation
         return out.copy_(shaped(doubles[0], u.shape).copy_(u).mul_(-1 / math.sqrt(2)).erfc_().mul_(0.5))
     return torch.mul(u, u, out=out).mul_(u).mul_(_CUBE).add_(u).mul_(_SLOPE).sigmoid_()
 
 
 def _gelu(u: F32, buffer: F32, doubles: list[F64]) -> F32:
-    """Gelu(u)."""
+    """Compute gelu(u) in a buffer."""
     return _share(u, shaped(buffer, u.shape), doubles).mul_(u)
 
 
 def _gelu_and_slope(u: F32, buffers: tuple[F32, F32, F32], doubles: list[F64]) -> tuple[F32, F32]:
-    """Gelu(u) and its derivative, in the first two buffers."""
+    """Compute gelu(u) and its derivative, in the first two buffers."""
     value, slope, term = (shaped(each, u.shape) for each in buffers)
     share = _share(u, value, doubles)
     if doubles:  # share + u e^(-u^2 / 2) / sqrt(2 pi)
@@ -99,7 +99,10 @@ def _gelu_and_slope(u: F32, buffers: tuple[F32, F32, F32], doubles: list[F64]) -
 
 
 class DeviceActivations:
-    """The activations of `TorchDevice`. All inputs of a chunk are loaded before an output is stored, so they may be the same bytes."""
+    """The activations of `TorchDevice`.
+
+    All inputs of a chunk are loaded before an output is stored, so an output may have the bytes of an input.
+    """
 
     def swiglu_forward(self, gate, up, prod, *, scratch):
         buffers = scratch.take_all(swiglu_forward_plan(gate))

@@ -1,4 +1,4 @@
-"""AdamW on tensors: one update whose numbers are on the host, and one that a captured step can repeat, whose numbers are on the device."""
+"""AdamW on tensors, with numbers (learning rate, step) given by the host, or read on the device by a captured step."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def adamw_plan(master: F32, **_: object) -> Plan:
-    """Gradient, two new moments, a term; five numbers in float32 and two in float64; whether to skip; the count of updates."""
+    """Plan gradient, new moments, a term; five float32 and two float64 numbers; skip flag; count of updates."""
     numbers = [Buffer((1,))] * 5 + [Buffer((1,), np.float64)] * 2
     return [*chunk_buffers(4, size(master)), *numbers, Buffer((1,), np.bool_), Buffer((1,), np.int64)]
 
 
 @frozen
 class _Numbers:
-    """What an update is made with: tensors of one float32."""
+    """Factors of an update, each a tensor of one float32."""
 
     multiplier: F32
     step_size: F32
@@ -60,7 +60,7 @@ class DeviceAdamW:
         weight_decay,
         decay,
     ):
-        """`lr` is first rounded to float32, as `adamw_on_device` has it."""
+        """Update a shard; `lr` is first rounded to float32, as in `adamw_on_device`."""
         buffers = scratch.take_all(adamw_plan(master))
         rate, multiplier, count = buffers[7].fill_(lr), buffers[8].fill_(grad_multiplier), buffers[12].fill_(step)
         numbers = _numbers(buffers, count, multiplier, rate, beta1, beta2, weight_decay)
@@ -85,14 +85,15 @@ class DeviceAdamW:
         weight_decay: float,
         decay: Sequence[tuple[int, int]],
     ) -> None:
-        """`adamw` of a step that is captured once and then repeated: what differs from step to step is read on the device.
+        """Do what `adamw` does with numbers that are on the device, for a step that is captured once and then repeated.
 
-        `t` (int64) is `step`, `multiplier` (float32) `grad_multiplier`, `lr` (float32) the learning rate; with `skip` (any type, not 0)
-        nothing changes but the view, which is the master's rounding in any case. Each has one element. The results are those of `adamw`
-        to the bit, and so is the scratch.
+        `t` (int64) is `step`, `multiplier` (float32) `grad_multiplier`, `lr` (float32) the learning rate, each of one
+        element. If `skip` (one element of any type) is not 0, only the view changes: it is the rounded master in any
+        case. Results have the bits of `adamw`; the scratch is the same.
         """
         buffers = scratch.take_all(adamw_plan(master))
         numbers = _numbers(buffers, t.view(1), multiplier.view(1), lr.view(1), beta1, beta2, weight_decay)
+        # views of one element: no operation here reads a number on the host
         skips = torch.ne(skip.view(1), 0, out=buffers[11])
         _update(master, m, v, grad, view, numbers, skips, buffers, beta1, beta2, eps, decay)
 
@@ -100,17 +101,18 @@ class DeviceAdamW:
 def _numbers(
     buffers: list[Array], t: I64, multiplier: F32, lr: F32, beta1: float, beta2: float, weight_decay: float
 ) -> _Numbers:
-    """In float64, each rounded once."""
+    """Compute the factors of an update in float64, each rounded once."""
     step_size, root, keep, _, _, double, other = buffers[4:11]
     _one_minus_power(beta1, t, double)
     step_size.copy_(other.copy_(lr).div_(double))
     root.copy_(_one_minus_power(beta2, t, double).sqrt_())
+    # `double` and `other` are reused: each number is rounded to float32 before the next is made
     keep.copy_(double.copy_(lr).mul_(-weight_decay).add_(1))
     return _Numbers(multiplier, step_size, root, keep)
 
 
 def _one_minus_power(beta: float, t: I64, out: F64) -> F64:
-    """Out = 1 - beta^t. `torch.pow` of a number would make a tensor of it."""
+    """Set out = 1 - beta^t, as -expm1(t * log(beta)). `torch.pow` of a number would allocate a tensor for it."""
     return out.copy_(t).mul_(math.log(beta) if beta else -math.inf).expm1_().neg_()
 
 
@@ -128,7 +130,7 @@ def _update(
     eps: float,
     decay: Sequence[tuple[int, int]],
 ) -> None:
-    """All elements, by chunks of those that are decayed and those that are not; where `skip` is there and true, state keeps its bits."""
+    """Update all elements, by chunks of decayed and other ones; if `skip` is given and true, state keeps its bits."""
     of_grad, of_m, of_v, term = buffers[:4]
 
     def store(out: F32, value: F32) -> None:
@@ -142,10 +144,12 @@ def _update(
         for p, old_m, old_v, g, *of_view in flat_chunks(*(x[start:stop] for x in (master, m, v, grad, *views))):
             gradient = wide(of_grad, g).mul_(numbers.multiplier)
             new_m, new_v, value = (shaped(each, p.shape) for each in (of_m, of_v, term))
+            # same order of operations as the reference: m + (g - m) * (1 - beta1)
             torch.sub(gradient, old_m, out=new_m).mul_(1 - beta1).add_(old_m)
             torch.mul(old_v, beta2, out=new_v).add_(gradient.square_().mul_(1 - beta2))
             torch.sqrt(new_v, out=gradient).div_(numbers.root).add_(eps)
             torch.div(new_m, gradient, out=value).mul_(numbers.step_size)
+            # all new values are computed before any is stored, and kept out of state by selection, not by a branch
             store(old_m, new_m)
             store(old_v, new_v)
             kept = torch.mul(p, numbers.keep, out=gradient) if decayed else gradient.copy_(p)

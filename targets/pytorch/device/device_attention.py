@@ -1,6 +1,13 @@
 """Attention on tensors, tile by tile with a running softmax (Milakov and Gimelshein, 2018; Dao et al., 2022).
 
-Of whole sequences and of blocks of them alike; scores stay in scratch, whose size does not depend on the product of queries and keys.
+It serves whole sequences and blocks of them. Scores stay in scratch, whose size does not depend on the number of
+queries times keys:
+
+    for some heads:  for each tile of queries:  for each tile of keys that one of them sees:
+        scores = q k^T;  new peak, weights 2^(score - peak);  total and acc shrink to the new peak and grow
+
+Gradients compute the probabilities again from lse; for some heads, all keys and values and their gradients are in
+scratch.
 """
 
 from __future__ import annotations
@@ -26,7 +33,7 @@ LOG2_E, LN2 = math.log2(math.e), math.log(2)
 
 
 def forward_plan(spec: AttentionBlockSpec) -> Plan:
-    """The mask; queries and what they have gathered, keys, values, scores; five numbers of a query, and whether it has seen no key."""
+    """Plan the mask; queries, output, keys, values, scores; five numbers for each query, and a flag."""
     shape = TileShape.of(spec)
     query, key, line = shape.of_queries(spec), shape.of_keys(spec), shape.line(spec)
     seen = Buffer(line.shape, np.bool_)
@@ -34,7 +41,7 @@ def forward_plan(spec: AttentionBlockSpec) -> Plan:
 
 
 class RunningSoftmax:
-    """What a tile of queries has of the keys so far: the largest score in units of ln 2, the sum of weights, that of weighted values."""
+    """State of a tile of queries after some keys: largest score (units of ln 2), total weight, weighted values."""
 
     def __init__(self, spec: AttentionBlockSpec, documents: I32 | None, scratch: Scratch, *, halves: bool) -> None:
         check_documents(documents, spec.queries, spec.first_query)
@@ -44,7 +51,7 @@ class RunningSoftmax:
         self.of_q, self.of_acc, self.of_k, self.of_v, self.of_scores, *self.lines, self.flags = buffers[MASK_BUFFERS:]
 
     def begin(self, heads: Heads, q: Array, queries: slice) -> None:
-        """Of no keys."""
+        """Start with a tile of queries and no keys."""
         self.heads, self.queries = heads, queries
         self.q = factor(self.of_q, heads.of_queries(q, queries), halves=self.halves)
         count, rows, _ = self.q.shape
@@ -61,6 +68,7 @@ class RunningSoftmax:
         values = wide(self.of_v, heads.of_keys(v, keys))
         score = shaped(self.of_scores, (heads.count, self.q.shape[1], key.shape[1]))
         multiply(heads.by_shared(self.q), key.mT, heads.by_shared(score))
+        # scores in units of ln 2, so that weights are powers of two
         if self.spec.softcap is None:
             score.mul_(self.spec.multiplier * LOG2_E)
         else:
@@ -72,6 +80,7 @@ class RunningSoftmax:
         base = torch.amax(score, dim=2, keepdim=True, out=self.base)
         torch.maximum(self.peak, base, out=base)
         torch.sub(self.peak, base, out=self.shrink)
+        # `base` is the new peak, `shrink` the old one minus the new: the factor of everything summed so far
         self.peak.copy_(base)
         # a row that has seen no key yet has no peak: 0 keeps its weights at 2^-inf = 0
         unseen = torch.eq(base, float("-inf"), out=shaped(self.flags, base.shape))
@@ -83,7 +92,7 @@ class RunningSoftmax:
         torch.baddbmm(acc, self.heads.by_shared(score), values, out=acc)
 
     def of_rows(self, x: F32) -> F32:
-        """The part of x[heads, batch * queries] that its queries have."""
+        """Return the part of x[heads, batch * queries] that belongs to this tile's queries."""
         return self.heads.line(x, self.queries)
 
     def run(self, k: Array, v: Array) -> None:
@@ -93,7 +102,7 @@ class RunningSoftmax:
 
 
 def backward_plan(spec: AttentionBlockSpec, *, halves: bool) -> Plan:
-    """The mask; queries, three times; all keys, four times; scores, their gradient and slope; two numbers of a query; factors of 16 bits."""
+    """Plan the mask; queries (3), all keys (4), scores, their gradient and slope; lines (2); 16-bit factors."""
     shape = TileShape.of(spec)
     query, line, scores = shape.of_queries(spec), shape.line(spec), shape.scores(spec)
     every = Buffer((shape.shared_heads * spec.keys * spec.head_dim,))
@@ -124,17 +133,17 @@ class BlockGradients:
         self.of_scores, self.of_dscores, self.of_slope, self.of_lse, self.of_delta, *self.factors = of_tiles[7:]
 
     def _keys(self, buffer: Array, heads: Heads, keys: slice) -> F32:
-        """The tile of some keys among all that a buffer has: tile after tile, each contiguous."""
+        """Return a tile of keys out of a buffer of all keys, which lie in it tile after tile, each contiguous."""
         each = heads.count // self.spec.group * self.spec.head_dim
         tile = buffer[keys.start * each : keys.stop * each]
         return tile.view(-1, keys.stop - keys.start, self.spec.head_dim)
 
     def _factor(self, number: int, wide_one: F32, source: Array) -> Array:
-        """A factor of a product of two stored ones: its copy in float32, or one in 16 bits."""
+        """Return a factor of a product of stored operands: its float32 copy, or a 16-bit one if halves multiply."""
         return factor(self.factors[number], source, halves=True) if self.halves else wide_one
 
     def begin(self, heads: Heads) -> None:
-        """Load all keys and values of some heads."""
+        """Load all keys and values of some heads; clear their gradients."""
         for keys in row_steps(self.spec.keys, self.shape.keys):
             self._keys(self.of_k, heads, keys).copy_(heads.of_keys(self.k, keys))
             self._keys(self.of_v, heads, keys).copy_(heads.of_keys(self.v, keys))
@@ -142,7 +151,7 @@ class BlockGradients:
             self._keys(self.of_dv, heads, keys).zero_()
 
     def of_queries(self, heads: Heads, queries: slice) -> F32:
-        """The gradient of a tile of queries [heads, queries, head_dim]; adds to those of keys and values what the tile gives."""
+        """Return the gradient [heads, queries, head_dim] of a tile of queries; add its part to keys' and values'."""
         q, do = (wide(b, heads.of_queries(x, queries)) for b, x in ((self.of_q, self.q), (self.of_do, self.do)))
         q_factor = self._factor(0, q, heads.of_queries(self.q, queries))
         do_factor = self._factor(1, do, heads.of_queries(self.do, queries))
@@ -160,23 +169,26 @@ class BlockGradients:
             )
             self._probabilities(score, lse, heads, queries, keys)
             prob = heads.by_shared(score)
+            # dv += p^T do
             torch.baddbmm(dv, prob.mT, heads.by_shared(do), out=dv)
             multiply(
                 heads.by_shared(do_factor),
                 self._factor(3, value, heads.of_keys(self.v, keys)).mT,
                 heads.by_shared(dscore),
             )
+            # softmax's derivative: ds = p * (dp - delta) with delta = rowsum(do * o), then the cap's
             dscore.sub_(delta).mul_(score)
             if self.spec.softcap is not None:
                 dscore.mul_(shaped(self.of_slope, shape))
             gradient = heads.by_shared(dscore)
+            # dk += ds^T q and dq += ds k; the scale of scores is multiplied in at the end of each
             torch.baddbmm(dk, gradient.mT, heads.by_shared(q), out=dk)
             of_q = heads.by_shared(dq)
             torch.baddbmm(of_q, gradient, key, out=of_q)
         return dq.mul_(self.spec.multiplier)
 
     def _probabilities(self, score: F32, lse: F32, heads: Heads, queries: slice, keys: slice) -> None:
-        """From products of queries and keys, in place; with a cap, `of_slope` receives its derivative."""
+        """Turn products of queries and keys into probabilities, in place; `of_slope` receives a cap's derivative."""
         spec = self.spec
         if spec.softcap is None:
             score.mul_(spec.multiplier)
@@ -185,11 +197,12 @@ class BlockGradients:
             share = shaped(self.of_slope, score.shape).copy_(score).square_()
             complement(share, share)
             score.mul_(spec.softcap)
+        # the cap's derivative 1 - tanh^2 is taken before bias and mask
         self.mask.apply(score, heads, queries, keys)
         score.sub_(lse).exp_()
 
     def of_keys(self, heads: Heads, keys: slice) -> tuple[F32, F32]:
-        """The gradients of a tile of keys and of values, of all queries that `of_queries` has had."""
+        """Return the gradients of a tile of keys and of values, from all queries given to `of_queries` so far."""
         return self._keys(self.of_dk, heads, keys).mul_(self.spec.multiplier), self._keys(self.of_dv, heads, keys)
 
     def run(

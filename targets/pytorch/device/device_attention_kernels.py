@@ -1,4 +1,4 @@
-"""The attention kernels on tensors: of whole sequences, and of a block of queries and a block of keys."""
+"""The attention kernels on tensors: for whole sequences, and for a block of queries and a block of keys."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def attention_forward_plan(spec: AttentionSpec, **_: object) -> Plan:
-    """That of one block."""
+    """Plan the whole sequences as one block."""
     return forward_plan(spec.block)
 
 
 def attention_backward_plan(spec: AttentionSpec, *, halves: bool, **_: object) -> Plan:
-    """Sums of products of rows, then that of one block."""
+    """Plan sums of products of rows, then the gradients of one block."""
     return [
         *_delta_plan(spec.batch * spec.seq_len, spec.heads, spec.head_dim),
         *backward_plan(spec.block, halves=halves),
@@ -37,22 +37,22 @@ def attention_backward_plan(spec: AttentionSpec, *, halves: bool, **_: object) -
 
 
 def partial_forward_plan(spec: AttentionBlockSpec, **_: object) -> Plan:
-    """That of one block."""
+    """Plan one block."""
     return forward_plan(spec)
 
 
 def partial_backward_plan(spec: AttentionBlockSpec, *, halves: bool, **_: object) -> Plan:
-    """That of one block."""
+    """Plan the gradients of one block."""
     return backward_plan(spec, halves=halves)
 
 
 def partial_finish_plan(o: Array, **_: object) -> Plan:
-    """Some rows."""
+    """Plan some rows."""
     return chunk_buffers(1, *o.shape)
 
 
 def delta_plan(o: Array, *, heads: int, head_dim: int, **_: object) -> Plan:
-    """Some rows of both, their sums by heads."""
+    """Plan some rows of o and do, and their sums by heads."""
     return _delta_plan(o.shape[0], heads, head_dim)
 
 
@@ -96,6 +96,7 @@ class DeviceAttention:
                 softmax.begin(heads, q, queries)
                 so_far = (heads.of_queries(acc, queries), softmax.of_rows(peak), softmax.of_rows(total))
                 of_tile = (softmax.acc, softmax.peak, softmax.total)
+                # the state of the blocks of keys before this one
                 if accumulate:
                     for mine, theirs in zip(of_tile, so_far, strict=True):
                         mine.copy_(theirs)

@@ -1,4 +1,4 @@
-"""Kernels on tensors that work element by element, and tell whether all are finite."""
+"""Element-wise kernels on tensors, and checks that all elements are finite."""
 
 from __future__ import annotations
 
@@ -17,33 +17,35 @@ if TYPE_CHECKING:
 
 
 def scale_plan(out: Array, **_: object) -> Plan:
-    """One chunk."""
+    """Plan one chunk."""
     return chunk_buffers(1, size(out))
 
 
 def add_plan(out: Array, **_: object) -> Plan:
-    """A chunk of each term."""
+    """Plan a chunk of each term."""
     return chunk_buffers(2, size(out))
 
 
 def mean_plan(out: Array, **_: object) -> Plan:
-    """The sum, a term, what tells whether all are finite and a part of it."""
+    """Plan the sum, a term, the mark of finiteness and a part of it."""
     return [*chunk_buffers(2, size(out)), Buffer((1,)), Buffer((1,))]
 
 
 def all_finite_plan(a: Array, **_: object) -> Plan:
-    """A chunk, what tells whether all are finite and a part of it."""
+    """Plan a chunk, the mark of finiteness and a part of it."""
     return [*chunk_buffers(1, size(a)), Buffer((1,)), Buffer((1,))]
 
 
 def notice(values: F32, told: F32, part: F32) -> None:
-    """Leave `told` at 0 where all values are finite, else NaN: 0 times an infinity or a NaN is one. Changes the values."""
+    """Leave `told` at 0 if all values are finite, else make it NaN. Changes the values."""
+    # 0 times an infinity or a NaN is NaN, 0 times any other number is 0: the sum tells, without a comparison on the
+    # host
     torch.sum(values.mul_(0), dim=0, keepdim=True, out=part)
     told.add_(part)
 
 
 class DeviceFlat:
-    """The kernels of `TorchDevice` that know no rows."""
+    """The element-wise kernels of `TorchDevice`."""
 
     def zero(self, a, *, scratch):
         a.zero_()
@@ -65,18 +67,18 @@ class DeviceFlat:
             of_out.copy_(wide(buffer, of_a).mul_(scale))
 
     def mean_of_replicas(self, parts, out, *, scratch, accumulate, divisor):
-        """Waits for the device, once: the answer is needed on the host."""
+        """Average replicas' parts. Waits for the device once: the host needs the answer."""
         told = self.told_mean_of_replicas(parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor)
         return bool(told.item() == 0)
 
     def all_finite(self, a, *, scratch):
-        """Waits for the device, once: the answer is needed on the host."""
+        """Return whether all elements are finite. Waits for the device once: the host needs the answer."""
         return bool(self.told_all_finite(a, scratch=scratch).item() == 0)
 
     def told_mean_of_replicas(
         self, parts: Sequence[Array], out: Array, *, scratch: Scratch, accumulate: bool, divisor: float
     ) -> F32:
-        """`mean_of_replicas`, whose answer stays on the device: one element in scratch, 0 where all is finite, else NaN."""
+        """Do `mean_of_replicas`; the answer stays on the device: in scratch, 0 if all is finite, else NaN."""
         acc, term, told, part = scratch.take_all(mean_plan(out))
         told.zero_()
         for of_out, *of_parts in flat_chunks(out, *parts):
@@ -87,12 +89,12 @@ class DeviceFlat:
             if accumulate:
                 add_wide(total, term, of_out)
             of_out.copy_(total)
-            # a sum with an infinity or a NaN in it is not finite: the result tells about the parts too
+            # an infinity or NaN in a part makes the sum not finite, so that only the result is checked
             notice(wide(term, of_out), told, part)
         return told
 
     def told_all_finite(self, a: Array, *, scratch: Scratch) -> F32:
-        """`all_finite`, whose answer stays on the device, as that of `told_mean_of_replicas` does."""
+        """Do `all_finite`; its answer stays on the device, as that of `told_mean_of_replicas` does."""
         buffer, told, part = scratch.take_all(all_finite_plan(a))
         told.zero_()
         for (of_a,) in flat_chunks(a):

@@ -1,4 +1,10 @@
-"""Cross-entropy head on tensors: logits in float32 in their workspace, made and gone through chunk by chunk."""
+"""Cross-entropy head on tensors: float32 logits in their workspace, computed and processed by chunks of rows.
+
+    forward   for each chunk of rows:  logits = x @ table^T, shaped;  lse, loss
+    backward  for each chunk of rows:  logits again (unless given);  their gradient in place;  dxn, dtable +=
+
+A chunk has as many rows as the workspace; products go by smaller chunks of the table, copied to float32 if need be.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +37,19 @@ if TYPE_CHECKING:
 
 
 def head_plan(xn: Array, table: Array, logits: F32, **_: object) -> Plan:
-    """The same for all three kernels."""
+    """Plan the buffers of a call, the same for all three kernels."""
     return list(HeadCall.buffers_of(xn, table, logits).values())
 
 
 def _check(labels: I32, rows: int) -> None:
-    """`check_labels` on the CPU; a GPU would have to be waited for, so there labels are not looked at."""
+    """Do `check_labels` on the CPU; on a GPU labels are not checked, since the host would have to wait for it."""
     if labels.device.type == "cpu":
         check_labels(labels.numpy(), rows)
 
 
 @frozen
 class HeadCall:
-    """A call of one of the kernels: its table, its options and its buffers."""
+    """One call of a head kernel: its table, its options and its buffers."""
 
     xn: Array
     table: Array
@@ -56,7 +62,7 @@ class HeadCall:
 
     @classmethod
     def buffers_of(cls, xn: Array, table: Array, logits: F32) -> dict[str, Buffer]:
-        """Buffers by what they hold: chunks of rows of x and of the table, of their gradients, and of logits; lines of both; numbers."""
+        """Return buffers by name: chunks of x, table, their gradients and logits; lines of both; numbers."""
         (vocab, width), rows = table.shape, min(xn.shape[0], logits.shape[0])
         matrix, elements = (
             Buffer((chunk_rows(max(rows, vocab), width) * width,)),
@@ -100,24 +106,25 @@ class HeadCall:
         return head
 
     def invert_norms(self) -> None:
-        """1 over the norm of each row of the table."""
+        """Compute 1 / norm of each row of the table."""
         for rows in row_chunks(*self.table.shape):
             norms = self.buffers["inverse"][rows]
             torch.sum(wide(self.buffers["weight"], self.table[rows]).square_(), dim=1, out=norms)
             norms.sqrt_().clamp_(min=NORM_EPS).reciprocal_()
 
     def logits(self, rows: slice, out: F32) -> None:
-        """Those of some rows."""
+        """Compute the logits of some rows."""
         width = self.table.shape[1]
         for columns in row_chunks(*self.table.shape):
             weight = operand(self.buffers["weight"], self.table[columns], halves=self.halves)
             for some in row_chunks(len(out), width):
                 x = operand(self.buffers["x"], self.xn[rows][some], halves=self.halves)
                 multiply(x, weight.T, out[some, columns])
+        # shaped once all blocks of the table are multiplied: the whole rows are one pass
         self.shape(out)
 
     def shape(self, logits: F32) -> None:
-        """From products to logits, in place."""
+        """Turn products into logits, in place."""
         if self.normalise:
             logits.mul_(self.buffers["inverse"])
         if self.scale != 1:
@@ -126,7 +133,10 @@ class HeadCall:
             logits.div_(self.softcap).tanh_().mul_(self.softcap)
 
     def mark(self, rows: slice) -> tuple[I64, Array]:
-        """The labels of some rows as indices [rows, 1], 0 where the table has none, and where that is: others have it, or nobody."""
+        """Return the labels of some rows as indices [rows, 1] and a mask [rows] of those without a row in this table.
+
+        Such rows have the index 0: their label is ignored, or a row of another tensor-parallel rank's table.
+        """
         labels = self.labels[rows]
         absent = torch.lt(labels, 0, out=self.buffers["absent"][: len(labels)])
         return self.buffers["label"][: len(labels)].copy_(labels).clamp_(min=0)[:, None], absent
@@ -146,26 +156,31 @@ class HeadCall:
         loss.add_(torch.sum(losses, dim=0, keepdim=True, out=self.buffers["double"]))
 
     def set_factor(self, scale: F32, denominator: SupportsFloat) -> None:
-        """What the gradient of a row's loss is multiplied by, rounded once; and the slope of the scale of logits.
+        """Set the factor of the logit gradient, scale / denominator (rounded once) times the scale of logits.
 
-        The denominator is a number of the host, or of the device: one that may be another in the next step, without being read here.
+        The denominator is a number, or a tensor of one on the device, which may have another value at the next step and
+        is not read here.
         """
         divisor = denominator if isinstance(denominator, torch.Tensor) else float(denominator)
+        # in float64 on the device, rounded once when it is copied to `factor`
         double = self.buffers["double"].copy_(scale[:1]).div_(divisor)
         self.buffers["factor"].copy_(double).mul_(self.scale)
 
     def slope(self, rows: slice, lse: F32, logits: F32, dlogits: F32) -> None:
-        """From logits to the gradient of the products of some rows; both may be the same bytes."""
+        """Turn logits of some rows into the gradient of the products; both may be the same bytes."""
         index, absent = self.mark(rows)
         held = self.buffers["held"][: len(absent)].copy_(absent).neg_().add_(1)[:, None]
         ignored = torch.eq(self.labels[rows], IGNORED_LABEL, out=self.buffers["ignored"][: len(absent)])
         shapes = self.normalise or self.softcap is not None
+        # `pull` is the sum of dlogit * logit over rows, by row of the table
         pull = self.buffers["pull"].zero_()
         for some in row_chunks(*logits.shape):
             gradient = dlogits[some]
             logit = wide(self.buffers["spare"], logits[some]) if shapes else logits[some]
+            # exp(logit - lse), minus 1 at the label where this table has it; ignored rows become 0 below
             torch.sub(logit, lse[rows][some, None], out=gradient).exp_()
             at_label = self.buffers["at_label"][: len(gradient), None]
+            # a scatter of gathered values: `held` is 0 in rows without a label here, whose index 0 then keeps its value
             gradient.scatter_(1, index[some], torch.gather(gradient, 1, index[some], out=at_label).sub_(held[some]))
             gradient.mul_(self.buffers["factor"]).masked_fill_(ignored[some, None], 0)
             if self.softcap is not None:
@@ -179,10 +194,11 @@ class HeadCall:
             pull.mul_(inverse).mul_(inverse).masked_fill_(constant, 0)
 
     def store(self, rows: slice, dlogits: F32, dxn: Array, dtable: Array, *, accumulate: bool) -> None:
-        """Gradients of some rows of x, and of the table."""
+        """Store the gradients of some rows of x, and add their part of the table's."""
         width = self.table.shape[1]
         for some in row_chunks(len(dlogits), width):
             of_x = dxn[rows][some]
+            # summed in float32 over the blocks of the table, rounded once
             total = shaped(self.buffers["total"], of_x.shape).zero_()
             for columns in row_chunks(*self.table.shape):
                 weight = wide(self.buffers["weight"], self.table[columns])
@@ -203,7 +219,7 @@ class HeadCall:
 
 
 class DeviceHead:
-    """The head kernels of `TorchDevice`. Labels are checked on the CPU alone."""
+    """The head kernels of `TorchDevice`. Labels are checked on the CPU only."""
 
     halves: bool
     head_class: ClassVar[type[HeadCall]] = HeadCall
@@ -211,7 +227,7 @@ class DeviceHead:
     def head_forward(
         self, xn, table, labels, lse, loss, logits, *, scratch, normalise, accumulate, scale_of_logits=1.0, softcap=None
     ):
-        """The losses of a chunk are summed in float64, in an order of PyTorch's."""
+        """Compute lse and loss; the losses of a chunk are summed in float64, in PyTorch's order."""
         options: dict[str, Any] = {"normalise": normalise, "scale_of_logits": scale_of_logits, "softcap": softcap}
         head = self.head_class.begin(xn, table, labels, logits, scratch, halves=self.halves, **options)
         if not accumulate:

@@ -95,9 +95,10 @@ class TorchDevice(
 ):
     """`KernelSet` whose operands are tensors on one device, and whose scratch is a `TensorScratch` there.
 
-    A kernel asks no allocator for memory of a tensor and, but for those that return a bool, which no step calls, never waits for the
-    device: an index outside its table is found on the CPU alone. Rows of one token are summed in another order than ascending (`device_sums`), losses
-    too. No two calls with the same values differ in a bit. It has run on the CPU; on a GPU it has not been tried.
+    No kernel asks an allocator for tensor memory. None waits for the device, except those that return a bool, which no
+    step calls. So an index outside its table is only found on the CPU. Rows of one token are not summed in ascending
+    order (see `device_sums`), nor are losses. Two calls with the same values give the same bits. Tests have run it on
+    the CPU only.
     """
 
     name = "torch-device"
@@ -106,33 +107,34 @@ class TorchDevice(
     plans = PerKernel("scratch in 'torch-device'", DEVICE_PLANS, never=("zero", "cast"))
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
-        """Raises `DiagnosticError` RT093 where PyTorch finds no such device."""
+        """Make the set for a device. Raises `DiagnosticError` RT093 if PyTorch finds no such device."""
         super().__init__()
         self.device = torch.device(device)
         _check_device(self.device)
         self.memory = DeviceMemory(self.device)
+        # PyTorch multiplies 16-bit factors into float32 on CUDA only
         self.halves = self.device.type == "cuda"
         if self.halves:
-            # sums of products in float32: by default some of those of 16-bit factors are not
+            # sums of products in float32: by default PyTorch allows less for some 16-bit factors
             torch.backends.cuda.matmul.allow_tf32 = False
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
     def combined_loss_bytes(self, rows: int) -> int:
-        """The temporaries of both methods."""
+        """Return the bytes of the temporaries of `logits_of_labels` and `combine_losses`."""
         return plan_bytes([*label_logits_plan(rows), *combined_logs_plan(rows)])
 
     def scalars(self, blocks: Mapping[Place, Sequence[str]]) -> DeviceScalars:
-        """Numbers of the device."""
+        """Make the object that keeps a step's numbers on the device."""
         return DeviceScalars(self, blocks)
 
     def build_rope_table(self, seq_len: int, width: int, theta: float, scaling: str) -> tuple[F32, F32]:
-        """The table, on the device."""
+        """Build the table on the device."""
         cos, sin = (torch.tensor(table, device=self.device) for table in rope_table(seq_len, width, theta, scaling))
         return cos, sin
 
     def plan_options(self) -> dict[str, Any]:
-        """Whether factors of 16 bits are multiplied as they are."""
+        """Return whether 16-bit factors are multiplied without conversion."""
         return {"halves": self.halves}
 
     def rope(
@@ -160,7 +162,7 @@ class TorchDevice(
         self.turn_rows(x, turn, scratch, shape)
 
     def turn_rows(self, x: Array, turn: RotaryTurn, scratch: Scratch, shape: dict[str, Any]) -> None:
-        """Rotate x [tokens, heads * head_dim] in place; `shape` has what `rope_plan` asks for."""
+        """Rotate x [tokens, heads * head_dim] in place; `shape` has the arguments of `rope_plan`."""
         buffers = scratch.take_all(rope_plan(**shape, documents=turn.documents))
         turn.rotate(x.view(-1, shape["seq_len"], shape["heads"], shape["head_dim"]), buffers)
 

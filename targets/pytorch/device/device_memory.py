@@ -1,4 +1,4 @@
-"""The memory of a PyTorch device: an arena is one byte tensor, everything planned is a typed view of it."""
+"""Memory of a PyTorch device: an arena is one byte tensor, all planned tensors are typed views of it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.arena.kernel_memory import Work
 
 _NUMBERS = 64
-"""Bytes of the numbers of one operation: PyTorch makes a tensor on the host of each."""
+"""Bytes of the numbers of one operation: PyTorch makes a host tensor of each."""
 _PIECE_BYTES = PIECE_ELEMENTS * 4
-"""Of weights on their way to where they stay."""
+"""Bytes of weights while they are moved to their place."""
 
 
 @contextmanager
 def _refused_as_memory() -> Iterator[None]:
-    """What the allocator cannot give is a MemoryError: on the CPU PyTorch has no type of its own for it."""
+    """Turn the allocator's refusal into MemoryError: on the CPU PyTorch has no exception type of its own for it."""
     try:
         yield
     except RuntimeError as error:
@@ -47,7 +47,10 @@ _NUMPY_TYPES = {ours: numpys for numpys, ours in TORCH_DTYPES.items()}
 
 @frozen(eq=False)
 class StagedFeed:
-    """`Feed` of a tensor: a buffer of the host, page-locked where the device copies by itself, is its own from the first step to the last."""
+    """`Feed` of a tensor by a host buffer that it keeps over all steps.
+
+    The buffer is page-locked if the device copies by itself.
+    """
 
     target: torch.Tensor
     buffer: torch.Tensor
@@ -55,12 +58,12 @@ class StagedFeed:
 
     @property
     def values(self) -> NDArray[Any]:
-        """The buffer."""
+        """The buffer, to be written."""
         found: NDArray[Any] = self.buffer.numpy()
         return found
 
     def deliver(self) -> None:
-        """Copy it, without waiting for that."""
+        """Copy the buffer to the tensor, without waiting."""
         self.target.copy_(self.buffer, non_blocking=True)
 
 
@@ -72,43 +75,46 @@ class DeviceMemory:
 
     @property
     def place(self) -> str:
-        """The device, as PyTorch calls it."""
+        """Name of the device, as PyTorch calls it."""
         return str(self.device)
 
     @property
     def overlaps(self) -> bool:
-        """Whether its streams do several things at a time, as those of CUDA do."""
+        """True if its streams work at the same time, as CUDA's do."""
         return self.device.type == "cuda"
 
     def room(self) -> tuple[int, str]:
-        """What is free of the device; on the CPU that of this process."""
+        """Return the free bytes of the device, and a clause that says so; on the CPU this process's."""
         if self.device.type != "cuda":
             return room()
         free, _ = torch.cuda.mem_get_info(self.device)
         return free, f"the device '{self.device}' has {free} free"
 
     def allocate(self, count: int) -> torch.Tensor:
-        """Zeroed bytes that start at a multiple of the alignment. Raises MemoryError where there are not so many."""
+        """Allocate zeroed bytes at a multiple of the alignment. Raises MemoryError if they do not fit."""
         with _refused_as_memory():
             raw = torch.zeros(count + ALIGNMENT_BYTES, dtype=torch.uint8, device=self.device)
         start = -raw.data_ptr() % ALIGNMENT_BYTES
         return raw[start : start + count]
 
     def scratch(self, capacity: int) -> TensorScratch:
-        """What kernels take temporaries from."""
+        """Make the scratch that kernels take temporaries from."""
         with _refused_as_memory():
             return TensorScratch(capacity, self.device)
 
     def order(self) -> Order:
-        """Streams of the device; on the CPU an instruction is done when it returns."""
+        """Return the device's streams; on the CPU, an order whose instructions are done when they return."""
         return StreamOrder(CudaDevice(self.device)) if self.overlaps else AtOnce()
 
     def stopwatch(self) -> Stopwatch:
-        """Events of the device; on the CPU the clock of this process."""
+        """Return a stopwatch by events of the device; on the CPU by this process's clock."""
         return CudaStopwatch(self.device) if self.overlaps else HostStopwatch()
 
     def device_facts(self) -> DeviceFacts | None:
-        """What CUDA says of it: taken is what is neither free nor PyTorch's own; None of the CPU, which is the host."""
+        """Return CUDA's facts about the device; None for the CPU, which is the host.
+
+        Taken bytes are those that are neither free nor reserved by PyTorch.
+        """
         if not self.overlaps:
             return None
         free, total = torch.cuda.mem_get_info(self.device)
@@ -116,24 +122,24 @@ class DeviceMemory:
         return DeviceFacts(name, total, total - free - torch.cuda.memory_reserved(self.device))
 
     def typed(self, data: torch.Tensor, dtype: Dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor over contiguous bytes."""
+        """View contiguous bytes as a tensor."""
         return data.view(TORCH_DTYPES[NUMPY_DTYPES[dtype]]).view(shape)
 
     def bytes_of(self, array: torch.Tensor) -> torch.Tensor:
-        """The bytes of a contiguous tensor."""
+        """View a contiguous tensor as bytes."""
         return array.view(-1).view(torch.uint8)
 
     def element_type(self, array: torch.Tensor) -> np.dtype[Any]:
-        """The type of its elements, as numpy has it."""
+        """Return numpy's type of its elements."""
         return _NUMPY_TYPES[array.dtype]
 
     def empty_like(self, array: torch.Tensor) -> torch.Tensor:
-        """A new tensor of the same shape and type."""
+        """Allocate a tensor of the same shape and type."""
         with _refused_as_memory():
             return torch.empty_like(array)
 
     def beside(self, count: int) -> torch.Tensor:
-        """Page-locked where the device copies by itself, so that it does so beside everything else."""
+        """Allocate zeroed host bytes as a tensor; page-locked if the device copies by itself, so copies overlap."""
         if count == 0:
             return torch.empty(0, dtype=torch.uint8)
         with _refused_as_memory():
@@ -142,11 +148,11 @@ class DeviceMemory:
         return raw[start : start + count]
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Set target = source, without waiting for that."""
+        """Set target = source, without waiting."""
         target.copy_(source, non_blocking=True)
 
     def read_into(self, array: torch.Tensor, read: Callable[[NDArray[np.uint8]], None]) -> None:
-        """On the CPU into the bytes themselves; else through the host."""
+        """Let `read` write the bytes of a tensor: directly on the CPU, else through a host buffer."""
         data = self.bytes_of(array)
         if not self.overlaps:
             read(data.numpy())
@@ -156,18 +162,18 @@ class DeviceMemory:
         data.copy_(torch.from_numpy(buffer))
 
     def staged(self, values: NDArray[Any]) -> torch.Tensor:
-        """Values of the host as a tensor of the device."""
+        """Copy host values to a new tensor of the device."""
         return tensor_of(values if values.flags.writeable else values.copy()).to(self.device)
 
     def write(self, target: torch.Tensor, values: Any) -> None:
-        """Set a tensor to numbers of the host: one for all elements, or one for each."""
+        """Set a tensor to host numbers: one for all elements, or one for each."""
         if isinstance(values, int | float):
             target.fill_(values)
         else:
-            target.copy_(tensor_of(np.array(values)))  # straight from the host: nothing of the device is asked for
+            target.copy_(tensor_of(np.array(values)))  # straight from the host: no device memory is allocated
 
     def to_host(self, array: torch.Tensor) -> NDArray[Any]:
-        """The elements on the host."""
+        """Copy the elements to the host."""
         values = array.cpu()
         if values.dtype == torch.bfloat16:
             return values.view(torch.int16).numpy().view(BFLOAT16)
@@ -175,19 +181,22 @@ class DeviceMemory:
         return found
 
     def feed(self, target: torch.Tensor) -> StagedFeed:
-        """Through a buffer of the host that is made here."""
+        """Make a host buffer that fills this tensor at every step."""
         pinned = self.device.type == "cuda"
         return StagedFeed(target, torch.empty(target.shape, dtype=target.dtype, pin_memory=pinned))
 
     def number(self, value: float, held: Any = None) -> torch.Tensor:
-        """One float64 on the device."""
+        """Return a float64 on the device, in `held` if that is given."""
         if held is None:
             held = torch.empty(1, dtype=torch.float64, device=self.device)
         found: torch.Tensor = held.fill_(value)
         return found
 
     def constants(self, work: Work) -> dict[str, int]:
-        """Of this device: on a GPU inputs wait in pinned memory of the host, and its libraries have workspaces of the device."""
+        """Return the most bytes that a run's work takes here, by purpose.
+
+        On a GPU inputs wait in pinned host memory, so they do not count, and its libraries have device workspaces.
+        """
         numbers = work.denominators * torch.float64.itemsize + log_bytes(work.ranks, work.blocks)
         found = {"alignment": work.areas * ALIGNMENT_BYTES, "single numbers": numbers}
         if self.device.type == "cuda":

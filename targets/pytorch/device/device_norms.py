@@ -1,4 +1,4 @@
-"""Norms of rows, and of heads of rows, on tensors. Sums over rows are by chunks, then over the chunks in order."""
+"""Norms of rows, and of heads of rows, on tensors. Sums over rows go by chunks, then over the chunks in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _plan(x: Array, width: int, chunks: int, lines: int) -> Plan:
-    """Chunks of rows; lines of a row's width; a number for each row of a chunk."""
+    """Plan chunks of rows; lines of a row's width; a number for each row of a chunk."""
     rows = x.shape[0] * x.shape[1] // width
     return [
         *chunk_buffers(chunks, rows, width),
@@ -34,38 +34,38 @@ def _plan(x: Array, width: int, chunks: int, lines: int) -> Plan:
 
 
 def norm_forward_plan(x: Array, gamma: Array | None = None, **_: object) -> Plan:
-    """Rows and their squares; gamma and beta; a mean of each row."""
+    """Plan rows and their squares; gamma and beta; a mean of each row."""
     return _plan(x, x.shape[1] if gamma is None else gamma.shape[0], 2, 2)
 
 
 def norm_backward_plan(x: Array, gamma: Array, **_: object) -> Plan:
-    """Gradient, normed rows, a product; gamma, two sums and a part of them; a mean of each row."""
+    """Plan gradient, normalised rows, a product; gamma, two sums and a part of them; a mean of each row."""
     return _plan(x, gamma.shape[0], 3, 4)
 
 
 def _weight(gamma: Array, buffer: F32, *, unit_offset: bool) -> F32:
-    """What a norm multiplies by."""
+    """Return the weight of a norm in float32: gamma, or 1 + gamma."""
     weight = wide(buffer, gamma)
     return weight.add_(1) if unit_offset else weight
 
 
 def _row_means(x: F32, out: F32) -> F32:
-    """Out[t] = mean(x[t])."""
+    """Set out[t] = mean(x[t])."""
     return torch.sum(x, dim=1, out=out).div_(x.shape[1])
 
 
 def _inverse_deviations(x: F32, squares: Array, eps: float, out: F32) -> None:
-    """Out[t] = 1 / sqrt(mean(x[t]^2) + eps)."""
+    """Set out[t] = 1 / sqrt(mean(x[t]^2) + eps)."""
     _row_means(torch.mul(x, x, out=shaped(squares, x.shape)), out).add_(eps).sqrt_().reciprocal_()
 
 
 def _factors(squares: F32, width: int, eps: float, out: F32) -> F32:
-    """1 / sqrt(squares / width + eps)."""
+    """Compute 1 / sqrt(squares / width + eps)."""
     return torch.div(squares, width, out=out[: len(squares)]).add_(eps).sqrt_().reciprocal_()
 
 
 def _forward(x: Array, gamma: Array, xn: Array, rstd: F32, scratch: Scratch, eps: float, *, unit_offset: bool) -> None:
-    """The RMS norm of all rows of x."""
+    """Compute the RMS norm of all rows of x."""
     rows_of_x, squares, of_gamma, _, _ = scratch.take_all(norm_forward_plan(x, gamma))
     weight = _weight(gamma, of_gamma, unit_offset=unit_offset)
     for rows in row_chunks(*x.shape):
@@ -87,7 +87,7 @@ def _backward(
     accumulate: bool,
     unit_offset: bool,
 ) -> None:
-    """Gradients of `_forward`."""
+    """Compute the gradients of `_forward`."""
     of_grad, of_normed, spare, of_gamma, total, part, _, means = scratch.take_all(norm_backward_plan(x, gamma))
     weight = _weight(gamma, of_gamma, unit_offset=unit_offset)
     total.zero_()
@@ -96,6 +96,7 @@ def _backward(
         product, along = shaped(spare, grad.shape), means[: len(grad)]
         total.add_(torch.sum(torch.mul(grad, normed, out=product), dim=0, out=part))
         _row_means(torch.mul(grad.mul_(weight), normed, out=product), along)
+        # with n the normalised row and g = dxn * weight: dx = rstd * (g - n * mean(g * n))
         grad.sub_(normed.mul_(along[:, None])).mul_(rstd[rows, None])
         if residual is not None:
             add_wide(grad, spare, residual[rows])
@@ -157,6 +158,8 @@ class DeviceNorms:
             grad, normed = wide(of_grad, dxn[rows]), wide(of_normed, x[rows]).mul_(rstd[:, None])
             product = shaped(spare, grad.shape)
             total.add_(torch.sum(torch.mul(grad, normed, out=product), dim=0, out=part))
+            # products are summed over all ranks: times rstd / width they are mean(g * n) over the whole row, of which
+            # this rank's gradient takes its `share`
             normed.mul_(products[rows, None]).mul_(rstd[:, None]).mul_(share / width)
             dx[rows].copy_(grad.mul_(weight).sub_(normed).mul_(rstd[:, None]))
         store_sum(total, part, dgamma, accumulate=accumulate)
@@ -184,6 +187,7 @@ class DeviceNorms:
             of_grads.add_(torch.sum(grad, dim=0, out=part))
             _row_means(torch.mul(grad.mul_(weight), normed, out=product), line)
             normed.mul_(line[:, None])
+            # dx = rstd * (g - mean(g) - n * mean(g * n))
             grad.sub_(_row_means(grad, line)[:, None]).sub_(normed).mul_(rstd[rows, None])
             if residual is not None:
                 add_wide(grad, spare, residual[rows])

@@ -1,7 +1,7 @@
 """Products on tensors, accumulated in float32 and rounded once.
 
-Where both factors have 16 bits and the device is a GPU the library multiplies them as they are, into float32; elsewhere they are first
-copied into float32, which changes no product, block by block so that scratch does not grow with the matrices.
+If both factors have 16 bits and the device is a GPU, the library multiplies them into float32 directly. Otherwise they
+are first copied to float32, which changes no product, block by block, so that scratch does not grow with the matrices.
 """
 
 from __future__ import annotations
@@ -29,43 +29,43 @@ if TYPE_CHECKING:
 
 
 def multiply_halves(a: Array, b: Array, out: F32) -> F32:
-    """Out = a @ b of matrices, or of batches of them, in 16 bits each. PyTorch has it for CUDA alone."""
+    """Set out = a @ b of 16-bit matrices, or batches of them, in float32. PyTorch has it for CUDA only."""
     product = torch.mm if a.dim() == 2 else torch.bmm
     return product(a, b, out_dtype=torch.float32, out=out)
 
 
 def multiply(a: Array, b: Array, out: F32) -> F32:
-    """Out = a @ b of matrices, or of batches of them: both in float32, or both as `factor` leaves them."""
+    """Set out = a @ b of matrices, or batches of them: both float32, or both as `factor` returns them."""
     if a.dtype != torch.float32:
         return multiply_halves(a, b, out)
     return torch.mm(a, b, out=out) if a.dim() == 2 else torch.bmm(a, b, out=out)
 
 
 def factor(buffer: Array, source: Array, *, halves: bool) -> Array:
-    """A contiguous copy of a factor as `multiply` takes it, in a float32 buffer: in 16 bits if it is stored so and `halves` are multiplied."""
+    """Copy a factor contiguously into a float32 buffer for `multiply`: in 16 bits if stored so and `halves`."""
     if halves and source.dtype != torch.float32:
         return stored(buffer, source.shape, source.dtype).copy_(source)
     return wide(buffer, source)
 
 
 def operand(buffer: Array, source: Array, *, halves: bool) -> Array:
-    """A factor that is a matrix as `multiply` takes it: itself where that can be."""
+    """Return a factor that is a matrix as `multiply` takes it: the matrix itself if possible, else a float32 copy."""
     return source if halves or source.dtype == torch.float32 else wide(buffer, source)
 
 
 def product_shape(a: Array, b: Array, *, trans_a: bool, trans_b: bool) -> tuple[int, int, int]:
-    """Rows, columns and inner dimension of op(a) @ op(b)."""
+    """Return rows, columns and inner dimension of op(a) @ op(b)."""
     rows, inner = tuple(a.shape)[::-1] if trans_a else a.shape
     return rows, b.shape[0] if trans_b else b.shape[1], inner
 
 
 def _is_half(x: Array) -> bool:
-    """Of a tensor, or of an array that stands for one."""
+    """Return whether a tensor, or an array that stands for one, has 16-bit elements."""
     return bool(x.dtype.itemsize == 2)
 
 
 def _is_rounded_by_library(a: Array, out: Array, added: list[Array]) -> bool:
-    """Whether a product of 16-bit factors is stored at once, in their type."""
+    """Return whether a product of 16-bit factors can be stored directly, in their type."""
     return bool(out.dtype == a.dtype) and not added
 
 
@@ -82,7 +82,7 @@ def gemm_plan(
     residual: Array | None = None,
     **_: object,
 ) -> Plan:
-    """Some rows of op(a) and columns of op(b), where they are copied; their product, where it is not stored at once; what is added."""
+    """Plan rows of op(a), columns of op(b), their product and an addend, each empty if not needed."""
     rows, columns, inner = product_shape(a, b, trans_a=trans_a, trans_b=trans_b)
     added = [out] * accumulate + [each for each in (bias, residual) if each is not None]
     if halves and _is_half(a) and a.dtype == b.dtype:
@@ -101,21 +101,21 @@ def gemm_plan(
 
 
 def _block(rows: int, columns: int, inner: int) -> tuple[int, int]:
-    """Rows and columns of a block of a product whose factors are copied: neither they nor it are larger than a chunk, if they can be."""
+    """Return rows and columns of a block of a product whose copied factors, like it, fit a chunk if possible."""
     some_columns = chunk_rows(columns, inner)
     return chunk_rows(rows, max(inner, some_columns)), some_columns
 
 
 def column_sum_plan(a: Array, **_: object) -> Plan:
-    """Some rows; their sum, that of all."""
+    """Plan some rows, their sum, the sum of all."""
     return [*chunk_buffers(1, *a.shape), Buffer((a.shape[1],)), Buffer((a.shape[1],))]
 
 
 class DeviceProducts:
-    """The kernels of `TorchDevice` that multiply matrices, and sum up rows."""
+    """The kernels of `TorchDevice` that multiply matrices or sum rows."""
 
     halves: bool
-    """Whether factors of 16 bits are multiplied as they are."""
+    """True if 16-bit factors are multiplied without conversion."""
 
     def gemm(self, a, b, out, *, scratch, trans_a=False, trans_b=False, accumulate=False, bias=None, residual=None):
         options: dict[str, Any] = {
@@ -130,8 +130,10 @@ class DeviceProducts:
         if not buffers:
             torch.mm(a.T if trans_a else a, b.T if trans_b else b, out=out)
             return
+        # empty buffers stand for copies that are not needed
         of_a, of_b, of_product, term = buffers
         direct = self.halves and _is_half(a) and a.dtype == b.dtype
+        # uncopied factors are cut by rows only; copied ones into blocks whose copies fit a chunk
         some_rows, some_columns = (chunk_rows(rows, columns), columns) if direct else _block(rows, columns, inner)
         stores_itself = out.dtype == torch.float32 and not accumulate and bias is None and residual is None
         for across in row_steps(columns, some_columns):
@@ -143,6 +145,7 @@ class DeviceProducts:
                 target = out[down, across]
                 product = target if stores_itself else shaped(of_product, target.shape)
                 multiply(left.T if trans_a else left, right.T if trans_b else right, product)
+                # float32 results with nothing to add are multiplied in place
                 if stores_itself:
                     continue
                 if accumulate:

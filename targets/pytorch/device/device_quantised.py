@@ -1,4 +1,4 @@
-"""Block-quantised elements on tensors, with the bits of the reference: divisions and roundings are those of IEEE 754."""
+"""Block-quantised elements on tensors, with the bits of the reference: divisions and roundings are IEEE 754's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def quantise_plan(a: Array, *, bits: int, **_: object) -> Plan:
-    """A chunk of elements, their magnitudes, what is found of each block; with two codes to a byte, those of a chunk."""
+    """Plan a chunk of elements, magnitudes, two numbers for each block; for 4 bits also the chunk's codes."""
     rows = _chunk_rows(size(a))
     spare = [Buffer((rows, BLOCK_ELEMENTS), np.uint8)] if bits == 4 else []
     return [
@@ -33,14 +33,14 @@ def quantise_plan(a: Array, *, bits: int, **_: object) -> Plan:
 
 
 def dequantise_plan(out: Array, *, bits: int, **_: object) -> Plan:
-    """A chunk of values; with two codes to a byte, those of a chunk."""
+    """Plan a chunk of values; for 4 bits also the chunk's codes."""
     rows = _chunk_rows(size(out))
     spare = [Buffer((rows, BLOCK_ELEMENTS), np.uint8)] if bits == 4 else []
     return [Buffer((rows, BLOCK_ELEMENTS)), *spare]
 
 
 def mean_of_quantised_plan(out: Array, *, bits: int, **_: object) -> Plan:
-    """The sum, what tells whether all are finite and a part of it, then as `dequantise`."""
+    """Plan the sum, the mark of finiteness and a part of it, then the buffers of `dequantise`."""
     rows = _chunk_rows(size(out))
     return [Buffer((rows * BLOCK_ELEMENTS,)), Buffer((1,)), Buffer((1,)), *dequantise_plan(out, bits=bits)]
 
@@ -58,12 +58,12 @@ class DeviceQuantised:
             whole.view(-1)[length:].zero_()
             whole.view(-1)[:length].copy_(source[at])
             torch.amax(torch.abs(whole, out=sizes), dim=1, out=scale)
-            # 0 times an infinity or a NaN is one; it is told from a largest magnitude, which is added later
+            # 0 times an infinity or a NaN is NaN: added to the scale later, it marks blocks that are not finite
             torch.mul(scale, 0, out=worst[:count])
             scale.div_(LARGEST_CODE[bits])
             scale.masked_fill_(torch.lt(scale, LEAST_SCALE, out=bad), 0)
             scale.add_(worst[:count])
-            # by 0, and by what is no number, none is divided: such codes are 0
+            # blocks with scale 0 or NaN are divided by 1, and their codes set to 0
             torch.ge(scale, LEAST_SCALE, out=bad).logical_not_()
             divisor = worst[:count].copy_(scale).masked_fill_(bad, 1)
             whole.div_(divisor.view(-1, 1)).round_().masked_fill_(bad.view(-1, 1), 0)
@@ -79,7 +79,7 @@ class DeviceQuantised:
             target[at].copy_(_values(packed, size(out), blocks, at, values, nibbles))
 
     def mean_of_quantised(self, parts, out, *, scratch, accumulate, divisor, bits):
-        """Waits for the device, once: the answer is needed on the host."""
+        """Average replicas' packed parts. Waits for the device once: the host needs the answer."""
         told = self.told_mean_of_quantised(
             parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor, bits=bits
         )
@@ -88,7 +88,7 @@ class DeviceQuantised:
     def told_mean_of_quantised(
         self, parts: Sequence[U8], out: Array, *, scratch: Scratch, accumulate: bool, divisor: float, bits: int
     ) -> F32:
-        """`mean_of_quantised`, whose answer stays on the device: one element in scratch, 0 where all is finite, else NaN."""
+        """Do `mean_of_quantised`; the answer stays on the device: in scratch, 0 if all is finite, else NaN."""
         acc, told, part, values, *nibbles = scratch.take_all(mean_of_quantised_plan(out, bits=bits))
         told.zero_()
         target = out.view(-1)
@@ -109,19 +109,19 @@ def _chunk_rows(elements: int) -> int:
 
 
 def _chunks(elements: int) -> Iterator[tuple[slice, slice]]:
-    """Blocks of a chunk, and their elements."""
+    """Yield the blocks of a chunk, and their elements."""
     for blocks in row_chunks(block_count(elements), BLOCK_ELEMENTS):
         yield blocks, slice(blocks.start * BLOCK_ELEMENTS, min(blocks.stop * BLOCK_ELEMENTS, elements))
 
 
 def _packed_parts(packed: U8, elements: int) -> tuple[F32, U8]:
-    """Scales and bytes of codes of so many packed elements, as views."""
+    """Return the scales and the bytes of the codes of `elements` packed elements, as views."""
     start = block_count(elements) * SCALE_BYTES
     return packed[:start].view(torch.float32), packed[start:]
 
 
 def _pack_pairs(codes: F32, nibbles: U8, stored: U8, at: slice) -> None:
-    """Two codes, each plus 8, to a byte; those behind the last one are of zeros."""
+    """Pack pairs of codes, each plus 8, into bytes; after an odd number the code 0 follows."""
     nibbles = nibbles[: size(codes)].copy_(codes.view(-1))
     low, high = nibbles[0::2], nibbles[1::2]
     low.bitwise_or_(high.mul_(16))
@@ -130,7 +130,7 @@ def _pack_pairs(codes: F32, nibbles: U8, stored: U8, at: slice) -> None:
 
 
 def _values(packed: U8, elements: int, blocks: slice, at: slice, buffer: F32, nibbles: Sequence[U8]) -> F32:
-    """What the elements of a chunk of blocks are, in a buffer."""
+    """Unpack the elements of a chunk of blocks into a buffer."""
     scales, stored = _packed_parts(packed, elements)
     length, whole = at.stop - at.start, buffer[: blocks.stop - blocks.start]
     flat = whole.view(-1)

@@ -35,7 +35,7 @@ def rope_plan(
     documents: I32 | None = None,
     **_: object,
 ) -> Plan:
-    """Both halves of the pairs of some rows; a sum and a product; with documents their cosines and sines, and positions, twice."""
+    """Plan both halves of pairs of some rows, a sum, a product; with documents cosines, sines, positions twice."""
     pairs = (rotary_dim or head_dim) // 2
     plan = chunk_buffers(4, seq_len, heads * pairs)
     if documents is None:
@@ -46,7 +46,7 @@ def rope_plan(
 
 @frozen
 class RotaryTurn:
-    """How rows are turned: the table from position 0 on, and where in it a sequence starts; starts of documents [sequences, seq_len]."""
+    """A rotation of rows. Tables start at position 0, a sequence at `first`; `documents` are [sequences, seq_len]."""
 
     cos: F32
     sin: F32
@@ -57,7 +57,7 @@ class RotaryTurn:
     inverse: bool
 
     def table(self, sequence: int, rows: slice, buffers: list[Array]) -> tuple[F32, F32]:
-        """Cosines and sines [rows, 1, width / 2] of some rows of a sequence."""
+        """Return cosines and sines [rows, 1, width / 2] of some rows of a sequence."""
         if self.documents is None:
             at = slice(self.first + rows.start, self.first + rows.stop)
             return self.cos[at, None], self.sin[at, None]
@@ -71,7 +71,7 @@ class RotaryTurn:
         return cos[:, None], sin[:, None]
 
     def rotate(self, x: Array, buffers: list[Array]) -> None:
-        """Turn x [sequences, seq_len, heads, head_dim] in place."""
+        """Rotate x [sequences, seq_len, heads, head_dim] in place."""
         sign = -1 if self.inverse else 1
         for rows in row_chunks(x.shape[1], x.shape[2] * self.width // 2):
             for number, sequence in enumerate(x[:, rows]):
@@ -79,6 +79,6 @@ class RotaryTurn:
                 halves = rotated_halves(sequence, self.width, interleaved=self.interleaved)
                 low, high = (wide(buffer, half) for buffer, half in zip(buffers, halves, strict=False))
                 out, term = (shaped(buffer, low.shape) for buffer in buffers[2:4])
-                # each product is rounded before they are added: with a fused product bits would depend on the place
+                # each product is rounded before the sum: with a fused product, bits would depend on an element's place
                 halves[0].copy_(torch.mul(low, c, out=out).add_(torch.mul(high, s, out=term), alpha=-sign))
                 halves[1].copy_(torch.mul(high, c, out=out).add_(torch.mul(low, s, out=term), alpha=sign))

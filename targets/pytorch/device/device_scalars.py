@@ -1,7 +1,9 @@
-"""The single numbers of a step on a device: nothing here is read by the host while a step goes on, and a step that is repeated repeats them.
+"""Single numbers of a step (loss, norm, flags, loss scale) on a device.
 
-What differs from step to step is in tensors: the host writes the learning rate before a step, everything else is computed from what is in
-the arenas. Numbers are float64 where Python's are. Temporaries are scratch, as streams of several ranks are at it at a time.
+The host reads none of them during a step, so a captured step repeats them. Everything that differs from step to step is
+in tensors: the host writes the learning rate before a step, the rest is computed from the arenas. Numbers are float64
+where Python's would be. Temporaries are scratch, since streams of several ranks may be in these methods at the same
+time.
 """
 
 from __future__ import annotations
@@ -39,12 +41,12 @@ SCALARS_PLAN = [
 
 
 def label_logits_plan(rows: int) -> Plan:
-    """Temporaries of `logits_of_labels`: of each row a term and whether it is left out, and their sum."""
+    """Plan `logits_of_labels`: a term and a mask for each row, and their sum."""
     return [Buffer((rows,), np.float64), Buffer((rows,), np.bool_), Buffer((1,), np.float64)]
 
 
 def combined_logs_plan(rows: int) -> Plan:
-    """Temporaries of `combine_losses`: of each row the peak and the log, then the peak, a sum and a term, a mask; and the loss."""
+    """Plan `combine_losses`: for each row peak, log, peak in float64, a sum, a term and a mask; then the loss."""
     single, double = Buffer((rows,)), Buffer((rows,), np.float64)
     return [single, single, double, double, double, Buffer((rows,), np.bool_), Buffer((1,), np.float64)]
 
@@ -54,7 +56,7 @@ _LOSS, _NORM, _OTHERS = 0, 1, 2
 
 
 def log_bytes(ranks: int, blocks: int) -> int:
-    """What the numbers of a step take that are kept: the log of so many ranks, and of the blocks that they hold, and the learning rate."""
+    """Return the bytes of a step's numbers that are kept: the log (by ranks and their blocks), the learning rate."""
     return (_OTHERS + ranks + blocks) * torch.float64.itemsize + torch.float32.itemsize
 
 
@@ -71,18 +73,18 @@ class _Work:
 
     @classmethod
     def of(cls, scratch: Scratch) -> _Work:
-        """From where scratch stands: what a kernel takes afterwards is beside them."""
+        """Take them from scratch; kernels called afterwards take theirs behind them."""
         taken = scratch.take_all(SCALARS_PLAN)
         return cls(taken[:4], taken[4:7], taken[7:9], *taken[9:])
 
 
 def _flag(flag: Array) -> Array:
-    """A flag as int32: of unsigned numbers PyTorch has few operations."""
+    """View a flag as int32: PyTorch has few operations on unsigned numbers."""
     return flag.view(torch.int32)
 
 
 class ScalarKernels(DeviceFlat, DeviceQuantised, DeviceAdamW):
-    """The kernels whose results, or numbers, are single ones."""
+    """The kernels that yield or need single numbers."""
 
     device: torch.device
 
@@ -98,20 +100,23 @@ class DeviceScalars:
         self._skipped = dict(zip(self._places, skipped, strict=True))
         self._squares = dict(zip(names, range(skipped.stop, skipped.stop + len(names)), strict=True))
         self._noted: set[tuple[Place, str]] = set()
-        """Of what the log has squares. A program notes the same in every step, so this stays right while a step is repeated."""
+        """Blocks whose squares the log has.
+
+        Every step notes the same ones, so this stays right while a captured step is repeated.
+        """
         self._has_norm = False
         self._scale = 1.0
         self._log = torch.zeros(skipped.stop + len(names), dtype=torch.float64, device=kernels.device)
         self._rate = torch.zeros(1, device=kernels.device)
 
     def begin_step(self, learning_rate: float, scale: float) -> None:
-        """Write the learning rate, and empty the log."""
+        """Write the learning rate, and clear the log."""
         self._scale = scale
         self._rate.fill_(learning_rate)
         self._log.zero_()
 
     def read(self) -> StepLog:
-        """Wait for the log."""
+        """Wait for the device; return the log of the step."""
         log = self._log.tolist()
         squares: dict[Place, dict[str, float]] = {}
         for place, block in self._noted:
@@ -125,7 +130,8 @@ class DeviceScalars:
             _flag(flag).zero_()
 
     def spread(self, flags: Flags, outs: Flags) -> None:
-        """Set all of `outs` to whether any flag is raised. Flags are 0 or 1, so the first out may gather them bit by bit."""
+        """Set all of `outs` to 1 if any flag is raised, else to 0."""
+        # flags are 0 or 1, so the first out can gather them by bitwise or
         first = _flag(outs[0])
         for number, flag in enumerate(flags):
             if number or flag is not outs[0]:
@@ -143,7 +149,7 @@ class DeviceScalars:
         accumulate: bool,
         divisor: float,
     ) -> None:
-        """The kernel of that name; flags are raised unless all is finite."""
+        """Run the kernel of the same name; raise the flags unless all results are finite."""
         work = _Work.of(scratch)
         told = self._kernels.told_mean_of_replicas(parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor)
         _raise(flags, told, work)
@@ -159,7 +165,7 @@ class DeviceScalars:
         divisor: float,
         bits: int,
     ) -> None:
-        """The kernel of that name; flags are raised unless all is finite."""
+        """Run the kernel of the same name; raise the flags unless all results are finite."""
         work = _Work.of(scratch)
         told = self._kernels.told_mean_of_quantised(
             parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor, bits=bits
@@ -172,14 +178,14 @@ class DeviceScalars:
         _raise(flags, self._kernels.told_all_finite(a, scratch=scratch), work)
 
     def sum_losses(self, losses: Sequence[Array], *, scratch: Scratch) -> None:
-        """The step's loss is the sum of these, in order."""
+        """Set the step's loss to the sum of `losses`, in order."""
         del scratch
         total = self._at(_LOSS).zero_()
         for loss in losses:
             total.add_(loss)
 
     def logits_of_labels(self, peers: Sequence[Views], out: F64, *, scratch: Scratch) -> None:
-        """In float64."""
+        """Set `out[i]` to the sum of the label logits that tensor-parallel rank i holds, in float64."""
         term, left_out, total = scratch.take_all(label_logits_plan(len(peers[0]["labels"])))
         for number, mine in enumerate(peers):
             torch.lt(mine["labels"], 0, out=left_out)
@@ -189,13 +195,13 @@ class DeviceScalars:
     def combine_losses(
         self, parts: Sequence[F32], at_labels: F64, peers: Sequence[Views], *, scratch: Scratch, accumulate: bool
     ) -> None:
-        """In float64, peer by peer."""
+        """Combine partial log-sum-exps and label logits into all ranks' `lse` and `loss`, in float64, rank by rank."""
         labels = peers[0]["labels"]
         peak, log, safe, acc, term, mask, loss = scratch.take_all(combined_logs_plan(len(labels)))
         peak.copy_(parts[0])
         for part in parts[1:]:
             torch.maximum(peak, part, out=peak)
-        torch.ne(torch.sub(peak, peak, out=log), 0, out=mask)  # an infinity less itself is NaN
+        torch.ne(torch.sub(peak, peak, out=log), 0, out=mask)  # an infinity minus itself is NaN
         safe.copy_(peak).masked_fill_(mask, 0)
         acc.zero_()
         for part in parts:
@@ -217,7 +223,10 @@ class DeviceScalars:
         *,
         scratch: Scratch,
     ) -> None:
-        """Chunk by chunk in float64, then blocks, then stages."""
+        """Set `outs` to the norm of the reduced gradient.
+
+        Squares are summed in float64 chunk by chunk, then over blocks, then over stages.
+        """
         scratch.reset()
         work = _Work.of(scratch)
         of_all, of_stage, of_block, term = work.doubles
@@ -235,17 +244,22 @@ class DeviceScalars:
         self._has_norm = True
 
     def squares_of(self, chunks: Chunks, *, scratch: Scratch) -> list[float]:
-        """The sum of the squares of each chunk, as `norm` has it."""
+        """Return the sum of the squares of each chunk, computed as in `norm`."""
         scratch.reset()
         work = _Work.of(scratch)
         *_, of_chunk, term = work.doubles
         return [float(_add_squares([chunk], of_chunk, term, work.chunk)) for chunk in chunks]
 
     def update(self, update: BlockUpdate, *, scratch: Scratch) -> None:
-        """AdamW of which nothing is kept where the gradient is not finite; t counts what is."""
+        """Update one block by AdamW, with selection instead of branches.
+
+        If the gradient is not finite, only the view is stored again, and the block's count of updates `t` does not
+        grow.
+        """
         scratch.reset()
         work = _Work.of(scratch)
         views, settings = update.views, update.settings
+        # the host does not know whether this update is skipped: everything below selects by `skip`
         skip = _find_multiplier(views, settings.max_norm, work)
         multiplier = work.singles[0].copy_(work.doubles[0])
         if update.squares is not None:
@@ -253,6 +267,7 @@ class DeviceScalars:
             squares = _add_squares(update.squares, of_block, term, work.chunk).masked_fill_(skip, float("inf"))
             self._at(self._squares[update.place, update.block]).copy_(squares)
             self._noted.add((update.place, update.block))
+        # each rank has its own count: streams of several ranks add at the same time
         self._at(self._skipped[update.place]).add_(work.doubles[1].copy_(skip))
         views["t"].add_(work.count.copy_(skip).neg_().add_(1))
         for part in update.parts():
@@ -276,7 +291,7 @@ class DeviceScalars:
                 )
 
     def advance_scale(self, scale: F32, overflow: Array, *, scratch: Scratch) -> None:
-        """`LossScale.advance`, by selection: halved after an overflow, doubled after `GROWTH_INTERVAL` steps without."""
+        """Do `LossScale.advance` by selection: halve after overflow, double after `GROWTH_INTERVAL` steps without."""
         scratch.reset()
         work = _Work.of(scratch)
         value, count = scale[:1], scale[1:2]
@@ -286,16 +301,17 @@ class DeviceScalars:
         torch.ge(count.add_(1), GROWTH_INTERVAL, out=grows)
         torch.mul(value, 0.5, out=halved).clamp_(min=1)
         torch.where(grows, torch.mul(value, 2, out=doubled).clamp_(max=LARGEST_SCALE), value, out=value)
+        # overflow has the last word, so it is selected last
         torch.where(overflows, halved, value, out=value)
         count.masked_fill_(grows, 0).masked_fill_(overflows, 0)
 
     def _at(self, place: int) -> F64:
-        """A number of the log."""
+        """Return a number of the log, as a view."""
         return self._log[place : place + 1]
 
 
 def _raise(flags: Flags, told: F32, work: _Work) -> None:
-    """Raise flags where `told` is NaN."""
+    """Raise the flags if `told` is NaN."""
     raised = work.flag.copy_(torch.ne(told, 0, out=work.bools[0]))
     for flag in flags:
         _flag(flag).bitwise_or_(raised)
@@ -310,21 +326,21 @@ def _add_squares(chunks: Chunks, total: F64, term: F64, buffer: F64) -> F64:
 
 
 def _wide(chunks: Chunks, buffer: F64) -> Iterator[F64]:
-    """Chunks in float64, each in the same place."""
+    """Yield each chunk in float64, in the same buffer."""
     for chunk in chunks:
         each: Any = chunk
         yield buffer[: len(each)].copy_(each)
 
 
 def _find_multiplier(views: Mapping[str, Any], max_norm: float, work: _Work) -> Array:
-    """Set the first double to what the gradient is multiplied with, as `HostScalars` has it; whether it is not to be used at all."""
+    """Set the first double to the factor of the gradient, as in `HostScalars`; return a flag to skip the update."""
     inverse, norm, factor, _ = work.doubles
     skip, is_endless = work.bools
     torch.ne(_flag(views["flag"]), 0, out=skip)
     inverse.copy_(views["scale"][:1]).reciprocal_()
     if "norm" in views:
         torch.mul(inverse, views["norm"], out=norm)
-        torch.ne(torch.sub(norm, norm, out=factor), 0, out=is_endless)  # an infinity less itself is NaN
+        torch.ne(torch.sub(norm, norm, out=factor), 0, out=is_endless)  # an infinity minus itself is NaN
         skip.logical_or_(is_endless)
         factor.fill_(max_norm).div_(norm.add_(1e-6)).clamp_(max=1)
         inverse.mul_(factor)

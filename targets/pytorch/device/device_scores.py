@@ -1,4 +1,4 @@
-"""Attention whose score matrix is whole, on tensors: some rows of the matrices of some heads at a time."""
+"""Attention with a whole score matrix, on tensors: some rows of the matrices of some heads at a time."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 def _shape(spec: AttentionSpec) -> TileShape:
-    """Tiles of all keys, and of as many queries as make a chunk of scores."""
+    """Return tiles of all keys, with as many queries as make a chunk of scores."""
     rows = max(1, device_common.CHUNK_ELEMENTS // (spec.group * spec.seq_len))
     return TileShape.of(spec.block, rows, spec.seq_len)
 
 
 def _matrix(x: Array, heads: Heads, rows: slice) -> Array:
-    """[heads, rows, keys] of a score matrix."""
+    """Return the part [heads, rows, keys] of a score matrix."""
     spec = heads.spec
     return x.view(spec.heads, spec.batch, spec.queries, spec.keys)[heads.own, heads.sequence, rows]
 
 
 def _tiles(spec: AttentionSpec) -> Iterator[tuple[Heads, slice]]:
-    """Some heads and some rows of theirs, in order."""
+    """Yield some heads and some of their rows, in order."""
     shape = _shape(spec)
     for heads in all_heads(spec.block, shape):
         for rows in row_steps(spec.seq_len, shape.queries):
@@ -39,31 +39,31 @@ def _tiles(spec: AttentionSpec) -> Iterator[tuple[Heads, slice]]:
 
 
 def product_plan(spec: AttentionSpec, **_: object) -> Plan:
-    """Queries, keys, scores."""
+    """Plan queries, keys, scores."""
     shape, block = _shape(spec), spec.block
     return [shape.of_queries(block), shape.of_keys(block), shape.scores(block)]
 
 
 def gradients_plan(spec: AttentionSpec, **_: object) -> Plan:
-    """Queries, keys, scores; a product as large as queries, one as large as keys, and the sum of these."""
+    """Plan queries, keys, scores; a product as large as queries, one as large as keys, and the sum of the latter."""
     shape, block = _shape(spec), spec.block
     return [*product_plan(spec), shape.of_queries(block), shape.of_keys(block), shape.of_keys(block)]
 
 
 def softmax_forward_plan(spec: AttentionSpec, **_: object) -> Plan:
-    """The mask, scores, a number for each row."""
+    """Plan the mask, scores, a number for each row."""
     shape, block = _shape(spec), spec.block
     return [*mask_plan(block, shape), shape.scores(block), shape.line(block)]
 
 
 def softmax_backward_plan(spec: AttentionSpec, **_: object) -> Plan:
-    """The mask, probabilities, their gradient, products of both, a number for each row."""
+    """Plan the mask, probabilities, their gradient, products of both, a number for each row."""
     shape, block = _shape(spec), spec.block
     return [*mask_plan(block, shape), *[shape.scores(block)] * 3, shape.line(block)]
 
 
 class DeviceScores:
-    """The kernels of whole score matrices of `TorchDevice`."""
+    """The kernels of `TorchDevice` for whole score matrices."""
 
     halves: bool
 
@@ -148,8 +148,9 @@ class DeviceScores:
 
 
 def _sum_over_rows(term: F32, buffer: Array, out: Array, rows: slice) -> None:
-    """Add up what some rows give; after the last of them, store the sum [heads, keys, head_dim]."""
+    """Add the part of some rows to a sum; after the last rows store it in `out` [heads, keys, head_dim]."""
     total = shaped(buffer, term.shape)
+    # `_tiles` goes over all rows of some heads before the next heads, so one buffer serves all
     if rows.start == 0:
         total.copy_(term)
     else:

@@ -1,8 +1,14 @@
-"""Sums of the rows of a matrix that belong to the same row of a table, in an order that depends on nothing but the keys.
+"""Sums of the rows of a matrix that belong to the same row of a table, in an order given by the keys only.
 
-`index_add_` adds in any order on a GPU. A product with a one-hot matrix would make a NaN of every row of the table where one gradient is
-infinite. So rows are brought into the order of their keys, and neighbours with one key are added pair by pair, which takes as many passes
-as the number of rows has binary digits. The sums are float32; they do not depend on where in the table a row is, nor on other keys.
+`index_add_` adds in any order on a GPU. A product with a one-hot matrix would turn every row of the table into NaN if
+one gradient is infinite. So rows are sorted by key, and neighbours with the same key are added pair by pair:
+
+    keys         3  3  3  5          distance 1: each row adds its right neighbour of the same key
+    rows         a  b  c  d
+    distance 1   ab bc c  d
+    distance 2   abc ..              the first row of a key has the whole sum
+
+It takes log2(rows) passes. Sums are float32; they depend neither on the place of a row in the table nor on other keys.
 """
 
 from __future__ import annotations
@@ -24,12 +30,12 @@ _LAST = (1 << 63) - 1
 
 
 def _padded(count: int) -> int:
-    """The power of two that is no smaller."""
+    """Return the least power of two that is no smaller."""
     return 1 << (count - 1).bit_length()
 
 
 def keyed_sum_plan(rows: int, width: int) -> Plan:
-    """Keys and two halves of them; of each row the table's, its own and the first with its key; whether neighbours differ, and rows are absent; columns."""
+    """Plan the sort's keys and two halves; three lines of indices; two of flags; three chunks of columns."""
     line, half = Buffer((rows,), np.int64), Buffer((max(1, _padded(rows) // 2),), np.int64)
     keys = Buffer((_padded(rows),), np.int64)
     flags = Buffer((rows,), np.bool_)
@@ -46,14 +52,15 @@ def add_rows(
     accumulate: bool,
     without: int | None = None,
 ) -> None:
-    """table[indices[t]] = [table[indices[t]] +] scale * source[t], summed over t and rounded once; zero in rows without any.
+    """Set table[indices[t]] = [table[indices[t]] +] scale * source[t], summed over t and rounded once.
 
-    `indices` [T] are rows of the table, or negative: of rows that other tensor peers have nothing is added, nor of the row `without`. `source`
-    is [T, width]; buffers are those of `keyed_sum_plan`.
+    Rows of the table without an index become zero unless `accumulate`. `indices` [T] are rows of the table, or negative
+    for rows of other tensor-parallel ranks, which add nothing; nor does the row `without`. `source` is [T, width];
+    `buffers` are planned by `keyed_sum_plan`.
     """
     keys, low, high, of_table, order, first, differ, absent, of_rows, spare, raw = buffers
     count = len(indices)
-    # row of the table << 32 | t: all are distinct, those of one row together and in order; then padding
+    # row of the table << 32 | t: all are distinct, equal rows together and in order; padding at the end
     keys[:count].copy_(indices).mul_(1 << _KEY_BITS).add_(torch.arange(count, out=order))
     keys[count:].fill_(_LAST)
     _sort(keys, low, high)
@@ -62,13 +69,13 @@ def add_rows(
     torch.lt(of_table, 0, out=absent)
     if without is not None:
         absent.logical_or_(torch.eq(of_table, without, out=differ))
-    of_table.clamp_(min=0)  # these stand first: zeros before the rows of key 0
+    of_table.clamp_(min=0)  # negative ones are first: zeros before the rows of key 0
     torch.searchsorted(of_table, of_table, out=first)
     if not accumulate:
         table.zero_()
     for columns in row_chunks(table.shape[1], count):
         shape = (count, columns.stop - columns.start)
-        # gathered, then widened: an operation has operands of one type
+        # gathered, then widened: an operation takes operands of one type
         gathered = torch.index_select(source[:, columns], 0, order, out=stored(raw, shape, source.dtype))
         sums, term = wide(of_rows, gathered), shaped(spare, shape)
         _add_neighbours(sums.masked_fill_(absent[:, None], 0), term, of_table, differ)
@@ -81,9 +88,11 @@ def add_rows(
 
 
 def _add_neighbours(sums: Array, term: Array, keys: I64, differ: Array) -> None:
-    """Add up neighbours with one key: their sum is left in the first of them."""
+    """Add neighbours with one key; the first row of each key receives the sum."""
     distance = 1
     while distance < len(sums):
+        # After this pass a row has the sum of up to 2 * distance rows from it on. Keys are sorted, so that equal keys
+        # at this distance have only equal ones between them.
         apart = torch.ne(keys[distance:], keys[:-distance], out=differ[: len(sums) - distance])
         other = term[: len(sums) - distance].copy_(sums[distance:]).masked_fill_(apart[:, None], 0)
         sums[:-distance].add_(other)
@@ -91,9 +100,9 @@ def _add_neighbours(sums: Array, term: Array, keys: I64, differ: Array) -> None:
 
 
 def _sort(keys: I64, low: I64, high: I64) -> None:
-    """Sort a power of two of keys in place, by way of two halves: Batcher's bitonic sort (1968).
+    """Sort a power of two of keys in place, by Batcher's bitonic sort (1968); `low` and `high` are half as long.
 
-    `torch.sort` cannot be given the memory it works in.
+    `torch.sort` cannot be given memory to work in. It takes log2(n) * (log2(n) + 1) / 2 passes.
     """
     size = 2
     while size <= len(keys):

@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 
 
 def check_tokens(tokens: I32, rows: int) -> None:
-    """`shared.check_tokens` on the CPU; a GPU would have to be waited for, so there tokens are not looked at."""
+    """Do `shared.check_tokens` on the CPU; on a GPU tokens are not checked, as the host would have to wait for it."""
     if tokens.device.type == "cpu":
         shared.check_tokens(tokens.numpy(), rows)
 
 
 def embedding_forward_plan(y: Array, *, scale: float = 1.0, **_: object) -> Plan:
-    """Rows of the table, and whether it lacks them; some rows, where they are scaled."""
+    """Plan rows of the table and a mask of absent ones; some rows, if they are scaled."""
     rows = len(y)
     return [Buffer((rows,), np.int32), Buffer((rows,), np.bool_), *(() if scale == 1 else chunk_buffers(1, size(y)))]
 
 
 def embedding_backward_plan(dy: Array, **_: object) -> Plan:
-    """That of sums by keys."""
+    """Plan sums by keys."""
     return keyed_sum_plan(*dy.shape)
 
 
 def position_forward_plan(y: Array, *, seq_len: int, documents: I32 | None = None, **_: object) -> Plan:
-    """Some rows of a sequence, and of the table; with documents these as they are stored, and positions, twice."""
+    """Plan some rows of a sequence and of the table; with documents also stored table rows, positions twice."""
     plan = chunk_buffers(2, seq_len, y.shape[1])
     if documents is None:
         return plan
@@ -58,7 +58,7 @@ def position_forward_plan(y: Array, *, seq_len: int, documents: I32 | None = Non
 
 
 def position_backward_plan(dy: Array, *, seq_len: int, documents: I32 | None = None, **_: object) -> Plan:
-    """The sum of some rows, a term; with documents sums by keys, and positions, twice."""
+    """Plan the sum of some rows and a term; with documents sums by keys, and positions twice."""
     if documents is None:
         return chunk_buffers(2, seq_len, dy.shape[1])
     positions = Buffer((dy.shape[0],), np.int64)
@@ -69,10 +69,10 @@ class DeviceTables:
     """The kernels of `TorchDevice` on tables."""
 
     def embedding_forward(self, tokens, table, y, *, scratch, scale=1.0):
-        """Tokens are checked on the CPU alone."""
+        """Look up tokens; they are checked on the CPU only."""
         check_tokens(tokens, len(table))
         held, absent, *buffers = scratch.take_all(embedding_forward_plan(y, scale=scale))
-        torch.lt(tokens, 0, out=absent)  # rows that other tensor peers have
+        torch.lt(tokens, 0, out=absent)  # rows of other tensor-parallel ranks
         torch.index_select(table, 0, torch.clamp(tokens, min=0, out=held), out=y)
         y.masked_fill_(absent[:, None], 0)
         for buffer in buffers:
@@ -80,13 +80,13 @@ class DeviceTables:
                 part.copy_(wide(buffer, part).mul_(scale))
 
     def embedding_backward(self, tokens, dy, dtable, *, scratch, accumulate, scale=1.0, padding_token=None):
-        """Tokens are checked on the CPU alone; rows are summed as `device_sums` says."""
+        """Add gradients to the table, in the order of `device_sums`; tokens are checked on the CPU only."""
         check_tokens(tokens, len(dtable))
         buffers = scratch.take_all(embedding_backward_plan(dy))
         add_rows(tokens, dy, dtable, buffers, scale=scale, accumulate=accumulate, without=padding_token)
 
     def position_forward(self, positions, y, *, documents=None, scratch, seq_len, first_position=0):
-        """Starts of documents are checked on the CPU alone."""
+        """Add positions; starts of documents are checked on the CPU only."""
         check_documents(documents, seq_len, first_position)
         of_y, of_table, *others = scratch.take_all(position_forward_plan(y, seq_len=seq_len, documents=documents))
         for rows in row_chunks(seq_len, y.shape[1]):
@@ -102,7 +102,7 @@ class DeviceTables:
                 part.copy_(wide(of_y, part).add_(wide(of_table, added)))
 
     def position_backward(self, dy, dpositions, *, documents=None, scratch, seq_len, accumulate, first_position=0):
-        """With documents rows are summed as `device_sums` says."""
+        """Sum gradients by position; with documents in the order of `device_sums`."""
         check_documents(documents, seq_len, first_position)
         buffers = scratch.take_all(position_backward_plan(dy, seq_len=seq_len, documents=documents))
         if documents is None:
@@ -117,7 +117,7 @@ class DeviceTables:
 
 
 def _add_sequences(dy: Array, dpositions: Array, first: int, buffers: list[Array], *, accumulate: bool) -> None:
-    """Sums over dy[sequences, seq_len, width], in order."""
+    """Sum dy[sequences, seq_len, width] over the sequences, in order."""
     of_sum, term = buffers
     last = first + dy.shape[1]
     table = dpositions[first:last]

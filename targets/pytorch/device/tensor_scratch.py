@@ -11,7 +11,7 @@ from ratrain.targets.runtime.arena.scratch import ALIGNMENT, Buffer, BumpAllocat
 
 
 class TensorScratch(BumpAllocator[torch.Tensor]):
-    """Temporaries that are tensors on `device`. Dtypes are given as numpy's; everything is allocated when it is made."""
+    """Temporaries that are tensors on `device`. Dtypes are given as numpy's; all memory is allocated at creation."""
 
     __slots__ = ("_bytes",)
 
@@ -22,6 +22,6 @@ class TensorScratch(BumpAllocator[torch.Tensor]):
         self._bytes = raw[start : start + capacity]
 
     def at(self, start: int, buffer: Buffer) -> torch.Tensor:
-        """The bytes from `start` on, as what a buffer describes."""
+        """View the bytes from `start` on as the tensor that `buffer` describes."""
         stop = start + math.prod(buffer.shape) * buffer.dtype.itemsize
         return self._bytes[start:stop].view(TORCH_DTYPES[buffer.dtype]).view(buffer.shape)

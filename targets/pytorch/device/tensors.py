@@ -1,4 +1,4 @@
-"""Arrays of an arena as PyTorch sees them, and products of them, always on the thread that calls."""
+"""Arrays of an arena as PyTorch tensors, and products of them, always on the calling thread."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.interface import Array
     from ratrain.targets.runtime.kernels.team import Team
 
-torch.set_num_threads(
-    1
-)  # kernels share out their work themselves; the pool of PyTorch would fight for the cores with theirs
+torch.set_num_threads(1)  # kernels share out their work themselves; PyTorch's pool would compete for the cores
 
 
 TORCH_DTYPES: dict[np.dtype[Any], torch.dtype] = {
@@ -30,23 +28,26 @@ TORCH_DTYPES: dict[np.dtype[Any], torch.dtype] = {
     np.dtype(np.uint32): torch.uint32,
     np.dtype(np.bool_): torch.bool,
 }
-"""PyTorch's name of every type that tensors and temporaries have."""
+"""PyTorch's type for every numpy type that tensors and temporaries have."""
 
 
 def tensor_of(array: Array) -> torch.Tensor:
-    """A tensor over the very bytes of an array, which must be writable."""
+    """View an array, which must be writable, as a tensor of the same bytes."""
     if array.dtype == BFLOAT16:  # numpy's bfloat16 is a type of its own, which PyTorch does not know
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
 def are_multiplied_here(*factors: Array) -> bool:
-    """Whether PyTorch multiplies these on the host: bfloat16, where the processor does. Elsewhere its products of bfloat16 are slower than those of float32."""
+    """Return whether PyTorch multiplies these on the host: bfloat16, if the processor has instructions for it.
+
+    On other processors its bfloat16 products are slower than float32 ones.
+    """
     return all(factor.dtype == BFLOAT16 for factor in factors) and processor.multiplies_bf16()
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, added: torch.Tensor | None = None) -> None:
-    """Out = a @ b [+ added], accumulated in float32 and rounded once; `added` may be `out`."""
+    """Set out = a @ b [+ added], accumulated in float32 and rounded once; `added` may be `out`."""
     if added is None:
         torch.mm(a, b, out=out)
     else:
@@ -56,7 +57,7 @@ def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, added: torch.T
 def share_multiply(
     team: Team, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, added: torch.Tensor | None = None
 ) -> None:
-    """`multiply` by ranges of rows, shared out to the threads of a team."""
+    """Do `multiply` by ranges of rows, shared out to the threads of a team."""
 
     def part(rows: slice) -> None:
         multiply(a[rows], b, out[rows], None if added is None else added[rows])

@@ -1,4 +1,4 @@
-"""Cross-entropy head in bfloat16: logits are stored in 16 bits, where the workspace has them in 32."""
+"""Cross-entropy head in bfloat16 on the host: logits are stored in 16 bits in a workspace that has room for 32."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 _ROWS = 128
 """Rows of logits that are widened at a time."""
 _TABLE_BLOCK = 1 << 20
-"""Elements of a block of the table's gradient on its way: 2 MiB, which the second-level cache nearly holds."""
+"""Elements of a block of the table's gradient before it is stored: 2 MiB, which nearly fit the second-level cache."""
 
 
 def is_direct(
     xn: Array, table: Array, *, normalise: bool, scale_of_logits: float = 1.0, softcap: float | None = None
 ) -> bool:
-    """Whether the products of a call are its logits, and PyTorch makes them."""
+    """Return whether PyTorch makes a call's products, and they are its logits: not normalised, scaled or capped."""
     return are_multiplied_here(xn, table) and not normalise and scale_of_logits == 1 and softcap is None
 
 
 def forward_plan(xn: Array, table: Array, logits: F32, *, normalise: bool, threads: int, **options: Any) -> Plan:
-    """Some rows of logits as they are stored, for each thread."""
+    """Plan some rows of stored logits for each thread."""
     if is_direct(xn, table, normalise=normalise, **_shaping(options)):
         return [Buffer((min(len(xn), len(logits), _ROWS), len(table)), BFLOAT16)] * threads
     return head_forward_plan(xn, table, logits, normalise=normalise)
@@ -43,7 +43,7 @@ def forward_plan(xn: Array, table: Array, logits: F32, *, normalise: bool, threa
 def backward_plan(
     xn: Array, table: Array, logits: F32, dtable: Array, *, normalise: bool, threads: int, **options: Any
 ) -> Plan:
-    """A block of the table's gradient for each thread, where that is not stored in bfloat16 itself."""
+    """Plan a block of the table's gradient for each thread; nothing if that gradient is stored in bfloat16."""
     if not is_direct(xn, table, normalise=normalise, **_shaping(options)):
         return head_backward_plan(xn, table, logits, normalise=normalise)
     return [] if dtable.dtype == BFLOAT16 else [Buffer((_block_rows(dtable), dtable.shape[1]), BFLOAT16)] * threads
@@ -59,7 +59,7 @@ def _block_rows(dtable: Array) -> int:
 
 
 def _stored_logits(logits: F32, columns: int) -> Array:
-    """The first half of the workspace, as bfloat16."""
+    """View the first half of the workspace as bfloat16 logits."""
     rows = len(logits)
     return logits.reshape(-1).view(BFLOAT16)[: rows * columns].reshape(rows, columns)
 
@@ -81,7 +81,7 @@ def forward(
     *,
     accumulate: bool,
 ) -> None:
-    """`head_forward` of calls that are direct; logits are rounded to bfloat16."""
+    """Compute `head_forward` for direct calls; logits are rounded to bfloat16."""
     check_labels(labels, table.shape[0])
     buffers = scratch.take_all(forward_plan(xn, table, logits, normalise=False, threads=team.threads))
     weight = tensor_of(table).T
@@ -117,7 +117,7 @@ def backward(
     *,
     accumulate: bool,
 ) -> None:
-    """`head_backward` of calls that are direct: logits and their gradient are rounded to bfloat16."""
+    """Compute `head_backward` for direct calls; logits and their gradient are rounded to bfloat16."""
     check_labels(labels, table.shape[0])
     stored, weight = _stored_logits(logits, len(table)), tensor_of(table)
     buffers = (
@@ -130,6 +130,7 @@ def backward(
         share_multiply(team, x, weight.T, tensor_of(chunk))
         gradient = partial(_part_of_gradient, bits(chunk), labels[rows], lse[rows], factor)
         team.run(gradient, team.rows(chunk.shape))
+        # the logits have become their gradient, in place
         share_multiply(team, tensor_of(chunk), weight, tensor_of(dxn[rows]))
         _add_to_table(team, chunk, xn[rows], dtable, buffers, accumulate=accumulate or rows.start > 0)
 
@@ -141,7 +142,7 @@ def _part_of_gradient(chunk: Array, labels: I32, lse: F32, factor: np.float32, r
 def _add_to_table(
     team: Team, dlogits: Array, x: Array, dtable: Array, buffers: list[Array], *, accumulate: bool
 ) -> None:
-    """Dtable = [dtable +] dlogits^T @ x, in blocks of its rows."""
+    """Set dtable = [dtable +] dlogits^T @ x, in blocks of its rows."""
     transposed, right, step = tensor_of(dlogits).T, tensor_of(x), _block_rows(dtable)
 
     def part(numbered: tuple[int, slice]) -> None:

@@ -1,9 +1,10 @@
-"""The kernel set `torch` on the CPU: products of bfloat16 by PyTorch (oneDNN), everything else as `fast` has it.
+"""The kernel set `torch` on the CPU: products of bfloat16 by PyTorch (oneDNN), everything else as in `fast`.
 
-A processor with instructions for bfloat16 multiplies it two to sixteen times as fast as float32; on one without them this set has the bits of
-`fast`, which multiplies in float32. What differs from the other sets: a product that is stored in float32 (a gradient), or that has a bias, is
-first rounded to bfloat16, as PyTorch itself does it, so it is off by at most 2^-8 of each product more; logits and their gradients are stored in
-bfloat16. In float16 and float32 the bits are those of `fast`.
+A processor with bfloat16 instructions multiplies bfloat16 two to sixteen times as fast as float32. Without them this
+set multiplies in float32, with the bits of `fast`. Two results differ from the other sets. A product that is stored in
+float32 (a gradient) or has a bias is first rounded to bfloat16, as in PyTorch itself, so it is off by at most 2^-8 of
+each product more; logits and their gradients are stored in bfloat16. In float16 and float32 the bits are the same as
+with `fast`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _gemm_plan(
     residual: Array | None = None,
     **_: object,
 ) -> Plan:
-    """The product, where PyTorch cannot store at once what becomes of it."""
+    """Plan the product, unless PyTorch can store the result at once."""
     if not are_multiplied_here(a, b):
         return gemm_plan(a, b, out, accumulate=accumulate, bias=bias, residual=residual)
     added = [out] * accumulate + ([] if residual is None else [residual])
@@ -54,7 +55,7 @@ _PLANS: dict[str, Callable[..., Plan]] = {
 
 
 class TorchOnHost(Fast):
-    """`KernelSet` on PyTorch's products of bfloat16, and on `Fast`."""
+    """`KernelSet` of PyTorch's bfloat16 products, on top of `Fast`."""
 
     name = "torch"
     plans = PerKernel("scratch in 'torch'", _PLANS, never=[name for name in KERNELS if name not in _PLANS])

@@ -1,4 +1,4 @@
-"""The numba loops around products that are stored in 16 bits: each element is loaded, reckoned with in float32, and rounded once."""
+"""Numba loops around products stored in 16 bits: an element is loaded, computed with in float32, and rounded once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ZERO = np.float32(0)
 
 @exact()
 def add_to_product(product: Any, held: Any, bias: Any, residual: Any, out: Any) -> None:
-    """Out = product [+ held] [+ bias, one for each column] [+ residual]; what is None is not there, `held` may be `out`."""
+    """Set out = product [+ held] [+ bias, one for each column] [+ residual]; None is left out, `held` may be `out`."""
     for r in range(out.shape[0]):
         row, stored = product[r], out[r]
         for i in range(row.size):
@@ -30,7 +30,7 @@ def add_to_product(product: Any, held: Any, bias: Any, residual: Any, out: Any) 
 
 @exact()
 def widen(stored: Any, out: Any) -> None:
-    """Out = what is stored, in float32."""
+    """Set out = the stored elements, in float32."""
     for r in range(out.shape[0]):
         row, line = stored[r], out[r]
         for i in range(line.size):
@@ -39,7 +39,7 @@ def widen(stored: Any, out: Any) -> None:
 
 @exact()
 def logit_gradient(logits: Any, labels: Any, lse: Any, factor: Any) -> None:
-    """Turn stored logits into the gradient of factor * loss, in place: 0 of rows without a label."""
+    """Turn stored logits into the gradient of factor * loss, in place; rows with an ignored label get 0."""
     for r in range(lse.size):
         row, log_total, label = logits[r], lse[r], labels[r]
         share = factor if label != IGNORED_LABEL else _ZERO

@@ -1,8 +1,10 @@
-"""Which channels a rank makes groups for, and in which order, where messages between ranks carry no tags. Needs no PyTorch.
+"""Process groups for channels, where messages between ranks have no tags. Needs no PyTorch.
 
-Two ranks may share several channels, of several chunks and of both payloads, whose messages one order between the two would mix up: a
-receiver may take those of two channels in another order than they are sent in. Of one channel it never does. So each channel is a
-group of its two ranks, with an order of its own and with a stream of its own on a GPU: a message that waits holds up no other.
+Two ranks may share several channels (of several chunks, of activations and gradients). A receiver may take messages of
+two channels in another order than they are sent in, but messages of one channel only in their order. So each channel is
+a group of its two ranks, with its own order and, on a GPU, its own stream: a message that waits holds up no other.
+
+    channels 0 -> 1, 1 -> 0      rank 0 makes (0, 1) (0, 1)      rank 2 makes (2,) (2,)
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ from collections.abc import Iterator, Sequence
 
 
 def channel_groups(channels: Sequence[tuple[int, int]], rank: int) -> Iterator[tuple[int, ...]]:
-    """By tag: the members of the group that a rank makes, the channel's ends in ascending order; itself alone where it is none of them.
+    """Yield by tag the members of the group that a rank makes: the channel's ends in ascending order, or itself alone.
 
-    Both ends of a channel make its group together. All ranks go by tag, so that a rank waits only for one that is at a lower tag, and
-    none waits in a circle. PyTorch tells groups apart by their members and by how many its process has made before, so that has to be the
-    same on both ends: each rank makes one a tag.
+    Both ends of a channel must make its group together. All ranks go by tag, so a rank only waits for one that is at a
+    lower tag, and no circle of waits arises. PyTorch names a group by its members and the number of groups that its
+    process has made before. The names must agree on both ends, so each rank makes one group a tag, even where it is no
+    end. Raises ValueError for a channel from a rank to itself.
     """
     for tag, (source, target) in enumerate(channels):
         if source == target:

@@ -1,4 +1,4 @@
-"""Calls of torch.distributed that are under way, and what becomes of them when a rank is gone."""
+"""Calls of torch.distributed that are under way, and their failure when a rank is gone."""
 
 from __future__ import annotations
 
@@ -16,36 +16,37 @@ if TYPE_CHECKING:
     from torch.distributed import Work
 
 Post: TypeAlias = "Callable[[], Work]"
-"""Makes a call, without waiting for it."""
+"""Function that makes a call, without waiting for it."""
 
 _GRACE_SECONDS = 12.0
-"""For the watchdogs to say which rank is gone: longer than the heartbeat of a rank on another machine may be old."""
+"""Time for the watchdogs to say which rank is gone: longer than a heartbeat from another machine may be old."""
 _MOST_WAITING = 256
-"""More calls of the kind that is waited for are never under way: messages are a few at a time, reductions a few blocks."""
+"""Most calls with waiting threads at a time: a rank has a few messages and a few reductions of blocks under way."""
 
 
 def _nothing() -> None:
-    """What follows most calls."""
+    """Do nothing after a call."""
 
 
 @define(eq=False)
 class Calls:
-    """Makes the calls of one process.
+    """Calls of one process, polled or waited for by threads.
 
-    The backend says of most collectives whether they are done. Of messages gloo says so only to who waits, hence a thread for each of
-    those that are under way. A call that fails, since the rank at the other end is gone, is not done until the watchdogs have had
-    the time to name that rank and end the run; then `DiagnosticError` RT093 says what the backend knows.
+    The backend reports the end of most collectives when it is asked. Gloo reports that of a message only to a thread
+    that waits, so each message under way has a thread. A call that fails, because the rank at the other end is gone,
+    counts as not done until the watchdogs have had the time to name that rank and end the run; then `DiagnosticError`
+    RT093 gives the backend's reason.
     """
 
     _threads: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(_MOST_WAITING, "torch-wait"))
     _failed_at: float | None = None
 
     def polled(self, post: Post, after: Callable[[], None] = _nothing) -> TorchRequest:
-        """A call that the backend is asked about; `after` is what follows it."""
+        """Make a call whose backend is asked for its end; `after` runs when it is done."""
         return self._made(post, lambda work: lambda: bool(work.is_completed()) and _is_over(work.wait()), after)
 
     def waited(self, post: Post) -> TorchRequest:
-        """A call that a thread waits for."""
+        """Make a call whose end a thread waits for."""
 
         def question(work: Work) -> Callable[[], bool]:
             waiting: Future[Any] = self._threads.submit(work.wait)
@@ -57,6 +58,7 @@ class Calls:
         self, post: Post, question: Callable[[Work], Callable[[], bool]], after: Callable[[], None]
     ) -> TorchRequest:
         try:
+            # A call may fail at once, if the other end is gone already: it is a request that fails when it is tested.
             is_over = question(post())
         except RuntimeError as error:
             failure = error  # the name is gone when the clause ends
@@ -64,7 +66,7 @@ class Calls:
         return TorchRequest(self, is_over, after)
 
     def fail(self, error: RuntimeError) -> None:
-        """Take that a call has failed: raise for it once nobody else has ended the run."""
+        """Note that a call has failed; raise RT093 once nobody else has ended the run in time."""
         now = time.monotonic()
         if self._failed_at is None:
             self._failed_at = now
@@ -76,7 +78,7 @@ class Calls:
             )
 
     def close(self) -> None:
-        """Let the threads end, which have nothing to wait for."""
+        """End the threads; no call may be under way."""
         self._threads.shutdown()
 
 
@@ -86,12 +88,12 @@ class TorchRequest:
 
     _calls: Calls
     _is_over: Callable[[], bool]
-    """raises a RuntimeError where it has failed; holds what the call reads and writes"""
+    """raises RuntimeError after a failure; keeps alive the memory that the call reads and writes"""
     _after: Callable[[], None]
     _is_done: bool = False
 
     def test(self) -> bool:
-        """Whether it is done. Raises `DiagnosticError` RT093 where it failed some time ago."""
+        """Return whether the call is done. Raises `DiagnosticError` RT093 if it failed some time ago."""
         if self._is_done:
             return True
         try:
@@ -100,23 +102,24 @@ class TorchRequest:
         except RuntimeError as error:
             self._calls.fail(error)
             return False
+        # `after` runs once, and lets go of the buffers with the question
         self._after()
         self._is_done, self._is_over, self._after = True, _always, _nothing
         return True
 
 
 DONE = TorchRequest(Calls(), lambda: True, _nothing, is_done=True)
-"""A call that moves no bytes."""
+"""Request of a call that moves no bytes."""
 
 
 def reason_of(error: RuntimeError) -> str:
-    """What a backend says, without the place in its source and its advice."""
+    """Return a backend's message without its source position and its advice."""
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return re.sub(r"^\[[^]]*\.(cc|cpp|h):\d+\]\s*", "", first).split(". ")[0].rstrip(".")
 
 
 def _is_over(result: object) -> bool:
-    """A call that has been waited for is, whatever it gave."""
+    """Return True: a call that has been waited for is over, whatever it returned."""
     del result
     return True
 

@@ -1,4 +1,4 @@
-"""torch.distributed as a transport of ranks: the job that torchrun, or whoever sets its variables, has started."""
+"""torch.distributed as a transport of ranks, in a job that torchrun (or whoever sets its variables) has started."""
 
 from __future__ import annotations
 
@@ -20,27 +20,30 @@ from ratrain.targets.pytorch.ranks.requests import Calls, reason_of
 from ratrain.targets.runtime.ranks.waiting import finish
 
 _MEETING_TIMEOUT = timedelta(minutes=5)
-"""For the first processes to wait for the last, which load the same libraries."""
+"""Longest wait of the first processes for the last, which load the same libraries."""
 _END_KEY, _NORMAL_END = "end", "closed"
 _LOOK = timedelta(days=1)
-"""A store cannot wait much longer at a time."""
+"""Longest wait for the store's key at a time: a store cannot wait much longer."""
 _LEAD_SECONDS, _LAST_SECONDS = 0.1, 0.4
-"""Where a job is ended, the others go first, process 0 ahead of them, and last the one that ended it.
+"""Delays when a job is ended: process 0 ends first, then the others, last the one that ended it.
 
-A watchdog could take the end of another process for a loss: that of process 0 is the only one that speaks without waiting a turn.
+A watchdog could take the end of another process for a loss. Process 0's is the only one that speaks without waiting a
+turn.
 """
 
 
 class TorchTransport:
-    """The job that torchrun has started, which this process is one of."""
+    """The job that torchrun has started, which this process is part of."""
 
     engine: ClassVar[str] = "torch"
     launcher = "torchrun"
 
     def __init__(self, place: TorchrunPlace, *, gpus: bool = False, tagged: bool | None = None) -> None:
-        """Meet the store of the job; with `gpus` take the one of this process. Whether messages have `tagged` is the backend's unless given.
+        """Meet the job's store; with `gpus`, select this process's GPU.
 
-        Raises `DiagnosticError` RT093 where there is no way there, or no such GPU.
+        `tagged` None: messages have tags if the backend's do.
+
+        Raises `DiagnosticError` RT093 if the store cannot be reached, or there is no such GPU.
         """
         if gpus:
             take_gpu(place)
@@ -55,20 +58,21 @@ class TorchTransport:
 
     @property
     def description(self) -> str:
-        """The backend, and PyTorch's version."""
+        """Backend and PyTorch's version."""
         return f"torch.distributed ({self._backend}, torch {torch.__version__})"
 
     def start_command(self, processes: int) -> str:
-        """The command of torchrun."""
+        """Return the command of torchrun."""
         return start_command(str(processes))
 
     def world(self, rank: int) -> TorchCommunicator:
-        """All processes, of which this one is number `rank`.
+        """Return the communicator of all processes, with this one as number `rank`.
 
-        Raises `DiagnosticError` RT093 where they cannot reach one another.
+        Raises `DiagnosticError` RT093 if they cannot reach one another.
         """
         self._leave_world()
         self._worlds += 1
+        # a prefix for each world: keys of an earlier one are still in the store
         store = dist.PrefixStore(f"world/{self._worlds}", self._store)
         try:
             dist.init_process_group(self._backend, store=store, rank=rank, world_size=self.count, timeout=TIMEOUT)
@@ -86,13 +90,14 @@ class TorchTransport:
         return self._world
 
     def abort(self, code: int) -> NoReturn:
-        """End all processes: torchrun would ask the others politely, and they wait for this one."""
+        """End all processes directly: torchrun would ask the others politely, while they wait for this one."""
         self._end.of_all(code)
 
     def close(self) -> None:
-        """Wait for all others, and let go of them.
+        """Wait for all others, then leave the group.
 
-        A process that ends with another code than 0 has torchrun end the others: none may still have something to say.
+        torchrun ends the others when a process exits with a code other than 0, so none may still have something to
+        print.
         """
         sys.stdout.flush()
         sys.stderr.flush()
@@ -101,7 +106,7 @@ class TorchTransport:
         self._calls.close()
 
     def _leave_world(self) -> None:
-        """Let go of the others once all are ready to: one that is still in a call would take it for a loss."""
+        """Leave the group once all are ready to: a process that is still in a call would take it for a loss."""
         if self._world is not None:
             finish(self._world.ibarrier())
             dist.destroy_process_group()
@@ -109,9 +114,9 @@ class TorchTransport:
 
 
 def take_gpu(place: TorchrunPlace) -> None:
-    """Make the GPU of a process, that of its number on its machine, the one that it means by 'cuda'.
+    """Make the GPU with this process's number on its machine the one that 'cuda' means.
 
-    Raises `DiagnosticError` RT093 where PyTorch finds none, has no NCCL, or the machine has fewer than processes.
+    Raises `DiagnosticError` RT093 if PyTorch finds none, has no NCCL, or the machine has fewer GPUs than processes.
     """
     torch_there = f"PyTorch {torch.__version__}"
     if not torch.cuda.is_available():
@@ -133,12 +138,12 @@ def take_gpu(place: TorchrunPlace) -> None:
 
 
 class _End:
-    """The end of the job, which one process says in the store and a thread of every other one hears."""
+    """The end of the job: one process announces it in the store, a thread of every other one waits for that."""
 
     def __init__(self, place: TorchrunPlace) -> None:
         self._place = place
         self._store = _store_of(place, "end")
-        self._listening = _store_of(place, "end")  # its connection is taken as long as the thread waits
+        self._listening = _store_of(place, "end")  # a connection of its own: the thread's wait blocks it
         self._thread = threading.Thread(target=self._listen, name="torch-end", daemon=True)
         self._thread.start()
 
@@ -149,37 +154,40 @@ class _End:
                 self._listening.wait([_END_KEY], _LOOK)
                 said = self._listening.get(_END_KEY).decode()
             except RuntimeError:
+                # nothing was announced in time: wait again
                 if time.monotonic() - began >= _LOOK.total_seconds():
                     continue
-                # The store is gone, and with it the launcher, or process 0, which watchdogs speak of.
+                # The store is gone, so the launcher is, or process 0, which the watchdogs report.
                 if self._place.launcher_has_store:
                     os._exit(1)
                 return
             if said in (_NORMAL_END, str(self._place.number)):
                 return
+            # process 0 ends first, see _LEAD_SECONDS
             if self._place.number:
                 time.sleep(_LEAD_SECONDS)
-            # Without failure: torchrun would send signals to those that are left. The main thread may never come back from where it is.
+            # Exit code 0: after a failure torchrun would send signals to the others. `_exit`, since the main thread may
+            # never return from its call.
             os._exit(0)
 
     def of_all(self, code: int) -> NoReturn:
-        """End all processes, this one, after the others, with a code."""
-        with suppress(RuntimeError):  # without a store the others are ended by the launcher
+        """End all processes with a code, this one after the others."""
+        with suppress(RuntimeError):  # without a store, the launcher ends the others
             self._store.set(_END_KEY, str(self._place.number))
         time.sleep(_LAST_SECONDS)
         os._exit(code)
 
     def close(self) -> None:
-        """Stop listening: all have done what they were started for."""
+        """Stop listening: all processes have done their work."""
         with suppress(RuntimeError):
             self._store.set(_END_KEY, _NORMAL_END)
         self._thread.join()
 
 
 def _store_of(place: TorchrunPlace, purpose: str) -> dist.Store:
-    """A connection of its own to the job's store; process 0 has it, where the launcher has none.
+    """Connect to the job's store; process 0 hosts it if the launcher does not.
 
-    Raises `DiagnosticError` RT093 where there is no way there.
+    Raises `DiagnosticError` RT093 if it cannot be reached.
     """
     is_master = not place.launcher_has_store and not place.number and purpose == "groups"
     try:

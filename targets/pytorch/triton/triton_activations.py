@@ -22,19 +22,21 @@ if TYPE_CHECKING:
     from ratrain.targets.pytorch.device.device_common import Array
 
 _SLOPE, _CUBE = tl.constexpr(math.sqrt(8 / math.pi)), tl.constexpr(0.044715)
-"""Of GELU: (1 + tanh(z)) / 2 is the sigmoid of 2 z = _SLOPE * (u + _CUBE * u^3)."""
+"""Constants of GELU: (1 + tanh(z)) / 2 is the sigmoid of 2 z = _SLOPE * (u + _CUBE * u^3)."""
 _ROOT_HALF, _DENSITY = tl.constexpr(math.sqrt(0.5)), tl.constexpr(1 / math.sqrt(2 * math.pi))
 _FAR, _FRACTIONS = tl.constexpr(4.0), tl.constexpr(12)
-"""From here on the complement of the error function is a continued fraction, of so many: 1 - erf would lose it."""
+"""From z = _FAR on, erfc(z) is a continued fraction with _FRACTIONS terms: 1 - erf(z) would cancel."""
 
 
 @jit
 def _upper_tail(u: tl.tensor) -> tl.tensor:
-    """The share of the normal distribution above |u|, in float64: half the complement of the error function of z = |u| / sqrt(2)."""
+    """Compute the normal distribution's probability above |u| in float64: erfc(|u| / sqrt(2)) / 2."""
     z = tl.abs(u).to(tl.float64) * tl.full((), _ROOT_HALF, tl.float64)
+    # below _FAR, 1 - erf keeps enough of float64's digits for a float32 result
     near = 0.5 - 0.5 * tl.erf(z)
     # erfc(z) = e^(-z^2) / sqrt(pi) / (z + 1/2 / (z + 1 / (z + 3/2 / (z + ...)))) (Abramowitz and Stegun, 7.1.14)
     least = z.to(tl.float32)
+    # evaluated from the innermost term outwards
     fraction = least
     for number in tl.static_range(_FRACTIONS):
         fraction = least + tl.div_rn(fraction * 0 + (_FRACTIONS - number) * 0.5, fraction)
@@ -44,12 +46,13 @@ def _upper_tail(u: tl.tensor) -> tl.tensor:
 
 @jit
 def _share(u: tl.tensor, kind: tl.constexpr) -> tl.tensor:
-    """What u is multiplied by."""
+    """Compute the factor of u in an activation of this kind; for "relu2", max(u, 0)."""
     if kind == "silu":
         return tl.sigmoid(u)
     if kind == "relu2":
         return tl.maximum(u, 0.0, propagate_nan=tl.PropagateNan.ALL)
     if kind == "gelu-exact":
+        # for u < 0 the tail is the share itself: 1 - (1 - tail) would cancel
         tail = _upper_tail(u)
         return tl.where(u < 0, tail, 1 - tail).to(tl.float32)
     return tl.sigmoid((u + u * u * u * _CUBE) * _SLOPE)
@@ -57,7 +60,7 @@ def _share(u: tl.tensor, kind: tl.constexpr) -> tl.tensor:
 
 @jit
 def _slope(u: tl.tensor, share: tl.tensor, kind: tl.constexpr) -> tl.tensor:
-    """The derivative of u times its share."""
+    """Compute the derivative of an activation, given its share."""
     if kind == "silu":
         return share * (1 + u * (1 - share))
     if kind == "relu2":
@@ -70,7 +73,7 @@ def _slope(u: tl.tensor, share: tl.tensor, kind: tl.constexpr) -> tl.tensor:
 
 @jit
 def _value(u: tl.tensor, share: tl.tensor, kind: tl.constexpr) -> tl.tensor:
-    """U times its share."""
+    """Compute an activation, given its share."""
     return share * share if kind == "relu2" else u * share
 
 
@@ -78,7 +81,7 @@ def _value(u: tl.tensor, share: tl.tensor, kind: tl.constexpr) -> tl.tensor:
 def gated_forward(
     gate: tl.tensor, up: tl.tensor, prod: tl.tensor, count: tl.tensor, kind: tl.constexpr, block: tl.constexpr
 ) -> None:
-    """Prod = f(gate) * up."""
+    """Set prod = f(gate) * up."""
     at = own_elements(block)
     inside = at < count
     g, u = load_wide(gate + at, inside), load_wide(up + at, inside)
@@ -96,10 +99,11 @@ def gated_backward(
     kind: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Its gradients."""
+    """Set the gradients of `gated_forward`."""
     at = own_elements(block)
     inside = at < count
     g, u, d = load_wide(gate + at, inside), load_wide(up + at, inside), load_wide(dprod + at, inside)
+    # all inputs are loaded: outputs may be the same bytes
     share = _share(g, kind)
     store_rounded(dup + at, d * _value(g, share, kind), inside)
     store_rounded(dgate + at, d * u * _slope(g, share, kind), inside)
@@ -107,7 +111,7 @@ def gated_backward(
 
 @jit
 def plain_forward(up: tl.tensor, act: tl.tensor, count: tl.tensor, kind: tl.constexpr, block: tl.constexpr) -> None:
-    """Act = f(up)."""
+    """Set act = f(up)."""
     at = own_elements(block)
     inside = at < count
     u = load_wide(up + at, inside)
@@ -118,7 +122,7 @@ def plain_forward(up: tl.tensor, act: tl.tensor, count: tl.tensor, kind: tl.cons
 def plain_backward(
     up: tl.tensor, dact: tl.tensor, dup: tl.tensor, count: tl.tensor, kind: tl.constexpr, block: tl.constexpr
 ) -> None:
-    """Its gradient."""
+    """Set the gradient of `plain_forward`."""
     at = own_elements(block)
     inside = at < count
     u, d = load_wide(up + at, inside), load_wide(dact + at, inside)
@@ -126,7 +130,7 @@ def plain_backward(
 
 
 def _run(kernel: Any, *tensors: Array, kind: str) -> None:
-    """By blocks of elements. Programs load their inputs before they store, so these may be the same bytes."""
+    """Launch a kernel by blocks of elements. Programs load their inputs before they store, so outputs may be inputs."""
     count = size(tensors[0])
     launch(kernel, (programs(count, BLOCK),), *tensors, count, kind=kind, block=BLOCK)
 

@@ -1,4 +1,7 @@
-"""AdamW in one pass over its state, with the cast of the view: by numbers of the host, or of the device as a captured step has them."""
+"""AdamW in one pass over its state, which also rounds the view.
+
+Its numbers (learning rate, step) come from the host, or from the device in a captured step.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def adamw_plan(**_: object) -> Plan:
-    """What an update is made with; and, where the host has these numbers: learning rate, multiplier, count of updates."""
+    """Plan the four factors of an update; and for numbers of the host: learning rate, multiplier, count of updates."""
     return [Buffer((4,)), Buffer((1,)), Buffer((1,)), Buffer((1,), np.int64)]
 
 
@@ -42,7 +45,8 @@ def prepare_numbers(
     log_beta2: tl.constexpr,
     weight_decay: tl.constexpr,
 ) -> None:
-    """Multiplier, lr / (1 - beta1^t), sqrt(1 - beta2^t), 1 - lr * weight_decay: in float64, each rounded once."""
+    """Set multiplier, lr / (1 - beta1^t), sqrt(1 - beta2^t), 1 - lr * weight_decay: in float64, each rounded once."""
+    # constants are made float64 tensors: a Python float could become a float32 constant
     count, rate = tl.load(t).to(tl.float64), tl.load(lr).to(tl.float64)
     first, second = tl.full((), log_beta1, tl.float64), tl.full((), log_beta2, tl.float64)
     tl.store(numbers, tl.load(multiplier))
@@ -69,17 +73,20 @@ def update(
     views: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """One update of some elements; where it `skips` and `skip` is not 0, state keeps its bits. The view is the master's rounding."""
+    """Update some elements; if it `skips` and `skip` is not 0, state keeps its bits. The view is the rounded master."""
     at = own_elements(block)
     there = at < count
     inside = there
     if skips:
+        # a skipped update is one that stores to no element: no branch, so a captured step can repeat it
         inside = at < tl.where(tl.load(skip).to(tl.float32) == 0, count, 0)
     gradient = load_wide(grad + at, inside) * tl.load(numbers)
     first, second = tl.load(m + at, mask=inside, other=0.0), tl.load(v + at, mask=inside, other=0.0)
+    # same order of operations as `DeviceAdamW`; divisions and roots as IEEE 754 rounds them
     first = (gradient - first) * (1 - beta1) + first
     second = second * beta2 + gradient * gradient * (1 - beta2)
     value = tl.div_rn(first, tl.div_rn(tl.sqrt_rn(second), tl.load(numbers + 2)) + eps) * tl.load(numbers + 1)
+    # the master is loaded for all elements: a skipped update still stores the view
     held = tl.load(master + at, mask=there, other=0.0)
     kept = held * tl.load(numbers + 3) if decayed else held
     kept -= value
@@ -91,7 +98,7 @@ def update(
 
 
 def _log(beta: float) -> float:
-    """Of a beta; where that is 0 its powers are all the same 0 as this one's."""
+    """Return log(beta); for 0 a number whose multiples have the exponential 0, as all powers of 0."""
     return math.log(beta) if beta else -1e9
 
 
@@ -116,7 +123,7 @@ class TritonAdamW:
         weight_decay,
         decay,
     ):
-        """`lr` is first rounded to float32, as `adamw_on_device` has it."""
+        """Update a shard; `lr` is first rounded to float32, as in `adamw_on_device`."""
         numbers, rate, multiplier, count = scratch.take_all(adamw_plan())
         betas, by_host = (beta1, beta2), (count.fill_(step), multiplier.fill_(grad_multiplier), rate.fill_(lr))
         _prepare(numbers, *by_host, betas, weight_decay)
@@ -141,7 +148,7 @@ class TritonAdamW:
         weight_decay: float,
         decay: Sequence[tuple[int, int]],
     ) -> None:
-        """`adamw` of a step that is captured once and then repeated, as `DeviceAdamW` has it."""
+        """Do what `adamw` does with numbers that are on the device; see `DeviceAdamW.adamw_on_device`."""
         numbers, *_ = scratch.take_all(adamw_plan())
         betas = beta1, beta2
         _prepare(numbers, t, multiplier, lr, betas, weight_decay)
@@ -166,7 +173,7 @@ def _update(
     eps: float,
     decay: Sequence[tuple[int, int]],
 ) -> None:
-    """All elements, by runs of those that are decayed and those that are not."""
+    """Update all elements, by runs of decayed and of other ones."""
     constants: dict[str, Any] = {
         "beta1": betas[0],
         "beta2": betas[1],
@@ -175,6 +182,7 @@ def _update(
         "views": view is not None,
     }
     tensors = (master, m, v, grad, master if view is None else view)
+    # any tensor will do where `skips` is False: it is not read
     flag = numbers if skip is None else skip
     for start, stop, decayed in decay_segments(len(master), decay):
         parts = (each[start:stop] for each in tensors)

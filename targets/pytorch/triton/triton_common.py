@@ -1,8 +1,9 @@
-"""What the fused kernels share: loads that widen, stores that round once, and launches.
+"""Shared parts of the fused kernels: loads that widen to float32, stores that round once, and launches.
 
-Loops that go over memory once are written in Triton (Tillet, Kung and Cox, 2019); it compiles them for a GPU when they are first
-launched, or interprets them on the CPU where TRITON_INTERPRET=1 is set before it is imported. bfloat16 is widened and rounded as
-bits: on a GPU the compiler makes one instruction or a few of it, and the interpreter's own conversions do not round to nearest.
+Loops that go over memory once are written in Triton (Tillet, Kung and Cox, 2019). It compiles them for a GPU at their
+first launch, or interprets them on the CPU if TRITON_INTERPRET=1 is set before it is imported. bfloat16 is widened and
+rounded as bits: on a GPU the compiler makes one instruction or a few of that, and the interpreter's own conversions do
+not round to nearest.
 """
 
 from __future__ import annotations
@@ -21,34 +22,34 @@ _MOST_WARPS = 32
 
 
 def interpreted() -> bool:
-    """Whether Triton interprets kernels on the CPU in place of compiling them."""
+    """Return whether Triton interprets kernels on the CPU instead of compiling them."""
     return bool(triton.knobs.runtime.interpret)
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """A kernel, or what kernels call; compiled when it is first launched."""
+    """Make a kernel, or a function that kernels call; it is compiled at the first launch."""
     return triton.jit(function)
 
 
 def programs(count: int, block: int) -> int:
-    """How many programs cover so many elements."""
+    """Return the number of programs that cover `count` elements."""
     return -(-count // block)
 
 
 def power_of_two(count: int) -> int:
-    """The least power of two that is no smaller: what the length of a block has to be."""
+    """Return the least power of two that is at least `count`, as the length of a block must be."""
     return 1 << max(0, count - 1).bit_length()
 
 
 def warps_for(elements: int) -> int:
-    """Warps of a program that holds so many elements of each operand: at most 16 of an operand a thread, as far as that goes."""
+    """Return the warps of a program with `elements` elements of each operand: one for 512, from 4 to 32."""
     return min(_MOST_WARPS, max(4, power_of_two(elements) // 512))
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4, **constants: float | str) -> None:
     """Run a kernel by a grid of programs, on the device and the current stream of its first argument, a tensor.
 
-    Products are never fused with sums: bits would depend on what the compiler fuses.
+    Products are never fused with sums: bits would depend on which ones the compiler fuses.
     """
     if not all(grid):
         return
@@ -59,8 +60,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4, 
 
 @jit
 def load_wide(pointer: tl.tensor, inside: tl.tensor) -> tl.tensor:
-    """Stored elements in float32; 0 where they are not inside."""
+    """Load stored elements as float32; 0 where `inside` is False."""
     if pointer.dtype.element_ty == tl.bfloat16:
+        # a bfloat16 is the upper half of a float32
         bits = tl.load(pointer.to(tl.pointer_type(tl.uint16), bitcast=True), mask=inside, other=0).to(tl.uint32)
         return (bits << 16).to(tl.float32, bitcast=True)
     return tl.load(pointer, mask=inside, other=0.0).to(tl.float32)
@@ -68,9 +70,11 @@ def load_wide(pointer: tl.tensor, inside: tl.tensor) -> tl.tensor:
 
 @jit
 def store_rounded(pointer: tl.tensor, value: tl.tensor, inside: tl.tensor) -> None:
-    """Store float32 rounded once, to the nearest, ties to even."""
+    """Store float32 rounded once, to the nearest, ties to even, where `inside` is True."""
     if pointer.dtype.element_ty == tl.bfloat16:
         bits = value.to(tl.uint32, bitcast=True)
+        # Adding 0x7FFF, and 1 more if the kept half is odd, carries into the kept half exactly when it must round up.
+        # NaNs are apart: the carry could make an infinity of one.
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         rounded = tl.where(value != value, (bits >> 16) | 0x40, rounded)  # noqa: PLR0124  a NaN stays one
         tl.store(pointer.to(tl.pointer_type(tl.uint16), bitcast=True), rounded.to(tl.uint16), mask=inside)
@@ -80,13 +84,13 @@ def store_rounded(pointer: tl.tensor, value: tl.tensor, inside: tl.tensor) -> No
 
 @jit
 def own_elements(block: tl.constexpr) -> tl.tensor:
-    """The places of a program's elements, in 64 bits: a tensor may have more than 2^31."""
+    """Return the indices of a program's elements, in 64 bits: a tensor may have more than 2^31 elements."""
     return tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
 
 
 @jit
 def tanh(x: tl.tensor) -> tl.tensor:
-    """By the exponential; where that would cancel, by the series."""
+    """Compute tanh by the exponential; where that would cancel, by the series."""
     square = x * x
     # x - x^3/3 + 2 x^5/15 - 17 x^7/315 + 62 x^9/2835: below 0.3 the rest is less than a unit of float32
     series = x * (1 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835)))))

@@ -1,4 +1,11 @@
-"""The cross-entropy head's passes over logits, each made in one: losses, and from logits to their gradients."""
+"""Passes of the cross-entropy head over logits, each fused into one: the losses, and the gradient of the products.
+
+    losses_of_rows   a program a row:                 lse and loss
+    slope_of_rows    a program a tile of columns:     dlogits in place of logits
+
+With `normalise`, a program of `slope_of_rows` goes over all rows of its columns, since it also sums over them for the
+gradient of the norms.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +26,9 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.arena.scratch import Plan
 
 _COLUMNS = 4096
-"""Logits of a row that a program looks at at a time, to sum their exponentials."""
+"""Logits of a row that a program takes at a time to sum their exponentials."""
 _TILE_ROWS, _TILE_COLUMNS = 4, 512
-"""Of a program that goes from logits to gradients."""
+"""Rows and columns that a program takes at a time to turn logits into gradients."""
 _IGNORED = tl.constexpr(IGNORED_LABEL)
 _LARGEST_INVERSE = tl.constexpr(float(LARGEST_INVERSE))
 
@@ -37,7 +44,7 @@ def shape_logits(
     columns: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """From products to logits, in place; a cap of 0 is none."""
+    """Turn products into logits, in place; a cap of 0 is none."""
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = at < count
     value = tl.load(logits + at, mask=inside, other=0.0)
@@ -53,7 +60,11 @@ def shape_logits(
 def losses_of_rows(
     logits: tl.tensor, labels: tl.tensor, lse: tl.tensor, losses: tl.tensor, columns: tl.constexpr, block: tl.constexpr
 ) -> None:
-    """The logarithm of a row's sum of exponentials, and its loss: by the running sum of each lane, then of all (Milakov and Gimelshein)."""
+    """Compute the log-sum-exp of a row and its loss.
+
+    Each lane keeps a running maximum and sum (Milakov and Gimelshein, 2018) of every `block`-th logit; at the end the
+    lanes are combined.
+    """
     row = tl.program_id(0).to(tl.int64)
     peaks = tl.full((block,), float("-inf"), tl.float32)
     totals = tl.zeros((block,), tl.float32)
@@ -61,7 +72,7 @@ def losses_of_rows(
         column = first + tl.arange(0, block)
         value = tl.load(logits + row * columns + column, mask=column < columns, other=float("-inf"))
         higher = tl.maximum(peaks, value)
-        # of a lane that has seen nothing but -inf the sum is 0, or NaN after one
+        # a lane that has only seen -inf has the sum 0; exp(-inf - -inf) would be NaN
         kept = tl.where(peaks == float("-inf"), 0.0, tl.exp(peaks - higher))
         totals = totals * kept + tl.where(value == float("-inf"), 0.0, tl.exp(value - higher))
         peaks = higher
@@ -70,14 +81,15 @@ def losses_of_rows(
     result = tl.log(total) + peak
     tl.store(lse + row, result)
     label = tl.load(labels + row)
-    counts = label >= 0  # not where other tensor peers have it, or nobody
+    counts = label >= 0  # False for ignored labels, and for rows of other ranks' tables
     at_label = tl.load(logits + row * columns + tl.where(counts, label, 0))
+    # the loss in float64: the difference of two large float32 would lose bits
     tl.store(losses + row, tl.where(counts, result.to(tl.float64) - at_label.to(tl.float64), 0.0))
 
 
 @jit
 def add_losses(losses: tl.tensor, loss: tl.tensor, count: tl.tensor, block: tl.constexpr) -> None:
-    """Loss += their sum: by lanes in order, then over the lanes."""
+    """Add the sum of losses to loss: by lanes in order, then over the lanes."""
     totals = tl.zeros((block,), tl.float64)
     for first in range(0, count, block):
         at = first + tl.arange(0, block)
@@ -102,7 +114,11 @@ def slope_of_rows(
     tile: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """The gradient of the products of some rows, in some columns; `normalise`: of all rows, and what pulls at the table's rows."""
+    """Compute the gradient of the products of some rows and columns.
+
+    With `normalise` a program takes all rows, and also sets `pull`, the factor of each table row in the gradient of its
+    inverse norm.
+    """
     column = tl.program_id(0) * block + tl.arange(0, block)
     within = column < columns
     scale = tl.load(factor)
@@ -117,6 +133,7 @@ def slope_of_rows(
         at = row[:, None] * columns + column[None, :]
         label = tl.load(labels + row, mask=there, other=_IGNORED)[:, None]
         logit = tl.load(logits + at, mask=inside, other=0.0)
+        # softmax minus 1 at the label, times the factor; rows with an ignored label get 0
         value = tl.exp(logit - tl.load(lse + row, mask=there, other=0.0)[:, None])
         value = tl.where(label == column[None, :], value - 1, value) * scale
         value = tl.where((label == _IGNORED) | ~inside, 0.0, value)
@@ -124,6 +141,7 @@ def slope_of_rows(
             capped = tl.div_rn(logit, tl.full((tile, block), cap, tl.float32))
             value *= 1 - capped * capped
         if normalise:
+            # a column is one program's alone, so its rows are summed in order without atomics
             pulls += tl.sum(logit * value, axis=0)
             value *= inverses[None, :]
         tl.store(dlogits + at, value, mask=inside)
@@ -137,7 +155,7 @@ class FusedHead(HeadCall):
 
     @classmethod
     def buffers_of(cls, xn: Array, table: Array, logits: F32) -> dict[str, Buffer]:
-        """Chunks of rows of x and of the table, and of their gradients; lines of columns; losses; numbers."""
+        """Return buffers by name: chunks of x, table and their gradients; lines of columns; losses; numbers."""
         (vocab, width), rows = table.shape, min(xn.shape[0], logits.shape[0])
         matrix = Buffer((chunk_rows(max(rows, vocab), width) * width,))
         return {
@@ -153,7 +171,7 @@ class FusedHead(HeadCall):
         return self.softcap or 0.0
 
     def shape(self, logits: F32) -> None:
-        """From products to logits, in place."""
+        """Turn products into logits, in place."""
         if not self.normalise and self.scale == 1 and self.softcap is None:
             return
         count, columns = logits.numel(), logits.shape[1]
@@ -180,10 +198,11 @@ class FusedHead(HeadCall):
             block=min(_COLUMNS, power_of_two(columns)),
             warps=8,
         )
+        # one program adds all losses of the chunk: the order depends on their number only
         launch(add_losses, (1,), losses, loss, count, block=BLOCK)
 
     def slope(self, rows: slice, lse: F32, logits: F32, dlogits: F32) -> None:
-        """From logits to the gradient of the products of some rows; both may be the same bytes."""
+        """Turn logits of some rows into the gradient of the products; both may be the same bytes."""
         count, columns = logits.shape
         at_a_time = count if self.normalise else _TILE_ROWS
         lines = [self.buffers[name] for name in ("factor", "inverse", "pull")]
@@ -206,7 +225,7 @@ class FusedHead(HeadCall):
 
 
 def fused_head_plan(xn: Array, table: Array, logits: F32, **_: object) -> Plan:
-    """The same for all three kernels."""
+    """Plan the buffers of a call, the same for all three kernels."""
     return list(FusedHead.buffers_of(xn, table, logits).values())
 
 

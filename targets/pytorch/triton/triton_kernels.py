@@ -1,4 +1,4 @@
-"""The kernel set `torch-triton`: that of tensors, with fused kernels for what goes over memory once."""
+"""The kernel set `torch-triton`: that of tensors, with fused kernels for work that goes over memory once."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _WITHOUT_SCRATCH = (
 
 
 def _nothing(**_: object) -> Plan:
-    """No scratch."""
+    """Plan no scratch."""
     return []
 
 
 class TorchTriton(TritonNorms, TritonActivations, TritonHead, TritonAdamW, TorchDevice):
-    """`TorchDevice` with norms, rotary embedding, activations, passes over logits and AdamW as kernels of Triton.
+    """`TorchDevice` with norms, rotary embedding, activations, passes over logits and AdamW as Triton kernels.
 
-    Sums over rows are in an order that their number alone sets, and nothing is added up atomically: two calls with the same values
-    and addresses do not differ in a bit. The order within a row is the compiler's, for the alignment of what it is given.
+    Sums over rows have an order given by the number of rows, and nothing is added atomically: two calls with the same
+    values and addresses give the same bits. The order within a row is the compiler's, by the alignment of the operands.
     """
 
     name = "torch-triton"
@@ -55,7 +55,10 @@ class TorchTriton(TritonNorms, TritonActivations, TritonHead, TritonAdamW, Torch
     )
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
-        """Raises `DiagnosticError` RT093 where PyTorch finds no such device, RT004 where Triton does not compile for it."""
+        """Make the set for a device.
+
+        Raises `DiagnosticError` RT093 if PyTorch finds no such device, RT004 if Triton does not compile for it.
+        """
         super().__init__(device)
         if self.device.type != "cuda" and not interpreted():
             fail(

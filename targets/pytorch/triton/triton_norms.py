@@ -1,4 +1,10 @@
-"""Norms of rows, and of heads of rows, in one pass. Gradients of weights are summed by groups of rows, then over the groups in order."""
+"""Norms of rows, and of heads of rows, in one pass.
+
+A program holds whole rows. Gradients of weights are summed by groups of rows, then over the groups in order:
+
+    norm_backward, program g:  dx of its rows, parts[g] = sum of their dxn * normalised x
+    sum_groups:                dgamma = [dgamma +] parts[0] + parts[1] + ...
+"""
 
 from __future__ import annotations
 
@@ -27,20 +33,23 @@ if TYPE_CHECKING:
 _TILE = 4096
 """Elements that a program holds of each operand: some rows, or one that is longer."""
 _MOST_GROUPS = 256
-"""Groups of rows, each a program's: as many as keep a GPU busy, of any kind, so that the bits of sums are the same on each."""
+"""Most groups of rows, one a program: enough to keep any GPU busy.
+
+A fixed number keeps the bits of sums the same on all.
+"""
 _SUMMED_GROUPS, _SUMMED_COLUMNS = 32, 64
 
 
 @frozen
 class _Shape:
-    """How rows are shared out to programs."""
+    """Cut of the rows into tiles and groups."""
 
     rows: int
     width: int
 
     @property
     def block(self) -> int:
-        """Columns of a tile: the whole row."""
+        """Columns of a tile: the whole row, up to a power of two."""
         return power_of_two(self.width)
 
     @property
@@ -50,17 +59,17 @@ class _Shape:
 
     @property
     def rows_of_group(self) -> int:
-        """Whole tiles."""
+        """Rows of a group, in whole tiles."""
         return self.tile * programs(programs(self.rows, self.tile), _MOST_GROUPS)
 
     @property
     def groups(self) -> int:
-        """How many there are."""
+        """Number of groups."""
         return programs(self.rows, self.rows_of_group)
 
     @property
     def constants(self) -> dict[str, int]:
-        """What kernels are compiled for."""
+        """Constants that kernels are compiled for."""
         return {"width": self.width, "tile": self.tile, "block": self.block, "warps": warps_for(self.tile * self.block)}
 
 
@@ -80,16 +89,19 @@ def norm_forward(
     tile: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """The norm of a tile of rows: of RMS, or `centred`, with a mean and beta."""
+    """Compute the norm of a tile of rows: RMS, or with `centred` a layer norm, which has a mean and beta."""
     row, column = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile), tl.arange(0, block)
     there, within = row < rows, column < width
     inside = there[:, None] & within[None, :]
     at = row[:, None] * width + column[None, :]
     value = load_wide(x + at, inside)
     if centred:
+        # two passes over the values held, first the mean: mean(x^2) - mean^2 would cancel
         centre = tl.div_rn(tl.sum(value, axis=1), width * 1.0)
         tl.store(mean + row, centre, mask=there)
+        # padding columns are 0, and must stay so: their square would count
         value = tl.where(inside, value - centre[:, None], 0.0)
+    # divisions and roots as IEEE 754 rounds them, not the GPU's fast approximations
     scale = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(tl.sum(value * value, axis=1), width * 1.0) + eps))
     tl.store(rstd + row, scale, mask=there)
     weight = load_wide(gamma + column, within)
@@ -121,7 +133,7 @@ def norm_backward(
     tile: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Gradients of a group of rows: dx, with the residual's where it `adds`, and the group's part of those of gamma and beta."""
+    """Compute gradients of a group of rows: dx [+ residual], and the group's part of dgamma and dbeta."""
     column = tl.arange(0, block)
     within = column < width
     weight = load_wide(gamma + column, within)
@@ -130,6 +142,8 @@ def norm_backward(
     products = tl.zeros((block,), tl.float32)
     grads = tl.zeros((block,), tl.float32)
     group = tl.program_id(0).to(tl.int64)
+    # With n the normalised row and g = dxn * weight: dx = rstd * (g - n * mean(g * n) [- mean(g)]). A program goes over
+    # the tiles of its group in order, so the order of the sums is fixed.
     for first in range(0, rows_of_group, tile):
         row = group * rows_of_group + first + tl.arange(0, tile)
         there = row < rows
@@ -143,6 +157,7 @@ def norm_backward(
         products += tl.sum(grad * normed, axis=0)
         if centred:
             grads += tl.sum(grad, axis=0)
+        # sums for gamma and beta are taken from dxn, before the weight
         grad *= weight[None, :]
         along = tl.div_rn(tl.sum(grad * normed, axis=1), width * 1.0)
         change = grad - normed * along[:, None]
@@ -151,6 +166,7 @@ def norm_backward(
         change *= scale
         if adds:
             change += load_wide(residual + at, inside)
+        # all reads of this tile are done: dx may be dxn or the residual
         store_rounded(dx + at, change, inside)
     tl.store(of_gamma + group * width + column, products, mask=within)
     if centred:
@@ -167,9 +183,10 @@ def sum_groups(
     tile: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Out = [out +] the sum of parts [groups, width], rounded once."""
+    """Set out = [out +] the sum of parts [groups, width], rounded once."""
     column = tl.program_id(0) * block + tl.arange(0, block)
     within = column < width
+    # a program has some columns of all groups, and adds the groups in order
     total = tl.zeros((block,), tl.float32)
     for first in range(0, groups, tile):
         group = first + tl.arange(0, tile)
@@ -186,13 +203,13 @@ def _shape_of(x: Array, gamma: Array) -> _Shape:
 
 
 def rms_backward_plan(x: Array, gamma: Array, **_: object) -> Plan:
-    """Parts of the gradient of gamma."""
+    """Plan the groups' parts of the gradient of gamma."""
     shape = _shape_of(x, gamma)
     return [Buffer((shape.groups, shape.width))]
 
 
 def layer_backward_plan(x: Array, gamma: Array, **_: object) -> Plan:
-    """Parts of those of gamma and beta."""
+    """Plan the groups' parts of the gradients of gamma and beta."""
     return [*rms_backward_plan(x, gamma)] * 2
 
 
@@ -231,7 +248,7 @@ def _rms_backward(
 
 
 class TritonNorms(DeviceNorms):
-    """The norms of `TorchTriton`. A row is held whole; a row of heads is so many rows."""
+    """The norms of `TorchTriton`. A program holds whole rows; each head of a row counts as a row."""
 
     def rmsnorm_forward(self, x, gamma, xn, rstd, *, scratch, eps, unit_offset=False):
         _rms_forward(x, gamma, xn, rstd, eps, unit_offset=unit_offset)

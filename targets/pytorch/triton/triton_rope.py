@@ -38,14 +38,16 @@ def turn_pairs(
     pairs: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Turn some pairs; those of all heads of a token have the angles of its position, in its document where `packed`."""
+    """Rotate pairs in place; all heads of a token have the angles of its position, in its document if `packed`."""
     at = own_elements(block)
     inside = at < count
+    # elements are numbered [token, head, pair]: one is a pair, of which no other program has a part
     token, number = at // (heads * pairs), at % (heads * pairs)
     position = first + token % seq_len
     if packed:
         position -= tl.load(documents + token, mask=inside, other=0)
     head, pair = number // pairs, number % pairs
+    # `low` is the first element of the pair within its row, `apart` the distance of the second
     if interleaved:
         low, apart = head * head_dim + 2 * pair, 1
     else:
@@ -53,14 +55,16 @@ def turn_pairs(
     place = x + token * (heads * head_dim) + low
     c = tl.load(cos + position * pairs + pair, mask=inside, other=0.0)
     s = tl.load(sin + position * pairs + pair, mask=inside, other=0.0) * sign
+    # both are loaded before either is stored
     one, other = load_wide(place, inside), load_wide(place + apart, inside)
     store_rounded(place, one * c - other * s, inside)
     store_rounded(place + apart, other * c + one * s, inside)
 
 
 def rotate(x: Array, turn: RotaryTurn, *, heads: int, head_dim: int, seq_len: int) -> None:
-    """Turn x [tokens, heads * head_dim] in place."""
+    """Rotate x [tokens, heads * head_dim] in place."""
     pairs = turn.width // 2
+    # any tensor will do where `packed` is False: it is not read
     documents = x if turn.documents is None else turn.documents
     count = x.shape[0] * heads * pairs
     launch(

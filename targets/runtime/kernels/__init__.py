@@ -1,4 +1,8 @@
-"""Primitive kernels, one interface: `reference` in plain numpy, `fast` on BLAS and fused numba loops, `tiled` by tile schedules, `torch` on PyTorch, `torch-device` on its tensors, `torch-triton` with fused kernels."""
+"""Primitive kernels: one interface, six sets.
+
+`reference` is plain numpy, `fast` BLAS and fused numba loops, `tiled` runs on-chip tile schedules, `torch` multiplies
+by PyTorch on the host, `torch-device` works on PyTorch tensors, `torch-triton` adds fused Triton kernels to that.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +28,19 @@ KERNEL_SETS = Registry(
         "torch-triton": "ratrain.targets.pytorch.triton.triton_kernels:TorchTriton",
     },
 )
-"""Every kernel set there is: a class, imported when asked for, so that numba is imported for those alone that need it. One of another
-distribution stands in its entry point group `ratrain.kernel_sets`; it is on top of `KernelSetBase`."""
+"""All kernel sets by name.
+
+A class is imported when it is asked for, so that numba and PyTorch are imported only if used.
+
+Other distributions add theirs in the entry point group `ratrain.kernel_sets`; they derive from `KernelSetBase`.
+"""
 
 
 def kernel_set(name: str, threads: int = 1, device: str = "cpu") -> KernelSet:
-    """The kernel set of that name. `threads` share the work of each kernel where the set is `threaded`; others use one.
+    """Return the kernel set of that name. `threads` share the work of each kernel if the set is `threaded`.
 
-    Raises `DiagnosticError` RT004 for an unknown name, or a set that does not work on the device, RT002 where the set needs PyTorch or Triton,
-    which is not installed, RT093 where PyTorch finds no such device.
+    Raises `DiagnosticError`: RT004 for an unknown name or a set that does not work on the device, RT002 if PyTorch or
+    Triton is not installed, RT093 if PyTorch finds no such device.
     """
     try:
         made = KERNEL_SETS.load(name)

@@ -1,4 +1,4 @@
-"""The single numbers of a step as numbers of Python, from what is in the memory of this process."""
+"""Single numbers of a step (loss, norm, flags, loss scale) as Python numbers, for kernels on host memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class HostScalars:
-    """`Scalars` of kernels on a host's memory."""
+    """`Scalars` for kernels on host memory."""
 
     def __init__(self, kernels: KernelSet) -> None:
         self._kernels = kernels
@@ -29,7 +29,7 @@ class HostScalars:
         self.begin_step(0.0, 1.0)
 
     def begin_step(self, learning_rate: float, scale: float) -> None:
-        """Note what the step depends on, and forget the last one's log."""
+        """Set the learning rate and loss scale of a step; forget the log of the last one."""
         self._learning_rate = learning_rate
         self._scale = scale
         self._loss: float | None = None
@@ -38,7 +38,7 @@ class HostScalars:
         self._squares: dict[Place, dict[str, float]] = {}
 
     def read(self) -> StepLog:
-        """The log."""
+        """Return the log of the step so far."""
         norm = None if self._norm is None else self._norm / self._scale
         return StepLog(self._loss, norm, self._skipped, self._squares)
 
@@ -48,7 +48,7 @@ class HostScalars:
             flag[0] = 0
 
     def spread(self, flags: Flags, outs: Flags) -> None:
-        """Set all of `outs` to whether any flag is raised."""
+        """Set all of `outs` to 1 if any flag is raised, else to 0."""
         raised = int(any_raised(flags))
         for out in outs:
             out[0] = raised
@@ -63,7 +63,7 @@ class HostScalars:
         accumulate: bool,
         divisor: float,
     ) -> None:
-        """The kernel of that name; flags are raised unless all is finite."""
+        """Run the kernel of the same name; raise the flags unless all results are finite."""
         if not self._kernels.mean_of_replicas(parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor):
             _raise(flags)
 
@@ -78,7 +78,7 @@ class HostScalars:
         divisor: float,
         bits: int,
     ) -> None:
-        """The kernel of that name; flags are raised unless all is finite."""
+        """Run the kernel of the same name; raise the flags unless all results are finite."""
         if not self._kernels.mean_of_quantised(
             parts, out, scratch=scratch, accumulate=accumulate, divisor=divisor, bits=bits
         ):
@@ -90,12 +90,15 @@ class HostScalars:
             _raise(flags)
 
     def sum_losses(self, losses: Sequence[NDArray[Any]], *, scratch: Scratch) -> None:
-        """The step's loss is the sum of these, in order."""
+        """Set the step's loss to the sum of `losses`, in order."""
         del scratch
         self._loss = float(sum(float(loss[0]) for loss in losses))
 
     def logits_of_labels(self, peers: Sequence[Views], out: NDArray[np.float64], *, scratch: Scratch) -> None:
-        """In float64."""
+        """Set `out[i]` to the sum of the label logits that tensor-parallel rank i holds, in float64.
+
+        A rank's `loss_part` is the sum of its log-sum-exps minus those logits, over the rows whose label it holds.
+        """
         del scratch
         for number, mine in enumerate(peers):
             part = np.asarray(mine["lse_part"], np.float64)
@@ -110,7 +113,7 @@ class HostScalars:
         scratch: Scratch,
         accumulate: bool,
     ) -> None:
-        """In float64, peer by peer."""
+        """Combine partial log-sum-exps and label logits into all ranks' `lse` and `loss`, in float64, rank by rank."""
         del scratch
         total = _combined_logs(np.stack([np.asarray(part, np.float64) for part in parts]))
         counted = peers[0]["labels"] != IGNORED_LABEL
@@ -127,7 +130,10 @@ class HostScalars:
         *,
         scratch: Scratch,
     ) -> None:
-        """Chunk by chunk in float64, then blocks, then stages."""
+        """Set `outs` to the norm of the reduced gradient.
+
+        Squares are summed in float64 chunk by chunk, then over blocks, then over stages.
+        """
         del scratch
         totals = [{block: _added(chunks) for block, chunks in blocks.items()} for blocks in stages]
         self._norm = norm_of_stages(totals, overflow=any_raised(flags))
@@ -135,12 +141,12 @@ class HostScalars:
             out[0] = self._norm
 
     def squares_of(self, chunks: Chunks, *, scratch: Scratch) -> list[float]:
-        """The sum of the squares of each chunk."""
+        """Return the sum of the squares of each chunk."""
         del scratch
         return [HOST.sum_of_squares(chunk) for chunk in chunks]
 
     def update(self, update: BlockUpdate, *, scratch: Scratch) -> None:
-        """AdamW, unless the gradient is not finite."""
+        """Update one block by AdamW. If its gradient is not finite, only the view is rounded from the master again."""
         views, settings = update.views, update.settings
         multiplier = self._multiplier(views, settings.max_norm)
         if update.squares is not None:
@@ -149,7 +155,7 @@ class HostScalars:
             mine[update.block] = _added(update.squares) / self._scale**2 if finite else inf
         scratch.reset()
         if multiplier is None:
-            with self._lock:  # ranks may run side by side
+            with self._lock:  # ranks may run in parallel
                 self._skipped += 1
             if "w" in views:
                 for part in update.parts():
@@ -176,9 +182,9 @@ class HostScalars:
             )
 
     def _multiplier(self, views: Views, max_norm: float) -> float | None:
-        """What the reduced gradient is multiplied with: the loss scale's inverse, and clipping's factor; None: skip.
+        """Return the factor of the reduced gradient, 1 / loss scale times the clipping factor; None: skip the update.
 
-        Clipping as `torch.nn.utils.clip_grad_norm_` does it; its norm is infinite when any block overflowed.
+        Clipping follows `torch.nn.utils.clip_grad_norm_`. The norm is infinite if any block overflowed.
         """
         if int(views["flag"][0]):
             return None
@@ -189,15 +195,16 @@ class HostScalars:
         return inverse * min(1.0, max_norm / (norm + 1e-6)) if isfinite(norm) else None
 
     def advance_scale(self, scale: NDArray[Any], overflow: NDArray[Any], *, scratch: Scratch) -> None:
-        """The loss scale of the next step."""
+        """Set the loss scale of the next step."""
         del scratch
         LossScale(scale).advance(overflow=bool(overflow[0]))
 
 
 def _combined_logs(parts: NDArray[np.float64]) -> NDArray[np.float32]:
-    """The log of the sum of exponentials of each row from those of all peers, shape [peers, rows]."""
+    """Return each row's log-sum-exp from the partial ones of all tensor-parallel ranks, shape [ranks, rows]."""
     peak = parts.max(axis=0)
     finite = np.isfinite(peak)
+    # inf - inf would be NaN: a row whose peak is infinite keeps that peak as its result
     safe = np.where(finite, peak, 0.0)
     logs: NDArray[np.float32] = np.where(finite, safe + np.log(np.exp(parts - safe).sum(axis=0)), peak).astype(
         np.float32
@@ -206,12 +213,12 @@ def _combined_logs(parts: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def any_raised(flags: Iterable[NDArray[Any]]) -> bool:
-    """Whether any flag of a host is raised."""
+    """Return whether any flag in host memory is raised."""
     return any(int(flag[0]) for flag in flags)
 
 
 def norm_of_stages(stages: Sequence[Mapping[str, float]], *, overflow: bool) -> float:
-    """The norm from each stage's sums of squares by block, both in forward order."""
+    """Return the norm from each stage's sums of squares by block, both in forward order; infinite on overflow."""
     return inf if overflow else sqrt(sum(sum(totals.values()) for totals in stages))
 
 
@@ -221,7 +228,7 @@ def _raise(flags: Flags) -> None:
 
 
 def _added(chunks: Chunks) -> float:
-    """The squares of all chunks of a host."""
+    """Return the sum of the squares of all chunks, in host memory."""
     total = 0.0
     for chunk in chunks:
         total += HOST.sum_of_squares(chunk)

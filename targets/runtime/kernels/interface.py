@@ -1,8 +1,8 @@
-"""What the interpreter asks of a kernel set: a method for each kernel that is declared (`ratrain.targets.program.kernels`).
+"""Interface of kernel sets: one method for each declared kernel (`ratrain.targets.program.kernels`).
 
-A kernel of a set names its parameters; their order, kinds, types and meaning are the declaration's, and a set that differs
-cannot be made. Arrays are C-contiguous views of an arena. A kernel writes its outputs only, and takes temporaries from `scratch`; it does not reset
-it. Methods are called by the names that steps give; those that the runtime itself calls are typed here.
+A declaration fixes the order, kinds, types and meaning of a kernel's parameters; a set that differs cannot be created.
+Arrays are C-contiguous views of an arena. A kernel writes its outputs only, and takes temporaries from `scratch`, which
+its caller resets. Steps call methods by name; only those that the runtime itself calls are typed here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.arena.scratch import Scratch
 
 Array: TypeAlias = NDArray[Any]
-"""float16, bfloat16 or float32."""
+"""An array of float16, bfloat16 or float32."""
 U8: TypeAlias = NDArray[np.uint8]
 F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
@@ -33,35 +33,38 @@ class KernelSet(Protocol):
 
     @property
     def name(self) -> str:
-        """The name `kernel_set` knows it by."""
+        """Name of the set, as `kernel_set` takes it."""
 
     @property
     def on_devices(self) -> bool:
-        """Whether its arrays are tensors of a device."""
+        """True if its arrays are tensors of a device."""
 
     @property
     def memory(self) -> Memory:
-        """Where the arrays are that it works on."""
+        """Memory that its arrays are in."""
 
     @property
     def constant_bytes(self) -> int:
-        """Bytes of the tables that are kept (rotary cosines and sines)."""
+        """Bytes of the tables that it keeps (rotary cosines and sines)."""
 
     @property
     def scalar_bytes(self) -> int:
-        """Bytes of scratch that `scalars` take beside those of the kernels that they call."""
+        """Bytes of scratch that `scalars` take, in addition to the scratch of kernels that they call."""
 
     def combined_loss_bytes(self, rows: int) -> int:
-        """Bytes of scratch that `scalars` take to combine the loss of so many rows."""
+        """Return the bytes of scratch that `scalars` take to combine the loss of `rows` rows."""
 
     def scalars(self, blocks: Mapping[Place, Sequence[str]]) -> Scalars:
-        """What computes the single numbers of steps of ranks that hold these blocks, with these kernels."""
+        """Make the object that computes single numbers of steps (loss, norm, updates) with these kernels.
+
+        `blocks` are the names of the blocks that each rank holds.
+        """
 
     def prepare_rope(self, seq_len: int, width: int, theta: float, scaling: str = "") -> None:
         """Build the table that `rope` needs for these values, so that no step allocates it."""
 
     def scratch_bytes(self, kernel: str, **arguments: Any) -> int:
-        """Bytes of scratch that method `kernel` takes when called with these arguments, all given by name.
+        """Return the bytes of scratch that the kernel takes with these arguments, all given by name.
 
         Only shapes, dtypes and options are read, never elements; `scratch` itself is left out.
 
@@ -87,40 +90,40 @@ class KernelSet(Protocol):
         weight_decay: float,
         decay: Sequence[tuple[int, int]],
     ) -> None:
-        """Update a shard."""
+        """Update a shard of master weights and moments in place; set `view` to the rounded master if given."""
 
     def mean_of_replicas(
         self, parts: Sequence[Array], out: Array, *, scratch: Scratch, accumulate: bool, divisor: float
     ) -> bool:
-        """Average what replicas contribute; whether all of it is finite."""
+        """Set out = [out +] sum(parts) / divisor; return whether all of it is finite."""
 
     def quantise(self, a: Array, packed: U8, *, scratch: Scratch, bits: int) -> None:
-        """Set packed = a, block-quantised."""
+        """Set packed = a, block-quantised to `bits` bits an element."""
 
     def dequantise(self, packed: U8, out: Array, *, scratch: Scratch, bits: int) -> None:
-        """Set out = what was packed."""
+        """Set out = the unpacked elements."""
 
     def mean_of_quantised(
         self, parts: Sequence[U8], out: Array, *, scratch: Scratch, accumulate: bool, divisor: float, bits: int
     ) -> bool:
-        """Average what replicas contribute, packed; whether all of it is finite."""
+        """Do what `mean_of_replicas` does, with quantised parts."""
 
     def all_finite(self, a: Array, *, scratch: Scratch) -> bool:
-        """Whether no element is infinite or NaN."""
+        """Return whether no element is infinite or NaN."""
 
     def zero(self, a: Array, *, scratch: Scratch) -> None:
         """Set a = 0."""
 
     def cast(self, src: Array, dst: Array, *, scratch: Scratch) -> None:
-        """Set dst = src."""
+        """Set dst = src, rounded to its type."""
 
     def add(self, a: Array, b: Array, out: Array, *, scratch: Scratch, scale: float = 1.0) -> None:
-        """Set out = a + b."""
+        """Set out = a + scale * b."""
 
 
 @runtime_checkable
 class OnChipKernels(Protocol):
-    """A kernel set that executes the on-chip schedules of a step; others compute the same without them."""
+    """A kernel set that executes the on-chip tile schedules of a step; other sets compute the same without them."""
 
     def bound_to(self, schedules: Mapping[str, OnChipSchedule]) -> KernelSet:
-        """The set that executes these schedules, by the part of the kernel."""
+        """Return the set that executes these schedules, given by part of a routine."""

@@ -1,4 +1,4 @@
-"""What every kernel set has in common: tables, ranges, checks, the scratch of its kernels by name."""
+"""Parts that all kernel sets have in common: rotary tables, index ranges, checks, scratch plans by kernel."""
 
 from __future__ import annotations
 
@@ -22,22 +22,28 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.interface import F32, I32, I64
 
 NORM_EPS = 1e-12
-"""Least norm a row is divided by: the default of `torch.nn.functional.normalize`, which Baichuan 2's head uses."""
+"""Least norm that a row is divided by: the default of `torch.nn.functional.normalize`, which Baichuan 2's head uses."""
 LARGEST_INVERSE = np.float32(1) / np.float32(NORM_EPS)
-"""What a row shorter than `NORM_EPS` is multiplied by: a constant, so without a gradient."""
+"""Factor of a row shorter than `NORM_EPS`: a constant, so it has no gradient."""
 
 _KEY_BLOCK = 4096
 
 
 def rope_table(seq_len: int, width: int, theta: float, scaling: str = "") -> tuple[F32, F32]:
-    """Cosines and sines [seq_len, width / 2]: frequencies and angles rounded to float32 as Hugging Face does; grown by YaRN's factor."""
+    """Return cosines and sines, each [seq_len, width / 2], multiplied by YaRN's factor if scaled so.
+
+    Frequencies and angles are rounded to float32 as in Hugging Face.
+    """
     frequency, growth = rope_frequencies(theta, width, scaling)
     angle = (np.arange(seq_len, dtype=np.float32)[:, None] * frequency).astype(np.float64)
     return (np.cos(angle) * growth).astype(np.float32), (np.sin(angle) * growth).astype(np.float32)
 
 
 def decay_segments(length: int, decay: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
-    """Cover [0, length) in ascending order by (start, stop, decayed)."""
+    """Cover [0, length) in ascending order by (start, stop, decayed); `decay` are the ranges with weight decay.
+
+    Raises ValueError for a range outside.
+    """
     done = 0
     for start, stop in sorted(decay):
         if not 0 <= start <= stop <= length:
@@ -66,13 +72,19 @@ def check_tokens(tokens: I32, rows: int) -> None:
 
 
 def number_within(tokens: I32, words: range) -> None:
-    """Turn tokens or labels into rows of a table of those words, in place: what has no row there into `OTHER_PEERS`."""
+    """Replace tokens or labels by row numbers of a table that has `words`, in place; others become `OTHER_PEERS`.
+
+    `IGNORED_LABEL` stays.
+    """
     held = (tokens >= words.start) & (tokens < words.stop)
     tokens[:] = np.where(held, tokens - words.start, np.where(tokens == IGNORED_LABEL, IGNORED_LABEL, OTHER_PEERS))
 
 
 def held_keys(keys: I64, padding_token: int | None = None) -> list[I64]:
-    """Runs of ascending `keys`, token << 32 | t, of tokens that are rows of the table and not the padding token."""
+    """Select the keys (token << 32 | row, ascending) of tokens that the table holds, the padding token left out.
+
+    Returns one or two runs; tokens of other tensor-parallel ranks are negative and stand first.
+    """
     held = keys[np.searchsorted(keys, 0) :]
     if padding_token is None:
         return [held]
@@ -88,9 +100,9 @@ def check_labels(labels: I32, rows: int) -> None:
 
 
 def check_starts(documents: I32 | None, length: int, first: int = 0) -> None:
-    """Raise IndexError unless the document of each row starts at the row's position or before it, and not before its sequence.
+    """Raise IndexError unless each row's document starts within its sequence, at the row's position or before.
 
-    Row t of `documents`, if there are any, has position first + t % length.
+    `documents[t]` is the position at which the document of row t starts. Row t has position first + t % length.
     """
     if documents is None:
         return
@@ -103,7 +115,7 @@ def check_starts(documents: I32 | None, length: int, first: int = 0) -> None:
 
 
 def document_positions(documents: I32, length: int, first: int, out: I64) -> None:
-    """Set out = the position of each row in its document; raises IndexError as `check_starts` does."""
+    """Set out = the position of each row within its document; raises IndexError as `check_starts` does."""
     check_starts(documents, length, first)
     np.negative(documents, out=out)
     for sequence in out.reshape(-1, length):
@@ -115,7 +127,7 @@ def document_positions(documents: I32, length: int, first: int, out: I64) -> Non
 def token_keys(tokens: I32 | I64, keys: I64) -> None:
     """Set keys = the values token << 32 | t, ascending: equal tokens together, each with its rows in order.
 
-    All are distinct, so the result does not depend on the sorting algorithm.
+    All keys are distinct, so the result does not depend on the sorting algorithm.
     """
     np.left_shift(tokens, 32, out=keys, dtype=np.int64)
     for start in range(0, len(keys), _KEY_BLOCK):
@@ -125,7 +137,7 @@ def token_keys(tokens: I32 | I64, keys: I64) -> None:
 
 
 def set_problems(kernels: type[KernelSetBase], declared: Iterable[Kernel]) -> list[str]:
-    """A line for each declared kernel that a kernel set does not have, or has with other arguments."""
+    """Return a line for each declared kernel that a set lacks or has with other parameters."""
     problems = []
     for kernel in declared:
         method = getattr(kernels, kernel.name, None)
@@ -139,22 +151,24 @@ def set_problems(kernels: type[KernelSetBase], declared: Iterable[Kernel]) -> li
 
 
 class KernelSetBase:
-    """A team of threads, rotary tables, cached, and the scratch of each kernel; a subclass names its plans and has the kernels.
+    """Base of kernel sets: a team of threads, cached rotary tables, the scratch of each kernel.
 
-    A subclass that lacks a kernel, or has one with other arguments than are declared, cannot be made: TypeError.
+    A subclass sets `plans` and defines the kernels. It raises TypeError when its class is created if it lacks a
+    declared kernel, or has one with other parameters.
     """
 
     name: ClassVar[str]
     threaded: ClassVar[bool] = False
-    """Whether several threads share the work of a kernel."""
+    """True if several threads share the work of a kernel."""
     on_devices: ClassVar[bool] = False
-    """Whether it is made for a device of PyTorch, given by name, on whose tensors it works."""
+    """True if a set is made for a PyTorch device, given by name, and works on its tensors."""
     scalar_bytes: ClassVar[int] = 0
-    """Of scratch, beside those of kernels: what `scalars` take."""
+    """Bytes of scratch that `scalars` take, in addition to the kernels'."""
     plans: ClassVar[PerKernel[Callable[..., Plan]]]
-    """For each kernel that takes scratch, its plan from its arguments; arguments it does not need go to `**_`.
+    """Function from a kernel's arguments to its scratch plan, for each kernel with scratch.
 
-    Among the arguments are those of `plan_options`; most sets have `threads`: how many each call is shared out to.
+    Arguments not needed go to `**_`. They include `plan_options`; most sets have `threads`, the number of threads that
+    share each call.
     """
 
     def __init_subclass__(cls) -> None:
@@ -170,24 +184,24 @@ class KernelSetBase:
 
     @property
     def constant_bytes(self) -> int:
-        """Bytes of the tables that are kept."""
+        """Bytes of the rotary tables that are kept."""
         return sum(cos.nbytes + sin.nbytes for cos, sin in self._rope.values())
 
     def combined_loss_bytes(self, rows: int) -> int:  # noqa: ARG002
-        """None: the host's own memory serves."""
+        """Return 0: `HostScalars` take no scratch."""
         return 0
 
     def scalars(self, blocks: Mapping[Place, Sequence[str]]) -> Scalars:
-        """Numbers of Python, whatever the blocks."""
+        """Make `HostScalars`, which are the same for all blocks."""
         del blocks
         return HostScalars(self)  # type: ignore[arg-type]
 
     def prepare_rope(self, seq_len: int, width: int, theta: float, scaling: str = "") -> None:
-        """Build the table of `rope` for these values; `width`: elements of a head that are rotated."""
+        """Build the table of `rope` for these values; `width` is the number of rotated elements of a head."""
         self._rope_rows(slice(0, seq_len), width, theta, scaling)
 
     def _rope_rows(self, positions: slice, width: int, theta: float, scaling: str) -> tuple[Any, Any]:
-        """Cosines and sines of some positions, from the longest table there has been need for."""
+        """Return cosines and sines of some positions, from the longest table asked for so far."""
         key = (width, float(theta), scaling)
         table = self._rope.get(key)
         if table is None or len(table[0]) < positions.stop:
@@ -197,15 +211,15 @@ class KernelSetBase:
         return cos[positions], sin[positions]
 
     def build_rope_table(self, seq_len: int, width: int, theta: float, scaling: str) -> tuple[Any, Any]:
-        """`rope_table`, as the kernels of this set take it."""
+        """Build a `rope_table` in the form that the kernels of this set take."""
         return rope_table(seq_len, width, theta, scaling)
 
     def plan_options(self) -> dict[str, Any]:
-        """What plans depend on beside the arguments of a call."""
+        """Return the arguments of plans that are not arguments of kernels."""
         return {"threads": self.team.threads}
 
     def scratch_bytes(self, kernel: str, **arguments: Any) -> int:
-        """Bytes of scratch that a kernel takes; see `KernelSet.scratch_bytes`."""
+        """Return the bytes of scratch that a kernel takes; see `KernelSet.scratch_bytes`."""
         if kernel not in KERNELS:
             raise ValueError(f"there is no kernel {kernel!r}")
         plan = self.plans.get(kernel)

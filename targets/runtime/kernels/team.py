@@ -1,7 +1,7 @@
 """Threads that share the work of one kernel: rows, heads or ranges of elements, each part done by one thread.
 
-BLAS itself runs with one thread: its own pool and this one would fight for the cores, and its threads wait by spinning.
-Parts never share an output, and how an element is computed does not depend on the part it falls into.
+BLAS itself runs with one thread: its own pool would compete for the cores, and its threads spin while they wait. Parts
+never share an output, and the computation of an element does not depend on the part that it falls into.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import TypeVar
 import numpy as np
 
 ELEMENTS = 1 << 16
-"""A part of fewer elements than this is done sooner than another thread is awake."""
+"""Least elements of a part: a smaller one is done sooner than another thread wakes up."""
 
 PRODUCTS = 1 << 22
-"""The same for the multiplications of a matrix product."""
+"""Least multiplications of a part of a matrix product, for the same reason."""
 
 PRODUCT_ROWS = 24
-"""Rows that every BLAS kernel handles in whole groups: cut there, most give the same bits as for the whole matrix."""
+"""Rows that all BLAS kernels handle in whole groups: parts cut there mostly give the bits of the whole product."""
 
 _Part = TypeVar("_Part")
 _Result = TypeVar("_Result")
 
 
 class Team:
-    """`threads` threads, the caller's among them; kernels of several ranks may use one team at the same time."""
+    """A team of `threads` threads, the caller included; kernels of several ranks may use it at the same time."""
 
     def __init__(self, threads: int) -> None:
         if threads < 1:
@@ -43,7 +43,7 @@ class Team:
             self._pool = ThreadPoolExecutor(most, "kernel", initializer=np.seterr, initargs=("ignore",))
 
     def ranges(self, count: int, *, unit: int = 1, least: int = 1) -> list[slice]:
-        """Cut [0, count) into at most `threads` ranges of at least `least`, equal but for multiples of `unit`."""
+        """Cut [0, count) into at most `threads` ranges of at least `least`, equal up to multiples of `unit`."""
         if self.threads == 1 and count:
             return [slice(0, count)]
         parts = max(1, min(self.threads, count // max(1, least)))
@@ -51,14 +51,17 @@ class Team:
         return [slice(low, high) for low, high in pairwise(bounds) if low < high]
 
     def rows(self, shape: tuple[int, ...]) -> list[slice]:
-        """Ranges of the rows of an array of this shape, for work that takes each element once or twice."""
+        """Cut the rows of an array of this shape into ranges, for work that touches each element once or twice."""
         if self.threads == 1:
             return self.ranges(shape[0])
         width = max(1, prod(shape[1:]))
         return self.ranges(shape[0], least=-(-ELEMENTS // width))
 
     def run(self, work: Callable[[_Part], _Result], parts: Sequence[_Part]) -> list[_Result]:
-        """Do all parts, the last one on this thread; their results in order. What a part raises is raised here."""
+        """Do all parts, the last one on this thread; return their results in order.
+
+        An exception of a part is raised here.
+        """
         if self._pool is None or len(parts) < 2:
             return [work(part) for part in parts]
         others = [self._pool.submit(work, part) for part in parts[:-1]]
@@ -69,5 +72,5 @@ class Team:
         return [*(other.result() for other in others), last]
 
     def product_rows(self, rows: int, size: int) -> list[slice]:
-        """Ranges of the rows of a product whose other factor has so many elements."""
+        """Cut the rows of a matrix product into ranges; `size` is the number of elements of its other factor."""
         return self.ranges(rows, unit=PRODUCT_ROWS, least=-(-PRODUCTS // max(1, size)))

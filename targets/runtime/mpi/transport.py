@@ -1,4 +1,4 @@
-"""MPI as a transport of ranks: thin, since the protocol is a part of MPI's own."""
+"""MPI as a transport of ranks. Each call is one of MPI's own: the protocol is a subset of MPI."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ class _MpiRequest:
 
 @frozen(eq=False)
 class MpiCommunicator:
-    """A communicator of MPI."""
+    """A communicator of MPI; the protocol `Communicator` documents the calls."""
 
     comm: MPI.Comm
 
     @property
     def rank(self) -> int:
-        """The number of this process."""
+        """Number of this process."""
         return int(self.comm.rank)
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of members."""
         return int(self.comm.size)
 
     @property
     def tagged(self) -> bool:
-        """They are."""
+        """True: MPI's messages have tags."""
         return True
 
     def for_messages(self, channels: Sequence[tuple[int, int]]) -> MpiCommunicator:
-        """These ranks: messages have tags."""
+        """Return these ranks; messages have tags, so nothing is prepared."""
         del channels
         return self
 
@@ -57,12 +57,12 @@ class MpiCommunicator:
         return _MpiRequest(self.comm.Irecv(whole_bytes(into), source, tag))
 
     def iallgather(self, whole: Buffer, part: Buffer | None = None) -> _MpiRequest:
-        """Give every rank the parts of all."""
+        """Gather the parts of all ranks."""
         mine = MPI.IN_PLACE if part is None else whole_bytes(part)
         return _MpiRequest(self.comm.Iallgather(mine, whole_bytes(whole)))
 
     def iallgatherv(self, whole: Buffer, part: Buffer, counts: Sequence[int]) -> _MpiRequest:
-        """Give every rank the parts of all, of unequal length."""
+        """Gather parts of unequal length; sizes are in bytes, as all buffers go as bytes."""
         sizes = [count * whole.itemsize for count in counts]
         return _MpiRequest(self.comm.Iallgatherv(whole_bytes(part), (whole_bytes(whole), sizes)))
 
@@ -71,7 +71,7 @@ class MpiCommunicator:
         return _MpiRequest(self.comm.Ialltoall(whole_bytes(parts), whole_bytes(gathered)))
 
     def iallreduce_max(self, values: NDArray[np.uint8]) -> _MpiRequest:
-        """Make every value the greatest of all ranks'."""
+        """Replace every value with the maximum over all ranks."""
         return _MpiRequest(self.comm.Iallreduce(MPI.IN_PLACE, values, MPI.MAX))
 
     def ireduce_scatter_block(self, total: NDArray[np.float32], whole: NDArray[np.float32]) -> _MpiRequest:
@@ -79,43 +79,43 @@ class MpiCommunicator:
         return _MpiRequest(self.comm.Ireduce_scatter_block(whole, total, MPI.SUM))
 
     def ibarrier(self) -> _MpiRequest:
-        """Done when all ranks have made the call."""
+        """Enter a barrier; the request is done when all ranks have entered it."""
         return _MpiRequest(self.comm.Ibarrier())
 
     def split(self, colour: int | None) -> MpiCommunicator | None:
-        """The ranks that gave the same colour."""
+        """Return the communicator of the ranks that gave the same colour; None without a colour."""
         part = self.comm.Split(MPI.UNDEFINED if colour is None else colour, self.comm.rank)
         return None if colour is None else MpiCommunicator(part)
 
 
 class MpiTransport:
-    """The job that mpirun has started, which this process is one of."""
+    """The job that mpirun has started, which this process is part of."""
 
     engine: ClassVar[str] = "mpi"
     launcher = "MPI"
 
     @property
     def number(self) -> int:
-        """Its number in `COMM_WORLD`."""
+        """Number of this process in `COMM_WORLD`."""
         return int(MPI.COMM_WORLD.rank)
 
     @property
     def count(self) -> int:
-        """How many processes there are."""
+        """Number of processes."""
         return int(MPI.COMM_WORLD.size)
 
     @property
     def description(self) -> str:
-        """The MPI and its version."""
+        """Name and version of the MPI library."""
         library = MPI.Get_library_version().split("\n")[0].strip().replace("Version:", "").split()
         return f"MPI ({' '.join(library[:2])})"
 
     def start_command(self, processes: int) -> str:
-        """The command of mpirun."""
+        """Return the command of mpirun."""
         return f"mpirun -n {processes} ratrainc run ... --engine mpi"
 
     def world(self, rank: int) -> MpiCommunicator:
-        """All processes, of which this one is number `rank`."""
+        """Return the communicator of all processes, with this one as number `rank`."""
         return MpiCommunicator(MPI.COMM_WORLD.Split(0, rank))
 
     def abort(self, code: int) -> NoReturn:
@@ -124,4 +124,4 @@ class MpiTransport:
         sys.exit(code)  # not reached: MPI has ended the process
 
     def close(self) -> None:
-        """Nothing: mpirun lets processes end one by one, and waits for all."""
+        """Do nothing: mpirun lets processes end one by one, and waits for all."""

@@ -1,4 +1,4 @@
-"""One process a rank: the engine, its collectives as phases of requests, and what else does not depend on the library that moves the bytes.
+"""One process per rank: the engine, its collectives, and everything else that does not depend on the library used.
 
-What it asks of one stands in `communicator.py`; `targets/runtime/mpi` and `targets/pytorch` answer.
+Libraries implement the protocol in `communicator.py`: `targets/runtime/mpi` and `targets/pytorch/ranks` do.
 """

@@ -1,4 +1,11 @@
-"""The clocks of ranks on several machines, brought to that of process 0."""
+"""Clocks of processes on several machines, mapped to the clock of process 0 (Cristian's algorithm).
+
+    process k:   start --ask-->                        end
+    process 0:                 read clock --answer-->
+    offset = read - (start + end) / 2, wrong by at most (end - start) / 2
+
+Of 32 round trips the shortest counts.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +30,20 @@ _ASK, _ANSWER = 1, 2
 
 @frozen
 class ClockOffset:
-    """What to add to this process's clock for that of process 0, at a moment."""
+    """Number of seconds to add to this process's clock to get that of process 0, measured at one moment."""
 
     at: float
-    """by this process's clock"""
+    """time of the measurement, by this process's clock"""
     seconds: float
     error: float
-    """at most: half of the shortest round trip"""
+    """largest error in seconds: half of the shortest round trip"""
 
 
 def measured_offset(world: Communicator, clock: Clock, machine: str | None = None) -> ClockOffset:
-    """The offset of this process's clock; all processes of `world` must call it.
+    """Measure the offset of this process's clock to that of process 0; all processes of `world` must call it.
 
-    Processes of process 0's machine (None: this one) have its clock, and the offset 0. The others ask process 0 one after
-    another for the time; of some answers the one that took least counts.
+    `machine` identifies the machine of this process (None: ask the kernel). Processes on the machine of process 0 share
+    its clock: their offset is 0, without messages. The others measure one after another.
     """
     machines = exchanged(world, this_machine() if machine is None else machine)
     own = ClockOffset(clock(), 0.0, 0.0)
@@ -64,17 +71,18 @@ def _ask(world: Communicator, clock: Clock) -> ClockOffset:
     _at_once(world.isend(answer, 0, _ASK))
     _at_once(world.irecv(answer, 0, _ANSWER))
     end = clock()
+    # process 0 read its clock at some moment between start and end: the middle is off by half of that at most
     return ClockOffset(end, float(answer[0]) - (start + end) / 2, (end - start) / 2)
 
 
 def _at_once(request: Request) -> None:
-    """Wait without sleeping: a pause would be part of the round trip."""
+    """Wait for a request without sleeping: a pause would count as part of the round trip."""
     while not request.test():
         os.sched_yield()
 
 
 def this_machine() -> str:
-    """What processes have in common that read one monotonic clock: the running kernel."""
+    """Return the running kernel's boot id, or the host name: processes that have it in common share a clock."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:

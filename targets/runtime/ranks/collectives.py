@@ -1,9 +1,15 @@
-"""Collectives of ranks that are processes, as phases: each function yields requests, and goes on when all of them are complete.
+"""Collectives of ranks that are processes, as phases.
 
-Bytes go straight from and into the arena wherever the result does not need a sum. Sums of gradients are never left to the
-library's own half precision, which rounds after each addition: with the `ordered` reduction every rank collects the parts of its shard from
-all replicas and sums them in float32 in rank order, which gives the bits of the local engine; with `fast`, the library sums
-float32 copies in the order it likes.
+Each method is a generator: it yields requests, and is resumed when all of them are done. Bytes go straight from and
+into the arena wherever no sum is needed. A reduction of gradients is one of two:
+
+    ordered:  replica 0 has a0 a1   --all-to-all-->   replica 0 gets a0 b0, its shard is (a0 + b0) / 2
+              replica 1 has b0 b1                     replica 1 gets a1 b1, its shard is (a1 + b1) / 2
+    fast:     the library's reduce-scatter of float32 copies, in any order
+
+`ordered` sums in float32 in rank order, which gives the same bits as the local engine. Both send (D - 1) / D of the
+gradient from each of D replicas. Gradients are never summed in the library's half precision, which rounds after every
+addition.
 """
 
 from __future__ import annotations
@@ -43,11 +49,11 @@ if TYPE_CHECKING:
 Phases: TypeAlias = Generator[Sequence[Request], None, None]
 
 _SCALARS_BYTES = 1 << 12
-"""Staging for flags and losses beside that for gradients."""
+"""Staging bytes for flags and losses, in addition to those for gradients."""
 
 
 class GroupCollectives:
-    """The collectives of one rank. One is under way at a time: they share the staging bytes."""
+    """The collectives of one rank. Only one runs at a time, since all use the same staging bytes."""
 
     def __init__(
         self,
@@ -64,6 +70,8 @@ class GroupCollectives:
         self.scalars = scalars
         self.scratch = scratch
         self.reduction = reduction
+        # Reset when a collective starts, never between its phases: the requests of earlier phases may still point into
+        # it.
         self.staging: Scratch = kernels.memory.scratch(staging_bytes(rank, reduction))
         """Where parts of other ranks arrive: transport memory outside the arena, of the same kind."""
         self.squares = np.empty(sum(1 + sum(blocks.values()) for _, blocks in self.norm_counts))
@@ -75,22 +83,22 @@ class GroupCollectives:
 
     @cached_property
     def norm_counts(self) -> list[tuple[int, dict[str, int]]]:
-        """For every rank in rank order: its stage, and how many chunks it counts for the norm, by block; none without a norm."""
+        """Each rank's stage and number of chunks in the norm by block, in rank order; empty if there is no norm."""
         stream = self.rank.stage.streams[Engine.COLLECTIVE]
         clips = any(instruction.variant == "norm" for instruction in stream)
         return _norm_counts(self.rank.program) if clips else []
 
     def start(self, instruction: Instruction) -> Phases:
-        """The phases of a collective that this rank has reached."""
+        """Start a collective that this rank has reached; return its phases."""
         self.staging.reset()
         return _PHASES[instruction.keyword](self, instruction)
 
     def all_reduce(self, instruction: Instruction) -> Phases:
-        """Sum gradients on all members: of the replicas, of both ends, or what tensor peers share."""
+        """Sum gradients over a group: replicas, both pipeline ends (tied embeddings) or tensor-parallel ranks."""
         return _ALL_REDUCES[Group(instruction.group)](self, instruction)
 
     def all_reduce_scalar(self, instruction: Instruction) -> Phases:
-        """Combine losses, norms or flags."""
+        """Combine losses, norms or overflow flags."""
         match Quantity(instruction.variant):
             case Quantity.LOSS:
                 return self._sum_loss(instruction)
@@ -100,7 +108,10 @@ class GroupCollectives:
                 return self._any_flag(instruction)
 
     def reduce_scatter(self, instruction: Instruction) -> Phases:
-        """Reduce gradients into the shards of all members."""
+        """Reduce gradients into the shards of all members.
+
+        Replicas with the same shard (`copies`) each reduce a part of it, then gather the parts.
+        """
         views = self.rank.by_role(instruction)
         shards = {block: views[f"gs.{block}"] for block in instruction.blocks}
         copies, topology = self.communicators.copies, self.rank.program.topology
@@ -115,7 +126,7 @@ class GroupCollectives:
             yield [copies.iallgather(shard) for shard in shards.values()]
 
     def _by_reducer(self, block: str, gradient: NDArray[Any]) -> NDArray[Any]:
-        """A gradient with the parts that replicas reduce in the order of these; those that have the same shard reduce it together."""
+        """Copy a gradient with its parts permuted: part r of the result is the one that replica r reduces."""
         memory, topology = self.kernels.memory, self.rank.program.topology
         placed = self.staging.take(len(gradient), memory.element_type(gradient))
         parts, places = (whole.reshape(topology.replicas, -1) for whole in (gradient, placed))
@@ -124,7 +135,7 @@ class GroupCollectives:
         return placed
 
     def _sum_replicas(self, instruction: Instruction) -> Phases:
-        """Each rank reduces its part of every gradient in place, then all parts go to everyone."""
+        """Reduce this rank's part of every gradient in place, then gather all parts on every replica."""
         views = self.rank.by_role(instruction)
         replicas = self.communicators.replicas
         parts = {block: views[f"g.{block}"].reshape(replicas.size, -1)[replicas.rank] for block in instruction.blocks}
@@ -132,7 +143,7 @@ class GroupCollectives:
         yield [replicas.iallgather(views[f"g.{block}"]) for block in instruction.blocks]
 
     def _reduce(self, views: Views, outs: dict[str, NDArray[Any]], *, accumulate: bool) -> Phases:
-        """Make `outs`, by block, this rank's parts of the mean of all replicas' gradients, or add that; set the flags on all."""
+        """Set `outs[block]` to this rank's part of the replicas' mean gradient, or add it; agree on the flags."""
         replicas = self.communicators.replicas
         collect = self._collect_parts if self.reduction == "ordered" else self._sum_by_library
         parts: dict[str, Sequence[NDArray[Any]]] = {}
@@ -141,8 +152,10 @@ class GroupCollectives:
             bits = gradient_bits(self.rank.program, block)
             gradient = views[f"g.{block}"]
             parts[block], request = collect(gradient) if bits is None else self._collect_packed(block, gradient, bits)
+            # All blocks are posted before the first is waited for, in the same order on every replica.
             requests.append(request)
         yield requests
+        # One all-reduce for the flags of all blocks: a block that is not finite on one replica is skipped on all.
         flags = self.staging.take(len(outs), np.uint8)
         for index, (block, out) in enumerate(outs.items()):
             self.scratch.reset()
@@ -160,17 +173,17 @@ class GroupCollectives:
         yield [replicas.iallreduce_max(flags)]
         for index, block in enumerate(outs):
             flag = views[f"flag.{block}"]
-            flag[0] = int(flags[index]) | (int(flag[0]) if accumulate else 0)  # over micro-batches it stays raised
+            flag[0] = int(flags[index]) | (int(flag[0]) if accumulate else 0)  # stays raised over micro-batches
 
     def _collect_parts(self, gradient: NDArray[Any]) -> tuple[Sequence[NDArray[Any]], Request]:
-        """Every replica's part of this rank's shard, in rank order."""
+        """Collect every replica's part of this rank's shard, in rank order."""
         replicas = self.communicators.replicas
         shape = replicas.size, len(gradient) // replicas.size
         parts = self.staging.take(shape, self.kernels.memory.element_type(gradient))
         return list(parts), replicas.ialltoall(parts, gradient)
 
     def _collect_packed(self, block: str, gradient: NDArray[Any], bits: int) -> tuple[Sequence[NDArray[Any]], Request]:
-        """Every replica's part of what this rank reduces, in rank order, packed by that replica."""
+        """Collect every replica's part of this rank's share, quantised by its sender, in rank order."""
         replicas, topology = self.communicators.replicas, self.rank.program.topology
         parts = gradient.reshape(replicas.size, -1)
         given, gathered = (
@@ -183,7 +196,7 @@ class GroupCollectives:
         return list(gathered), replicas.ialltoall(gathered, given)
 
     def _sum_by_library(self, gradient: NDArray[Any]) -> tuple[Sequence[NDArray[Any]], Request]:
-        """The sum of this rank's shard over all replicas, in float32, in the order that the library likes."""
+        """Let the library sum this rank's shard over all replicas: in float32, in an order of its choice."""
         replicas = self.communicators.replicas
         whole = gradient
         if self.kernels.memory.element_type(gradient) != np.float32:
@@ -194,7 +207,7 @@ class GroupCollectives:
         return [total], replicas.ireduce_scatter_block(total, whole)
 
     def _sum_ends(self, instruction: Instruction) -> Phases:
-        """Tied embeddings: both ends hold both parts then, and add them in the same order."""
+        """Exchange the tied embedding's shards of first and last stage, and add them in the same order on both."""
         ends = self.communicators.ends
         assert ends is not None  # only these ranks have the instruction
         if ends.size == 1:
@@ -208,6 +221,7 @@ class GroupCollectives:
         flags = self.staging.take(1, np.uint8)
         flags[0] = int(flag[0])
         own, other = ends.rank, 1 - ends.rank
+        # A message's tag is the end that sends it: the two messages between two ranks go in opposite directions.
         yield [
             ends.irecv(theirs, other, other),
             ends.isend(mine[:shared], other, own),
@@ -215,6 +229,7 @@ class GroupCollectives:
         ]
         finite = True
         if shared:
+            # first + last on both ends, never mine + theirs, so that both compute the same bits
             first, last = (mine[:shared], theirs) if ends.rank == 0 else (theirs, mine[:shared])
             self.scratch.reset()
             self.kernels.add(first, last, mine[:shared], scratch=self.scratch)
@@ -223,7 +238,11 @@ class GroupCollectives:
         flag[0] = max(int(flags[0]), int(not finite))
 
     def _sum_shared(self, instruction: Instruction) -> Phases:
-        """All tensor peers get the parts of what some of them share, and each adds those of its own."""
+        """Sum gradients of parameters that several tensor-parallel ranks have copies of.
+
+        All ranks gather the shared ranges of all; each adds the ranges of its own group of `copies` neighbours, in rank
+        order.
+        """
         peers = self.communicators.peer_gradients
         assert peers is not None  # only ranks with peers have the instruction
         views, memory = self.rank.by_role(instruction), self.kernels.memory
@@ -252,7 +271,11 @@ class GroupCollectives:
             views[f"flag.{block}"][0] = int(flags[index])
 
     def all_gather(self, instruction: Instruction) -> Phases:
-        """Each rank puts its part into its place of what is gathered, rounded where it is of masters; then places, or what is packed of them, go round."""
+        """Gather shards of masters (rounded to the view's type, perhaps quantised) or parts of views from all members.
+
+        Each rank first writes its own part into its place of the result; then the places, or their packed bytes, are
+        exchanged.
+        """
         views, made = self.rank.by_role(instruction), collectives.gathered_name(instruction)
         members = self.communicators.of_gather(Group(instruction.group))
         packed: dict[str, NDArray[Any]] = {}
@@ -274,7 +297,7 @@ class GroupCollectives:
             self._unpack(rows, views[f"{made}.{block}"], view_bits(self.rank.program, block))
 
     def _unpack(self, rows: NDArray[Any], view: NDArray[Any], bits: int | None) -> None:
-        """Make a view of what all ranks packed of it."""
+        """Set a view from the packed rows of all members, this rank's own included: every member has the same bits."""
         assert bits is not None  # else nothing was
         for row, place in zip(rows, view.reshape(len(rows), -1), strict=True):
             self.scratch.reset()
@@ -294,7 +317,7 @@ class GroupCollectives:
         views["overflow"][0] = int(flag[0])
 
     def _norm(self, instruction: Instruction) -> Phases:
-        """Everyone gets the sums of squares of all chunks, and adds them in the order of the local engine."""
+        """Compute the gradient norm from all ranks' sums of squares, added in the order of the local engine."""
         views = self.rank.by_role(instruction)
         everyone = self.communicators.everyone
         counts = self.norm_counts
@@ -303,6 +326,8 @@ class GroupCollectives:
             chunks = collectives.gradient_chunks(self.rank, block, views[f"gs.{block}"])
             mine.extend(self.scalars.squares_of(chunks, scratch=self.scratch))
         sizes = [1 + sum(blocks.values()) for _, blocks in counts]
+        # Each rank sends its flag, then its chunks' sums: `sizes` follows from the program, so that no rank asks for
+        # it.
         gathered = self.squares
         yield [everyone.iallgatherv(gathered, np.array(mine), sizes)]
         values = iter(gathered.tolist())
@@ -316,7 +341,7 @@ class GroupCollectives:
         views["norm"][0] = norm
 
     def _totals(self, lanes: list[dict[str, list[float]]]) -> dict[str, float]:
-        """The sums of squares of a stage's blocks, of its ranks' chunks in the order of their shards."""
+        """Sum a stage's squares by block. The chunks of its ranks go in the order of their shards, not of the ranks."""
         topology = self.rank.program.topology
         return {
             block: sum(
@@ -345,12 +370,13 @@ _PHASES: PerOp[Callable[[GroupCollectives, Instruction], Phases]] = PerOp(
 
 
 def staging_bytes(rank: RankExecutor, reduction: Reduction) -> int:
-    """Most bytes that a collective of a rank needs outside the arena."""
+    """Return the most bytes that a collective of a rank needs outside the arena."""
     stream = rank.stage.streams[Engine.COLLECTIVE]
     return _SCALARS_BYTES + max((_staging_of(rank, instruction, reduction) for instruction in stream), default=0)
 
 
 def _staging_of(rank: RankExecutor, instruction: Instruction, reduction: Reduction) -> int:
+    # Mirrors the `staging.take` calls of the methods above; a new one needs its bytes here.
     total, scatters = 0, instruction.keyword == ReduceScatter.keyword
     for role, view in rank.by_role(instruction).items():
         packed = _packed_bytes(rank, instruction, role, len(view))
@@ -374,7 +400,10 @@ def _staging_of(rank: RankExecutor, instruction: Instruction, reduction: Reducti
 
 
 def _packed_bytes(rank: RankExecutor, instruction: Instruction, role: str, elements: int) -> int | None:
-    """Of what is packed: the parts that go out and those that come in, or what a view is gathered of; None where a tensor is not."""
+    """Return the staging bytes of a quantised tensor (None: it is not quantised).
+
+    They hold the parts sent and received, or the gathered view.
+    """
     kind, _, block = role.partition(".")
     program = rank.program
     if kind == "g" and instruction.keyword == ReduceScatter.keyword:
@@ -388,20 +417,25 @@ def _packed_bytes(rank: RankExecutor, instruction: Instruction, role: str, eleme
 
 
 def _packed_bits(program: Program, instruction: Instruction, block: str) -> int | None:
-    """To how many bits an element travels that is gathered; None where as it is: parts of views have been rounded before."""
+    """Return the bits per element of a quantised gather; None if it is not quantised.
+
+    Parts of views are not: they hold rounded values already.
+    """
     return None if collectives.gathers_parts(instruction) else view_bits(program, block)
 
 
 def _shared(rank: RankExecutor, block: str, elements: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (copies, start, end) for each range of a block's gradient that `copies` neighbouring ranks share."""
     return peer_collectives.shared_ranges(rank, block, elements)
 
 
 def _starts(shared: Sequence[tuple[int, int, int]]) -> list[int]:
-    """Where ranges begin that stand one behind the other."""
+    """Return the start of each range when all ranges are packed one after another."""
     return [0, *running_sums(high - low for _, low, high in shared)][:-1]
 
 
 def _norm_counts(program: Program) -> list[tuple[int, dict[str, int]]]:
+    """Return by rank, in rank order, its stage and its number of chunks in the norm by block."""
     by_rank = []
     for index, stage in enumerate(program.stages):
         elements = _reduced_elements(stage)
@@ -416,7 +450,7 @@ def _norm_counts(program: Program) -> list[tuple[int, dict[str, int]]]:
 
 
 def _reduced_elements(stage: ProgramStage) -> dict[str, int]:
-    """Elements of every reduced gradient that the norm reads, by block in the norm's order."""
+    """Return the number of elements of every reduced gradient that the norm reads, by block in the norm's order."""
     norm = next(instruction for instruction in stage.streams[Engine.COLLECTIVE] if instruction.variant == "norm")
     tensors = {operand.role: stage.tensors[operand.tensor] for operand in norm.operands}
     return {block: tensors[f"gs.{block}"].type.elements for block in norm.blocks}

@@ -1,6 +1,7 @@
-"""What ranks that are processes ask of the library that moves their bytes: some non-blocking calls, and an end of the job.
+"""Protocol between ranks that are processes and the library that moves their bytes.
 
-Everything else, which call is made when and what is summed by whom, is the engine's, and the same over every library.
+It has non-blocking calls, and an end of the job. Everything else is decided by the engine (when a call is made, who
+sums what), so it is the same over every library.
 """
 
 from __future__ import annotations
@@ -12,106 +13,125 @@ import numpy as np
 from numpy.typing import NDArray
 
 Buffer: TypeAlias = NDArray[Any]
-"""Contiguous memory, of the host or of what the library can reach beside it. It is read from or written to until the request that took it is done, and never copied by the caller."""
+"""Contiguous memory, of the host or of a device that the library can reach.
+
+The library reads or writes it until the request that took it is done. The caller must not touch it until then, and
+makes no copy.
+"""
 
 
 class Request(Protocol):
     """A call that is under way."""
 
     def test(self) -> bool:
-        """Whether it is done. Never waits; true for ever after.
+        """Return whether the call is done, without waiting; once true, always true.
 
-        Raises `DiagnosticError` RT093 where it cannot be done any more and the library says so.
+        Raises `DiagnosticError` RT093 if the library reports that it can no longer complete.
         """
 
 
 def whole_bytes(buffer: Buffer) -> NDArray[np.uint8]:
-    """The bytes of contiguous memory of any type."""
+    """View contiguous memory of any type as one row of bytes."""
     return buffer.reshape(-1).view(np.uint8)
 
 
 class Communicator(Protocol):
-    """Some ranks that talk with one another, numbered from 0. All make the same collective calls in the same order.
+    """A group of ranks, numbered from 0. All members make the same collective calls in the same order.
 
-    Collectives move bytes of any type; those that compute name it.
+    Collectives that only move bytes take any type; those that compute name theirs. Every call returns at once.
     """
 
     @property
     def rank(self) -> int:
-        """The number of this process."""
+        """Number of this process within the group."""
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of members."""
 
     @property
     def tagged(self) -> bool:
-        """Whether messages between two ranks are told apart by tags, so that any channel may be used unannounced."""
+        """True if messages between two ranks are told apart by tags, so that channels need not be announced."""
 
     def for_messages(self, channels: Sequence[tuple[int, int]]) -> Self:
-        """These ranks, to send messages on channels: tag t is the one from rank `channels[t][0]` to rank `channels[t][1]`.
+        """Return these ranks, ready for messages: those with tag t go from `channels[t][0]` to `channels[t][1]`.
 
-        All make the call. A library whose messages have no tags may want to know beforehand what they would tell apart.
+        All members make the call. A library without tags prepares here whatever keeps the channels apart.
         """
 
     def isend(self, data: Buffer, to: int, tag: int) -> Request:
-        """Send a message. Messages of one tag between two ranks arrive in the order in which they are sent."""
+        """Send a message to rank `to`.
+
+        Messages with the same tag between two ranks arrive in the order in which they are sent.
+        """
 
     def irecv(self, into: Buffer, source: int, tag: int) -> Request:
-        """Receive a message that is as long as `into`."""
+        """Receive a message from rank `source`, exactly as long as `into`."""
 
     def iallgather(self, whole: Buffer, part: Buffer | None = None) -> Request:
-        """Give every rank the parts of all, in rank order; None: this rank's part stands in its place in `whole`."""
+        """Gather the parts of all ranks into `whole`, in rank order.
+
+        If `part` is None, this rank's part is already in its place there.
+        """
 
     def iallgatherv(self, whole: Buffer, part: Buffer, counts: Sequence[int]) -> Request:
-        """The same for parts of unequal length, of the host: of rank r `counts[r]` elements."""
+        """Gather host parts of unequal length into `whole`; rank r contributes `counts[r]` elements."""
 
     def ialltoall(self, gathered: Buffer, parts: Buffer) -> Request:
-        """Send part r of `parts` to rank r; what the ranks sent here goes to `gathered`, in rank order."""
+        """Send part r of `parts` to rank r; `gathered` receives what all ranks sent here, in rank order."""
 
     def iallreduce_max(self, values: NDArray[np.uint8]) -> Request:
-        """Make every value the greatest of all ranks', in place."""
+        """Replace every value with the maximum over all ranks, in place."""
 
     def ireduce_scatter_block(self, total: NDArray[np.float32], whole: NDArray[np.float32]) -> Request:
-        """Sum all ranks' `whole` in an order that the library chooses; each gets its part. `whole` is left as it is."""
+        """Sum all ranks' `whole` in an order that the library chooses; part r goes to `total` of rank r.
+
+        `whole` is not changed.
+        """
 
     def ibarrier(self) -> Request:
-        """Done when all ranks have made the call."""
+        """Enter a barrier; the request is done when all ranks have entered it."""
 
     def split(self, colour: int | None) -> Self | None:
-        """The ranks that gave the same colour, numbered in the order they have here; None where this one gave none. All make the call."""
+        """Return the communicator of the ranks that gave the same colour; None without a colour.
+
+        They keep their order. All members make the call.
+        """
 
 
 class Transport(Protocol):
-    """A library, as the job that a launcher has started sees it."""
+    """A library and the job that its launcher started, as one process sees them."""
 
     engine: ClassVar[str]
-    """What `--engine` calls it."""
+    """Its name as a value of `--engine`."""
 
     @property
     def number(self) -> int:
-        """What the launcher calls this process, from 0."""
+        """Number of this process as the launcher counts, from 0."""
 
     @property
     def count(self) -> int:
-        """How many processes there are."""
+        """Number of processes of the job."""
 
     @property
     def launcher(self) -> str:
-        """Who started them, as messages call it."""
+        """Name of the launcher in messages."""
 
     @property
     def description(self) -> str:
-        """The library, in words."""
+        """Name and version of the library, for messages."""
 
     def start_command(self, processes: int) -> str:
-        """How so many would have been started, for messages."""
+        """Return the command line that would start `processes` processes, for messages."""
 
     def world(self, rank: int) -> Communicator:
-        """All processes, of which this one is number `rank`. All make the call; communicators of an earlier one are used no more."""
+        """Return the communicator of all processes, with this one as number `rank`.
+
+        All make the call. Communicators made from an earlier world must not be used after it.
+        """
 
     def abort(self, code: int) -> NoReturn:
-        """End all processes, whatever they do, with this exit code as far as the launcher passes it on."""
+        """End all processes at once, with this exit code as far as the launcher passes it on."""
 
     def close(self) -> None:
-        """Wait for all others, which are done too: afterwards any may end, and with any exit code."""
+        """Wait until all other processes are done too; after it any process may end, with any exit code."""

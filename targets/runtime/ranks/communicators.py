@@ -1,4 +1,8 @@
-"""The communicators of a rank, made by all processes in one order."""
+"""The communicators of a rank. All processes make them in one order.
+
+Example, 2 stages x 4 replicas with `shard_group = 2`: stage 0 splits into `shards` {r0 r1} {r2 r3}, which have all
+shards between them, and `copies` {r0 r2} {r1 r3}, which have the same shard. `replicas` is {r0 r1 r2 r3}.
+"""
 
 from __future__ import annotations
 
@@ -23,37 +27,40 @@ T = TypeVar("T")
 
 @frozen(eq=False)
 class Communicators:
-    """Who a rank talks with. Ranks of each are numbered in rank order."""
+    """The groups of ranks that a rank talks with. Members of each are numbered in rank order."""
 
     place: Rank
     world: Communicator
-    """all ranks, for what is no instruction: reports, checkpoints"""
+    """all ranks, for exchanges that are no instruction: reports, checkpoints"""
     everyone: Communicator
-    """all ranks: collectives of the group `all`"""
+    """all ranks, for collectives of the group `all`"""
     replicas: Communicator
-    """the replicas of this rank's stage, of the same tensor peer"""
+    """the data-parallel replicas of this rank's stage that are the same tensor-parallel rank"""
     shards: Communicator
-    """of these the ones that have all shards between them"""
+    """the replicas that have all shards between them, this one included; equal to `replicas` without shard groups"""
     copies: Communicator | None
-    """of these the ones that have the same shard; None where no others do"""
+    """the replicas that have the same shard; None without shard groups"""
     viewers: Communicator | None
-    """of those with all shards the ones that have a view between them; None where each use gathers all shards"""
+    """the replicas that have one view between them; None if each use gathers all shards"""
     parts: Communicator | None
-    """of those with all shards the ones that have the same part of a view; None there too"""
+    """the members of `shards` that have the same part of a view; None without view groups"""
     pipeline: Communicator
-    """the stages of this rank's replica, of the same tensor peer: messages only, tag = number of the channel"""
+    """the stages of this rank's replica, same tensor-parallel rank: messages only, the tag is the channel's number"""
     ends: Communicator | None
-    """first and last stage of this rank's replica, of the same tensor peer; None on stages between. Tag of a message = which of them sends it"""
+    """first and last stage of this rank's replica, same tensor-parallel rank; None on stages between
+
+    The tag of a message is the end that sends it.
+    """
     peers: Communicator | None = None
-    """this rank's tensor peers, for what the tensor engine does; None where it has none"""
+    """this rank's tensor-parallel group, for the tensor engine; None if there is no other rank in it"""
     peer_gradients: Communicator | None = None
-    """the same, for what the collective engine does beside it"""
+    """the same ranks for the collective engine, which runs at the same time and needs an order of its own"""
 
     @classmethod
     def of_layout(cls, layout: RankLayout, transport: Transport) -> Communicators:
-        """Make the communicators of this process.
+        """Make the communicators of this process. All processes must call it.
 
-        Raises `DiagnosticError` RT093 where the launcher started another number of processes than the plan has ranks.
+        Raises `DiagnosticError` RT093 if the launcher started another number of processes than the plan has ranks.
         """
         mesh = layout.mesh
         if transport.count != layout.size:
@@ -66,6 +73,8 @@ class Communicators:
         place = layout.place(transport.number)
         world = transport.world(mesh.ranks.index(place))
         lane, is_end = mesh.lane(place), place.stage in mesh.stages_of(Group.ENDS, place.stage)
+        # `split` is collective: every rank makes the same sequence of calls, with colour None where it belongs to no
+        # group. Which splits are made depends on the mesh alone, never on the rank.
         has_peers, team = mesh.peers > 1, place.stage * mesh.replicas + place.replica
         replicas = _own_part(world.split(place.stage * mesh.peers + place.peer))
         in_groups, index = mesh.shard_group is not None, place.replica % mesh.shards
@@ -74,7 +83,8 @@ class Communicators:
         has_parts, part = mesh.view_group is not None, place.replica % mesh.viewers
         viewers = replicas.split(place.replica - part) if has_parts else None
         parts = shards.split(part) if has_parts else None
-        # groups of messages are made last: a library may tell groups apart by how many a process has made
+        # Groups for messages come last: a library may tell groups apart by the number that a process has made, and
+        # these differ from rank to rank.
         ends = world.split(lane if is_end else None)
         peers, peer_gradients = (world.split(team) if has_peers else None for _ in range(2))
         return cls(
@@ -93,7 +103,7 @@ class Communicators:
         )
 
     def of_gather(self, group: Group) -> Communicator:
-        """Who gathers views, or parts of them, together."""
+        """Return the ranks that gather views, or parts of views, in a group."""
         return _own_part({Group.SHARDS: self.shards, Group.VIEWS: self.viewers, Group.PARTS: self.parts}[group])
 
 
@@ -103,7 +113,7 @@ def _own_part(part: Communicator | None) -> Communicator:
 
 
 def exchanged(world: Communicator, value: T) -> list[T]:
-    """What every process gave, by number. All must call it."""
+    """Exchange a picklable value; return every process's value by its number. All processes must call it."""
     mine = np.frombuffer(bytearray(pickle.dumps(value)), np.uint8)  # writable, as buffers are
     sizes = np.zeros(world.size, np.int64)
     sizes[world.rank] = mine.size

@@ -1,9 +1,12 @@
-"""The engine of one rank: this process runs one of the job's, and reaches the others through communicators.
+"""The engine of one rank: this process runs one rank of the job, and reaches the others through communicators.
 
-One thread makes all calls of the library. It starts what communicates as soon as its waits allow, as non-blocking requests straight from
-and into the arena, computes meanwhile, and looks at the requests between two compute instructions; an instruction that waits for a
-message or a collective starts when that is complete. Engines keep their own order, so every order of completion gives the
-same bytes.
+    loop:  for each engine, communicating ones first:
+               advance its requests, or start its next instruction if its waits are met
+           nothing moved: sleep until a request is done
+
+One thread makes all calls of the library. Communication starts as soon as its waits allow, as non-blocking requests
+straight from and into the arena; requests are tested between two compute instructions. Each engine keeps its own order,
+so any order of completion gives the same bytes.
 """
 
 from __future__ import annotations
@@ -45,14 +48,14 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class _UnderWay:
-    """An instruction whose requests are not all complete."""
+    """An instruction with requests that are not all done."""
 
     instruction: Instruction
     phases: Phases
     requests: Sequence[Request] = ()
 
     def is_complete(self) -> bool:
-        """Go on as far as complete requests allow; whether that was the end."""
+        """Advance through all phases whose requests are done; return True after the last."""
         while all_done(self.requests):
             try:
                 self.requests = next(self.phases)
@@ -62,7 +65,7 @@ class _UnderWay:
 
 
 class RankEngine(ProgramEngine):
-    """Runs this process's rank of a program; the other ranks are reached through the communicators."""
+    """The engine of this process's rank of a program; other ranks are reached through the communicators."""
 
     concurrency = "processes"
 
@@ -79,7 +82,7 @@ class RankEngine(ProgramEngine):
         self.communicators = communicators
         self.reduction = reduction
         self.library = library
-        """What moves the bytes, in words."""
+        """Name of the library that moves the bytes, for messages."""
         if program.senders_of_guests and not communicators.pipeline.tagged:
             text = f"the program keeps activations with other stages, and messages over {library} have no tags to tell theirs apart"
             fail("RT093", text, help="run it over MPI or gloo, or compile it without 'store=peer'")
@@ -90,15 +93,17 @@ class RankEngine(ProgramEngine):
         self.collectives = GroupCollectives(self.rank, communicators, kernels, scalars, self.scratch, reduction)
         self.exchanges = None if peers is None else PeerCollectives(self.rank, peers, kernels, scalars, self.scratch)
         """With its tensor peers."""
+        # the order in which `run_until` visits the engines: communication first
         self.heads.sort(key=lambda head: VISITED.index(head.engine))
         self.under_way: dict[Engine, _UnderWay] = {}
         self.stop_asked: Callable[[], int] = lambda: 0
         self.stop_agreed = 0
-        """The signal that asked any process to end before its last step ended, or 0: the same on all ranks."""
+        """Number of the signal that asked any process to end before its last step ended, or 0: the same on all ranks.
+        """
         self.stragglers = Stragglers(program.topology)
 
     def scratch_needed(self) -> int:
-        """Also what float32 copies of gradients need, where the library sums them."""
+        """Return the scratch bytes, including float32 copies of gradients if the library sums them."""
         most = super().scratch_needed()
         if self.reduction == "ordered":
             return most
@@ -111,17 +116,21 @@ class RankEngine(ProgramEngine):
 
     @property
     def description(self) -> str:
-        """Where the ranks run, in words."""
+        """Name of the place where the ranks run, for messages."""
         return f"{self.program.plan.clusters} ranks over {self.library}; process 0 prints"
 
     @property
     def peak_transport_bytes(self) -> int:
-        """Bytes in which parts of other ranks' gradients, and of sums of tensor peers, arrive."""
+        """Bytes of the buffers in which gradients and sums of other ranks arrive."""
         exchanges = 0 if self.exchanges is None else self.exchanges.staging.capacity
         return self.collectives.staging.capacity + self.collectives.squares.nbytes + exchanges
 
     def agreed_stop(self, asked: Callable[[], int]) -> Callable[[], int]:
-        """What all ranks ask between steps, given the signal that asks this process to end: they end after the same step."""
+        """Return the question that the run asks between steps: the signal that all ranks have agreed on, or 0.
+
+        `asked` tells the signal that this process got. Ranks exchange it with the totals of a step, so all end after
+        the same step.
+        """
         self.stop_asked = asked
         return lambda: self.stop_agreed
 
@@ -133,13 +142,14 @@ class RankEngine(ProgramEngine):
                 moved |= self._advance(head, limit)
             if moved:
                 continue
+            # nothing moved and no request is open, so nothing can ever change
             if not self.under_way:
                 self._hang(limit)
             wait_until(self._any_goes_on)
         self.order.synchronize()
 
     def _advance(self, head: StreamHead, limit: int) -> bool:
-        """Complete what an engine has under way, or start its next instruction; whether anything happened."""
+        """Complete the engine's instruction under way, or start its next one; return whether anything happened."""
         under_way = self.under_way.get(head.engine)
         if under_way is not None:
             if not under_way.is_complete():
@@ -150,6 +160,7 @@ class RankEngine(ProgramEngine):
         if not head.has_work(limit):
             return False
         instruction, step = head.next_instruction()
+        # `is_ready` looks at this rank's engines only: what other ranks do is known through requests
         if not self.rank.is_ready(instruction, step):
             return False
         self.begin(self.rank, head.engine, instruction)
@@ -166,11 +177,11 @@ class RankEngine(ProgramEngine):
         return True
 
     def _any_goes_on(self) -> bool:
-        """Whether anything that is under way can be gone on with."""
+        """Return whether any instruction under way has all its requests done."""
         return any(all_done(each.requests) for each in self.under_way.values())
 
     def phases(self, instruction: Instruction) -> Phases | None:
-        """The requests of an instruction that communicates; None for others."""
+        """Return the requests of an instruction that communicates; None for others."""
         start = _PHASES[instruction.keyword]
         return None if start is None else start(self, instruction)
 
@@ -183,16 +194,17 @@ class RankEngine(ProgramEngine):
         return self._message(instruction, self.communicators.pipeline.irecv)
 
     def _message(self, instruction: Instruction, post: Callable[[Buffer, int, int], Request]) -> Phases:
+        """Post one message for each part of the arena that it carries, with the channel's number as tag."""
         tag = self.program.topology.channel_number(self.hop(self.rank, instruction).channel)
         assert instruction.peer is not None
         yield [post(part, instruction.peer, tag) for part in self.rank.carried_by(instruction)]
 
     def meet(self, instruction: Instruction) -> Phases:
-        """Take part in a collective."""
+        """Take part in a collective of parameters, gradients or scalars."""
         return self.collectives.start(instruction)
 
     def exchange(self, instruction: Instruction) -> Phases:
-        """Exchange rows or losses with tensor peers."""
+        """Exchange rows or losses with the tensor-parallel group."""
         assert self.exchanges is not None  # only ranks with peers have the instruction
         return self.exchanges.start(instruction)
 
@@ -205,7 +217,10 @@ class RankEngine(ProgramEngine):
         )
 
     def step_totals(self, step: int) -> StepTotals:
-        """What all ranks did in a step; the exchange is the only point where all of them meet without the program's asking."""
+        """Return the totals of a step over all ranks.
+
+        Its all-gather is the only point where all ranks meet without an instruction of the program.
+        """
         topology, squares = self.program.topology, self.updater.squares_of(self.rank.stage_index, self.rank.lane)
         held = self.residence() or Residence(0, 0)
         computed = float(self.compute_times.seconds[self.rank.stage_index, self.rank.lane])
@@ -221,36 +236,38 @@ class RankEngine(ProgramEngine):
         losses, skipped, stops, seconds, all_squares, peaks, planned = self._of_all_ranks(mine)
         self.stop_agreed = int(stops.max())
         seconds = seconds.reshape(topology.stages, topology.lanes)
+        # every rank looks, so that their states agree; only one prints
         for warning in self.stragglers.look(step, seconds):
             if self.communicators.world.rank == 0:
                 self.tell(warning)
         norm = self.collectives.norm
+        # without an instruction for the norm (no clipping) it comes from the squares that updates have summed
         if norm is None:
             norm = sqrt(sum(all_squares.tolist()))
         return StepTotals(self._loss_of(losses), int(skipped.sum()), norm, _fullest(peaks, planned), seconds)
 
     def evaluated_loss(self, step: int) -> float:
-        """The loss of the pass that ended last, from the ranks of the last stage."""
+        """Return the loss of the last pass, from the ranks of the last stage."""
         del step
         return self._loss_of(self._of_all_ranks([self._own_loss()])[0])
 
     def _loss_of(self, losses: NDArray[np.float64]) -> float:
-        """The one that the last stage knows, of those of all ranks."""
+        """Pick the last stage's loss out of the losses of all ranks."""
         return float(losses[self.program.topology.last_stage * self.program.topology.lanes])
 
     def _own_loss(self) -> float:
-        """The last step's loss over all its tokens on ranks of the last stage; 0 on others."""
+        """Return the last step's loss over all its tokens on ranks of the last stage; 0 on others."""
         return self.collectives.loss or 0.0
 
     def _of_all_ranks(self, values: list[float]) -> NDArray[np.float64]:
-        """Some values of every rank, shape [values, ranks], in rank order."""
+        """Gather some values of every rank, shape [values, ranks], in rank order."""
         everyone = np.empty((self.program.plan.clusters, len(values)))
         finish(self.communicators.world.iallgather(everyone, np.array(values, np.float64)))
         return everyone.T
 
 
 def _fullest(peaks: NDArray[np.float64], planned: NDArray[np.float64]) -> Residence | None:
-    """What the process holds that is nearest to what was planned for it, or furthest beyond; None where one of them does not know."""
+    """Return the process whose peak is the largest share of its planned bytes; None if a plan's bytes are unknown."""
     if not planned.all():
         return None
     fullest = int((peaks / planned).argmax())
@@ -270,4 +287,4 @@ _PHASES: PerOp[Callable[[RankEngine, Instruction], Phases] | None] = PerOp(
     },
     never=(Release,),
 )
-"""How an instruction communicates; None of those that a rank runs alone."""
+"""Communication of each instruction; None for those that a rank runs alone."""

@@ -1,7 +1,11 @@
-"""What a rank does with its tensor peers while others of its collectives are under way: rows gathered and summed, the loss combined.
+"""Exchanges of a rank with its tensor-parallel group: gather rows, sum rows, combine the loss.
 
-Parts of sums are collected and added in rank order in float32, whatever the reduction of gradients: bytes on the links are those of a
-library's own sum of so many elements, and activations are of half precision, in which libraries would round after each addition.
+They run while other collectives of the rank are under way. Parts of a sum are collected and added in rank order in
+float32, whatever the reduction of gradients: a library's own sum would move as many bytes, but rounds activations in
+half precision after every addition.
+
+    reduce_rows, 2 ranks, rows divide:   rank 0 has a0 a1  -->  a0 b0  -->  a0 + b0   (then gathered, if all need all)
+                                         rank 1 has b0 b1       a1 b1       a1 + b1
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class PeerCollectives:
-    """The exchanges of one rank's tensor engine with its peers. One is under way at a time: they share the staging bytes."""
+    """The exchanges of one rank's tensor engine. Only one runs at a time, since all use the same staging bytes."""
 
     def __init__(
         self, rank: RankExecutor, peers: Communicator, kernels: KernelSet, scalars: Scalars, scratch: Scratch
@@ -45,23 +49,26 @@ class PeerCollectives:
         """Where parts of other peers arrive: transport memory outside the arena, of the same kind."""
 
     def start(self, instruction: Instruction) -> Phases:
-        """The phases of an exchange that this rank has reached."""
+        """Start an exchange that this rank has reached; return its phases."""
         self.staging.reset()
         return _PHASES[instruction.keyword](self, instruction)
 
     def gather_rows(self, instruction: Instruction) -> Phases:
-        """Rows go straight from arena to arena."""
+        """Gather the rows of all ranks, straight from arena to arena."""
         views = self.rank.by_role(instruction)
         yield [self.peers.iallgather(views["whole"], views["rows"])]
 
     def reduce_rows(self, instruction: Instruction) -> Phases:
-        """Each peer sums its run of the rows; where all have all of them, the runs then go to everyone."""
+        """Sum this rank's run of the rows; if every rank needs all rows, gather the runs afterwards."""
         views = self.rank.by_role(instruction)
         (parts,) = self.staging.take_all(_arriving(self.rank, instruction))
         part, whole = views["part"].reshape(-1), views["sum"].reshape(-1)
+        # A sum that every rank needs whole is cut into runs if it divides evenly: each rank sums its run and gathers
+        # the others, which moves fewer bytes than all parts to everyone.
         run = slice(0, len(whole))
         if len(parts[0]) < len(whole):
             run = slice(self.peers.rank * len(parts[0]), (self.peers.rank + 1) * len(parts[0]))
+        # the residual stream comes first, so that the order of the sum is the local engine's
         stream = [views["stream"].reshape(-1)[run]] if "stream" in views else []
         collect = self.peers.iallgather if len(parts[0]) == len(part) else self.peers.ialltoall
         yield [collect(parts, part)]
@@ -70,10 +77,11 @@ class PeerCollectives:
             yield [self.peers.iallgather(whole)]
 
     def combine_loss(self, instruction: Instruction) -> Phases:
-        """Everyone gets the logs of all, and the sums of the logits of their labels, and adds them in rank order."""
+        """Combine all ranks' log-sum-exps and label logits, in rank order, into the whole vocabulary's loss."""
         views, own = self.rank.by_role(instruction), self.peers.rank
         logs, at_labels = self.staging.take_all(_arriving(self.rank, instruction))
         self.scratch.reset()
+        # this rank's number is written into its place of the gathered ones
         self.scalars.logits_of_labels([views], at_labels[own : own + 1], scratch=self.scratch)
         yield [self.peers.iallgather(logs, views["lse_part"]), self.peers.iallgather(at_labels)]
         self.scratch.reset()
@@ -94,9 +102,10 @@ _PHASES: PerOp[Callable[[PeerCollectives, Instruction], Phases]] = PerOp(
 
 
 def _arriving(rank: RankExecutor, instruction: Instruction) -> list[Buffer]:
-    """What of an exchange arrives outside the arena, a row from each peer: parts of this one's run of a sum, or logs of all rows, and a number.
+    """Return the buffers in which parts of an exchange arrive, one row from each rank.
 
-    Of sums that do not divide evenly everyone gets all parts.
+    A sum has this rank's run of every part, or all of every part if it does not divide evenly. A loss has the
+    log-sum-exp of all rows and one number. A gather has none.
     """
     peers = rank.program.plan.tp
     tensors = {operand.role: rank.stage.tensors[operand.tensor].type for operand in instruction.operands}

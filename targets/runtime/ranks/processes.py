@@ -1,4 +1,4 @@
-"""The processes that a launcher started, each of which runs one rank."""
+"""The processes that a launcher started, each running one rank."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class RankProcesses(Processes):
     """The processes of a job, numbered in rank order."""
 
     engine_class: ClassVar[type[RankEngine]] = RankEngine
-    """What runs a rank."""
+    """Class that runs a rank."""
 
     def __init__(self, transport: Transport, layout: RankLayout, reduction: Reduction) -> None:
-        """Make the communicators, with all other processes.
+        """Make the communicators; all processes of the job must do so.
 
-        Raises `DiagnosticError` RT093 where the launcher started another number of processes than the layout has.
+        Raises `DiagnosticError` RT093 if the launcher started another number of processes than the layout has.
         """
         self.communicators = Communicators.of_layout(layout, transport)
         self.library = transport.description
@@ -47,7 +47,10 @@ class RankProcesses(Processes):
     def make_engine(
         self, program: Program, kernels: KernelSet, batches: Batches, interleave_seed: int | None, threads: int
     ) -> RankEngine:
-        """The engine of this process's rank; the order of instructions is the machine's, never drawn, and one thread makes all calls."""
+        """Make the engine of this process's rank.
+
+        `interleave_seed` must be None: order is the machine's. `threads` is ignored: one thread makes all calls.
+        """
         assert interleave_seed is None
         del threads
         return self.engine_class(
@@ -55,13 +58,16 @@ class RankProcesses(Processes):
         )
 
     def begin_profile(self) -> Profile:
-        """A profile that this rank records in; all agree about the time first."""
+        """Return a profile for this rank to record in; all processes measure their clocks first."""
         profile = Profile()
         self.offsets = [measured_offset(self.communicators.world, profile.clock)]
         return profile
 
     def merged_profile(self, profile: Profile) -> Profile:
-        """What all ranks have recorded, by the clock of process 0; how far the clocks ran apart since the begin is spread evenly."""
+        """Return the records of all ranks, by the clock of process 0.
+
+        The clocks are measured a second time; between the two measurements their offset is interpolated.
+        """
         self.offsets.append(measured_offset(self.communicators.world, profile.clock))
         moments, seconds = ([getattr(each, name) for each in self.offsets] for name in ("at", "seconds"))
         own = profile.by_clock(lambda times: times + np.interp(times, moments, seconds))
@@ -70,7 +76,10 @@ class RankProcesses(Processes):
         return Profile(profile.clock, own.steps, recorded, self.ranks_per_core())
 
     def ranks_per_core(self) -> float:
-        """Of the machine where most ranks share a core; its cores are all that any of them may run on. All must call it."""
+        """Return the ranks per core of the most crowded machine, counting the cores that any of its ranks may use.
+
+        All processes must call it.
+        """
         ranks: Counter[str] = Counter()
         cores: dict[str, set[int]] = defaultdict(set)
         for machine, usable in self.exchange((this_machine(), usable_cores())):
@@ -79,7 +88,7 @@ class RankProcesses(Processes):
         return max(count / len(cores[machine]) for machine, count in ranks.items())
 
     def exchange(self, value: T) -> list[T]:
-        """What every process gave, by number. All must call it."""
+        """Exchange a value; return every process's by its number. All must call it."""
         world = self.communicators.world
         finish(world.ibarrier())  # others may take long: let them end before bytes are moved
         return exchanged(world, value)

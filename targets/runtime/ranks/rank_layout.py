@@ -1,4 +1,4 @@
-"""What is chosen about a job of many processes: which rank each runs, and how sums are made."""
+"""Choices for a job of many processes: which rank each one runs, and how sums are made."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.plan import Plan
 
 RankOrder: TypeAlias = Literal["pp-first", "dp-first", "mapping"]
-"""What consecutive processes are: the stages of one replica, the replicas of one stage, or the ranks of one tile of the plan's mapping.
+"""Order of processes: stages of one replica first, replicas of one stage first, or tiles of the plan's mapping.
 
-Tensor peers follow one another in the first two.
+Tensor-parallel ranks follow one another in the first two.
 """
 
 Reduction: TypeAlias = Literal["ordered", "fast"]
-"""How gradients are summed over replicas: in rank order, which gives the bits of the local engine, or by the library as it likes.
+"""Order of sums of gradients over replicas: rank order (the bits of the local engine), or the library's choice.
 
-Tensor peers sum in rank order in either case.
+Sums over the tensor-parallel group always go in rank order.
 """
 
 
 def check_reduction(plan: Plan, reduction: Reduction) -> None:
-    """Raise `DiagnosticError` RT064 where a library would sum gradients that the plan has packed, which it cannot read."""
+    """Raise `DiagnosticError` RT064 if a library would have to sum quantised gradients, which it cannot read."""
     if reduction == "fast" and plan.reduce_quantised is not None:
         text = f'the plan packs gradients (reduce_quantised = "{plan.reduce_quantised}"), which no library sums'
         fail("RT064", text, help="use --reduction ordered, or leave reduce_quantised out of the plan")
@@ -35,7 +35,7 @@ def check_reduction(plan: Plan, reduction: Reduction) -> None:
 
 @frozen
 class RankLayout:
-    """The map between process numbers and the ranks of a mesh."""
+    """Map between process numbers and the ranks of a mesh."""
 
     mesh: Mesh
     order: RankOrder = "pp-first"
@@ -43,9 +43,9 @@ class RankLayout:
 
     @classmethod
     def of_plan(cls, plan: Plan, order: RankOrder) -> RankLayout:
-        """The layout of a plan's ranks.
+        """Return the layout of a plan's ranks.
 
-        Raises `DiagnosticError` RT064 where the order is that of a mapping and the plan has none.
+        Raises `DiagnosticError` RT064 if the order is `mapping` and the plan has none.
         """
         if order == "mapping" and plan.mapping is None:
             fail("RT064", "the plan has no mapping to order ranks by", help="use --rank-order pp-first or dp-first")
@@ -53,23 +53,23 @@ class RankLayout:
 
     @property
     def size(self) -> int:
-        """Processes of the job."""
+        """Number of processes of the job."""
         return self.mesh.size
 
     @property
     def tiles(self) -> RankMapping:
-        """What is next to each other, as tiles: without any, replicas of a stage are."""
+        """Tiles of ranks that are consecutive processes; no tile means that the replicas of a stage are."""
         if self.order == "mapping" and self.mapping is not None:
             return self.mapping
         mesh = self.mesh
         return RankMapping((Tile("replica", mesh.stages, 1, mesh.peers),) if self.order == "pp-first" else ())
 
     def place(self, process: int) -> Rank:
-        """The rank of a process."""
+        """Return the rank that a process runs."""
         return Rank(*self.tiles.place(process, self._whole))
 
     def process(self, rank: Rank) -> int:
-        """The process that runs a rank."""
+        """Return the number of the process that runs a rank."""
         return self.tiles.position(*rank, self._whole)
 
     @property

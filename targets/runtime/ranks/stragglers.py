@@ -1,4 +1,7 @@
-"""Ranks whose compute takes much longer than that of ranks with the same work."""
+"""Ranks whose compute takes much longer than that of ranks with the same work.
+
+A rank is slow in a step if it takes over 3 times, and over 0.1 s more than, the best step of any rank of its stage.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,24 @@ from ratrain.ratrain_ir.topology import Mesh, Rank
 
 _FACTOR = 3.0
 _LEAST_EXCESS = 0.1
-"""Seconds: less is noise of a shared machine."""
+"""Seconds; a smaller excess is noise of a shared machine."""
 _QUIET_STEPS = 10
 
 
 @define(eq=False)
 class Stragglers:
-    """Compares every step's compute seconds, shape [stages, ranks of a stage], with the best that any rank of the stage has shown."""
+    """Comparison of every step's compute seconds with the best that any rank of the same stage has shown."""
 
     mesh: Mesh
     best: NDArray[Any] | None = None
-    """by stage, without the first step, in which kernels are loaded"""
+    """best seconds by stage; None before the first step, which does not count: it loads kernels"""
     warned: dict[Rank, int] = field(factory=dict)
 
     def look(self, step: int, seconds: NDArray[Any]) -> Iterator[Diagnostic]:
-        """Take a step into account; warnings of ranks that are slow, of each at most once in ten steps."""
+        """Take the seconds of a step, shape [stages, ranks of a stage], into account; yield warnings of slow ranks.
+
+        Each rank is warned of at most once in ten steps.
+        """
         if self.best is None:
             self.best = np.full(len(seconds), np.inf)
             return

@@ -1,4 +1,4 @@
-"""The order in which a rank looks at its engines, and waiting for requests without taking the processor from the ranks that are waited for."""
+"""The order in which a rank visits its engines, and waiting for requests without taking other ranks' cores."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ VISITED = (
     Engine.HOST,
     Engine.COMPUTE,
 )
-"""The order in which a rank visits its engines: what communicates first, so that it is under way while the rank computes."""
+"""Order in which a rank visits its engines: communication first, so that it proceeds while the rank computes."""
 LONGEST_PAUSE = 1e-3
-"""Seconds between two looks of a rank that has waited for long."""
+"""Longest sleep between two tests, in seconds."""
 PAUSE_SHARE = 1 / 16
-"""Of what it has waited, how long a rank waits until it looks again: what it waits for is noticed that much late at most."""
+"""Length of the next sleep as a share of the time waited so far: an event is noticed late by at most this share."""
 _SHORTEST_PAUSE = 20e-6
 _YIELDS = 50
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
-    """Wait until something has happened: first give the processor away between two looks, then sleep longer and longer.
+    """Wait until `happened()` is true: yield the processor 50 times, then sleep longer and longer.
 
-    Ranks may share cores; one that spins takes the time of the rank it waits for.
+    Ranks may share cores; a rank that spins takes time from the rank that it waits for.
     """
     began, looks = time.perf_counter(), 0
     while not happened():
@@ -48,10 +48,10 @@ def wait_until(happened: Callable[[], bool]) -> None:
 
 
 def all_done(requests: Iterable[Request]) -> bool:
-    """Whether all requests are done now."""
+    """Return whether all requests are done."""
     return all(request.test() for request in requests)
 
 
 def finish(*requests: Request) -> None:
-    """Wait for requests without spinning."""
+    """Wait until all requests are done, without spinning."""
     wait_until(partial(all_done, requests))

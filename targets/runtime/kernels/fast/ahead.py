@@ -1,7 +1,7 @@
-"""The two loops that take longest to compile, those of attention, compiled by another process beside what comes before a first run.
+"""Compilation of the two attention loops, which take longest, in another process while the caller does other work.
 
-They are kept on disk as always: whoever needs one that another process is at waits for it, and reads it. One process compiles what both have in
-common once; two of them, beside the one that compiles the rest, are no faster on two cores.
+They are cached on disk as always: whoever needs a loop that another process is compiling waits for it, and reads it.
+One process for both compiles their common parts once; two processes would be no faster on two cores.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SPEC = AttentionSpec(batch=1, seq_len=1, heads=1, kv_heads=1, head_dim=8)
 
 @contextmanager
 def attention_beside(dtype: Dtype) -> Iterator[None]:
-    """While the block runs, compile attention without caps and documents, of tensors of a type, unless loops of attention are kept."""
+    """While the block runs, compile attention without caps and documents; do nothing if it is cached already."""
     if any(_is_kept(loop) for loop in (forward_head, backward_head)):
         yield
         return
@@ -38,15 +38,15 @@ def attention_beside(dtype: Dtype) -> Iterator[None]:
 
 
 def _is_kept(loop: Any) -> bool:
-    """Whether a loop is kept for any types, or cannot be kept, so that no other process could compile it for this one."""
+    """Return whether a loop is cached for any types, or cannot be cached, so that another process could not help."""
     folder = (
         loop.stats.cache_path if hasattr(loop, "stats") else None
-    )  # without its compiler, numba leaves functions as they are
+    )  # without its compiler, numba leaves functions unchanged
     return folder is None or any(Path(folder).glob(f"*.{loop.py_func.__name__}-*.nbi"))
 
 
 def attend(dtype: Dtype) -> None:
-    """Attention of one query, and its gradients, from which the loops are compiled."""
+    """Run attention of one query and its gradients, which compiles the loops."""
     kernels = Fast(1)
     q, k, v, o, do, dq, dk, dv = np.zeros((8, 1, _SPEC.head_dim), NUMPY_DTYPES[dtype])
     lse, delta = np.zeros((2, 1, 1), np.float32)

@@ -1,4 +1,7 @@
-"""The numba loops of `fast_attention_blocks`: a block of queries and a block of keys, as `attention_loops` has them for whole sequences."""
+"""Numba loops of `fast_attention_blocks`: attention of a block of queries to a block of keys.
+
+They use the tiles of `attention_loops`; the running softmax is loaded before a block of keys and stored after it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 @inlined()
 def _add(block: Any, scale: Any, x: Any, first_row: Any, first_column: Any) -> None:
-    """A rectangle of x += scale * block, both float32."""
+    """Add scale * block to a rectangle of x, both float32."""
     for r in range(block.shape[0]):
         row = x[first_row + r, first_column : first_column + block.shape[1]]
         line = block[r]
@@ -47,11 +50,12 @@ def forward_block(
     goes_on: Any,
     buffers: Any,
 ) -> None:
-    """Take a block of keys into the softmax of the query heads of one sequence that share a head of keys and values.
+    """Take a block of keys into the running softmax of the query heads of one sequence that share a key-value head.
 
-    `stored` are q, k, v, `state` acc, peak, total, read where it `goes_on`; `block` says how many queries of a sequence there are, how
-    far the first is after the first key, how many query heads share keys, and the first key's position. `mask` is that of `attention_loops.forward_head`,
-    `buffers` those of `fast_attention_blocks.block_forward_plan` for one thread.
+    `stored` are q, k, v, `state` acc, peak, total, read if it `goes_on` from an earlier block. `block` are the queries
+    of a sequence, the position of the first query relative to the first key, the query heads that share keys, and the
+    first key's position. `mask` is as in `attention_loops.forward_head`, `buffers` are planned by
+    `fast_attention_blocks.block_forward_plan` for one thread.
     """
     q, k, v = stored
     acc, peaks, totals = state
@@ -70,19 +74,22 @@ def forward_block(
             peak, total = peaks[head, row : row + rows], totals[head, row : row + rows]
             gather(q, row, head * d, np.float32(scale * LOG2_E), query)
             if goes_on:
+                # acc's rows of a head are strided; the product needs them together
                 gather(acc, row, head * d, _ONE, out)
             else:
                 out[:] = _ZERO
                 peak[:] = NONE_SEEN
                 total[:] = _ZERO
+            # peak and total are updated in place; only the output goes through a buffer
             so_far, documents, first_query = (out, peak, total), (starts, base, row), offset + start
+            # keep = 1: a row that sees no key of this block must keep its output
             attend(sgemm, query, keys_t, values, first_query, window, documents, slope, softcap, _ONE, so_far, scores)
             scatter(out, _ONE, acc, row, head * d)
 
 
 @exact()
 def finish(state: Any, o: Any, lse: Any, first: Any, last: Any) -> None:
-    """Outputs and log-sum-exps of the rows [first, last); `state` are acc, peak, total."""
+    """Set outputs = acc / total and log-sum-exps of the rows [first, last); `state` are acc, peak, total."""
     acc, peaks, totals = state
     d = acc.shape[1] // lse.shape[0]
     for head in range(lse.shape[0]):
@@ -96,7 +103,7 @@ def finish(state: Any, o: Any, lse: Any, first: Any, last: Any) -> None:
 
 @exact()
 def deltas(o: Any, do: Any, delta: Any, first: Any, last: Any) -> None:
-    """delta[head, t] = rowsum(do * o) of each head, of the rows [first, last)."""
+    """Set delta[head, t] = rowsum(do * o) of each head, for the rows [first, last)."""
     d = o.shape[1] // delta.shape[0]
     for head in range(delta.shape[0]):
         for row in range(first, last):
@@ -116,9 +123,9 @@ def backward_block(
     goes_on: Any,
     buffers: Any,
 ) -> None:
-    """Gradients of `forward_block`, added to dq and, where it `goes_on`, to dk and dv.
+    """Add the gradients of `forward_block` to dq and, if it `goes_on`, to dk and dv; else set these two.
 
-    `stored` are q, k, v, do, dq, dk, dv, `buffers` those of `fast_attention.block_backward_plan`.
+    `stored` are q, k, v, do, dq, dk, dv; `buffers` are planned by `fast_attention.block_backward_plan`.
     """
     q, k, v, do, dq, dk, dv = stored
     scale, window, slopes, softcap, starts = mask
@@ -138,6 +145,7 @@ def backward_block(
             query, dout, dquery = some_queries[:rows], douts[:rows], dqueries[:rows]
             gather(q, row, head * d, np.float32(scale * LOG2_E), query)
             gather(do, row, head * d, _ONE, dout)
+            # as in the forward: rows that see no key of this block add nothing
             dquery[:] = _ZERO
             rows_of = (query, dout, lse[head, row : row + rows], delta[head, row : row + rows])
             sums, tiles = (dquery, dkeys, dvalues), (scores, dscores)
@@ -145,8 +153,9 @@ def backward_block(
             attend_backward(sgemm, rows_of, keys_of, first_query, window, documents, slope, softcap, _ONE, sums, tiles)
             _add(dquery, scale, dq, row, head * d)
     if goes_on:
-        _add(dkeys, np.float32(LN2), dk, sequence * count, kv_head * d)  # queries came with log2(e) in them
+        _add(dkeys, np.float32(LN2), dk, sequence * count, kv_head * d)  # queries have the factor log2(e)
         _add(dvalues, _ONE, dv, sequence * count, kv_head * d)
     else:
+        # the first block of queries that these keys meet: dk and dv have nothing yet
         scatter(dkeys, np.float32(LN2), dk, sequence * count, kv_head * d)
         scatter(dvalues, _ONE, dv, sequence * count, kv_head * d)

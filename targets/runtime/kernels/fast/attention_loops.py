@@ -1,9 +1,18 @@
-"""The numba loops of `fast_attention`: the work for the query heads that share one head of keys and values.
+"""Numba loops of `fast_attention`: attention of the query heads that share one key-value head.
 
-Exponentials are powers of two: queries are multiplied with log2(e), once, and with them scores, their caps, maxima and slopes. The loops
-are compiled apart for scores without a cap, where `softcap` is None, and for sequences of one document, where `starts` is None.
+A block of queries goes over tiles of the keys that it sees, with a running softmax (Milakov and Gimelshein, 2018). Rows
+above a tile's first key are left out; the other keys that a row does not see get the weight 0:
 
-`starts` are, by row of the queries, the positions at which documents start; `base` is the position of the first key that loops have.
+    queries 256 - 511, keys ->   0              384        512
+        rows 256 - 383           [ first tile    ]
+        rows 384 - 511           [               ][ second ]
+
+Exponentials are powers of two: queries are multiplied by log2(e) once, so scores, caps, maxima and slopes are in units
+of ln 2. Products take 4 * head_dim operations a score forward, 10 * head_dim backward.
+
+The loops are compiled separately for scores without a cap (`softcap` is None) and sequences of one document (`starts`
+is None). `starts` has, by row of the queries, the position at which its document starts; `base` is the position of the
+first key given.
 """
 
 from __future__ import annotations
@@ -27,10 +36,10 @@ from ratrain.targets.runtime.kernels.fast.fast_numba import (
 )
 
 QUERIES, KEYS = 256, 384
-"""Rows and columns of a tile of scores at most: BLAS is near its speed, and two tiles are 0.75 MiB."""
+"""Largest tile of scores, rows and columns: BLAS is near its full speed, and two tiles take 0.75 MiB."""
 
 DIAGONAL = 128
-"""Columns of a tile that not all its rows see; about half of that many are computed for nothing in each row."""
+"""Columns of a tile that only some rows see; in each row about half of them are computed for nothing."""
 
 _LINE = 16
 """Elements of a cache line; tiles begin at multiples of it."""
@@ -42,7 +51,7 @@ LOG2_E, LN2 = math.log2(math.e), math.log(2)
 
 @exact()
 def gather(x: Any, first_row: Any, first_column: Any, scale: Any, out: Any) -> None:
-    """Out = scale * a rectangle of x, in float32."""
+    """Set out = scale * a rectangle of x, in float32; the rectangle has the shape of `out`."""
     for r in range(out.shape[0]):
         row = x[first_row + r, first_column : first_column + out.shape[1]]
         line = out[r]
@@ -52,7 +61,8 @@ def gather(x: Any, first_row: Any, first_column: Any, scale: Any, out: Any) -> N
 
 @exact()
 def transpose(x: Any, out: Any) -> None:
-    """Out = x^T."""
+    """Set out = x^T."""
+    # a cache line of `out` at a time: each line is written whole before the next is begun
     for start in range(0, x.shape[0], _LINE):
         block = x[start : min(start + _LINE, x.shape[0])]
         for i in range(x.shape[1]):
@@ -63,7 +73,7 @@ def transpose(x: Any, out: Any) -> None:
 
 @exact()
 def gather_transposed(x: Any, first_row: Any, first_column: Any, rows: Any, out: Any) -> None:
-    """Out = a rectangle of x, transposed, in float32; it goes through `rows`, some at a time."""
+    """Set out = a rectangle of x, transposed, in float32; `rows` is a buffer for some rows of it."""
     for start in range(0, out.shape[1], rows.shape[0]):
         stop = min(start + rows.shape[0], out.shape[1])
         part = rows[: stop - start]
@@ -73,7 +83,7 @@ def gather_transposed(x: Any, first_row: Any, first_column: Any, rows: Any, out:
 
 @exact()
 def scatter(block: Any, scale: Any, x: Any, first_row: Any, first_column: Any) -> None:
-    """A rectangle of x = scale * block, rounded."""
+    """Set a rectangle of x = scale * block, rounded."""
     for r in range(block.shape[0]):
         row = x[first_row + r, first_column : first_column + block.shape[1]]
         line = block[r]
@@ -83,7 +93,7 @@ def scatter(block: Any, scale: Any, x: Any, first_row: Any, first_column: Any) -
 
 @exact()
 def _scatter_rows(block: Any, totals: Any, x: Any, first_row: Any, first_column: Any) -> None:
-    """A rectangle of x = block, each row divided by its total, rounded."""
+    """Set a rectangle of x = block, each row divided by its total, rounded."""
     for r in range(block.shape[0]):
         row = x[first_row + r, first_column : first_column + block.shape[1]]
         line, total = block[r], totals[r]
@@ -93,7 +103,7 @@ def _scatter_rows(block: Any, totals: Any, x: Any, first_row: Any, first_column:
 
 @inlined(fastmath=SPLIT_SUMS)
 def dot(row: Any, other: Any) -> Any:
-    """The product of two stored rows."""
+    """Return the dot product of two stored rows, in float32."""
     total = _ZERO
     for i in range(row.size):
         total += load(row[i]) * load(other[i])
@@ -102,14 +112,17 @@ def dot(row: Any, other: Any) -> Any:
 
 @inlined()
 def _row_dot(block: Any, x: Any, first_row: Any, first_column: Any, out: Any) -> None:
-    """out[r] = the product of row r of a block with its row of x."""
+    """Set out[r] = the dot product of row r of a block and its row of x."""
     for r in range(block.shape[0]):
         out[r] = dot(block[r], x[first_row + r, first_column : first_column + block.shape[1]])
 
 
 @inlined()
 def least_key(starts: Any, row: Any, base: Any) -> Any:
-    """The first key, counted from the one at `base`, that belongs to the document of a query, or an earlier one where there are none."""
+    """Return the first key of a query's document, counted from the one at `base`; 0 without documents.
+
+    It may be negative: the document may start before the first key given.
+    """
     if starts is None:
         return 0
     return np.int64(starts[row]) - base
@@ -117,33 +130,38 @@ def least_key(starts: Any, row: Any, base: Any) -> Any:
 
 @inlined()
 def seen_keys(query: Any, first_key: Any, keys: Any, window: Any, least: Any) -> Any:
-    """The range of a tile's keys that a query sees, perhaps empty; none before the key `least`."""
+    """Return the range [low, high) of a tile's keys that a query sees, perhaps empty; no key before `least`.
+
+    `query`, `first_key` and `least` are counted from the first key given.
+    """
     low = min(keys, max(0, max(query - window + 1, least) - first_key))
     return low, max(low, min(keys, query + 1 - first_key))
 
 
 @inlined()
 def _seen(row: Any, low: Any, high: Any, slope: Any, distance: Any) -> Any:
-    """Columns low to high of a row plus slope * (distance + column); the others become 0."""
+    """Add slope * (distance + column) to columns low to high of a row, set the others to 0; return those columns."""
+    # 0 and not -inf: after the softmax these are weights, and the product with values takes whole rows
     row[:low] = _ZERO
     row[high:] = _ZERO
     seen = row[low:high]
     if slope != _ZERO:
         for i in range(seen.size):
+            # 32-bit integers convert to float32 in vectors; distances are exact below 2^24
             seen[i] += slope * np.float32(np.int32(i) + np.int32(distance + low))
     return seen
 
 
 @inlined()
 def _cap(row: Any, softcap: Any) -> None:
-    """Cap the scores of a row."""
+    """Cap the scores of a row, in place."""
     for i in range(row.size):
         row[i] = soft_capped(row[i], softcap)
 
 
 @inlined()
 def _cap_with_gradient(row: Any, grad: Any, mean: Any, softcap: Any) -> None:
-    """Cap the scores of a row; grad = (grad - mean) * what each changes by with its score."""
+    """Cap the scores of a row, in place; set grad = (grad - mean) * the derivative of the cap."""
     for i in range(row.size):
         capped = soft_capped(row[i], softcap)
         row[i] = capped
@@ -163,7 +181,11 @@ def _softmax(
     totals: Any,
     out: Any,
 ) -> None:
-    """Score = 2^([capped] score + bias - its row's maximum so far), 0 where not seen; totals and out follow the maximum."""
+    """Turn a tile of scores into weights 2^(score + bias - the row's maximum so far), 0 for hidden keys.
+
+    `peaks`, `totals` and the rows of `out` follow the maximum. `documents` are starts, base and the row of the first
+    query.
+    """
     starts, base, first_row = documents
     for r in range(score.shape[0]):
         query = first_query + r
@@ -173,6 +195,7 @@ def _softmax(
         seen = _seen(score[r], low, high, slope, first_key - query)
         if low == high:
             continue
+        # The maximum is taken before any weight: weights are at most 1, whatever came in earlier tiles.
         peak = peaks[r]
         for i in range(seen.size):
             peak = maximum(peak, seen[i])
@@ -181,6 +204,8 @@ def _softmax(
             weight = power_of_two(seen[i] - peak)
             seen[i] = weight
             total += weight
+        # A row that has seen no key yet has the maximum -inf, so `keep` is 0. Its line of `out` may be uninitialised
+        # then: the product that follows replaces it.
         if peak != peaks[r]:
             keep = power_of_two(peaks[r] - peak)
             totals[r] *= keep
@@ -193,8 +218,9 @@ def _softmax(
 
 @exact()
 def log_totals(peaks: Any, totals: Any, lse: Any) -> None:
-    """The natural log-sum-exp of each row."""
+    """Set lse = the natural log-sum-exp of each row; `peaks` are in units of ln 2."""
     for r in range(lse.size):
+        # in float64: the sum of a large maximum and a small logarithm is rounded once
         lse[r] = np.float32(np.float64(peaks[r]) * LN2 + math.log(np.float64(totals[r])))
 
 
@@ -211,13 +237,18 @@ def _score_gradient(
     lse: Any,
     delta: Any,
 ) -> None:
-    """Score = its probabilities p, dprob = p * (dprob - delta) [* the slope of the cap]; both 0 where not seen."""
+    """Turn scores into probabilities p, and dprob into p * (dprob - delta) [* the cap's derivative].
+
+    Both are 0 for hidden keys. The second is the gradient of the scores in natural units, as softmax has it; delta =
+    rowsum(do * o) (Dao et al., 2022).
+    """
     starts, base, first_row = documents
     for r in range(score.shape[0]):
         query = first_query + r
         low, high = seen_keys(query, first_key, score.shape[1], window, least_key(starts, first_row + r, base))
         log_total, mean = np.float32(np.float64(lse[r]) * LOG2_E), delta[r]
         if softcap is not None:
+            # The cap's derivative is taken before the bias is added, which is not capped. `mean` is subtracted there.
             _cap_with_gradient(score[r, low:high], dprob[r, low:high], mean, softcap)
             mean = _ZERO
         seen = _seen(score[r], low, high, slope, first_key - query)
@@ -230,14 +261,14 @@ def _score_gradient(
 
 @inlined()
 def rows_of_block(seq_len: Any) -> Any:
-    """Queries of a block: at most `QUERIES`, blocks as equal as multiples of `DIAGONAL` allow."""
+    """Return the queries of a block: at most `QUERIES`, blocks as equal as multiples of `DIAGONAL` allow."""
     blocks = -(-seq_len // QUERIES)
     return -(-seq_len // (blocks * DIAGONAL)) * DIAGONAL
 
 
 @inlined()
 def _least_key_of_block(starts: Any, first_row: Any, rows: Any, base: Any) -> Any:
-    """The least `least_key` of a block of queries."""
+    """Return the least `least_key` of a block of queries."""
     if starts is None:
         return 0
     return np.int64(starts[first_row : first_row + rows].min()) - base
@@ -245,15 +276,19 @@ def _least_key_of_block(starts: Any, first_row: Any, rows: Any, base: Any) -> An
 
 @inlined()
 def _first_key(start: Any, window: Any, least: Any) -> Any:
-    """Where the first tile of a block of queries begins that see no key before `least`."""
+    """Return the key at which the first tile of a block of queries begins, a multiple of `_LINE`.
+
+    Its queries see no key before `least`.
+    """
     return max(0, start - window + 1, least) // _LINE * _LINE
 
 
 @inlined()
 def _tile_end(low: Any, first_key: Any, start: Any, stop: Any) -> Any:
-    """Where a tile of a block of queries [start, stop) ends that begins at key `low`.
+    """Return the exclusive end of the tile that begins at key `low`, for a block of queries [start, stop).
 
-    Keys up to the first `DIAGONAL` of the block's own are cut evenly. The rest are seen by ever fewer rows.
+    Keys before the first `DIAGONAL` of the block's own, and these, are cut evenly into tiles of at most `KEYS`. The
+    keys after them come in tiles of `DIAGONAL`, since ever fewer rows see them.
     """
     edge = min(start + DIAGONAL, stop)
     if low >= edge:
@@ -264,7 +299,7 @@ def _tile_end(low: Any, first_key: Any, start: Any, stop: Any) -> Any:
 
 @inlined()
 def _tile(buffer: Any, rows: Any, keys: Any) -> Any:
-    """A matrix of scores in a flat buffer."""
+    """View the beginning of a flat buffer as a matrix of scores."""
     return buffer[: rows * keys].reshape(rows, keys)
 
 
@@ -285,8 +320,9 @@ def attend(
 ) -> None:
     """Take the keys that a block of queries sees into its running softmax.
 
-    The first query is `first_query` keys after the first key. `documents` are starts, base and the row of the first query. `state` are output, maxima and totals; where `keep` is 0, the first
-    tile's product is the first of the output, for all its rows.
+    `first_query` is the position of the first query relative to the first key. `documents` are starts, base and the row
+    of the first query. `state` are output, maxima and totals. With `keep` = 0 the first tile's product replaces the
+    output, which is not read; with 1 it is added.
     """
     out, peak, total = state
     starts, base, row = documents
@@ -295,6 +331,7 @@ def attend(
     low = first = _first_key(first_query, window, _least_key_of_block(starts, row, rows, base))
     while low < stop:
         high = _tile_end(low, first, first_query, stop)
+        # rows above `top` are before the tile's first key, so they see none of it
         top = max(0, low - first_query)
         score = _tile(scores, rows - top, high - low)
         multiply(sgemm, query[top:], keys_t[:, low:high], _ZERO, score)
@@ -319,10 +356,10 @@ def attend_backward(
     sums: Any,
     tiles: Any,
 ) -> None:
-    """Add what a block of queries and the keys that it sees have in gradients to their sums.
+    """Add the gradients of a block of queries and the keys that it sees to `sums`.
 
-    `rows_of` are queries, do, lse and delta of the block, `keys_of` keys, keys transposed and values transposed, `sums` those for
-    queries, keys and values, `tiles` two buffers for scores; the rest is that of `attend`.
+    `rows_of` are queries, do, lse and delta of the block, `keys_of` keys, keys transposed and values transposed, `sums`
+    the gradients of queries, keys and values, `tiles` two buffers for scores. The other arguments are as in `attend`.
     """
     query, dout, log_total, mean = rows_of
     keys, keys_t, values_t = keys_of
@@ -340,6 +377,7 @@ def attend_backward(
         multiply(sgemm, dout[top:], values_t[:, low:high], _ZERO, dscore)
         of_rows, first_row = (starts, base, row + top), first_query + top
         _score_gradient(score, dscore, first_row, low, window, of_rows, slope, softcap, log_total[top:], mean[top:])
+        # p^T do for values; ds^T q for keys, still with q's factor log2(e); ds k for queries
         multiply_transposed(sgemm, score, dout[top:], _ONE, dvalues[low:high])
         multiply_transposed(sgemm, dscore, query[top:], _ONE, dkeys[low:high])
         multiply(sgemm, dscore, keys[low:high], keep, dquery[top:])
@@ -351,11 +389,11 @@ def attend_backward(
 def forward_head(
     sgemm: Any, stored: Any, lse: Any, first_row: Any, kv_head: Any, group: Any, mask: Any, buffers: Any
 ) -> None:
-    """Attention of the `group` query heads of one sequence that share a head of keys and values.
+    """Compute the attention of the `group` query heads of one sequence that share a key-value head.
 
-    `stored` are q, k, v, o; `mask` the scale, the window, ALiBi's slopes (0: none) by head, log2(e) times the cap of scores or None, and
-    the starts of documents or None;
-    `buffers` those of `fast_attention.forward_plan` for one thread.
+    `stored` are q, k, v, o. `mask` are the scale, the window, ALiBi's slope of each head (0: none), log2(e) times the
+    cap of scores or None, and the starts of documents or None. `buffers` are planned by
+    `fast_attention.forward_plan`, for one thread.
     """
     q, k, v, o = stored
     scale, window, slopes, softcap, starts = mask
@@ -363,6 +401,7 @@ def forward_head(
     seq_len, d = values.shape
     gather_transposed(k, first_row, kv_head * d, queries, keys_t)
     gather(v, first_row, kv_head * d, _ONE, values)
+    # keys and values are converted once, for all query heads of the group and all their blocks
     step = rows_of_block(seq_len)
     for head in range(kv_head * group, (kv_head + 1) * group):
         slope = np.float32(slopes[head] * LOG2_E)
@@ -391,7 +430,10 @@ def backward_head(
     mask: Any,
     buffers: Any,
 ) -> None:
-    """Gradients of `forward_head`; `stored` are q, k, v, o, do, dq, dk, dv, `buffers` those of `backward_plan`."""
+    """Compute the gradients of `forward_head`. `stored` are q, k, v, o, do, dq, dk, dv.
+
+    `buffers` are planned by `fast_attention.backward_plan`, for one thread; `delta` receives rowsum(do * o).
+    """
     q, k, v, o, do, dq, dk, dv = stored
     scale, window, slopes, softcap, starts = mask
     keys_t, keys, values_t, dkeys, dvalues, queries, douts, dqueries, scores, dscores = buffers
@@ -416,5 +458,5 @@ def backward_head(
             sums, tiles, documents = (dquery, dkeys, dvalues), (scores, dscores), (starts, 0, row)
             attend_backward(sgemm, rows_of, keys_of, start, window, documents, slope, softcap, _ZERO, sums, tiles)
             scatter(dquery, scale, dq, row, head * d)
-    scatter(dkeys, np.float32(LN2), dk, first_row, kv_head * d)  # queries came with log2(e) in them
+    scatter(dkeys, np.float32(LN2), dk, first_row, kv_head * d)  # queries have the factor log2(e)
     scatter(dvalues, _ONE, dv, first_row, kv_head * d)

@@ -1,6 +1,6 @@
-"""Matrix products in float32 by sgemm, from Python and from numba loops, always on the thread that calls.
+"""Matrix products in float32 by sgemm, from Python and from numba loops, always on the calling thread.
 
-All go through `openblas.SGEMM`, which is read at each call of a kernel: a profile may put another function in its place.
+All go through `openblas.SGEMM`, which is read at each call of a kernel, so that a profile can replace it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _call(
     c: Any,
     ldc: Any,
 ) -> Any:
-    """`cblas_sgemm` at this address, for rows that lie one after the other; arrays by their addresses."""
+    """Emit a call of `cblas_sgemm` at an address, for row-major matrices given by their addresses."""
     del address, transpose_a, transpose_b, m, n, k, a, lda, b, ldb, beta, c, ldc
     sizes = [types.int64] * 7
     signature = types.void(types.int64, types.int32, types.int32, *sizes, types.float32, types.int64, types.int64)
@@ -49,6 +49,7 @@ def _call(
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         address, transpose_a, transpose_b, m, n, k, a, lda, b, ldb, beta, c, ldc = arguments
         function = builder.inttoptr(address, _FUNCTION.as_pointer())
+        # an ordinary C call without a wrapper: the loop that has it needs no interpreter
         order, alpha = _I32(ROWS_FIRST), _FLOAT(1.0)
         builder.call(function, [order, transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc])
         return context.get_dummy_value()
@@ -58,13 +59,13 @@ def _call(
 
 @inlined()
 def multiply(sgemm: Any, a: Any, b: Any, keep: Any, out: Any) -> None:
-    """Out = keep * out + a @ b; what `out` holds is not read where `keep` is 0. Rows may lie apart, elements of a row not."""
+    """Set out = keep * out + a @ b; `out` is not read if `keep` is 0. Rows may be strided, their elements not."""
     _multiply(sgemm, np.int32(AS_IS), a, a.shape[1], b, keep, out)
 
 
 @inlined()
 def multiply_transposed(sgemm: Any, a: Any, b: Any, keep: Any, out: Any) -> None:
-    """Out = keep * out + a^T @ b, as `multiply`."""
+    """Set out = keep * out + a^T @ b, as `multiply` does."""
     _multiply(sgemm, np.int32(TRANSPOSED), a, a.shape[0], b, keep, out)
 
 
@@ -88,7 +89,7 @@ def _multiply(sgemm: Any, transpose_a: Any, a: Any, depth: Any, b: Any, keep: An
 
 
 def share_product(team: Team, a: F32, b: F32, out: F32, then: Callable[[slice], None] | None = None) -> None:
-    """Compute out = a @ b by ranges of rows, each followed by `then`; a and b may be transposed."""
+    """Compute out = a @ b by ranges of rows, each followed by `then(rows)`; a and b may be transposed."""
 
     def part(rows: slice) -> None:
         _matmul(a[rows], b, out[rows])
@@ -118,8 +119,9 @@ def _matmul(a: F32, b: F32, out: F32) -> None:
 
 
 def _layout(matrix: F32) -> tuple[int, int]:
-    """Whether the matrix is stored transposed, and how far apart its stored rows are."""
+    """Return BLAS's constant for a stored transposition, and the distance of stored rows in elements."""
     (rows, columns), (down, right) = matrix.shape, matrix.strides
+    # BLAS refuses a row distance below the row's length, which numpy may give for a single row
     if right == matrix.itemsize:
         return AS_IS, max(down // matrix.itemsize, columns)
     return TRANSPOSED, max(right // matrix.itemsize, rows)

@@ -1,8 +1,8 @@
-"""The kernels at full speed: every product by BLAS on float32, everything else by fused numba loops.
+"""The kernels at full speed: every product by BLAS in float32, everything else by fused numba loops.
 
-16-bit operands of a product are converted whole into scratch: converting by blocks would make BLAS pack the other
-operand again for each. All loops and products release the
-GIL; the threads of the set's team share them out.
+16-bit operands of a product are converted whole into scratch: with conversion by blocks, BLAS would pack the other
+operand again for each. All loops and products release the interpreter's lock; the threads of the set's team share them
+out.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ def gemm_plan(
     residual: Array | None = None,
     **_: object,
 ) -> Plan:
-    """The operands in float32, then the product; each only where it is not there already."""
+    """Plan the operands in float32, then the product; each only if it is not float32, or cannot be stored directly."""
     operands = [Buffer(x.shape) for x in (a, b) if x.dtype != np.float32]
     direct = out.dtype == np.float32 and not accumulate and bias is None and residual is None
     return operands if direct else [*operands, Buffer(out.shape)]
 
 
 def _column_sum_plan(a: Array, out: Array, **_: object) -> Plan:
-    """One sum for each group of rows, then theirs."""
+    """Plan one sum for each group of rows, then their sum."""
     return [Buffer((row_groups(len(a)), out.size)), Buffer(out.shape)]
 
 
@@ -195,7 +195,7 @@ class Fast(
         rotate = fast_rows.rope_interleaved if interleaved else fast_rows.rope
         rows = bits(x).reshape(-1, seq_len, heads * head_dim)
         sign = np.float32(-1 if inverse else 1)
-        # by positions, not by rows: each part takes its rows of the table in every sequence
+        # shared out by positions, not by rows: each part uses its rows of the table in every sequence
 
         def part(positions: slice) -> None:
             first = first_position + positions.start
@@ -279,7 +279,7 @@ class Fast(
                 for row in rows:
                     fast_flat.add_part(acc, row[at])
                 fast_flat.store_scaled(acc, stored[at], np.float32(1 / divisor), accumulate)
-                # a sum with an infinity or a NaN in it is not finite: the result tells about the parts too
+                # an infinity or NaN in a part makes the sum not finite, so that only the result is checked
                 finite &= fast_flat.all_finite(stored[at])
             return finite
 

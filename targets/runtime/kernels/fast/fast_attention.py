@@ -1,8 +1,8 @@
 """Attention on BLAS: for each head, blocks of queries against tiles of the keys that they see.
 
-The scores of a tile stay in the second-level cache. The softmax goes on from tile to tile with a running maximum
-(Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), so memory is linear in the sequence length.
-A head's keys and values are converted once for all query heads that share them, and threads share out those heads.
+The scores of a tile stay in the second-level cache. The softmax runs from tile to tile with a running maximum (Milakov
+and Gimelshein, "Online normalizer calculation for softmax", 2018), so memory is linear in the sequence length. The keys
+and values of a head are converted once for all query heads that share them; threads share out the key-value heads.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 def mask_of(
     spec: AttentionBlockSpec, documents: I32 | None = None
 ) -> tuple[np.float32, int, F32, np.float32 | None, I32 | None]:
-    """What loops are told: the scale, the window, by head what keys further back lose, log2(e) times the cap of scores, starts of documents.
+    """Return the `mask` of the loops: scale, window, ALiBi's slopes, cap, starts of documents.
 
-    Raises IndexError where a document does not start in its sequence, at its rows or before.
+    The cap is multiplied by log2(e), or None. Without a window, one that hides nothing is given. Raises IndexError if a
+    document does not start within its sequence, at its rows or before.
     """
     check_starts(documents, spec.queries, spec.first_query)
     slopes = np.array(spec.slopes, np.float32)
@@ -39,7 +40,7 @@ def mask_of(
 
 
 def block_buffers(spec: AttentionBlockSpec) -> tuple[Buffer, Buffer, Buffer, Buffer, Buffer]:
-    """A head's keys, the same transposed, some queries, a number for each, a tile of scores."""
+    """Return buffers for a head's keys, the same transposed, some queries, a number for each, a tile of scores."""
     rows = min(QUERIES, spec.queries)
     return (
         Buffer((spec.keys, spec.head_dim)),
@@ -51,18 +52,18 @@ def block_buffers(spec: AttentionBlockSpec) -> tuple[Buffer, Buffer, Buffer, Buf
 
 
 def forward_plan(spec: AttentionSpec, *, threads: int, **_: object) -> Plan:
-    """For each thread: keys transposed, values; queries, output; maxima, row sums; scores."""
+    """Plan for each thread: keys transposed, values; queries, output; maxima, totals; scores."""
     head, transposed, some, line, scores = block_buffers(spec.block)
     return [transposed, head, some, some, line, line, scores] * threads
 
 
 def backward_plan(spec: AttentionSpec, *, threads: int, **_: object) -> Plan:
-    """That of `block_backward_plan`."""
+    """Plan the gradients of whole sequences, which are one block."""
     return block_backward_plan(spec.block, threads=threads)
 
 
 def block_backward_plan(spec: AttentionBlockSpec, *, threads: int, **_: object) -> Plan:
-    """For each thread: keys transposed, keys, values transposed, dk, dv; queries, do, dq; scores, dscores."""
+    """Plan for each thread: keys transposed, keys, values transposed, dk, dv; queries, do, dq; scores, dscores."""
     head, transposed, some, _line, scores = block_buffers(spec)
     return [transposed, head, transposed, head, head, some, some, some, scores, scores] * threads
 
@@ -74,7 +75,7 @@ def by_shared_head(
     scratch: Scratch,
     work: Callable[[int, int, tuple[F32, ...]], None],
 ) -> None:
-    """Do `work(sequence, key-value head, buffers)` for all of them; each thread has its buffers of the plan."""
+    """Do `work(sequence, key-value head, buffers)` for all of them; each thread has its own buffers of the plan."""
     buffers = scratch.take_all(plan)
     each = len(buffers) // team.threads
 
@@ -112,5 +113,5 @@ class FastAttention:
 
 
 def stored(*arrays: Array) -> tuple[Any, ...]:
-    """Arrays as the loops take them."""
+    """View arrays as the loops take them."""
     return tuple(bits(array) for array in arrays)

@@ -1,6 +1,6 @@
-"""Attention of a block of queries to a block of keys, on BLAS; what it leaves is gone on with by the next block.
+"""Attention of a block of queries to one block of keys after another, on BLAS.
 
-It is computed as `fast_attention` computes whole sequences: of one block both give the same bits.
+It computes as `fast_attention` does for whole sequences: with a single block both give the same bits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def block_forward_plan(spec: AttentionBlockSpec, *, threads: int, **_: object) -> Plan:
-    """For each thread: keys transposed, values; queries, output; scores."""
+    """Plan for each thread: keys transposed, values; queries, output; scores."""
     head, transposed, some, _line, scores = block_buffers(spec)
     return [transposed, head, some, some, scores] * threads
 

@@ -1,4 +1,4 @@
-"""Numba loops over whole arrays as one row: casts, sums, finiteness, the optimiser. All round as numpy does."""
+"""Numba loops over whole arrays as one row: casts, sums, finiteness, the optimizer. All round as numpy does."""
 
 from __future__ import annotations
 
@@ -17,28 +17,31 @@ _INFINITY_BITS = np.int32(0x7F800000)
 
 @exact()
 def cast(src: Any, dst: Any) -> None:
-    """Dst = src."""
+    """Set dst = src, rounded to its type."""
     for i in range(src.size):
         dst[i] = narrow(load(src[i]), dst.dtype)
 
 
 @exact()
 def add(a: Any, b: Any, scale: Any, out: Any) -> None:
-    """Out = a + scale * b, for an `out` that overlaps neither."""
+    """Set out = a + scale * b; `out` must not overlap a or b."""
     for i in range(out.size):
         out[i] = narrow(load(a[i]) + times(load(b[i]), scale), out.dtype)
 
 
 @exact()
 def add_into(out: Any, kept: Any, b: Any, scale: Any) -> None:
-    """Out = kept * out + scale * b; its own loop, as an array that is read and written under two names is not vectorised."""
+    """Set out = kept * out + scale * b.
+
+    It is a loop of its own: an array that is read and written under two names is not vectorised.
+    """
     for i in range(out.size):
         out[i] = narrow(times(load(out[i]), kept) + times(load(b[i]), scale), out.dtype)
 
 
 @exact()
 def add_itself(out: Any, scale: Any) -> None:
-    """Out += scale * out."""
+    """Set out = out + scale * out."""
     for i in range(out.size):
         value = load(out[i])
         out[i] = narrow(value + times(value, scale), out.dtype)
@@ -46,21 +49,23 @@ def add_itself(out: Any, scale: Any) -> None:
 
 @exact()
 def scale(a: Any, out: Any, factor: Any) -> None:
-    """Out = factor * a, for an `out` that does not overlap a."""
+    """Set out = factor * a; `out` must not overlap a."""
     for i in range(out.size):
         out[i] = narrow(load(a[i]) * factor, out.dtype)
 
 
 @exact()
 def scale_itself(out: Any, factor: Any) -> None:
-    """Out *= factor."""
+    """Set out = factor * out."""
     for i in range(out.size):
         out[i] = narrow(load(out[i]) * factor, out.dtype)
 
 
 @exact()
 def all_finite(a: Any) -> Any:
-    """Whether no element is infinite or NaN: the magnitude of those, as an integer, is the largest."""
+    """Return whether no element is infinite or NaN."""
+    # Without their sign, the bits of a float32 order as integers as its magnitudes do, with infinity and then NaNs on
+    # top. The maximum of integers vectorises; blocks allow an early end.
     for start in range(0, a.size, BLOCK):
         block = a[start : min(start + BLOCK, a.size)]
         worst = np.int32(0)
@@ -80,7 +85,7 @@ def add_part(acc: Any, part: Any) -> None:
 
 @exact()
 def store_scaled(acc: Any, out: Any, factor: Any, accumulate: Any) -> None:
-    """Out = [out +] acc * factor."""
+    """Set out = [out +] acc * factor."""
     if accumulate:
         for i in range(acc.size):
             out[i] = narrow(acc[i] * factor + load(out[i]), out.dtype)
@@ -104,9 +109,14 @@ def adamw(
     rest2: Any,
     eps: Any,
 ) -> None:
-    """One update; `keep` = 1 - lr * decay, `root` = sqrt(1 - beta2^step), `rest` = 1 - beta."""
+    """Update elements by AdamW (Loshchilov and Hutter, 2019).
+
+    `keep` = 1 - lr * weight_decay, `step_size` = lr / (1 - beta1^step), `root` = sqrt(1 - beta2^step), `rest1` and
+    `rest2` = 1 - beta.
+    """
     for i in range(master.size):
         g = load(grad[i]) * multiplier
+        # Same order of operations as `ReferenceKernels.adamw`: a step gives the same bits with either set.
         m_new = m[i] + (g - m[i]) * rest1
         v_new = v[i] * beta2 + g * g * rest2
         m[i] = m_new

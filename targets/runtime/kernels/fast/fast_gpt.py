@@ -1,4 +1,4 @@
-"""What GPT-2 has in place of RMSNorm and rotation, in fused numba loops: layer norm, learned positions."""
+"""GPT-2's counterparts of RMSNorm and rotation, in fused numba loops: layer norm, learned positions."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 @reducing()
 def _layernorm_forward(x: Any, gamma: Any, beta: Any, xn: Any, mean: Any, rstd: Any, eps: Any) -> None:
-    """Xn = (x - mean) * rstd * gamma + beta."""
+    """Set xn = (x - mean) * rstd * gamma + beta, and the mean and rstd of each row."""
     width = np.float32(x.shape[1])
     for t in range(x.shape[0]):
         row, out = x[t], xn[t]
         total = _ZERO
         for i in range(row.size):
             total += load(row[i])
+        # two passes, first the mean: mean(x^2) - mean^2 would cancel
         middle = total / width
         total = _ZERO
         for i in range(row.size):
@@ -55,7 +56,10 @@ def _layernorm_backward(
     beta_sum: Any,
     line: Any,
 ) -> None:
-    """dx, and the sums += dgamma and dbeta. A row of dx is built in `line` first, so that dx may be dxn or the residual."""
+    """Set dx [+ residual], and add the rows' parts of dgamma and dbeta to the sums.
+
+    A row of dx is built in `line` first, so that dx may be the same array as dxn or the residual.
+    """
     width = np.float32(x.shape[1])
     for t in range(x.shape[0]):
         grad, row, out, middle, scale = dxn[t], x[t], dx[t], mean[t], rstd[t]
@@ -67,6 +71,7 @@ def _layernorm_backward(
             weighted = load(grad[i]) * load(gamma[i])
             plain += weighted
             along += weighted * normed
+        # with n the normalised row and g = dxn * gamma: dx = rstd * (g - mean(g) - n * mean(g * n))
         plain /= width
         along /= width
         for i in range(row.size):
@@ -82,7 +87,7 @@ def _layernorm_backward(
 
 @exact()
 def _position_backward(dy: Any, dpositions: Any, first: Any, last: Any, line: Any, accumulate: Any) -> None:
-    """dpositions[p] = [dpositions[p] +] the sum of dy[:, p], for positions first to last."""
+    """Set dpositions[p] = [dpositions[p] +] the sum of dy[:, p], for the positions [first, last)."""
     for p in range(first, last):
         out = dpositions[p]
         for i in range(line.size):
@@ -99,20 +104,20 @@ def _position_backward(dy: Any, dpositions: Any, first: Any, last: Any, line: An
 
 
 def layernorm_backward_plan(x: Array, gamma: Array, **_: object) -> Plan:
-    """For each group of rows its part of dgamma and dbeta, and a line; then one whole sum."""
+    """Plan for each group of rows its part of dgamma and dbeta, and a line; then one whole sum."""
     groups = Buffer((row_groups(len(x)), gamma.size))
     return [groups, groups, groups, Buffer(gamma.shape)]
 
 
 def position_backward_plan(dy: Array, *, documents: I32 | None = None, threads: int, **_: object) -> Plan:
-    """A line for each thread; or the positions of rows in their documents, sorted, and one line."""
+    """Plan a line for each thread; with documents, sorted keys of the rows' positions and one line."""
     if documents is None:
         return [Buffer((threads, dy.shape[1]))]
     return [Buffer(documents.shape, np.int64), Buffer((dy.shape[1],))]
 
 
 class FastGpt:
-    """The kernels of `Fast` that layer norms and learned positions need."""
+    """The kernels of `Fast` for layer norms and learned positions."""
 
     team: Team
 

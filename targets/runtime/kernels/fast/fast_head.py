@@ -1,4 +1,12 @@
-"""Cross-entropy head on BLAS: chunks of rows against blocks of the table, so that no float32 copy of it is needed."""
+"""Cross-entropy head on BLAS: chunks of rows times blocks of the table, of which no whole float32 copy is made.
+
+    forward   for each chunk of rows:   logits[chunk] = x @ table block^T, block by block;  lse and loss of the chunk
+    backward  for each chunk of rows:   logits again (unless given), dlogits in their place,
+                                        dx += dlogits @ table block, dtable block += dlogits^T @ x
+
+Memory is one chunk of logits, one block of the table and one of its gradient. The backward makes three products of the
+forward's size: logits, dx, dtable.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +38,7 @@ _ZERO, _ONE, _NORM_EPS = np.float32(0), np.float32(1), np.float32(NORM_EPS)
 
 @reducing()
 def _inverse_norms(table: Any, out: Any) -> None:
-    """1 / max(norm, NORM_EPS) of each row."""
+    """Set out = 1 / max(norm, NORM_EPS) of each row."""
     for r in range(table.shape[0]):
         row = table[r]
         total = _ZERO
@@ -42,7 +50,7 @@ def _inverse_norms(table: Any, out: Any) -> None:
 
 @exact()
 def _scale_columns(logits: Any, rows: Any, first: Any, inverse: Any) -> None:
-    """Multiply the columns of a block, which starts at column `first`, by the inverse norms of its table rows."""
+    """Multiply the columns of a block of logits, from column `first` on, by the inverse norms of its table rows."""
     for r in range(rows):
         row = logits[r, first : first + inverse.size]
         for i in range(row.size):
@@ -51,9 +59,10 @@ def _scale_columns(logits: Any, rows: Any, first: Any, inverse: Any) -> None:
 
 @reducing()
 def log_sum_exp(logits: Any, lse: Any) -> None:
-    """lse[r] of each row."""
+    """Set lse[r] = the log-sum-exp of each row."""
     for r in range(lse.size):
         row = logits[r]
+        # `maximum` passes a NaN on, so that a row with a NaN has the result NaN
         peak = row[0]
         for i in range(row.size):
             peak = maximum(peak, row[i])
@@ -65,7 +74,7 @@ def log_sum_exp(logits: Any, lse: Any) -> None:
 
 @exact()
 def add_loss(logits: Any, labels: Any, lse: Any, loss: Any) -> None:
-    """loss[0] += lse - logit of the label, row after row; those without a label add nothing."""
+    """Add lse - logit of the label to loss[0], row after row in float64; rows without a label add nothing."""
     for r in range(lse.size):
         if labels[r] >= 0:
             loss[0] += np.float64(lse[r]) - np.float64(logits[r, labels[r]])
@@ -75,10 +84,11 @@ def add_loss(logits: Any, labels: Any, lse: Any, loss: Any) -> None:
 def _logit_gradient(
     logits: Any, first: Any, labels: Any, lse: Any, factor: Any, inverse: Any, pull: Any, normalise: Any
 ) -> None:
-    """Turn a block of logits, which starts at column `first`, into the gradient of the products xn . w: 0 of rows without a label.
+    """Turn a block of logits, from column `first` on, into the gradient of the products xn . w.
 
-    With `normalise` the logit is inverse * (xn . w), and pull[v] becomes the factor of w in the gradient of the
-    inverse norm: d(1/|w|)/dw = -w/|w|^3, so inverse^2 * sum of dlogit * logit, and 0 where the norm is clamped.
+    Rows that are ignored get 0. Let p = exp(logit - lse). The gradient of a logit is factor * (p - 1 at the label).
+    With `normalise` the logit is inverse * (xn . w), and pull[v] becomes the factor of w in the gradient of the inverse
+    norm: d(1/|w|)/dw = -w/|w|^3, so inverse^2 * sum of dlogit * logit, and 0 where the norm is clamped.
     """
     if normalise:
         for i in range(pull.size):
@@ -86,14 +96,18 @@ def _logit_gradient(
     for r in range(lse.size):
         row = logits[r, first : first + pull.size]
         log_total, label = lse[r], labels[r] - first
+        # A label below 0 is either ignored (no gradient) or a row of another rank's table (its softmax still counts
+        # here).
         share = factor if labels[r] != IGNORED_LABEL else _ZERO
         if normalise:
+            # the logit at the label is read before the loop overwrites it
             at_label = row[label] if 0 <= label < row.size else _ZERO
             for i in range(row.size):
                 gradient = exp32(row[i] - log_total) * share
                 pull[i] += gradient * row[i]
                 row[i] = gradient * inverse[i]
             if 0 <= label < row.size:
+                # the label's part of the gradient is -factor: it is added to both sums like any other
                 pull[label] -= factor * at_label
                 row[label] -= factor * inverse[label]
         else:
@@ -108,10 +122,11 @@ def _logit_gradient(
 
 @exact()
 def _subtract_rows(product: Any, pull: Any, weight: Any) -> None:
-    """Product -= pull * weight, one factor for each row."""
+    """Set product -= pull * weight, one factor for each row."""
     for r in range(product.shape[0]):
         row, w, factor = product[r], weight[r], pull[r]
         for i in range(row.size):
+            # the gradient through the inverse norm, which points along the table's row
             row[i] -= factor * load(w[i])
 
 
@@ -139,7 +154,7 @@ def _part_of_gradient(
 
 
 def _store_part(dweight: F32, out: Array, pull: F32 | None, weight: Array, accumulate: bool, rows: slice) -> None:
-    """Out = [out +] dweight [- pull * weight], for some rows of the table."""
+    """Set out = [out +] dweight [- pull * weight], for some rows of the table."""
     product, stored = dweight[rows], out[rows]
     if pull is not None:
         _subtract_rows(product, pull[rows], weight[rows])
@@ -147,7 +162,7 @@ def _store_part(dweight: F32, out: Array, pull: F32 | None, weight: Array, accum
 
 
 class _Table:
-    """The table in blocks of rows, each converted to float32 when it is asked for and not the last one."""
+    """The table by blocks of rows; a block is converted to float32 when asked for, unless it was the last one."""
 
     def __init__(self, team: Team, table: Array, buffer: F32 | None) -> None:
         self._team = team
@@ -161,10 +176,11 @@ class _Table:
             yield slice(start, min(start + step, self._table.shape[0]))
 
     def load(self, rows: slice) -> Array:
-        """Those rows in float32."""
+        """Return these rows in float32."""
         if self._buffer is None:
             return self._table[rows]
         block = self._buffer[: rows.stop - rows.start]
+        # the last block of one chunk of rows is often the first asked for again, if the table has one block
         if self._loaded != rows.start:
             _convert(self._team, self._table[rows], block)
             self._loaded = rows.start
@@ -172,7 +188,7 @@ class _Table:
 
 
 def block_rows(table: Array) -> int:
-    """Rows of a block of the table."""
+    """Return the rows of a block of the table."""
     rows: int = min(table.shape[0], max(256, TABLE_ELEMENTS // table.shape[1]))
     return rows
 
@@ -200,17 +216,17 @@ def _backward_plan(xn: Array, table: Array, logits: F32, normalise: bool) -> dic
 
 
 def head_forward_plan(xn: Array, table: Array, logits: F32, *, normalise: bool, **_: object) -> Plan:
-    """A chunk of rows and a block of the table in float32, inverse norms: what of these is needed."""
+    """Plan a chunk of rows and a block of the table in float32, and inverse norms, each if needed."""
     return list(_plan(xn, table, logits, normalise).values())
 
 
 def head_backward_plan(xn: Array, table: Array, logits: F32, *, normalise: bool, **_: object) -> Plan:
-    """Those of the forward; the gradient of a chunk of rows, one block's part of it, and that block's own."""
+    """Plan the forward's buffers, a chunk's gradient, one block's part of it, and the block's own gradient."""
     return list(_backward_plan(xn, table, logits, normalise).values())
 
 
 head_backward_from_logits_plan = head_backward_plan
-"""Of all rows together."""
+"""Plan of the backward from given logits, in which all rows are one chunk."""
 
 
 def _take(scratch: Scratch, plan: dict[str, Buffer]) -> dict[str, Array]:
@@ -218,7 +234,7 @@ def _take(scratch: Scratch, plan: dict[str, Buffer]) -> dict[str, Array]:
 
 
 def _chunk(team: Team, xn: Array, rows: slice, buffer: F32 | None) -> Array:
-    """Rows of xn in float32."""
+    """Return rows of xn in float32."""
     if buffer is None:
         return xn[rows]
     block = buffer[: rows.stop - rows.start]
@@ -233,7 +249,7 @@ def _chunks(xn: Array, logits: F32) -> Iterator[slice]:
 
 
 class _Products:
-    """What a backward needs for the gradients of all its chunks of rows."""
+    """Table, labels' sums and buffers of a backward, for all its chunks of rows."""
 
     def __init__(
         self,
@@ -265,7 +281,10 @@ class _Products:
         dtable: Array,
         accumulate: bool,
     ) -> None:
-        """Gradients of some rows: dlogits, their rows of dxn, dtable = [dtable +] their part; without logits, they are computed again."""
+        """Compute the gradients of some rows: dlogits, their rows of dxn, dtable = [dtable +] their part.
+
+        Without `logits` they are computed again, into `dlogits`.
+        """
         team, buffers, inverse = self._team, self._buffers, self._inverse
         normalise = inverse is not None
         x = _chunk(team, xn, rows, buffers.get("x"))
@@ -273,7 +292,7 @@ class _Products:
         for columns in self._weights.blocks():
             weight, dlogit = self._weights.load(columns), dlogits[:, columns]
             pull, dweight = buffers["pull"][: len(weight)], buffers["dweight"][: len(weight)]
-            # without `normalise` the kernel reads no inverse norms: any array of the type will do
+            # without `normalise` the loop reads no inverse norms: any array of the type will do
             norms = pull if inverse is None else inverse[columns]
             if logits is not None:
                 np.copyto(dlogit, logits[:, columns])
@@ -295,12 +314,14 @@ class _Products:
                     pull,
                     normalise,
                 )
-                # with `normalise` the rows add to `pull` together
+                # with `normalise` all rows add to `pull`, so they cannot be shared out
                 team.run(gradient, [slice(0, len(x))] if normalise else team.rows(dlogit.shape))
             else:
                 self._shape.gradient(team, dlogits[: len(x)], columns, labels[rows], self._lse[rows], self._factor)
+            # dx is a sum over the blocks of the table: the first block's product starts it
             share_product(team, dlogit, weight, dx_block if columns.start else dx)
             if columns.start:
+                # numpy's addition, on this thread: a chunk of rows is small against the product
                 dx += dx_block
             store = partial(
                 _store_part,
@@ -310,6 +331,7 @@ class _Products:
                 bits(weight),
                 accumulate,
             )
+            # each range of table rows is stored by the thread that made it, while others still multiply
             share_product(team, dlogit.T, x, dweight, store)
         cast(flat(dx), flat(dxn[rows]))
 
@@ -332,6 +354,7 @@ class FastHead:
             loss[0] = 0
         for rows in _chunks(xn, logits):
             x = _chunk(self.team, xn, rows, buffers.get("x"))
+            # a chunk is as many rows as the workspace of logits has
             chunk = logits[: len(x)]
             for columns in weights.blocks():
                 share_product(self.team, x, weights.load(columns).T, chunk[:, columns])

@@ -1,4 +1,4 @@
-"""What becomes of products of rows and output table: logits that are scaled and capped, in fused numba loops."""
+"""Scaled and capped logits in fused numba loops: from products of rows and table to logits, and back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 @exact()
 def _shape(logits: Any, first: Any, last: Any, scale: Any, softcap: Any) -> None:
-    """From products to logits, of the columns [first, last)."""
+    """Turn products into logits, in the columns [first, last)."""
     for r in range(logits.shape[0]):
         row = logits[r, first:last]
         for i in range(row.size):
@@ -39,7 +39,7 @@ def _shape(logits: Any, first: Any, last: Any, scale: Any, softcap: Any) -> None
 
 @inlined()
 def _slope(logit: Any, scale: Any, softcap: Any) -> Any:
-    """By how much a logit changes with its product."""
+    """Return the derivative of a logit by its product."""
     slope = _ONE
     if softcap is not None:
         slope = soft_cap_slope(logit, softcap)
@@ -48,11 +48,12 @@ def _slope(logit: Any, scale: Any, softcap: Any) -> Any:
 
 @exact()
 def _gradient(logits: Any, first: Any, last: Any, labels: Any, lse: Any, factor: Any, scale: Any, softcap: Any) -> None:
-    """Turn logits of the columns [first, last) into the gradient of the products: 0 of rows without a label."""
+    """Turn logits of the columns [first, last) into the gradient of the products; 0 in rows without a label."""
     for r in range(lse.size):
         row = logits[r, first:last]
         log_total, label = lse[r], labels[r] - first
         share = factor if labels[r] != IGNORED_LABEL else _ZERO
+        # the label's derivative is taken before the loop overwrites its logit
         of_label = _ZERO
         if 0 <= label < row.size:
             of_label = factor * _slope(row[label], scale, softcap)
@@ -64,19 +65,19 @@ def _gradient(logits: Any, first: Any, last: Any, labels: Any, lse: Any, factor:
 
 @frozen
 class LogitShape:
-    """What logits are multiplied with and capped at."""
+    """Factor and cap of logits."""
 
     scale: np.float32 | None
     softcap: np.float32 | None
 
     @classmethod
     def of(cls, scale: float, softcap: float | None) -> Self | None:
-        """From the options of a kernel; None where the products are the logits."""
+        """Make it from the options of a kernel; None if the products are the logits."""
         shape = cls(multiplier(scale), None if softcap is None else np.float32(softcap))
         return None if shape == cls(None, None) else shape
 
     def apply(self, team: Team, logits: F32, columns: slice) -> None:
-        """From products to logits, in place, of some columns."""
+        """Turn products into logits in some columns, in place."""
         first, last = columns.start, columns.stop
 
         def part(rows: slice) -> None:

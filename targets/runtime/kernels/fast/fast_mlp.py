@@ -1,6 +1,7 @@
-"""What stands between the products of an mlp, in fused numba loops: SwiGLU, GEGLU, GELU, squared ReLU.
+"""Activations of MLP blocks in fused numba loops: SwiGLU, GEGLU, GELU, squared ReLU.
 
-GELU is u * share(u): by the error function the share of a normal distribution below u, else its approximation with tanh.
+GELU is u * share(u). The share is the normal distribution's probability below u (by the error function), or its tanh
+approximation.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
 
 _ZERO, _ONE, _HALF = np.float32(0), np.float32(1), np.float32(0.5)
 _SLOPE, _CUBE, _THREE_CUBES = np.float32(math.sqrt(8 / math.pi)), np.float32(0.044715), np.float32(3 * 0.044715)
-"""Of GELU: (1 + tanh(z)) / 2 is the sigmoid of 2 z = _SLOPE * (up + _CUBE * up^3)."""
+"""Constants of GELU: (1 + tanh(z)) / 2 is the sigmoid of 2 z = _SLOPE * (up + _CUBE * up^3)."""
 
 _PEAK = np.float32(1 / math.sqrt(2 * math.pi))
-"""The density of the normal distribution at 0."""
+"""Density of the normal distribution at 0."""
 _QUARTER = np.float32(0.25)
-# polynomial of exp(a^2 / 2) * (share of the normal distribution beyond a) / t in t = 1 / (1 + a / 4), a >= 0, to a relative 3.4e-8:
-# fitted by weighted least squares to `scipy.special.erfcx`
+# polynomial in t = 1 / (1 + a / 4), a >= 0, of exp(a^2 / 2) * P(x > a) / t for a normal x, to a relative 3.4e-8: fitted
+# by weighted least squares to `scipy.special.erfcx`
 _T0, _T1, _T2, _T3, _T4, _T5, _T6, _T7, _T8, _T9 = (
     np.float32(c)
     for c in (
@@ -38,7 +39,7 @@ _T0, _T1, _T2, _T3, _T4, _T5, _T6, _T7, _T8, _T9 = (
 
 @inlined()
 def _gelu_by_tanh(u: Any) -> Any:
-    """GELU at u, and its derivative."""
+    """Return GELU at u and its derivative, by the tanh approximation."""
     share = _ONE / (_ONE + exp32(-(_SLOPE * (u + _CUBE * u * u * u))))
     slope = _SLOPE * (_ONE + _THREE_CUBES * u * u)
     return u * share, share + u * share * (_ONE - share) * slope
@@ -46,11 +47,15 @@ def _gelu_by_tanh(u: Any) -> Any:
 
 @inlined()
 def _gelu_by_erf(u: Any) -> Any:
-    """GELU at u, and its derivative. The share below u < 0 has a relative error of at most (4 + u^2 / 2) * 2^-23."""
+    """Return GELU at u and its derivative, by the error function.
+
+    The share below u < 0 has a relative error of at most (4 + u^2 / 2) * 2^-23.
+    """
     fall = exp32(-_HALF * u * u)
     t = _ONE / (_ONE + _QUARTER * abs(u))
     p = ((((_T9 * t + _T8) * t + _T7) * t + _T6) * t + _T5) * t + _T4
     p = (((p * t + _T3) * t + _T2) * t + _T1) * t + _T0
+    # The probability beyond |u|. For u < 0 it is the share itself: 1 - (1 - beyond) would cancel.
     beyond = fall * t * p
     share = beyond
     if u > _ZERO:
@@ -60,7 +65,7 @@ def _gelu_by_erf(u: Any) -> Any:
 
 @exact()
 def _gelu_forward(up: Any, act: Any, by_erf: Any) -> None:
-    """Act = gelu(up), of flat arrays."""
+    """Set act = gelu(up), for flat arrays."""
     if by_erf:
         for i in range(act.size):
             act[i] = narrow(_gelu_by_erf(load(up[i]))[0], act.dtype)
@@ -71,7 +76,7 @@ def _gelu_forward(up: Any, act: Any, by_erf: Any) -> None:
 
 @exact()
 def _gelu_backward(up: Any, dact: Any, dup: Any, by_erf: Any) -> None:
-    """Dup = dact * gelu'(up), of flat arrays."""
+    """Set dup = dact * gelu'(up), for flat arrays."""
     if by_erf:
         for i in range(dup.size):
             dup[i] = narrow(load(dact[i]) * _gelu_by_erf(load(up[i]))[1], dup.dtype)
@@ -82,7 +87,7 @@ def _gelu_backward(up: Any, dact: Any, dup: Any, by_erf: Any) -> None:
 
 @exact()
 def _geglu_forward(gate: Any, up: Any, prod: Any, by_erf: Any) -> None:
-    """Prod = gelu(gate) * up, of flat arrays."""
+    """Set prod = gelu(gate) * up, for flat arrays."""
     if by_erf:
         for i in range(prod.size):
             prod[i] = narrow(_gelu_by_erf(load(gate[i]))[0] * load(up[i]), prod.dtype)
@@ -95,7 +100,7 @@ def _geglu_forward(gate: Any, up: Any, prod: Any, by_erf: Any) -> None:
 def _geglu_backward(
     gate: Any, up: Any, dprod: Any, dgate: Any, dup: Any, gate_line: Any, up_line: Any, by_erf: Any
 ) -> None:
-    """Both gradients, of flat arrays, block by block through two lines, so that outputs may be inputs."""
+    """Set both gradients, for flat arrays; block by block through two lines, so that an output may be an input."""
     for start in range(0, gate.size, gate_line.size):
         stop = min(start + gate_line.size, gate.size)
         gates, ups, grads = gate[start:stop], up[start:stop], dprod[start:stop]
@@ -115,7 +120,7 @@ def _geglu_backward(
 
 @exact()
 def _relu2_forward(up: Any, act: Any) -> None:
-    """Act = max(up, 0)^2, of flat arrays."""
+    """Set act = max(up, 0)^2, for flat arrays."""
     for i in range(act.size):
         u = maximum(load(up[i]), _ZERO)
         act[i] = narrow(u * u, act.dtype)
@@ -123,20 +128,20 @@ def _relu2_forward(up: Any, act: Any) -> None:
 
 @exact()
 def _relu2_backward(up: Any, dact: Any, dup: Any) -> None:
-    """Dup = dact * 2 max(up, 0), of flat arrays."""
+    """Set dup = dact * 2 max(up, 0), for flat arrays."""
     for i in range(dup.size):
         u = maximum(load(up[i]), _ZERO)
         dup[i] = narrow(load(dact[i]) * (u + u), dup.dtype)
 
 
 def gated_backward_plan(gate: Array, *, threads: int, **_: object) -> Plan:
-    """For each thread a block of both gradients."""
+    """Plan for each thread a block of both gradients."""
     lines = Buffer((threads, min(gate.size, fast_flat.BLOCK)))
     return [lines, lines]
 
 
 class FastMlp:
-    """The kernels of `Fast` between the products of an mlp."""
+    """The kernels of `Fast` for the activations of MLP blocks."""
 
     team: Team
 
@@ -165,12 +170,12 @@ class FastMlp:
         self._shared(_relu2_backward, (up, dact, dup))
 
     def _shared(self, loop: Any, arrays: tuple[Array, ...], *options: bool) -> None:
-        """Call a loop over flat arrays, its elements shared out."""
+        """Call a loop over flat arrays, with the elements shared out to the threads."""
         rows = [flat(x) for x in arrays]
         self.team.run(lambda part: loop(*(x[part] for x in rows), *options), self.team.rows(rows[0].shape))
 
     def _gated_backward(self, loop: Any, arrays: tuple[Array, ...], scratch: Scratch, *options: bool) -> None:
-        """The same of one that goes through two lines."""
+        """Call a loop in the same way that needs two lines of scratch."""
         gate_lines, up_lines = scratch.take_all(gated_backward_plan(arrays[0], threads=self.team.threads))
         rows = [flat(x) for x in arrays]
 

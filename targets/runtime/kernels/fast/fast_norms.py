@@ -1,4 +1,4 @@
-"""RMSNorm in fused numba loops: of whole rows, and of each head of a row."""
+"""RMSNorm in fused numba loops, of whole rows and of each head of a row."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def rmsnorm_backward_plan(x: Array, gamma: Array, **_: object) -> Plan:
-    """For each group of rows its part of dgamma, and a line; then the whole dgamma."""
+    """Plan for each group of rows its part of dgamma and a line; then the whole dgamma."""
     groups = Buffer((row_groups(x.size // gamma.size), gamma.size))
     return [groups, groups, Buffer(gamma.shape)]
 
 
 def summed_norm_backward_plan(x: Array, gamma: Array, **_: object) -> Plan:
-    """For each group of rows its part of dgamma; then the whole dgamma."""
+    """Plan for each group of rows its part of dgamma; then the whole dgamma."""
     return [Buffer((row_groups(len(x)), gamma.size)), Buffer(gamma.shape)]
 
 
 def _offset(unit_offset: bool) -> np.float32 | None:
-    """What loops add to a weight."""
+    """Return the number that loops add to a weight; None for nothing."""
     return np.float32(1) if unit_offset else None
 
 

@@ -1,10 +1,15 @@
-"""Building blocks of the numba kernels: half conversions, an exponential that vectorises, compiler options.
+"""Building blocks of the numba kernels: 16-bit conversions, exponentials that vectorise, compiler options.
 
-Numba has no 16-bit floats on the CPU, so they come as their bits: float16 as uint16, which the processor's own instructions
-convert, bfloat16 as int16, which is the upper half of a float32. Loops run from 0 over slices of one row: other index forms are not vectorised.
+Numba has no 16-bit floats on the CPU, so arrays of them are given as their bits: float16 as uint16, bfloat16 as int16.
 
-Compiled kernels are cached on disk, by `ratrain.ratrain_ir.support.loops`. The cache notices a change of the file a kernel stands in, but not of this file,
-whose functions become part of every kernel: after editing it, delete the `__pycache__` folders.
+    float16   uint16 --bitcast--> half --fpext--> float32      by the processor's instructions
+    bfloat16  int16 --zext, << 16-->              float32      the upper half of a float32
+
+Loops run from 0 over slices of one row: other index forms are not vectorised.
+
+`ratrain.ratrain_ir.support.loops` caches compiled kernels on disk. It notices changes of a kernel's file, of the
+compiled functions that it calls and of plain numbers that it uses. It does not notice changes of the intrinsics and
+float32 constants of this file: after editing these, delete the `__pycache__` folders.
 """
 
 from __future__ import annotations
@@ -27,21 +32,28 @@ intrinsic: Callable[[Callable[..., Any]], Any] = extending.intrinsic
 
 
 exact = functools.partial(functools.partial, compiled)
-"""Every operation as IEEE 754 has it: the same result wherever an element stands in its array."""
+"""Decorator, called with options, that compiles a kernel whose every operation rounds as IEEE 754 says.
+
+An element's result does not depend on its place in an array.
+"""
 
 
 SPLIT_SUMS = {"reassoc", "contract", "nsz"}
-"""Sums may be split over vector lanes, by the length alone. Infinities and NaNs keep their meaning."""
+"""Fast-math flags that let sums be split over vector lanes, by the length alone.
+
+Infinities and NaNs keep their meaning.
+"""
 
 reducing = functools.partial(exact, fastmath=SPLIT_SUMS)
 
 inlined = functools.partial(
     nb.njit, fastmath=False, forceinline=True, error_model="numpy", no_cfunc_wrapper=True, no_cpython_wrapper=True
 )
-"""For use inside the kernels, not from Python; keeps its own rounding rules there, which are said (`loops.compiled`).
+"""Decorator, called with options, of functions for use inside kernels; each keeps its own rounding rules there.
 
-A kernel that calls another one has a copy of it, optimised anew, and the linker takes any copy that the process has: after compiling
-that of the function alone, after loading from the cache that of the kernel. So whatever is not exact must be inlined.
+They must be inlined unless they are exact. A kernel that calls another has a copy of it, optimised again, and the
+linker takes any copy in the process: after compiling that of the function itself, after loading from the cache that of
+the kernel.
 """
 
 _HALF, _FLOAT, _I16, _I32 = ir.HalfType(), ir.FloatType(), ir.IntType(16), ir.IntType(32)
@@ -56,12 +68,14 @@ def _widen_bfloat(builder: Any, bits: Any) -> Any:
 
 
 def _narrow_to_bfloat(builder: Any, value: Any) -> Any:
-    """To the nearest, ties to even; a NaN becomes the one of its sign that `ml_dtypes` has.
+    """Round to the nearest, ties to even; a NaN becomes the NaN of its sign that `ml_dtypes` uses.
 
-    Not by the processor's own instruction, which not all have: it takes subnormal numbers for zeros.
+    The processor's own instruction is not used: not all processors have it, and it flushes subnormal numbers to zero.
     """
     bits = builder.bitcast(value, _I32)
     upper = builder.lshr(bits, _UPPER_HALF)
+    # Adding 0x7FFF, and 1 more if the kept half is odd, carries into the kept half exactly when it must round up. Only
+    # for NaNs is that wrong: they could become infinities, so they are selected apart.
     odd = builder.and_(upper, ir.Constant(_I32, 1))
     nearest = builder.add(bits, builder.add(odd, ir.Constant(_I32, 0x7FFF)))
     sign = builder.and_(builder.trunc(upper, _I16), ir.Constant(_I16, 0x8000))
@@ -75,25 +89,25 @@ _WIDEN: dict[Any, Callable[[Any, Any], Any]] = {
     types.uint16: lambda builder, bits: builder.fpext(builder.bitcast(bits, _HALF), _FLOAT),
     types.int16: _widen_bfloat,
 }
-"""How an element becomes a float32, by the type in which loops see it."""
+"""Conversion of an element to float32, by the type in which loops see it."""
 _NARROW: dict[Any, Callable[[Any, Any], Any]] = {
     types.float32: lambda _builder, value: value,
     types.uint16: lambda builder, value: builder.bitcast(builder.fptrunc(value, _HALF), _I16),
     types.int16: _narrow_to_bfloat,
 }
-"""How a float32 becomes an element."""
+"""Conversion of a float32 to an element, by the same types."""
 
 
 @intrinsic
 def load(_context: Any, stored: Any) -> Any:
-    """A stored element, float32 or the bits of a float16 or bfloat16, as float32."""
+    """Load a stored element (float32, or the bits of a float16 or bfloat16) as float32."""
     widen = _WIDEN.get(stored)
     return widen and (types.float32(stored), lambda _c, builder, _s, args: widen(builder, args[0]))
 
 
 @intrinsic
 def narrow(_context: Any, value: Any, dtype: Any) -> Any:
-    """A float32 as an element of an array of `dtype`: itself, or the bits of the nearest float16 or bfloat16."""
+    """Round a float32 to an element of an array of `dtype`: itself, or the bits of the nearest float16 or bfloat16."""
     stored = dtype.dtype
     to_stored = _NARROW.get(stored) if value == types.float32 else None
     return to_stored and (stored(types.float32, dtype), lambda _c, builder, _s, args: to_stored(builder, args[0]))
@@ -106,13 +120,13 @@ def _float_of_bits(_context: Any, _bits: Any) -> Any:
 
 @intrinsic
 def bits_of_float(_context: Any, _value: Any) -> Any:
-    """The 32 bits of a float32, as an int32."""
+    """Return the 32 bits of a float32, as an int32."""
     return types.int32(types.float32), lambda _c, b, _s, args: b.bitcast(args[0], _I32)
 
 
 @intrinsic
 def round_even(_context: Any, _value: Any) -> Any:
-    """The nearest whole number, of two the even one."""
+    """Round to the nearest whole number, ties to even."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         function = builder.module.declare_intrinsic("llvm.rint", [_FLOAT])
@@ -123,7 +137,7 @@ def round_even(_context: Any, _value: Any) -> Any:
 
 @intrinsic
 def maximum(_context: Any, _a: Any, _b: Any) -> Any:
-    """The larger of two float32; NaN if either is. A loop of it vectorises, unlike a comparison."""
+    """Return the larger of two float32; NaN if either is. Loops of it vectorise; loops of a comparison do not."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         function = builder.module.declare_intrinsic("llvm.maximum", [_FLOAT], ir.FunctionType(_FLOAT, [_FLOAT, _FLOAT]))
@@ -148,11 +162,13 @@ _C0, _C1, _C2, _C3, _C4, _C5 = (
 
 @inlined(fastmath={"contract"})
 def exp32(x: Any) -> Any:
-    """exp(x) of a float32 to 2 units in the last place; below -86.5 (results under 2.7e-38) it is 0."""
-    # the exponent comes from a clamped copy, so that a NaN is never converted to an integer; it goes on in r
+    """Return exp(x) of a float32, within 2 units in the last place; 0 below -86.5 (results under 2.7e-38)."""
+    # exp(x) = 2^n * exp(r) with n = round(x / ln 2), |r| <= ln(2) / 2. n comes from a clamped copy, so that a NaN is
+    # never converted to an integer; r keeps the NaN.
     clamped = max(_LOW, x)
     clamped = min(_HIGH, clamped)
     n = round_even(clamped * _LOG2_E)
+    # ln 2 in two parts (Cody and Waite): the first product is exact, so r loses nothing to cancellation
     r = (x - n * _LN2_HIGH) - n * _LN2_LOW
     p = ((((_C0 * r + _C1) * r + _C2) * r + _C3) * r + _C4) * r + _C5
     p = p * (r * r) + r + _ONE
@@ -176,17 +192,18 @@ _D0, _D1, _D2, _D3, _D4, _D5 = (
 
 @inlined(fastmath={"contract"})
 def power_of_two(x: Any) -> Any:
-    """2^x of a float32 of at most 127, to 2 units in the last place; below -126 (results under 1.2e-38) it is 0."""
+    """Return 2^x of a float32 of at most 127, within 2 units in the last place; 0 below -126 (under 1.2e-38)."""
     n = round_even(max(_LEAST_POWER, x))
     r = x - n
     p = (((((_D0 * r + _D1) * r + _D2) * r + _D3) * r + _D4) * r + _D5) * r + _ONE
+    # n + 127 in the exponent bits of a float32 is 2^n
     value = p * _float_of_bits((np.int32(n) + np.int32(127)) << np.int32(23))
     if x < _LEAST_POWER:
         value = _ZERO
     return value
 
 
-_TANH_END = np.float32(7.90531110763549805)  # what is beyond becomes 1
+_TANH_END = np.float32(7.90531110763549805)  # beyond it the result is 1
 # minimax quotient of tanh(x) on |x| <= _TANH_END: x * P(x^2) / Q(x^2) (Eigen, ptanh_float)
 _P0, _P1, _P2, _P3, _P4, _P5, _P6 = (
     np.float32(c)
@@ -202,7 +219,7 @@ _Q0, _Q1, _Q2, _Q3 = (
 
 @inlined(fastmath={"contract"})
 def tanh32(x: Any) -> Any:
-    """tanh(x) of a float32, with a relative error of at most 3 * 2^-23."""
+    """Return tanh(x) of a float32, with a relative error of at most 3 * 2^-23."""
     clamped = max(-_TANH_END, x)
     clamped = min(_TANH_END, clamped)
     s = clamped * clamped
@@ -220,25 +237,25 @@ def tanh32(x: Any) -> Any:
 
 @inlined()
 def soft_capped(x: Any, softcap: Any) -> Any:
-    """Softcap * tanh(x / softcap)."""
+    """Return softcap * tanh(x / softcap)."""
     return softcap * tanh32(x / softcap)
 
 
 @inlined()
 def soft_cap_slope(capped: Any, softcap: Any) -> Any:
-    """The derivative of `soft_capped` where it is `capped`."""
+    """Return the derivative of `soft_capped`, given its result: 1 - tanh^2."""
     share = capped / softcap
     return _ONE - share * share
 
 
 def multiplier(scale: float) -> np.float32 | None:
-    """A factor as loops take it: they are compiled apart for None, which is 1, and have no product then."""
+    """Convert a factor for `times`: None for 1, for which loops are compiled without a product."""
     return None if scale == 1 else np.float32(scale)
 
 
 @inlined()
 def times(value: Any, factor: Any) -> Any:
-    """A value times a `multiplier`."""
+    """Return value * factor, where the factor is a `multiplier`."""
     if factor is None:
         return value
     return value * factor
@@ -251,10 +268,10 @@ _BITS: dict[np.dtype[Any], np.dtype[Any]] = {
 
 
 def bits(a: NDArray[Any]) -> NDArray[Any]:
-    """The array as numba takes it: 16-bit floats by their bits, anything else unchanged.
+    """View an array as numba takes it: 16-bit floats as their bits, anything else unchanged.
 
     Raises:
-        ValueError: it is not C-contiguous; the loops would be slow, and a flat view of it a copy.
+        ValueError: it is not C-contiguous; the loops would be slow, and a flat view of it would be a copy.
     """
     if not a.flags.c_contiguous:
         raise ValueError(f"an array of shape {a.shape} is not C-contiguous")
@@ -263,5 +280,5 @@ def bits(a: NDArray[Any]) -> NDArray[Any]:
 
 
 def flat(a: NDArray[Any]) -> NDArray[Any]:
-    """`bits(a)` as one row."""
+    """View `bits(a)` as one row."""
     return bits(a).reshape(-1)

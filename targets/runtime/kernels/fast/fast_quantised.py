@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.team import Team
 
 _CHUNK = 16 * BLOCK_ELEMENTS
-"""Elements that are added up while they stay in the first-level cache."""
+"""Elements that are summed while they stay in the first-level cache."""
 
 _LEAST_SCALE = np.float32(LEAST_SCALE)
 _ZERO, _INFINITY, _NAN = np.float32(0), np.float32(np.inf), np.float32(np.nan)
@@ -26,16 +26,17 @@ _ZERO, _INFINITY, _NAN = np.float32(0), np.float32(np.inf), np.float32(np.nan)
 
 @exact()
 def _largest(a: Any) -> Any:
-    """The largest magnitude, NaN where one is not finite."""
+    """Return the largest magnitude; NaN if any element is not finite."""
     largest = _ZERO
     for i in range(a.size):
+        # `maximum` passes a NaN on; an infinity becomes NaN at the end, so one test finds both
         largest = maximum(largest, abs(load(a[i])))
     return _NAN if largest == _INFINITY else largest
 
 
 @exact()
 def _scales(a: Any, scales: Any, most: Any) -> None:
-    """The scale of each block; `most` is the largest code."""
+    """Set the scale of each block; `most` is the largest code."""
     for block in range(scales.size):
         start = block * BLOCK_ELEMENTS
         scale = _largest(a[start : min(start + BLOCK_ELEMENTS, a.size)]) / most
@@ -44,13 +45,14 @@ def _scales(a: Any, scales: Any, most: Any) -> None:
 
 @exact()
 def _codes(a: Any, scales: Any, codes: Any) -> None:
-    """The code of each element as a signed byte; zero where its scale is, or is not a number."""
+    """Set the code of each element as a signed byte; 0 in blocks with scale 0 or NaN."""
     for block in range(scales.size):
         start = block * BLOCK_ELEMENTS
         stop = min(start + BLOCK_ELEMENTS, a.size)
         part, out, scale = a[start:stop], codes[start:stop], scales[block]
         if scale > _ZERO:
             for i in range(part.size):
+                # a division, as in the reference: a product with 1 / scale would round differently
                 out[i] = np.int8(round_even(load(part[i]) / scale))
         else:
             for i in range(part.size):
@@ -59,7 +61,7 @@ def _codes(a: Any, scales: Any, codes: Any) -> None:
 
 @exact()
 def _pack_pairs(codes: Any, stored: Any) -> None:
-    """Two codes of four bits to a byte."""
+    """Pack two 4-bit codes into each byte."""
     for i in range(codes.size // 2):
         stored[i] = np.uint8(codes[2 * i] + 8) | (np.uint8(codes[2 * i + 1] + 8) << 4)
     if codes.size % 2:
@@ -68,7 +70,7 @@ def _pack_pairs(codes: Any, stored: Any) -> None:
 
 @exact()
 def _unpack_pairs(stored: Any, codes: Any) -> None:
-    """The codes again."""
+    """Unpack two 4-bit codes from each byte."""
     for i in range(codes.size // 2):
         codes[2 * i] = np.int8(stored[i] & 15) - np.int8(8)
         codes[2 * i + 1] = np.int8(stored[i] >> 4) - np.int8(8)
@@ -78,7 +80,7 @@ def _unpack_pairs(stored: Any, codes: Any) -> None:
 
 @exact()
 def _add_values(acc: Any, codes: Any, scales: Any) -> None:
-    """Acc += what codes stand for."""
+    """Add the values of codes to acc."""
     for block in range(scales.size):
         start = block * BLOCK_ELEMENTS
         stop = min(start + BLOCK_ELEMENTS, acc.size)
@@ -89,7 +91,7 @@ def _add_values(acc: Any, codes: Any, scales: Any) -> None:
 
 @exact()
 def _store_values(codes: Any, scales: Any, out: Any) -> None:
-    """Out = what codes stand for."""
+    """Set out = the values of codes."""
     for block in range(scales.size):
         start = block * BLOCK_ELEMENTS
         stop = min(start + BLOCK_ELEMENTS, out.size)
@@ -99,27 +101,27 @@ def _store_values(codes: Any, scales: Any, out: Any) -> None:
 
 
 def _codes_plan(count: int, threads: int, bits: int) -> Plan:
-    """A chunk of codes for each thread, where packed ones are not such bytes already."""
+    """Plan a chunk of codes for each thread; nothing for 8 bits, whose packed codes are signed bytes already."""
     return [] if bits == 8 else [Buffer((threads, min(count, _CHUNK)), np.int8)]
 
 
 def quantise_plan(a: Array, *, bits: int, threads: int, **_: object) -> Plan:
-    """Codes before two go into a byte."""
+    """Plan codes before two of them are packed into a byte."""
     return _codes_plan(a.size, threads, bits)
 
 
 def dequantise_plan(out: Array, *, bits: int, threads: int, **_: object) -> Plan:
-    """Codes after they came out of one."""
+    """Plan codes after two of them are unpacked from a byte."""
     return _codes_plan(out.size, threads, bits)
 
 
 def mean_of_quantised_plan(out: Array, *, bits: int, threads: int, **_: object) -> Plan:
-    """Sums, and codes as `dequantise` has them."""
+    """Plan sums, and the codes of `dequantise`."""
     return [Buffer((threads, min(out.size, _CHUNK))), *_codes_plan(out.size, threads, bits)]
 
 
 class FastQuantised:
-    """The kernels of `Fast` on packed elements. Threads have chunks of whole blocks."""
+    """The kernels of `Fast` on packed elements. Threads take chunks of whole blocks."""
 
     team: Team
 
@@ -173,12 +175,12 @@ class FastQuantised:
         return all(self.team.run(part, self._shares(out.size)))
 
     def _shares(self, elements: int) -> list[tuple[int, slice]]:
-        """Chunks for each thread, numbered."""
+        """Return the chunks of each thread, numbered by thread."""
         return list(enumerate(self.team.ranges(-(-elements // _CHUNK), least=4)))
 
 
 def _chunks(mine: slice, elements: int) -> list[tuple[slice, slice]]:
-    """The elements and the blocks of some chunks."""
+    """Return the elements and the blocks of each chunk."""
     found = []
     for chunk in range(mine.start, mine.stop):
         at = slice(chunk * _CHUNK, min((chunk + 1) * _CHUNK, elements))
@@ -187,7 +189,7 @@ def _chunks(mine: slice, elements: int) -> list[tuple[slice, slice]]:
 
 
 def _unpacked(stored: U8, at: slice, bits: int, spare: list[Any], thread: int) -> Any:
-    """Codes of some elements, as signed bytes."""
+    """Return the codes of some elements as signed bytes."""
     if bits == 8:
         return stored.view(np.int8)[at]
     codes = spare[0][thread, : at.stop - at.start]

@@ -1,4 +1,7 @@
-"""Numba loops over the rows of matrices: normalisation, SwiGLU, rotation, embedding, the end of a product."""
+"""Numba loops over the rows of matrices: normalisation, SwiGLU, rotation, embedding, the end of a product.
+
+Sums within a row may be split over vector lanes (`reducing`): the result depends on the row's length, not on its place.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,9 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 def store_product(
     product: Any, out: Any, bias: Any, has_bias: Any, residual: Any, has_residual: Any, accumulate: Any
 ) -> None:
-    """Out = product [+ out] [+ bias] [+ residual]; `product` is overwritten, an absent operand is never read."""
+    """Set out = product [+ out] [+ bias] [+ residual]; `product` is overwritten, an absent operand is never read."""
     for r in range(out.shape[0]):
+        # One loop an operand: a branch inside a loop would keep it from vectorising.
         row, stored = product[r], out[r]
         if accumulate:
             for i in range(row.size):
@@ -34,7 +38,7 @@ def store_product(
 
 @exact()
 def column_sum(a: Any, acc: Any) -> None:
-    """Acc += the rows of a, in order."""
+    """Add the rows of a to acc, in order."""
     for r in range(a.shape[0]):
         row = a[r]
         for i in range(acc.size):
@@ -43,7 +47,7 @@ def column_sum(a: Any, acc: Any) -> None:
 
 @inlined()
 def _weight(gamma: Any, offset: Any) -> Any:
-    """What a norm multiplies an element by; loops are compiled apart for an `offset` of None."""
+    """Return the weight of a norm for one element; loops are compiled separately for an `offset` of None."""
     if offset is None:
         return load(gamma)
     return load(gamma) + offset
@@ -51,7 +55,7 @@ def _weight(gamma: Any, offset: Any) -> Any:
 
 @reducing()
 def rmsnorm_forward(x: Any, gamma: Any, offset: Any, xn: Any, rstd: Any, eps: Any) -> None:
-    """Xn = x * rstd * (gamma [+ offset])."""
+    """Set xn = x * rstd * (gamma [+ offset]) and rstd = 1 / sqrt(mean(x^2) + eps)."""
     width = np.float32(x.shape[1])
     for t in range(x.shape[0]):
         row, out = x[t], xn[t]
@@ -78,10 +82,15 @@ def rmsnorm_backward(
     acc: Any,
     line: Any,
 ) -> None:
-    """dx, and acc += dgamma. A row of dx is built in `line` first, so that dx may be dxn or the residual."""
+    """Set dx [+ residual], and add the rows' part of dgamma to acc.
+
+    A row of dx is built in `line` first, so that dx may be the same array as dxn or the residual.
+    """
     width = np.float32(x.shape[1])
     for t in range(x.shape[0]):
         grad, row, out, scale = dxn[t], x[t], dx[t], rstd[t]
+        # with n = x * rstd and w = gamma [+ offset]: dx = rstd * (dxn * w - n * mean(dxn * w * n)), dgamma = sum of dxn
+        # * n
         dot = _ZERO
         for i in range(row.size):
             product = load(grad[i]) * (load(row[i]) * scale)
@@ -100,7 +109,7 @@ def rmsnorm_backward(
 
 @reducing()
 def row_squares(x: Any, squares: Any, share: Any) -> None:
-    """The sum of squares of each row."""
+    """Set squares[t] = share * the sum of squares of row t."""
     for t in range(x.shape[0]):
         row = x[t]
         total = _ZERO
@@ -112,7 +121,7 @@ def row_squares(x: Any, squares: Any, share: Any) -> None:
 
 @reducing()
 def row_products(dxn: Any, x: Any, gamma: Any, products: Any) -> None:
-    """The sum of products of each row."""
+    """Set products[t] = the sum of dxn * gamma * x over row t."""
     for t in range(x.shape[0]):
         grad, row = dxn[t], x[t]
         total = _ZERO
@@ -123,7 +132,7 @@ def row_products(dxn: Any, x: Any, gamma: Any, products: Any) -> None:
 
 @reducing()
 def summed_norm_forward(x: Any, gamma: Any, squares: Any, xn: Any, width: Any, eps: Any) -> None:
-    """Xn = x * rstd * gamma, of a row whose squares are summed."""
+    """Set xn = x * rstd * gamma, where rstd comes from each row's sum of squares over all tensor-parallel ranks."""
     for t in range(x.shape[0]):
         row, out = x[t], xn[t]
         scale = _ONE / np.sqrt(squares[t] / width + eps)
@@ -144,10 +153,14 @@ def summed_norm_backward(
     share: Any,
     acc: Any,
 ) -> None:
-    """dx, and acc += dgamma."""
+    """Set dx, and add the rows' part of dgamma to acc; squares and products are sums over all tensor-parallel ranks.
+
+    `share` is that of the kernel, divided by the width.
+    """
     for t in range(x.shape[0]):
         grad, row, out = dxn[t], x[t], dx[t]
         scale = _ONE / np.sqrt(squares[t] / width + eps)
+        # products are sums of dxn * gamma * x over all ranks; times rstd / width they are the mean of dxn * gamma * n
         along = products[t] * scale * share
         for i in range(row.size):
             normed = load(row[i]) * scale
@@ -157,7 +170,7 @@ def summed_norm_backward(
 
 @inlined()
 def _position(starts: Any, first: Any, row: Any) -> Any:
-    """The position of a row; loops are compiled apart for rows of one document, where there are no starts."""
+    """Return the position of a row in its document; `starts` is None for one document (compiled separately)."""
     if starts is None:
         return first + row
     return first + row - starts[row]
@@ -165,7 +178,10 @@ def _position(starts: Any, first: Any, row: Any) -> Any:
 
 @exact()
 def rope(x: Any, cos: Any, sin: Any, sign: Any, heads: Any, starts: Any, first: Any) -> None:
-    """Rotate the two halves of what turns of each head, its first elements, against each other; row t is at first + t - starts[t]."""
+    """Rotate elements i and i + half of each head against each other, in place; only its first 2 * half elements turn.
+
+    Row t has position first + t - starts[t].
+    """
     half, width = cos.shape[1], x.shape[1] // heads
     for t in range(x.shape[0]):
         row, position = x[t], _position(starts, first, t)
@@ -174,6 +190,7 @@ def rope(x: Any, cos: Any, sin: Any, sign: Any, heads: Any, starts: Any, first: 
             start = head * width
             low, high = row[start : start + half], row[start + half : start + 2 * half]
             for i in range(half):
+                # both elements are loaded before either is stored: the rotation is in place
                 a, b, turn = load(low[i]), load(high[i]), sign * s[i]
                 low[i] = narrow(a * c[i] - b * turn, row.dtype)
                 high[i] = narrow(b * c[i] + a * turn, row.dtype)
@@ -181,7 +198,10 @@ def rope(x: Any, cos: Any, sin: Any, sign: Any, heads: Any, starts: Any, first: 
 
 @exact()
 def rope_interleaved(x: Any, cos: Any, sin: Any, sign: Any, heads: Any, starts: Any, first: Any) -> None:
-    """Rotate each two neighbours among what turns of each head against each other; row t is at first + t - starts[t]."""
+    """Rotate elements 2 i and 2 i + 1 of each head against each other, in place; only its first 2 * half elements turn.
+
+    Row t has position first + t - starts[t].
+    """
     half, width = cos.shape[1], x.shape[1] // heads
     for t in range(x.shape[0]):
         row, position = x[t], _position(starts, first, t)
@@ -196,7 +216,7 @@ def rope_interleaved(x: Any, cos: Any, sin: Any, sign: Any, heads: Any, starts: 
 
 @exact()
 def swiglu_forward(gate: Any, up: Any, prod: Any) -> None:
-    """Prod = silu(gate) * up, of flat arrays."""
+    """Set prod = silu(gate) * up, for flat arrays."""
     for i in range(prod.size):
         g = load(gate[i])
         prod[i] = narrow(g / (_ONE + exp32(-g)) * load(up[i]), prod.dtype)
@@ -204,14 +224,15 @@ def swiglu_forward(gate: Any, up: Any, prod: Any) -> None:
 
 @inlined()
 def store_line(line: Any, out: Any) -> None:
-    """Out = the begin of a line, rounded."""
+    """Set out = the beginning of a line, rounded."""
     for i in range(out.size):
         out[i] = narrow(line[i], out.dtype)
 
 
 @exact()
 def swiglu_backward(gate: Any, up: Any, dprod: Any, dgate: Any, dup: Any, gate_line: Any, up_line: Any) -> None:
-    """Both gradients, of flat arrays, block by block through two lines, so that outputs may be inputs."""
+    """Set both gradients, for flat arrays; an output may be the same array as an input."""
+    # Block by block through two lines: all inputs of a block are read before an output is written.
     for start in range(0, gate.size, gate_line.size):
         stop = min(start + gate_line.size, gate.size)
         gates, ups, grads = gate[start:stop], up[start:stop], dprod[start:stop]
@@ -226,7 +247,7 @@ def swiglu_backward(gate: Any, up: Any, dprod: Any, dgate: Any, dup: Any, gate_l
 
 @exact()
 def add_positions(table: Any, starts: Any, first: Any, y: Any) -> None:
-    """y[t] += table[first + t - starts[t]]."""
+    """Set y[t] += table[first + t - starts[t]]."""
     for t in range(y.shape[0]):
         row, out = table[first + t - starts[t]], y[t]
         for i in range(out.size):
@@ -235,9 +256,10 @@ def add_positions(table: Any, starts: Any, first: Any, y: Any) -> None:
 
 @exact()
 def embedding_forward(tokens: Any, table: Any, y: Any, scale: Any) -> None:
-    """y[t] = scale * table[tokens[t]], 0 of tokens that are rows of other tables."""
+    """Set y[t] = scale * table[tokens[t]]; 0 for tokens that are rows of other tensor-parallel ranks' tables."""
     for t in range(tokens.size):
         out = y[t]
+        # a row of another rank's table: the sum over ranks adds it
         if tokens[t] < 0:
             for i in range(out.size):
                 out[i] = narrow(_ZERO, out.dtype)
@@ -249,8 +271,13 @@ def embedding_forward(tokens: Any, table: Any, y: Any, scale: Any) -> None:
 
 @exact()
 def embedding_backward(keys: Any, dy: Any, dtable: Any, acc: Any, scale: Any) -> None:
-    """Add scale times the rows of dy by `keys`, token << 32 | t, ascending."""
+    """Add scale * rows of dy to rows of dtable; `keys` are token << 32 | t, ascending.
+
+    `acc` must be 0, and is left so.
+    """
     for n in range(keys.size):
+        # Rows of one token are summed in float32 in `acc`, and added to its table row when the last of them is in: the
+        # table is rounded once for each token.
         token = keys[n] >> 32
         row = dy[keys[n] & 0xFFFFFFFF]
         for i in range(acc.size):

@@ -1,4 +1,4 @@
-"""Attention whose score matrix is whole, on BLAS: products by the query heads that share keys and values, softmax by rows."""
+"""Attention with a whole score matrix, on BLAS: products by key-value heads, softmax by rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _buffers(spec: AttentionSpec) -> tuple[Buffer, Buffer, Buffer, Buffer]:
-    """A head's keys, the same transposed, a block of queries, its scores."""
+    """Return buffers for a head's keys, the same transposed, a block of queries, its scores."""
     rows = min(score_loops.ROWS, spec.seq_len)
     return (
         Buffer((spec.seq_len, spec.head_dim)),
@@ -28,36 +28,36 @@ def _buffers(spec: AttentionSpec) -> tuple[Buffer, Buffer, Buffer, Buffer]:
 
 
 def scores_forward_plan(spec: AttentionSpec, *, threads: int, **_: object) -> Plan:
-    """For each thread: keys transposed, queries, scores."""
+    """Plan for each thread: keys transposed, queries, scores."""
     _head, transposed, block, lines = _buffers(spec)
     return [transposed, block, lines] * threads
 
 
 def softmax_forward_plan(spec: AttentionSpec, *, threads: int, **_: object) -> Plan:
-    """For each thread a row."""
+    """Plan a row for each thread."""
     return [Buffer((threads, spec.seq_len))]
 
 
 def values_forward_plan(spec: AttentionSpec, *, threads: int, **_: object) -> Plan:
-    """For each thread: values, probabilities, output."""
+    """Plan for each thread: values, probabilities, output."""
     head, _transposed, block, lines = _buffers(spec)
     return [head, lines, block] * threads
 
 
 def values_backward_plan(spec: AttentionSpec, *, threads: int, **_: object) -> Plan:
-    """For each thread: values transposed, dv, do, probabilities or their gradient."""
+    """Plan for each thread: values transposed, dv, do, probabilities or their gradient."""
     head, transposed, block, lines = _buffers(spec)
     return [transposed, head, block, lines] * threads
 
 
 def scores_backward_plan(spec: AttentionSpec, *, threads: int, **_: object) -> Plan:
-    """For each thread: keys, dk, queries or their gradient, the gradient of scores."""
+    """Plan for each thread: keys, dk, queries or their gradient, the gradient of scores."""
     head, _transposed, block, lines = _buffers(spec)
     return [head, head, block, lines] * threads
 
 
 class FastScores:
-    """The kernels of whole score matrices of `Fast`."""
+    """The kernels of `Fast` for whole score matrices."""
 
     team: Team
 

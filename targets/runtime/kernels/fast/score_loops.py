@@ -1,6 +1,7 @@
-"""The numba loops of `fast_scores`: whole score matrices, for the query heads that share one head of keys and values.
+"""Numba loops of `fast_scores`: whole score matrices, for the query heads that share one key-value head.
 
-The rows of a head of one sequence lie together in the matrix, so a block of queries is a rectangle of it.
+A matrix is [heads * tokens, seq_len]. The rows of a head of one sequence are neighbours in it, so a block of queries is
+a rectangle.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from ratrain.targets.runtime.kernels.fast.blas import multiply, multiply_transpo
 from ratrain.targets.runtime.kernels.fast.fast_numba import SPLIT_SUMS, exact, exp32, inlined, load, maximum, narrow
 
 ROWS = 256
-"""Queries of a block at most."""
+"""Most queries of a block."""
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 @exact()
 def scores_forward(sgemm: Any, stored: Any, first_row: Any, kv_head: Any, group: Any, scale: Any, buffers: Any) -> None:
-    """Scores of the query heads; `stored` are q, k, scores, `buffers` keys transposed, a block of queries, its scores."""
+    """Compute the scores of the query heads. `stored` are q, k, scores.
+
+    `buffers` are keys transposed, a block of queries, its scores.
+    """
     q, k, scores = stored
     keys_t, queries, lines = buffers
     d, seq_len = keys_t.shape
@@ -38,12 +42,16 @@ def scores_forward(sgemm: Any, stored: Any, first_row: Any, kv_head: Any, group:
             row, rows = first_row + start, min(ROWS, seq_len - start)
             gather(q, row, head * d, scale, queries[:rows])
             multiply(sgemm, queries[:rows], keys_t, _ZERO, lines[:rows])
+            # all scores are stored, hidden keys' too: the softmax masks them
             scatter(lines[:rows], _ONE, scores, head * q.shape[0] + row, 0)
 
 
 @exact()
 def values_forward(sgemm: Any, stored: Any, first_row: Any, kv_head: Any, group: Any, buffers: Any) -> None:
-    """Outputs of the query heads; `stored` are probs, v, o, `buffers` values, a block of probabilities, its output."""
+    """Compute the outputs of the query heads. `stored` are probs, v, o.
+
+    `buffers` are values, a block of probabilities, its output.
+    """
     probs, v, o = stored
     values, lines, outs = buffers
     seq_len, d = values.shape
@@ -58,7 +66,10 @@ def values_forward(sgemm: Any, stored: Any, first_row: Any, kv_head: Any, group:
 
 @exact()
 def values_backward(sgemm: Any, stored: Any, first_row: Any, kv_head: Any, group: Any, buffers: Any) -> None:
-    """Gradients of `values_forward`; `stored` are probs, v, do, dprobs, dv, `buffers` those of `fast_scores.values_backward_plan`."""
+    """Compute the gradients of `values_forward`. `stored` are probs, v, do, dprobs, dv.
+
+    `buffers` are planned by `fast_scores.values_backward_plan`.
+    """
     probs, v, do, dprobs, dv = stored
     values_t, dvalues, douts, lines = buffers
     seq_len, d = dvalues.shape
@@ -71,8 +82,10 @@ def values_backward(sgemm: Any, stored: Any, first_row: Any, kv_head: Any, group
             gather(do, row, head * d, _ONE, douts[:rows])
             multiply(sgemm, douts[:rows], values_t, _ZERO, lines[:rows])
             scatter(lines[:rows], _ONE, dprobs, place, 0)
+            # `lines` is used twice: dprobs have been stored, so it can take probabilities
             gather(probs, place, 0, _ONE, lines[:rows])
             multiply_transposed(sgemm, lines[:rows], douts[:rows], _ONE, dvalues)
+    # dv is the sum over all heads of the group, rounded once
     scatter(dvalues, _ONE, dv, first_row, kv_head * d)
 
 
@@ -80,7 +93,10 @@ def values_backward(sgemm: Any, stored: Any, first_row: Any, kv_head: Any, group
 def scores_backward(
     sgemm: Any, stored: Any, first_row: Any, kv_head: Any, group: Any, scale: Any, buffers: Any
 ) -> None:
-    """Gradients of `scores_forward`; `stored` are q, k, dscores, dq, dk, `buffers` those of `fast_scores.scores_backward_plan`."""
+    """Compute the gradients of `scores_forward`. `stored` are q, k, dscores, dq, dk.
+
+    `buffers` are planned by `fast_scores.scores_backward_plan`.
+    """
     q, k, dscores, dq, dk = stored
     keys, dkeys, block, lines = buffers
     seq_len, d = keys.shape
@@ -92,6 +108,7 @@ def scores_backward(
             gather(dscores, head * q.shape[0] + row, 0, _ONE, lines[:rows])
             multiply(sgemm, lines[:rows], keys, _ZERO, block[:rows])
             scatter(block[:rows], scale, dq, row, head * d)
+            # dk takes scaled queries: the scale of scores belongs to both gradients
             gather(q, row, head * d, scale, block[:rows])
             multiply_transposed(sgemm, lines[:rows], block[:rows], _ONE, dkeys)
     scatter(dkeys, _ONE, dk, first_row, kv_head * d)
@@ -99,7 +116,7 @@ def scores_backward(
 
 @inlined(fastmath=SPLIT_SUMS)
 def _weights(row: Any, slope: Any, distance: Any, line: Any) -> Any:
-    """Line = exp(row + slope * (distance + column) - its maximum); the sum."""
+    """Set line = exp(row + slope * (distance + column) - its maximum); return the sum."""
     peak = np.float32(-np.inf)
     for i in range(line.size):
         line[i] = load(row[i]) + slope * np.float32(np.int32(i) + np.int32(distance))
@@ -113,11 +130,15 @@ def _weights(row: Any, slope: Any, distance: Any, line: Any) -> Any:
 
 @exact()
 def softmax_forward(stored: Any, first: Any, last: Any, tokens: Any, mask: Any, line: Any) -> None:
-    """Probabilities of the rows [first, last) of a matrix; `stored` are scores, probs, `line` holds a row; `mask` that of attention."""
+    """Compute probabilities of the rows [first, last) of a matrix. `stored` are scores, probs.
+
+    `line` is a buffer for a row, `mask` that of attention, `tokens` the rows of a head.
+    """
     scores, probs = stored
     _, window, slopes, _, starts = mask
     seq_len = line.size
     for row in range(first, last):
+        # a row's number is (head * sequences + sequence) * seq_len + query
         query = row % tokens % seq_len
         low, high = seen_keys(query, 0, seq_len, window, least_key(starts, row % tokens, 0))
         out, seen = probs[row], line[low:high]
@@ -131,7 +152,7 @@ def softmax_forward(stored: Any, first: Any, last: Any, tokens: Any, mask: Any, 
 
 @exact()
 def softmax_backward(stored: Any, first: Any, last: Any, tokens: Any, mask: Any) -> None:
-    """Gradients of scores of the rows [first, last) of a matrix; `stored` are probs, dprobs, dscores."""
+    """Compute gradients of scores of the rows [first, last) of a matrix. `stored` are probs, dprobs, dscores."""
     probs, dprobs, dscores = stored
     _, window, _, _, starts = mask
     seq_len = probs.shape[1]
@@ -139,6 +160,7 @@ def softmax_backward(stored: Any, first: Any, last: Any, tokens: Any, mask: Any)
         query = row % tokens % seq_len
         low, high = seen_keys(query, 0, seq_len, window, least_key(starts, row % tokens, 0))
         prob, dprob, out = probs[row, low:high], dprobs[row, low:high], dscores[row]
+        # softmax's derivative: p * (dp - sum(p * dp))
         mean = dot(prob, dprob)
         there = out[low:high]
         for i in range(prob.size):

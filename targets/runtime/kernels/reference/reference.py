@@ -1,7 +1,7 @@
-"""The kernels in plain numpy: short, and close to the formulas; `fast` is compared with it.
+"""The kernels in plain numpy: short, and close to the formulas; `fast` is compared with them.
 
-Work goes by blocks of rows, so that the temporaries numpy makes are at most `BLOCK_ELEMENTS` elements (or one row)
-each; whole matrices in float32 come from scratch.
+Work goes by blocks of rows, so that each temporary of numpy has at most `BLOCK_ELEMENTS` elements (or one row). Whole
+matrices in float32 come from scratch.
 """
 
 from __future__ import annotations
@@ -261,6 +261,8 @@ class ReferenceKernels(
             for part in row_blocks(stop - start, 1):
                 at = slice(start + part.start, start + part.stop)
                 g = f32(grad[at]) * np.float32(grad_multiplier)
+                # AdamW (Loshchilov and Hutter, 2019): decay is apart from the gradient; both bias corrections are in
+                # `step_size`, `root`
                 m[at] += (g - m[at]) * np.float32(1 - beta1)
                 v[at] = v[at] * np.float32(beta2) + g * g * np.float32(1 - beta2)
                 master[at] = master[at] * keep - step_size * (m[at] / (np.sqrt(v[at]) / root + np.float32(eps)))

@@ -1,4 +1,14 @@
-"""Attention in plain numpy, tile by tile with a running softmax (Milakov and Gimelshein, 2018; Dao et al., 2022)."""
+"""Attention in plain numpy, tile by tile with a running softmax (Milakov and Gimelshein, 2018; Dao et al., 2022).
+
+A tile of queries goes over tiles of keys. For each query it keeps the largest score m, the total weight l and the
+weighted sum a:
+
+    new m = max(m, scores of the tile)
+    l = l * e^(m - new m) + sum(e^(score - new m))
+    a = a * e^(m - new m) + sum(e^(score - new m) * value)          output = a / l, lse = m + log(l)
+
+Memory is linear in the sequence length. The gradients compute the probabilities e^(score - lse) again.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +26,20 @@ if TYPE_CHECKING:
     from ratrain.targets.program.attention_spec import AttentionBlockSpec
 
 TILE = 64
-"""Queries, and keys, of one tile."""
+"""Queries of a tile, and its keys."""
 
 
 def tiles(rows: int) -> Iterator[slice]:
-    """Slices of at most `TILE` rows, in order."""
+    """Cut `rows` into slices of at most `TILE`, in order."""
     for start in range(0, rows, TILE):
         yield slice(start, min(start + TILE, rows))
 
 
 class QueryKeyTiles:
-    """Float32 tiles of the heads of one sequence: a block of queries, a block of keys. Tiles are given by their rows of these."""
+    """Float32 tiles of the heads of one sequence.
+
+    A tile is given by its rows of a block of queries and a block of keys.
+    """
 
     def __init__(self, spec: AttentionBlockSpec, sequence: int, documents: I32 | None) -> None:
         self.spec, self.sequence, self.documents = spec, sequence, documents
@@ -34,35 +47,36 @@ class QueryKeyTiles:
         self.scale = np.float32(spec.multiplier)
 
     def rows(self, queries: slice) -> slice:
-        """The rows of a tile of queries among those of all sequences."""
+        """Return the rows of a tile of queries among the rows of all sequences."""
         first = self.sequence * self.spec.queries
         return slice(first + queries.start, first + queries.stop)
 
     def of_queries(self, x: Array, head: int, queries: slice) -> Array:
-        """A tile of one head of x[batch * queries, heads * head_dim]."""
+        """Return a tile of one head of x[batch * queries, heads * head_dim]."""
         return x[self.rows(queries), head * self.spec.head_dim : (head + 1) * self.spec.head_dim]
 
     def of_keys(self, x: Array, kv_head: int, keys: slice) -> Array:
-        """A tile of one head of x[batch * keys, kv_heads * head_dim]."""
+        """Return a tile of one head of x[batch * keys, kv_heads * head_dim]."""
         first = self.sequence * self.spec.keys
         columns = slice(kv_head * self.spec.head_dim, (kv_head + 1) * self.spec.head_dim)
         return x[first + keys.start : first + keys.stop, columns]
 
     def sees(self, queries: slice, keys: slice) -> bool:
-        """Whether one of the queries sees one of the keys."""
+        """Return whether any of the queries sees any of the keys."""
         first, last = self.spec.first_query + queries.start, self.spec.first_query + queries.stop
         start, stop = self.spec.first_key + keys.start, self.spec.first_key + keys.stop
         least = self.spec.first_seen(first)
         if self.documents is not None:
+            # the earliest start of a document among the queries: one of them may see keys from there on
             least = max(least, int(self.documents[self.rows(queries)].min()))
         return bool(start < last and stop > least)
 
     def key_tiles(self, queries: slice) -> Iterator[slice]:
-        """The tiles with a key that one of `queries` sees, ascending."""
+        """Return the tiles with a key that one of `queries` sees, ascending."""
         return (keys for keys in tiles(self.spec.keys) if self.sees(queries, keys))
 
     def capped(self, q: Array, k: Array, head: int, queries: slice, keys: slice) -> F32:
-        """Scaled and capped scores of a tile, of all its keys."""
+        """Return scaled and capped scores of a tile, without the mask."""
         spec = self.spec
         query, key = f32(self.of_queries(q, head, queries)), f32(self.of_keys(k, head // spec.group, keys))
         score: F32 = np.matmul(query * self.scale, key.T)
@@ -71,7 +85,7 @@ class QueryKeyTiles:
         return score
 
     def scores(self, q: Array, k: Array, head: int, queries: slice, keys: slice) -> F32:
-        """Scaled, capped, biased and masked scores of a tile; a key that is not seen has minus infinity."""
+        """Return scaled, capped, biased and masked scores of a tile; a hidden key has minus infinity."""
         spec, score = self.spec, self.capped(q, k, head, queries, keys)
         i = np.arange(queries.start, queries.stop, dtype=np.int32)[:, None] + np.int32(spec.first_query)
         j = np.arange(keys.start, keys.stop, dtype=np.int32)[None, :] + np.int32(spec.first_key)
@@ -88,7 +102,7 @@ class QueryKeyTiles:
 
 @frozen
 class RunningSoftmax:
-    """What a tile of queries has of the keys so far: the largest score, the sum of weights, that of weighted values.
+    """State of a tile of queries after some keys: largest score, total weight, weighted sum of values.
 
     A weight is power(score - peak); `power` is 2^x or e^x, as the scores are scaled.
     """
@@ -100,15 +114,16 @@ class RunningSoftmax:
 
     @classmethod
     def begin(cls, rows: int, head_dim: int, power: np.ufunc) -> Self:
-        """Of no keys."""
+        """Make the state before any key."""
         peak, total = np.full((rows, 1), -np.inf, np.float32), np.zeros((rows, 1), np.float32)
         return cls(peak, total, np.zeros((rows, head_dim), np.float32), power)
 
     def take(self, score: F32, values: F32) -> None:
-        """Take in the keys of a tile."""
+        """Add the keys of a tile: scores [queries, keys], values [keys, head_dim]."""
         new_peak = np.maximum(self.peak, score.max(axis=1, keepdims=True))
         # a row that has seen no key yet has no peak: 0 keeps its weights at power(-inf) = 0
         base = np.where(np.isneginf(new_peak), np.float32(0), new_peak)
+        # weights so far are relative to the old peak: one factor brings them to the new one
         weight = self.power(score - base)
         shrink = self.power(self.peak - base)
         self.total[:] = self.total * shrink + weight.sum(axis=1, keepdims=True)
@@ -130,12 +145,14 @@ class BlockGradients:
     delta: F32
 
     def _tile(self, head: int, queries: slice, keys: slice) -> tuple[F32, F32]:
-        """The probabilities of a tile, and the gradient of its scores."""
+        """Return the probabilities of a tile and the gradient of its scores."""
         block, rows = self.block, self.block.rows(queries)
         score = block.scores(self.q, self.k, head, queries, keys)
         prob = np.exp(score - self.lse[head, rows, None])
         values = f32(block.of_keys(self.v, head // block.spec.group, keys))
         dprob = f32(block.of_queries(self.do, head, queries)) @ values.T
+        # softmax's derivative: dscore = p * (dp - sum(p * dp)), and delta = rowsum(do * o) is that sum (Dao et al.,
+        # 2022)
         dscore = prob * (dprob - self.delta[head, rows, None])
         if block.spec.softcap is not None:
             share = block.capped(self.q, self.k, head, queries, keys) / np.float32(block.spec.softcap)
@@ -143,7 +160,7 @@ class BlockGradients:
         return prob, dscore
 
     def of_queries(self, head: int, queries: slice) -> F32:
-        """That of a tile of queries."""
+        """Return the gradient of a tile of queries [queries, head_dim]."""
         block = self.block
         acc = np.zeros((queries.stop - queries.start, block.spec.head_dim), np.float32)
         for keys in block.key_tiles(queries):
@@ -151,7 +168,7 @@ class BlockGradients:
         return acc * block.scale
 
     def of_keys(self, kv_head: int, keys: slice) -> tuple[F32, F32]:
-        """Those of a tile of keys and of values, summed over the query heads that share them."""
+        """Return the gradients of a tile of keys and of values, summed over the query heads that share them."""
         block, group = self.block, self.block.spec.group
         acc_k = np.zeros((keys.stop - keys.start, block.spec.head_dim), np.float32)
         acc_v = np.zeros_like(acc_k)
@@ -160,6 +177,7 @@ class BlockGradients:
                 if block.sees(queries, keys):
                     prob, dscore = self._tile(head, queries, keys)
                     acc_v += prob.T @ f32(block.of_queries(self.do, head, queries))
+                    # queries are scaled here as in the forward, so dk needs no scale at the end
                     acc_k += dscore.T @ (f32(block.of_queries(self.q, head, queries)) * block.scale)
         return acc_k, acc_v
 

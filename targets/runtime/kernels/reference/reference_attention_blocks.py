@@ -1,4 +1,8 @@
-"""Attention of a block of queries to a block of keys, in plain numpy; what it leaves is gone on with by the next block."""
+"""Attention of a block of queries to one block of keys after another, in plain numpy.
+
+The state between two blocks is the running softmax: `acc`, `peak` (in units of ln 2: weights are powers of two) and
+`total`.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +39,7 @@ class ReferenceAttentionBlocks:
                 for queries in tiles(spec.queries):
                     rows = block.rows(queries)
                     so_far = block.of_queries(acc, head, queries)
+                    # views of acc, peak and total: `take` updates them in place, and the next block goes on from there
                     softmax = RunningSoftmax(peak[head, rows, None], total[head, rows, None], so_far, np.exp2)
                     for keys in block.key_tiles(queries):
                         score = block.scores(q, k, head, queries, keys) * _LOG2_E
@@ -66,6 +71,7 @@ class ReferenceAttentionBlocks:
             for head in range(spec.heads):
                 for queries in tiles(spec.queries):
                     of_q = block.of_queries(dq, head, queries)
+                    # dq is a sum over blocks of keys, so it is always added to
                     of_q += gradients.of_queries(head, queries)
             for kv_head in range(spec.kv_heads):
                 for keys in tiles(spec.keys):

@@ -11,21 +11,21 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.interface import F32, I64, Array
 
 BLOCK_ELEMENTS = 1 << 18
-"""Largest temporary, in elements: 1 MiB of float32."""
+"""Elements of the largest temporary: 1 MiB of float32."""
 
 quiet = np.errstate(all="ignore")
 """Decorator: overflow, underflow and NaNs are results here, not errors."""
 
 
 def row_blocks(rows: int, columns: int, elements: int = BLOCK_ELEMENTS) -> Iterator[slice]:
-    """Slices that cover `rows` in order, each of at most so many elements (or one row)."""
+    """Cut `rows` into slices in order, each of at most `elements` elements or of one row."""
     step = max(1, elements // max(1, columns))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 
 
 def f32(x: Array) -> F32:
-    """A float32 copy; x itself where it is float32 already."""
+    """Convert to float32; x itself if it is float32 already."""
     return x.astype(np.float32, copy=False)
 
 
@@ -35,7 +35,10 @@ def put(out: Array, value: F32) -> None:
 
 
 def add_by_keys(keys: I64, dy: Array, table: Array, scale: np.float32) -> None:
-    """Add scale times the rows of dy by `keys`, row of the table << 32 | row of dy, ascending; each row of the table is rounded once."""
+    """Add scale times rows of dy to rows of a table. Keys are table row << 32 | row of dy, ascending.
+
+    Each row of the table is rounded once: its rows of dy are summed in float32 first.
+    """
     acc = np.zeros(dy.shape[1], np.float32)
     for n, key in enumerate(keys):
         row, t = divmod(int(key), 1 << 32)
@@ -46,18 +49,21 @@ def add_by_keys(keys: I64, dy: Array, table: Array, scale: np.float32) -> None:
 
 
 def norm_weight(gamma: Array, unit_offset: bool) -> F32:
-    """What a norm multiplies by."""
+    """Return the weight of a norm in float32: gamma, or 1 + gamma."""
     return f32(gamma) + np.float32(1) if unit_offset else f32(gamma)
 
 
 def rotated_halves(heads: Any, width: int, *, interleaved: bool) -> tuple[Any, Any]:
-    """Of heads [..., head_dim], an array or a tensor, the two elements of each rotated pair, [..., width / 2] each."""
+    """Return the first and the second elements of the rotated pairs of heads [..., head_dim], each [..., width / 2].
+
+    `heads` is an array or a tensor. A pair is two neighbours if `interleaved`, else elements i and i + width / 2.
+    """
     if interleaved:
         return heads[..., 0:width:2], heads[..., 1:width:2]
     return heads[..., : width // 2], heads[..., width // 2 : width]
 
 
 def sigmoid(x: F32) -> F32:
-    """1 / (1 + e^-x)."""
+    """Return 1 / (1 + e^-x)."""
     result: F32 = np.float32(1) / (np.float32(1) + np.exp(-x))
     return result

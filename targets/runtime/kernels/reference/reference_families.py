@@ -1,4 +1,4 @@
-"""What the families beyond LLaMA and GPT-2 have, in plain numpy: norms of heads, gated GELU, squared ReLU."""
+"""Kernels of the families beyond LLaMA and GPT-2, in plain numpy: norms of heads, gated GELU, squared ReLU."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 def head_norm_backward_plan(dgamma: Array, **_: object) -> Plan:
-    """The sum over heads of rows for dgamma."""
+    """Plan the sum over rows for dgamma."""
     return [Buffer(dgamma.shape)]
 
 
 def _rstd_of(squares: F32, width: int, eps: float) -> F32:
-    """The factors of rows, of one column, from the squares of all of their elements."""
+    """Return 1 / sqrt(squares / width + eps) as one column, from the sums of squares of rows."""
     rstd: F32 = np.float32(1) / np.sqrt(squares / np.float32(width) + np.float32(eps))
     return rstd[:, None]
 
 
 class ReferenceFamilies:
-    """The kernels of `ReferenceKernels` that some families need."""
+    """The kernels of `ReferenceKernels` that only some families need."""
 
     @quiet
     def head_norm_forward(self, x, gamma, xn, rstd, *, scratch, heads, head_dim, eps, unit_offset=False):

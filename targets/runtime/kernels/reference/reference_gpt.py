@@ -1,4 +1,4 @@
-"""What GPT-2 has in place of RMSNorm, SwiGLU and rotation, in plain numpy: layer norm, GELU, learned positions."""
+"""GPT-2's counterparts of RMSNorm, SwiGLU and rotation, in plain numpy: layer norm, GELU, learned positions."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels.interface import F32, I32, Array
 
 _SLOPE, _CUBE = np.float32(math.sqrt(8 / math.pi)), np.float32(0.044715)
-"""Of GELU: (1 + tanh(z)) / 2 is the sigmoid of 2 z = _SLOPE * (up + _CUBE * up^3)."""
+"""Constants of GELU: (1 + tanh(z)) / 2 is the sigmoid of 2 z = _SLOPE * (up + _CUBE * up^3)."""
 
 
 def position_backward_plan(documents: I32 | None = None, **_: object) -> Plan:
-    """The positions of rows in their documents, sorted; none where each sequence has the same."""
+    """Plan sorted keys of rows by their position in the document; nothing if all sequences have the same positions."""
     return [] if documents is None else [Buffer(documents.shape, np.int64)]
 
 
 def layernorm_backward_plan(dgamma: Array, **_: object) -> Plan:
-    """The sums over rows for dgamma and dbeta."""
+    """Plan the sums over rows for dgamma and dbeta."""
     return [Buffer(dgamma.shape), Buffer(dgamma.shape)]
 
 
@@ -32,7 +32,7 @@ _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 
 def gelu(u: F32, *, exact: bool) -> tuple[F32, F32]:
-    """The value and the derivative of GELU, by the error function or by its approximation with tanh."""
+    """Return the value and the derivative of GELU, by the error function (`exact`) or its tanh approximation."""
     if exact:
         share = _erfc(-u.astype(np.float64) / math.sqrt(2)) / 2  # (1 + erf) / 2 without its cancellation
         density = np.exp(-np.square(u.astype(np.float64)) / 2) / math.sqrt(2 * math.pi)
@@ -43,7 +43,7 @@ def gelu(u: F32, *, exact: bool) -> tuple[F32, F32]:
 
 
 class ReferenceGpt:
-    """The kernels of `ReferenceKernels` that GPT-2 alone needs."""
+    """The kernels of `ReferenceKernels` that only GPT-2 needs."""
 
     @quiet
     def layernorm_forward(self, x, gamma, beta, xn, mean, rstd, *, scratch, eps):

@@ -1,4 +1,4 @@
-"""Cross-entropy head in plain numpy: chunks of rows, and blocks of the table."""
+"""Cross-entropy head in plain numpy, by chunks of rows and blocks of the table."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def head_forward_plan(table: Array, *, normalise: bool, **_: object) -> Plan:
-    """Inverse norms."""
+    """Plan the inverse norms of the table's rows."""
     return [Buffer((table.shape[0],))] if normalise else []
 
 
 def head_backward_plan(xn: Array, table: Array, logits: F32, *, normalise: bool, **_: object) -> Plan:
-    """Gradient of a chunk of rows, then inverse norms."""
+    """Plan the gradient of a chunk of rows, then inverse norms."""
     chunk = min(xn.shape[0], logits.shape[0])
     return [Buffer((chunk, xn.shape[1])), *head_forward_plan(table, normalise=normalise)]
 
 
 def head_backward_from_logits_plan(xn: Array, table: Array, *, normalise: bool, **_: object) -> Plan:
-    """Gradient of all rows, then inverse norms."""
+    """Plan the gradient of all rows, then inverse norms."""
     return [Buffer(xn.shape), *head_forward_plan(table, normalise=normalise)]
 
 
@@ -40,24 +40,24 @@ def _inverse_norms(table: Array, out: F32) -> None:
 
 @frozen
 class _Shaping:
-    """What becomes of the products of rows and table."""
+    """Scale and cap that turn products of rows and table into logits."""
 
     scale: np.float32
     softcap: np.float32 | None
 
     @classmethod
     def of(cls, scale: float, softcap: float | None) -> Self:
-        """From the options of a kernel."""
+        """Make it from the options of a kernel."""
         return cls(np.float32(scale), None if softcap is None else np.float32(softcap))
 
     def shape(self, logits: F32) -> None:
-        """From products to logits, in place."""
+        """Turn products into logits, in place."""
         logits *= self.scale
         if self.softcap is not None:
             logits[:] = self.softcap * np.tanh(logits / self.softcap)
 
     def slope(self, logits: F32, dlogits: F32) -> None:
-        """From the gradient of logits to that of the products, in place."""
+        """Turn the gradient of logits into that of the products, in place."""
         if self.softcap is not None:
             dlogits *= np.float32(1) - np.square(logits / self.softcap)
         dlogits *= self.scale
@@ -72,7 +72,7 @@ def _logits(xn: F32, table: Array, inverse: F32 | None, shaping: _Shaping, out: 
 
 
 def _inverse_of(table: Array, buffers: list[Array]) -> F32 | None:
-    """Inverse norms in the second buffer of a backward, where it has one."""
+    """Fill the second buffer of a backward with inverse norms and return it; None if there is none."""
     if len(buffers) < 2:
         return None
     _inverse_norms(table, buffers[1])
@@ -93,7 +93,10 @@ def _gradients(
     dtable: Array,
     accumulate: bool,
 ) -> None:
-    """Of some rows: dlogits, which may be the logits' own bytes, acc = their gradient, dtable = [dtable +] the table's."""
+    """Compute gradients of some rows: dlogits, acc = the gradient of x, dtable = [dtable +] the table's.
+
+    `dlogits` may be the bytes of `logits`.
+    """
     acc.fill(0)
     for rows in row_blocks(*table.shape):
         weight, logit = f32(table[rows]), logits[:, rows]

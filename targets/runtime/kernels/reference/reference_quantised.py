@@ -1,4 +1,4 @@
-"""Block-quantised elements in plain numpy: `ratrain.ratrain_ir.config.quantised` says what they are."""
+"""Block-quantised elements in plain numpy; `ratrain.ratrain_ir.config.quantised` defines the format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def packed_parts(packed: U8, elements: int) -> tuple[F32, U8]:
-    """Scales and bytes of codes of so many packed elements, as views."""
+    """Return the scales and the bytes of the codes of `elements` packed elements, as views."""
     start = block_count(elements) * SCALE_BYTES
     return packed[:start].view(np.float32), packed[start:]
 
@@ -38,7 +38,7 @@ class ReferenceQuantised:
             scales[blocks] = scale
             divisor = np.where(
                 scale > 0, scale, np.float32(np.inf)
-            )  # zero, and what is not finite, have zeros as their codes
+            )  # blocks of zeros, and blocks that are not finite, have zeros as codes
             codes = np.where(np.isfinite(scale)[:, None], np.rint(whole / divisor[:, None]), 0).astype(np.int8)
             self._store(codes.reshape(-1)[: len(part)], stored, blocks.start * BLOCK_ELEMENTS, bits)
 
@@ -71,7 +71,7 @@ class ReferenceQuantised:
 
 
 def _values(packed: U8, elements: int, at: slice, bits: int) -> F32:
-    """What some of the packed elements are; the first of them begins a block."""
+    """Return some unpacked elements in float32; the first of them must begin a block."""
     scales, stored = packed_parts(packed, elements)
     if bits == 8:
         codes = stored.view(np.int8)[at]

@@ -1,4 +1,4 @@
-"""Attention whose score matrix is whole, in plain numpy: one head of a sequence after the other, some rows at a time."""
+"""Attention with a whole score matrix, in plain numpy: head after head of a sequence, some rows at a time."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ if TYPE_CHECKING:
 
 @frozen
 class _Head:
-    """Where a query head of a sequence stands in the operands."""
+    """Place of one query head of one sequence in the operands."""
 
     spec: AttentionSpec
     sequence: int
     index: int
 
     def rows(self, some: slice | None = None) -> slice:
-        """Its rows of [tokens, heads * head_dim], or some of them."""
+        """Return its rows of [tokens, heads * head_dim], all or some."""
         first, part = self.sequence * self.spec.seq_len, some or slice(0, self.spec.seq_len)
         return slice(first + part.start, first + part.stop)
 
     def of_queries(self, x: Array, some: slice | None = None) -> Array:
-        """[queries, head_dim] of q, o, and their gradients."""
+        """Return its part [queries, head_dim] of q, o or their gradients."""
         d = self.spec.head_dim
         return x[self.rows(some), self.index * d : (self.index + 1) * d]
 
     def of_keys(self, x: Array) -> Array:
-        """[keys, head_dim] of k, v, and their gradients."""
+        """Return the part [keys, head_dim] of its key-value head, of k, v or their gradients."""
         d, kv_head = self.spec.head_dim, self.index // self.spec.group
         return x[self.rows(), kv_head * d : (kv_head + 1) * d]
 
     def scores(self, matrix: Array, some: slice) -> Array:
-        """[queries, keys] of a score matrix."""
+        """Return its part [queries, keys] of a score matrix."""
         tokens = self.spec.batch * self.spec.seq_len
         part = self.rows(some)
         return matrix[self.index * tokens + part.start : self.index * tokens + part.stop]
 
     def seen(self, some: slice, documents: I32 | None) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
-        """[queries, keys]: which keys each query sees."""
+        """Return a mask [queries, keys]: True where the query sees the key."""
         i, j = np.arange(some.start, some.stop)[:, None], np.arange(self.spec.seq_len)[None, :]
         seen = (j <= i) & (j > i - (self.spec.window or self.spec.seq_len))
         return seen if documents is None else seen & (j >= documents[self.rows(some), None])
 
 
 def _heads(spec: AttentionSpec, kv_head: int | None = None) -> Iterator[_Head]:
-    """All query heads of all sequences, or those of all sequences that share a head of keys and values."""
+    """Return all query heads of all sequences, or only those that share key-value head `kv_head`."""
     shared = range(spec.heads) if kv_head is None else range(kv_head * spec.group, (kv_head + 1) * spec.group)
     return (_Head(spec, sequence, index) for sequence in range(spec.batch) for index in shared)
 
 
 def _by_shared_head(spec: AttentionSpec) -> Iterator[list[_Head]]:
-    """The query heads of each sequence that share a head of keys and values."""
+    """Group the query heads of each sequence by the key-value head that they share."""
     for kv_head in range(spec.kv_heads):
         heads = list(_heads(spec, kv_head))
         for first in range(0, len(heads), spec.group):
@@ -71,7 +71,7 @@ def _blocks(spec: AttentionSpec) -> Iterator[slice]:
 
 
 class ReferenceScores:
-    """The kernels of whole score matrices of `ReferenceKernels`."""
+    """The kernels of `ReferenceKernels` for whole score matrices."""
 
     @quiet
     def attention_scores_forward(self, q, k, scores, *, scratch, spec):
