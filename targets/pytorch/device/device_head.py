@@ -166,7 +166,7 @@ class HeadCall:
         double = self.buffers["double"].copy_(scale[:1]).div_(divisor)
         self.buffers["factor"].copy_(double).mul_(self.scale)
 
-    def slope(self, rows: slice, lse: F32, logits: F32, dlogits: F32) -> None:
+    def logit_gradient(self, rows: slice, lse: F32, logits: F32, dlogits: F32) -> None:
         """Turn logits of some rows into the gradient of the products; both may be the same bytes."""
         index, absent = self.mark(rows)
         held = self.buffers["held"][: len(absent)].copy_(absent).neg_().add_(1)[:, None]
@@ -261,7 +261,7 @@ class DeviceHead:
         for rows in row_steps(len(xn), len(logits)):
             chunk = logits[: rows.stop - rows.start]
             head.logits(rows, chunk)
-            head.slope(rows, lse, chunk, chunk)
+            head.logit_gradient(rows, lse, chunk, chunk)
             head.store(rows, chunk, dxn, dtable, accumulate=accumulate or rows.start > 0)
 
     def head_backward_from_logits(
@@ -287,5 +287,5 @@ class DeviceHead:
         head = self.head_class.begin(xn, table, labels, logits, scratch, halves=self.halves, **options)
         head.set_factor(scale, denominator)
         rows = slice(0, len(xn))
-        head.slope(rows, lse, logits, dlogits)
+        head.logit_gradient(rows, lse, logits, dlogits)
         head.store(rows, dlogits, dxn, dtable, accumulate=accumulate)

@@ -1,9 +1,9 @@
 """Passes of the cross-entropy head over logits, each fused into one: the losses, and the gradient of the products.
 
     losses_of_rows   a program a row:                 lse and loss
-    slope_of_rows    a program a tile of columns:     dlogits in place of logits
+    logit_gradient_of_rows    a program a tile of columns:     dlogits in place of logits
 
-With `normalise`, a program of `slope_of_rows` goes over all rows of its columns, since it also sums over them for the
+With `normalise`, a program of `logit_gradient_of_rows` goes over all rows of its columns, since it also sums over them for the
 gradient of the norms.
 """
 
@@ -98,7 +98,7 @@ def add_losses(losses: tl.tensor, loss: tl.tensor, count: tl.tensor, block: tl.c
 
 
 @jit
-def slope_of_rows(
+def logit_gradient_of_rows(
     logits: tl.tensor,
     dlogits: tl.tensor,
     lse: tl.tensor,
@@ -201,13 +201,13 @@ class FusedHead(HeadCall):
         # one program adds all losses of the chunk: the order depends on their number only
         launch(add_losses, (1,), losses, loss, count, block=BLOCK)
 
-    def slope(self, rows: slice, lse: F32, logits: F32, dlogits: F32) -> None:
+    def logit_gradient(self, rows: slice, lse: F32, logits: F32, dlogits: F32) -> None:
         """Turn logits of some rows into the gradient of the products; both may be the same bytes."""
         count, columns = logits.shape
         at_a_time = count if self.normalise else _TILE_ROWS
         lines = [self.buffers[name] for name in ("factor", "inverse", "pull")]
         launch(
-            slope_of_rows,
+            logit_gradient_of_rows,
             (programs(columns, _TILE_COLUMNS), programs(count, at_a_time)),
             logits,
             dlogits,

@@ -50,7 +50,7 @@ FUSED = [
 LAUNCHED = {
     *("norm_forward", "norm_backward", "sum_groups", "turn_pairs", "prepare_numbers", "update"),
     *("gated_forward", "gated_backward", "plain_forward", "plain_backward"),
-    *("shape_logits", "losses_of_rows", "add_losses", "slope_of_rows"),
+    *("shape_logits", "losses_of_rows", "add_losses", "logit_gradient_of_rows"),
 }
 
 
