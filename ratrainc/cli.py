@@ -55,7 +55,7 @@ _COMMANDS = {
 }
 
 _LISTS = frozenset({"examples", "machines", "model", "passes", "strategies"})
-"""Commands that only say what there is; their files are in a folder of their own."""
+"""Commands that list things; their files are in `commands/lists`."""
 
 EXAMPLES = """\b
 Examples:
@@ -68,7 +68,7 @@ Examples:
 
 
 class _ReaderGoneError(Exception):
-    """Nobody reads what a command writes. click would make an exit code of a `BrokenPipeError`."""
+    """A broken pipe, as an error that click does not turn into an exit code."""
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def _seeing_lost_readers() -> Iterator[None]:
 
 
 class _Commands(click.Group):
-    """A group that knows its commands' names and summaries, and imports one when it is called."""
+    """A group that knows the names and summaries of its commands, and imports one when it is called."""
 
     def make_context(self, *words: Any, **options: Any) -> click.Context:
         with _seeing_lost_readers():
@@ -119,7 +119,7 @@ class _Commands(click.Group):
         return found, command, words
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Commands and options that a shell may complete a word with; no command is imported for that."""
+        """Return the commands or options that begin with `incomplete`, without importing a command."""
         from click.shell_completion import CompletionItem
 
         found = [CompletionItem(name, help=text) for name, text in _COMMANDS.items() if name.startswith(incomplete)]
@@ -174,7 +174,10 @@ def _keeping_ctrl_c() -> Iterator[None]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; the exit code: 0, 1 the input is at fault, 2 usage, 70 internal error, 130 interrupted."""
+    """Run the command line; return the exit code.
+
+    It is 0 on success, 1 if the input is at fault, 2 for wrong usage, 70 for an internal error, 130 if interrupted.
+    """
     words = _plugins_first(sys.argv[1:] if arguments is None else arguments)
     _write_whole()
     with _keeping_ctrl_c():

@@ -1,4 +1,4 @@
-"""DeepSpeed: its ds_config, as of 0.19.6 and before."""
+"""Import of DeepSpeed's ds_config, for versions up to 0.19.6."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _settings(file: str, text: str) -> dict[str, Setting]:
 
 
 def _stops(name: str) -> bool:
-    """Tell whether an unknown name looks like one that was meant to say a size."""
+    """Tell whether an unknown name resembles a setting that decides a size."""
     return near(name, _AT_THE_TOP) or name.rpartition(".")[2] in (WHOLE, MICRO, TIMES)
 
 
@@ -98,7 +98,7 @@ def _read(reader: SettingsReader) -> None:
 
 
 def _take_old_names(reader: SettingsReader) -> None:
-    """Read what older versions called, or wrote, otherwise."""
+    """Rename settings of older versions, and rewrite values of older forms."""
     settings = reader.settings
     for name in [name for name in settings if settings[name].value == {}]:
         del settings[name]  # a table with nothing in it
@@ -131,17 +131,17 @@ def _refuse_what_is_on(reader: SettingsReader) -> None:
 
 
 def _auto(reader: SettingsReader, name: str) -> bool:
-    """Tell whether a setting is left to what calls DeepSpeed."""
+    """Tell whether a setting is "auto", which the program that calls DeepSpeed fills in."""
     return reader.has(name) and reader.settings[name].value == "auto"
 
 
 def _asked(reader: SettingsReader, name: str) -> Any:
-    """Return the value of the option that says a setting, or None."""
+    """Return the value of the command's option for a setting, or None."""
     return getattr(reader.asked, OPTIONS[name][1]) if name in OPTIONS else None
 
 
 def _refuse_auto(reader: SettingsReader) -> None:
-    """Refuse "auto" where neither an option nor the plan's file could say the value afterwards."""
+    """Refuse "auto" for settings that neither an option nor the plan's file can provide afterwards."""
     for name in [name for name in reader.settings if _auto(reader, name)]:
         if name in RULES and RULES[name].keys and name not in MAY_BE_AUTO:
             reader.wrong(name, f"{name} is 'auto': what calls DeepSpeed fills it in", way_out="write its value instead")
@@ -149,9 +149,9 @@ def _refuse_auto(reader: SettingsReader) -> None:
 
 
 def _number(reader: SettingsReader, name: str, *keys: str) -> Any:
-    """Read a number of the file or of an option, or take DeepSpeed's default.
+    """Read a number from the file or an option, or take DeepSpeed's default.
 
-    Of "auto" that no option says: name it, have the plan leave out its keys, and return None.
+    If it is "auto" without an option: report it, leave its `keys` out of the plan, and return None.
     """
     option, asked = OPTIONS.get(name, ("", ""))[0], _asked(reader, name)
     if _auto(reader, name):
@@ -171,7 +171,7 @@ def _number(reader: SettingsReader, name: str, *keys: str) -> Any:
 
 
 def _stages(reader: SettingsReader) -> int:
-    """Read the number of stages. If only the model's code has it, --pp gives it."""
+    """Read the number of pipeline stages. If only the model's code knows it, `--pp` must give it."""
     asked = reader.asked.pp
     pipeline = [name for name in reader.settings if name.startswith("pipeline.")]
     if not pipeline or (reader.has(STAGES) and not _auto(reader, STAGES)):
@@ -183,7 +183,10 @@ def _stages(reader: SettingsReader) -> int:
 
 
 def _batch(reader: SettingsReader, pp: int, tp: int, peers: int) -> int | None:
-    """Find the replicas and the batch as DeepSpeed does: two of the three sizes determine the third."""
+    """Find the number of replicas and the batch as DeepSpeed does: two of three sizes determine the third.
+
+    The sizes are the sequences of a step, the sequences of a micro-batch on a GPU, and the micro-batches of a step.
+    """
     sizes = {name: _size(reader, name) for name in (WHOLE, MICRO, TIMES)}
     whole, micro, times = sizes.values()
     replicas, world = reader.size(REPLICAS), None
@@ -213,7 +216,7 @@ def _batch(reader: SettingsReader, pp: int, tp: int, peers: int) -> int | None:
 
 
 def _size(reader: SettingsReader, name: str) -> int | None:
-    """Read one of the three sizes of the batch, or take the option that says it."""
+    """Read one of the three sizes of the batch, or take the option for it."""
     option = OPTIONS.get(name, ("", ""))[0]
     asked: int | None = _asked(reader, name)
     if _auto(reader, name):
@@ -282,7 +285,7 @@ def _state(reader: SettingsReader, dp: int | None) -> None:
 
 
 def _view(reader: SettingsReader) -> str | None:
-    """Read the type of parameters that blocks compute with; if DeepSpeed's caller decides it, --dtype gives it."""
+    """Read the type that blocks compute with; if it is "auto", `--dtype` must give it."""
     types, asked = {BF16: "bf16", FP16: "f16"}, reader.asked.dtype
     unknown = [name for name in types if _auto(reader, name)]
     reader.taken.update(unknown)
@@ -332,7 +335,7 @@ def _optimizer(reader: SettingsReader) -> None:
 
 
 def _without_optimizer(reader: SettingsReader) -> None:
-    """Leave the optimizer's keys out of the plan, as DeepSpeed's caller decides them; options may give them."""
+    """Handle a file without an optimizer: take its keys from options, and leave the others out of the plan."""
     asked = {"lr": reader.asked.lr, "weight_decay": reader.asked.weight_decay, "betas": None, "eps": None}
     if not reader.has(SCHEDULER):
         asked["warmup_steps"] = reader.asked.warmup_steps
@@ -346,7 +349,7 @@ def _without_optimizer(reader: SettingsReader) -> None:
 
 
 def _weight_decay(reader: SettingsReader, kind: str) -> None:
-    """Put the decay, which AdamW takes from the weights; Adam with adam_w_mode false adds it to gradients (L2)."""
+    """Put the weight decay, which is decoupled in AdamW. Report Adam with adam_w_mode false, which has L2 instead."""
     name = f"{PARAMS}weight_decay"
     if kind == "adamw":
         reader.leave(ADAM_W, "of AdamW the decay is decoupled in any case")
@@ -416,7 +419,7 @@ def _warm_up(reader: SettingsReader, defaults: Mapping[str, object]) -> None:
 
 
 def _highest(reader: SettingsReader, kind: str) -> None:
-    """Put the rate that the scheduler sets for every group, whatever the optimizer says."""
+    """Put the learning rate that the scheduler sets; it overrides the optimizer's."""
     name, rate = f"{TIMING}warmup_max_lr", f"{PARAMS}lr"
     known = reader.values.get("lr")
     if _auto(reader, name):
@@ -472,7 +475,7 @@ def _cosine(reader: SettingsReader) -> None:
 
 
 def _check_asked(reader: SettingsReader, dp: int | None) -> None:
-    """Refuse an option that the plan does not follow: DeepSpeed would not have followed it either."""
+    """Refuse an option whose value the plan did not get; DeepSpeed would not use it either."""
     values, asked = reader.values, reader.asked
     batch = values.get("micro_batch_size", 0) * values.get("micro_batches", 0) * (dp or 0)
     norm = values.get("max_norm", 0.0 if values.get("clip") == "none" else None)

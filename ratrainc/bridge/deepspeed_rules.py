@@ -31,9 +31,9 @@ OPTIONS = {
     f"{TIMING}warmup_num_steps": ("--warmup-steps", "warmup_steps"),
     f"{TIMING}total_num_steps": ("--steps", "steps"),
 }
-"""The option of the command that says what a file leaves to the caller of DeepSpeed, and its field of `Asked`."""
+"""Option of the command for each setting that a file may leave to DeepSpeed's caller, and its field of `Asked`."""
 MAY_BE_AUTO = {*OPTIONS, TIMES, STAGES, BETAS, f"{PARAMS}eps", BF16, FP16, LOSS_SCALE, f"{TIMING}warmup_min_lr"}
-"""Settings that an option, the other sizes or the plan's file can say where they are "auto"."""
+"""Settings whose "auto" an option, the other sizes or the plan's file can replace."""
 
 _FUSED_ADAM = "deepspeed/ops/adam/fused_adam.py, FusedAdam.__init__"
 _TORCH_ADAM = "torch/optim/adam.py, Adam.__init__"
@@ -45,7 +45,7 @@ CLIP_SOURCE = "deepspeed/runtime/constants.py, GRADIENT_CLIPPING_DEFAULT; 0 befo
 SUMS_SOURCE = "deepspeed/runtime/engine.py, DeepSpeedEngine.get_data_types"
 
 DECAY_OF_TORCH = {True: (0.01, _TORCH_ADAMW), False: (0.0, _TORCH_ADAM)}
-"""Weight decay that PyTorch's own optimizer takes (torch_adam), by whether it is AdamW; and where it stands."""
+"""Default weight decay of PyTorch's own optimizers (torch_adam), for AdamW (True) and Adam, with its source."""
 
 SCHEDULER_PARAMS: dict[str, dict[str, object]] = {
     "WarmupLR": {"warmup_min_lr": 0.0, "warmup_max_lr": None, "warmup_num_steps": 1000, "warmup_type": "log"},
@@ -93,7 +93,7 @@ FORBIDDEN: dict[str, str] = {
     "optimizer.params.amsgrad": "the optimizer of a plan has no such variant",
     "optimizer.params.maximize": "the optimizer of a plan lowers the loss",
 }
-"""Settings that change what is trained in a way that a plan cannot say, where they are on: refused, with the reason."""
+"""Settings that are refused if they are on, since no plan can express their effect; with the reason."""
 
 
 def _all(why: str, prefix: str, names: str) -> dict[str, Rule]:
@@ -270,7 +270,7 @@ TABLES: dict[str, str] = {
     "sparse_attention": "the model's config.json says its attention (--model)",
     "expert_parallel": "experts, which the models here do not have",
 }
-"""Tables of which nothing is carried over."""
+"""Tables that are not carried over, with the reason."""
 
 STRICT = (
     "zero_optimization",

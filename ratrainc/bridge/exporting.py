@@ -36,12 +36,12 @@ _WHY = {
 
 @frozen
 class Missing:
-    """A key of a plan that settings do not express."""
+    """A key of a plan that the settings cannot express."""
 
     key: str
     value: str
     instead: str | None
-    """what they say of it; None: nothing"""
+    """value that the settings have in its place; None: they have none"""
     why: str
 
     def __str__(self) -> str:
@@ -51,14 +51,17 @@ class Missing:
 
 @frozen
 class Exported:
-    """The settings of a framework, and what of the plan they do not express."""
+    """The settings of a framework, and the plan's keys that they cannot express."""
 
     text: str
     missing: tuple[Missing, ...]
 
 
 def export_plan(name: str, plan: Plan, layers: int) -> Exported:
-    """Return the settings for `megatron` or `torchtitan` of a plan for a model with `layers` layers."""
+    """Write a plan as settings of `megatron` or `torchtitan`; `layers` is the model's number of layers.
+
+    The text is read back. Keys that come back with another value are listed at its head, and in the result.
+    """
     framework, lines = _WRITERS[name]
     body = "\n".join(lines(plan, layers)) + "\n"
     missing = _missing(plan, imported(framework, "what is exported", body, Asked()).plan, framework)
@@ -70,7 +73,7 @@ def export_plan(name: str, plan: Plan, layers: int) -> Exported:
 
 
 def _missing(plan: Plan, back: Plan, framework: Framework) -> tuple[Missing, ...]:
-    """Return the keys in which a plan differs from the one that its settings give back."""
+    """Return the keys in which a plan differs from the plan that its settings give when they are read back."""
     said, found = plan_words(plan), plan_words(back)
     names = [name for name in {**said, **found} if said.get(name) != found.get(name) and not _idle(plan, name)]
     why = f"{framework.title} cannot say it, or not beside the others"
@@ -78,7 +81,7 @@ def _missing(plan: Plan, back: Plan, framework: Framework) -> tuple[Missing, ...
 
 
 def _idle(plan: Plan, name: str) -> bool:
-    """Tell whether a key changes nothing: an order on one stage, shards of one replica, a norm that holds nothing."""
+    """Tell whether a key has no effect: an order on one stage, shards of one replica, a norm without clipping."""
     if name == "zero":
         return plan.dp == 1 and plan.zero < 3
     return (name in ("schedule", "layout") and plan.pp == 1) or (name == "max_norm" and plan.optimizer.clip == "none")
@@ -201,9 +204,10 @@ def _torchtitan_optimizer(plan: Plan) -> list[str]:
 
 
 def _factor(part: float, whole: float) -> float:
-    """Return the number whose product with the whole is the part, to the last bit where there is one."""
+    """Return a number whose product with `whole` is `part`, exactly if one next to the quotient does that."""
     if part == 0 or whole == 0:
         return 0.0
+    # The rounded quotient, or one of its two neighbours, usually gives the part back to the last bit.
     near = part / whole
     around = (near, math.nextafter(near, 0.0), math.nextafter(near, math.inf))
     return next((each for each in around if each * whole == part), near)

@@ -1,4 +1,4 @@
-"""Hjson, which DeepSpeed reads its settings by: JSON with comments, commas at the end, and words without quotes."""
+"""Reader of Hjson, the format of DeepSpeed's settings: JSON with comments, trailing commas and unquoted words."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 @frozen
 class _Table:
-    """An object of the text, its keys in their order and as often as they are said."""
+    """An object of the text, with its keys in order; a repeated key is kept each time."""
 
     entries: list[tuple[str, Any, int, int]]
-    """key, value, and where the value starts and ends in the text"""
+    """key, value, and the start and exclusive end index of the value in the text"""
 
 
 def hjson_settings(source: Source, what: str) -> dict[str, Setting]:
-    """Settings of an Hjson object by names with dots. A key that has a dot itself is named in quotes.
+    """Read the settings of an Hjson object, by dotted names; a key that itself has a dot is quoted in its name.
 
-    Raises RT063 where the text is not Hjson or no object, and RT064 where an object has a key twice.
+    Raises `DiagnosticError` RT063 if the text is not Hjson or no object, and RT064 if an object has a key twice.
     """
     table = _parsed(source, what)
     found: dict[str, Setting] = {}
@@ -62,6 +62,7 @@ def _parsed(source: Source, what: str) -> _Table:
         return made
 
     decoder = hjson.decoder.HjsonDecoder()
+    # hjson drops places and repeated keys. Its object parser is replaced by one that keeps both.
     decoder.parse_object = parse_object
     decoder.scan_once, decoder.scan_object_once = hjson.decoder.make_scanner(decoder)  # which looked at it before
     try:
@@ -94,14 +95,14 @@ def _flatten(source: Source, table: _Table, within: str, found: dict[str, Settin
 
 
 def _place(source: Source, key: str, start: int, end: int) -> Place:
-    """Return the place of a key and its value; of the value alone where the key is written with escapes."""
+    """Return the place of a key and its value; only of the value if the key is written with escapes."""
     before = source.text.rfind(key, 0, start) if key else -1
     between = source.text[before + len(key) : start] if before >= 0 else ""
     return source.span(before if re.fullmatch(r"[\"']?\s*:\s*", between) else start, end)
 
 
 def _plain(value: Any) -> Any:
-    """Return the value with tables within lists as dictionaries."""
+    """Return a value with the tables in its lists as dictionaries."""
     if isinstance(value, _Table):
         return {key: _plain(each) for key, each, _, _ in value.entries}
     return [_plain(each) for each in value] if isinstance(value, list) else value

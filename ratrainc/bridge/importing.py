@@ -1,4 +1,4 @@
-"""From the settings of another framework to a plan: `import-plan`."""
+"""Import of a plan from the settings of another framework (`import-plan`)."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ class Imported:
     framework: Framework
     file: str
     plan: Plan
-    """with no cuts where those are left to be chosen for the model"""
+    """without cuts if they are to be chosen for the model"""
     auto_cuts: bool
     passes: tuple[str, ...]
-    """what the settings say that a pipeline of passes says here"""
+    """passes that express settings which no key of a plan does"""
     left: tuple[Left, ...]
+    """settings that are not carried over"""
     defaults: dict[str, Default]
-    """settings that the file leaves out, as the framework has them then; the plan says what follows"""
+    """defaults of the framework for settings that the file leaves out, which the plan has"""
     unsaid: frozenset[str] = frozenset()
-    """keys that the plan's file leaves out: neither the settings nor the framework say them"""
+    """keys left out of the plan's file, since neither the settings nor the framework determine them"""
     unset: dict[str, str] = field(factory=dict)
-    """variables that a script takes as not set, and what it has instead"""
+    """variables that a script is taken to lack, and the text that it uses instead"""
 
     def text(self) -> str:
-        """Return the plan's file. Raises `DiagnosticError` RT011 if that would not be read as the plan."""
+        """Return the plan's file. Raises `DiagnosticError` RT011 if it cannot be read back as the same plan."""
         text = plan_to_toml(self.plan)
         if self.auto_cuts:
             text = text.replace("\ncuts = []\n", '\ncuts = "auto"\n', 1)
@@ -67,7 +68,10 @@ def import_plan(framework: str, path: str | Path, asked: Asked) -> Imported:
 
 
 def imported(framework: Framework, file: str, text: str, asked: Asked) -> Imported:
-    """Return the plan of a text of a framework."""
+    """Convert a text of a framework's settings to a plan; `file` is its name in messages.
+
+    Raises `DiagnosticError` RT063 and RT064 with all its errors.
+    """
     top = Source(file, text).top()
     reader = SettingsReader(framework, framework.settings_of(file, text, asked), top, asked)
     framework.read(reader)
@@ -79,7 +83,7 @@ def imported(framework: Framework, file: str, text: str, asked: Asked) -> Import
 
 
 def _plan(reader: SettingsReader) -> tuple[Plan, bool]:
-    """Make the plan from the collected keys, by the rules of plan files; tell too whether its cuts must be chosen."""
+    """Make the plan from the keys that were put, by the rules of plan files; and whether its cuts are open."""
 
     def place(label: str) -> Place:
         return reader.places.get(label.rpartition(".")[2], reader.top)
@@ -96,7 +100,7 @@ def _plan(reader: SettingsReader) -> tuple[Plan, bool]:
 
 
 def imported_json(made: Imported, output: str | None) -> dict[str, Any]:
-    """Return the plan by its keys, and what it does not say."""
+    """Return the plan by its keys, and the settings that it leaves out, as `--json` prints them."""
     fields = {key: value for key, value in made.plan.to_fields().items() if key not in made.unsaid}
     return {
         "from": made.framework.title,

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.bridge.shell.world import Launch
 
 WORLD = "WORLD_SIZE"
-"""The variable that scripts keep the number of ranks in, and the name that a number of all ranks is known by."""
+"""Variable of scripts for the number of ranks; also the name of the setting for the number of all ranks."""
 RANKS = ("SLURM_NTASKS", WORLD)
-"""Variables that say how many ranks there are, those of Slurm first."""
+"""Variables that give the number of ranks, Slurm's first."""
 
 _TORCHRUN = {
     "nnodes",
@@ -98,10 +98,10 @@ _RANKS = {
 
 @frozen
 class NotSaid:
-    """A value that the script does not say."""
+    """A value that the script does not determine."""
 
     text: str
-    """as the script has it"""
+    """source text of the value"""
     unknown: Unknown
 
     def __repr__(self) -> str:
@@ -109,23 +109,23 @@ class NotSaid:
 
 
 def value_of(text: Text) -> str | NotSaid:
-    """Return the value of a word, or `NotSaid` where it is not known."""
+    """Return the characters of a word, or `NotSaid` if some are unknown."""
     unknown = text.unknown
     return text.shown if unknown is None else NotSaid(text.shown, unknown)
 
 
 @frozen
 class Started:
-    """A program, and how it is started."""
+    """A program, with the options of the launcher that starts it."""
 
     settings: dict[str, Setting]
-    """of the launcher"""
+    """options of the launcher"""
     arguments: tuple[Text, ...]
-    """of the program"""
+    """arguments of the program"""
 
 
 def started(launch: Launch, report: Diagnostics) -> Started:
-    """Take a command apart into what starts the program, and the program's arguments."""
+    """Split a command into the launcher's options and the arguments of the program that it starts."""
     settings: dict[str, Setting] = {}
     words = launch.words
     while words:
@@ -146,6 +146,7 @@ def started(launch: Launch, report: Diagnostics) -> Started:
         elif re.fullmatch(r"python[\d.]*", name):
             words, module = _python(words[1:])
             if module in ("torch.distributed.run", "torch.distributed.launch"):
+                # `python -m torch.distributed.run` is torchrun under another name: take it apart as such.
                 words = (literal("torchrun", launch.words[0]), *words[1:])
                 continue
             words = words[1:]
@@ -165,7 +166,7 @@ def _options(
     settings: dict[str, Setting],
     report: Diagnostics,
 ) -> tuple[Text, ...]:
-    """Return the words from the program on; options before it become settings."""
+    """Take options before the program as settings; return the words from the program on."""
     at = 0
     while at < len(words):
         word = words[at]
@@ -178,6 +179,7 @@ def _options(
             return words[at - 1 :]
         spelled, sign, _ = text.partition("=")
         name = _LETTERS.get(spelled, spelled.lstrip("-").replace("_", "-"))
+        # argparse accepts any prefix that only one option has.
         meant = [name] if name in valued | bare else [each for each in sorted(valued | bare) if each.startswith(name)]
         place = word.place()
         if len(meant) != 1:
@@ -206,7 +208,7 @@ def _unknown_words(word: Text, who: str, report: Diagnostics) -> None:
 
 
 def _python(words: tuple[Text, ...]) -> tuple[tuple[Text, ...], str]:
-    """Return the words from the script or module on, and the module where it is one."""
+    """Skip the interpreter's options; return the words from the script or module on, and the module or ""."""
     at = 0
     while at < len(words) and words[at].shown.startswith("-"):
         text = words[at].shown
@@ -226,7 +228,7 @@ def _accelerate(words: Iterable[Text], settings: dict[str, Setting]) -> None:
 
 
 def _ranks_of(launch: Launch, settings: dict[str, Setting]) -> None:
-    """The ranks that `mpirun` or `srun` starts, or the script keeps in a variable."""
+    """Put the number of ranks that `mpirun` or `srun` starts, or that a variable of the script gives."""
     found: dict[str, tuple[Text, Text]] = {}
     outer = list(launch.outer)
     for number, word in enumerate(outer):

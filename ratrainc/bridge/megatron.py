@@ -1,4 +1,4 @@
-"""Megatron-LM: the plan of its arguments, in a launch script or a file of them."""
+"""Import of a plan from Megatron-LM's arguments, in a launch script or in a file of arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ratrain.ratrainc.bridge.settings import (
 )
 
 _DECIDE = frozenset(name for name, rule in RULES.items() if rule.keys) - {"train-iters", "train-samples"}
-"""Arguments whose value must be known. How long a run is, is asked for where a learning rate needs it."""
+"""Arguments whose values must be known. The length of a run is needed only if the learning rate depends on it."""
 
 
 def _settings(file: str, text: str, asked: Asked | None = None) -> dict[str, Setting]:
@@ -55,7 +55,7 @@ def _read(reader: SettingsReader) -> None:
 
 
 def _variables(reader: SettingsReader) -> None:
-    """The variables of the script that are taken as not set."""
+    """Report the variables that the script is taken to lack."""
     for name in [each for each in reader.settings if each.startswith("$")]:
         value = reader.settings[name].value
         if isinstance(value, NotSaid):
@@ -66,7 +66,7 @@ def _variables(reader: SettingsReader) -> None:
 
 
 def _not_needed(reader: SettingsReader) -> None:
-    """Name what the script does not say, and the command line does, or nothing needs."""
+    """Report unknown values that an option of the command gives, or that no key needs."""
     ranks = ("nproc-per-node", "nnodes", WORLD)
     reasons = {**dict.fromkeys(ranks, "--clusters says the ranks"), "seq-length": "--seq-len says it"}
     reasons |= dict.fromkeys(("num-layers", "encoder-num-layers"), MODEL)
@@ -202,9 +202,13 @@ _MOST_LAYOUT = 1 << 16
 
 
 def _lay_out(reader: SettingsReader, layout: str, pp: int, virtual: int | None) -> None:
-    """Cuts and chunks of a layout like `Et*3|(tt|)*6tL`; anything else in it than layers and the ends is refused."""
+    """Put cuts and chunks of a layout such as `Et*3|(tt|)*6tL`: E, layers (t) and L, with `|` between parts.
+
+    A layout with anything else is refused.
+    """
     name = "pipeline-model-parallel-layout"
     text = re.sub(r"[\s\\]", "", layout)
+    # Expand repetitions from the inside out. The limit on length ends a layout that would grow without end.
     while (match := _REPEATED.search(text)) is not None and len(text) < _MOST_LAYOUT:
         text = text[: match.start()] + (match[1] or match[3]) * int(match[2] or match[4]) + text[match.end() :]
     if not re.fullmatch(r"Et*(\|t*)*L\|?", text) or len(text) >= _MOST_LAYOUT:
@@ -267,7 +271,7 @@ def _state(reader: SettingsReader) -> None:
 
 
 def _shard_group(reader: SettingsReader, zero: int) -> None:
-    """Put `shard_group`: each instance of the distributed optimizer has a copy of the state, on its replicas."""
+    """Put `shard_group`: each instance of the distributed optimizer shards the state over its own replicas."""
     name = "num-distributed-optimizer-instances"
     instances, dp = reader.size(name), reader.values.get("dp")
     if instances is None or instances == 1 or dp is None:
@@ -324,7 +328,7 @@ def _optimizer(reader: SettingsReader, batch: int) -> None:
 
 
 def _one_unit(reader: SettingsReader) -> None:
-    """Refuse lengths in iterations beside those in samples, as `validate_args` does."""
+    """Refuse lengths in iterations together with lengths in samples, as Megatron-LM's `validate_args` does."""
     for unit, other in (("iters", "samples"), ("samples", "iters")):
         for name in (f"lr-decay-{other}", f"lr-warmup-{other}"):
             if reader.has(f"train-{unit}") and reader.has(name) and reader.settings[name].value != "0":
@@ -352,7 +356,7 @@ _LENGTHS = ("train-iters", "train-samples")
 
 
 def _not_said(reader: SettingsReader) -> None:
-    """Ask for the length of the training, where the learning rate hangs on it."""
+    """Report an unknown length of the training if the learning rate depends on it."""
     decays = reader.has("lr-decay-iters") or reader.has("lr-decay-samples")
     hangs = not decays and (reader.word("lr-decay-style") == "cosine" or reader.has("lr-warmup-fraction"))
     for name in _LENGTHS:

@@ -27,13 +27,13 @@ _SIZES = ("micro-batch-size", "global-batch-size", *_TRAINING)
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 """Texts that argparse takes for a negative number, not for the name of an argument."""
 _MOST_ERRORS = 50
-"""Enough to see that a file is something else."""
+"""Most errors that are reported: enough to see that a file is something else."""
 _OF_LAUNCHERS = ("nproc-per-node", "nnodes", WORLD)
 
 
 @frozen
 class _Either:
-    """Values of ways that the script may go."""
+    """The values of an argument that differ between paths through the script."""
 
     values: tuple[object, ...]
 
@@ -42,13 +42,12 @@ class _Either:
 
 
 def arguments_of(file: str, text: str, asked: Asked, decide: Collection[str]) -> dict[str, Setting]:
-    """Return the arguments of the training that a script starts, and of its launcher, by names with dashes.
+    """Return the arguments of the training that a script starts, and its launcher's options, by names with dashes.
 
-    An argument without a value is True.
-
-    `$NAME` has a variable that the script takes as not set: what it says then, or a `NotSaid` where that is nothing.
-    `decide` has the arguments that a plan follows from. Raises `DiagnosticError` RT063 if the file is no shell text,
-    RT064 for all that argparse refuses, and for each of `decide` that a value is not known of.
+    An argument without a value is True. `$NAME` stands for a variable that the script is taken to lack: its value is
+    the text that the script uses instead, or a `NotSaid`. `decide` names the arguments that determine the plan. Raises
+    `DiagnosticError` RT063 if the file is no shell script, and RT064 for all that argparse refuses, and for each
+    argument of `decide` whose value is unknown.
     """
     report = Diagnostics()
     if file.endswith((".yaml", ".yml", ".json", ".toml", ".py")):
@@ -83,7 +82,7 @@ def _dashed(name: str) -> str:
 
 
 def _once(report: Diagnostics) -> Diagnostics:
-    """Return the diagnostics, each once however many ways of the script lead to it."""
+    """Return the diagnostics without repetitions, which come from several paths through the script."""
     once = Diagnostics()
     seen = set()
     for each in report.items:
@@ -108,7 +107,7 @@ def _unused(name: str, value: Text | None, report: Diagnostics, top: Place) -> N
 
 
 def _asked(name: str, settings: dict[str, Setting], asked: Asked) -> bool:
-    """Tell whether the command line says an argument that the script does not, or nothing needs it."""
+    """Tell whether the command line gives an argument that the script does not, or no key needs it."""
     if name in _OF_LAUNCHERS:
         return asked.clusters is not None
     if name == "num-layers":
@@ -126,7 +125,7 @@ def _trainings(launches: Sequence[Launch]) -> list[Launch]:
 
 
 def _key(launch: Launch) -> object:
-    """Equal for commands that train alike."""
+    """Return a key that is equal for commands with the same arguments and ranks."""
     held = [getattr(launch.world.variables.get(name), "key", None) for name in (*RANKS, "SLURM_NNODES")]
     return launch.words, launch.outer, tuple(held), launch.world.strict
 
@@ -139,7 +138,7 @@ def _says(launch: Launch, names: Collection[str]) -> bool:
 
 
 def _no_training(followed: Followed, report: Diagnostics, top: Place) -> None:
-    """Say why there is nothing to import: nothing is started, or something else, or only where a variable is set."""
+    """Report that no training is found, and why: nothing starts, something else does, or a variable is missing."""
     programs = dict.fromkeys(
         name_of(each) for launch in followed.launches for each in launch.words if each.shown.endswith(".py")
     )
@@ -161,7 +160,7 @@ def _no_training(followed: Followed, report: Diagnostics, top: Place) -> None:
 
 
 def _settings(launch: Launch, report: Diagnostics) -> dict[str, Setting]:
-    """Return the arguments of one command, the last of several counting."""
+    """Read the arguments of one command as argparse does; the last value of a repeated one counts."""
     begun = started(launch, report)
     settings = dict(begun.settings)
     words = begun.arguments
@@ -186,6 +185,8 @@ def _settings(launch: Launch, report: Diagnostics) -> dict[str, Setting]:
         values: list[Text] = []
         if sign:
             values = [word.part(len(spelled) + 1, len(word.shown))]
+        # As in argparse, an argument takes the words after it up to its number of values or the next argument. An
+        # unknown one takes all, so that it is reported once.
         most = 0 if name in BARE or sign else COUNTS.get(name, len(words) if name in MANY or name not in KNOWN else 1)
         while len(values) < most and at < len(words) and not _is_argument(words[at]):
             values.append(words[at])
@@ -204,12 +205,13 @@ def _settings(launch: Launch, report: Diagnostics) -> dict[str, Setting]:
 
 
 def _unknown_name(word: Text) -> Unknown | None:
-    """Return the unknown part in the name of an argument, or None if all of the name is known."""
+    """Return the unknown part in an argument's name; None if the name is known."""
     if not word.shown.startswith("--"):
         return None
     for piece in word.pieces:
         if piece.unknown is not None:
             return piece.unknown
+        # Unknown parts after `=` are in the value.
         if "=" in piece.text:
             break
     return None
@@ -231,7 +233,7 @@ def _value(values: list[Text]) -> object:
 
 
 def _hidden(word: Text, launch: Launch, settings: dict[str, Setting], report: Diagnostics) -> None:
-    """A word of which only a run would know what it is: nothing if it is a variable that is never set."""
+    """Handle a word that is wholly unknown: no word at all if its variable is never set, else an error."""
     unknown = word.sole
     if unknown is None:
         return
@@ -250,7 +252,7 @@ def _unknown(name: str, word: Text, report: Diagnostics) -> None:
 
 @cache
 def _meant(name: str) -> str:
-    """Return the way out of an argument that there is none of."""
+    """Return advice for an unknown argument."""
     longer = [each for each in KNOWN if each.startswith(name)]
     if len(longer) == 1:
         return f"Megatron-LM takes no shortened names (allow_abbrev=False): write --{longer[0]}"
@@ -263,7 +265,7 @@ def _meant(name: str) -> str:
 def _together(
     found: list[tuple[Launch, dict[str, Setting]]], decide: Collection[str], report: Diagnostics
 ) -> dict[str, Setting]:
-    """Return one set of arguments for all ways that a script may go; what decides must be the same in each."""
+    """Combine the arguments of all paths through a script; those in `decide` must be the same on each."""
     if len(found) <= 1:
         return dict(found[0][1]) if found else {}
     together: dict[str, Setting] = {}
@@ -273,6 +275,7 @@ def _together(
         last = next(one for one in reversed(each) if one is not None)
         if all(value == values[0] for value in values):
             together[name] = last
+        # A decisive argument differs: report the decision that separates the two paths. Others keep all their values.
         elif name in decide:
             other = next(n for n, value in enumerate(values) if value != values[0])
             _differs(name, (found[0][0], found[other][0]), (values[0], values[other]), last.place, report)
@@ -284,6 +287,7 @@ def _together(
 def _differs(
     name: str, launches: tuple[Launch, Launch], values: tuple[object, object], place: Place, report: Diagnostics
 ) -> None:
+    """Report an argument that differs between two paths, with the decision that separates them."""
     says = " or ".join("left out" if each is None else "said" if each is True else shown(each) for each in values)
     here, there = ({each.answer.key: each for each in launch.world.decisions} for launch in launches)
     for key, decision in here.items():

@@ -1,8 +1,8 @@
-"""The arguments of Megatron-LM's command line: how many values each takes, and which group they stand in.
+"""Arguments of Megatron-LM's command line: the number of values and the group of each.
 
-Read from the parser that Megatron-LM builds (commit d98e8a64, 2026-08-22), with the arguments of its forks that public
-launch scripts have: earlier versions, Megatron-DeepSpeed, Pai-Megatron-Patch, Megatron-LLM. A name with underscores is
-the one with dashes: forks spell both.
+They come from the parser that Megatron-LM builds (commit d98e8a64, 2026-08-22), and from forks whose launch scripts are
+public: earlier versions, Megatron-DeepSpeed, Pai-Megatron-Patch, Megatron-LLM. Names have dashes here; forks use
+underscores too.
 """
 
 from __future__ import annotations
@@ -479,10 +479,10 @@ _OF_FORKS = """
 BARE: Final = frozenset([*_BARE.split(), *_BARE_OF_FORKS.split()])
 """Arguments without a value."""
 MANY: Final = frozenset([*_MANY.split(), *_MANY_OF_FORKS.split()])
-"""Arguments with as many values as follow."""
+"""Arguments with any number of values."""
 COUNTS: Final = {"rampup-batch-size": 3}
-"""Arguments with a number of values."""
+"""Arguments with a fixed number of values above one."""
 GROUPS: Final = {name: group for group, names in _BY_GROUP.items() for name in names.split()}
-"""The group of each argument of Megatron-LM, as its `--help` has it."""
+"""The group of each argument, as Megatron-LM's `--help` shows it."""
 OF_FORKS: Final = frozenset([*_BARE_OF_FORKS.split(), *_MANY_OF_FORKS.split(), *_OF_FORKS.split()])
 KNOWN: Final = frozenset([*GROUPS, *OF_FORKS])

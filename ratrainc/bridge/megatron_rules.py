@@ -195,7 +195,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "data-parallel-sharding-strategy": ("no_shard", "optim", "optim_grads", "optim_grads_params"),
     "weight-decay-incr-style": ("constant", "linear", "cosine"),
 }
-"""Words that argparse takes, of arguments that a plan follows from."""
+"""Words that argparse accepts for arguments that determine the plan."""
 
 _OF_LAYERS = "of the model's layers, or of the kernels that compute them"
 _BY_GROUP = {
@@ -210,7 +210,7 @@ _BY_GROUP = {
 
 
 def reason(name: str) -> str | None:
-    """Why an argument that has no rule is not carried over; None of what is no argument."""
+    """Return why an argument without a rule is not carried over; None for an unknown argument."""
     if name in GROUPS:
         return _BY_GROUP.get(GROUPS[name], f"no key of a plan (Megatron-LM's group '{GROUPS[name]}')")
     return "of a fork or an earlier version of Megatron-LM, and no key of a plan" if name in OF_FORKS else None

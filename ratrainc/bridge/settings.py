@@ -20,12 +20,12 @@ EXPECTED: dict[type, str] = {
     list: "a list",
 }
 MOST = 1 << 40
-"""The largest whole number that is read: far above any run, and small enough to be multiplied."""
+"""Largest whole number that is accepted: far above any run's sizes, and small enough to multiply."""
 
 
 @frozen
 class Setting:
-    """A setting as a file has it: under the name that rules know it by."""
+    """A value of a setting, and its place in the file."""
 
     value: Any
     place: Place
@@ -36,15 +36,15 @@ class Rule:
     """The rule for one setting."""
 
     keys: str
-    """of a plan, in words; empty if it is not carried over"""
+    """keys of the plan that it sets, in words; empty if it is not carried over"""
     says: str
-    """how it is carried over, or why not"""
+    """how it is carried over, or why it is not"""
     default: Any = None
     """the framework's default, which the plan states if a file leaves the setting out"""
     source: str = ""
     """source of the default: a file of the framework, and the symbol in it"""
     refused: bool = False
-    """nothing of a file with it is carried over: what it decides cannot be said, or is in another file"""
+    """true if a file with it is refused: a plan cannot express its effect, or another file decides it"""
 
 
 @frozen
@@ -53,12 +53,12 @@ class Default:
 
     value: Any
     source: str
-    """as in `Rule`; empty if none is known"""
+    """file and symbol of the framework; empty if unknown"""
 
 
 @frozen
 class Left:
-    """A setting that the plan does not say."""
+    """A setting that is not carried over, and the reason."""
 
     key: str
     value: Any
@@ -73,28 +73,29 @@ class Framework:
     file: str
     """kind of the file, in words"""
     settings: Callable[..., dict[str, Setting]]
-    """of a file's name and text, and of a script what the command line says of its variables"""
+    """reads the settings from a file's name and text; for a script it takes `Asked` too"""
     rules: Mapping[str, Rule]
     read: Callable[[SettingsReader], None]
+    """takes the settings from a reader, and puts keys of the plan"""
     tables: Mapping[str, str] = field(factory=dict)
-    """tables of the file of which nothing is carried over, and why"""
+    """tables that are not carried over, with the reason"""
     strict: tuple[str, ...] = ()
     """tables that decide what is trained: an unknown name in them, or in a table named alike, stops the import"""
     stops: Callable[[str], bool] = lambda _name: False
-    """true if a setting of this name, which no rule knows, stops the import for another reason"""
+    """tells whether an unknown setting of this name stops the import for another reason"""
     others: Callable[[str], str | None] = lambda _name: None
-    """why a setting that has no rule is not carried over; None if it is not known"""
+    """returns why a setting without a rule is not carried over; None if it is unknown"""
     script: bool = False
-    """its file is a script, with variables"""
+    """true if its file is a script, with variables"""
 
     def settings_of(self, file: str, text: str, asked: Asked) -> dict[str, Setting]:
-        """Return the settings of a file by its name and text."""
+        """Read the settings of a file, given its name and text."""
         return self.settings(file, text, asked) if self.script else self.settings(file, text)
 
 
 @frozen
 class Asked:
-    """Values from the command line that a file may lack."""
+    """Options of the command, for values that a file may lack."""
 
     clusters: int | None = None
     pp: int | None = None
@@ -108,12 +109,15 @@ class Asked:
     warmup_steps: int | None = None
     steps: int | None = None
     given: Mapping[str, str] = field(factory=dict)
-    """variables of a script"""
+    """values for variables of a script"""
 
 
 @define
 class SettingsReader:
-    """Takes settings one by one, and puts keys of a plan; what nobody took is left, by name."""
+    """Reader of one file's settings: the framework's `read` takes settings and puts keys of a plan.
+
+    Settings that no rule takes are reported at the end (`leave_rest`). Errors collect in `report`.
+    """
 
     framework: Framework
     settings: dict[str, Setting]
@@ -126,24 +130,27 @@ class SettingsReader:
     passes: list[str] = field(factory=list)
     taken: set[str] = field(factory=set)
     defaults: dict[str, Default] = field(factory=dict)
-    """settings that the file leaves out, as the framework has them then"""
+    """defaults of the framework for settings that the file leaves out"""
     called: dict[str, str] = field(factory=dict)
-    """names that the file has for settings, where they are of an older version than those of the rules"""
+    """the file's name of a setting, if it has an older one"""
     unsaid: set[str] = field(factory=set)
-    """keys that the plan's file leaves out, because neither the file nor the framework says them"""
+    """keys left out of the plan's file, since neither the file nor the framework determines them"""
     unset: dict[str, str] = field(factory=dict)
-    """variables that a script takes as not set, and what it has instead"""
+    """variables that a script is taken to lack, and the text that it uses instead"""
 
     def has(self, name: str) -> bool:
-        """Tell whether the file says it."""
+        """Tell whether the file has a setting."""
         return name in self.settings
 
     def name(self, name: str) -> str:
-        """Return the name that the file has for a setting."""
+        """Return the file's own name of a setting."""
         return self.called.get(name, name)
 
     def integer(self, name: str) -> int | None:
-        """Return a whole number from 0 to `MOST`, the framework's default, or None if it has none."""
+        """Take a whole number from -1 to `MOST`; return the framework's default without one, None if there is none.
+
+        Report another value, and return None.
+        """
         value = self._read(name, int, _integer)
         if value is not None and not -1 <= value <= MOST:
             self.wrong(name, f"{self.name(name)} is {shown(value)}, which is out of range")
@@ -151,7 +158,7 @@ class SettingsReader:
         return value
 
     def size(self, name: str) -> int | None:
-        """Return a whole number of at least 1."""
+        """Take a whole number of at least 1, as `integer` does."""
         value = self.integer(name)
         if value is not None and value < 1:
             self.wrong(name, f"{self.name(name)} is {value}: at least 1 is expected")
@@ -159,19 +166,19 @@ class SettingsReader:
         return value
 
     def number(self, name: str) -> float | None:
-        """Return a finite number."""
+        """Take a finite number; return the default or None as `integer` does."""
         return self._read(name, float, _number)
 
     def flag(self, name: str) -> bool:
-        """Tell whether it is set."""
+        """Take a truth value; return the framework's default without one, else False."""
         return bool(self._read(name, bool, _flag))
 
     def word(self, name: str) -> str | None:
-        """Return a word."""
+        """Take a text; return the default or None as `integer` does."""
         return self._read(name, str, lambda value: value if isinstance(value, str) else None)
 
     def items(self, name: str) -> list[Any] | None:
-        """Return a list."""
+        """Take a list; return the default or None as `integer` does."""
         return self._read(name, list, lambda value: value if isinstance(value, list) else None)
 
     def _read(self, name: str, kind: type[T], convert: Callable[[Any], T | None]) -> T | None:
@@ -186,44 +193,44 @@ class SettingsReader:
         return value
 
     def default(self, name: str, value: T, source: str) -> T:
-        """Take what the framework takes where the file leaves a setting out; the plan's head names it with its source.
+        """Use a default of the framework for a setting that the file leaves out, and record it with its source.
 
-        The default of a `Rule` comes here by itself. Call it where the default depends on other settings.
+        Rules record their defaults themselves. Call this for a default that depends on other settings.
         """
         self.defaults[name] = Default(value, source)
         return value
 
     def wrong(self, name: str, message: str, *, code: str = "RT064", way_out: str | None = None) -> None:
-        """Report something about a setting."""
+        """Report an error at a setting; at the top of the file if it does not have the setting."""
         place = self.settings[name].place if name in self.settings else self.top
         if any(each.message == message and each.location == place.location for each in self.report.items):
             return  # a setting that several keys follow from is read more than once
         self.report.error(code, message, place.location, help=way_out, source=place.source)
 
     def put(self, key: str, value: Any, *names: str) -> None:
-        """Have the plan say something, which the settings of these names say."""
+        """Set a key of the plan; its place is the first of the settings `names` that the file has."""
         self.values[key] = value
         self.places[key] = next((self.settings[name].place for name in names if name in self.settings), self.top)
 
     def carry(self, key: str, value: Any, name: str) -> None:
-        """Have the plan say the value of one setting, where it has one."""
+        """Set a key of the plan from one setting, unless the value is None."""
         if value is not None:
             self.put(key, value, name)
 
     def leave(self, name: str, why: str) -> None:
-        """Say why a setting is not carried over; nothing if the file does not have it."""
+        """Record that a setting is not carried over, and why; nothing happens if the file does not have it."""
         if name in self.settings and all(each.key != self.name(name) for each in self.left):
             self.left.append(Left(self.name(name), self.settings[name].value, why))
         self.taken.add(name)
 
     def differ(self, name: str, why: str) -> None:
-        """Say how the plan does otherwise than a setting, or than the framework's default in its place."""
+        """Record how the plan differs from a setting, or from the framework's default for it."""
         if name in self.defaults and name not in self.settings and all(each.key != name for each in self.left):
             self.left.append(Left(name, self.defaults[name].value, f"{why} (the default of {self.framework.title})"))
         self.leave(name, why)
 
     def leave_rest(self) -> None:
-        """Name what nobody took, and refuse what no rule knows where it may decide what is trained."""
+        """Record the settings that nothing took; refuse unknown ones that may decide what is trained."""
         rules = self.framework.rules
         for name in self.settings:
             if name in self.taken:
@@ -243,7 +250,7 @@ class SettingsReader:
                 self.leave(name, rules[name].says if not rules[name].keys else "has no effect with the other settings")
 
     def _table_above(self, name: str) -> str | None:
-        """Return why nothing is carried over of the table that a setting stands in, or None if it is read."""
+        """Return why the table around a setting is not carried over; None if the table is read."""
         rules, tables = self.framework.rules, self.framework.tables
         while name:
             if name in tables:
@@ -282,12 +289,12 @@ def _flag(value: Any) -> bool | None:
 
 
 def near(name: str, known: Iterable[str]) -> bool:
-    """Tell whether a name is one of the known ones, or a misspelt one: closer than what `nearest` proposes."""
+    """Tell whether a name is a known one or a close misspelling (stricter than `nearest`)."""
     return bool(difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.8))
 
 
 def flat(values: dict[str, Any], within: str = "") -> list[tuple[str, Any]]:
-    """Return the values of tables in tables, by names with dots; an empty table is a value."""
+    """List the values of nested tables by dotted names; an empty table is a value."""
     found: list[tuple[str, Any]] = []
     for key, value in values.items():
         name = f"{within}{key}"
@@ -299,7 +306,11 @@ def flat(values: dict[str, Any], within: str = "") -> list[tuple[str, Any]]:
 
 
 def put_ranks(reader: SettingsReader, world: int | None, world_name: str, *others: tuple[str, int]) -> int | None:
-    """Put the number of replicas: the ranks (which the command line may give) divided by `others`."""
+    """Return the number of replicas: the ranks divided by all of `others` (a name and a count each).
+
+    `world` is the file's number of ranks; `--clusters` may give it instead. Report a contradiction or a remainder, and
+    return None.
+    """
     clusters = reader.asked.clusters
     if clusters is not None and world is not None and clusters != world:
         reader.wrong(world_name, f"--clusters {clusters} contradicts the file, which says {world} ranks")
@@ -322,7 +333,10 @@ def put_ranks(reader: SettingsReader, world: int | None, world_name: str, *other
 def put_batch(
     reader: SettingsReader, micro: tuple[str, int | None], whole: tuple[str, int | None], dp: int | None
 ) -> None:
-    """`micro_batch_size`, and `micro_batches` of the sequences of a step."""
+    """Put `micro_batch_size`, and `micro_batches` by the sequences of a step. Each pair is a name and a value.
+
+    Report a remainder. Nothing is put without a micro-batch size or replicas.
+    """
     micro_name, size = micro
     whole_name, batch = whole
     if size is None or dp is None:
@@ -336,7 +350,7 @@ def put_batch(
 
 
 def put_clip(reader: SettingsReader, name: str) -> None:
-    """`clip` and `max_norm`; 0 clips nothing."""
+    """Put `clip` and `max_norm`; a norm of 0 means no clipping."""
     norm = reader.number(name)
     if norm:
         reader.put("clip", "global", name)
@@ -346,7 +360,7 @@ def put_clip(reader: SettingsReader, name: str) -> None:
 
 
 def put_seq_len(reader: SettingsReader, name: str | None) -> None:
-    """`seq_len`, of the file or the command line."""
+    """Put `seq_len`, from the file or `--seq-len`; report a contradiction, or that neither gives it."""
     asked = reader.asked.seq_len
     said = reader.size(name) if name and (asked is None or reader.has(name)) else None
     if said is not None and asked is not None and said != asked:
@@ -358,7 +372,7 @@ def put_seq_len(reader: SettingsReader, name: str | None) -> None:
 
 
 def one_of(reader: SettingsReader, name: str, said: int | None, asked: int | None, option: str) -> int:
-    """Return a size given by the file or the command line, 1 without either; report a contradiction if both differ."""
+    """Return a size that the file or an option gives, 1 without either; report a contradiction."""
     if said is not None and asked is not None and said != asked:
         reader.wrong(name, f"{option} {asked} contradicts {name} {said}")
     return said or asked or 1

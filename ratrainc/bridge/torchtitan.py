@@ -1,4 +1,4 @@
-"""torchtitan: its TOML of a job, of February 2024 to v0.2.2."""
+"""Import of torchtitan's TOML files, for versions from February 2024 to v0.2.2."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _LEAVES = {name.partition(".")[2] for name, rule in RULES.items() if rule.keys a
 
 
 def _stops(name: str) -> bool:
-    """Tell whether an unknown name ends like one that decides what is trained."""
+    """Tell whether an unknown name ends like a setting that decides what is trained."""
     return name.rpartition(".")[2] in _LEAVES
 
 
@@ -106,7 +106,7 @@ def _read(reader: SettingsReader) -> None:
 
 
 def _clip(reader: SettingsReader) -> None:
-    """Put `clip` and `max_norm`. torchtitan scales gradients to any norm: 0 makes all of them 0, inf leaves them."""
+    """Put `clip` and `max_norm`. In torchtitan a norm of inf clips nothing, and 0 makes every gradient 0."""
     name = "training.max_norm"
     said = reader.settings[name].value if reader.has(name) else None
     if isinstance(said, float) and math.isinf(said):
@@ -121,7 +121,7 @@ def _clip(reader: SettingsReader) -> None:
 
 
 def _take_old_names(reader: SettingsReader) -> set[str]:
-    """Read settings of older versions by the names of the rules; return those that were there."""
+    """Rename settings of older versions; return the old names that were found."""
     settings = reader.settings
     found = {name for name in settings if name in RENAMED or name in BEFORE_AMP}
     for name in [name for name in settings if name in RENAMED]:
@@ -139,7 +139,7 @@ def _take_old_names(reader: SettingsReader) -> set[str]:
 
 
 def _one_degree(reader: SettingsReader) -> None:
-    """Read data_parallel_degree, which had one meaning with data_parallel_type fsdp and another with ddp."""
+    """Read data_parallel_degree of older versions, whose meaning depends on data_parallel_type (fsdp or ddp)."""
     kind, degree = reader.word(KIND) or "fsdp", reader.settings.get(ONE_DEGREE)
     reader.taken.add(ONE_DEGREE)
     if kind not in ("fsdp", "ddp"):
@@ -160,8 +160,9 @@ def _one_degree(reader: SettingsReader) -> None:
 
 
 def _replicas(reader: SettingsReader, pp: int, tp: int) -> tuple[int | None, int | None]:
-    """Find the replicas, and how many of them have all shards between them."""
+    """Return the number of replicas, and the number that share the state; (None, None) after an error."""
     shard, context = reader.integer(SHARD), reader.size(CONTEXT) or 1
+    # A replicate degree of -1 comes from `_one_degree`: with ddp, as with fsdp, it means all remaining ranks.
     rest = reader.integer(REPLICATE) == -1 and shard == 1 and reader.has(KIND)  # of ddp, as of fsdp: all ranks
     replicas = 1 if rest else reader.size(REPLICATE) or 1
     if context > 1:
@@ -178,7 +179,7 @@ def _replicas(reader: SettingsReader, pp: int, tp: int) -> tuple[int | None, int
 
 
 def _schedule_and_cuts(reader: SettingsReader, pp: int) -> int | None:
-    """Put schedule, cuts and chunks; return the chunks of a stage, or None if something is wrong."""
+    """Put schedule, cuts and chunks; return the number of chunks of a stage, or None after an error."""
     said = reader.word(SCHEDULE) or "1F1B"
     known = {word.lower(): word for word in (*SCHEDULES, *OTHER_SCHEDULES)}
     known |= OLD_SCHEDULES
@@ -225,7 +226,7 @@ def _schedule_and_cuts(reader: SettingsReader, pp: int) -> int | None:
 
 
 def _cuts(reader: SettingsReader, pp: int) -> int | None:
-    """Put the file's cuts; return its number of stages over all ranks, None without one, 0 after an error."""
+    """Put the file's cuts; return its number of chunks over all stages, None without cuts, 0 after an error."""
     if reader.has(POINTS) and isinstance(value := reader.settings[POINTS].value, str):
         reader.settings[POINTS] = Setting(value.split(",") if value else [], reader.settings[POINTS].place)
     parts, points = reader.items(PARTS), reader.items(POINTS)
@@ -249,16 +250,16 @@ def _cuts(reader: SettingsReader, pp: int) -> int | None:
 
 
 def _first_layer(part: Any) -> int | None:
-    """Return the first layer of a list of modules; None if there is none."""
+    """Return the first layer in a list of module names; None if there is none."""
     names = [name.strip() for name in part if isinstance(name, str)] if isinstance(part, list) else []
     layers = [int(match[1]) for name in names if (match := re.fullmatch(r"layers\.(\d{1,6})", name))]
     return min(layers, default=None)
 
 
 def _micro_batch(reader: SettingsReader, pp: int, chunks: int, old: set[str]) -> tuple[str, int | None]:
-    """Find the sequences that pass through a pipeline at a time.
+    """Return the setting that gives the micro-batch of a pipeline, and its number of sequences or None.
 
-    Versions before April 2025 say how many micro-batches the local batch has, later ones of how many sequences each is.
+    Versions before April 2025 give the number of micro-batches of the local batch, later ones the sequences of each.
     """
     local = reader.size(LOCAL)
     if reader.has(COUNT) and reader.has(EACH):
@@ -335,7 +336,7 @@ def _state(reader: SettingsReader, pp: int, *, sharded: bool) -> None:
 
 
 def _compute_without_shards(reader: SettingsReader, *, alone: bool, old: bool) -> None:
-    """Compute in f32 if torchtitan does: FSDP casts parameters; without it only plain replicas have them cast."""
+    """Put f32 as the type if torchtitan computes in f32: only FSDP, or plain replication, casts parameters."""
     if alone and not old:
         return
     text = "parameters are cast by FSDP, which one replica a shard group does not have: torchtitan computes in f32 then"
@@ -363,7 +364,7 @@ def _optimizer(reader: SettingsReader) -> None:
 
 
 def _decay(reader: SettingsReader, warm_up: int) -> None:
-    """Put the cosine that torchtitan decays along, if it goes from the warm-up to the last step, as a plan's does."""
+    """Put the cosine of torchtitan if it goes from the warm-up to the last step, as a plan's does; else report it."""
     kind, ratio = reader.word(DECAY), reader.number(RATIO)
     if kind not in ("linear", "sqrt", "cosine"):
         reader.wrong(DECAY, f"{DECAY} is '{kind}': linear, sqrt or cosine is expected", code="RT063")

@@ -33,11 +33,11 @@ SCHEDULES = {
     "ZBVZeroBubble": "zb-v",
     "DualPipeV": "dualpipe-v",
 }
-"""Names of schedules of torch.distributed.pipelining, and of a plan."""
+"""Names of torch.distributed.pipelining's schedules, and the same schedules' names in a plan."""
 OLD_SCHEDULES = {"interleaved_1f1b": "Interleaved1F1B"}
-"""Names before October 2024."""
+"""Names of schedules before October 2024, and the later ones."""
 OTHER_SCHEDULES = ("FlexibleInterleaved1F1B", "flexible_interleaved_1f1b", "InterleavedZeroBubble")
-"""Schedules of torch.distributed.pipelining that no plan has."""
+"""Schedules of torch.distributed.pipelining that no plan can have."""
 TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 RENAMED = {
@@ -56,9 +56,9 @@ RENAMED = {
         for name in ("degree", "schedule", "schedule_csv", "split_points", "microbatches")
     },
 }
-"""Names of older versions, and what the rules below call them."""
+"""Names of settings in older versions, and the names in the rules below."""
 BEFORE_AMP = {name for name in RENAMED if name != "lr_scheduler.lr_min"} | {ONE_DEGREE, KIND, COUNT}
-"""Names that no version has which computes in bf16 without FSDP (June 2025, #1303)."""
+"""Names that only versions before June 2025 have, which compute in f32 without FSDP."""
 
 _CONFIG = "torchtitan/config/job_config.py"
 SPLIT = "torchtitan/distributed/pipeline_parallel.py, pipeline_llm; two of a schedule with several stages a rank"
@@ -252,7 +252,7 @@ TABLES: dict[str, str] = {
     "fault_tolerance": "of the launcher: 'launch' starts processes",
     **dict.fromkeys(("memory_estimation", "estimate"), "'alloc' and 'explain' say the memory of a module"),
 }
-"""Sections of which nothing is carried over."""
+"""Sections that are not carried over, with the reason."""
 
 STRICT = (
     "training",

@@ -1,4 +1,4 @@
-"""A machine that was fitted or timed: what can be done with any of them."""
+"""The base of calibration results: a machine and its machine file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Calibrated(Shown):
-    """A machine, and how good its figures are."""
+    """A calibrated machine, with figures of its accuracy."""
 
     __slots__ = ()
     machine: Machine

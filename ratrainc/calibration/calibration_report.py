@@ -1,4 +1,4 @@
-"""A calibration from a table of measured steps, and what came out of it."""
+"""Calibration by a table of measured steps: the fit, and the errors of its predictions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OwnLayers:
     predicted: Seconds
 
     def parts(self) -> Iterator[Part]:
-        """Yield a table of the factors, and its meaning."""
+        """Yield a table of the factors, and a remark on them."""
         columns = ("tp", "hidden", "heads", "seq", "micro-batch", "rows", "factor")
         lines = [[*map(str, (*each.sizes, each.rows)), f"{each.factor:.3f}"] for each in self.layers]
         yield TextTable("layers as fitted rows have them: times what the constants give", columns, lines)
@@ -47,15 +47,15 @@ class Calibration(Calibrated):
 
     machine: Machine
     start: dict[str, float]
-    """the fitted constants as they were"""
+    """values of the fitted constants before the fit"""
     labels: list[str]
     measured: Seconds
     predicted: Seconds
     is_held_out: list[bool]
     peers: list[int]
-    """tensor peers of each row"""
+    """number of tensor-parallel ranks of each row"""
     own_layers: OwnLayers | None = None
-    """of GPT iterations"""
+    """None unless the rows are GPT iterations"""
 
     @property
     def errors(self) -> list[tuple[str, Errors]]:
@@ -77,12 +77,12 @@ class Calibration(Calibrated):
 
     @property
     def errors_by_peers(self) -> list[tuple[int, Errors]]:
-        """Errors of the rows that were held out, by how many tensor peers they have."""
+        """Errors of the held-out rows, by number of tensor-parallel ranks."""
         signed, held, peers = self.predicted / self.measured - 1, np.array(self.is_held_out), np.array(self.peers)
         return [(int(count), Errors.of(signed[held & (peers == count)])) for count in np.unique(peers[held])]
 
     def parts(self) -> Iterator[Part]:
-        """Tables of the constants and of the errors."""
+        """Yield tables of the constants and of the errors."""
         constants = [
             [name, f"{start:.6g}", f"{self.machine[name]:.6g}", self.machine.constants[name].unit]
             for name, start in self.start.items()

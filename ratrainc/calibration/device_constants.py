@@ -1,4 +1,4 @@
-"""Constants of a machine file that are read off a device, or taken from the file of another machine."""
+"""Constants of a machine file that are measured on a device, or taken from another machine's file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COPIES = 7
 
 
 def link_part(machine: Machine) -> tuple[dict[str, Constant], tuple[str, ...], tuple[str, ...]]:
-    """Return the link constants of a machine, its group names and its ways of collectives.
+    """Return the link constants of a machine, the names of its link groups, and its algorithms of collectives.
 
     Each constant keeps its certainty; its source names the machine.
     """
@@ -66,7 +66,10 @@ def capacity_constants(kernels: KernelSet) -> dict[str, Constant]:
 
 
 def copy_constants(kernels: KernelSet) -> dict[str, Constant]:
-    """Measure bandwidths of copies: within the device, the start of the fit, and on a GPU from its host."""
+    """Measure the bandwidth of copies within the device and, on a GPU, from its host.
+
+    The first is where the fit of `ddr_bandwidth` starts. From the host, a small copy gives the constant part.
+    """
     memory = kernels.memory
     target, source = memory.allocate(_COPIED), memory.allocate(_COPIED)
     watch = memory.stopwatch()
@@ -96,7 +99,7 @@ def _seconds_of(watch: Stopwatch, function: Callable[[], None]) -> float:
 
 
 def _load(kernels: KernelSet) -> None:
-    """Compute a small product, which loads the libraries."""
+    """Compute a small product, to load the libraries."""
     memory = kernels.memory
     side = 64
     matrices = [memory.typed(memory.allocate(4 * side * side), Dtype.F32, (side, side)) for _ in range(3)]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels import KernelSet
 
 _PROFILED, _PLAIN = 5, 3
-"""Steps whose ops are timed, the first two of which warm up; and steps that are timed whole."""
+"""Steps whose ops are timed (the first two warm up), and steps that are timed as a whole."""
 _SEED = 0
 _SEQUENCES = 64
 

@@ -1,4 +1,4 @@
-"""Programs with which a device is timed: the user's, and small ones of two families with every usual kind of kernel."""
+"""Programs to time a device with: the user's, and small ones of two model families with all usual kernels."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ USUAL_DTYPE = "bf16"
 _VOCABULARY = 4096
 _HEAD_DIM = 64
 _ROUNDED = 32
-"""The width of an MLP is a multiple of it, as usual."""
+"""The width of an MLP is rounded up to a multiple of this number."""
 _LAYERS = 2
 _MICRO_BATCHES = 2
-"""so that gradients are begun, and added to"""
+"""Two, so that gradients are first written and then added to."""
 
 
 @frozen
@@ -35,7 +35,7 @@ class UsualSize:
     sequences: int
 
     def model(self) -> ModelConfig:
-        """Two layers of it, with a small vocabulary."""
+        """Make the model: two layers, with a small vocabulary."""
         model = load_model(self.preset)
         heads = self.hidden // _HEAD_DIM
         width = model.ffn_size * self.hidden // model.hidden_size
@@ -53,7 +53,7 @@ class UsualSize:
         )
 
     def plan(self, dtype: str) -> Plan:
-        """Return a plan of one rank that stores views and gradients in a type."""
+        """Make a plan of one rank whose views and gradients have a type."""
         types: dict[str, Any] = dict.fromkeys(DTYPE_KEYS, dtype)
         scale = None if dtype == "f16" else 1.0
         plan = Plan(1, 1, (), self.sequences, _MICRO_BATCHES, self.seq_len)

@@ -44,7 +44,7 @@ _MOST_STEPS = 40
 _TRIED_CHANGE = 1e-3
 _NO_INFLUENCE = 1e-10
 _SEEN = 1e-3
-"""Share of a constant's change that some row must change by, for a fit of rates to see the constant."""
+"""Least effect for `fitted_rates` to fit a constant: the relative change of some row over that of the constant."""
 
 
 @frozen
@@ -112,6 +112,8 @@ def fitted(
             place,
             help="name fewer, or give more rows",
         )
+    # Some constants have a largest value (an efficiency is at most 1). Both the bounds and `changed` keep to it:
+    # rounding in exp may exceed a bound by a bit.
     largest = np.array([largest_value(name) for name in names])
     start = np.minimum([machine[name] for name in names], largest)
     for name, value in zip(names, start, strict=True):
@@ -130,11 +132,16 @@ def fitted(
         with np.errstate(divide="ignore", over="ignore"):  # a time of 0 or beyond all numbers: such a step is not taken
             return np.log(predict(changed(changes)) / measured)
 
+    # Check first: a constant without influence has a gradient of 0 and would keep its start silently.
     _check_influence(residuals, names, place)
     solution = least_squares(
+        # The additional residuals pull each constant to its start, so that the solution is unique even if the rows
+        # leave a direction open.
         lambda changes: np.concatenate((residuals(changes), _HOLD * changes)),
         np.zeros(len(names)),
         bounds=(-log(_MOST_CHANGE), np.minimum(np.log(largest / start), log(_MOST_CHANGE))),
+        # soft_l1 is 2 (sqrt(1 + z) - 1) with z = (residual / f_scale)^2: a square for small residuals, linear for large
+        # ones.
         ftol=_SMALL_GAIN,
         max_nfev=_MOST_STEPS,
         loss="linear" if outlier == inf else "soft_l1",
@@ -157,11 +164,13 @@ def fitted_rates(
     unchanged = predict(machine)
 
     def moves_a_row(name: str) -> bool:
+        # Downwards, as in `_check_influence`: a constant at its largest value cannot grow.
         lowered = with_values(machine, [name], [machine[name] * exp(-_TRIED_CHANGE)], source)
         return bool(np.abs(np.log(predict(lowered) / unchanged)).max(initial=0.0) >= _SEEN * _TRIED_CHANGE)
 
     seen = [name for name in names if moves_a_row(name)]
     found = fitted(machine, seen, predict, measured, source=source, place=place) if seen else machine
+    # They keep their assumed certainty; the source says why they were not fitted.
     kept = {name: evolve(found.constants[name], source=unseen) for name in names if name not in seen}
     return evolve(found, constants={**found.constants, **kept})
 

@@ -44,14 +44,14 @@ TARGET = "pytorch"
 
 _LEAST_TURNS = 3
 _FOR_RUNS = 0.4
-"""The share of the work, to show, that is in running programs."""
+"""Share of the progress bar for the programs that run whole steps; the rest is for kernels."""
 _RATES = ("gemm_efficiency", "gemm_half_extent", "attention_efficiency", "head_efficiency", "ddr_bandwidth", "launch")
 _STARTS = {"gemm_efficiency": 0.7, "attention_efficiency": 0.3, "head_efficiency": 0.5}
 _LINKS_OF = {HOST_DEVICE: "cpu", "H200": "h200", "H100": "h100-node", "A100": "a100-node"}
 """Built-in machines whose links a device takes, by a word of the device's name."""
 
 Tell = Callable[[float], None]
-"""Hears which part of the work is done, from 0 to 1."""
+"""Called with the finished share of the work, from 0 to 1."""
 
 
 @frozen
@@ -60,56 +60,56 @@ class DeviceChoice:
 
     device: str
     kernels: str | None = None
-    """the kernel set; None: the one that the device is used with"""
+    """kernel set; None: the device's default one"""
     model: str | None = None
     plan: str | None = None
     """plan whose kernels are timed too; None: only the usual programs' kernels"""
     dtype: str | None = None
-    """of views and gradients in the usual programs; None: as in the plan, else bf16"""
+    """type of views and gradients in the usual programs; None: as in the plan, else bf16"""
     seconds: float = 30.0
-    """about how long kernels are timed; each takes three turns at least"""
+    """approximate time for kernels; each is timed in three turns at least"""
     links: str | None = None
-    """the machine whose links are taken; None: the built-in one of such devices"""
+    """machine whose links are taken; None: the built-in machine for the device"""
 
 
 @frozen
 class TimedCall:
-    """A kernel call that was timed, with the routine it stands in."""
+    """A timed kernel call, with its routine."""
 
     routine: Routine
     step: Step
     seconds: float
     issued: float
-    """of that, seconds in which the host issued it"""
+    """part of `seconds` in which the host issued the call"""
 
 
 @frozen
 class StepCheck:
-    """A program of which a step was timed whole, and what the machine file says of it."""
+    """A program with the measured and the predicted seconds of a step."""
 
     name: str
     measured: float
     predicted: float
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as `--json` prints them."""
+        """Return the figures as `--json` prints them."""
         error = self.predicted / self.measured - 1
         return {"program": self.name, "measured": self.measured, "predicted": self.predicted, "error": error}
 
 
 @frozen(repr=False)
 class DeviceMachine(Calibrated):
-    """A machine file of a device, and how good it is."""
+    """The machine file of a device, with figures of its accuracy."""
 
     machine: Machine
     kernels: str
     """the kernel set"""
     turns: int
-    """of each kernel call, of which the table has the medians"""
+    """times that each kernel call was measured; the table has the medians"""
     links: str
-    """the machine whose links it has"""
+    """name of the machine whose links it has"""
     rates: Errors | None
-    """of the rates on the kernel calls that they were fitted to"""
+    """errors of the fitted rates on the kernel calls they were fitted to"""
     steps: tuple[StepCheck, ...] = field(factory=tuple)
 
     def parts(self) -> Iterator[Part]:
@@ -150,7 +150,7 @@ class DeviceMachine(Calibrated):
 
 
 def machine_of_device(choice: DeviceChoice, name: str, tell: Tell = lambda _: None) -> DeviceMachine:
-    """Time a device, and describe it as a machine called `name`; `tell` hears what is timed.
+    """Time a device, and describe it as a machine called `name`; `tell` hears the finished share.
 
     Raises `DiagnosticError` RT002 as `check_solver` does, RT004 and RT093 as `kernel_set` does, RT004 if the links of a
     device are unknown, RT093 if its memory is too small, and other codes if model, plan or links are wrong.
@@ -211,7 +211,7 @@ def _usual_links(called: str) -> str:
 
 
 def _start(name: str, links: Machine, kernels: KernelSet) -> Machine:
-    """Make the machine for which the timed programs are compiled: of its own constants only the memory is known."""
+    """Make the machine for which the timed programs are compiled; apart from memory, its constants are guesses."""
     constants, groups, collectives = link_part(links)
     assumed = partial(Constant, certainty="assumed", source="where the fit of rates starts")
     rates = {each: assumed(value, "fraction of fp16_peak") for each, value in _STARTS.items()}
@@ -251,7 +251,7 @@ def _timed_calls(
 
 
 def _distinct(programs: Sequence[Program]) -> list[Routine]:
-    """Routines that have a kernel call which none before them has, in the order of the programs."""
+    """Return the routines with a kernel call that no earlier routine has, in the order of the programs."""
     seen: set[str] = set()
     found = []
     for routine in (routine for program in programs for routine in program.routines):
@@ -287,7 +287,7 @@ def _median_calls(
 
 
 def _with_rates(start: Machine, calls: Sequence[TimedCall], where: str, *, overlaps: bool) -> Machine:
-    """Set the peak to that of the fastest product, and fit rates to all calls."""
+    """Set the peak to the speed of the fastest product, and fit the rates to all calls."""
     speeds = [kernel_flops(call.routine, call.step) / call.seconds for call in calls]
     count = sum(speed > 0 for speed in speeds)
     source = f"fastest of {count} products and attentions timed: {where}"

@@ -1,4 +1,4 @@
-"""A machine file of the machine that runs were profiled on: seconds of every op that ran, fitted rates for the rest."""
+"""A machine file from profiles of runs: the seconds of every op that ran, and fitted rates for others."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _FITTED = ("gemm_efficiency", "attention_efficiency", "head_efficiency", "ddr_ba
 
 @frozen(repr=False)
 class ProfiledMachine(Calibrated):
-    """A machine with a table, and how well the rates fit the routines of the table."""
+    """A machine with a table of ops, and the errors of its rates on the table's routines."""
 
     machine: Machine
     step_seconds: float
-    """median of the profiled steps; of several profiles, the mean of theirs"""
+    """median over the profiled steps; the mean of these medians for several profiles"""
     steps: int
     rates: Errors | None
 
     def parts(self) -> Iterator[Part]:
-        """Sentences."""
+        """Yield sentences on the ops, the step, the cost of shared cores, and the fitted rates."""
         ops = len(self.machine.table.ops)
         yield f"{ops} distinct ops of {self.steps} steps, {seconds_text(self.step_seconds)} a step"
         if "core_sharing" in self.machine.constants:
@@ -110,11 +110,11 @@ def _with_core_sharing(machine: Machine, shared: Sequence[tuple[str, ProfiledOps
 
 
 def _core_sharing(profile: ProfiledOps, machine: Machine, path: str) -> float:
-    """Find by bisection the fraction by which ops take longer, so that the simulated step equals the profiled one.
+    """Find the fraction by which ops take longer, so that the simulated step equals the profiled one.
 
-    Sharing costs cache space, the time that waiting ranks take of a core, and cores that are idle although a rank could
-    go on. A step shows all of it, an op only the first; so the step decides. Raises `DiagnosticError` RT002 if the
-    profile does not determine it.
+    It is the root that Brent's method finds. Sharing costs cache space, the time that waiting ranks take of a core, and
+    cores that are idle although a rank could go on. A step shows all of it, an op only the first; so the step decides.
+    Raises `DiagnosticError` RT002 if the profile does not determine it.
     """
     from scipy.optimize import brentq
 
@@ -133,6 +133,7 @@ def _core_sharing(profile: ProfiledOps, machine: Machine, path: str) -> float:
         return shared_cores_step_seconds(program, shared, cores) - measured
 
     unshared, most = too_long(0.0), largest_value("core_sharing")
+    # The simulated step grows with the fraction, so the signs at both ends tell whether there is a root.
     if unshared >= 0:
         return 0.0
     if too_long(most) < 0:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ratrain.targets.machine.machine import Machine
 
 VOCAB = 50_257
-"""Words, of which each of T tensor peers has VOCAB // T: what vTrain's own model has, not padded."""
+"""Tokens of the vocabulary, unpadded as in vTrain's own model; each of T tensor-parallel ranks has VOCAB // T."""
 _FFN = 4
 ACTIVATION_BYTES = 2
 _FUSED_MATRICES = 4
@@ -30,11 +30,11 @@ _FUSED_MATRICES = 4
 _PROCESSORS = 108
 """Streaming multiprocessors of an A100 (NVIDIA A100 data sheet)."""
 _TILE = 128
-"""Rows and columns of the result that a multiprocessor makes of a large product: usual for cuBLAS on an A100."""
+"""Rows and columns of a large product's result for which one multiprocessor works: usual for cuBLAS on an A100."""
 _SUM_BYTES_A_WORD = 2
-"""A partial sum is f32, which is two f16 wide."""
+"""Size of a partial sum (f32) in elements of f16."""
 _REDUCED = 2
-"""All-reduces of a layer in one direction: behind the attention and behind the MLP, or before them."""
+"""All-reduces of a layer in one direction: one for the attention, one for the MLP."""
 
 
 @frozen
@@ -54,12 +54,12 @@ class BlockShape:
 
     @property
     def words(self) -> int:
-        """Rows of the embedding table that a peer has."""
+        """Rows of the embedding table on a tensor-parallel rank."""
         return VOCAB // self.peers
 
     @property
     def activation(self) -> int:
-        """Elements between two layers, of a micro-batch: what every peer has, and what an all-reduce sums."""
+        """Elements of a micro-batch between two layers: whole on every rank, and summed by an all-reduce."""
         return self.rows * self.hidden
 
     @property
@@ -70,13 +70,13 @@ class BlockShape:
 
 @frozen
 class BlockWork:
-    """Kernels of one direction of a block, and the sums over tensor peers among them."""
+    """Kernels of one direction of a block, and its all-reduces over tensor-parallel ranks."""
 
     routine: Routine
     all_reduces: int
-    """of whole activations"""
+    """number of sums of a whole activation"""
     row_sums: int = 0
-    """of one f32 number a row"""
+    """number of sums of one f32 number per row"""
 
     @property
     def collectives(self) -> int:
@@ -84,7 +84,10 @@ class BlockWork:
         return self.all_reduces + self.row_sums
 
     def seconds(self, machine: Machine, all_reduce: float, row_sum: float) -> float:
-        """Kernels one after the other and the sums that they wait for; no faster than the host can issue both."""
+        """Return the seconds of the kernels and sums, one after the other.
+
+        They are never shorter than the host needs to issue all of them (`Machine.dispatch`).
+        """
         busy = sum(kernel_work(self.routine, step, machine).seconds for step in self.routine.steps)
         busy += self.all_reduces * all_reduce + self.row_sums * row_sum
         return max(busy, machine.dispatch * (len(self.routine.steps) + self.collectives))
@@ -101,7 +104,7 @@ class Blocks:
 
 
 class _Builder:
-    """Collects steps; every distinct shape becomes a formal."""
+    """A builder of routines; every distinct shape becomes a formal."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -114,7 +117,7 @@ class _Builder:
         return name
 
     def product(self, rows: int, inner: int, columns: int, times: int = 1) -> None:
-        """`times` products in one kernel, in a batch."""
+        """Add a kernel that computes `times` products in a batch."""
         a, b = self.operand(times * rows, inner), self.operand(times * inner, columns)
         self.steps.append(Step("gemm", {"a": a, "b": b, "out": self.operand(times * rows, columns)}, {"batch": times}))
 
@@ -146,13 +149,13 @@ def blocks_of(shape: BlockShape) -> Blocks:
 
 
 def _products(shape: BlockShape) -> tuple[tuple[int, int], ...]:
-    """Inner extent and columns of a layer's products with its weights, on a peer."""
+    """Return the inner extent and the columns of a layer's products with weights, on one rank."""
     hidden, part, ffn = shape.hidden, shape.hidden // shape.peers, _FFN * shape.hidden // shape.peers
     return (hidden, 3 * part), (part, hidden), (hidden, ffn), (ffn, hidden)
 
 
 def _pairs(shape: BlockShape) -> tuple[int, int, int]:
-    """Scores of a micro-batch on a peer: how many matrices, and rows of all of them; and the width of a head."""
+    """Return, for the scores of a micro-batch on one rank: number of matrices, their rows together, width of a head."""
     matrices = shape.micro_batch * shape.heads // shape.peers
     return matrices, matrices * shape.seq_len, shape.hidden // shape.heads
 
@@ -213,9 +216,9 @@ def _backward(shape: BlockShape) -> BlockWork:
 
 
 _ACCUMULATED = 3
-"""Arrays: a gradient and the sum of those before are read, the sum is written."""
+"""Arrays that an addition to a gradient moves: it reads the new part and the sum, and writes the sum."""
 _WORDS_ALIGNED = 2
-"""Elements: a product whose extent is an odd number of f16 cannot load two at once."""
+"""Elements that one load takes: a product with an odd extent of f16 cannot load pairs."""
 
 
 def _head(shape: BlockShape) -> BlockWork:
@@ -247,7 +250,7 @@ def _head(shape: BlockShape) -> BlockWork:
 
 
 _LOSS_SUMS = 3
-"""Over peers, of each row: the maximum, the label's logit, the sum of exponents."""
+"""Sums per row over tensor-parallel ranks: the maximum, the label's logit, and the sum of exponentials."""
 
 
 def _embedding(shape: BlockShape) -> BlockWork:

@@ -29,14 +29,14 @@ _SUM_BYTES = 4
 _UPDATE_BYTES = 30
 """Bytes that AdamW moves per parameter: f32 master, two moments read and written, gradient read, f16 weight written."""
 _DIRECTIONS = 2
-"""The pipeline fills with activations and drains with gradients."""
+"""Messages of a boundary that fill and drain the pipeline: one activation, one gradient."""
 _OWN_PASSES = 2
-"""A sum is read and written."""
+"""Passes over a sum in memory: it is read and written."""
 
 
 @frozen
 class GptRun:
-    """A GPT under a parallel plan, as a measurement names it. `micro_batch` in sequences."""
+    """A GPT under a parallel plan, in the terms of a measurement; `micro_batch` in sequences."""
 
     hidden: int
     heads: int
@@ -48,11 +48,11 @@ class GptRun:
     micro_batch: int
     micro_batches: int
     recompute: bool
-    """every layer's forward is done again before its backward"""
+    """true if every layer's forward is computed again before its backward"""
 
     @property
     def shape(self) -> BlockShape:
-        """Sizes that the kernels of its blocks depend on."""
+        """Sizes that determine the kernels of its blocks."""
         return BlockShape(self.hidden, self.heads, self.seq_len, self.micro_batch, self.tp)
 
 
@@ -99,8 +99,8 @@ class GptTimes:
     def iteration(self, run: GptRun) -> float:
         """Return the seconds of an iteration.
 
-        All stages in turn, the slowest again for every further micro-batch, then the gradients' reduction and the
-        update.
+        One micro-batch goes through all stages in turn. Each further one adds the time of the slowest stage. Then
+        gradients are reduced and weights are updated.
         """
         machine, shape, blocks = self.machine, run.shape, self.blocks(run)
         placement = placement_of_run(run.tp, run.dp, run.pp, machine.link_groups)

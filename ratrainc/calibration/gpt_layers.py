@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @frozen
 class MeasuredLayer:
-    """A layer's time in both directions, as a multiple of what a machine's constants give it."""
+    """A layer's measured time in both directions, relative to its time by a machine's constants."""
 
     shape: BlockShape
     factor: float
-    """the median over the rows"""
+    """median over the rows"""
     rows: int
 
     @property

@@ -1,7 +1,7 @@
-"""Measured iterations of GPT models as CSV, in the columns of vTrain's ground truth.
+"""Measured iterations of GPT models as CSV, with the columns of vTrain's ground truth.
 
-gpus, global_batch, micro_batch (sequences), hidden, heads, layers, seq, tp, dp, pp, iter_ms (milliseconds); if there,
-source_row, and recompute: 1 if every layer is recomputed, as in all rows of a table without it, 0 if none is.
+Columns: gpus, global_batch, micro_batch (sequences), hidden, heads, layers, seq, tp, dp, pp, iter_ms (milliseconds).
+Optional: source_row, and recompute (1: every layer is recomputed, as in tables without this column; 0: none is).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def is_gpt_header(header: Sequence[str]) -> bool:
 def read_gpt_rows(path: str) -> list[GptRow]:
     """Read the rows of a table of GPT iterations.
 
-    Raises `DiagnosticError` RT002, RT004, RT005 with line and field of everything that is wrong.
+    Raises `DiagnosticError` RT002, RT004 and RT005 with the line and field of every error.
     """
     lines = read_table(path, "table of measured iterations")
     head = lines[0]

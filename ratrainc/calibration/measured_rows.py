@@ -104,7 +104,7 @@ def compiled(rows: Sequence[MeasuredRow], machine: Machine, strategy: Strategy) 
 
 
 def predicted(programs: Sequence[Program], machine: Machine) -> Seconds:
-    """Simulated seconds of a steady step of each program."""
+    """Return the simulated seconds of a steady step of each program."""
     from ratrain.ratrainc.report.timing import simulate
 
     return np.array([simulate(program, machine=machine).step_seconds for program in programs])

@@ -1,4 +1,4 @@
-"""CSV tables of measurements, line by line, with the places that diagnostics name."""
+"""CSV tables of measurements; each field knows its place for diagnostics."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TableLine:
 
     @contextmanager
     def blamed(self, index: int | None = None) -> Iterator[None]:
-        """Give diagnostics without a place, raised in the block, the place of a field, or of the line."""
+        """Give diagnostics that the block raises without a place the place of a field, or of the line."""
         place = self.place if index is None else self.place_of(index)
         try:
             yield

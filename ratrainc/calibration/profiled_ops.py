@@ -1,9 +1,9 @@
-"""Profiles of runs as calibration reads them: the seconds of each distinct op, without its waiting for other ranks.
+"""Profiles of runs, reduced to the seconds of each distinct op without its waiting for other ranks.
 
 Several profiles of one machine are joined, as each may lack ops: stages have no collectives of replicas, for example.
 
     rank 0   |--compute--|  .. all_reduce ..............|      begins early and waits
-    rank 1   |--------compute--------|  .. all_reduce ..|      the op's seconds count from here, where all are there
+    rank 1   |--------compute--------|  .. all_reduce ..|      the op's seconds count from here, when all have arrived
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from ratrain.targets.program.rtx import parse_program
 from ratrain.targets.runtime.engine.profile import CONCURRENCIES, Concurrency
 
 _WARM_UP = 2
-"""Steps that are left out where more follow: kernels are compiled and memory is touched for the first time."""
+"""Steps left out at the beginning if there are more: in them kernels are compiled and memory is first touched."""
 _SHORTEST = 1e-9
-"""Seconds of an op that is shorter than its clock can tell."""
+"""Least seconds of an op, for those shorter than the clock's resolution."""
 LONGEST = 1e9
-"""Seconds: no step of a run takes thirty years, and a machine file has no such ops."""
+"""Most seconds of an op or step (thirty years); a larger number is an error in the file."""
 _MESSAGE = ("send", "recv")
 MALFORMED = (ValueError, KeyError, TypeError, IndexError, ArithmeticError, AttributeError, RecursionError)
 """Exceptions that reading malformed data may raise."""
@@ -43,7 +43,7 @@ MALFORMED = (ValueError, KeyError, TypeError, IndexError, ArithmeticError, Attri
 
 @frozen
 class ProfiledOp:
-    """An op as a profile has it: its key, its size in bytes, and its routine by its number."""
+    """A distinct op of a profile: its key, its size in bytes, and the number of its routine."""
 
     key: str
     size: float
@@ -52,7 +52,7 @@ class ProfiledOp:
 
 @frozen
 class ProfiledOps:
-    """The seconds of each distinct op, of one step, and between two ops."""
+    """Seconds of each distinct op, of a step, and between two ops."""
 
     ops: dict[ProfiledOp, float]
     step_seconds: float
@@ -62,7 +62,7 @@ class ProfiledOps:
     concurrency: Concurrency
     ranks_per_core: float
     program: Program | None = None
-    """what ran, where ranks shared cores"""
+    """the program that ran, if ranks shared cores"""
 
     @property
     def shares_cores(self) -> bool:
@@ -126,12 +126,12 @@ def _seconds(microseconds: Any) -> float:
 
 @define
 class _Span:
-    """An op of one rank; seconds."""
+    """One execution of an op on one rank; times in seconds."""
 
     op: ProfiledOp
     step: int
     process: int
-    """of the trace: a rank"""
+    """process of the trace, that is, the rank"""
     start: float
     end: float
     members: int
@@ -158,12 +158,12 @@ class _Span:
 
 @frozen
 class _Computing:
-    """Intervals in which the thread of each process ran ops that meet no other rank."""
+    """Intervals in which the thread of each process ran ops that involve no other rank."""
 
     starts: dict[int, list[float]]
     ends: dict[int, list[float]]
     before: dict[int, list[float]]
-    """seconds of all ops before each"""
+    """seconds of all ops before each one"""
 
     @classmethod
     def of(cls, spans: Sequence[_Span]) -> _Computing:
@@ -176,7 +176,7 @@ class _Computing:
         return cls(starts, ends, {process: [0.0, *accumulate(each)] for process, each in seconds.items()})
 
     def seconds(self, process: int, start: float, end: float) -> float:
-        """Seconds between two moments in which it did."""
+        """Return the seconds between two moments in which the process computed."""
         return max(0.0, self._until(process, end) - self._until(process, start))
 
     def _until(self, process: int, moment: float) -> float:
@@ -188,16 +188,17 @@ class _Computing:
 
 
 def _take_off_waiting(spans: list[_Span], path: str) -> None:
-    """Shorten ops that meet other ranks: count from the arrival of the last one, without the rank's own compute.
+    """Shorten ops that involve other ranks: count from the last arrival, without the rank's own compute.
 
     A rank has one thread; while it computes, it does not see that others have done their part. Raises `DiagnosticError`
-    RT002 if such an op met nobody.
+    RT002 if a partner of such an op is missing.
     """
     computing = _Computing.of(spans)
     counts: dict[tuple[str, int, str], int] = defaultdict(int)
     meetings: dict[tuple[str, int], list[_Span]] = defaultdict(list)
     for span in sorted(spans, key=lambda each: each.start):
         if span.meeting is not None:
+            # A meeting happens again in each step: the n-th op of each rank belongs to the n-th meeting.
             who = span.meeting, span.process, span.op.key
             meetings[span.meeting, counts[who]].append(span)
             counts[who] += 1
@@ -205,6 +206,7 @@ def _take_off_waiting(spans: list[_Span], path: str) -> None:
         if len(met) < max(2 if each.op.key in _MESSAGE else each.members for each in met):
             fail("RT002", f"not all who meet in '{meeting}' are in this profile", Location(path, 1))
         all_there = max(span.start for span in met)
+        # A send counts until its receive has ended.
         arrived = [span for span in met if span.op.key == "recv"]
         for span in met:
             last = max(arrived, key=lambda each: each.end, default=span)
@@ -218,7 +220,7 @@ def _measured(
     routines: tuple[Routine, ...],
     concurrency: Concurrency,
 ) -> ProfiledOps:
-    """Take medians over all steps but the first; other work on the machine lengthens some ops, not most medians."""
+    """Take medians over the steps after the warm-up; other work on the machine lengthens some ops, not most medians."""
     counted = sorted(steps)[_WARM_UP:] or sorted(steps)
     by_step: dict[int, list[_Span]] = {step: [] for step in counted}
     seconds: dict[ProfiledOp, list[float]] = defaultdict(list)
@@ -229,6 +231,8 @@ def _measured(
     usual = median(steps[step] for step in counted)
     gap = 0.0
     if concurrency == "ordered":
+        # In one thread, the part of a step that no op covers is gaps. Between processes only a thread's own pairs of
+        # ops tell. Both include the time to record an op, which is subtracted.
         gaps = [(steps[step] - _covered_seconds(inside)) / len(inside) for step, inside in by_step.items() if inside]
         gap = max(0.0, median(gaps) - recording)
     elif concurrency == "processes":
@@ -238,7 +242,10 @@ def _measured(
 
 
 def _between_ops(steps: Iterable[list[_Span]]) -> list[float]:
-    """Seconds between ops that the thread of a rank ran one after another; in most of these it waited for nothing."""
+    """Return the seconds between ops that a rank's thread ran one after another.
+
+    In most of these gaps it waited for nothing, so their median is the overhead between ops.
+    """
     found = []
     for spans in steps:
         ends: dict[int, float] = {}
@@ -250,7 +257,7 @@ def _between_ops(steps: Iterable[list[_Span]]) -> list[float]:
 
 
 def _covered_seconds(spans: list[_Span]) -> float:
-    """Seconds in which any op ran."""
+    """Return the seconds in which at least one op ran."""
     covered, end = 0.0, -inf
     for span in sorted(spans, key=lambda each: each.start):
         covered += max(0.0, span.end - max(span.start, end))

@@ -49,7 +49,7 @@ class LevelChoice:
     gathered_seconds: float
     """seconds of a step with all views gathered for each use"""
     exposed_seconds: float
-    """part of that for which compute waits for gathers, on the stage where it waits most"""
+    """part of `gathered_seconds` in which compute waits for gathers, on the stage with most of it"""
     tried: int
     """number of steps that were simulated"""
 

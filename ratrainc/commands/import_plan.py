@@ -33,7 +33,7 @@ def _auto(text: str) -> str:
 
 
 def _variables(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """Variables by their names."""
+    """Return the values of `NAME=VALUE` words by name; refuse a bad name, and two values for one name."""
     found: dict[str, str] = {}
     for each in values:
         name, sign, value = each.partition("=")

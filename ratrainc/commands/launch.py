@@ -21,10 +21,10 @@ All options after FILE are those of 'ratrainc run'.
 
 
 class _Launch(click.Command):
-    """A command whose own options stand before its first argument, and says so of one that stands behind."""
+    """A command whose own options must come before its first argument; it reports one that comes later."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the words as any command does; explain options that belong to 'ratrainc run'."""
+        """Parse the words as any command does; explain options that 'ratrainc run' would get."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)

@@ -43,7 +43,7 @@ def _list_passes(context: click.Context, _option: click.Parameter, wanted: bool)
 
 
 class _Observer:
-    """Prints and writes the module between passes."""
+    """Output of the module between passes, on stderr or in files."""
 
     def __init__(self, module: Module, after: str | None, after_change: bool, folder: str | None) -> None:
         from ratrain.ratrain_ir.support.files import made_directory

@@ -103,7 +103,7 @@ def command(
 def _compare(
     file: str, against: str, output: str, machine: str | None, *, rendezvous: bool, sharing: bool, as_json: bool
 ) -> None:
-    """Write the page of two programs, and say what differs."""
+    """Write the page of two programs, and print their differences."""
     from ratrain import api
     from ratrain.ratrainc.commands.words.loading import checked_program
     from ratrain.ratrainc.console.console import print_json, say, size_text, status

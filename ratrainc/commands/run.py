@@ -457,7 +457,7 @@ def _refuse_idle_options(settings: RunSettings, data: DataChoice, ranks: Ranks) 
 
 
 def _report(result: RunResult, *, as_json: bool) -> None:
-    """Say what the run did, whose exit code counts: there may be nobody left to hear it, after a signal above all."""
+    """Print the result of a run. After a signal its reader may be gone: that does not change the exit code."""
     from ratrain.ratrainc.console.console import print_json
     from ratrain.ratrainc.console.terminal import leave_lost_readers
     from ratrain.ratrainc.running.run_result import show_run

@@ -1,4 +1,4 @@
-"""From a model and a plan to a module and a program, and both as files."""
+"""Compilation of a model and a plan to a module and a program, and their files."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ class Compiled:
     machine: Machine
     runs: list[PassRun]
     given: str
-    """chunks and slices that the strategy added to the plan, in words; empty if none"""
+    """description of the chunks and slices that the strategy added to the plan; empty if none"""
     levels: str
-    """blocks chosen to keep their views whole, in words; empty if no choice was asked for"""
+    """description of the blocks chosen to keep their views whole; empty if no choice was asked for"""
 
 
 def compile(  # noqa: A001 - the name the documentation promises
@@ -152,15 +152,19 @@ def compiled(
         misuse("a strategy and passes of your own exclude each other")
     chosen = strategy_named(strategy or DEFAULT_STRATEGY)
     pipeline = chosen.passes if passes is None else passes
+    # A table is placed first, so that the passes see its order. It may also give the shape that the plan leaves out.
     if schedule_file is not None:
         pipeline = _placed_by(schedule_file, pipeline, strategy if passes is None else "--passes")
     config, given_plan = _resolved_for_table(model, plan, schedule_file)
     _check_schedule(given_plan, plan, chosen, passes)
+    # The plan is adapted before anything is lowered: chunks and slices change the blocks and their cuts. Passes of the
+    # user's own leave it as given.
     adapted = chosen.adapted(given_plan, config, machine) if passes is None else given_plan
     pipeline = hiding_exchanges(pipeline, adapted.tp) if passes is None else pipeline
     given = changes_text(given_plan, adapted) if adapted.shape != given_plan.shape else ""
     if passes is not None and said:
         _refuse_idle_options(passes, adapted, config)
+    # Levels are chosen last, since each candidate is compiled with the final plan and pipeline.
     levels = ""
     if choose_levels:
         from ratrain.ratrainc.choices import level_choice
@@ -280,9 +284,9 @@ def run_passes(
     after_pass: AfterPass | None = None,
     progress: OnProgress | None = None,
 ) -> list[PassRun]:
-    """Run a pipeline over a module in place, then verify it. `progress` hears which pass is at work.
+    """Run a pipeline over a module in place, then verify it. `progress` hears the present pass.
 
-    Raises `DiagnosticError` where an option changes nothing, a pass refuses or the result is not sound.
+    Raises `DiagnosticError` if an option changes nothing, a pass refuses or the result is not sound.
     """
     _refuse_idle_options(passes, module.plan, module.model)
     return _run(module, passes, machine=machine, verify_each=verify_each, after_pass=after_pass, progress=progress)
@@ -300,6 +304,7 @@ def _run(
     chosen = machine_for(module, machine)
     manager = PassManager(target_of(chosen), verify_each, after_pass, None if progress is None else telling(progress))
     with paused_gc():
+        # A module with a target gets this machine's, before the first pass reads its capacity.
         make_for(module, chosen)
         manager.run(module, passes)
         check(module, machine=chosen)

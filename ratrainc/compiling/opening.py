@@ -1,4 +1,4 @@
-"""Files opened: the schedule or the program in them, not yet verified, and the machine it is for."""
+"""Loading of schedules and programs without verifying them, and the machines they are for."""
 
 from __future__ import annotations
 

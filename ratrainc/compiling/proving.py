@@ -1,6 +1,6 @@
-"""Schedules and programs of files, proved sound now or earlier.
+"""Proofs that schedules and programs are sound, with a cache.
 
-An earlier proof of the same bytes counts if the proof cache has it (`ratrain.ratrain_ir.support.proof_cache`).
+A proof counts again for the same bytes if the proof cache has it (`ratrain.ratrain_ir.support.proof_cache`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Proof(Shown):
 
     words: str
     target: TargetInfo | None = field(eq=False)
-    """the machine that it was sized for; None: it was for none"""
+    """machine that it was sized for; None if it names none"""
 
     def parts(self) -> Iterator[Part]:
         """Yield a sentence."""
@@ -88,6 +88,8 @@ def proved_schedule(path: str, *, machine: str | Machine | None = None) -> Sound
     A large one is proved without making its ops. Raises `DiagnosticError` with all errors.
     """
     data = read_bytes(path, "schedule")
+    # The fast proof works on numbers in columns, without objects of ops. It gives no errors: whatever it does not
+    # accept is parsed and proved again by the rules on ops.
     proved = proved_by_numbers(data, path, machine)
     if proved is None:
         module = _sound_module(data, path, machine, anew=True)
@@ -96,6 +98,8 @@ def proved_schedule(path: str, *, machine: str | Machine | None = None) -> Sound
     from ratrain.ratrainc.compiling.soundness import check_pipeline
 
     module, ops = proved
+    # Only the pipeline is left to check. What is cached stands for the whole proof: kind and content are the same as in
+    # `_sound_module`.
     prove(lambda: check_pipeline(module), "schedule", _machine_part(module, machine), data, anew=True)
     return SoundSchedule(module.level, len(module.stages), ops, module.target)
 
@@ -116,6 +120,7 @@ def _sound_module(data: bytes, path: str, machine: str | Machine | None, *, anew
 
         check(module, machine=machine)
 
+    # The key must have all that the proof depends on: the bytes, and the machine if they name one.
     prove(proof, "schedule", _machine_part(module, machine), data, anew=anew)
     return module
 
@@ -130,6 +135,7 @@ def proved_by_numbers(data: bytes, path: str, machine: str | Machine | None) -> 
 
     Return None if the text is small, unusual or wrong, so that the parser and the rules on ops must judge it.
     """
+    # The columns need compiled loops. For small texts their compilation would take longer than the proof.
     if ALLOWANCE.take(len(data)):
         return None
     from lark.exceptions import UnexpectedInput
@@ -147,6 +153,7 @@ def proved_by_numbers(data: bytes, path: str, machine: str | Machine | None) -> 
             check_carried_by(text.module, path)
             there, target = on_machine(text.module, machine)
             ops = prove_text(there, text, target)
+    # An error found here has no place in the text: the parser and the rules on ops report it.
     except (UnusualTextError, UnexpectedInput, DiagnosticError):
         return None
     return None if ops is None else (text.module, ops)
@@ -169,6 +176,7 @@ def sound_program(given: Program | str, *, machine: str | Machine | None = None,
     data = read_bytes(given, "program")
     program = program_in(data, given)
     there = _in_place_of_its_own(program, machine)
+    # The bytes name the program's own machine. Only a machine that stands in for it needs a place in the key.
     content = (data,) if there is None else (data, machine_digest(there).encode())
     prove(lambda: _check_program(program, there), "program", *content, anew=anew)
     return program

@@ -1,4 +1,4 @@
-"""Modules proved sound, for the machine that they were sized for or for another one."""
+"""Verification of modules, for the machine they were sized for or for another one."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def show_diagnostics(diagnostics: Sequence[Diagnostic], *, as_json: bool) -> Non
 
 
 class _Drawn:
-    """A drawing on stderr's terminal, made again each time, or `rich` would take the lines above for its own."""
+    """A drawing on stderr's terminal. It is made anew on each start, else `rich` would erase the lines above it."""
 
     def __init__(self, shown: Callable[[], RenderableType], per_second: float) -> None:
         self.live = partial(
@@ -112,7 +112,7 @@ class _Drawn:
 
 
 def drawn(shown: Callable[[], RenderableType], *, per_second: float = 10) -> AbstractContextManager[None]:
-    """Have something on stderr, which is a terminal, for as long as the block runs, below all that is written."""
+    """Show a drawing on stderr, which must be a terminal, while the block runs; other output appears above it."""
     return moving(_Drawn(shown, per_second))
 
 
@@ -136,7 +136,7 @@ def progress(total: int | None, title: str) -> Iterator[tuple[Progress, Any]]:
 
 
 class _StatusColumn(TextColumn):
-    """Words that give way with the bar, on one line."""
+    """A column of words on one line, shortened together with the bar."""
 
     def render(self, task: Task) -> Text:
         text = super().render(task)
@@ -246,13 +246,13 @@ def size_text(count: int) -> str:
 
 
 def capacity_text(count: int) -> str:
-    """Bytes to compare with what others publish, in all units in use: exact, decimal and binary."""
+    """Format bytes for comparison with published figures: exact, decimal and binary."""
     decimal = f"{count / 10**9:.2f} GB" if count >= 10**8 else f"{count / 10**6:.2f} MB"
     return f"{count} bytes ({decimal}, {size_text(count)})"
 
 
 def seconds_text(seconds: float) -> str:
-    """Seconds for people."""
+    """Format seconds with two digits after the point in s or ms, or one in us."""
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"

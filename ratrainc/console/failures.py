@@ -52,7 +52,7 @@ def show_failure(error: BaseException, *, as_json: bool) -> int:
 
 
 def _print_usage_error(error: click.ClickException) -> None:
-    """Wrong words as a diagnostic on stdout; they have no code of their own, as nothing was read yet."""
+    """Print a usage error as a diagnostic in JSON; it has no code of its own, as nothing was read yet."""
     from ratrain.ratrain_ir.support.diagnostics import Diagnostic
     from ratrain.ratrainc.console.console import print_json
 

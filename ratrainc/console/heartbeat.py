@@ -17,7 +17,7 @@ _SILENT = [False]
 
 @contextmanager
 def speaking(speaks: bool) -> Iterator[None]:
-    """Let this process be silent in the block where another one speaks for it."""
+    """Silence the heartbeat of this process in the block unless `speaks`; another process reports for it."""
     before, _SILENT[0] = _SILENT[0], not speaks
     try:
         yield
@@ -27,7 +27,7 @@ def speaking(speaks: bool) -> Iterator[None]:
 
 @contextmanager
 def said_while_working(line: Callable[[], str]) -> Iterator[None]:
-    """Say what `line` tells, and for how long it has been going on, every `EVERY_SECONDS` of the block."""
+    """Print the text of `line` and the time passed, every `EVERY_SECONDS` of the block."""
     done, start = Event(), time.monotonic()
 
     def beat() -> None:

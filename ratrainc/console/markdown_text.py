@@ -1,4 +1,4 @@
-"""Markdown in lines of a bounded length, and texts of users in it: as text, or as prose without HTML."""
+"""Markdown in lines of limited length, and users' texts in it: escaped, or as prose without HTML."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WIDTH = 119
 """Characters of a line."""
 _LIST_ITEM = re.compile(r"(- |[0-9]+\. )")
 _WOULD_BE_MARKUP = re.compile(r" (?=([-+*#>|]|[0-9]+\.)( |$))")
-"""The space before what must not begin a line."""
+"""A space before characters that are markup at the beginning of a line."""
 _CODE = re.compile(r"`[^`]{1,100}`")
 
 
@@ -17,7 +17,7 @@ _MARKUP = re.compile(r"[\\`*\[\]<>&|]|(?<!\w)_|_(?!\w)")
 
 
 def escaped(text: str) -> str:
-    """Write a text so that Markdown shows it as it is, on one line: no markup, no HTML."""
+    """Escape a text so that Markdown shows it literally, on one line: no markup, no HTML."""
     return _MARKUP.sub(lambda mark: _ENTITIES.get(mark[0], f"\\{mark[0]}"), " ".join(text.split()))
 
 
@@ -30,7 +30,7 @@ _PIECE = re.compile(
 
 
 def prose(paragraph: str) -> str:
-    """Write a paragraph of Markdown without its HTML: tags are shown, outside of code, where they are shown anyway."""
+    """Escape the HTML of a Markdown paragraph: tags appear as text. Code stays unchanged, as it shows them anyway."""
     pieces = _PIECE.finditer(paragraph)
     return "".join(piece[0] if piece["code"] else piece[0].replace("<", "&lt;") for piece in pieces)
 

@@ -11,7 +11,7 @@ from attrs import frozen
 from ratrain.ratrainc.console.console import PlainConsole, rich_table, say, shortened, table
 
 MOST_ROWS = 64
-"""Rows of a table that says no other number; the middle of a longer one is left out."""
+"""Default for the most rows of a table; the middle of a longer one is left out."""
 
 
 @frozen
@@ -29,7 +29,7 @@ Part = TextTable | str
 
 
 class Shown:
-    """A result that says the same wherever it is shown: by a command, by `print` or at a prompt, and in a notebook.
+    """A result with the same content in a command, in `print`, at a prompt and in a notebook.
 
     Its class is an attrs class with `repr=False`.
     """
@@ -77,7 +77,7 @@ _WIDEST = 1 << 16
 
 
 def html_of(parts: Iterable[Part]) -> str:
-    """Parts as HTML that brings no style but the sides that columns keep to."""
+    """Return parts as HTML, without styles except the alignment of columns."""
     return f"<div>{''.join(_html(part) for part in parts)}</div>"
 
 

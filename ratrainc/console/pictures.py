@@ -1,4 +1,4 @@
-"""Pictures, drawn with matplotlib (extra `plot`): every `--plot` asks here, by the ending of its file."""
+"""Pictures, drawn with matplotlib (extra `plot`); all `--plot` options use them, with the format by file ending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of long work: it calls a function, from which a command makes a bar."""
+"""Progress of long work: the work calls a function, and a command draws a bar from it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Progress:
     """The progress of some work."""
 
     done: float
-    """of `total`"""
+    """finished part of `total`"""
     total: float | None
-    """None where nobody knows"""
+    """None if unknown"""
     text: str
-    """the present step, or the last one that was done"""
+    """the present step, or the last one that was finished"""
 
 
 OnProgress = Callable[[Progress], None]
@@ -29,7 +29,7 @@ OnProgress = Callable[[Progress], None]
 
 
 def unheard(_: Progress) -> None:
-    """Hear nothing."""
+    """Ignore a progress."""
 
 
 class Tick(Protocol):
@@ -52,7 +52,7 @@ def counting(progress: OnProgress | None, total: float | None = None) -> Tick:
 
 
 def telling(progress: OnProgress) -> BeforePass:
-    """Tells which pass begins, and which are left."""
+    """Return a function that reports each pass as it begins, with the passes after it."""
     done = 0
 
     def begin(item: Pass, left: Sequence[Pass]) -> None:

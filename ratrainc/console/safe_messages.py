@@ -19,12 +19,12 @@ def show_safely(diagnostic: Diagnostic) -> None:
 
 @define
 class SafeMessages:
-    """Tells until that fails; then says so once, and is silent."""
+    """Output that may fail: after the first failure it warns once, and stays silent."""
 
     has_failed: bool = False
 
     def __call__(self, action: Callable[[], object]) -> None:
-        """Do what tells something."""
+        """Run an action that prints or draws; do nothing after a failure."""
         if self.has_failed:
             return
         try:

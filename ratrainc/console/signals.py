@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @define
 class StopAsked:
-    """The signal that asked for an end, or 0. A second Ctrl-C stops at once; further ones change nothing."""
+    """The signal that asked for an end, or 0; a second Ctrl-C stops at once, and further ones change nothing."""
 
     signal: int = 0
     answer: str = "ending after this step; Ctrl-C again stops at once"
@@ -61,7 +61,7 @@ def ending_in_order(stop: StopAsked) -> Iterator[None]:
 
 @contextmanager
 def saying_where(text: str) -> Iterator[None]:
-    """Answer SIGUSR1, which would end the process, with a text, while nothing better is there to answer."""
+    """Answer SIGUSR1 with a text during the block; without a handler it would end the process."""
 
     def answer(number: int, frame: FrameType | None) -> None:
         del number, frame

@@ -21,7 +21,7 @@ from ratrain.ratrainc.console.wrapping import wrapped
 def echo(text: str = "", *, err: bool = False, nl: bool = True, wrap: bool = True) -> None:
     """Write a text to stdout or stderr, made printable: names and contents of files may hold anything.
 
-    On a terminal long lines are wrapped at words, unless `wrap` says that they are one word to whoever reads them.
+    On a terminal, long lines are wrapped at words. `wrap=False` keeps lines that readers take as a whole.
     """
     shown = printable(text)
     with above_what_moves():
@@ -59,7 +59,7 @@ class Moving(Protocol):
 
 @contextmanager
 def moving(shown: Moving) -> Iterator[None]:
-    """Draw something for as long as the block runs. Whatever is written meanwhile is written above it."""
+    """Draw something while the block runs; all output of the block appears above it."""
     with _MOVES:
         _MOVING.append(shown)
         shown.start()
@@ -105,14 +105,17 @@ def leave_lost_readers() -> None:
 
 @contextmanager
 def warnings_in_words() -> Iterator[None]:
-    """Say what our own warnings say in one line, without a place in our code."""
+    """Print the project's own warnings in one line during the block, without a place in the code."""
     with warnings.catch_warnings():
         _show_in_words()
         yield
 
 
 def warnings_of_worker() -> None:
-    """Silence warnings about uncached loops for the life of a worker process; the first process reports for all."""
+    """Show the project's own warnings in the first worker process; silence them in the others.
+
+    The setting holds for the life of the process.
+    """
     if current_process().name.rpartition("-")[2] == "1":
         _show_in_words()
     else:

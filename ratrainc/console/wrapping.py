@@ -1,4 +1,4 @@
-"""Lines no wider than a terminal: prose is wrapped at words, what would not fit as a table is told row by row."""
+"""Lines that fit a terminal: prose is wrapped at words, and a table that is too wide becomes lines per row."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _CORE_TYPES = frozenset({"OPENBLAS_CORETYPE", "MKL_CBWR", "BLIS_ARCH_TYPE"})
 
 @frozen
 class MachineFact:
-    """One thing that was looked at."""
+    """One fact, with a remark; `stops_a_run` if a run would fail for it."""
 
     found: str
     remark: str = ""
@@ -54,7 +54,7 @@ class MachineFact:
 
 
 def machine_facts() -> dict[str, MachineFact]:
-    """Python, BLAS, threads, bf16, the kernels' cache, MPI, torch.distributed, memory."""
+    """Collect the facts: Python, BLAS, threads, bf16, the kernels' cache, MPI, torch.distributed, memory."""
     return {
         "python": MachineFact(f"{platform.python_version()}, {platform.system()} {platform.machine()}"),
         "blas": _blas(),
@@ -88,7 +88,7 @@ def program_fact(program: Program) -> MachineFact:
 
 
 def free_memory() -> int:
-    """Bytes that a new process can take: what the system can give, and no more than a control group lets it."""
+    """Return the bytes that a new process can take: the system's free ones, within its control group's limit."""
     limits = [_available()]
     for limit, used in _GROUP_FILES:
         try:
@@ -99,7 +99,7 @@ def free_memory() -> int:
 
 
 def memory_limit() -> int:
-    """Bytes that processes of this machine can take together: its memory, or what a control group allows of it."""
+    """Return the bytes that all processes can take together: the memory, within the control group's limit."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for limit, _ in _GROUP_FILES:
         with suppress(OSError, ValueError):  # no control groups of this kind, or no limit ("max")
@@ -114,6 +114,7 @@ _GROUP_FILES = (
         Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
     ),
 )
+"""Files with the limit and the usage of a control group, of version 2 and version 1."""
 
 
 def _available() -> int:
@@ -186,7 +187,7 @@ def _parameter_bytes(dtype: Dtype) -> int:
 
 
 def _kernel_cache() -> MachineFact:
-    """Find the folder in which numba keeps compiled kernels, by writing to it."""
+    """Check the folder in which numba keeps compiled kernels, by writing to it."""
     import numba
 
     version = f"numba {numba.__version__}"

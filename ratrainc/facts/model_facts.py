@@ -30,21 +30,21 @@ _POLICIES = ("full", "attention", "mlp", "none")
 
 @frozen(repr=False)
 class ModelFacts(Shown):
-    """A configuration's figures; activations are in the default plan's type (f16), micro-batches of one sequence."""
+    """Figures of a model; activations have the default plan's type (f16), a micro-batch has one sequence."""
 
     model: ModelConfig
     seq_len: int
     """tokens of a sequence"""
     blocks: tuple[tuple[Block, int], ...]
-    """the blocks in forward order with their parameters; a tied matrix counts for the first block that has it"""
+    """blocks in forward order, with their parameters; a tied matrix counts for the first block that has it"""
     flops_per_token: float
-    """of training, forward and backward, a multiply-add being two; a third of them are forward"""
+    """operations of training, forward and backward (a multiply-add is two); a third of them are forward"""
     boundary_bytes_per_token: int
-    """what passes from block to block, and from stage to stage"""
+    """bytes of an activation between blocks, and between stages"""
     kv_bytes_per_token: int
-    """keys and values of all layers"""
+    """bytes of keys and values of all layers"""
     saved_bytes_per_layer: dict[str, int]
-    """what a layer keeps of a sequence from its forward to its backward, by policy of `recompute`"""
+    """bytes that a layer keeps of a sequence from forward to backward, by policy of `recompute`"""
     unusual: tuple[str, ...]
     """differences from LLaMA-2, a sentence each"""
 
@@ -100,7 +100,7 @@ def model_facts(model: ModelConfig, seq_len: int | None = None) -> ModelFacts:
 
 
 def model_parts(facts: ModelFacts) -> Iterator[Part]:
-    """Tables and lines on stdout."""
+    """Yield the tables and lines that describe a model."""
     model = facts.model
     rows = []
     for (kind, count), group in groupby(sorted(facts.blocks, key=_place), key=lambda each: (each[0].kind, each[1])):

@@ -1,4 +1,4 @@
-"""A remark about slices that are too short for their weights."""
+"""A remark on slices that are too short to be worth reading the weights for."""
 
 from __future__ import annotations
 

@@ -14,6 +14,8 @@ _TOKEN = re.compile(
 _MOST = 1 << 63
 _MOST_TOKENS = 2000
 _ASSIGNS = {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="}
+# Precedence of binary operators, as in C; `**` binds tightest, as in bash. Assignments and `?:` bind more loosely: see
+# `_choice`.
 _ORDER = {
     "||": 3,
     "&&": 4,
@@ -44,11 +46,15 @@ _WORK: dict[str, Callable[[int, int], int]] = {
 
 
 class ArithmeticError_(ValueError):  # noqa: N801, N818 - `ArithmeticError` is a builtin
-    """An expression that has no value, or none that a run would have."""
+    """An expression without a value: a syntax error, a division by zero, or a result outside 64 bits."""
 
 
 def evaluate(text: str, read: Callable[[str], int], write: Callable[[str, int], None]) -> int:
-    """Evaluate an expression; variables are read and assigned by name, such as `A[3]`. Raises `ArithmeticError_`."""
+    """Evaluate an expression to a whole number; an empty one is 0.
+
+    `read` returns the value of a variable by its name, and `write` assigns one. A name may have a subscript: `A[3]`.
+    Raises `ArithmeticError_`.
+    """
     tokens: list[str] = []
     at = 0
     text = text.strip()
@@ -64,7 +70,7 @@ def evaluate(text: str, read: Callable[[str], int], write: Callable[[str, int], 
 
 
 class _Reader:
-    """Reads tokens into a tree: `(operator, operands)`, or a name or number as it is."""
+    """A recursive-descent parser. A tree is a token (name or number) or `(operator, operand, ...)`."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = [*tokens, ""]
@@ -104,6 +110,8 @@ class _Reader:
 
     def _binary(self, least: int) -> Any:
         tree = self._unary()
+        # Precedence climbing: the right side takes only operators that bind tighter. `**` groups from the right, so its
+        # right side takes further `**` too.
         while _ORDER.get(self._tokens[self._at], 0) >= least:
             sign = self._next()
             tree = (sign, tree, self._binary(_ORDER[sign] + (sign != "**")))
@@ -128,11 +136,14 @@ class _Reader:
 
 
 class _Evaluator:
+    """An evaluator of trees. It skips the side of `&&`, `||` and `?:` that does not count, since it may assign."""
+
     def __init__(self, read: Callable[[str], int], write: Callable[[str, int], None]) -> None:
         self._read, self._write = read, write
 
     def value(self, tree: Any) -> int:
         result = self._name(tree) if isinstance(tree, str) else self._operation(*tree)
+        # A shell wraps around at 64 bits. No size of a training is that large, so the expression is refused instead.
         if abs(result) >= _MOST:
             raise ArithmeticError_("too large")
         return int(result)
@@ -141,6 +152,7 @@ class _Evaluator:
         if not word[0].isdigit():
             return self._read(word)
         try:
+            # Notations of bash: BASE#DIGITS, 0x for hexadecimal, a leading 0 for octal.
             if "#" in word:
                 base, digits = word.split("#")
                 return int(digits, int(base))
@@ -152,6 +164,7 @@ class _Evaluator:
         if sign in _ASSIGNS:
             return self._assign(sign[:-1], *operands)
         if sign in ("&&", "||"):
+            # A left side that decides alone is the result: true for ||, false for &&.
             left = bool(self.value(operands[0]))
             return int(left if left is (sign == "||") else bool(self.value(operands[1])))
         if sign == "?":
@@ -174,8 +187,10 @@ class _Evaluator:
         if sign in ("/", "%"):
             if right == 0:
                 raise ArithmeticError_("division by zero")
+            # Python rounds quotients down; the shell truncates them towards zero.
             quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
             return quotient if sign == "/" else left - quotient * right
+        # Only <<, >> and ** are left. The bound keeps a script from asking for a number of any length.
         if not 0 <= right < 64:
             raise ArithmeticError_(sign)
         return left << right if sign == "<<" else left >> right if sign == ">>" else left**right

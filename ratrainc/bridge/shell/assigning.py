@@ -1,4 +1,4 @@
-"""Assignments of shell scripts: texts, arrays, arrays by words, and what is added to them."""
+"""Assignments of shell scripts: texts, arrays, associative arrays, and additions to them (`+=`)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 class Assigning:
-    """Has variables of a world hold values; of what a script does not say, the command line's."""
+    """Assignment of values to variables. Values from the command line (`--set`) replace unknown ones."""
 
     def __init__(self, given: Mapping[str, Text]) -> None:
         self.given = given
         self.used: set[str] = set()
-        """variables that something reads"""
+        """variables that were read"""
         self.overridden: dict[str, Text] = {}
-        """variables of the command line that the script sets itself, and to what"""
+        """variables of the command line that the script sets itself, with its values"""
 
     def assign(self, node: Node, expander: Expander, *, by_words: bool = False) -> str:
-        """Do an assignment; by the name of its variable."""
+        """Follow an assignment; return the variable's name. `by_words` makes an array literal associative."""
         script, world = expander.script, expander.world
         target, value = node.child_by_field_name("name"), node.child_by_field_name("value")
         if target is None:
@@ -43,6 +43,7 @@ class Assigning:
             index = index.rstrip("]")
         before = world.variables.get(name)
         if adds and before is None:
+            # An addition to a variable that was never set: the script relies on its being empty.
             world.assumed.setdefault(name, "")
         if value is not None and value.type == "array":
             new: Value = self._array(value, script, expander, by_words=by_words or isinstance(before, dict))
@@ -55,6 +56,7 @@ class Assigning:
             old = before if isinstance(before, Text) else None
             if index is not None:
                 new = self._element(before, index, text, expander, adds=adds)
+            # Without a subscript, the name of an array means its element 0.
             elif isinstance(before, list) and before:
                 new = [joined([before[0], text]) if adds else text, *before[1:]]
             else:
@@ -63,7 +65,11 @@ class Assigning:
         return name
 
     def put(self, name: str, value: Value, world: World) -> None:
-        """Have a variable hold a value; of one that is not known, what the command line says."""
+        """Set a variable. For an unknown value, take the one from the command line if it gives one.
+
+        An unknown value that no variable decides is named after this one, so that advice can propose `--set
+        NAME=VALUE`.
+        """
         if isinstance(value, Text):
             given = self.given.get(name)
             if value.unknown is not None:
@@ -83,10 +89,10 @@ class Assigning:
         world.variables[name] = value
 
     def fill(self, name: str, value: Text, world: World) -> None:
-        """Have an array hold unknown elements, or the words that the command line gives it.
+        """Set an array to unknown elements, or to the words that the command line gives for its name.
 
-        The unknown value does not take the name of the array: the command line is asked for what the script makes of
-        it, such as the number of its elements.
+        The unknown value is not named after the array: advice asks for a value that the script derives from the array,
+        such as the number of its elements.
         """
         given = self.given.get(name)
         if given is None:
@@ -103,6 +109,7 @@ class Assigning:
                 continue
             source = source_of(child, script)
             if source.startswith("[") and "]=" in source:
+                # `[KEY]=VALUE`: the array is associative if it is declared so or if a key is not a number.
                 key, _, _ = source[1:].partition("]=")
                 text = expander.text(child)
                 words[key.strip("\"'")] = text.part(text.shown.index("]=") + 2, len(text.shown))
@@ -118,6 +125,8 @@ class Assigning:
             key = index.strip("\"'")
             return before | {key: joined([before[key], text]) if adds and key in before else text}
         items = [] if before is None else [before] if isinstance(before, Text) else list(before)
+        # bash fills a gap before a new element with empty ones. The limit keeps a script from asking for an array of
+        # any length.
         number = expander.whole(literal(index))
         if not isinstance(number, int) or not -len(items) <= number <= len(items) + 1000:
             why = f"its element {index} is not known"
@@ -127,7 +136,7 @@ class Assigning:
         return items
 
     def declared(self, words: list[Text], world: World, *, exports: bool) -> None:
-        """`export "$NAME=$VALUE"`."""
+        """Assign words `NAME=VALUE` that were expanded first, as in `export "$NAME=$VALUE"`."""
         for word in words:
             name, sign, _ = word.shown.partition("=")
             if sign and name.isidentifier():

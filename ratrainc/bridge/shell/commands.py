@@ -64,7 +64,7 @@ _SILENT = {
 
 
 def name_of(word: Text) -> str:
-    """Return the name of a program, without its folder; empty if it is not known."""
+    """Return the name of a program without its folder; empty if it is unknown."""
     return word.shown.rpartition("/")[2] if word.plain is not None or "/" in word.shown else ""
 
 
@@ -75,7 +75,7 @@ def is_program(word: Text) -> bool:
 
 
 class Commands(Printing):
-    """Runs one simple command in a world, as far as that changes what the script does."""
+    """Execution of simple commands, as far as they affect later commands of the script."""
 
     def run(
         self,
@@ -85,7 +85,11 @@ class Commands(Printing):
         prefix: list[tuple[str, Value]],
         outer: tuple[Text, ...] = (),
     ) -> list[World]:
-        """Return the worlds after a command with its words, what it reads, and the variables that are set for it."""
+        """Run one command; return the worlds after it.
+
+        `stdin` is its input, if known. `prefix` has variables that are set for this command alone (`A=1 command`), and
+        `outer` the words of the launchers around it.
+        """
         if not words:
             for name, value in prefix:
                 self.runner.assigning.put(name, value, world)
@@ -94,6 +98,8 @@ class Commands(Printing):
         rest = words[1:]
         if name in world.functions:
             return self._function(name, rest, world)
+        # Builtins, and programs whose output is known, are the methods `_do_NAME`. A variable that was set for one
+        # command has its earlier value again after it.
         builtin = getattr(self, f"_do_{name}", None) if name.isidentifier() else None
         if builtin is not None:
             before = {variable: world.variables.get(variable) for variable, _ in prefix}
@@ -113,6 +119,7 @@ class Commands(Printing):
             world.ended = name
             return [world]
         if name in ("exec", "command", "builtin") and rest and not rest[0].shown.startswith("-"):
+            # `exec COMMAND` does not return: the script ends with the command.
             worlds = self.run(rest, world, stdin, prefix)
             for each in worlds if name == "exec" else ():
                 each.ended = "exit"
@@ -134,6 +141,8 @@ class Commands(Printing):
         return self._status(world, CommandOutcome(known, "let", self.place, ("let", tuple(words))))
 
     def _do_set(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+        # Of all options only these affect the commands that are started: -u (a variable that is not set ends the
+        # script), -a (exports variables; here those that exist so far), and new arguments.
         options = iter(words)
         for word in options:
             text = word.shown
@@ -196,6 +205,7 @@ class Commands(Printing):
             return self._status(world, CommandOutcome(value=False))
         letters, name = words[0].shown, words[1].shown
         self.runner.assigning.used.add("@")
+        # OPTIND counts arguments from 1. Letters in one word (`-ab`) are not separated: only the first is seen.
         at = world.variables.get("OPTIND")
         number = int(at.shown) if isinstance(at, Text) and at.shown.isdecimal() else 1
         if world.arguments is None:
@@ -221,6 +231,7 @@ class Commands(Printing):
         body, script = world.functions[name]
         before = world.arguments
         world.arguments = words
+        # The frame collects values that local variables hide. They come back when the function returns.
         world.frames.append({})
         self.runner.depth += 1
         try:
@@ -240,6 +251,8 @@ class Commands(Printing):
             return [world]
         script = self._script_at(words[0], world)
         if script is None:
+            # A file that is not read may set any variable: from here on, a variable that is not set is unknown, not
+            # empty.
             if words[0].shown not in world.unread:
                 world.unread = (*world.unread, words[0].shown)
             return self._status(world, self._command_status(words, "source"))
@@ -254,7 +267,7 @@ class Commands(Printing):
         return after
 
     def _script_at(self, word: Text, world: World) -> Script | None:
-        """Return the script at a path: one that the script has written, or one that lies beside it."""
+        """Find the script at a path: a file that the script wrote, else one that can be read; None without either."""
         paths = (word.shown, word.shown.removeprefix("./"), f"./{word.shown}")
         written = next((world.files[path] for path in paths if path in world.files), None)
         if written is not None:
@@ -267,7 +280,7 @@ class Commands(Printing):
     def _child(
         self, text: Text | Script, arguments: list[Text], world: World, prefix: list[tuple[str, Value]]
     ) -> list[World]:
-        """Return the worlds after a script in a child shell, which has exported variables and those set for it."""
+        """Run a script in a child shell, which has exported variables and `prefix`; return the worlds after it."""
         script, variables = (text, dict[str, Value]()) if isinstance(text, Script) else as_script(text, self.script)
 
         def run(inner: World) -> list[World]:
@@ -278,6 +291,7 @@ class Commands(Printing):
             }
             inner.variables = {**visible, **dict(prefix), **variables}
             inner.exported = {*inner.variables}
+            # Functions, local variables and `set -u` do not reach a child shell.
             inner.functions, inner.frames, inner.strict = {}, [], False
             inner.arguments = arguments
             return self.runner.script(script, inner)
@@ -313,6 +327,7 @@ class Commands(Printing):
             worlds = self._started(words, world, stdin, prefix, outer)
         for each in worlds:
             each.status = status
+            # The output of a program is unknown, except if it has none.
             if each.output is not None and name not in _SILENT:
                 each.output.append(self._unknown(shown[:60], ""))
         return worlds
@@ -336,6 +351,7 @@ class Commands(Printing):
                 Launch(tuple(each.replaced(world.known) for each in words), world.copy(), (*self.runner.outer, *outer)),
             )
             return [world]
+        # The command may be a wrapper (`srun --mpi=pmix python ...`): look for a program among its words, and run that.
         at = next((number for number, each in enumerate(words) if number and is_program(each)), None)
         if at is None and name in _WRAPPERS:
             at = next(
@@ -370,6 +386,7 @@ class Commands(Printing):
         while at < len(words):
             text = words[at].shown
             if name in SHELLS and re.fullmatch(r"-[a-z]*c", text) and at + 1 < len(words):
+                # In `bash -c TEXT NAME ARGUMENT...` the word after the text is `$0`.
                 return self._child(words[at + 1], words[at + 3 :], world, prefix)
             if text[:1] in ("-", "+") and text != "-":
                 at += 2 if text in ("-o", "-O", "--rcfile", "+o") else 1
@@ -382,7 +399,10 @@ class Commands(Printing):
         return self._child(stdin, [], world, prefix) if stdin is not None else [world]
 
     def _submit(self, words: list[Text], world: World, stdin: Text | None) -> list[World]:
-        """Return the worlds after a batch script, which has the variables of its own and of `sbatch`'s options."""
+        """Follow a batch script that `sbatch` or its like is given; return the worlds after it.
+
+        The script has Slurm's variables by its `#SBATCH` lines and by the options of the command, which override them.
+        """
         script: Script | None = None
         variables: dict[str, Value] = {}
         at = 1
@@ -412,10 +432,11 @@ class Commands(Printing):
 
 
 _MARK = "__unknown_"
+"""Prefix of variables that stand for unknown parts of a script's text."""
 
 
 def restore(world: World, variables: Mapping[str, Value | None]) -> None:
-    """Have variables hold what they held before; None: nothing."""
+    """Set variables to earlier values; None removes the variable."""
     for name, value in variables.items():
         if value is None:
             world.variables.pop(name, None)
@@ -424,13 +445,14 @@ def restore(world: World, variables: Mapping[str, Value | None]) -> None:
 
 
 def as_script(text: Text, within: Script) -> tuple[Script, dict[str, Value]]:
-    """Return a text that a shell runs, and variables for what in it is not known."""
+    """Turn a text into a script, and its unknown parts into variables that the script reads; return both."""
     variables: dict[str, Value] = {}
     pieces: list[TextRun] = []
     for piece in text.pieces:
         if piece.unknown is None:
             pieces.append(piece)
             continue
+        # The checksum gives equal parts equal names, so that equal texts give equal scripts.
         name = f"{_MARK}{crc32(repr((piece.unknown.name, piece.unknown.why, piece.unknown.unset)).encode()):x}"
         variables[name] = Text((piece,))
         pieces.append(evolve(piece, text=f"${{{name}}}", exact=False, unknown=None))

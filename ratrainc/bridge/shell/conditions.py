@@ -34,13 +34,13 @@ _LITERAL = re.compile(r"[^*?\[\]\\$]*")
 
 
 class Conditions:
-    """Decides conditions of one script in one world."""
+    """Evaluation of conditions of one script in one world."""
 
     def __init__(self, expander: Expander) -> None:
         self.expander = expander
 
     def answer(self, node: Node) -> CommandOutcome:
-        """Return the outcome of a `test_command`."""
+        """Evaluate a node `test_command`: `[ ... ]`, `[[ ... ]]` or `((...))`."""
         shown = " ".join(source_of(node, self.expander.script).split())
         inner = [child for child in node.children if child.type not in ("[", "]", "[[", "]]", "((", "))")]
         place = self.expander.script.place(node.start_byte, node.end_byte)
@@ -53,7 +53,7 @@ class Conditions:
         return evolve(found, shown=shown, place=place)
 
     def number(self, node: Node) -> CommandOutcome:
-        """Return the outcome of `((...))`: yes where it is not 0."""
+        """Evaluate `((...))`: true unless its value is 0."""
         begin, stop = node.start_byte + 2, node.end_byte - 2
         text = self.expander.range(node, begin, stop)
         value = self.expander.whole(text)
@@ -62,7 +62,7 @@ class Conditions:
         return CommandOutcome(None, key=("((", text.key), because=value)
 
     def words(self, words: list[Text]) -> CommandOutcome:
-        """Return the outcome of `test` with words."""
+        """Evaluate `test` with these words, without brackets."""
         if words and words[0].shown == "!":
             return self.words(words[1:]).other()
         if len(words) == 1:
@@ -121,6 +121,8 @@ class Conditions:
             unknown = text.unknown
             if unknown is None:
                 return _known(value=bool(text.shown) == (sign == "-n"))
+            # Never assigned in the script: taken as empty, unless the environment sets it. `-n` has the key of the
+            # negated `-z`, so that a decision for one holds for the other.
             if text.sole is not None and text.sole.unset:
                 return CommandOutcome(
                     sign == "-z",
@@ -128,6 +130,7 @@ class Conditions:
                     assumed=True,
                     because=unknown,
                 )
+            # Some characters are known, so the text is not empty.
             if any(isinstance(each, str) for each in text.key):
                 return _known(value=sign == "-n")
             answer = CommandOutcome(None, key=("-z", text.key), because=unknown)
@@ -150,6 +153,8 @@ class Conditions:
             return CommandOutcome(None, key=key, because=unknown)
         if unknown is None:
             return self._texts(sign, left.shown, right.shown, pattern, key)
+        # If `$X = text` holds, X is known from there on (`binds`). A pattern that matches many texts does not say
+        # which.
         sides = [(left, right), (right, left)] if pattern is None or _LITERAL.fullmatch(pattern) else []
         for one, other in sides:
             if sign in ("=", "==", "!=") and one.sole is not None and other.plain is not None:
@@ -162,6 +167,7 @@ class Conditions:
     def _texts(self, sign: str, left: str, right: str, pattern: str | None, key: object) -> CommandOutcome:
         if sign == "=~":
             try:
+                # The limit bounds the time of a backtracking search: a longer text does not match.
                 return _known(value=len(left) < 1000 and re.search(right, left) is not None)
             except re.error:
                 return CommandOutcome(None, key=key)
@@ -176,6 +182,7 @@ class Conditions:
         if isinstance(first, int) and isinstance(second, int):
             return _known(value=_NUMBERS[sign](first, second))
         unknown = next((each for each in values if isinstance(each, Unknown)), None)
+        # Without arguments on the command line, a run is taken to have none.
         if left.shown == "$#" and isinstance(second, int) and unknown is not None:
             return CommandOutcome(_NUMBERS[sign](0, second), key=key, assumed=True, because=unknown)
         binds = None
@@ -184,13 +191,14 @@ class Conditions:
         return CommandOutcome(None, key=key, because=unknown, binds=binds)
 
     def case(self, word: Text, pattern: Node) -> CommandOutcome:
-        """Return the outcome of one pattern of `case`."""
+        """Evaluate one pattern of `case WORD in`."""
         found = self.expander.pattern(pattern)
         shown = source_of(pattern, self.expander.script)
         place = self.expander.script.place(pattern.start_byte, pattern.end_byte)
         if found is None:
             return CommandOutcome(None, shown, place, ("case", word.key, shown))
         text, escaped = found
+        # `*` matches any word, also an unknown one.
         if escaped and set(escaped) == {"*"}:
             return _known(value=True)
         if word.unknown is None:
@@ -204,8 +212,9 @@ def _known(*, value: bool) -> CommandOutcome:
 
 
 def _both(left: CommandOutcome, right: CommandOutcome, either: bool) -> CommandOutcome:
-    """`&&`, or `||`, of two."""
+    """Combine two outcomes by `||` if `either`, else by `&&`, in three-valued logic."""
     if left.value is either or right.value is either:
+        # A side that equals `either` decides alone. If both do, the result is assumed only if both are.
         decides = left if left.value is either else right
         return (
             decides

@@ -1,4 +1,4 @@
-"""The training commands that a script may start, each with the way there."""
+"""Search of a script for the training commands that it may start, each with the path to it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ _OF_ARGUMENTS = re.compile(r"--?\w")
 
 @frozen
 class Followed:
-    """Result of following a script."""
+    """The result of following a script."""
 
     launches: tuple[Launch, ...]
-    """of all ways that it may go, those first that need nothing of the environment"""
+    """commands on the paths that need the fewest variables of the environment"""
     worlds: tuple[World, ...]
     unused: tuple[tuple[str, Text | None], ...]
-    """variables of the command line that nothing reads, and what the script gives them itself"""
+    """variables of the command line that the script does not read, or sets itself (then with its value)"""
 
 
 def follow(file: str, text: str, given: Mapping[str, str]) -> Followed:
-    """Follow a script without running any of it; `given` is its environment, and `1`, `2` and on its arguments.
+    """Follow a script on all paths, without running any of it; return the commands that it may start.
 
-    Raises `DiagnosticError` RT063 if it is no shell text, RT064 where it goes too many ways.
+    `given` has variables of the environment, and the script's arguments by their numbers (`1`, `2`, ...). Raises
+    `DiagnosticError` RT063 if the text is no shell script, and RT064 if it has too many paths or steps.
     """
     text = text.replace("\r\n", "\n")
     script = Script(text, Source(file, text).span, str(Path(file).parent) if Path(file).is_file() else None, file)
@@ -67,22 +68,25 @@ def _start(script: Script, given: Mapping[str, Text]) -> World:
 
 
 def _argument(number: int, script: Script) -> Text:
-    """Return an argument that the command line leaves out before one that it gives."""
+    """Return an unknown argument, for a number below the largest one that is given."""
     name = str(number)
     return nothing_known(f"${name}", Unknown(name, f"${name} is an argument of the script", script.place(0, 1)))
 
 
 def _kept(worlds: list[World]) -> list[World]:
-    """Return the ways that start something; where such ways need nothing of the environment, only these."""
+    """Return the worlds that start a command and need the fewest variables of the environment.
+
+    If no world starts a command, all of them count.
+    """
     started = [world for world in worlds if world.launches] or worlds
     least = min((len(world.contrary) for world in started), default=0)
     return [world for world in started if len(world.contrary) == least]
 
 
 def _one_of_lines(world: World) -> list[Launch]:
-    """Return the commands that a world starts.
+    """Return the commands that a world starts; lines of arguments alone become one command.
 
-    Lines of arguments alone, as in a file of arguments, are one command together; beside a program they are none.
+    A file of arguments has only such lines. In a script that also starts a program they are ignored.
     """
     programs = [each for each in world.launches if not each.words[0].shown.startswith("--")]
     if programs or not world.launches:
@@ -92,7 +96,7 @@ def _one_of_lines(world: World) -> list[Launch]:
 
 
 def _arguments_of(world: World) -> list[Launch]:
-    """Return the arguments that a file defines and starts nothing with, as one that other scripts read does."""
+    """Return, as one command, arguments that a file defines in variables and other scripts read."""
     words: list[Text] = []
     for value in world.variables.values():
         items = value if isinstance(value, list) else _words(value) if isinstance(value, Text) else []
@@ -109,7 +113,9 @@ def _beside(path: str, script: Script) -> Script | None:
     """Find a script that another one names: at its path, or next to it if the path begins with an unknown part."""
     if script.folder is None:
         return None
+    # If the path begins with a variable (`$DIR/x.sh`), the rest of it is looked for.
     relative = path.rpartition("}")[2].rpartition(")")[2].lstrip("/") if path.startswith("$") else path
+    # A path that repeats the script's own folder is relative to the working directory.
     inside = script.folder not in ("", ".") and relative.startswith(f"{script.folder}/")
     found = Path(relative) if inside else Path(script.folder, relative)
     try:

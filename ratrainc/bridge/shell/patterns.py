@@ -20,8 +20,12 @@ def _regex(pattern: str) -> str:
 
 
 def changed_by(text: str, sign: str, words: str, number: Callable[[str], int | None]) -> str | None:
-    """Return a text after `${X<sign><words>}`; None if that is not followed."""
+    """Apply the expansion `${X<sign><words>}` to a value; None if the expansion is not supported.
+
+    `number` evaluates the offset and the length of `${X:offset:length}`.
+    """
     if sign in ("%", "%%"):
+        # `%` and `#` remove the shortest part that matches, `%%` and `##` the longest.
         order = range(len(text), -1, -1) if sign == "%" else range(len(text) + 1)
         return next((text[:at] for at in order if matches(text[at:], words)), text)
     if sign in ("#", "##"):
@@ -46,6 +50,7 @@ def _replaced(text: str, sign: str, words: str) -> str:
     pattern, _, new = words.partition("/")
     if not pattern:
         return text
+    # fnmatch anchors a pattern at the end of the text. Here it may match anywhere, unless the sign says otherwise.
     regex = re.sub(r"\\Z$|\\z$", "", _regex(pattern))
     regex = f"\\A(?:{regex})" if sign == "/#" else f"(?:{regex})\\Z" if sign == "/%" else regex
     return re.sub(regex, lambda _match: new, text, count=0 if sign == "//" else 1)

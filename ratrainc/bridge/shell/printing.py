@@ -1,4 +1,4 @@
-"""Commands of which a shell script uses what they print: `echo` and `printf`, paths, numbers, here-documents."""
+"""Commands whose output a script may use: `echo`, `printf`, `cat`, paths, numbers."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ _FORMAT = re.compile(r"%[-0]?\d*([sdq%])|\\(n|t|\\)")
 
 
 class Follower(Protocol):
-    """Follows statements, in every way that they may go."""
+    """The part of `Runner` that commands use."""
 
     assigning: Assigning
     read: Callable[[str, Script], Script | None]
-    """a script by its path, from another"""
+    """returns the script at a path that another script names; None if it cannot be read"""
     depth: int
-    """of scripts and functions that run within one another"""
+    """number of scripts and functions that run within one another"""
     outer: tuple[Text, ...]
-    """the words that a shell is started with which runs a script, as `srun` with its options"""
+    """words of the commands around the present shell, such as `srun` with its options"""
 
     def script(self, script: Script, world: World) -> list[World]:
-        """Follow a script; the worlds after it."""
+        """Follow a script; return the worlds after it."""
 
     def run(self, nodes: Iterable[Node], script: Script, worlds: list[World]) -> list[World]:
-        """Follow statements; the worlds after them."""
+        """Follow statements; return the worlds after them."""
 
     def inside(self, world: World, run: Callable[[World], list[World]]) -> list[World]:
-        """Follow what a process of its own does; the worlds after it, with variables as before."""
+        """Follow a child process; return the worlds after it, with the variables from before."""
 
     def expander(self, script: Script, world: World) -> Expander:
-        """Expands words of a script in a world."""
+        """Return an expander for words of a script in a world."""
 
 
 class Printing:
-    """Runs commands that print, of one script; a world keeps what they do where something reads it."""
+    """Execution of commands that print. Their output is kept only if something reads it (`World.output`)."""
 
     def __init__(self, runner: Follower, script: Script, place: Place) -> None:
         self.runner = runner
@@ -75,6 +75,7 @@ class Printing:
         values, texts, at = list(words[1:]), list[Text](), 0
         if not words or words[0].plain is None:
             return self._unknown("printf", "")
+        # The format is used once: with more values than conversions, the output is unknown.
         form = words[0].shown
         for match in _FORMAT.finditer(form):
             texts.append(literal(form[at : match.start()], words[0]))
@@ -92,6 +93,7 @@ class Printing:
             named = [each for each in words if each.shown != "-"]
             if not named and stdin is not None:
                 world.output.append(stdin)
+            # Contents are known of files that the script wrote itself.
             elif named and all(each.plain in world.files for each in named):
                 world.output += [world.files[each.shown] for each in named]
             else:
@@ -134,6 +136,7 @@ class Printing:
         return self._print_path(words, world, lambda text: text.rpartition("/")[2].removesuffix(suffix))
 
     def _do_realpath(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
+        # Links are not resolved: the path stays as it is written.
         return self._print_path([each for each in words if each.shown[:1] != "-"], world, lambda text: text)
 
     _do_readlink = _do_realpath
@@ -141,6 +144,7 @@ class Printing:
     def _do_cd(self, words: list[Text], world: World, _stdin: Text | None) -> list[World]:
         if words and words[-1].plain is not None:
             world.variables["PWD"] = words[-1]
+        # In a substitution, as in `$(cd DIR && pwd)`, the folder is taken to exist.
         return self._status(
             world, CommandOutcome(None if world.output is None else True, "cd", self.place, ("cd", tuple(words)))
         )
@@ -148,6 +152,7 @@ class Printing:
     def _do_pwd(self, _words: list[Text], world: World, _stdin: Text | None) -> list[World]:
         held = world.variables.get("PWD")
         if world.output is not None:
+            # PWD is what `cd` was last given; without one, the folder of the run is unknown.
             text = held if isinstance(held, Text) else self._unknown("pwd", "")
             world.output.append(joined([text, literal("\n")]))
         return self._status(world, CommandOutcome(value=True))
@@ -168,6 +173,7 @@ class Printing:
                     if len(words) == 1
                     else (numbers[0], numbers[1] if len(words) == 3 else 1, numbers[-1])
                 )
+                # The limit keeps a script from making a text of any length.
                 values = range(first, last + (1 if step > 0 else -1), step)[:10_000]
                 world.output.append(literal("".join(f"{each}\n" for each in values), words[0]))
             else:

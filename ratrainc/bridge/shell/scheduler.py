@@ -1,4 +1,4 @@
-"""The variables that Slurm sets for a batch script, by the `#SBATCH` lines at its head."""
+"""Variables that Slurm sets for a batch script, derived from its `#SBATCH` lines."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ _ALWAYS = frozenset(
 
 
 def of_slurm(script: Script, submitted: Sequence[Text] = ()) -> tuple[dict[str, Text], frozenset[str]]:
-    """Return variables by the options at a script's head, and the names of those set to unknown values.
+    """Return Slurm's variables with their values, and the names of those whose values are unknown.
 
-    `submitted` has the words of `sbatch` before the script, which count before its head.
+    `submitted` has the words of `sbatch` before the script; they override the script's lines. Both results are empty if
+    the script has no such lines and is not submitted.
     """
     found = [*_options(script), *_of_words(submitted)]
     options = {name: text for name, text in found if text.shown}
@@ -59,6 +60,7 @@ def of_slurm(script: Script, submitted: Sequence[Text] = ()) -> tuple[dict[str, 
         if text is not None and (re.fullmatch(r"\d+", text.shown) or name == "--job-name"):
             known |= dict.fromkeys(variables, text)
         elif text is not None and name == "--gpus-per-node" and (match := re.fullmatch(r"\w+:(\d+)", text.shown)):
+            # `--gpus-per-node=a100:8`: the kind is left out.
             known |= dict.fromkeys(variables, text.part(*match.span(1)))
     gpus = known.get("SLURM_GPUS_PER_NODE")
     resource = options.get("--gres")
@@ -67,6 +69,7 @@ def of_slurm(script: Script, submitted: Sequence[Text] = ()) -> tuple[dict[str, 
     if gpus is not None:
         known["SLURM_GPUS_ON_NODE"] = gpus
     each, nodes = known.get("SLURM_NTASKS_PER_NODE"), known.get("SLURM_NNODES")
+    # Slurm derives the number of tasks from the nodes. The length bounds the product.
     if "SLURM_NTASKS" not in known and each is not None and nodes is not None and len(each.shown + nodes.shown) < 12:
         known |= dict.fromkeys(_SETS["--ntasks"], literal(str(int(each.shown) * int(nodes.shown)), each))
     return known, _ALWAYS - {*known}

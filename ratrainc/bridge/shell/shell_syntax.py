@@ -36,15 +36,17 @@ def _parser() -> Parser:
 def parse(script: Script) -> Node:
     """Parse a script; indices of nodes count characters of its text. Raises `DiagnosticError` RT063 for a syntax error.
 
-    The grammar is given a text of the same length, in which what it takes for something else has a letter in its place:
-    characters outside ASCII, which are letters to a shell (and bytes are characters then), what a backslash escapes,
-    commands in backquotes within a word, words that run nothing, and a backslash at the end of the file.
+    The grammar misreads some texts. So it gets a copy of the same length, with a letter or a blank in place of:
+    characters outside ASCII (letters to a shell; one byte each in the copy), escaped characters, commands in backquotes
+    within a word, words that run nothing, and a backslash at the end of the file.
     """
+    # Each step keeps the length: indices into the copy are indices into the script.
     text = "".join(each if each < "\x80" else "_" for each in script.text)
     text = _NOTHING.sub(lambda match: " " * len(match[0]), text)
     text = _ESCAPED.sub("..", _LAST_BACKSLASH.sub(" ", text))
     text = _BACKQUOTED.sub(_in_word, text)
     root = _parser().parse(text.encode("ascii")).root_node
+    # A repair can show the next misreading. It removes its own cause, so the loop ends.
     while repairs := {**_lost(root, text), **_joined(root, text)}:
         letters = list(text)
         for at, letter in repairs.items():
@@ -61,7 +63,7 @@ def parse(script: Script) -> Node:
 
 
 def _in_word(match: re.Match[str]) -> str:
-    """Letters for a command in backquotes that a word goes on with; the grammar ends the word there."""
+    """Return letters in place of a command in backquotes that continues a word; the grammar would end the word."""
     before = match.string[match.start() - 1 : match.start()]
     return "." * len(match[0]) if before and (before.isalnum() or before in "_/.-:}") else match[0]
 

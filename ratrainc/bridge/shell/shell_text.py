@@ -15,26 +15,26 @@ class Script:
 
     text: str
     place: Callable[[int, int], Place]
-    """from the start and exclusive end index of a part to its place in a file"""
+    """maps the start and exclusive end index of a part to its place in a file"""
     folder: str | None = None
-    """where the file lies; None of what is no file"""
+    """folder of the file; None if the text does not come from a file"""
     path: str = ""
 
 
 @frozen
 class Unknown:
-    """A part of a text that the script does not say."""
+    """A part of a text that the script does not determine."""
 
     name: str
-    """the variable that `--set` gives a value, or empty if none does"""
+    """variable that decides it, for `--set`; empty if there is none"""
     why: str
-    """in words, after "because" """
+    """reason, as a clause of a message"""
     place: Place = field(eq=False)
     unset: bool = False
-    """a variable that is never assigned: it expands to nothing if the environment does not have it"""
+    """true for a variable that is never assigned: it is empty unless the environment sets it"""
 
     def help(self) -> str | None:
-        """Return the way out, where a variable is one."""
+        """Return advice to set the variable that decides it; None if there is no variable."""
         return f"give its value: --set {self.name}=VALUE" if self.name else None
 
 
@@ -47,11 +47,12 @@ class TextRun:
     start: int = field(eq=False)
     end: int = field(eq=False)
     exact: bool = field(default=True, eq=False)
-    """its characters stand one for one in its origin"""
+    """true if its characters are the characters of its origin, one for one"""
     unknown: Unknown | None = None
 
     def part(self, start: int, end: int) -> TextRun:
-        """Return the characters from an index to an exclusive end index."""
+        """Return the run from a start index to an exclusive end index."""
+        # Here a character has no place of its own: each part has the place of the whole run.
         if self.unknown is not None or not self.exact:
             return TextRun(self.text[start:end], self.place, self.start, self.end, exact=False, unknown=self.unknown)
         return TextRun(self.text[start:end], self.place, self.start + start, self.start + end)
@@ -63,15 +64,17 @@ class TextRun:
 
 @frozen
 class Text:
-    """A text in pieces. Two are equal where they read the same, wherever they come from."""
+    """A text in pieces. Two texts are equal if they read the same, wherever they come from."""
 
     pieces: tuple[TextRun, ...] = field(default=(), eq=False)
     key: tuple[object, ...] = field(init=False, repr=False)
+    """characters and unknown parts in order, adjacent characters joined"""
     quoted_empty: bool = field(default=False, eq=False)
     bare: bool = field(default=False, eq=False)
-    """it stood in a command as one unquoted expansion of something unknown: it may be no word, or several"""
+    """true for a word that is one unquoted expansion of an unknown value: it may become no word, or several"""
 
     def __attrs_post_init__(self) -> None:
+        # The boundaries of pieces do not count: known characters next to each other become one item.
         key: list[object] = []
         for piece in self.pieces:
             item: object = piece.unknown if piece.unknown is not None else piece.text
@@ -88,17 +91,17 @@ class Text:
 
     @property
     def shown(self) -> str:
-        """The characters, and of unknown parts what the script has in their place."""
+        """The characters; for unknown parts, the script's own text."""
         return "".join(piece.text for piece in self.pieces)
 
     @property
     def unknown(self) -> Unknown | None:
-        """The first part that is unknown."""
+        """The first unknown part, or None."""
         return next((piece.unknown for piece in self.pieces if piece.unknown is not None), None)
 
     @property
     def sole(self) -> Unknown | None:
-        """The unknown that is all of the text."""
+        """The unknown part, if it is the whole text; else None."""
         return self.key[0] if len(self.key) == 1 and isinstance(self.key[0], Unknown) else None
 
     def place(self) -> Place:
@@ -106,7 +109,7 @@ class Text:
         return self.pieces[0].where() if self.pieces else Place()
 
     def part(self, start: int, end: int) -> Text:
-        """Return the characters of `shown` from an index to an exclusive end index."""
+        """Return the text between two indices into `shown`; the end is exclusive."""
         pieces, at = [], 0
         for piece in self.pieces:
             low, high = max(start - at, 0), min(end - at, len(piece.text))
@@ -116,7 +119,7 @@ class Text:
         return Text(tuple(pieces))
 
     def replaced(self, known: dict[Unknown, Text]) -> Text:
-        """Return the text with parts that have become known."""
+        """Return the text with values in place of the unknown parts in `known`."""
         if not known or not any(piece.unknown in known for piece in self.pieces):
             return self
         pieces: list[TextRun] = []
@@ -125,9 +128,10 @@ class Text:
         return Text(tuple(pieces), quoted_empty=self.quoted_empty)
 
     def script(self) -> Script:
-        """Return the text as a script of its own; unknown parts must be gone."""
+        """Return the text as a script with the same places; it must not have unknown parts."""
 
         def place(start: int, end: int) -> Place:
+            # An empty range has no piece: the next character gives the place, and the first one at the end of the text.
             found = self.part(start, max(end, start + 1)).pieces
             return (found or self.pieces)[0].where() if self.pieces else Place()
 
@@ -135,7 +139,7 @@ class Text:
 
 
 def joined(texts: Iterable[Text], between: Text | None = None) -> Text:
-    """Return one text of several."""
+    """Concatenate texts, with `between` between them."""
     pieces: list[TextRun] = []
     for number, text in enumerate(texts):
         if number and between is not None:
@@ -145,7 +149,7 @@ def joined(texts: Iterable[Text], between: Text | None = None) -> Text:
 
 
 def literal(text: str, origin: Text | None = None) -> Text:
-    """Return a text that nobody wrote as it is, at the place of another that it follows from."""
+    """Make a text that no file contains in this form; its place is the place of `origin`, from which it follows."""
     first = origin.pieces[0] if origin is not None and origin.pieces else None
     if first is None:
         return Text((TextRun(text, _nowhere, 0, 0, exact=False),)) if text else Text()
@@ -153,7 +157,7 @@ def literal(text: str, origin: Text | None = None) -> Text:
 
 
 def nothing_known(shown: str, unknown: Unknown) -> Text:
-    """Return a text of which nothing is known."""
+    """Make a text that is wholly unknown and reads as `shown` in messages."""
     return Text((TextRun(shown, lambda _start, _end: unknown.place, 0, 0, exact=False, unknown=unknown),))
 
 

@@ -35,18 +35,22 @@ _LOOPS = ("break", "continue")
 
 @define
 class Runner:
-    """Follows a script; nothing is started, and no file is touched but those that it reads as scripts."""
+    """Interpreter of a script. It starts nothing, and reads no files but scripts."""
 
     assigning: Assigning
     read: Callable[[str, Script], Script | None]
-    """a script by its path, from another"""
+    """returns the script at a path that another script names; None if it cannot be read"""
     steps: int = 0
+    """statements followed, counted once in each world"""
     depth: int = 0
     outer: tuple[Text, ...] = ()
-    """the words that a shell is started with which runs a script, as `srun` with its options"""
+    """words of the commands around the present shell, such as `srun` with its options"""
 
     def script(self, script: Script, world: World) -> list[World]:
-        """Return the worlds after a script."""
+        """Follow a script; return the worlds after it.
+
+        Raises `DiagnosticError` RT063 for a syntax error, and RT064 if calls are nested too deeply.
+        """
         self.depth += 1
         if self.depth > _MOST_DEPTH:
             place = script.place(0, 1)
@@ -57,19 +61,21 @@ class Runner:
             self.depth -= 1
 
     def run(self, nodes: Iterable[Node], script: Script, worlds: list[World]) -> list[World]:
-        """Return the worlds after some statements."""
+        """Follow statements in each of some worlds; return the worlds after them."""
         for node in nodes:
             if not node.is_named or node.type == "comment":
                 continue
             after: list[World] = []
             for world in worlds:
                 after += [world] if world.ended else self.statement(node, script, world)
+            # Keys of worlds take time: compare worlds only if their number has grown.
             worlds = merged(after) if len(after) > len(worlds) else after
             self._count(node, script, worlds)
         return worlds
 
     def _count(self, node: Node, script: Script, worlds: list[World], rounds: int = 0) -> None:
         self.steps += len(worlds)
+        # Report a loop with too many rounds like a script with too many steps.
         if rounds > _MOST_ROUNDS:
             self.steps = _MOST_STEPS + 1
         if self.steps <= _MOST_STEPS and len(worlds) <= _MOST_WORLDS:
@@ -90,15 +96,20 @@ class Runner:
         )
 
     def expander(self, script: Script, world: World) -> Expander:
-        """Expands words of a script in a world."""
+        """Return an expander for words of a script in a world."""
         return Expander(world, script, self.output, self.assigning.used.add)
 
     def fields(self, nodes: Iterable[Node], script: Script, world: World) -> list[Text]:
-        """Return the words that words of the script become."""
+        """Expand words of a script to the words of a command."""
         return self.expander(script, world).words(nodes)
 
     def statement(self, node: Node, script: Script, world: World) -> list[World]:
-        """Return the worlds after one statement."""
+        """Follow one statement; return the worlds after it.
+
+        An unsupported kind of statement has no effect, and an unknown status.
+        """
+        # Each kind of statement has the method of its name in the grammar: `if_statement` is followed by
+        # `_if_statement`.
         found = getattr(self, f"_{node.type}", None)
         if found is None:
             world.status = CommandOutcome(None, source_of(node, script)[:60], key=("other", source_of(node, script)))
@@ -142,10 +153,14 @@ class Runner:
         return self.inside(world, lambda inner: self.run(node.children, script, [inner]))
 
     def inside(self, world: World, run: Callable[[World], list[World]]) -> list[World]:
-        """Return the worlds after a process of its own: variables, arguments and functions are as before."""
+        """Follow a child process; return the worlds after it, with the shell's own state from before.
+
+        Variables, arguments and functions come back. Started commands, written files and decisions stay.
+        """
         kept = world.copy()
         after = run(world)
         for each in after:
+            # One copy for each world, since worlds must not share mutable state.
             again = kept.copy()
             each.variables, each.exported, each.arguments = again.variables, again.exported, again.arguments
             each.functions, each.frames, each.strict, each.ended = again.functions, again.frames, again.strict, ""
@@ -173,13 +188,16 @@ class Runner:
         return Commands(self, script, place).run(words, world, stdin, prefix)
 
     def _redirected_statement(self, node: Node, script: Script, world: World, stdin: Text | None = None) -> list[World]:
-        """Run a command with its input; keep its output into a file, which may be a script that is run later."""
+        """Run a command with its input; keep its output as a file, which may be a script that is run later."""
         expander = self.expander(script, world)
         redirects = [each for each in node.children if each.type in _REDIRECTS]
         piped: list[Node] = []
         after: list[Node] = []
         for child in redirects:
             if child.type == "heredoc_redirect":
+                # The grammar puts the rest of the line (`cat <<END > FILE`, `... | bash`, `... && next`) inside the
+                # here-document's node. The list grows while it is iterated; the file redirects that it gains are for
+                # `_target`.
                 stdin = self._here_document(child, script, expander)
                 redirects += [each for each in child.children if each.type == "file_redirect"]
                 piped += [each for each in child.children if each.type == "pipeline"]
@@ -190,6 +208,7 @@ class Runner:
         if body is None:
             return [world]
         target, adds = self._target(redirects, script, expander)
+        # While the command runs, its output collects in this list; then it becomes the file's contents.
         outer, world.output = world.output, [] if target is not None else world.output
         if piped:
             worlds = self._piped(node, [body, *piped], script, world, stdin)
@@ -211,7 +230,7 @@ class Runner:
         return self.statement(body, script, world)
 
     def _target(self, nodes: list[Node], script: Script, expander: Expander) -> tuple[Text | None, bool]:
-        """Return the file that the output goes into, and whether it is added to what is there."""
+        """Return the file that the output goes to, and True if it is appended."""
         for node in nodes:
             sign = next((each.type for each in node.children if not each.is_named), "")
             number = next((source_of(each, script) for each in node.children if each.type == "file_descriptor"), "1")
@@ -236,7 +255,8 @@ class Runner:
         return self._piped(node, stages, script, world, None)
 
     def _piped(self, node: Node, stages: list[Node], script: Script, world: World, text: Text | None) -> list[World]:
-        """Commands of which each reads what the one before writes."""
+        """Run the commands of a pipeline, each with the output of the one before as its input."""
+        # Flatten pipelines in pipelines: `a | b | c` is one of three commands.
         while any(each.type == "pipeline" for each in stages):
             stages = [
                 each for stage in stages for each in (stage.named_children if stage.type == "pipeline" else [stage])
@@ -247,12 +267,14 @@ class Runner:
             keeps = world.output
             stdin = text
 
+            # Defaults bind the values of this round: a closure would see the last round's.
             def run(inner: World, stage: Node = stage, stdin: Text | None = stdin, *, last: bool = last) -> list[World]:
                 if not last:
                     inner.output = []
                 return self._with_input(stage, script, inner, stdin)
 
             worlds = self.inside(world, run)
+            # On several paths the next command would read several texts: the rest of the pipeline is not followed.
             if len(worlds) != 1:
                 for each in worlds:
                     each.output = keeps
@@ -268,7 +290,7 @@ class Runner:
         return [world]
 
     def output(self, node: Node, script: Script, world: World) -> Text:
-        """Return the output of a command substitution; an unknown text where it cannot be followed."""
+        """Return the output of a command substitution; an unknown text if it has several paths or unknown parts."""
         inner = world.copy()
         inner.output = []
         shown = source_of(node, script).strip()
@@ -276,10 +298,13 @@ class Runner:
         unknown = nothing_known(shown, Unknown("", f"it is what {' '.join(shown.split())[:60]} prints", place))
         after = self.run(node.children, script, [inner])
         if len(after) != 1 or after[0].output is None or any(each.unknown for each in after[0].output):
+            # Name a variable that the output depends on, so that advice can propose to set it. The output need not be
+            # empty if the variable is, so `unset` is dropped.
             hangs = [each.unknown for each in after[0].output or () if each.unknown is not None] if after else []
             named = next((each for each in hangs if each.name), None)
             return unknown if named is None else nothing_known(shown, evolve(named, unset=False))
         world.assumed.update(after[0].assumed)
+        # As in bash, newlines at the end are dropped.
         text = joined(after[0].output)
         return text.part(0, len(text.shown.rstrip("\n")))
 
@@ -297,6 +322,7 @@ class Runner:
         keyword = source_of(node.children[0], script)
         flags = "".join(source_of(each, script) for each in node.children[1:] if source_of(each, script)[:1] == "-")
         exports = keyword == "export" or (keyword != "local" and "x" in flags)
+        # Inside a function, `local`, `declare` and `typeset` (without -g) hide the variable until the function returns.
         local = (keyword == "local" or (keyword in ("declare", "typeset") and "g" not in flags)) and world.frames
         for child in node.children[1:]:
             source = source_of(child, script)
@@ -339,6 +365,7 @@ class Runner:
             if first.ended:
                 after.append(first)
                 continue
+            # `&&` goes on where the left side is true, `||` where it is false.
             for way, value in split(first, first.status):
                 if value == (sign == "&&"):
                     after += self.statement(sides[1], script, way)
@@ -355,6 +382,8 @@ class Runner:
         for child in node.children:
             if child.type == "then":
                 body = []
+                # The children of an `if` are flat. Those up to `then` are the condition; `body` gets the later ones
+                # after this.
                 branches.append((condition, body))
             elif child.type == "elif_clause":
                 at = next((i for i, each in enumerate(child.children) if each.type == "then"), len(child.children))
@@ -395,6 +424,7 @@ class Runner:
         values = items[0].children_by_field_name("value")
         body = [each for each in items[0].children if each.is_named and each not in values]
         after: list[World] = []
+        # Each pattern is tried in the worlds that no earlier pattern matched. A match may make the word known.
         ways = [world]
         for value in values:
             rest: list[World] = []
@@ -421,6 +451,7 @@ class Runner:
         values = node.children_by_field_name("value")
         listed = any(each.type == "in" for each in node.children)
         words = self.fields(values, script, world) if listed else list(world.arguments or [])
+        # Unknown words, and patterns of files, may be any number of words.
         if any(each.bare or each.sole is not None for each in words) or any(
             set(each.shown) & set("*?") for each in words
         ):
@@ -488,6 +519,8 @@ class Runner:
                         after += self._unknown_rounds([body], script, way)
                     elif way.status.value is wanted and not way.ended:
                         for further in self._round([body], script, way):
+                            # A round that starts the same command as the round before would do so forever: a script
+                            # that restarts its training. The loop ends after it.
                             again = len(further.launches) > len(launches) and further.launches[-1:] == launches[-1:]
                             (after if again or further.ended else going).append(further)
                     else:
@@ -498,7 +531,10 @@ class Runner:
         return _after_loop(merged(after))
 
     def _unknown_rounds(self, body: list[Node], script: Script, world: World) -> list[World]:
-        """Return the world after a loop that may have any number of rounds: what a round changes is not known."""
+        """Return the worlds after a loop with an unknown number of rounds.
+
+        The body is followed once, so that its commands are found. Variables that it changes become unknown.
+        """
         before = world.copy()
         place = script.place(body[0].start_byte, body[0].start_byte + 1)
         worlds = self._round(body, script, world)
@@ -511,6 +547,7 @@ class Runner:
                         name, nothing_known(f"${name}", Unknown(name, why, place))
                     )
             each.arguments = before.arguments
+            # The body may not run at all, so an `exit` in it does not end the script.
             each.ended = "" if each.ended in (*_LOOPS, "exit") else each.ended
         return _after_loop(worlds)
 

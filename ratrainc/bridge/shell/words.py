@@ -42,22 +42,26 @@ _ALWAYS = frozenset(
         "_",
     ]
 )
-"""Variables that have a value in every shell, which the script does not say."""
+"""Variables that every shell sets, to values that the script does not determine."""
 _HEAD = re.compile(r"\$\{([!#]?)(\w+|[@*#?$!-])(?:\[([^][]*|\$\{?\w+\}?)\])?")
+"""The beginning of `${...}`: a prefix `!` or `#`, the name, and a subscript."""
 _OPERATOR = re.compile(r":?[-=?+]|%%?|##?|//?[#%]?|\^\^?|,,?|@|:")
+"""The operator of `${NAME...}`: a default, a removed part, a replacement, a change of case, or a slice."""
 _EXPANSIONS = {"simple_expansion", "expansion", "command_substitution", "arithmetic_expansion", "process_substitution"}
 _ANSI = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "e": "\033", "f": "\f"}
 _SPECIAL = re.compile(r"\$([A-Za-z_]\w*|\d)|\\(.)|(`[^`\n]*`?)", re.DOTALL)
 """A variable, an escaped character, or a command in backquotes within a word (see `parse`)."""
 _LIST = re.compile(r"(?<![$\\])\{[^{}\s]*,[^{}\s]*\}")
+"""A list in braces: `{a,b}`."""
 _RANGE = re.compile(r"\{(-?\d{1,6})\.\.(-?\d{1,6})(?:\.\.(-?\d{1,6}))?\}")
+"""A range in braces: `{1..8}` or `{1..8..2}`."""
 _MOST = 1 << 16
-"""Characters and words of one word: far above any command, and soon reached by text that doubles in a loop."""
+"""Most characters or words of one word: far above any command, and soon reached by a text that doubles in a loop."""
 
 
 @define
 class WordPart:
-    """A part of a word before it is split; `ends` has a word end after it, quoted or not."""
+    """A part of a word before it is split; `ends` ends the word after this part, quoted or not."""
 
     text: Text
     quoted: bool
@@ -69,7 +73,7 @@ Output = Callable[["Node", Script, "World"], Text]
 
 
 class Expander:
-    """Expands words of one script in one world; `used` is told each variable that is read."""
+    """Expansion of words of one script in one world; `used` is called with each variable that is read."""
 
     def __init__(self, world: World, script: Script, output: Output, used: Callable[[str], None]) -> None:
         self.world = world
@@ -78,7 +82,7 @@ class Expander:
         self.used = used
 
     def fields(self, node: Node) -> list[Text]:
-        """Return the words that a word of a command becomes."""
+        """Expand one word of a command; splitting may give no word, or several."""
         return self._split(list(self._parts(node, quoted=False)))
 
     def words(self, nodes: Iterable[Node]) -> list[Text]:
@@ -87,6 +91,7 @@ class Expander:
         parts: list[WordPart] = []
         end = -1
         for node in nodes:
+            # A node that begins where the last one ended continues its word.
             if node.start_byte != end:
                 found += self._split(parts)
                 parts = []
@@ -95,7 +100,7 @@ class Expander:
         return found + self._split(parts)
 
     def text(self, node: Node) -> Text:
-        """Return the text that a word becomes where it is not split, as in an assignment."""
+        """Expand a word that is not split, as in an assignment."""
         parts = list(self._parts(node, quoted=False))
         between = literal(" ")
         texts: list[Text] = []
@@ -106,7 +111,7 @@ class Expander:
         return _bounded(joined(texts[:-1] if parts and parts[-1].ends else texts))
 
     def pattern(self, node: Node) -> tuple[Text, str] | None:
-        """Return the text of a pattern, and the pattern with what is quoted escaped; None if a part is unknown."""
+        """Return the text of a pattern, and the pattern with quoted characters escaped; None if a part is unknown."""
         parts = list(self._parts(node, quoted=False))
         text = joined(part.text for part in parts)
         if text.plain is None:
@@ -115,11 +120,11 @@ class Expander:
         return text, escaped
 
     def body(self, node: Node) -> Text:
-        """Return the text of a here-document."""
+        """Expand the text of a here-document."""
         return joined(part.text for part in self._between(node, node.start_byte, node.end_byte, quoted=True))
 
     def raw(self, node: Node) -> Text:
-        """Return the text of a node as it is."""
+        """Return the source text of a node, unexpanded."""
         return self._literal(node.start_byte, node.end_byte)
 
     # parts
@@ -139,6 +144,7 @@ class Expander:
         if kind in _EXPANSIONS:
             yield from self._expansion(node, quoted=quoted)
         elif kind == "string":
+            # `""` is an empty word, but `"$@"` without arguments is none.
             parts = list(self._between(node, node.start_byte + 1, node.end_byte - 1, quoted=True))
             yield from parts if parts or _has_array(node) else [self._empty(node)]
         elif kind == "raw_string":
@@ -179,6 +185,7 @@ class Expander:
             if child.type in _EXPANSIONS or (inner and words):
                 begin = child.start_byte
                 if child.type in _EXPANSIONS:
+                    # The node may begin with spaces that belong to the text before it.
                     begin = min(i for i in (self.script.text.find(c, begin) for c in "$`<>") if i >= 0)
                 yield from self._unescaped(at, begin, quoted=quoted)
                 yield from self._parts(child, quoted=quoted)
@@ -189,7 +196,7 @@ class Expander:
         yield from self._unescaped(at, end, quoted=quoted)
 
     def _unescaped(self, start: int, end: int, *, quoted: bool) -> Iterator[WordPart]:
-        """Yield a range without its escapes, and with the variables that the grammar has missed."""
+        """Yield a range without its escapes; expand variables that the grammar has missed."""
         text, at = self.script.text, start
         while match := _SPECIAL.search(text, at, end):
             if match.start() > at:
@@ -199,8 +206,10 @@ class Expander:
             elif match[3]:
                 unknown = Unknown("", "it has a command in backquotes within a word", self.script.place(*match.span()))
                 yield WordPart(nothing_known(match[0], unknown), quoted)
+            # A backslash at the end of a line joins it with the next one.
             elif match[2] == "\n":
                 pass
+            # In double quotes a backslash escapes only these four characters.
             elif quoted and match[2] not in '$`"\\':
                 yield WordPart(self._literal(*match.span()), quoted)
             else:
@@ -223,6 +232,8 @@ class Expander:
     # splitting
 
     def _split(self, parts: list[WordPart]) -> list[Text]:
+        # Field splitting: only parts that are not quoted are split, at characters of IFS. An unknown part stays in its
+        # word.
         spaces = self._plain("IFS", " \t\n")
         found: list[Text] = []
         pieces: list[TextRun] = []
@@ -254,6 +265,7 @@ class Expander:
             if part.ends:
                 end()
         end()
+        # A word that is one unknown expansion without quotes may be several words: `bare` tells so.
         if len(found) == 1 and len(parts) == 1 and not parts[0].quoted and found[0].sole is not None:
             found[0] = evolve(found[0], bare=True)
         if len(found) > _MOST:
@@ -294,6 +306,7 @@ class Expander:
         if prefix == "!":
             if index in ("@", "*"):
                 value = self.world.variables.get(name, Text())
+                # `${!NAME[@]}` lists the keys of an array. Otherwise `${!NAME}` is the variable whose name NAME holds.
                 keys = [*value] if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else [0]
                 yield from self._listed([literal(str(each)) for each in keys], "@", quoted=quoted)
                 return
@@ -320,6 +333,7 @@ class Expander:
             if sign[-1] in "-=" and state is False:
                 parts = list(self._between(node, operator.end(), stop, quoted=quoted, words=True))
                 text = joined(part.text for part in parts)
+                # The default counts only while the environment does not set the variable.
                 self._assume(name, index, text)
                 if sign[-1] == "=":
                     self.world.variables[name] = text
@@ -336,6 +350,7 @@ class Expander:
             return
         values = list(self._variable(name, index, _span(node), quoted=quoted))
         argument = list(self._between(node, operator.end(), stop, quoted=False, words=True))
+        # Quoted characters of the pattern match literally.
         words = "".join(
             re.sub(r"([*?[\]\\])", r"[\1]", part.text.shown) if part.quoted else part.text.shown for part in argument
         )
@@ -357,7 +372,7 @@ class Expander:
         return result if isinstance(result, int) else None
 
     def _hanging(self, node: Node, unknown: Unknown | None) -> Text:
-        """Return the text of something that hangs on an unknown."""
+        """Return an unknown text in place of an expansion that depends on an unknown part."""
         if unknown is None:
             return self._not_followed(node, "an expansion that is not followed")
         return nothing_known(source_of(node, self.script).strip(), evolve(unknown, unset=False))
@@ -367,7 +382,7 @@ class Expander:
             self.world.assumed.setdefault(name, text.shown)
 
     def _state(self, name: str, index: str | None, *, colon: bool) -> bool | None:
-        """Tell whether a variable is set (with a colon: and not empty); None if that is not known."""
+        """Tell whether a variable is set (with a colon: and not empty); None if that is unknown."""
         if name in ("@", "*"):
             return bool(self.world.arguments)
         if index not in ("@", "*"):
@@ -384,10 +399,11 @@ class Expander:
         return name in _ALWAYS or name in self.world.environment or bool(self.world.unread)
 
     def _held(self, name: str, index: str | None) -> Text | None:
-        """Return the value of a variable, or of one element of an array; None if it was never assigned."""
+        """Return the value of a variable or array element; None if it was never set, or the index is unknown."""
         self.used(name)
         if name.isdigit() and name != "0":
             arguments = self.world.arguments
+            # `$1` and on; beyond the last argument they are empty.
             number = int(name) - 1
             if arguments is None:
                 return None
@@ -420,6 +436,8 @@ class Expander:
         shown = f"${name}" if span is None else self.script.text[slice(*span)].strip()
         place = self.script.place(*(span or (0, 1)))
         key = Unknown(name if name not in "@*#?$!-_" else "", *self._reason(name), place)
+        # A variable that nothing sets is empty in a run without it in the environment. Conditions rely on that
+        # (`assumed`).
         unset = not self._may_be_set(name)
         found = nothing_known(shown, evolve(key, unset=unset))
         return found.replaced(self.world.known)
@@ -455,13 +473,14 @@ class Expander:
             yield WordPart(self._scalar(name, index, span), quoted)
 
     def count(self, span: tuple[int, int]) -> Text:
-        """`$#`."""
+        """Return `$#`, the number of arguments; unknown if the arguments are."""
         if self.world.arguments is not None:
             return literal(str(len(self.world.arguments)), self._literal(*span))
         why = "the file does not say with which arguments it is started"
         return nothing_known("$#", Unknown("1", why, self.script.place(*span), unset=True))
 
     def _listed(self, items: list[Text], sign: str, *, quoted: bool) -> Iterator[WordPart]:
+        # `"$*"` joins its items with the first character of IFS. `"$@"` gives a word for each item.
         if sign == "*" and quoted:
             yield WordPart(joined(items, literal(self._plain("IFS", " ")[:1])), quoted=True)
             return
@@ -487,7 +506,7 @@ class Expander:
     # sums
 
     def sum(self, node: Node) -> Text:
-        """Return the value of `$((...))`."""
+        """Evaluate `$((...))`."""
         opens = self.script.text.index("(", node.start_byte) + 2
         value = self.whole(self.range(node, opens, node.end_byte - 2))
         origin = self._literal(node.start_byte, node.end_byte)
@@ -500,7 +519,7 @@ class Expander:
         )
 
     def range(self, node: Node, start: int, stop: int) -> Text:
-        """Return a range of the text, with the expansions of a node expanded and the rest as it is."""
+        """Return the text between two indices, with the expansions in it expanded."""
         return joined(self._within(node, start, stop))
 
     def _within(self, node: Node, start: int, stop: int) -> Iterator[Text]:
@@ -518,7 +537,7 @@ class Expander:
         yield joined(part.text for part in self._unescaped(at, stop, quoted=True))
 
     def whole(self, text: Text) -> int | Unknown | None:
-        """Return the value of a sum, the unknown that it hangs on, or None if it has none."""
+        """Evaluate an arithmetic expression; return its value, the unknown part it depends on, or None if invalid."""
         if text.plain is None:
             return text.unknown
         try:
@@ -533,6 +552,7 @@ class Expander:
         text = self._scalar(base, index.rstrip("]") or None, None)
         if text.unknown is not None:
             raise _HangsError(text.unknown)
+        # As in bash, a variable's value is an expression itself. One that refers to itself ends in a RecursionError.
         return evaluate(text.shown, self._read, self._write) if text.shown.strip() else 0
 
     def _write(self, name: str, value: int) -> None:
@@ -566,9 +586,10 @@ def _expansions_within(node: Node) -> Iterator[Node]:
 
 
 def _runs(text: str, spaces: str) -> Iterator[tuple[bool, int, int]]:
-    """Yield the runs of a text: whether it is a word's, its start and exclusive end."""
+    """Yield the runs of a text: True if the characters are a word's, the start, and the exclusive end."""
     start = 0
     for at in range(1, len(text) + 1):
+        # A run ends where characters change between spaces and others.
         if at == len(text) or (text[at] in spaces) != (text[start] in spaces):
             yield text[start] not in spaces, start, at
             start = at
@@ -582,6 +603,7 @@ def _sliced(values: list[WordPart], words: str, number: Callable[[str], int | No
 
 
 def _bounded(text: Text) -> Text:
+    # A limit on pieces too: a text of many short pieces is slow to expand again and again.
     if len(text.pieces) <= _MOST >> 6 and sum(len(piece.text) for piece in text.pieces) <= _MOST:
         return text
     return nothing_known("...", Unknown("", "it is longer than any command", text.place()))

@@ -10,7 +10,7 @@ from ratrain.ratrain_ir.support.text import Place
 from ratrain.ratrainc.bridge.shell.shell_text import Script, Text, Unknown
 
 Value = Text | list[Text] | dict[str, Text]
-"""Of a variable: a text, an array, or an array by words."""
+"""Value of a variable: a text, an array, or an associative array."""
 
 
 @frozen
@@ -18,28 +18,28 @@ class CommandOutcome:
     """The outcome of a condition or a command."""
 
     value: bool | None
-    """None if nothing in the script says it"""
+    """None if the script does not determine it"""
     shown: str = ""
-    """the condition, as the script has it"""
+    """source text of the condition"""
     place: Place | None = field(default=None, eq=False)
     key: object = None
-    """equal for conditions that have the same outcome"""
+    """equal for conditions that always have the same outcome"""
     because: Unknown | None = None
-    """the unknown that it hangs on"""
+    """unknown part that it depends on"""
     binds: tuple[Unknown, Text] | None = None
-    """an unknown, and its text where the outcome is yes"""
+    """an unknown part, and the text that it must be if the outcome is true"""
     assumed: bool = False
-    """it holds where a variable that is never assigned is not in the environment either"""
+    """true if the value is only valid while the environment does not set a variable"""
 
     def other(self) -> CommandOutcome:
-        """Return the opposite."""
+        """Return the negated outcome."""
         value = None if self.value is None else not self.value
         return evolve(self, value=value, key=("not", self.key), binds=None)
 
 
 @frozen
 class TakenOutcome:
-    """An outcome that was taken on the way."""
+    """A decision on a path: a condition, and the value that was chosen for it."""
 
     answer: CommandOutcome
     value: bool
@@ -47,50 +47,52 @@ class TakenOutcome:
 
 @frozen
 class Launch:
-    """A command of the script: its words, in one world."""
+    """A training command that a script starts."""
 
     words: tuple[Text, ...]
     world: World = field(eq=False)
     outer: tuple[Text, ...] = ()
-    """the words of commands that start it, as `srun` with its options"""
+    """words of the commands around it, such as `srun` with its options"""
 
 
 @define
 class World:
-    """The state of a script between two of its commands."""
+    """The state of a script between two commands, on one path."""
 
     variables: dict[str, Value] = field(factory=dict)
     exported: set[str] = field(factory=set)
     arguments: list[Text] | None = None
-    """`$1` and on; None if the script was started with nobody knows what"""
+    """`$1` and on; None if they are unknown"""
     functions: dict[str, tuple[Any, Script]] = field(factory=dict)
-    """the node of each body, and the script that it stands in"""
+    """body of each function, and the script that it is in"""
     files: dict[str, Text] = field(factory=dict)
-    """what the script writes into files, by their paths"""
+    """contents of files that the script wrote, by path"""
     known: dict[Unknown, Text] = field(factory=dict)
+    """values of unknown parts that decisions on this path imply"""
     facts: dict[object, bool] = field(factory=dict)
+    """values decided on this path, by the condition's key"""
     decisions: tuple[TakenOutcome, ...] = ()
     launches: tuple[Launch, ...] = ()
     unread: tuple[str, ...] = ()
-    """files that were sourced and could not be read"""
+    """scripts that are run or sourced and could not be read"""
     assumed: dict[str, str] = field(factory=dict)
-    """variables that were taken as not set, and what the script has instead"""
+    """variables taken as not set, and the text that the script uses instead"""
     contrary: frozenset[str] = frozenset()
-    """variables that must be set by the environment for the script to go this way"""
+    """variables that the environment must set for this path"""
     strict: bool = False
     """`set -u`: a variable that is not set ends the script"""
     ended: str = ""
-    """`exit`, `return`, `break` or `continue`: what is skipped until its end"""
+    """`exit`, `return`, `break` or `continue`: statements are skipped up to its end; else empty"""
     status: CommandOutcome = CommandOutcome(value=True)
     output: list[Text] | None = None
-    """what `echo` has written, where that is kept"""
+    """output so far, if something reads it; else None"""
     frames: list[dict[str, Value | None]] = field(factory=list)
-    """of each function that runs, what its local variables held before"""
+    """for each function that runs, the values that its local variables hide; None if there was none"""
     environment: frozenset[str] = frozenset()
-    """variables that the scheduler sets, to values that are not known"""
+    """variables that the scheduler sets to unknown values"""
 
     def copy(self) -> World:
-        """Return a world that goes on from here on its own."""
+        """Return an independent copy, to follow another path."""
         return evolve(
             self,
             variables={name: _copied(value) for name, value in self.variables.items()},
@@ -106,7 +108,10 @@ class World:
         )
 
     def key(self) -> tuple[object, ...]:
-        """Equal for worlds that go on alike."""
+        """Return a key that is equal for worlds with the same future.
+
+        Decisions, facts and known values are left out: they record the past.
+        """
         return (
             tuple((name, _key(self.variables[name])) for name in sorted(self.variables)),
             None if self.arguments is None else tuple(each.key for each in self.arguments),
@@ -119,14 +124,17 @@ class World:
 
 
 def split(world: World, answer: CommandOutcome) -> list[tuple[World, bool]]:
-    """Return the ways on from a condition; one where its outcome is known, or was decided before."""
+    """Return the paths on from a condition, each with its value; one path if it is known or decided before."""
     if answer.value is not None and not answer.assumed:
         return [(world, answer.value)]
+    # X and `!X` share one fact: `turned` is true if an odd number of negations was taken off.
     key, turned = answer.key, False
     while isinstance(key, tuple) and len(key) == 2 and key[0] == "not":
         key, turned = key[1], not turned
     if key in world.facts:
         return [(world, world.facts[key] != turned)]
+    # The first path keeps this world, with the assumed value if there is one; the second is a copy with the other
+    # value.
     first = True if answer.value is None else answer.value
     ways = [(world, first), (world.copy(), not first)]
     for way, value in ways:
@@ -137,6 +145,7 @@ def split(world: World, answer: CommandOutcome) -> list[tuple[World, bool]]:
     if answer.assumed and answer.because is not None:
         if answer.because.name:
             world.assumed.setdefault(answer.because.name, "")
+        # The other path needs the environment to set the variable.
         ways[1][0].contrary |= {answer.because.name}
     return ways
 
@@ -154,7 +163,10 @@ def _key(value: Value) -> object:
 
 
 def merged(worlds: list[World]) -> list[World]:
-    """Return the worlds that differ in what comes of them; of two that do not, what both have found out stays."""
+    """Return the worlds without those that equal another one by `World.key`.
+
+    Of equal worlds the first remains, with the facts, values and decisions that they share.
+    """
     found: dict[tuple[object, ...], World] = {}
     for world in worlds:
         key = world.key()

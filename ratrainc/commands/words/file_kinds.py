@@ -39,7 +39,7 @@ _IS = {
 
 
 def _made(output: str) -> dict[str, str]:
-    """From what a schedule or a program is made."""
+    """Return advice on files that a schedule or a program can be made from."""
     file_output = {"output": output, "model": "M", "plan": "P.toml"}
     table = _COMPILE.format(**file_output) + " --schedule-file {file}"
     return {

@@ -1,4 +1,4 @@
-"""The option `--times`: what ops take, in place of a machine."""
+"""The option `--times`: given times of ops, in place of a machine's."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def loaded_times(times: str | GivenTimes | None) -> GivenTimes | None:
 
 
 def refuse_machine_of_given_times(file: str) -> None:
-    """Refuse options that say how a machine times a file, which given times do instead."""
+    """Refuse options on how a machine times a file, since given times replace the machine's."""
     refuse_idle("is for the times of a machine: --times gives them", "sharing")
     if not file.endswith(".rtir"):  # what of it is not placed yet is placed for a machine
         refuse_idle("would time the program, which --times does", "machine")

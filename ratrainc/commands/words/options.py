@@ -26,7 +26,7 @@ R = TypeVar("R")
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,4})?")
 _MOST_JOBS = 256
 _MOST_STEPS = 10**9
-"""Beyond it, the time that is left could not be told as a date."""
+"""Most steps of a run: with more, the remaining time could not be shown as a date."""
 
 
 class FiniteRange(click.FloatRange):
@@ -120,7 +120,7 @@ class FilePath(click.types.StringParamType):
         self.kind = kind
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Files, and names that stand for some."""
+        """Return files, and names that stand for files of the kind."""
         from ratrain.ratrainc.commands.words.completing import file_or_name
 
         del ctx, param
@@ -178,7 +178,7 @@ class Result(FilePath):
 
 
 _ENDINGS = {".md", ".rtir", ".rtx", ".toml", ".json", ".jsonl", ".csv", ".html", ".svg", ".png", ".safetensors", ".bin"}
-"""Endings that tell what a file is."""
+"""Endings that identify the kind of a file."""
 
 
 def _would_replace(one: FilePath, path: str, other: FilePath, place: str) -> bool:
@@ -217,7 +217,7 @@ def refuse_idle(why: str, *names: str) -> None:
 
 @contextmanager
 def misuse_of_command() -> Iterator[None]:
-    """Have what a function refuses of its arguments be refused of the command's words."""
+    """Turn a function's refusal of its arguments into a usage error of the command."""
     from ratrain.ratrain_ir.support.diagnostics import MISUSE, DiagnosticError
 
     try:
@@ -435,7 +435,7 @@ def plan_choice_options(function: F) -> F:
 
 
 def refuse_idle_levels(strategy: Strategy) -> None:
-    """Raise `click.UsageError` where `--zero` was given, and the strategy sets the level."""
+    """Raise `click.UsageError` if `--zero` was given although the strategy sets the level."""
     if strategy.zero is not None:
         refuse_idle(f"does not go with the strategy '{strategy.name}', which sets the level", "plans_zero_levels")
 

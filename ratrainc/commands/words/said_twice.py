@@ -44,7 +44,7 @@ def _collecting(parameter: click.Parameter) -> click.Parameter:
 
 
 def _different(option: click.Parameter, values: Sequence[Any], context: click.Context) -> list[Any]:
-    """Values without those that are read as one before them: `1e-3` and `0.001` are one."""
+    """Return the values without those that read the same as an earlier one: `1e-3` and `0.001`."""
     different: list[Any] = []
     for value in values:
         if not any(value == other or _is_read_as(option, value, other, context) for other in different):
