@@ -1,4 +1,4 @@
-"""The base of all ops: a final class for each kind, with typed fields, in the file of its family.
+"""Base class of all ops. Each kind is a final class with typed fields, in the file of its family.
 
 The text of an op is derived from its class, so a new op adds no grammar rule:
 
@@ -7,8 +7,8 @@ The text of an op is derived from its class, so a new op adds no grammar rule:
 `writes` defines tensors that are not live, `updates` changes live ones in place, `scratch` is workspace that lives only
 while the op runs. Fields print in declaration order, each by its codec.
 
-The seconds an op takes depend on all of its fields, unless the metadata of one say less (`TIME`): ops that a target may
-take different times for are told apart (`ratrain.ratrain_ir.ops.likeness`).
+The duration of an op may depend on all of its fields; a field can declare in its metadata (`TIME`) that only a part of
+it, or nothing, counts. Ops that differ in a field that counts are timed separately (`ratrain.ratrain_ir.ops.likeness`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Engine(Enum):
-    """The concurrent units of a stage; each takes its ops in list order. `NONE` ops only mark a place in the list."""
+    """Concurrent unit of a stage; each executes its ops in list order. `NONE` ops only mark a place in the list."""
 
     COMPUTE = "compute"
     SEND = "send"
@@ -42,7 +42,7 @@ class Engine(Enum):
     HOST = "host"
     NONE = "none"
 
-    __hash__ = object.__hash__  # members are single objects; what `Enum` has is several times slower
+    __hash__ = object.__hash__  # members are singletons; `Enum`'s own hash is several times slower
 
 
 ENGINES = (
@@ -59,12 +59,12 @@ ENGINES = (
 
 
 class WorkGroup(Enum):
-    """Work of a stage that ops stand with: a pass of a micro-batch through a chunk, or the end of the step."""
+    """Work of a stage that an op belongs to: a pass of a micro-batch through a chunk, or the end of the step."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
     WEIGHT = "weight"
-    """weight half of a split backward; the backward if it is whole"""
+    """weight half of a split backward; the whole backward if it is not split"""
     STEP_END = "step end"
 
     __hash__ = object.__hash__  # as for `Engine`
@@ -78,14 +78,14 @@ class Payload(Enum):
 
 
 class GuestWay(Enum):
-    """Way of a message that moves activations to or from the DDR of another stage."""
+    """Direction of a message that offloads activations to the DDR of a donor stage, or reloads them."""
 
     OUT = "guests"
-    """to the stage that lends bytes"""
+    """offload: to the donor stage, which lends the bytes"""
     BACK = "guests back"
-    """to the stage that they belong to"""
+    """reload: back to the stage that owns the activations"""
 
-    __hash__ = object.__hash__  # members are single objects; what `Enum` has is several times slower
+    __hash__ = object.__hash__  # as for `Engine`
 
 
 class Part(Enum):
@@ -94,7 +94,7 @@ class Part(Enum):
     TOKENS = "tokens"
     LABELS = "labels"
     DOCUMENTS = "documents"
-    """of each row the position in its sequence at which its document starts"""
+    """for each row (token), the position in its sequence at which its document starts"""
 
 
 class Group(Enum):
@@ -103,15 +103,15 @@ class Group(Enum):
     REPLICAS = "replicas"
     """the data-parallel replicas of this stage"""
     SHARDS = "shards"
-    """the replicas of this stage that have all shards of its state between them: all, or those of one shard group"""
+    """the replicas of this stage that together hold all shards of its state: all of them, or one shard group"""
     VIEWS = "views"
-    """neighbours among these that have a view between them, which they gather for each use"""
+    """neighbouring members of a shard group that together hold one view, and gather it for each use"""
     PARTS = "parts"
-    """those of a shard group that have the same part of such a view, which is made of the shards of all of them"""
+    """members of a shard group that hold the same part of such a view; the part is made of all their shards"""
     ENDS = "ends"
     """first and last stage of each replica (tied embeddings); one member where they are the same stage"""
     TENSOR = "tensor"
-    """the tensor peers that share out the blocks of this stage of a replica"""
+    """the tensor-parallel ranks of one replica that share this stage's blocks"""
     ALL = "all"
     """all ranks of all stages"""
 
@@ -125,7 +125,7 @@ class Quantity(Enum):
 
 
 class Phase(Enum):
-    """Pass that a gather of a sharded view within the step serves."""
+    """Pass in which a sharded view that is gathered within the step is used."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -140,12 +140,12 @@ class Direction(Enum):
 
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Op:
-    """Base of all ops. `line` is the op's line in the text it came from, 0 if a pass made it."""
+    """Base of all ops. `line` is the op's line in the text that it was read from, 0 if a pass made it."""
 
     keyword: ClassVar[str]
     default_engine: ClassVar[Engine]
     direction: ClassVar[Direction | None] = None
-    """None if it is no message"""
+    """None unless the op is a message"""
     default_members: ClassVar[Group | None] = None
     default_work_group: ClassVar[WorkGroup] = WorkGroup.STEP_END
     alike_on_all_stages: ClassVar[bool] = False
@@ -169,11 +169,11 @@ class Op:
 
     @property
     def work_group(self) -> WorkGroup:
-        """The work that this op stands with in the list of its stage."""
+        """The work of its stage that this op belongs to."""
         return self.default_work_group
 
     def served_blocks(self, model: ModelConfig) -> tuple[Block, ...]:
-        """List the blocks of one chunk whose pass this op serves; if there are none, it serves all of its stage."""
+        """List the blocks of one chunk in whose pass this op takes part; empty if it serves the whole stage."""
         del model
         return ()
 
@@ -186,9 +186,10 @@ class Op:
         return " ".join([self.keyword, *field_texts(self)])
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """List the signatures that this op may have, as (accumulates, signature); first one that does not.
+        """List the signatures that this op may have, as (accumulates, signature).
 
         An op accumulates if its result adds to an earlier one: a gradient after its first contribution, for example.
+        Where a kind has both signatures, the one that does not accumulate comes first.
         """
         raise NotImplementedError
 
@@ -202,29 +203,29 @@ class BlockPieceOp(Op):
     slice: int | None = slice_field()
 
     def served_blocks(self, model: ModelConfig) -> tuple[Block, ...]:
-        """List the blocks of one chunk whose pass this op serves."""
+        """List the block that this op works on."""
         del model
         return (self.block,)
 
 
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class PayloadOp(Op):
-    """Base of ops that serve the pass that what they carry belongs to."""
+    """Base of ops that carry an activation (in the forward) or a gradient (in the backward)."""
 
     payload: Payload = enum_field(Payload)
 
     @property
     def work_group(self) -> WorkGroup:
-        """The pass that the payload belongs to."""
+        """The forward for an activation, the backward for a gradient."""
         return WorkGroup.FORWARD if self.payload is Payload.ACTIVATION else WorkGroup.BACKWARD
 
 
 class Slice(NamedTuple):
-    """A slice of a micro-batch: its run of rows along the sequence."""
+    """A slice of a micro-batch: a run of tokens of each of its sequences."""
 
     micro_batch: int
     number: int
-    """in the order of the rows"""
+    """counted from 0 along the sequence"""
 
     def __str__(self) -> str:
         return f"m{self.micro_batch} s{self.number}"
@@ -235,7 +236,7 @@ Piece = int | Slice
 
 
 def piece_fields(piece: Piece) -> dict[str, Any]:
-    """Return the fields of an op that works on a piece."""
+    """Return the keyword arguments (`micro_batch`, `slice`) of an op that works on a piece."""
     if isinstance(piece, int):
         return {"micro_batch": piece}
     return {"micro_batch": piece.micro_batch, "slice": piece.number}
@@ -255,7 +256,7 @@ _BASE_FIELDS = {a.name for a in attrs.fields(Op)}
 
 
 def own_fields(cls: type[Op]) -> tuple[attrs.Attribute[Any], ...]:
-    """Return the fields of a kind of op that the text carries, in order."""
+    """Return the fields of a kind of op that `Op` does not have, in declaration order; the text carries them."""
     return tuple(a for a in attrs.fields(cls) if a.name not in _BASE_FIELDS)
 
 
@@ -263,7 +264,7 @@ _WRITERS: dict[type[Op], tuple[tuple[str, Any, bool, Any], ...]] = {}
 
 
 def _writers(cls: type[Op]) -> tuple[tuple[str, Any, bool, Any], ...]:
-    """Return (name, writer, optional, default) of each own field; remember them by kind."""
+    """Return (name, writer, optional, default) of each own field; cached by kind."""
     found = _WRITERS.get(cls)
     if found is None:
         fields = own_fields(cls)
@@ -274,7 +275,7 @@ def _writers(cls: type[Op]) -> tuple[tuple[str, Any, bool, Any], ...]:
 
 
 def field_texts(op: Op) -> list[str]:
-    """Write the op's fields as its text has them; leave out optional fields at their default."""
+    """Format the op's own fields as its text has them; omit optional fields that have their default."""
     texts = []
     for name, write, optional, default in _writers(type(op)):
         value = getattr(op, name)

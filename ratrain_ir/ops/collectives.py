@@ -70,7 +70,7 @@ class BlocksOp(Op):
     blocks: tuple[Block, ...] = blocks_field()
 
     def served_blocks(self, model: ModelConfig) -> tuple[Block, ...]:
-        """List the blocks of one chunk whose pass this op serves."""
+        """List the blocks that this op names."""
         del model
         return self.blocks
 
@@ -87,7 +87,7 @@ class PeerPieceOp(PayloadOp):
     slice: int | None = slice_field()
 
     def served_blocks(self, model: ModelConfig) -> tuple[Block, ...]:
-        """List the block that has made what is exchanged: of an activation, the one before."""
+        """List the block whose result is exchanged: for an activation the one before, for a gradient this one."""
         return (previous_block(self.block, model) if self.payload is Payload.ACTIVATION else self.block,)
 
     def missing(self, model: ModelConfig, plan: Plan) -> str | None:
@@ -100,8 +100,8 @@ class PeerPieceOp(PayloadOp):
 class ReduceScatter(BlocksOp):
     """GradSync into shards: the mean over replicas of each block's gradient.
 
-    An overflow flag goes with each shard. With a micro-batch it reduces that micro-batch's contribution
-    (`reduce = "each-micro-batch"`), without one the whole. If it is blocking, compute waits for it.
+    An overflow flag goes with each shard. With a micro-batch it reduces the contribution of that micro-batch (`reduce =
+    "each-micro-batch"`), without one the gradient of the whole step. Compute waits for it if it is blocking.
     """
 
     keyword = "reduce_scatter"
@@ -113,11 +113,11 @@ class ReduceScatter(BlocksOp):
 
     @property
     def work_group(self) -> WorkGroup:
-        """The end of the step; of one micro-batch, what makes the gradients."""
+        """The end of the step; the weight half of the backward if it reduces one micro-batch."""
         return WorkGroup.STEP_END if self.micro_batch is None else WorkGroup.WEIGHT
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
-        """List the signatures that this op may have."""
+        """List the signatures: the reduced shards and flags are written, or added to earlier ones."""
         return _reduce_scatter(model, plan, self.blocks)
 
 
@@ -126,9 +126,9 @@ class ReduceScatter(BlocksOp):
 class AllReduce(BlocksOp):
     """GradSync in place: the mean over replicas, or the sum of tied or shared gradients.
 
-    The overflow flags go with them. Tied gradients, of the embedding and the head, are summed over `ends`. Gradients of
-    parameters that several tensor-parallel ranks have are summed over `tensor`, after the mean over replicas. If it is
-    blocking, compute waits for it.
+    The overflow flags are combined too. Tied gradients, of the embedding and the head, are summed over `ends`.
+    Gradients of parameters that several tensor-parallel ranks hold are summed over `tensor`, after the mean over
+    replicas. Compute waits for it if it is blocking.
     """
 
     keyword = "all_reduce"
@@ -139,7 +139,7 @@ class AllReduce(BlocksOp):
 
     @property
     def members(self) -> Group:
-        """The ranks that the text names."""
+        """The group that the op's text names."""
         return self.group
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
@@ -152,7 +152,8 @@ class AllReduce(BlocksOp):
 class GatherRows(PeerPieceOp):
     """Gathers the input of a block, or its gradient, from the rows of all tensor-parallel ranks.
 
-    If it gathers an activation, it says which pass it serves; a gradient serves the backward of the block before.
+    `phase` is the pass that reads a gathered activation. A gathered gradient is read by the backward of the block
+    before.
     """
 
     keyword = "gather_rows"
@@ -166,7 +167,7 @@ class GatherRows(PeerPieceOp):
         return WorkGroup.FORWARD if self.phase is Phase.FORWARD else WorkGroup.BACKWARD
 
     def served_blocks(self, model: ModelConfig) -> tuple[Block, ...]:
-        """List the block that reads the rows: of a gradient, the one before."""
+        """List the block that reads the rows: this one for an activation, the one before for a gradient."""
         return (self.block if self.payload is Payload.ACTIVATION else previous_block(self.block, model),)
 
     def missing(self, model: ModelConfig, plan: Plan) -> str | None:
@@ -190,11 +191,12 @@ class GatherRows(PeerPieceOp):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class ReduceRows(PeerPieceOp):
-    """Sums tensor-parallel ranks' parts of the input of a block, or of its gradient.
+    """Sums tensor-parallel ranks' partial inputs of a block, or the partial gradients of its input.
 
     It sums in f32 in rank order and rounds once. It adds the residual stream once, if there is one: the input of the
     block before, or the gradient of its output. Each rank gets its own rows, or all rows if rows are not sharded. In
-    models that norm what blocks add, it sums the output of the block before.
+    models that apply a norm to the output of each block before adding it, it sums that output alone, without the
+    stream.
     """
 
     keyword = "reduce_rows"
@@ -211,7 +213,7 @@ class ReduceRows(PeerPieceOp):
 class CombineLoss(BlockPieceOp):
     """Combines the loss of a micro-batch from tensor-parallel ranks' parts of the vocabulary.
 
-    Logits stay where they are. Every rank has the loss afterwards, and for each row the log of its sum of exponentials.
+    The logits are not moved. Afterwards every rank has the loss and, for each row, the log of its sum of exponentials.
     """
 
     keyword = "combine_loss"
@@ -233,10 +235,10 @@ class CombineLoss(BlockPieceOp):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class ReduceSums(PeerPieceOp):
-    """Sums over tensor-parallel ranks what norms of queries and keys need of each row.
+    """Sums the row statistics that norms of queries and keys need over tensor-parallel ranks.
 
-    It sums in f32 in rank order; every rank has all sums afterwards. They are squares of queries and keys in the
-    forward, and their products with the gradient in the backward.
+    The statistics are the squares of queries and keys in the forward, and their products with the gradient in the
+    backward. It sums in f32 in rank order; afterwards every rank has all sums.
     """
 
     keyword = "reduce_sums"
@@ -265,8 +267,8 @@ class ReduceSums(PeerPieceOp):
 class AllReduceScalar(Op):
     """Combines scalars of a group: the loss, overflow flags or the gradient's norm.
 
-    The loss is summed and reported; of the flags any is enough. The norm names the blocks whose reduced gradients it
-    reads, which are all of the stage; it is infinite if one of their flags is set anywhere.
+    The loss is summed and reported. The flags are combined by "or". For the norm, the op names all blocks of the stage,
+    and reads their reduced gradients; it is infinite if one of their flags is set anywhere.
     """
 
     keyword = "all_reduce_scalar"
@@ -278,7 +280,7 @@ class AllReduceScalar(Op):
 
     @property
     def members(self) -> Group:
-        """The ranks that the text names."""
+        """The group that the op's text names."""
         return self.group
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
@@ -293,9 +295,9 @@ class AllReduceScalar(Op):
 class AllGather(BlocksOp):
     """PrefetchW: makes parameter views whole from the replicas' master shards.
 
-    It does so at the step's end for the next step or, with a micro-batch and a phase, within the step for one use
-    (ZeRO 3). Where a group of replicas has views between them (`view_group`), it makes a replica's part of one at the
-    step's end, and within the step the view from the group's parts. If it is blocking, compute waits for it.
+    It does so at the step's end for the next step or, with a micro-batch and a phase, within the step for one use (ZeRO
+    3). Where a group of replicas shares a view (`view_group`), it makes the replica's part of the view at the step's
+    end, and within the step the whole view from the parts of the group. Compute waits for it if it is blocking.
     """
 
     keyword = "all_gather"
@@ -308,14 +310,17 @@ class AllGather(BlocksOp):
 
     @property
     def members(self) -> Group:
-        """The ranks with all parts of a view; or those with the same part, to make it of masters; or all with shards."""
+        """The ranks that exchange data, by what the op reads and writes.
+
+        `VIEWS` if it reads parts of a view, `PARTS` if it makes a part of a view from masters, else `SHARDS`.
+        """
         if any(tensor.kind is StateKind.VIEW_SHARD for tensor in self.reads):
             return Group.VIEWS
         return Group.PARTS if any(tensor.kind is StateKind.VIEW_SHARD for tensor in self.writes) else Group.SHARDS
 
     @property
     def work_group(self) -> WorkGroup:
-        """The end of the step; of one micro-batch, the pass that uses the views."""
+        """The end of the step; the pass that uses the views if it gathers for one micro-batch."""
         if self.micro_batch is None:
             return WorkGroup.STEP_END
         return WorkGroup.FORWARD if self.phase is Phase.FORWARD else WorkGroup.BACKWARD
@@ -342,15 +347,15 @@ PEER_OPS: tuple[type[Op], ...] = get_args(PeerOp)
 
 
 STATE_OPS: tuple[type[Op], ...] = (ReduceScatter, AllReduce, AllReduceScalar, AllGather)
-"""Kinds of collectives about gradients, views and scalars of a step"""
+"""Kinds of collectives on gradients, views and scalars of a step"""
 
 
 COLLECTIVE_OPS: tuple[type[Op], ...] = (*STATE_OPS, *PEER_OPS)
-"""Kinds of ops that the members of a group do together"""
+"""All kinds of collectives"""
 
 
 TensorCollective = ReduceScatter | AllReduce | AllGather
-"""Collectives on whole tensors, which may be blocking"""
+"""Collectives on whole tensors; only these can be blocking"""
 
 
 def reduces_over_replicas(op: Op) -> TypeGuard[ReduceScatter | AllReduce]:
@@ -361,7 +366,7 @@ def reduces_over_replicas(op: Op) -> TypeGuard[ReduceScatter | AllReduce]:
 def is_blocking(op: Op) -> bool:
     """Tell whether compute waits for an op.
 
-    A blocking op starts when the compute ops before it in the list are done, and those after it wait for it.
+    A blocking op starts when all compute ops before it in the list are done; compute ops after it wait for it.
     """
     return isinstance(op, TensorCollective) and op.blocking
 
@@ -390,7 +395,8 @@ def _gather_rows(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
 def _reduce_rows(model: ModelConfig, plan: Plan, block: Block, payload: Payload) -> Candidates:
     """List the one signature of a sum of rows.
 
-    The residual stream goes around all blocks but the embedding, and back around all but the head.
+    The residual stream is an operand except at the ends: the embedding's output has no stream before it in the forward,
+    the head's input gradient none in the backward.
     """
     part = Role("part", PARTIAL, computed_type(model, plan, block))
     activation = payload is Payload.ACTIVATION

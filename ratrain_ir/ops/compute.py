@@ -1,4 +1,4 @@
-"""Ops that one rank does alone on its processor: loading input, blocks forward and backward, updates, releases."""
+"""Ops that one rank executes alone on its processor: loading input, blocks forward and backward, updates, releases."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ if TYPE_CHECKING:
 class LoadInput(Op):
     """Copies tokens, labels or starts of documents of one micro-batch from the host into the arena.
 
-    Starts of documents are loaded where attention keeps documents apart: for each row the position in its sequence,
-    from 0, at which its document starts.
+    Starts of documents are loaded where attention keeps documents apart: for each row, the position in its sequence,
+    counted from 0, at which its document starts.
     """
 
     keyword = "load_input"
@@ -81,7 +81,7 @@ class LoadInput(Op):
     slice: int | None = slice_field()
 
     def served_blocks(self, model: ModelConfig) -> tuple[Block, ...]:
-        """List the block that takes the part: the first one, or the last; starts of documents are for all of the stage."""
+        """List the block that reads the part: embedding or head; empty for documents, which many blocks read."""
         places = {Part.TOKENS: 0, Part.LABELS: -1}
         return (block_chain(model)[places[self.part]],) if self.part in places else ()
 
@@ -96,7 +96,7 @@ class LoadInput(Op):
 class Forward(BlockPieceOp):
     """Forward of one block on one micro-batch; that of the head adds to the step's loss.
 
-    It writes the saved slots that are kept for the backward; the others are recovered by a `recompute`.
+    It writes the saved slots that are kept for the backward; a `recompute` restores the others.
     """
 
     keyword = "forward"
@@ -112,10 +112,10 @@ class Forward(BlockPieceOp):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Recompute(BlockPieceOp):
-    """Activation recovery: makes again what a block's forward did not keep for its backward.
+    """Activation recovery: recomputes the saved slots that a block's forward did not keep for its backward.
 
-    It reads the saved slots that were kept and writes the others. It may write the block's output too, as the recovery
-    of an attention does for its MLP where nothing of the layer was kept.
+    It reads the saved slots that were kept and writes the others. It may write the block's output too: where nothing of
+    a layer was kept, the recovery of the MLP needs the output of the attention.
     """
 
     keyword = "recompute"
@@ -149,10 +149,10 @@ class Backward(BlockPieceOp):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class BackwardInput(BlockPieceOp):
-    """The first half of a split backward: the gradient of the block's input.
+    """First half of a split backward: the gradient of the block's input.
 
-    The stage before waits for nothing else. It leaves pending slots for the second half. Attention and mlp blocks have
-    halves.
+    The stage before waits only for this half. It leaves pending slots for the second half. Only attention and mlp
+    blocks have a split backward.
     """
 
     keyword = "backward_input"
@@ -168,9 +168,9 @@ class BackwardInput(BlockPieceOp):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class BackwardWeight(BlockPieceOp):
-    """The second half of a split backward: the gradient of the block's parameters.
+    """Second half of a split backward: the gradient of the block's parameters.
 
-    It may stand anywhere after the first.
+    It may stand anywhere after the first half.
     """
 
     keyword = "backward_weight"
@@ -188,8 +188,8 @@ class BackwardWeight(BlockPieceOp):
 class AddBranch(BlockPieceOp):
     """Norms the summed output of a block and adds it to the residual stream.
 
-    It works on the rows that a rank has, behind the sum, as the norm needs all of it. Attention and MLP blocks of
-    models that norm what blocks add have one.
+    It is an op of its own because the norm needs the sum over tensor-parallel ranks. It works on the rows that a rank
+    holds after that sum. Attention and mlp blocks have one in models that apply a norm to the output of each block.
     """
 
     keyword = "add_branch"
@@ -205,9 +205,9 @@ class AddBranch(BlockPieceOp):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class AddBranchBackward(BlockPieceOp):
-    """Gradient of the input of `add_branch`, from that of the residual stream.
+    """Gradient of the input of `add_branch`, from the gradient of the residual stream.
 
-    It leaves the gradients of the norm's weights (and biases), as f32 sums over the rows that a rank has, for the
+    It leaves the gradients of the norm's weights (and biases), as f32 sums over the rows that a rank holds, for the
     block's backward.
     """
 
@@ -224,10 +224,10 @@ class AddBranchBackward(BlockPieceOp):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Project(BlockPieceOp):
-    """Queries, keys and values of an attention, before norms over all tensor-parallel ranks.
+    """Computes queries, keys and values of an attention, before norms over all tensor-parallel ranks.
 
-    For each row of queries and of keys it leaves the sum of squares over the rank's own heads; heads of keys that
-    several ranks have count once. The attention's forward goes on when these are summed over ranks.
+    For each row of queries and of keys it leaves the sum of squares over the rank's own heads; a key head that several
+    ranks hold counts once. The attention's forward continues once these are summed over ranks (`reduce_sums`).
     """
 
     keyword = "project"
@@ -243,10 +243,10 @@ class Project(BlockPieceOp):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class BackwardHeads(BlockPieceOp):
-    """Gradients of queries, keys and values, before norms over all tensor-parallel ranks.
+    """Computes gradients of queries, keys and values, before norms over all tensor-parallel ranks.
 
     For each row of queries and of keys it leaves the sum of products that the norm's gradient needs, over the rank's
-    own heads. The attention's backward, or the input half of it, goes on when these are summed over ranks.
+    own heads. The attention's backward, or its input half, continues once these are summed over ranks.
     """
 
     keyword = "backward_heads"
@@ -264,7 +264,7 @@ class BackwardHeads(BlockPieceOp):
 class Update(Op):
     """UpdateShard: AdamW on the master and moments of one block.
 
-    Where nothing is sharded it writes the block's view too.
+    If every rank keeps the block's whole view from step to step (nothing is sharded), it writes the view too.
     """
 
     keyword = "update"
@@ -275,7 +275,7 @@ class Update(Op):
 
     @property
     def engine(self) -> Engine:
-        """Return the engine of updates: compute or host, as the machine has it."""
+        """The engine of updates: compute or host, depending on the machine."""
         return self.placement
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
@@ -288,7 +288,8 @@ class Update(Op):
 class ScaleUpdate(Op):
     """Sets the next step's loss scale from this step's overflow flag.
 
-    On the engine on which the flag arrives: the next step's inputs, which the host loads, do not wait for it.
+    It runs on the collective engine, where the flag arrives, so that the host can load the next step's inputs without
+    waiting for it.
     """
 
     keyword = "scale_update"
@@ -304,7 +305,7 @@ class ScaleUpdate(Op):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Release(Op):
-    """Ends the lives of tensors; a mark in the list, not work."""
+    """Ends the lives of tensors. It marks a place in the list and executes nothing."""
 
     keyword = "release"
     default_engine = Engine.NONE
@@ -329,7 +330,7 @@ BLOCK_OPS: tuple[type[Op], ...] = get_args(BlockOp)
 
 
 InputGradientOp = Backward | BackwardInput
-"""Ops that make the gradient of a block's input."""
+"""Ops that compute the gradient of a block's input."""
 
 
 WeightGradientOp = Backward | BackwardWeight
@@ -370,7 +371,8 @@ def _recompute(model: ModelConfig, plan: Plan, block: Block, *, attends: bool) -
     reads = (input_role("x", model, plan, block), *given, view_role(model, plan, block), *documents, *seen)
     if block.kind == "head":
         return [(False, Signature(reads, saved))]
-    # what tensor peers exchange between blocks is small, and kept: making it again would take their collectives again
+    # With tensor-parallel ranks a block's output is a partial sum. The reduced sum is kept instead: recomputing it
+    # would repeat the collective.
     writes = saved if plan.tp > 1 else (*saved, output_role("y", model, plan, block, optional=True))
     return [(False, Signature(reads, writes))]
 
@@ -393,6 +395,8 @@ def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
         others += branch_sum_roles(model, plan, block)
         reads = (output_role("dy", model, plan, block), source, *saved, view, *others)
     gradient = gradient_role(model, plan, block)
+    # Key and value gradients of earlier slices: this slice writes the sums that it is the first to add to (`begun`),
+    # and updates the others (`added`).
     begun, added = (seen_sum_roles(model, plan, block, first=first) for first in (True, False))
     return [
         (False, Signature(reads, (*outputs, *begun, gradient), added)),
@@ -401,7 +405,7 @@ def _backward(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
 
 
 def _backward_of_norms(model: ModelConfig, plan: Plan, block: Block) -> Candidates:
-    """List the signatures of the backward of an attention, from the gradients of normed queries and keys on."""
+    """List the signatures of an attention's backward that starts from the gradients of normed queries and keys."""
     names = [n for h in (INPUT_HALF_SLOTS, WEIGHT_HALF_SLOTS) for n in half_slots(model, plan, block, h)]
     saved = tuple(role for role in saved_roles(model, plan, block, optional=False) if role.name in names)
     ends = (output_role("dy", model, plan, block), input_role("x", model, plan, block))
@@ -510,5 +514,8 @@ def _scale_update() -> Candidates:
 
 
 def attends(op: Recompute) -> bool:
-    """Tell whether a recovery computes attention again, not only its inputs."""
+    """Tell whether a recovery runs attention again, rather than only its inputs (norm and projections).
+
+    It does if it writes the block's output, or a slot that attention produces.
+    """
     return any(tensor.kind is not StateKind.SAVED or tensor.slot in ("o", "lse", "probs") for tensor in op.writes)

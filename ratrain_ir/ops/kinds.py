@@ -1,4 +1,4 @@
-"""All kinds of ops by keyword, and the fields that their text carries."""
+"""Tables of all kinds of ops by keyword, and of the fields that their text carries."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ if TYPE_CHECKING:
 
 
 def piece_of(op: LoadInput | BlockOp | MessageOp | PeerOp | MemoryOp) -> Piece:
-    """Return the piece that an op works on."""
+    """Return the piece that an op works on: a micro-batch's number, or a `Slice` if the op names one."""
     return op.micro_batch if op.slice is None else Slice(op.micro_batch, op.slice)
 
 
 LONE_OPS: tuple[type[Op], ...] = (LoadInput, *BLOCK_OPS, *MEMORY_OPS, Update, ScaleUpdate)
-"""Kinds of ops that one rank does by itself. They are named: a new kind is not among them unless somebody says so."""
+"""Kinds of ops that one rank executes without another one.
+
+They are listed by name, so that a new kind is not included by accident.
+"""
 
 
 _ALL: tuple[type[Op], ...] = (*LONE_OPS, *MESSAGE_OPS, *COLLECTIVE_OPS, Release)
 OP_CLASSES: dict[str, type[Op]] = {kind.keyword: kind for kind in _ALL}
-"""All kinds of ops by keyword: a kind is here by its place among those of its family."""
+"""All kinds of ops by keyword; a kind enters through the tuple of its family."""
 
 
 FIELDS: dict[type[Op], tuple[attrs.Attribute[Any], ...]] = {cls: own_fields(cls) for cls in OP_CLASSES.values()}
@@ -34,9 +37,10 @@ FIELDS: dict[type[Op], tuple[attrs.Attribute[Any], ...]] = {cls: own_fields(cls)
 
 
 def read_fields(cls: type[Op], texts: list[str]) -> dict[str, Any]:
-    """Read the field values of an op from its words.
+    """Parse the field values of an op from the words of its text; return them by field name.
 
-    Raises `FieldError` naming the field that is missing, wrong or too many.
+    An optional field that does not read the next word is skipped. Raises `FieldError` naming the field that is missing
+    or wrong, or the word that is left over.
     """
     attributes = FIELDS[cls]
     values: dict[str, Any] = {}
@@ -60,4 +64,4 @@ def read_fields(cls: type[Op], texts: list[str]) -> dict[str, Any]:
 
 
 DIRECTIONS: dict[str, Direction | None] = {keyword: cls.direction for keyword, cls in OP_CLASSES.items()}
-"""Direction of each kind by its keyword; None for one that is no message"""
+"""Direction of each kind by keyword; None unless the kind is a message"""

@@ -1,8 +1,8 @@
-"""Which ops take equal time: what a target's seconds of an op may be remembered by.
+"""Keys of ops that take equal time: a target may cache the seconds of an op by them.
 
-Ops and tensors declare it in their fields (`ratrain.ratrain_ir.ops.op_fields.TIME`). A field that says nothing counts
-with all it holds: one that is added later may lead to like ops being timed twice, and never to ops that differ sharing
-their seconds.
+Ops and tensors declare in their fields what the time depends on (`ratrain.ratrain_ir.ops.op_fields.TIME`). A field that
+declares nothing counts with its whole value. So a field added later can at worst make equal ops be timed twice; it
+cannot make ops that differ share their seconds.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def likeness(op: Op, stage: int) -> object:
 
 
 def timed_fields(kind: type[Any], *others: str, apart: Collection[str] = ()) -> Callable[[Any], object]:
-    """Make a reader of an object's fields that the time of an op depends on, and of other attributes.
+    """Return a function that reads those fields of an object of `kind` that the time of an op depends on.
 
-    The fields `apart` are left to the caller.
+    `others` are names of further attributes to read. Fields named in `apart` are left out: the caller handles them.
     """
     paths = list(others)
     for field in attrs.fields(kind):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Store(BlockPieceOp):
-    """Copies activations of a block into another memory; their bytes in DDR are free then."""
+    """Copies activations of a block into another memory; their bytes in DDR are free afterwards."""
 
     keyword = "store"
     default_engine = Engine.STORE
@@ -55,13 +55,13 @@ MEMORY_OPS: tuple[type[Op], ...] = get_args(MemoryOp)
 
 
 COPY_SIDES = ("from", "to")
-"""Prefixes of the roles of a tensor and of its copy: `from.0` is copied `to.0`."""
+"""Prefixes of the roles of a tensor and of its copy: `from.0` is copied to `to.0`."""
 
 
 def _copies(op: Store | Fetch) -> Candidates:
-    """List the one signature of a copy: a role for each tensor that it reads, and for its copy, of the same slot.
+    """List the one signature of a copy: a role for each tensor it reads, then one of equal type and slot for each copy.
 
-    Raises `SignatureError`.
+    Raises `SignatureError` if it reads nothing, or a tensor of a kind that is not stored.
     """
     if not op.reads:
         raise SignatureError(f"'{op!r}' copies nothing")

@@ -1,4 +1,4 @@
-"""Messages between two stages: activations and gradients, and bytes that a stage keeps in the DDR of another."""
+"""Messages between two stages: activations and gradients, and activations offloaded to the DDR of a donor stage."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ class Recv(PayloadOp):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Evict(BytesOfStageOp):
-    """Sends activations of a block to a donor stage, whose DDR keeps them; its own bytes are free then.
+    """Sends activations of a block to a donor stage, whose DDR keeps them; its own bytes are free afterwards.
 
-    It starts and ends with the `accept` there.
+    It starts and ends together with the `accept` on that stage.
     """
 
     keyword = "evict"
@@ -83,7 +83,7 @@ class Evict(BytesOfStageOp):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class Accept(BytesOfStageOp):
-    """Receives what another stage evicts, as guests in this stage's DDR."""
+    """Receives activations that another stage evicts; this stage, the donor, keeps them as guests in its DDR."""
 
     keyword = "accept"
     default_engine = Engine.FETCH
@@ -93,9 +93,9 @@ class Accept(BytesOfStageOp):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class GiveBack(BytesOfStageOp):
-    """Sends guests back to the stage that they belong to.
+    """Sends guests back to the stage that owns them.
 
-    It starts and ends with the `take_back` there.
+    It starts and ends together with the `take_back` on that stage.
     """
 
     keyword = "give_back"
@@ -106,7 +106,7 @@ class GiveBack(BytesOfStageOp):
 @final
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class TakeBack(BytesOfStageOp):
-    """Receives evicted activations of a block back into DDR."""
+    """Receives evicted activations of a block from the donor stage back into this stage's DDR."""
 
     keyword = "take_back"
     default_engine = Engine.FETCH
@@ -124,7 +124,7 @@ GUEST_OPS: tuple[type[Op], ...] = get_args(GuestOp)
 
 
 MESSAGE_OPS: tuple[type[Op], ...] = (Send, Recv, *GUEST_OPS)
-"""Kinds of ops that one rank does with a partner on another stage."""
+"""Kinds of ops that one rank executes together with a partner on another stage."""
 
 
 _WAYS = {
@@ -139,19 +139,19 @@ _PAYLOADS = {payload.value: payload for payload in Payload}
 
 
 def payload_of(keyword: str, variant: str) -> Payload | GuestWay | None:
-    """Return the content of a message by its keyword and its variant, or None if neither is known."""
+    """Return the content of a message by its keyword and its variant (the text of its payload), or None if unknown."""
     return _WAYS.get(keyword) or _PAYLOADS.get(variant)
 
 
 def engines_of(payload: Payload | GuestWay) -> tuple[Engine, Engine]:
-    """Return the engines that send and receive a payload."""
+    """Return the engines that send and receive a payload, as (sender, receiver)."""
     return (Engine.STORE, Engine.FETCH) if isinstance(payload, GuestWay) else (Engine.SEND, Engine.RECV)
 
 
 def meets(payload: Payload | GuestWay) -> bool:
-    """Tell whether both ends of a message start and end together.
+    """Tell whether both ends of a message start and end together (a rendezvous).
 
-    They do where no buffer but the arenas has room for bytes on their way.
+    Messages to and from a donor do: no memory but the two arenas can buffer their bytes.
     """
     return isinstance(payload, GuestWay)
 
@@ -172,9 +172,10 @@ def _recv(model: ModelConfig, plan: Plan) -> Candidates:
 
 
 def _guests(op: BytesOfStageOp) -> Candidates:
-    """List the one signature of an op that moves tensors to or from a donor: a role for each operand that it has.
+    """List the one signature of an op that moves tensors to or from a donor: one role for each operand.
 
-    The tensors are activations and saved slots at their own stage, guests at the donor. Raises `SignatureError`.
+    The tensors are activations and saved slots on the stage that owns them, guests on the donor. Raises
+    `SignatureError` if there are none, or one has another kind.
     """
     moved = op.reads or op.writes
     if not moved:

@@ -1,4 +1,4 @@
-"""Things by number, in the order in which they are first asked for."""
+"""Consecutive numbers for things, in the order in which they are first looked up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class Numbers(dict[T, int], Generic[T]):
-    """Numbers of things from 0: one that has none is given the next."""
+    """Mapping from things to numbers; looking up an unknown thing gives it the next number, from 0."""
 
     def __missing__(self, thing: T) -> int:
         number = self[thing] = len(self)

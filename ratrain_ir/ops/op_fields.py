@@ -1,4 +1,4 @@
-"""The fields of ops: how each is written as text and read from it, and what the seconds of an op depend on."""
+"""Field declarations of ops: how a field is written as text and read, and how much of it affects an op's time."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from attrs import field
 from ratrain.ratrain_ir.model.blocks import Block, parse_block
 
 TIME = "time"
-"""Metadata of a field of an op or a tensor: what of it the seconds of an op depend on, as the name of one attribute of its value, or
-`NOTHING`. A field that does not say counts with all it holds."""
+"""Metadata key of a field of an op or a tensor: the part of its value that the seconds of an op depend on.
+
+The part is the name of one attribute of the value, or `NOTHING`. A field without this key counts with its whole value.
+"""
 
 NOTHING = ""
 UNTIMED = {TIME: NOTHING}
-"""Metadata of a field that no seconds depend on."""
+"""Metadata of a field that no op's seconds depend on."""
 
 
 class FieldError(ValueError):
-    """A field's text is not what its codec reads; the message says what was expected."""
+    """Error of a field's text that its codec cannot read; the message says what was expected."""
 
 
 def _read_block(text: str) -> Block:
@@ -48,7 +50,7 @@ E = TypeVar("E", bound=Enum)
 
 
 def read_enum(members: Iterable[E]) -> Callable[[str], E]:
-    """A reader of one of some members, by its value; it raises `FieldError` for other words."""
+    """Return a reader that maps a word to the member with this value; it raises `FieldError` for other words."""
     table = {str(member.value): member for member in members}
 
     def read(text: str) -> E:
@@ -60,12 +62,12 @@ def read_enum(members: Iterable[E]) -> Callable[[str], E]:
 
 
 def block_field() -> Any:
-    """One block; of it, its kind counts for the time."""
+    """Declare a field for one block. An op's time depends on the block's kind only."""
     return field(metadata={"read": _read_block, "write": str, TIME: "kind"})
 
 
 def blocks_field(*, optional: bool = False) -> Any:
-    """What is moved or combined of the blocks, and so the time that takes, is said by the operands."""
+    """Declare a field for several blocks, joined by `+`. Time does not depend on it: the operands carry the sizes."""
     codec = {
         "read": _read_blocks,
         "write": lambda blocks: "+".join(map(str, blocks)),
@@ -76,30 +78,33 @@ def blocks_field(*, optional: bool = False) -> Any:
 
 
 def micro_batch_field(*, optional: bool = False) -> Any:
-    """Which micro-batch."""
+    """Declare a field for a micro-batch (`m0`); None if it is optional and left out."""
     codec = {"read": _read_number("m", "a micro-batch"), "write": "m{}".format, "optional": optional, TIME: NOTHING}
     return field(metadata=codec, default=None) if optional else field(metadata=codec)
 
 
 def slice_field() -> Any:
-    """Where micro-batches are cut along the sequence: which of their slices."""
+    """Declare a field for the slice of a micro-batch (`s0`); None where micro-batches are not cut into slices."""
     codec = {"read": _read_number("s", "a slice"), "write": "s{}".format, "optional": True}
     return field(metadata=codec, default=None)
 
 
 def chunk_field() -> Any:
-    """Where stages hold several chunks: the one whose input a message carries, or the gradient of whose input."""
+    """Declare a field for the chunk of a message (`c0`); None where each stage holds one chunk.
+
+    The message carries the input of this chunk, or the gradient of that input.
+    """
     codec = {"read": _read_number("c", "a chunk"), "write": "c{}".format, "optional": True}
     return field(metadata=codec, default=None)
 
 
 def peer_field() -> Any:
-    """The other stage of a message, or of bytes that one lends."""
+    """Declare a field for the other stage of a message (`@0`)."""
     return field(metadata={"read": _read_number("@", "a stage"), "write": "@{}".format})
 
 
 def enum_field(kind: type[Enum], default: Enum | None = None, among: tuple[Enum, ...] = ()) -> Any:
-    """One of the members of an enumeration, or of those named; it may be left out where it has a default."""
+    """Declare a field for a member of an enumeration (or one `among` some); it may be left out if it has a default."""
     codec = {"read": read_enum(among or kind), "write": lambda member: member.value, "optional": default is not None}
     return field(metadata=codec) if default is None else field(metadata=codec, default=default)
 
@@ -111,6 +116,9 @@ def _read_blocking(text: str) -> bool:
 
 
 def blocking_field() -> Any:
-    """Whether compute waits: no computation runs while the collective does. It takes as long on its own."""
+    """Declare a field for whether compute waits for a collective (the word `blocking`).
+
+    The time of the collective itself does not depend on it.
+    """
     codec = {"read": _read_blocking, "write": lambda _: "blocking", "optional": True, TIME: NOTHING}
     return field(metadata=codec, default=False)

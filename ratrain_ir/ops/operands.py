@@ -1,4 +1,4 @@
-"""Operands of ops by role: what a signature is, and what is wrong with an op that does not fit one."""
+"""Operands of ops by role: signatures, and the error of an op that does not fit its signature."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class Role(NamedTuple):
-    """One operand: its role, the state kinds it may have, its type; saved slots are known by their name too.
+    """One operand: its role, the state kinds it may have, its type and, for a saved tensor, the name of its slot.
 
-    A tuple, because every operand of every op is held against one, and taking a tuple apart is quick.
+    It is a tuple because every operand of every op is compared with one, and unpacking a tuple is fast.
     """
 
     name: str
@@ -30,7 +30,7 @@ Roles = tuple[Role, ...]
 
 @frozen
 class Signature:
-    """Operands of an op, in order."""
+    """Roles of an op's operands, in the order in which the op lists them."""
 
     reads: Roles = ()
     writes: Roles = ()
@@ -38,7 +38,10 @@ class Signature:
 
 
 class SignatureError(ValueError):
-    """An operand is missing, too many, or of the wrong kind or type. `tensor` is the one at fault, if any."""
+    """Error of an operand that is missing, left over, or of the wrong kind or type.
+
+    `tensor` is the one at fault, None if there is none.
+    """
 
     def __init__(self, message: str, tensor: Tensor | None = None) -> None:
         super().__init__(message)

@@ -1,8 +1,8 @@
-"""What a layer adds to the ops: a table with an entry for every kind, or it cannot be made.
+"""Tables that a layer adds to the ops; each must have an entry for every kind of op, or it cannot be made.
 
-An op's class (`ratrain.ratrain_ir.ops.base`, and the files of its families) says all that the IR knows of it. What
-only a layer knows (its meaning in the symbolic run, its cost, its execution) stands in a table of that layer. A new op
-that one of them forgets fails by name when that layer is imported, and never falls into a default.
+An op's class (`ratrain.ratrain_ir.ops.base`, and the files of its families) holds all that the IR knows about it.
+Knowledge of one layer (the op's meaning in the symbolic run, its cost, its execution) is in a table of that layer. If a
+table lacks an entry for a new op, importing that layer fails and names the op; there is no default to fall into.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TABLES: list[PerOp[Any]] = []
-"""All tables that have been made, in the order of their layers' imports."""
+"""All tables made so far, in the order in which their layers were imported."""
 
 
 class PerOp(CompleteTable[T]):
-    """Entries by keyword, complete over `OP_CLASSES`; `never` are the kinds that do not occur there."""
+    """Entries by keyword, complete over `OP_CLASSES`.
+
+    `what` describes the entries in error messages; `never` lists the kinds of ops that cannot occur in this layer.
+    """
 
     def __init__(self, what: str, entries: Mapping[type[Op], T], *, never: Collection[type[Op]] = ()) -> None:
         self.by_kind = dict(entries)
-        """The entries by class: what loops over many ops look up."""
+        """The same entries by class, for loops over many ops."""
         by_keyword = {kind.keyword: entry for kind, entry in entries.items()}
         super().__init__(what, by_keyword, [kind.keyword for kind in never], OP_CLASSES)
         TABLES.append(self)
 
     def missing(self, kinds: Iterable[type[Op]]) -> list[str]:
-        """A line for each kind of op of which the table says nothing."""
+        """Return one line for each of the given kinds of ops that the table does not mention."""
         return self.without(kind.keyword for kind in kinds)

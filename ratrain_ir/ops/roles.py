@@ -1,4 +1,4 @@
-"""Roles that operands of several ops have: the input of a block, its view, its saved slots, ..."""
+"""Constructors of operand roles that several ops share: the input of a block, its view, its saved slots, ..."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ ACTIVATIONS = frozenset({StateKind.ACTIVATION, StateKind.BOUNDARY, StateKind.CHE
 
 
 STORABLE = frozenset({*ACTIVATIONS, StateKind.SAVED})
-"""State kinds that may wait in another memory"""
+"""State kinds that may be stored in another memory, or on a donor stage"""
 
 
 def kind_role(name: str, kind: StateKind, type_: TensorType) -> Role:
-    """Return a role for tensors of one state kind."""
+    """Return a role that accepts tensors of one state kind."""
     return Role(name, frozenset({kind}), type_)
 
 
@@ -63,53 +63,56 @@ GUEST = frozenset({StateKind.GUEST})
 
 
 def input_role(name: str, model: ModelConfig, plan: Plan, block: Block) -> Role:
-    """Return the role of a block's input with all its rows, or of the gradient of its output as the block reads it."""
+    """Return the role of a block's input in the form in which the block computes with it: with all its rows."""
     return Role(name, ACTIVATIONS, computed_type(model, plan, block))
 
 
 def output_role(name: str, model: ModelConfig, plan: Plan, block: Block, *, optional: bool = False) -> Role:
-    """Return the role of a block's output, or of its gradient.
+    """Return the role `name` of a block's output, or of the gradient of its output.
 
-    With tensor-parallel ranks the output is a part of a sum.
+    With tensor-parallel ranks the output (`y`) is a partial sum.
     """
     kinds = PARTIAL if plan.tp > 1 and name == "y" else ACTIVATIONS
     return Role(name, kinds, computed_type(model, plan, next_block(model, block)), optional)
 
 
 def input_gradient_role(model: ModelConfig, plan: Plan, block: Block) -> Role:
-    """Return the role of the gradient of a block's input; with tensor-parallel ranks it is a part of a sum."""
+    """Return the role of the gradient of a block's input: a partial sum if there are tensor-parallel ranks."""
     return Role("dx", PARTIAL if plan.tp > 1 else ACTIVATIONS, computed_type(model, plan, block))
 
 
 def beside_roles(model: ModelConfig, plan: Plan, beside: bool) -> Roles:
-    """Return the role of the part of a sum that the parallel branch (attention, or MLP) has made; none without one."""
+    """Return the role of the partial sum that the parallel branch (attention or mlp) made; empty without one."""
     return (Role("beside", PARTIAL, stream_type(model, plan)),) if beside else ()
 
 
 def exchanged_role(name: str, model: ModelConfig, plan: Plan, block: Block) -> Role:
-    """Return the role of a block's input, or of its gradient, as ranks exchange it between blocks."""
+    """Return the role of a block's input, or its gradient, in the form in which ranks exchange it between blocks."""
     return Role(name, ACTIVATIONS, activation_type(model, plan, block))
 
 
 def scalar_role(name: str, dtype: Dtype, elements: int = 1) -> Role:
-    """Return a role for a scalar, or for a few numbers in one tensor."""
+    """Return a role for a scalar, or for a tensor of a few numbers."""
     return kind_role(name, StateKind.SCALAR, tensor_type(dtype, (elements,)))
 
 
 def scale_role() -> Role:
-    """Return the role of the loss scale, with the count of steps since it grew."""
+    """Return the role of the loss scale, f32[2]: the scale, and the count of steps since it last grew."""
     return scalar_role("scale", Dtype.F32, 2)
 
 
 def saved_roles(model: ModelConfig, plan: Plan, block: Block, *, optional: bool, needed: tuple[str, ...] = ()) -> Roles:
-    """Return the roles of all saved slots of a block; where they are optional, those `needed` are not."""
+    """Return the roles of all saved slots of a block. If `optional`, all but those in `needed` may be missing."""
     return tuple(
         Role(s.name, SAVED, s.type, optional and s.name not in needed, s.name) for s in saved_slots(model, plan, block)
     )
 
 
 def seen_key_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
-    """Return the roles of keys and values of the earlier slices that a slice of an attention sees, slice by slice."""
+    """Return the roles of the keys and values of earlier slices that this slice's queries attend to.
+
+    `plan` is the plan of a slice; the roles are ordered by slice. Empty unless the block is an attention.
+    """
     if block.kind != "attention":
         return ()
     return tuple(
@@ -121,9 +124,10 @@ def seen_key_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
 
 
 def seen_sum_roles(model: ModelConfig, plan: Plan, block: Block, *, first: bool) -> Roles:
-    """Return the roles of sums of key and value gradients of earlier slices that a slice of an attention adds to.
+    """Return the roles of key and value gradient sums of earlier slices that this slice of an attention adds to.
 
-    With `first` only those that it begins, else only those that a later slice has begun.
+    Slices go backward in descending order, so the last slice that attends to a key begins its sum. With `first`, return
+    only the sums that this slice begins, else only those that a later slice began.
     """
     if block.kind != "attention":
         return ()
@@ -138,17 +142,17 @@ def seen_sum_roles(model: ModelConfig, plan: Plan, block: Block, *, first: bool)
 
 
 def own_sum_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
-    """Return the roles of sums that later slices left for the gradients of a slice's own keys and values."""
+    """Return the roles of the gradients of a slice's own keys and values as summed by later slices."""
     return tuple(Role(slot.name, SAVED, slot.type, slot=slot.name) for slot in sum_slots(model, plan, block))
 
 
 def of_slice(name: str, index: int) -> str:
-    """Name the role of an operand that belongs to another slice of the same micro-batch."""
+    """Name the role of an operand that belongs to another slice of the same micro-batch: `k_0`."""
     return f"{name}_{index}"
 
 
 def is_of_other_slice(role: str) -> bool:
-    """Tell whether a role belongs to another slice."""
+    """Tell whether a role, by its name, belongs to another slice of the micro-batch."""
     return role.rpartition("_")[2].isdigit()
 
 
@@ -156,12 +160,12 @@ SAVED = frozenset({StateKind.SAVED})
 
 
 def view_role(model: ModelConfig, plan: Plan, block: Block, name: str = "w") -> Role:
-    """Return the role of a block's view: its parameters, flat, in the type that blocks compute with."""
+    """Return the role of a block's view: its parameters, flat, in `view_dtype`, with which blocks compute."""
     return kind_role(name, StateKind.VIEW, tensor_type(Dtype(plan.view_dtype), (flat_elements(model, plan, block),)))
 
 
 def view_shard_role(model: ModelConfig, plan: Plan, block: Block) -> Role:
-    """Return the role of a replica's part of a view that a group of replicas holds between them."""
+    """Return the role of a replica's part of a view that a group of replicas shares."""
     elements = view_shard_elements(model, plan, block)
     return kind_role(f"v.{block}", StateKind.VIEW_SHARD, tensor_type(Dtype(plan.view_dtype), (elements,)))
 
@@ -178,7 +182,7 @@ def shard_role(model: ModelConfig, plan: Plan, block: Block, name: str) -> Role:
 
 
 def reduced_role(model: ModelConfig, plan: Plan, block: Block, name: str) -> Role:
-    """Return the role of the reduced gradient that an update reads: a shard, or the whole if nothing is sharded."""
+    """Return the role of the reduced gradient that an update reads: a shard, or all of it if nothing is sharded."""
     return shard_role(model, plan, block, name) if is_sharded(plan, block) else gradient_role(model, plan, block, name)
 
 
@@ -188,41 +192,48 @@ def token_role(name: str, plan: Plan) -> Role:
 
 
 def document_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
-    """Return the role of the starts of documents, for a block that reads them."""
+    """Return the role of the starts of documents; empty if the block does not read them."""
     return (token_role("documents", plan),) if reads_documents(model, plan, block) else ()
 
 
 def state_role(model: ModelConfig, plan: Plan, block: Block, name: str, kind: StateKind) -> Role:
-    """Return the role of a part of a block's optimizer state, in f32."""
+    """Return the role of a replica's shard of a block's optimizer state (master or moment), in f32."""
     return kind_role(name, kind, tensor_type(Dtype.F32, (shard_elements(model, plan, block),)))
 
 
 def made_before_forward(model: ModelConfig, plan: Plan, block: Block) -> Roles:
-    """Return the roles of saved slots that an attention's forward finds made, if its norms take sums over ranks."""
+    """Return the roles of saved slots that `project` and `reduce_sums` make before an attention's forward.
+
+    Empty unless the norms of queries and keys need sums over tensor-parallel ranks.
+    """
     return slot_roles((*projected_slots(model, plan, block), *row_sum_slots(model, plan, block, SQUARES)))
 
 
 def gradients_before_norms(model: ModelConfig, plan: Plan, block: Block) -> Roles:
-    """Return the roles of gradients that an attention's backward finds made, if its norms take sums over ranks.
+    """Return the roles of gradients that `backward_heads` and `reduce_sums` make before an attention's backward.
 
-    They are the gradients of normed queries and keys, of values, and the sums that the norms' gradients need.
+    They are the gradients of normed queries and keys, of values, and the sums that the norms' gradients need. Empty
+    unless the norms of queries and keys need sums over tensor-parallel ranks.
     """
     return slot_roles((*normed_gradient_slots(model, plan, block), *row_sum_slots(model, plan, block, PRODUCTS)))
 
 
 def part_of_sums(plan: Plan, name: str) -> Role:
-    """Return the role of what one tensor-parallel rank has of sums over rows."""
+    """Return the role of one tensor-parallel rank's partial sums of each row of queries and keys."""
     return Role(name, PARTIAL, row_sums_type(plan))
 
 
 def check_row_sums(model: ModelConfig, plan: Plan, block: Block) -> None:
-    """Raise `SignatureError` where nothing of a block is summed over rows of tensor peers."""
+    """Raise `SignatureError` unless the block's norms of queries and keys need sums over tensor-parallel ranks."""
     if not projected_slots(model, plan, block):
         raise SignatureError(f"{block} norms no queries and keys over all heads of tensor peers: nothing is done apart")
 
 
 def half_roles(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str, tuple[str, ...]]) -> Roles:
-    """Return the roles of the saved slots that a half of a split backward reads. Raises `SignatureError`."""
+    """Return the roles of the saved slots that a half of a split backward reads; `read` is the table of that half.
+
+    Raises `SignatureError` if the backward of this kind of block cannot be split.
+    """
     if block.kind not in SPLIT_KINDS:
         raise SignatureError(f"the backward of {block} is not split: only {' and '.join(SPLIT_KINDS)} blocks' are")
     wanted = half_slots(model, plan, block, read)
@@ -230,22 +241,25 @@ def half_roles(model: ModelConfig, plan: Plan, block: Block, read: Mapping[str, 
 
 
 def slot_roles(slots: Iterable[Slot]) -> Roles:
-    """Return a role for each slot."""
+    """Return a role for each slot, in order."""
     return tuple(Role(slot.name, SAVED, slot.type, slot=slot.name) for slot in slots)
 
 
 def pending_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
-    """Return the roles of what the input half of a split backward leaves for the weight half."""
+    """Return the roles of the pending slots: the input half of a split backward leaves them for the weight half."""
     return slot_roles(pending_slots(model, plan, block))
 
 
 def branch_sum_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
-    """Return the roles of sums that `add_branch_backward` leaves for the block's backward."""
+    """Return the roles of the norm gradient sums that `add_branch_backward` leaves for the block's backward."""
     return slot_roles(branch_sums(model, plan, block))
 
 
 def branch_roles(model: ModelConfig, plan: Plan, block: Block) -> Roles:
-    """Return the roles of a block's branch and the statistics of its norm. Raises `SignatureError`."""
+    """Return the roles of a block's branch (its output before the norm) and the statistics of its norm.
+
+    Raises `SignatureError` unless the branch is added by an op of its own (`add_branch`).
+    """
     if not adds_branch_apart(model, plan, block):
         raise SignatureError(f"what {block} gives is not normed behind a sum of tensor peers: nothing is added apart")
     return slot_roles(branch_slots(model, plan))
@@ -259,7 +273,7 @@ def flag_roles(blocks: tuple[Block, ...]) -> Roles:
 def parts_of_loss(plan: Plan) -> Roles:
     """Return the roles of a rank's part of the loss, over its part of the vocabulary.
 
-    They are, for each row, the log of its sum of exponentials, and the loss: f32[rows] and f64[1].
+    They are the log of the sum of exponentials of each row, f32[rows], and the loss, f64[1].
     """
     rows = tensor_type(Dtype.F32, (tokens_per_micro_batch(plan),))
     return Role("lse", PARTIAL, rows), Role("loss", PARTIAL, tensor_type(Dtype.F64, (1,)))

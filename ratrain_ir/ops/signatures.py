@@ -1,7 +1,8 @@
-"""Signatures: which tensors an op of a kind takes, in which order, of which state kind and type.
+"""Signatures: the tensors that a kind of op takes, with their order, state kind and type.
 
-`bind` names an op's operands by role (`x`, `w`, `dy`, `q`, ...). The verifier reports what does not bind; emitters give
-routines their operands by these names. Collectives take several blocks; their roles are `g.attention.0` and so on.
+`bind` names an op's operands by role (`x`, `w`, `dy`, `q`, ...). The verifier reports ops that do not bind; code
+generation passes operands to routines by these names. Collectives take several blocks; their roles are `g.attention.0`
+and so on.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Binding:
 
     tensors: dict[str, Tensor]
     accumulates: bool
-    """whether the result adds to an earlier one: a gradient after its first contribution, the loss after the first"""
+    """True if the result adds to an earlier one: a gradient or the loss after its first contribution"""
 
 
 def bind(op: Op, model: ModelConfig, plan: Plan) -> Binding:
@@ -42,10 +43,10 @@ def bind(op: Op, model: ModelConfig, plan: Plan) -> Binding:
 
 
 def operand_roles(op: Op, model: ModelConfig, plan: Plan) -> tuple[tuple[str, ...], bool]:
-    """Return the roles of what an op reads, writes and updates, in order, and whether it accumulates.
+    """Return the roles of the operands that an op reads, writes and updates, in this order, and if it accumulates.
 
-    They depend on the fields of the op but for its micro-batch, and on kinds, types and saved slots of its operands.
-    Raises `SignatureError` where these do not fit the op.
+    They depend on the fields of the op except its micro-batch, and on kinds, types and saved slots of its operands, but
+    not on names of tensors. Raises `SignatureError` (of the first signature tried) where the operands fit none.
     """
     problem: SignatureError | None = None
     for accumulates, signature in signatures(op, model, plan):
@@ -66,6 +67,8 @@ def operand_roles(op: Op, model: ModelConfig, plan: Plan) -> tuple[tuple[str, ..
 def _match(op: Op, group: str, tensors: Tensors, roles: Roles) -> list[str]:
     matched: list[str] = []
     count = len(tensors)
+    # One pass suffices: roles and tensors are in the same order, and an optional role is skipped unless the next tensor
+    # fits it.
     for role, kinds, type_, optional, slot in roles:
         tensor = tensors[len(matched)] if len(matched) < count else None
         if tensor is not None and tensor.kind in kinds and (slot is None or slot == tensor.slot):
@@ -83,7 +86,10 @@ def _match(op: Op, group: str, tensors: Tensors, roles: Roles) -> list[str]:
 
 
 def signatures(op: Op, model: ModelConfig, plan: Plan) -> Candidates:
-    """List the signatures that an op may have, of its slice, as (accumulates, signature); the likelier first."""
+    """List the signatures that an op may have, as (accumulates, signature), the likelier first.
+
+    If the op works on a slice, they are those of that slice. An op that updates tensors most likely accumulates.
+    """
     index = getattr(op, "slice", None)
     if index is not None or (plan.slices and type(op) in _OF_SLICES):
         plan = _plan_of_slice(op, plan, index)
@@ -100,4 +106,4 @@ def _plan_of_slice(op: Op, plan: Plan, index: int | None) -> Plan:
 
 
 _OF_SLICES = frozenset({LoadInput, *BLOCK_OPS, *PEER_OPS, *MEMORY_OPS, *MESSAGE_OPS})
-"""Kinds of ops that work on one slice where micro-batches are cut into slices"""
+"""Kinds of ops that must name a slice where the plan cuts micro-batches into slices"""

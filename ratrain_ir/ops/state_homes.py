@@ -1,8 +1,8 @@
-"""Training state in other memories than DDR: which ops work on it there, and on which engine.
+"""Training state in other memories than DDR: the ops that work on it there, and their engine.
 
-Masters and moments are the bulk of a step's state and are touched rarely: by their block's update, masters by the
-gathers of its view too. These two ops reach into another memory themselves, a piece at a time through a workspace of
-theirs; for all other ops what is in another memory has to be fetched first.
+Masters and moments are most of a step's state and are touched rarely: by the update of their block, and masters also by
+the gathers of its view. These two ops read and write another memory themselves, a piece at a time through a workspace.
+For every other op a tensor in another memory has to be fetched first.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 STATE_ELSEWHERE = frozenset({StateKind.MASTER, StateKind.MOMENT})
 """The kinds of state that may be in another memory from step to step."""
 STREAMS_OF_UPDATE = 3
-"""What an update streams of each element: master and both moments."""
+"""Number of values that an update streams for each element: master and both moments."""
 LEAST_STAGING = STREAMS_OF_UPDATE * ALIGNMENT_BYTES
-"""The least workspace, in bytes, through which state can be streamed."""
+"""Smallest workspace, in bytes, through which state can be streamed."""
 
 
 def streamed_state(op: Op) -> tuple[Tensor, ...]:
-    """The state in another memory that an op works on without a fetch."""
+    """Return the operands in another memory that an op (update or gather) streams without a fetch."""
     if type(op) is Update:
         operands = op.updates
     elif type(op) is AllGather:
@@ -40,6 +40,7 @@ def streamed_state(op: Op) -> tuple[Tensor, ...]:
 def engine_of_update(op: Update, of_target: Engine) -> Engine:
     """Return the engine that updates a block.
 
-    It is the target's own, or the host where state streams from another memory: compute need not wait for that.
+    It is the target's own (`of_target`), or the host where state streams from another memory, so that compute need not
+    wait.
     """
     return Engine.HOST if streamed_state(op) else of_target

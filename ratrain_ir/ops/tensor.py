@@ -10,10 +10,10 @@ from ratrain.ratrain_ir.ops.op_fields import UNTIMED
 
 @define(eq=False, weakref_slot=False, repr=False)
 class Tensor:
-    """A named piece of training state of one stage. Compared by identity.
+    """A named piece of training state of one stage, compared by identity.
 
-    `carried` tensors live across the step's end. `offset` is in bytes, from the start of the stage's part of the
-    memory that is its home; None until it is allocated.
+    `carried` tensors live across the end of the step. `offset` is in bytes, from the start of the stage's part of the
+    memory that is its `home`; None until it is allocated.
     """
 
     name: str = field(metadata=UNTIMED)
@@ -26,12 +26,15 @@ class Tensor:
 
     @property
     def slot(self) -> str:
-        """Return the last part of the name: for a saved tensor, the slot of its block."""
+        """The last part of the name: for a saved tensor, the slot of its block."""
         return self.name.rpartition(".")[2]
 
     @property
     def role(self) -> str | StateKind:
-        """Return the slot of a saved tensor, else the kind: the time of an op depends on no more of name and kind."""
+        """The slot of a saved tensor, else the kind.
+
+        The time of an op depends on a tensor's name and kind only through this.
+        """
         return self.name.rpartition(".")[2] if self.kind is StateKind.SAVED else self.kind
 
     def __repr__(self) -> str:
