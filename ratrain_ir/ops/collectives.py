@@ -77,11 +77,11 @@ class BlocksOp(Op):
 
 @define(eq=False, weakref_slot=False, repr=False, kw_only=True)
 class PeerPieceOp(PayloadOp):
-    """Base of exchanges of an activation, or of its gradient, between tensor-parallel ranks, at the input of a block."""
+    """Base of exchanges of a block's input, or of its gradient, between tensor-parallel ranks."""
 
     default_members = Group.TENSOR
     block_kinds: ClassVar[tuple[str, ...]] = ("attention", "mlp", "head")
-    """kinds of blocks that exchange this"""
+    """kinds of blocks that this op may name"""
     block: Block = block_field()
     micro_batch: int = micro_batch_field()
     slice: int | None = slice_field()
@@ -91,7 +91,10 @@ class PeerPieceOp(PayloadOp):
         return (previous_block(self.block, model) if self.payload is Payload.ACTIVATION else self.block,)
 
     def missing(self, model: ModelConfig, plan: Plan) -> str | None:
-        """Say why the plan has no such exchange: it has no tensor-parallel ranks, or the block has no input of its own."""
+        """Explain why the plan has no such exchange; None if it has.
+
+        It has none without tensor-parallel ranks, or if the block has no input of its own.
+        """
         return _missing_input(model, plan, self.block)
 
 
@@ -171,7 +174,10 @@ class GatherRows(PeerPieceOp):
         return (self.block if self.payload is Payload.ACTIVATION else previous_block(self.block, model),)
 
     def missing(self, model: ModelConfig, plan: Plan) -> str | None:
-        """Say why no rows are gathered: nothing is exchanged, every rank has all rows, or the phase is wrong."""
+        """Explain why the plan gathers no such rows; None if it does.
+
+        It gathers none if nothing is exchanged, if every rank has all rows, or if `phase` does not fit the payload.
+        """
         if (wrong := _missing_input(model, plan, self.block)) is not None:
             return wrong
         if not shares_rows(plan):
@@ -224,7 +230,7 @@ class CombineLoss(BlockPieceOp):
     block_kinds: ClassVar[tuple[str, ...]] = ("head",)
 
     def missing(self, model: ModelConfig, plan: Plan) -> str | None:
-        """Say that the plan has no tensor-parallel ranks, if it has none."""
+        """Explain that the plan has no tensor-parallel ranks; None if it has."""
         return _missing_input(model, plan, self.block)
 
     def candidates(self, model: ModelConfig, plan: Plan) -> Candidates:
@@ -252,7 +258,10 @@ class ReduceSums(PeerPieceOp):
         return (self.block,)
 
     def missing(self, model: ModelConfig, plan: Plan) -> str | None:
-        """Say why no row is summed: no tensor-parallel ranks, or no norms over all heads of a token."""
+        """Explain why the plan sums no rows; None if it does.
+
+        It sums none without tensor-parallel ranks, or without norms over all heads of a token.
+        """
         if plan.tp > 1 and not norms_over_peers(model, plan):
             return f"{model.name} norms no queries and keys over all heads of a token"
         return _missing_input(model, plan, self.block)
@@ -331,7 +340,7 @@ class AllGather(BlocksOp):
 
 
 def _missing_input(model: ModelConfig, plan: Plan, block: Block) -> str | None:
-    """Say why tensor-parallel ranks exchange nothing at the input of a block; None if they do."""
+    """Explain why tensor-parallel ranks exchange nothing at the input of a block; None if they do."""
     if plan.tp == 1:
         return "the plan has no tensor peers (tp = 1)"
     if stands_beside(model, plan, block):

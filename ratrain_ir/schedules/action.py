@@ -1,4 +1,4 @@
-"""What a stage can be told to do, and in which order."""
+"""Actions that a schedule gives to a stage, and their order."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from attrs import frozen
 
 
 class ActionKind(Enum):
-    """What a stage can be told to do in a schedule; the values are the names schedules are written with."""
+    """Kind of an action of a stage; the values are the names with which schedules are written."""
 
     FORWARD = "F"
     BACKWARD = "B"
     """the whole backward: both halves in one"""
     BACKWARD_INPUT = "I"
-    """the half of a backward that makes the gradient of the stage's input, which the stage before waits for"""
+    """the half of a backward that makes the gradient of the stage's input; the stage before waits for it"""
     BACKWARD_WEIGHT = "W"
     """the half that makes the gradients of the parameters; nobody else waits for it"""
     SEND_F = "SEND_F"
@@ -25,17 +25,17 @@ class ActionKind(Enum):
     UNSHARD = "UNSHARD"
     """gather the stage's parameters"""
     RESHARD = "RESHARD"
-    """drop what was gathered"""
+    """drop the gathered parameters"""
     REDUCE_GRAD = "REDUCE_GRAD"
     """sum the step's gradients over the replicas"""
 
     __hash__ = (
         object.__hash__
-    )  # there is one object of each: hashing its name instead takes a large part of the time of a lint
+    )  # members are singletons; hashing the name instead would take a large part of the time of a lint
 
 
 Work = tuple[int, int, int]
-"""A chunk, a micro-batch that passes through it, and which slice of it."""
+"""Chunk, micro-batch, and slice of the micro-batch (0 where there are no slices)."""
 
 
 @frozen
@@ -45,24 +45,25 @@ class Action:
     kind: ActionKind
     micro_batch: int
     chunk: int
-    """its number in forward order, over all stages"""
+    """its number in forward order, counted over all stages"""
     slice: int = 0
-    """which run of the micro-batch's rows, along the sequence"""
+    """which run of the micro-batch's tokens along the sequence, from 0"""
 
     @property
     def work(self) -> Work:
-        """What it works on."""
+        """The chunk, micro-batch and slice of this action."""
         return self.chunk, self.micro_batch, self.slice
 
 
 Order = Sequence[Action]
-"""What one stage does, one after the other."""
+"""Actions of one stage, in the order in which it executes them."""
 
 
 def most_in_flight(kinds: Iterable[ActionKind]) -> int:
-    """Most passes that are in flight in an order, given the kinds of its actions.
+    """Count the most passes that are in flight at once in an order, given the kinds of its actions.
 
-    A pass of a (slice of a) micro-batch through a chunk is in flight from its forward until it has made the gradient of its input.
+    A pass of a micro-batch (or slice) through a chunk is in flight from its forward until the gradient of its input is
+    made.
     """
     held = most = 0
     for kind in kinds:
@@ -72,4 +73,4 @@ def most_in_flight(kinds: Iterable[ActionKind]) -> int:
 
 
 _HELD = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.BACKWARD_INPUT: -1}
-"""What each action adds to what is in flight."""
+"""Change of the number of passes in flight by an action of each kind."""

@@ -1,4 +1,4 @@
-"""Orders that are written phase by phase: each action is of the next micro-batch that its chunk has not done yet."""
+"""Orders that are written phase by phase; each action takes the next micro-batch that its chunk has not done yet."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _HALVES = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
 
 @define
 class AscendingOrder:
-    """A stage's order in the making. The micro-batches of each kind of action on each chunk ascend."""
+    """Order of a stage under construction. For each kind of action on each chunk, micro-batches ascend."""
 
     actions: list[Action] = field(factory=list)
     _done: dict[tuple[ActionKind, int], int] = field(factory=lambda: defaultdict(int))
 
     def count(self, kind: ActionKind, chunk: int) -> int:
-        """How many micro-batches the chunk has done so far. A whole backward counts as both of its halves."""
+        """Return how many micro-batches the chunk has done. A whole backward counts as both of its halves."""
         return self._done[kind, chunk]
 
     def add(self, kind: ActionKind, chunk: int) -> None:
@@ -32,5 +32,8 @@ class AscendingOrder:
 
 
 def of_first(micro_batches: int, actions: Iterable[Action]) -> list[Action]:
-    """An order without all micro-batches but the first ones: as sound as all of it, as no micro-batch needs another one."""
+    """Return an order restricted to its first `micro_batches` micro-batches.
+
+    It is as sound as the whole order, because no micro-batch depends on another one.
+    """
     return [action for action in actions if action.micro_batch < micro_batches]

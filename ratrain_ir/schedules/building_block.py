@@ -1,8 +1,18 @@
-"""V-Half and V-Min: a building block that repeats every six units of time (Qi et al., "Pipeline Parallelism with Controllable Memory", 2024).
+"""V-Half and V-Min: schedules that repeat a building block every six units of time.
 
-Stage s of P has the chunks s and 2P - 1 - s of a vee. One micro-batch's forwards and input halves of both chunks stand at fixed times, where
-a pass through a chunk takes a unit; the next micro-batch's stand six units later, so that no two meet on a stage and two units in six are
-left for the weight halves. How long a micro-batch is held is in the block, and so is the memory of the schedule.
+Source: Qi et al., "Pipeline Parallelism with Controllable Memory", 2024. Stage s of P has the chunks s and 2P - 1 - s
+of a vee. The building block gives fixed start times to one micro-batch's four passes on each stage: forward (F) and
+input half of the backward (I) of both chunks, one unit each. The next micro-batch starts six units later. The times of
+the four passes differ modulo six, so that micro-batches never collide on a stage; two units in six remain free for the
+two weight halves (W). How long the block holds a micro-batch decides the memory of the schedule.
+
+Example, V-Half with P = 2: start times of micro-batch 0 (micro-batch 1: the same plus six)
+
+    time      0  1  2  3  4  5  6  7  8  9 10 11 12 13
+    stage 0  F0          F3          I3             I0
+    stage 1        F1 F2                   I2    I1
+
+The weight halves are then placed by a run in which every action takes one unit (`_orders`), in O(P M log(P)) steps.
 """
 
 from __future__ import annotations
@@ -18,22 +28,23 @@ from ratrain.ratrain_ir.schedules.action import Action, ActionKind
 from ratrain.ratrain_ir.schedules.shape import PipelineShape
 
 _PERIOD = 6
-"""Two forwards, two input halves, two weight halves."""
+"""Units of time from one micro-batch to the next: two forwards, two input halves, two weight halves."""
 _Pass = tuple[ActionKind, int, int]
-"""Kind, chunk and micro-batch."""
+"""Kind, chunk and micro-batch of a pass."""
 
 
 @frozen
 class BuildingBlock:
-    """When one micro-batch is worked on, and what of it may be kept."""
+    """Start times of one micro-batch on each stage, and a limit of the passes that a stage holds."""
 
     times: Callable[[int, int], tuple[int, int, int, int]]
-    """of P stages and a stage: when it runs forward of its first and second chunk, and back through the second and first"""
+    """of (P, stage): start times of the forward of its first, second chunk, and the input half of its second, first"""
     most_held: Callable[[int], int]
-    """of P stages: how many passes through a chunk a stage holds, from their forward to their weight half"""
+    """of P: the most passes through a chunk that a stage holds, from their forward to their weight half"""
 
 
 def _v_half_times(stages: int, stage: int) -> tuple[int, int, int, int]:
+    # Delay of the turn from forward to backward that keeps the four times different modulo six for this P.
     turn = 3 if stages % 2 == 0 else 0
     return (
         2 * stage,
@@ -44,6 +55,7 @@ def _v_half_times(stages: int, stage: int) -> tuple[int, int, int, int]:
 
 
 def _v_min_times(stages: int, stage: int) -> tuple[int, int, int, int]:
+    # As above: without the delay, passes would collide modulo six where P is a multiple of 3.
     turn = 2 if stages % 3 == 0 else 0
     return stage, 2 * stages - 1 - stage, 2 * stages + turn + stage, 4 * stages + turn - 1 - stage
 
@@ -53,30 +65,36 @@ V_MIN = BuildingBlock(_v_min_times, lambda stages: 2 * ((stages + 1) // 3) + 2)
 
 
 def schedule_v_half(shape: PipelineShape, stage: int) -> list[Action]:
-    """The V-Half order of one stage: half the activations of 1F1B, half its bubble.
+    """Return the V-Half order of one stage: half the activations of 1F1B, half its bubble.
 
-    A stage holds floor(P / 2) + 1 micro-batches (twice as many passes through its two chunks), from their forward to their weight half,
-    where the first stage holds P under 1F1B. Where F = B = W and M >= P > 1, the step takes 6 M units and 3 (P - 1), one less where P is odd.
+    A stage holds floor(P / 2) + 1 micro-batches (twice as many passes through its two chunks), from their forward to
+    their weight half; under 1F1B the first stage holds P. If F = B = W and M >= P > 1, the step takes 6 M + 3 (P - 1)
+    units, one less if P is odd.
     """
     return list(_orders(V_HALF, shape)[stage])
 
 
 def schedule_v_min(shape: PipelineShape, stage: int) -> list[Action]:
-    """The V-Min order of one stage: a third of the activations of 1F1B, two thirds of its bubble.
+    """Return the V-Min order of one stage: a third of the activations of 1F1B, two thirds of its bubble.
 
-    A stage holds floor((P + 1) / 3) + 1 micro-batches (twice as many passes through its two chunks), from their forward to their weight
-    half. Where F = B = W and M, P > 1, the step takes 6 M units and 4 P - 5, two more where P is a multiple of 3.
+    A stage holds floor((P + 1) / 3) + 1 micro-batches (twice as many passes through its two chunks), from their forward
+    to their weight half. If F = B = W and M, P > 1, the step takes 6 M + 4 P - 5 units, two more if P is a multiple of
+    3.
     """
     return list(_orders(V_MIN, shape)[stage])
 
 
 @lru_cache(maxsize=4)
 def _orders(block: BuildingBlock, shape: PipelineShape) -> tuple[tuple[Action, ...], ...]:
-    """The orders of all stages.
+    """Return the orders of all stages.
 
-    Forwards and input halves keep the order of their times. All stages run at once, each action a unit of time; a stage does a weight
-    half, the oldest, where its next pass is not ready, or would be one more than it may hold.
+    Forwards and input halves keep the order of their start times. All stages run at once, each action taking one unit
+    of time. A stage runs its oldest pending weight half when its next pass is not ready, or would exceed its limit of
+    held passes.
     """
+    # `awake` holds (time, stage) of stages to look at; `ends` the end of each pass done; `waiting` the stage that
+    # sleeps
+    # until a pass has been run. A pass has one reader (the next chunk's), so one stage is enough.
     runs = [_StageRun(block, shape, stage) for stage in range(shape.stages)]
     ends: dict[_Pass, int] = {}
     waiting: dict[_Pass, int] = {}
@@ -102,7 +120,7 @@ def _orders(block: BuildingBlock, shape: PipelineShape) -> tuple[tuple[Action, .
 
 
 def _passes(block: BuildingBlock, shape: PipelineShape, stage: int) -> Iterator[Action]:
-    """Forwards and input halves of a stage in the order of their times."""
+    """Yield forwards and input halves of a stage in the order of their start times."""
     here, back = shape.chunks_of(stage)
     kinds = (ActionKind.FORWARD, ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_INPUT)
     parts = list(zip(block.times(shape.stages, stage), kinds, (here, back, back, here), strict=True))
@@ -112,16 +130,16 @@ def _passes(block: BuildingBlock, shape: PipelineShape, stage: int) -> Iterator[
 
 @define(eq=False)
 class _StageRun:
-    """A stage in the run that places the weight halves."""
+    """State of one stage in the run that places the weight halves."""
 
     block: BuildingBlock
     shape: PipelineShape
     stage: int
     order: list[Action] = field(factory=list)
     passes: deque[Action] = field(factory=deque)
-    """Forwards and input halves that are to come."""
+    """Forwards and input halves that are still to come."""
     pending: deque[Action] = field(factory=deque)
-    """Weight halves that are due."""
+    """Weight halves whose input half has run."""
     held: int = 0
     most_held: int = 0
 
@@ -130,7 +148,7 @@ class _StageRun:
         self.most_held = self.block.most_held(self.shape.stages)
 
     def next(self, ends: Mapping[_Pass, int], now: int) -> Action | None:
-        """What the stage begins now, if anything."""
+        """Begin an action at time `now`, record it and return it; None if the stage can begin none."""
         if self.passes and self.is_ready(self.passes[0], ends, now):
             action = self.passes.popleft()
             if action.kind is ActionKind.FORWARD:
@@ -146,13 +164,13 @@ class _StageRun:
         return action
 
     def is_ready(self, action: Action, ends: Mapping[_Pass, int], now: int) -> bool:
-        """Whether a pass may begin: there is room to hold it, and what it takes is there."""
+        """Tell whether a pass may begin: there is room to hold it, and its input has been made."""
         if action.kind is ActionKind.FORWARD and self.held == self.most_held:
             return False
         awaited = self.awaited(action)
         return awaited is None or ends.get(awaited, now + 1) <= now
 
     def awaited(self, action: Action) -> _Pass | None:
-        """The pass on the neighbouring chunk that makes what a pass takes; None at the ends."""
+        """Return the pass on the neighbouring chunk that makes the input of a pass; None at the ends of the chain."""
         before = action.chunk + (-1 if action.kind is ActionKind.FORWARD else 1)
         return (action.kind, before, action.micro_batch) if 0 <= before < 2 * self.shape.stages else None

@@ -1,4 +1,4 @@
-"""Every schedule that has a name, and what is known of it."""
+"""Table of all named schedules, with the properties that the planner uses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from ratrain.ratrain_ir.schedules.vee import schedule_dualpipe_v, schedule_zb_v,
 
 
 def default_schedule(shape: PipelineShape) -> str:
-    """What is placed where neither plan nor strategy says: 1F1B, and where a plan has slices or chunks what was made for these."""
+    """Return the schedule that is used where neither plan nor strategy names one.
+
+    It is 1F1B, or the one made for slices or chunks if the shape has them.
+    """
     if shape.slices > 1:
         return "seq1f1b"
     if shape.chunks > 1:
@@ -32,7 +35,7 @@ def default_schedule(shape: PipelineShape) -> str:
 
 
 def one_chunk_whole(shape: PipelineShape) -> str | None:
-    """What is wrong with a shape for a schedule of one chunk a stage and whole micro-batches."""
+    """Explain why a shape does not suit a schedule of one chunk a stage without slices; None if it does."""
     if shape.chunks > 1:
         return f"it has one chunk a stage, not {shape.chunks}"
     if shape.slices > 1:
@@ -42,22 +45,22 @@ def one_chunk_whole(shape: PipelineShape) -> str | None:
 
 @frozen
 class Schedule:
-    """A schedule that has a name. Everything that is known of it follows from what stands here."""
+    """A named schedule: its order on each stage, and properties that planner and checks use."""
 
     title: str
-    """as it is written in a sentence"""
+    """its name in a sentence"""
     actions: Callable[[PipelineShape, int], Order]
-    """a stage's order"""
+    """returns the order of a stage"""
     problem: Callable[[PipelineShape], str | None] = one_chunk_whole
-    """in what a shape is not one that it can be made for, or None"""
+    """explains why it cannot be made for a shape; None if it can"""
     chunks: int = 1
-    """chunks a stage where a plan does not say"""
+    """chunks a stage if the plan does not say"""
     layout: str = "loop"
-    """how they lie where a plan does not say"""
+    """layout of the chunks if the plan does not say, one of `LAYOUTS`"""
     held: float = 1.0
-    """micro-batches that the first stage holds, as a share of 1F1B's; rough: only the order of the search follows"""
+    """micro-batches that the first stage holds, as a share of 1F1B's; rough: it only orders the search"""
     bubble: float = 1.0
-    """idle time, as a share of the way through all other stages over chunks * slices; rough, as `held`"""
+    """idle time, as a share of the time through all other stages over chunks * slices; rough, like `held`"""
 
 
 SCHEDULES: dict[str, Schedule] = {
@@ -81,10 +84,10 @@ SCHEDULES: dict[str, Schedule] = {
 
 @cache
 def most_held(schedule: str | None, shape: PipelineShape, stage: int) -> int:
-    """Most passes of a (slice of a) micro-batch through a chunk that are in flight on a stage, under a schedule by its name.
+    """Return the most passes through a chunk that are in flight on a stage under a named schedule.
 
-    A pass is in flight from the start of its forward until the gradient of its input is made. Of an order that has no name (None) nothing
-    is known: it can be all of them.
+    A pass of a micro-batch (or slice) is in flight from the start of its forward until the gradient of its input is
+    made. Nothing is known about an order without a name (None): all passes may be in flight.
     """
     if schedule is None:
         return shape.micro_batches * shape.chunks * shape.slices

@@ -1,4 +1,4 @@
-"""The schedules of one chunk a stage, and no slices: GPipe, 1F1B and ZB-H1. Chunk s is stage s."""
+"""Schedules of one chunk a stage, without slices: GPipe, 1F1B and ZB-H1. Chunk s is on stage s."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def schedule_1f1b(shape: PipelineShape, stage: int) -> list[Action]:
-    """The 1F1B order of one stage: warm-up forwards, alternation, cool-down backwards."""
+    """Return the 1F1B order of one stage: warm-up forwards, alternation, cool-down backwards."""
     micro_batches = shape.micro_batches
     warm_up = min(shape.stages - stage - 1, micro_batches)
     actions = [Action(ActionKind.FORWARD, m, stage) for m in range(warm_up)]
@@ -23,17 +23,19 @@ def schedule_1f1b(shape: PipelineShape, stage: int) -> list[Action]:
 
 
 def schedule_gpipe(shape: PipelineShape, stage: int) -> list[Action]:
-    """The GPipe order of one stage: all forwards, then all backwards, ascending; the same on every stage."""
+    """Return the GPipe order, the same on every stage: all forwards, then all backwards, in ascending order."""
     kinds = (ActionKind.FORWARD, ActionKind.BACKWARD)
     return [Action(kind, m, stage) for kind in kinds for m in range(shape.micro_batches)]
 
 
 def schedule_zb_h1(shape: PipelineShape, stage: int, delay: int | None = None) -> list[Action]:
-    """The ZB-H1 order of one stage (Qi et al., "Zero Bubble Pipeline Parallelism", 2023): 1F1B with the backward split.
+    """Return the ZB-H1 order of one stage: 1F1B with the backward split.
 
-    Input halves stand where 1F1B has backwards, so as many micro-batches are in flight. Weight halves follow `delay` micro-batches
-    later, s of them on stage s where it is None: they fill the time in which the stage would wait, in the warm-up for the next
-    forward and in the cool-down for the next gradient. On stage 0, whose input gradient nobody waits for, backwards stay whole.
+    Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023. Input halves stand where 1F1B has backwards, so the
+    same number of micro-batches is in flight. The weight half of a micro-batch follows `delay` micro-batches later (at
+    most s on stage s, and s if `delay` is None). Weight halves thus fill the time in which the stage would wait for the
+    next forward in the warm-up, and for the next gradient in the cool-down. On stage 0 no stage waits for the input
+    gradient, so backwards stay whole.
     """
     later = stage if delay is None else min(delay, stage)
     actions: list[Action] = []

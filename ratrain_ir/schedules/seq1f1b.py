@@ -1,4 +1,7 @@
-"""Seq1F1B: 1F1B over slices of micro-batches (Sun et al., "Seq1F1B: Efficient Sequence-Level Pipeline Parallelism", 2024)."""
+"""Seq1F1B: 1F1B over slices of micro-batches.
+
+Source: Sun et al., "Seq1F1B: Efficient Sequence-Level Pipeline Parallelism", 2024.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def seq1f1b_problem(shape: PipelineShape) -> str | None:
-    """What is wrong with a shape for Seq1F1B."""
+    """Explain why a shape does not suit Seq1F1B; None if it does."""
     if shape.slices < 2:
         instead = "1f1b" if shape.chunks == 1 else "interleaved"
         return f"it has two slices of a micro-batch or more; with whole micro-batches use {instead}"
@@ -20,12 +23,12 @@ def seq1f1b_problem(shape: PipelineShape) -> str | None:
 
 
 def schedule_seq1f1b(shape: PipelineShape, stage: int) -> list[Action]:
-    """The Seq1F1B order of one stage: min(P - s - 2 + k, M k) slices forward, then forwards and backwards alternate.
+    """Return the Seq1F1B order of one stage: min(P - s - 2 + k, M k) slices forward, then alternation.
 
-    Slices of a micro-batch go forward in ascending and backward in descending order: a slice attends to the keys and values of the earlier
-    ones, whose gradients it adds to. With equal slices of a forward of F and a backward of B a micro-batch, the step takes
-    (M k + P - 1) (F + B) / k, and stage s holds at most P - s - 1 + k slices, or all M k. With several chunks a stage it is interleaved 1F1B
-    over slices (`schedule_interleaved`).
+    Slices of a micro-batch go forward in ascending and backward in descending order, because a slice attends to the
+    keys and values of the earlier ones, and adds to their gradients. If each micro-batch takes F forward and B
+    backward, in k equal slices, the step takes (M k + P - 1) (F + B) / k; stage s holds at most P - s - 1 + k slices,
+    or all M k. With several chunks a stage it is interleaved 1F1B over slices (`schedule_interleaved`).
     """
     if shape.chunks > 1:
         return schedule_interleaved(shape, stage)

@@ -1,4 +1,7 @@
-"""Two chunks a stage in a vee, in phases: ZB-V and DualPipe-V. Stage s has the chunks s and 2P - 1 - s: the first and the last stage's."""
+"""ZB-V and DualPipe-V: two chunks on each stage in a vee, written phase by phase.
+
+Stage s has the chunks s and 2P - 1 - s; so stage 0 has both the first and the last chunk.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _I, _W = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
 
 def vee_problem(shape: PipelineShape) -> str | None:
-    """What is wrong with a shape for a schedule of two chunks in a vee."""
+    """Explain why a shape does not suit a schedule of two chunks in a vee; None if it does."""
     if shape.chunks != 2:
         return f"it has two chunks a stage, not {shape.chunks}"
     if shape.layout != "vee":
@@ -27,11 +30,12 @@ def vee_problem(shape: PipelineShape) -> str | None:
 
 
 def schedule_zb_v(shape: PipelineShape, stage: int) -> list[Action]:
-    """The ZB-V order of one stage (Qi et al., "Zero Bubble Pipeline Parallelism", 2023, section 6; PyTorch's `ScheduleZBVZeroBubble`).
+    """Return the ZB-V order of one stage.
 
-    Every stage holds what the first one holds under 1F1B, P micro-batches (2P passes through half as large chunks). Where F = B = W and
-    M >= 2P - 1, stage s works from time s without a pause: the step takes 6 M + P - 1 units. Fewer micro-batches have the order of
-    2P - 1, without those that are not there.
+    Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023, section 6; PyTorch's `ScheduleZBVZeroBubble`. Every
+    stage holds P micro-batches, as the first stage does under 1F1B (2P passes through chunks of half the size). If F =
+    B = W and M >= 2P - 1, stage s works from time s without a pause, and the step takes 6 M + P - 1 units. For fewer
+    micro-batches, the order for 2P - 1 is made and restricted to the existing ones.
     """
     here, back = shape.chunks_of(stage)
     behind = shape.stages - stage
@@ -42,6 +46,7 @@ def schedule_zb_v(shape: PipelineShape, stage: int) -> list[Action]:
         order.add(_I, chunk)
         order.add(_W, chunk)
 
+    # Warm-up: forwards of the first chunk until micro-batch 0 can come back to this stage through the vee.
     for _ in range(2 * behind - 1):
         order.add(_F, here)
     for _ in range(stage):
@@ -50,6 +55,7 @@ def schedule_zb_v(shape: PipelineShape, stage: int) -> list[Action]:
     for _ in range(behind):
         order.add(_F, back)
         pass_back(back)
+    # Steady phase: a forward and a whole backward of each chunk in turn.
     while order.count(_F, back) < micro_batches:
         if order.count(_F, here) < micro_batches:
             order.add(_F, here)
@@ -61,6 +67,7 @@ def schedule_zb_v(shape: PipelineShape, stage: int) -> list[Action]:
         order.add(_I, back)
     for _ in range(behind):
         pass_back(here)
+    # Weight halves that are left fill the end.
     for chunk in (back, here):
         while order.count(_W, chunk) < micro_batches:
             order.add(_W, chunk)
@@ -68,10 +75,11 @@ def schedule_zb_v(shape: PipelineShape, stage: int) -> list[Action]:
 
 
 def schedule_dualpipe_v(shape: PipelineShape, stage: int) -> list[Action]:
-    """The DualPipe-V order of one stage (DeepSeek-AI, DualPipe; PyTorch's `ScheduleDualPipeV`).
+    """Return the DualPipe-V order of one stage.
 
-    A forward and a backward that overlap there are one after the other here, the forward first. Fewer than 2P micro-batches have the order
-    of 2P, without those that are not there.
+    Source: DeepSeek-AI, DualPipe; PyTorch's `ScheduleDualPipeV`. A forward and a backward that overlap there follow
+    each other here, the forward first. For fewer than 2P micro-batches, the order for 2P is made and restricted to the
+    existing ones.
     """
     here, back = shape.chunks_of(stage)
     behind = shape.stages - stage - 1
@@ -87,6 +95,8 @@ def schedule_dualpipe_v(shape: PipelineShape, stage: int) -> list[Action]:
         if due:
             order.add(_W, due.popleft())
 
+    # The eight phases of DeepSeek's `dualpipev.py`, in its order; steps there that overlap two chunks are two actions
+    # here.
     for _ in range(2 * behind):
         order.add(_F, here)
     for _ in range(stage + 1):

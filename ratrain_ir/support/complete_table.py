@@ -1,4 +1,4 @@
-"""Tables that layers keep of things declared elsewhere: complete over what is declared, or they cannot be made."""
+"""Tables that layers keep about things declared elsewhere; an incomplete table cannot be made."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 
 class CompleteTable(Mapping[str, T]):
-    """Entries by name, one for each that is declared.
+    """Entries by name, one for each declared name.
 
-    `what` says what an entry is; `never` are the names that do not occur there. Raises TypeError, naming them, where declared names
-    have no entry, names with one are not declared, or are said never to occur.
+    `what` names an entry in messages; `never` lists declared names that need no entry here. Raises TypeError that names
+    every declared name without an entry, every entry or `never` name that is not declared, and every name that is both.
     """
 
     def __init__(self, what: str, entries: Mapping[str, T], never: Collection[str], declared: Collection[str]) -> None:
@@ -26,14 +26,14 @@ class CompleteTable(Mapping[str, T]):
             raise TypeError("; ".join(problems))
 
     def without(self, names: Iterable[str]) -> list[str]:
-        """A line for each of these names of which the table says nothing."""
+        """Return one line for each of these names that is neither an entry nor in `never`."""
         return [f"'{name}' has no {self.what}" for name in names if name not in self._known]
 
     def __getitem__(self, name: str) -> T:
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries  # the one inherited goes by an exception
+        return name in self._entries  # the inherited method calls `__getitem__` and catches KeyError, which is slow
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

@@ -1,8 +1,8 @@
-"""Diagnostics: what is wrong, where, why, and the way out.
+"""Diagnostics: the fault, its place, the reason, and a way out.
 
-Every message a user can cause carries a stable code (`RT0xx`, listed in `CODES`) and, where there is a text,
-a place in it. Problems are collected, so that one run shows all of a file's errors; a `DiagnosticError` carries them
-across layers and the driver prints them. Nothing else may cross the driver boundary.
+Every message that a user can cause carries a stable code (`RT0xx`, listed in `CODES`) and, if there is a text, a place
+in it. Problems are collected, so that one run shows all errors of a file. A `DiagnosticError` carries them across
+layers and the driver prints them; no other exception may reach the user.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ CODES: dict[str, str] = {
 
 
 class Severity(Enum):
-    """How bad a diagnostic is; only errors make a command fail."""
+    """Severity of a diagnostic; only errors make a command fail."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -88,7 +88,7 @@ class Severity(Enum):
 
 @frozen
 class Location:
-    """A place in a text: 1-based line and column; `length` characters are underlined."""
+    """A place in a text: line and column, both from 1; `length` characters are underlined."""
 
     file: str
     line: int
@@ -101,7 +101,7 @@ class Location:
 
 @frozen
 class Note:
-    """The other half of a conflict, or one step of a chain of reasons."""
+    """An additional message of a diagnostic: the other half of a conflict, or one step of a chain of reasons."""
 
     message: str
     location: Location | None = None
@@ -109,7 +109,11 @@ class Note:
 
 @frozen
 class Diagnostic:
-    """One problem. `help` is the way out; `source` is the text of the line `location` points at; `key` is that of a file it is about."""
+    """One problem.
+
+    `help` is the way out; `source` is the text of the line that `location` points at; `key` is the key of a
+    configuration file that the problem is about.
+    """
 
     code: str
     message: str
@@ -121,7 +125,10 @@ class Diagnostic:
     key: str | None = None
 
     def render(self, wrap: Callable[[str], str] = str) -> str:
-        """The diagnostic as a compiler prints it: place, code, line, caret, notes, help. `wrap` is done to all but line and caret."""
+        """Format the diagnostic as a compiler prints it: place, code, line, caret, notes, help.
+
+        `wrap` is applied to every part except the source line and the caret line.
+        """
         place = f"{self.location}: " if self.location else ""
         lines = [wrap(f"{place}{self.severity.value}[{self.code}]: {self.message}")]
         if self.source is not None and self.location is not None:
@@ -140,7 +147,7 @@ class Diagnostic:
         return f"<pre>{escape(self.render())}</pre>"
 
     def to_json(self) -> dict[str, object]:
-        """The same as plain data, for `--json`."""
+        """Return the diagnostic as plain data, for `--json`."""
         return {
             "severity": self.severity.value,
             "code": self.code,
@@ -154,14 +161,17 @@ class Diagnostic:
 
 
 _STEERING = re.compile(
-    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f"  # control characters but tab and newline: escape sequences begin with them
-    "\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069"  # those that change the direction of what follows
-    "\\u2028\\u2029\\ud800-\\udfff]"  # other ends of lines, and halves of characters, which no stream can write
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f"  # control characters except tab and newline; escape sequences begin with one
+    "\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069"  # changes of writing direction
+    "\\u2028\\u2029\\ud800-\\udfff]"  # other line ends; lone surrogates, which no stream can write
 )
 
 
 def printable(text: str) -> str:
-    """The text with characters that steer a terminal written by their numbers, as Python does. Tabs and newlines stay."""
+    r"""Escape characters that steer a terminal or cannot be written, as Python does (`\x1b`).
+
+    Tabs and newlines stay.
+    """
     return _STEERING.sub(_escaped, text)
 
 
@@ -174,7 +184,7 @@ _SHOWN_WIDTH = 160
 
 
 def _underlined(source: str, location: Location) -> list[str]:
-    """The source line and a caret line under it; long lines are cut around the place."""
+    """Return the source line and a caret line below it; long lines are cut around the place."""
     text = source.rstrip("\n").replace("\t", " ")
     column = min(location.column, len(text) + 1) - 1
     start = max(0, column - _SHOWN_WIDTH // 2) if len(text) > _SHOWN_WIDTH else 0
@@ -185,24 +195,24 @@ def _underlined(source: str, location: Location) -> list[str]:
 
 
 class DiagnosticError(Exception):
-    """Raised where work cannot go on; carries every diagnostic found so far."""
+    """Error of work that cannot go on; carries every diagnostic found so far."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         self.diagnostics = list(diagnostics)
         super().__init__("\n".join(d.render() for d in self.diagnostics))
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows in place of a traceback, which would say nothing of the input that is at fault."""
+        """Return the lines that a notebook shows instead of a traceback, which would not help with a faulty input."""
         return str(self).split("\n")
 
     def __reduce__(self) -> tuple[type[DiagnosticError], tuple[list[Diagnostic]]]:
-        """From a worker it comes as it was raised; the text that exceptions are made anew of is not what this one is made of."""
+        """Pickle the diagnostics; by default the message would be pickled, which `__init__` does not take."""
         return type(self), (self.diagnostics,)
 
 
 @define
 class Diagnostics:
-    """A collector. `check()` raises when an error has been reported."""
+    """Collector of diagnostics. `check()` raises if an error has been reported."""
 
     items: list[Diagnostic] = field(factory=list)
 
@@ -217,7 +227,7 @@ class Diagnostics:
         source: str | None = None,
         key: str | None = None,
     ) -> None:
-        """Report an error and go on."""
+        """Report an error and continue."""
         self.items.append(Diagnostic(code, message, location, tuple(notes), help, source, key=key))
 
     def warning(
@@ -256,7 +266,7 @@ def fail(
 
 
 MISUSE = "usage"
-"""In place of a code: what was asked contradicts itself, whatever is in the files."""
+"""Stands in place of a code where the arguments contradict each other, whatever the files contain."""
 
 
 def misuse(message: str) -> NoReturn:
@@ -267,9 +277,10 @@ def misuse(message: str) -> NoReturn:
 def nearest(
     name: str, known: Iterable[str], others: Mapping[str, str] | None = None, *, cutoff: float = 0.6
 ) -> str | None:
-    """A help text with the known name closest to a misspelt one, small and capital letters being the same, or None.
+    """Return a help text with the known name that is most like a misspelt one; None if none is like it.
 
-    `others` has names that others give to some of the known ones; below the likeness `cutoff`, of 1 for equal names, there is none.
+    Case does not count. `others` maps further accepted spellings to known names. Likeness is a ratio from 0 to 1
+    (`difflib`); below `cutoff` a name is not suggested.
     """
     import difflib
 

@@ -1,4 +1,4 @@
-"""Reading and writing files: bad bytes become diagnostics, and what is on disk is replaced only by a whole file."""
+"""Reading and writing files: unreadable input becomes diagnostics, and a file is only replaced by a complete one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T", str, bytes)
 
 MIB = 1 << 20
 MOST_BYTES: dict[str, int] = {
-    "schedule": 256 * MIB,  # LLaMA-2-70B on 96 clusters has 13 MiB
+    "schedule": 256 * MIB,  # LLaMA-2-70B on 96 clusters needs 13 MiB
     "program": 256 * MIB,
     "schedule table": 8 * MIB,
     "allocation problem": 64 * MIB,
@@ -35,15 +35,17 @@ MOST_BYTES: dict[str, int] = {
     "index of the weights": 64 * MIB,
     "log": 1024 * MIB,
 }
-"""The most bytes that are read of each kind of file: many times what one has, so that a device or a wrong file ends in a
-diagnostic, not with this machine's memory."""
+"""Largest size, in bytes, of each kind of file that is read.
+
+The limits are many times the usual sizes: a device or a wrong file gives a diagnostic instead of filling the memory.
+"""
 
 
 @contextmanager
 def path_errors(what: str) -> Iterator[None]:
-    """What the system says of a path, as RT002 behind the words `what`: "cannot read 'x'".
+    """Turn an OSError or ValueError of the block into RT002, introduced by `what`: "cannot read 'x'".
 
-    A ValueError is one too: it tells of a zero byte, which no path has.
+    A ValueError is raised for a path with a zero byte.
     """
     try:
         yield
@@ -55,14 +57,14 @@ _NOTHING = (ENOENT, ENOTDIR)
 
 
 def status_of(path: str | Path) -> os.stat_result | None:
-    """What a path leads to, through links; None where nothing is there.
+    """Return the status of the file that a path leads to, following links; None if there is none.
 
-    Raises `DiagnosticError` RT002 where that cannot be told: no permission to search a directory, a name longer than the file
-    system's names, a circle of links, a zero byte.
+    Raises `DiagnosticError` RT002 if that cannot be found out: a directory may not be searched, a name is too long for
+    the file system, links form a circle, or the path has a zero byte.
     """
     with path_errors(f"cannot read '{path}'"):
         try:
-            return os.stat(path)  # noqa: PTH116 - a NUL in a path is a ValueError here, whatever the version of pathlib
+            return os.stat(path)  # noqa: PTH116 - a NUL in a path is a ValueError here, in every version of pathlib
         except OSError as error:
             if error.errno in _NOTHING:
                 return None
@@ -71,18 +73,18 @@ def status_of(path: str | Path) -> os.stat_result | None:
 
 
 def is_there(path: str | Path) -> bool:
-    """Whether a path leads to anything. Raises `DiagnosticError` RT002 as `status_of` does."""
+    """Tell whether a path leads to anything. Raises `DiagnosticError` RT002 as `status_of` does."""
     return status_of(path) is not None
 
 
 def is_directory(path: str | Path) -> bool:
-    """Whether a path leads to a directory. Raises `DiagnosticError` RT002 as `status_of` does."""
+    """Tell whether a path leads to a directory. Raises `DiagnosticError` RT002 as `status_of` does."""
     status = status_of(path)
     return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def is_regular(path: str | Path) -> bool:
-    """Whether a path leads to a file with bytes of its own, no device, pipe or directory.
+    """Tell whether a path leads to a regular file: no device, pipe or directory.
 
     Raises `DiagnosticError` RT002 as `status_of` does.
     """
@@ -91,7 +93,7 @@ def is_regular(path: str | Path) -> bool:
 
 
 _FROM_SHELL = re.compile(r"/dev/stdin|/dev/fd/\d+|/proc/(self|\d+)/fd/\d+")
-"""What a shell calls the pipes it makes: `... | ratrainc lint /dev/stdin`, `ratrainc lint <(...)`."""
+"""Names that a shell gives to pipes it makes: `... | ratrainc lint /dev/stdin`, `ratrainc lint <(...)`."""
 
 
 def _without_waiting(path: str | Path, flags: int) -> int:
@@ -99,22 +101,24 @@ def _without_waiting(path: str | Path, flags: int) -> int:
 
 
 def opened(path: str | Path) -> IO[bytes]:
-    """A file opened for reading, which waits for nobody: a named pipe would have its reader wait for a writer, perhaps for ever.
+    """Open a file for reading without ever waiting: a reader of a named pipe would wait for a writer, perhaps forever.
 
-    Raises OSError where it cannot be opened, or is a named pipe that no shell made for this command; ValueError for a zero byte.
+    Raises OSError if it cannot be opened, or is a named pipe that no shell made for this command; ValueError for a zero
+    byte in the path.
     """
     # PTH116: a NUL in a path is a ValueError here, whatever the version of pathlib
     if stat.S_ISFIFO(os.stat(path).st_mode) and not _FROM_SHELL.fullmatch(str(path)):  # noqa: PTH116
         raise OSError(EINVAL, "it is a named pipe, not a file (/dev/stdin reads from a pipe)")
     stream = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - the caller closes it
+    # Only the opening must not wait. Reading from a pipe that a shell made has to.
     os.set_blocking(stream.fileno(), True)
     return stream
 
 
 def opened_regular(path: str | Path) -> IO[bytes]:
-    """A file with bytes of its own opened for reading: what else there is may have no end.
+    """Open a regular file for reading; anything else may never end.
 
-    Raises OSError where it cannot be opened or is something else, and ValueError for a zero byte.
+    Raises OSError if it cannot be opened or is not a regular file, and ValueError for a zero byte in the path.
     """
     kind = os.stat(path).st_mode  # noqa: PTH116 - as in `opened`
     if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
@@ -123,19 +127,21 @@ def opened_regular(path: str | Path) -> IO[bytes]:
 
 
 MARK = b"\xef\xbb\xbf"
-"""The byte order mark of UTF-8, which some editors and spreadsheets put at a file's start. It is no part of the text: every reader
-passes over it there, and anywhere else it is a character like others."""
+"""The byte order mark of UTF-8, which some editors and spreadsheets put at the start of a file.
+
+It is not part of the text: every reader skips it there. Anywhere else it is an ordinary character.
+"""
 
 
 def without_mark(data: bytes) -> bytes:
-    """The bytes of a text without a byte order mark at their start."""
+    """Return the bytes of a text without a byte order mark at their start."""
     return data.removeprefix(MARK)
 
 
 def read_bytes(path: str, what: str) -> bytes:
-    """The bytes of a file, without a byte order mark at its start; `what` is a kind in `MOST_BYTES`.
+    """Return the bytes of a file, without a byte order mark at its start; `what` is a kind in `MOST_BYTES`.
 
-    Raises `DiagnosticError` RT002 when it cannot be read, or has more bytes than a file of that kind may have.
+    Raises `DiagnosticError` RT002 if the file cannot be read, or is larger than its kind may be.
     """
     most = MOST_BYTES[what]
     with path_errors(f"cannot read the {what} '{path}'"), opened(path) as stream:
@@ -150,17 +156,17 @@ def read_bytes(path: str, what: str) -> bytes:
 
 
 def read_text(path: str, what: str) -> str:
-    """The text of a UTF-8 file.
+    """Return the text of a UTF-8 file; `what` is a kind in `MOST_BYTES`.
 
-    Raises `DiagnosticError` RT002 when it cannot be read or is not UTF-8, with the place of the first bad byte.
+    Raises `DiagnosticError` RT002 if it cannot be read or is not UTF-8, with the place of the first bad byte.
     """
     return decoded(read_bytes(path, what), path, what)
 
 
 def decoded(data: bytes, path: str, what: str) -> str:
-    """The text that the bytes of a file are.
+    """Decode the bytes of the file `path` as UTF-8.
 
-    Raises `DiagnosticError` RT002 when they are not UTF-8, with the place of the first bad one.
+    Raises `DiagnosticError` RT002 if they are not UTF-8, with the place of the first bad one.
     """
     try:
         return data.decode("utf-8")
@@ -178,7 +184,10 @@ def decoded(data: bytes, path: str, what: str) -> str:
 
 
 def _resolved(path: str) -> Path:
-    """Where a path leads: a link keeps pointing there, what it points to is replaced. A pipe or device stays as it is named."""
+    """Follow links to the file that is to be written, so that the file is replaced and the link stays.
+
+    A pipe or device keeps its own name. Raises `DiagnosticError` RT002.
+    """
     with path_errors(f"cannot write '{path}'"):
         try:
             status = os.stat(path)  # noqa: PTH116 - as in `status_of`
@@ -187,7 +196,7 @@ def _resolved(path: str) -> Path:
                 raise
         else:
             if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-                return Path(path)  # what /dev/stdout leads to has a name that cannot be opened where that is a pipe
+                return Path(path)  # /dev/stdout of a pipe resolves to `pipe:[123]`, which cannot be opened
         if not path:
             raise FileNotFoundError(ENOENT, os.strerror(ENOENT))
         return Path(os.path.realpath(path))
@@ -195,7 +204,7 @@ def _resolved(path: str) -> Path:
 
 
 def _is_special(target: Path) -> bool:
-    """Whether a path leads to a device or pipe (/dev/null, /dev/stdout): it is written, never replaced."""
+    """Tell whether a path leads to a device or pipe (/dev/null, /dev/stdout): it is written, never replaced."""
     status = status_of(target)
     return status is not None and not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode)
 
@@ -211,10 +220,11 @@ def _writing_directly(target: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def replacing(path: str) -> Iterator[IO[bytes]]:
-    """A binary file that takes the place of `path`, and its owner and permissions, when the block ends without an error.
+    """Open a new binary file that replaces `path` when the block ends without an error.
 
-    Where the system can, it has no name until then, so that nothing is left of it where the process is killed; elsewhere it stands
-    beside `path`. Raises `DiagnosticError` RT002 when it cannot be written.
+    It takes over the owner and permissions of the replaced file. On Linux it has no name until then, so nothing remains
+    if the process is killed; elsewhere it is a temporary file next to `path`. Raises `DiagnosticError` RT002 if it
+    cannot be written.
     """
     target = _resolved(path)
     if _is_special(target):
@@ -228,6 +238,7 @@ def replacing(path: str) -> Iterator[IO[bytes]]:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
+            # The bytes are on disk before the name is: a crash leaves the old file or the whole new one.
             beside = beside or _named(stream.fileno(), target)
         _take_permissions(beside, target)
         Path(beside).replace(target)
@@ -240,9 +251,12 @@ def replacing(path: str) -> Iterator[IO[bytes]]:
 
 
 def _new_file(target: Path) -> tuple[int, str | None]:
-    """A file in the folder of another, and its name, where this system has no files without one. Raises OSError."""
+    """Create an empty file in the folder of `target`; return its handle and name.
+
+    The name is None if the system has files without names. Raises OSError.
+    """
     if _HAS_FILES_WITHOUT_NAMES:
-        with suppress(OSError):  # a file system that has none; what else is wrong is seen below
+        with suppress(OSError):  # this file system has none; any other error comes up again below
             return os.open(target.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600), None
     return _beside(target)
 
@@ -252,11 +266,14 @@ def _beside(target: Path) -> tuple[int, str]:
 
 
 def _named(handle: int, target: Path) -> str:
-    """The name beside another that a file without one has got; where it can get none, that of a copy. Raises OSError."""
+    """Give a file without a name one next to `target`, and return it.
+
+    If that is not possible, copy the file to one that has a name. Raises OSError.
+    """
     name = target.with_name(f"{_prefix_beside(target.name)}{token_hex(4)}")
     folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.link(f"/proc/self/fd/{handle}", name.name, dst_dir_fd=folder)  # with a folder the call follows the link
+        os.link(f"/proc/self/fd/{handle}", name.name, dst_dir_fd=folder)  # linkat follows the link
     except OSError:
         pass
     else:
@@ -280,18 +297,22 @@ _HAS_FILES_WITHOUT_NAMES = hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/sel
 
 
 _LONGEST_PREFIX = 100
-"""Bytes: with it and its own letters the name of a file beside another fits wherever that other's name does."""
+"""Bytes of a file's name that go into the name of its temporary file.
+
+The suffix that is added to it keeps the name as short as file systems require.
+"""
 
 
 def _prefix_beside(name: str) -> str:
-    """How the name of the file begins that is to take the place of the one of this name."""
+    """Return the start of the temporary name of a file that is to replace the file `name`."""
     return f".{os.fsdecode(os.fsencode(name)[:_LONGEST_PREFIX])}."
 
 
 def _take_permissions(path: str, replaced: Path) -> None:
-    """Give a new file the mode, and where that is allowed the owner and group, of the file whose place it takes.
+    """Give a new file the mode and, where allowed, the owner and group of the file that it replaces.
 
-    Where there was none it gets the mode that any new file has. A group that cannot be kept has its permissions taken away.
+    If there was none, it gets the mode of any new file (0666 without the umask). If the group cannot be kept, the group
+    gets no permissions.
     """
     before = status_of(replaced)
     if before is None:
@@ -309,7 +330,7 @@ def _take_permissions(path: str, replaced: Path) -> None:
 
 
 def check_writable(path: str) -> None:
-    """Raise `DiagnosticError` RT002 where no file can be written: good to know before the work whose result goes there."""
+    """Raise `DiagnosticError` RT002 if no file can be written at `path`; callers ask before long work."""
     target = _resolved(path)
     if _is_special(target):
         return  # opening it could wait for a reader
@@ -340,10 +361,10 @@ def write_text(path: str, text: str) -> None:
 
 
 def checked(content: T, what: str, read: Callable[[T], object]) -> T:
-    """Return the text or the bytes of a file that is about to be written or shown, once the reader of such files has taken them.
+    """Return the content of a file that is about to be written or shown, after its own reader has accepted it.
 
-    `read` raises `DiagnosticError` where they are refused, or say something else than was meant. Raises `DiagnosticError` RT011 then:
-    a command that says "wrote" has written what it would read itself.
+    `read` raises `DiagnosticError` if it refuses the content, or reads something else than was meant; then this raises
+    `DiagnosticError` RT011. So a command never writes a file that it could not read.
     """
     try:
         read(content)
@@ -360,9 +381,9 @@ def checked(content: T, what: str, read: Callable[[T], object]) -> T:
 
 
 def made_directory(path: str) -> Path:
-    """A directory, made if it is not there.
+    """Make a directory, with its parents, if it does not exist; return its path.
 
-    Raises `DiagnosticError` RT002 when it cannot be made.
+    Raises `DiagnosticError` RT002 if it cannot be made.
     """
     with path_errors(f"cannot make the directory '{path}'"):
         Path(path).mkdir(parents=True, exist_ok=True)
@@ -370,7 +391,7 @@ def made_directory(path: str) -> Path:
 
 
 def check_directory_writable(path: str) -> None:
-    """Raise `DiagnosticError` RT002 where a directory cannot be written, or cannot be made if it is not there; nothing is made."""
+    """Raise `DiagnosticError` RT002 if a directory cannot be written or made; leave nothing behind."""
     with path_errors(f"cannot write to the directory '{path}'"):
         place = Path(path)
         if not path:
@@ -378,5 +399,5 @@ def check_directory_writable(path: str) -> None:
         if place.exists() and not place.is_dir():
             raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR))
         existing = place if place.is_dir() else next(parent for parent in place.absolute().parents if parent.exists())
-        # A directory, as a file system may have room for no new one, or none at all (/proc): permissions do not tell.
+        # Try it: permissions do not show that a file system is full, or takes no new directories at all (/proc).
         Path(tempfile.mkdtemp(dir=existing, prefix=_prefix_beside(place.name))).rmdir()

@@ -1,4 +1,4 @@
-"""Garbage collection around bulk work: building many long-lived objects triggers collections that free nothing."""
+"""Pause of garbage collection during bulk work: many new long-lived objects trigger collections that free nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused_gc() -> Iterator[None]:
-    """No automatic collections inside the block; restored as they were, also after an error."""
+    """Disable automatic collections inside the block; restore the earlier setting afterwards, also after an error."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,6 +1,12 @@
-"""Loops that numba compiles, kept on disk from one process to the next where there is a place for that.
+"""Loops that numba compiles and, where a folder can be written, keeps on disk for later processes.
 
 Importing this module does not import numba, which takes a second.
+
+    @part                      a helper: inlined into loops, plain Python when called from Python
+    compiled(function)         a loop: numba compiles it at its first call, or reads it from disk
+
+Compiling takes seconds. So it is done by one process at a time (`_by_one_process`), what is kept is keyed by all that
+was compiled in (`frozen_in`), and runs too small to pay for it interpret the same function (`Allowance`).
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ from ratrain.ratrain_ir.support.gc import paused_gc
 
 try:
     import fcntl
-except ImportError:  # there is none on this system: processes that start together compile the same
+except ImportError:  # not on this system: processes that start together each compile the loop
     fcntl = None  # type: ignore[assignment]
 
 
@@ -32,12 +38,12 @@ class _Sizes:
 
 
 _SIZES = _Sizes()
-"""Of inputs that loops are compiled for."""
+"""Setting of `at_any_size`: if `any`, loops are compiled even for inputs too small to pay for it."""
 
 
 @contextmanager
 def at_any_size() -> Iterator[None]:
-    """Have loops compiled, and taken, that small inputs do without."""
+    """Compile loops within the block even for inputs too small to pay for it."""
     before, _SIZES.any = _SIZES.any, True
     try:
         yield
@@ -47,12 +53,15 @@ def at_any_size() -> Iterator[None]:
 
 @define
 class Allowance:
-    """How many ops a process may still run without the compiler. Many small runs are one large one: it pays then."""
+    """Number of ops that a process may still run without the compiler.
+
+    Many small runs together are a large one, for which compiling pays.
+    """
 
     ops: int
 
     def take(self, ops: int) -> bool:
-        """Whether so many were left; they are used up."""
+        """Use up `ops` of the allowance and return True; return False if fewer are left, or in `at_any_size`."""
         if _SIZES.any or ops > self.ops:
             return False
         self.ops -= ops
@@ -65,38 +74,43 @@ WAY_OUT = "set NUMBA_CACHE_DIR to a directory that can be written"
 
 
 _LOOPS: list[Any] = []
-"""What this process has of them."""
+"""All compiled loops of this process."""
 
 
 def compiled_anew() -> int:
-    """Loops that this process compiled, and did not read from disk: that takes seconds, and memory that stays."""
+    """Count the loops that this process compiled instead of reading them from disk.
+
+    Each takes seconds, and memory that is not freed.
+    """
     return sum(sum(loop.stats.cache_misses.values()) for loop in _LOOPS)
 
 
 def kept_in() -> tuple[str, ...]:
-    """The folders in which this process's loops are kept, where they can be."""
+    """Return the folders in which this process's loops are kept, sorted; empty if none is."""
     return tuple(sorted({loop.stats.cache_path for loop in _LOOPS if loop.stats.cache_path is not None}))
 
 
 class UncachedWarning(RuntimeWarning):
-    """Compiled loops cannot be kept: every process compiles them anew."""
+    """Warning that compiled loops cannot be kept: every process compiles them again."""
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Any:
-    """The function, compiled by numba when it is first called from Python, without Python's lock; `options` are those of `njit`.
+    """Return the function as numba compiles it at its first call from Python; it runs without Python's lock (GIL).
 
-    Where neither the package's folder, nor one in the user's home, nor NUMBA_CACHE_DIR can be written, it is not kept on disk, and
-    an `UncachedWarning` says so, once. Of processes that need it at once, one compiles it, and the others read what that has kept.
+    `options` are further options of `njit`. The result is kept on disk; if neither the package's folder, nor one in the
+    user's home, nor NUMBA_CACHE_DIR can be written, it is not, and one `UncachedWarning` says so. If several processes
+    need it at once, one compiles it and the others read the result.
     """
-    # a function that says no fast-math options takes those of the caller that has it compiled first in a process
+    # State `fastmath` explicitly: numba otherwise compiles a function with the fast-math options of whichever caller
+    # compiles it first in the process.
     rules = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True, "fastmath": False}
     loop = _kept_or_not(function, rules | options)
-    # without its compiler, numba leaves functions as they are
+    # with NUMBA_DISABLE_JIT, `njit` returns the plain function, which has no `stats`
     return counted(loop) if hasattr(loop, "stats") else loop
 
 
 def counted(loop: Any) -> Any:
-    """A loop whose `stats` say what was compiled anew, and where it is kept; it is counted from now on."""
+    """Register a loop for `compiled_anew` and `kept_in`, which read its `stats`; return it."""
     _LOOPS.append(loop)
     return loop
 
@@ -105,9 +119,9 @@ def counted(loop: Any) -> Any:
 class _Parts:
     all: set[FunctionType] = field(factory=set)
     new: list[FunctionType] = field(factory=list)
-    """which numba does not know yet"""
+    """parts that numba does not know yet"""
     told: bool = False
-    """whether it has been told of any, so that it is imported"""
+    """True once parts have been registered with numba, so that numba is imported"""
     lock: RLock = field(factory=RLock)
 
 
@@ -120,21 +134,28 @@ PART_OPTIONS: dict[str, Any] = {
     "forceinline": True,
     "fastmath": False,
 }
-"""Parts are called with all that a loop holds: more arguments than a call is worth."""
+"""Options that parts are compiled with.
+
+Parts are inlined: they take most variables of a loop as arguments, so that a call would cost more than their work.
+"""
 
 
 def part(function: F) -> F:
-    """A function that loops call: compiled into them, without an entry from Python of its own. Called from Python it is Python."""
+    """Mark a function as a part: loops that call it have it compiled into them.
+
+    It has no compiled entry of its own; called from Python, it runs as Python.
+    """
     assert isinstance(function, FunctionType)
     _PARTS.all.add(function)
     _PARTS.new.append(function)
+    # numba is imported already, and a loop may be compiled at any time: register the part at once.
     if _PARTS.told:
         with_parts()
     return function
 
 
 def with_parts() -> None:
-    """Make all parts known to numba, which is imported for that, before it compiles what calls them."""
+    """Register all new parts with numba (importing it), so that loops that call them can be compiled."""
     from numba.extending import register_jitable
 
     with _PARTS.lock:
@@ -144,13 +165,14 @@ def with_parts() -> None:
 
 
 def _kept_or_not(function: Callable[..., Any], options: dict[str, Any]) -> Any:
+    """Compile a function, kept on disk if a folder can be written; otherwise warn once, and keep it in memory only."""
     import numba as nb
 
     with_parts()
     njit: Any = nb.njit
     try:
         return _by_one_process(_with_what_it_freezes(njit(cache=True, **options)(function)))
-    except RuntimeError as error:  # numba has tried to write in each of these
+    except RuntimeError as error:  # numba tried to write in each of its folders
         if "cannot cache" not in str(error):
             raise
     unkept()
@@ -158,18 +180,23 @@ def _kept_or_not(function: Callable[..., Any], options: dict[str, Any]) -> Any:
 
 
 def _with_what_it_freezes(function: Any) -> Any:
-    """A function that numba has made, kept for the numbers that it compiles in and the functions that it calls, besides its own file.
+    """Make numba's cache of a function depend on the constants and functions that are compiled into it.
 
-    Numba looks at the time of that file alone: a constant that changed in another one would go on with its old value.
+    Numba itself checks only the time stamp of the function's own file: after a change of a constant in another file it
+    would load code with the old value.
     """
     kept = getattr(getattr(function, "_cache", None), "_cache_file", None)
-    if kept is not None:  # without its compiler, numba leaves functions as they are
+    if kept is not None:  # a plain function with NUMBA_DISABLE_JIT
+        # numba compares this stamp with the one in its index file, and drops all entries of the file if they differ.
         kept._source_stamp = kept._source_stamp, frozen_in(function.py_func)  # noqa: SLF001
     return function
 
 
 def frozen_in(function: Any, seen: set[Any] | None = None) -> tuple[str, ...]:
-    """Globals that a function compiles in, and of those that are compiled themselves their code and globals."""
+    """List the globals that are compiled into a function: constants as `name = value`, functions as a digest.
+
+    The globals of these functions follow, and so on; `seen` holds functions that are listed already.
+    """
     found: list[str] = []
     seen = set() if seen is None else seen
     for name in sorted(_names(function.__code__)):
@@ -184,30 +211,31 @@ def frozen_in(function: Any, seen: set[Any] | None = None) -> tuple[str, ...]:
 
 
 def digest_of_code(code: CodeType) -> str:
-    """Of what a function does, the same in every process."""
+    """Return a digest of a function's byte code and constants, equal in every process."""
+    # `repr` of a code object contains its address, so nested functions are digested in turn.
     constants = [digest_of_code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
     return sha256(code.co_code + repr(constants).encode()).hexdigest()
 
 
 def _names(code: CodeType) -> set[str]:
-    """Names that a function, and those within it, look up elsewhere."""
+    """Return the names that a function, or one nested in it, looks up as globals or attributes."""
     inner = (_names(each) for each in code.co_consts if isinstance(each, CodeType))
     return set(code.co_names).union(*inner)
 
 
 def _by_one_process(function: Any) -> Any:
-    """A function that numba has made, which no two processes compile at the same time."""
+    """Let only one process at a time compile a function that numba has wrapped; return the function."""
     from numba.core.compiler_lock import global_compiler_lock
 
     folder = function.stats.cache_path if hasattr(function, "stats") else None
-    if folder is None or fcntl is None:  # without its compiler, numba leaves functions as they are
+    if folder is None or fcntl is None:  # a plain function, or no locks
         return function
     path = Path(folder) / f"{function.py_func.__module__}.{function.py_func.__qualname__}.lock"
     anew = function.compile
 
     def compile_alone(signature: Any) -> Any:
-        # numba's own lock first: a thread that waits for it must not keep other processes from the function; what a compiler makes stays
-        # until it is done, and collections in between are a tenth of its time
+        # numba's own lock comes first: a thread that waits for it must not keep other processes from the function.
+        # Collections are paused because the compiler frees nothing until it is done; they take a tenth of its time.
         with global_compiler_lock, locked(path), paused_gc():
             return anew(signature)
 
@@ -217,7 +245,7 @@ def _by_one_process(function: Any) -> Any:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file, which stays; where none can be held, go on without."""
+    """Hold an exclusive lock on a file, which is made and stays; go on without a lock if none can be had."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError:
@@ -233,7 +261,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @cache
 def unkept() -> None:
-    """Warn, once, that loops are not kept."""
+    """Warn that loops are not kept on disk; only the first call does."""
     text = (
         "compiled loops are not kept, and every process compiles them anew: neither the package's folder nor one in the home "
         f"directory can be written; {WAY_OUT}"

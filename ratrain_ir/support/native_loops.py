@@ -1,12 +1,19 @@
-"""Loops over numbers and arrays whose machine code is kept by itself: a process that finds it loads it in milliseconds, without numba.
+"""Loops over numbers and arrays whose machine code is kept on disk and loaded in milliseconds, without numba.
 
-To import numba and all that it needs before it can load one function takes most of a second. What it has made of a loop that allocates nothing is
-one object with a C function in it, which llvmlite links alone. Its arguments are those of numba's calling convention: where the result is put, where
-an exception would be, then an array as owner, parent, elements, bytes of one, data, shape and strides, numbers as they are, and the fields of tuples
-one after the other.
+Importing numba, with all that it needs to load one function, takes most of a second. But the compiled form of a loop
+that allocates nothing is one object file with one C function, which llvmlite alone can link:
 
-The name of what is kept is the digest of all that it was made from: the code of the loop and of what it calls, the constants that are compiled in,
-the types of its arguments, this module, versions, the processor, and what numba was told by variables.
+    call -> forms of the arguments -> known in this process? -> call the C function
+                                      kept in a file?        -> link it (milliseconds), call it
+                                      else                   -> numba compiles it (seconds), write the file, link, call
+
+The function takes its arguments by numba's calling convention: a pointer to the result, a pointer to an exception, then
+each argument flattened. An array is owner, parent, number of elements, bytes of an element, data, shape and strides; a
+number is itself; a tuple is its fields one after the other.
+
+The name of the file contains a digest of everything that the code was made from: the code of the loop and of the
+functions it calls, the constants that are compiled in, the types of its arguments, this module, versions, the
+processor, and the NUMBA_ environment variables. So a stale file is never found, and nothing is ever invalidated.
 """
 
 from __future__ import annotations
@@ -32,39 +39,43 @@ from ratrain.ratrain_ir.support.gc import paused_gc
 from ratrain.ratrain_ir.support.loops import F, compiled, counted, digest_of_code, frozen_in, locked, unkept, with_parts
 
 _NUMBERS: dict[type, str] = {bool: "?", int: "q", float: "d", np.bool_: "?", np.int64: "q", np.float64: "d"}
-"""Types of numbers that loops take, by the letter of what they are to it."""
+"""Letter of each type of number that loops take: `?` bool, `q` 64-bit integer, `d` double."""
 _C_TYPES: dict[str, Any] = {"?": ctypes.c_bool, "q": ctypes.c_int64, "d": ctypes.c_double, "p": ctypes.c_void_p}
 _OF_LLVM = {"?": "i8", "q": "i64", "d": "double"}
 _RESULTS: dict[str, str] = {"none": "", "int64": "q", "float64": "d", "bool": "?"}
-"""By numba's name of a result, its letter."""
+"""Letter of a result by numba's name of its type; empty for none."""
 _OUTSIDE = frozenset({"memset", "memcpy", "memmove"})
-"""What machine code may need from outside itself: parts of any C library."""
+"""Functions that machine code may call outside itself; every C library has them."""
 _MATHEMATICS = frozenset((
     "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "exp", "exp2", "exp10", "log", "log2", "log10",
     "pow", "powi", "ldexp", "frexp",
 ))  # fmt: skip
 _OPTIONS = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True, "no_cpython_wrapper": True, "_nrt": False}
-"""Loops own no arrays, so that nothing counts who holds one: in loops that call parts with many that took half of the time."""
+"""Options of `njit`.
+
+`_nrt` is off because loops own no arrays, so references need not be counted; in loops that call parts with many arrays
+the counting took half of the time.
+"""
 _LOCK = threading.Lock()
 _OBJECTS: list[Any] = []
-"""What is linked into this process, and stays."""
+"""Linked objects of this process; a reference is kept so that their code is not freed."""
 
 
 _Entry: TypeAlias = Callable[[tuple[Any, ...], list[Any]], Any]
-"""A loop, given its arguments as they are and as they are handed to machine code."""
+"""Callable loop; takes the Python arguments and the flattened values that machine code takes."""
 
 
 class NotAloneWarning(RuntimeWarning):
-    """A loop is not what can be loaded without numba."""
+    """Warning that a loop cannot be loaded without numba."""
 
 
 class _NotAloneError(Exception):
-    """The machine code of a loop is not all that it needs."""
+    """Error of a loop whose machine code needs more than itself."""
 
 
 @define
 class _Stats:
-    """As numba's, of one loop."""
+    """Counts of one loop, with the names that numba gives them."""
 
     cache_path: str | None = None
     cache_hits: dict[str, int] = field(factory=dict)
@@ -73,16 +84,20 @@ class _Stats:
 
 @define(eq=False)
 class NativeLoop:
-    """A loop, called as the function it is made of. Other loops that numba compiles may not call it; parts are for that (`loops.part`)."""
+    """A compiled loop, called like the function it is made of.
+
+    Other compiled loops cannot call it; parts serve that purpose (`loops.part`).
+    """
 
     __wrapped__: Callable[..., Any]
     stats: _Stats = field(factory=_Stats)
     _entries: dict[Any, _Entry] = field(factory=dict)
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run the loop. The first call with arguments of some types loads it, or has numba compile it.
+        """Run the loop; the first call for given types of arguments loads it, or has numba compile it.
 
-        What needs more than itself, or was made by a numba whose insides are other ones, is left to numba, with a warning.
+        A loop that needs more than itself is left to numba, with a warning; so is every loop if numba's internals
+        differ from those expected here.
         """
         forms: list[Any] = []
         values: list[Any] = []
@@ -93,14 +108,17 @@ class NativeLoop:
         if entry is None:
             if _is_disabled():
                 return self.__wrapped__(*arguments)
+            # One thread links a loop; the others find its entry when they get the lock.
             with _LOCK:
                 entry = self._entries.get(key) or self._made(arguments, key)
                 self._entries[key] = entry
         return entry(arguments, values)
 
     def _made(self, arguments: tuple[Any, ...], key: tuple[Any, ...]) -> _Entry:
+        """Load or compile the loop for arguments of these forms; fall back to numba's own loader, with a warning."""
         try:
             return self._alone(arguments, key)
+        # AttributeError and ImportError: `_compiled` uses private parts of numba, which another version may not have.
         except (AttributeError, ImportError, _NotAloneError) as error:
             name = self.__wrapped__.__qualname__
             text = f"the loop '{name}' is loaded by numba itself, which takes a second: {error}"
@@ -109,6 +127,10 @@ class NativeLoop:
             return lambda given, _values: loop(*given)
 
     def _alone(self, arguments: tuple[Any, ...], key: tuple[Any, ...]) -> _Entry:
+        """Link the loop from its file, or compile it and write the file.
+
+        Raises `_NotAloneError` if its machine code needs more than itself.
+        """
         name = f"{self.__wrapped__.__module__}.{self.__wrapped__.__qualname__}"
         folder = _folder(self.__wrapped__.__code__.co_filename)
         if folder is None:
@@ -119,7 +141,7 @@ class NativeLoop:
         path = folder / f"{name}-{self._digest(key)}.loop"
         kept = _read(path)
         if kept is None:
-            with locked(folder / f"{name}.lock"):  # of processes that need it at once, one compiles it
+            with locked(folder / f"{name}.lock"):  # one process compiles, the others wait and then read
                 kept = _read(path)
                 if kept is None:
                     kept = _compiled(self.__wrapped__, arguments, key)
@@ -130,6 +152,7 @@ class NativeLoop:
         return _linked(kept, key)
 
     def _digest(self, key: tuple[Any, ...]) -> str:
+        """Return the digest that names the file: of everything that the machine code is made from."""
         made_from = [
             digest_of_code(self.__wrapped__.__code__),
             *frozen_in(self.__wrapped__),
@@ -140,19 +163,25 @@ class NativeLoop:
 
 
 def native(function: F) -> F:
-    """A loop over numbers, arrays and named tuples of them, which returns a number or nothing, raises nothing and allocates nothing.
+    """Make a native loop of a function over numbers, arrays and named tuples of them.
 
-    It is compiled without Python's lock, with IEEE division, as by `loops.compiled`.
+    The function must return a number or nothing, raise nothing and allocate nothing. It runs without Python's lock,
+    with IEEE division, as loops by `loops.compiled` do.
     """
     return cast("F", counted(NativeLoop(function)))
 
 
 def _flatten(argument: Any, forms: list[Any], values: list[Any]) -> None:
-    """The forms of an argument, on which machine code depends, and what is handed to it."""
+    """Append to `forms` what machine code depends on (types, dimensions, layout), to `values` what it is given.
+
+    Raises TypeError for an argument that is no array, number or tuple.
+    """
     if isinstance(argument, np.ndarray):
         flags = argument.flags
+        # numba specialises on contiguity, and on whether the array is writable and aligned.
         layout = "C" if flags.c_contiguous else "A"
         forms += (argument.dtype, f"{argument.ndim}{layout}{flags.writeable:d}{flags.aligned:d}")
+        # The fields of numba's array structure. Owner (meminfo) and parent are None: the caller keeps the array alive.
         values += (
             None,
             None,
@@ -176,9 +205,11 @@ def _flatten(argument: Any, forms: list[Any], values: list[Any]) -> None:
 
 
 def _letters(key: tuple[Any, ...]) -> str:
-    """The C types of all that is handed over, as letters."""
+    """Return the C types of the flattened values, one letter each."""
     found = ""
     for before, form in zip((None, *key), key, strict=False):
+        # An array has two forms, its dtype and then e.g. `2C11`: the dimensions, and three characters of layout and
+        # flags.
         if isinstance(before, np.dtype):
             dimensions = int(form[:-3])
             found += "ppqqp" + "q" * 2 * dimensions
@@ -189,21 +220,22 @@ def _letters(key: tuple[Any, ...]) -> str:
 
 @define
 class _Kept:
-    """What is kept of a loop."""
+    """Machine code of a loop, as it is kept in a file."""
 
     symbol: str
     result: str
-    """a letter, or empty"""
+    """letter of the result's type; empty for none"""
     machine_code: bytes
 
 
 def _read(path: Path) -> _Kept | None:
+    """Read a loop's file; None if it is missing or damaged."""
     try:
         data = path.read_bytes()
     except OSError:
         return None
     digest, _, rest = data.partition(b"\n")
-    if digest.decode("ascii", "replace") != sha256(rest).hexdigest():  # half of it, after a full disk
+    if digest.decode("ascii", "replace") != sha256(rest).hexdigest():  # incomplete, for example after a full disk
         return None
     head, _, machine_code = rest.partition(b"\n")
     symbol, _, result = head.decode("ascii").partition(" ")
@@ -211,19 +243,20 @@ def _read(path: Path) -> _Kept | None:
 
 
 def _write(path: Path, kept: _Kept) -> None:
-    """Whole or not at all."""
+    """Write a loop's file, complete or not at all; failing to write is no error."""
     rest = f"{kept.symbol} {kept.result}\n".encode("ascii") + kept.machine_code
     beside = path.with_name(f"{path.name}.{os.getpid()}")
-    with suppress(OSError):  # where it cannot be kept it is compiled again
+    with suppress(OSError):  # the next process compiles it again
         beside.write_bytes(sha256(rest).hexdigest().encode("ascii") + b"\n" + rest)
         beside.replace(path)
 
 
 def _linked(kept: _Kept, key: tuple[Any, ...]) -> _Entry:
-    """The loop."""
+    """Link the machine code of a loop into this process; return a callable for arguments of these forms."""
     import llvmlite.binding as llvm
 
     _prepare_linking()
+    # An engine needs a module to start from; an empty one serves, as the code comes from the object file.
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
     engine.add_object_file(llvm.ObjectFileRef.from_data(kept.machine_code))
     engine.finalize_object()
@@ -235,6 +268,7 @@ def _linked(kept: _Kept, key: tuple[Any, ...]) -> _Entry:
 
     def call(_arguments: tuple[Any, ...], values: list[Any]) -> Any:
         result, problem = result_type(), ctypes.c_void_p()
+        # The C function returns a status: 0, or another number if it raised.
         if function(ctypes.addressof(result), ctypes.addressof(problem), *values):
             raise RuntimeError(f"{kept.symbol}: a loop that raises nothing has raised")
         return result.value if kept.result else None
@@ -258,7 +292,10 @@ def _machine() -> Any:
 
 
 def _compiled(function: Callable[..., Any], arguments: tuple[Any, ...], key: tuple[Any, ...]) -> _Kept:
-    """Have numba compile a loop, and take the machine code. Raises `_NotAloneError` where that is not all of it."""
+    """Have numba compile a loop for these arguments, and return its machine code.
+
+    Raises `_NotAloneError` if numba cannot compile it so, or the code needs anything outside itself.
+    """
     import numba
     from numba.core import callconv, errors
 
@@ -267,18 +304,21 @@ def _compiled(function: Callable[..., Any], arguments: tuple[Any, ...], key: tup
     conventions: Any = callconv
     made = nb.njit(**_OPTIONS)(function)
     try:
-        with paused_gc():  # what a compiler makes stays until it is done
+        with paused_gc():  # the compiler frees nothing until it is done
             made.compile(tuple(nb.typeof(each) for each in arguments))
-    except errors.NumbaError as error:  # it allocates, perhaps
+    except errors.NumbaError as error:  # for example because it allocates
         raise _NotAloneError(" ".join(str(error).split())) from error
     (whole,) = made.overloads.values()
     name, types, result = function.__qualname__, whole.signature.args, whole.signature.return_type
     module = whole.library._final_module  # noqa: SLF001
+    # Functions that are declared but not defined would have to be found at link time; numba's helpers would not be.
     lacking = {_called(each.name) for each in module.functions if each.is_declaration} - _OUTSIDE
     if lacking:
         raise _NotAloneError(f"{name} needs more than itself: {', '.join(sorted(lacking))}")
     if str(result) not in _RESULTS:
         raise _NotAloneError(f"{name} returns {result}")
+    # Compare the C signature with what `_flatten` passes, argument by argument (after result and exception pointers).
+    # A numba that lays out arguments differently is noticed here, not by a crash.
     wanted = [
         str(each) for each in conventions.CPUCallConv(whole.target_context).get_function_type(result, types).args[2:]
     ]
@@ -292,7 +332,11 @@ def _compiled(function: Callable[..., Any], arguments: tuple[Any, ...], key: tup
 
 
 def _called(name: str) -> str:
-    """The function that machine code calls for a declared one; an intrinsic is none, but of those of C's mathematics."""
+    """Return the outside function that machine code calls for a declared one.
+
+    An LLVM intrinsic calls none (`memset` stands for those), except intrinsics of C's mathematics such as
+    `llvm.exp.f64`.
+    """
     intrinsic = name.split(".")
     if intrinsic[0] != "llvm":
         return name
@@ -300,13 +344,13 @@ def _called(name: str) -> str:
 
 
 def _is_disabled() -> bool:
-    """Whether numba is told to leave functions as they are."""
+    """Tell whether numba is told not to compile (NUMBA_DISABLE_JIT)."""
     return os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
 
 
 @cache
 def _circumstances() -> tuple[str, ...]:
-    """What machine code depends on besides the loop."""
+    """Return everything apart from the loop itself that its machine code depends on, as texts."""
     import llvmlite.binding as llvm
 
     told = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("NUMBA_")]
@@ -323,19 +367,23 @@ def _circumstances() -> tuple[str, ...]:
 
 @cache
 def _folder(source: str) -> Path | None:
-    """Where loops of a file are kept: the first place of numba's that can be written. None where there is none."""
+    """Return the folder where loops of a source file are kept; None if none can be written.
+
+    It is the first writable one of those that numba would use: NUMBA_CACHE_DIR alone if set; otherwise `__pycache__`
+    next to the file, then the user's cache.
+    """
     beside = Path(source).resolve().parent
     told = os.environ.get("NUMBA_CACHE_DIR")
     mark = f"{beside.name}_{sha256(str(beside).encode()).hexdigest()[:16]}"
     places = [Path(told) / mark] if told else [beside / "__pycache__"]
     if not told:
-        with suppress(RuntimeError):  # no home
+        with suppress(RuntimeError):  # the user has no home
             places.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ratrain" / "loops" / mark)
     return next((place for place in places if can_be_written(place)), None)
 
 
 def can_be_written(folder: Path) -> bool:
-    """Whether files can be put there; it is made if it is not there."""
+    """Tell whether files can be written in a folder; make it if it does not exist."""
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".probe-{os.getpid()}-{threading.get_ident()}"

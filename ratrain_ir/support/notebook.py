@@ -1,4 +1,4 @@
-"""How objects show themselves in a notebook. What draws them is further up than they are, so it registers itself here."""
+"""Display of objects in a notebook. The drawing code is in a higher layer, so it registers itself here."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 DRAWN_BY: dict[str, Callable[[Any], str]] = {}
-"""What makes HTML of objects, by the name of their class, so that none is imported for it; `ratrain.api` fills it."""
+"""Functions that make HTML of an object, by the name of its class; `ratrain.api` fills it."""
 
 
 class ShownInNotebook:
-    """What a notebook shows as HTML where `ratrain.api` was imported, and as its `repr` elsewhere."""
+    """Base of objects that a notebook shows as HTML if `ratrain.api` was imported, else by their `repr`."""
 
     __slots__ = ()
 

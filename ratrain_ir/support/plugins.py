@@ -1,6 +1,6 @@
-"""Modules of others that add passes and targets: `ratrainc --plugin MODULE|FILE.py ...`.
+"""Plugins: modules of users that add passes and targets, loaded by `ratrainc --plugin MODULE|FILE.py ...`.
 
-Processes that this one starts find them by the environment variable `RATRAIN_PLUGINS`.
+Child processes find them through the environment variable `RATRAIN_PLUGINS`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ from urllib.parse import quote, unquote
 from ratrain.ratrain_ir.support.diagnostics import DiagnosticError, fail
 
 VARIABLE = "RATRAIN_PLUGINS"
-"""Holds the plugins that are loaded, in order, separated as in PATH; what is special there is written as in a URL (%3A)."""
+"""Environment variable with the loaded plugins, in order, separated as in PATH.
+
+Special characters are written as in a URL (%3A).
+"""
 WAY_OUT = "one of your own is found where its module is given: ratrainc --plugin FILE.py ..."
-"""Help for a name that nothing has."""
+"""Help for a name that nothing has registered."""
 _HOME = f"{Path(__file__).parents[2]}{os.sep}"
-"""The folder of this package, as tracebacks name its files."""
+"""Folder of this package, as the prefix of its files in tracebacks."""
 _FILES = "ratrain_plugin_"
-"""What the names of modules that are files begin with, so that none has the name of a library."""
+"""Prefix of the module names of plugins that are files, so that none has the name of a library."""
 
 
 def load_plugin(name: str) -> None:
-    """Import a plugin, by the name of its module or the path of its file; again it is no work.
+    """Import a plugin by the name of its module or the path of its file; do nothing if it is loaded already.
 
-    Raises `DiagnosticError` RT072 where there is none, or where it fails while it is imported.
+    Raises `DiagnosticError` RT072 if there is none, or if importing it fails.
     """
     named = str(Path(name).resolve()) if name.endswith(".py") else name
     if named not in plugins():
@@ -37,23 +40,26 @@ def load_plugin(name: str) -> None:
 
 
 def load_plugins() -> None:
-    """Import what the environment names, in a process that did not get its plugins by `load_plugin`."""
+    """Import the plugins that the environment names, in a process that did not call `load_plugin`."""
     for name in plugins():
         _import(name)
 
 
 def plugins() -> tuple[str, ...]:
-    """The plugins of this process, as modules and absolute paths of files."""
+    """Return the plugins of this process: names of modules and absolute paths of files, in order."""
     return tuple(unquote(name) for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name)
 
 
 def is_own(thing: type) -> bool:
-    """Whether a class is this project's and not a plugin's."""
+    """Tell whether a class belongs to this project rather than to a plugin."""
     return thing.__module__.startswith("ratrain.")
 
 
 def place_of(error: BaseException, name: str) -> str:
-    """The line of a plugin that an error came from: the last one of its own that was on the way."""
+    """Return the place in a plugin that an error came from, as ` (file:line)`; empty if there is none.
+
+    It is the last frame of the traceback in the plugin `name`, else the last one outside this package.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}:{error.lineno})"
@@ -88,7 +94,7 @@ def _way_out(name: str) -> str | None:
 
 
 def _import_file(path: Path) -> None:
-    """Import a file as a module that no other import finds."""
+    """Import a file as a module under a name of its own, which no ordinary import finds."""
     module_name = f"{_FILES}{path.stem}"
     known = sys.modules.get(module_name)
     if known is not None and known.__file__ == str(path):

@@ -1,13 +1,15 @@
-"""Receipts: which files this installation has proved sound, so that the next command on the same bytes need not prove it again.
+"""Proof cache: remembers what this installation has proved sound, so that the next command need not prove it again.
 
-A receipt is a file in a folder of the user's cache. Its name is the SHA-256 of all that the proof is about and of all that made it:
+An entry (a receipt) is a file in a folder of the user's cache. Its name is the SHA-256 of all that the proof is about
+and of all that made it:
 
-    every file of the installed package | versions of Python and of the libraries that prove | kind | each part of the content
+    XXXX
 
-So another byte of the content, another line of the verifier, or another library has another receipt, and is proved anew. What is trusted
-is that the folder holds what this user's commands have put there; a folder that others can write to is not. `RATRAIN_CACHE_DIR` names
-another folder; empty, there are no receipts. There are none either with plugins, which may change what is proved, nor in a process that
-is older than a file of the package: what it runs is not what is installed.
+So if a byte of the content, a line of the verifier or a library changes, the name changes, and the proof runs again.
+The trusted assumption is that only this user's commands write to the folder; a folder that others can write to is not
+used. `RATRAIN_CACHE_DIR` names another folder; if it is empty, nothing is cached. Nothing is cached either with
+plugins, which may change what is proved, nor in a process that started before a file of the package was changed: the
+code that it runs is not the code on disk.
 """
 
 from __future__ import annotations
@@ -30,11 +32,14 @@ _PACKAGE = Path(__file__).parents[2]
 _STARTED = time.time()
 _LIBRARIES = ("attrs", "lark", "numba", "numpy")
 _MOST = 4096
-"""Receipts that are kept; the oldest go first."""
+"""Most entries that are kept; the oldest are removed first."""
 
 
 def prove(proof: Callable[[], object], kind: str, *content: bytes, anew: bool = False) -> None:
-    """Run a proof, which raises where it fails, and leave a receipt of it; with a receipt there is nothing to do, unless it is wanted `anew`."""
+    """Run a proof, which raises if it fails, and remember that it succeeded.
+
+    Skip it if it is remembered for this `kind` and these parts of content, unless `anew` is set.
+    """
     receipt = _receipt(kind, content)
     if receipt is None:
         proof()
@@ -42,14 +47,15 @@ def prove(proof: Callable[[], object], kind: str, *content: bytes, anew: bool = 
     if not anew and _is_held(receipt):
         return
     proof()
-    with suppress(OSError):  # without a receipt it is proved again
+    with suppress(OSError):  # without an entry the next command proves it again
         _leave(receipt)
 
 
 def receipt_name(installed: str, kind: str, content: Iterable[bytes]) -> str:
-    """The name of the receipt of a proof of this kind about this content, by an installation."""
+    """Return the file name of the entry for a proof of this kind about this content, by this installation."""
     digest = sha256()
     for part in (installed.encode(), kind.encode(), *content):
+        # Each part's length goes first, so that moving bytes from one part to the next changes the digest.
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()
@@ -57,9 +63,10 @@ def receipt_name(installed: str, kind: str, content: Iterable[bytes]) -> str:
 
 @cache
 def installation() -> str | None:
-    """What tells installations apart that may prove differently: the package, Python, and the libraries that proofs run on.
+    """Return a text that differs between installations that may prove differently.
 
-    None where this process cannot tell what it runs.
+    It is of the package's files, Python, and the libraries that proofs use. None if this process may run other code
+    than is on disk.
     """
     files = _files_below(_PACKAGE)
     if not files or max(os.stat(path).st_mtime for _, path in files) > _STARTED:  # noqa: PTH116 - as below
@@ -69,14 +76,14 @@ def installation() -> str | None:
 
 
 def digest_of_files(folder: Path) -> str:
-    """The SHA-256 of all files below a folder, names and bytes, without what Python and numba keep there of them."""
+    """Return the SHA-256 of the names and bytes of all files below a folder, except those in `__pycache__`."""
     return _digest_of(_files_below(folder))
 
 
 def _digest_of(files: Iterable[tuple[str, str]]) -> str:
     digest = sha256()
     for name, path in files:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - a Path for each of hundreds takes as long as to read them
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - making a Path takes as long as reading the file
             data = file.read()
         digest.update(f"{name}\n{len(data)}\n".encode())
         digest.update(data)
@@ -84,7 +91,10 @@ def _digest_of(files: Iterable[tuple[str, str]]) -> str:
 
 
 def _files_below(folder: Path) -> list[tuple[str, str]]:
-    """All files in the order of their names: below the folder, with "/" between them, and as paths; the folders of a checkout are links."""
+    """List all files below a folder as (name relative to it, with "/"; path), each folder's own files sorted.
+
+    Links are followed, because the folders of a checkout are links.
+    """
     root = os.fspath(folder)
     found = []
     for place, folders, names in os.walk(root, followlinks=True):
@@ -95,7 +105,7 @@ def _files_below(folder: Path) -> list[tuple[str, str]]:
 
 
 def _receipt(kind: str, content: tuple[bytes, ...]) -> Path | None:
-    """Where the receipt of a proof is, or is left; None where there can be none."""
+    """Return the path of the entry of a proof; None if nothing can be cached."""
     folder = None if plugins() else _folder()
     try:
         installed = None if folder is None else installation()
@@ -105,7 +115,7 @@ def _receipt(kind: str, content: tuple[bytes, ...]) -> Path | None:
 
 
 def _folder() -> Path | None:
-    """Where receipts are, made if it is not there; None where there is no such place, or others can write to it."""
+    """Return the folder of entries, made if missing; None if there is none, or others can write to it."""
     try:
         base = os.environ.get(VARIABLE)
         if base is None:
@@ -129,7 +139,7 @@ def _is_held(receipt: Path) -> bool:
 
 
 def _leave(receipt: Path) -> None:
-    """Raises OSError where it cannot be written."""
+    """Write an entry, and remove the oldest above `_MOST`. Raises OSError if it cannot be written."""
     receipt.write_text(receipt.name, "ascii")
     others = [path for path in receipt.parent.iterdir() if path != receipt]
     if len(others) >= _MOST:

@@ -1,7 +1,7 @@
-"""Bytes, seconds and rates as people write them, `80 GB` or `25 us`, to numbers and back: one reading for files and options.
+"""Parser and formatter of bytes, seconds and rates as people write them (`80 GB`, `25 us`), for files and options.
 
-Prefixes of SI are powers of 1000, those with an i (KiB, MiB, GiB) powers of 1024. Numbers are decimal and are rounded once, so that
-`25 us` is the number that `25e-6` is.
+SI prefixes are powers of 1000, those with an i (KiB, MiB, GiB) powers of 1024. Arithmetic is decimal and rounds once,
+so that `25 us` is exactly the float `25e-6`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCALES: dict[str, dict[str, Decimal]] = {
     | {f"{prefix}FLOPS": scale for prefix, scale in _PREFIXES.items()},
     "cycles/s": {f"{prefix}Hz": scale for prefix, scale in _PREFIXES.items()},
 }
-"""By the unit of a number, what may stand behind it, and what that multiplies it by."""
+"""For each unit of a number: the suffixes that may follow the number, with their factors."""
 EXAMPLES = {
     "bytes": "80 GB or 80 GiB",
     "bytes/s": "900 GB/s",
@@ -35,7 +35,7 @@ EXAMPLES = {
 COUNTS = {"": Decimal(1)} | {
     name: Decimal(1000) ** power for power, names in enumerate(("Kk", "M", "BG", "T"), 1) for name in names
 }
-"""What may stand behind a number of tokens, `15T` or `300B`, and what that multiplies it by."""
+"""Suffixes of a number of tokens (`15T`, `300B`), with their factors."""
 _SHOWN = {
     "bytes": (("B", "KB", "MB", "GB", "TB", "PB"), ("B", "KiB", "MiB", "GiB", "TiB", "PiB")),
     "bytes/s": (("B/s", "KB/s", "MB/s", "GB/s", "TB/s", "PB/s"),),
@@ -43,16 +43,16 @@ _SHOWN = {
     "flop/s": (("FLOP/s", "KFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"),),
     "cycles/s": (("Hz", "kHz", "MHz", "GHz"),),
 }
-"""What numbers are shown in, from the small to the large."""
+"""Suffixes that each unit is shown with, ascending, for each kind of prefix."""
 _QUANTITY = re.compile(r"(\d{1,30}(?:\.\d{0,30})?(?:[eE][-+]?\d{1,2})?)\s*([A-Za-z\u00b5\u03bc][A-Za-z/]{0,11})?")
 _WITHOUT_BYTE = re.compile(r"([KkMGTP])i?", re.IGNORECASE)
 _MOST_BYTES = 10**18
-"""More than any memory has."""
+"""Larger than any memory."""
 _BITS = re.compile(r"([KkMGTP]i?)?(?:b|bit|bits)(/s|ps)?")
 
 
 class QuantityError(ValueError):
-    """A text that is no quantity of the unit asked for; `help` says how one is written."""
+    """Error of a text that is not a quantity of the unit asked for; `help` shows how to write one."""
 
     def __init__(self, message: str, help: str) -> None:  # noqa: A002 - the word users see
         super().__init__(message)
@@ -60,16 +60,16 @@ class QuantityError(ValueError):
 
 
 def parse_quantity(text: str, unit: str) -> float:
-    """The number of a text like `80 GB` in a unit of `SCALES`; a number alone is in that unit.
+    """Parse a text like `80 GB` as a number in `unit`, a key of `SCALES`; a number without suffix is in that unit.
 
-    Raises `QuantityError` where it is none, or one of something else. Bits are not converted: eight of them are a byte, and who writes
-    `Gb` for `GB` is not to get an eighth.
+    Raises `QuantityError` if it is no number, or has another unit. Bits are refused rather than converted: who writes
+    `Gb` for `GB` would silently get an eighth.
     """
     return float(exact_quantity(text, unit))
 
 
 def exact_quantity(text: str, unit: str) -> Decimal:
-    """As `parse_quantity`, before it is rounded to a float."""
+    """Parse as `parse_quantity` does, without rounding to a float."""
     match = _QUANTITY.fullmatch(text.strip())
     if match is None:
         raise QuantityError(f"'{text[:60]}' is not a number with a unit", _how(unit))
@@ -93,7 +93,7 @@ def exact_quantity(text: str, unit: str) -> Decimal:
 
 
 def _help_of_suffix(number: str, suffix: str, unit: str) -> str:
-    """How a quantity is written whose unit is spelt in other letters, or lacks its last ones."""
+    """Return help for a suffix that is misspelt in case, or lacks its last letters."""
     meant = next((name for name in SCALES[unit] if name.lower() == suffix.lower()), None)
     if meant is not None:
         return f"write {number} {meant}"
@@ -106,7 +106,10 @@ def _help_of_suffix(number: str, suffix: str, unit: str) -> str:
 
 
 def with_unit(text: str, unit: str) -> str:
-    """The text of a quantity. Raises `QuantityError` where it is a number alone, with what it says and how another is written."""
+    """Return the text of a quantity unchanged if it has a unit.
+
+    Raises `QuantityError` for a number alone, with the ways to write it.
+    """
     if _QUANTITY.fullmatch(text.strip()) is None or not text.strip()[-1].isdigit():
         return text  # `exact_quantity` says what else is wrong
     examples = EXAMPLES[unit].split(" or ")
@@ -118,9 +121,9 @@ def with_unit(text: str, unit: str) -> str:
 
 
 def whole_bytes(text: str) -> int:
-    """A whole number of bytes that a memory may have, from a text like `20GiB`, `1.5 GB` or `1000`.
+    """Parse a whole number of bytes from a text like `20GiB`, `1.5 GB` or `1000`.
 
-    Raises `QuantityError` where it is none.
+    Raises `QuantityError` if it is none, or larger than any memory.
     """
     size = exact_quantity(text, "bytes")
     if size > _MOST_BYTES or size != int(size):
@@ -130,7 +133,7 @@ def whole_bytes(text: str) -> int:
 
 
 def parse_count(text: str) -> float:
-    """The number of a text like `1e12`, `300B` or `15T`. Raises `QuantityError` where it is none."""
+    """Parse a number of tokens like `1e12`, `300B` or `15T`. Raises `QuantityError` if it is none."""
     match = _QUANTITY.fullmatch(text.strip().replace("_", ""))
     suffix = match[2] or "" if match else ""
     if match is None or suffix not in COUNTS:
@@ -149,14 +152,17 @@ def _how(unit: str) -> str:
 
 
 def quantity_text(value: float, unit: str) -> str:
-    """A number as a text that `parse_quantity` reads back exactly: the shortest there is, decimal where a binary prefix makes none shorter."""
+    """Format a number as the shortest text that `parse_quantity` reads back exactly.
+
+    A decimal prefix is preferred where a binary one gives no shorter text.
+    """
     exact = Decimal(repr(float(value)))
     texts = [f"{_plain(exact / SCALES[unit][name])} {name}" for name in _largest(exact, unit)]
     return min(texts, key=len)
 
 
 def _largest(number: Decimal, unit: str) -> list[str]:
-    """The largest unit of each kind that leaves a number 1 or more."""
+    """Return, for each kind of prefix, the largest suffix with which the number is at least 1."""
     scales = SCALES[unit]
     return [next((name for name in reversed(names) if number >= scales[name]), names[0]) for names in _SHOWN[unit]]
 

@@ -1,6 +1,7 @@
-"""Things that are found by name and imported when asked for: passes, targets. Those of others come in three ways.
+"""Registry of things that are found by name and imported on demand: passes, targets.
 
-Another distribution names them in an entry point group; a module given to `--plugin` registers them; a script calls `register`.
+Others add theirs in three ways: another distribution names them in an entry point group, a module given to `--plugin`
+registers them, or a script calls `register`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from ratrain.ratrain_ir.support.plugins import load_plugins
 
 
 class Registry:
-    """Names to places, `module:attribute`.
+    """Places (`module:attribute`) by name.
 
-    `what` says in a diagnostic what the names are of; `group` is the entry point group of other distributions.
+    `what` describes a named thing in messages; `group` is the entry point group in which other distributions add
+    theirs.
     """
 
     def __init__(self, what: str, group: str, own: Mapping[str, str]) -> None:
@@ -27,7 +29,10 @@ class Registry:
         self._own = dict(own)
 
     def register(self, name: str, what: str | type) -> None:
-        """Add a name for a place, or for a class. Raises `DiagnosticError` RT072 where another has it, or it stands for nothing."""
+        """Add a name for a place or a class.
+
+        Raises `DiagnosticError` RT072 if the name already has another place, or `what` is neither.
+        """
         place = f"{what.__module__}:{what.__qualname__}" if isinstance(what, type) else what
         if not isinstance(place, str) or ":" not in place:
             text = f"the {self.what} '{name}' is registered as {place!r}: a class or 'module:attribute' is expected"
@@ -37,25 +42,28 @@ class Registry:
         self._own[name] = place
 
     def names(self) -> list[str]:
-        """Every name, the project's own first."""
+        """Return all names, the project's own first."""
         others = self._of_others
         return list({**self._own, **others})
 
     def places(self) -> dict[str, str]:
-        """Every name with its place."""
+        """Return the place of each name."""
         return {name: str(self.place(name)) for name in self.names()}
 
     def place(self, name: str) -> str | None:
-        """The place of a name; None where nothing has it. Other distributions are only asked for what is not our own."""
+        """Return the place of a name, None if it is unknown.
+
+        Entry points are read only if the name is not the project's own.
+        """
         if name not in self._own:
             others = self._of_others
             return self._own.get(name, others.get(name))
         return self._own[name]
 
     def load(self, name: str) -> Any:
-        """What stands at the place of a name.
+        """Import and return the thing with a name.
 
-        Raises KeyError for an unknown name, `DiagnosticError` RT072 where another's place cannot be imported.
+        Raises KeyError for an unknown name, `DiagnosticError` RT072 if a place outside this project cannot be imported.
         """
         place = self.place(name)
         if place is None:
@@ -70,6 +78,9 @@ class Registry:
 
     @cached_property
     def _of_others(self) -> dict[str, str]:
-        """What installed distributions name, asked once; modules that the environment names register theirs now."""
+        """Places by name that the entry points of installed distributions declare, read once.
+
+        Reading it also loads the plugins that the environment names, which register theirs.
+        """
         load_plugins()
         return {each.name: each.value for each in entry_points(group=self.group)}

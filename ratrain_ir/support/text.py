@@ -1,4 +1,4 @@
-"""Reading a user's text file, and finding the place of a key in it, for diagnostics."""
+"""Reader of users' text files, with the places of keys in them, which diagnostics point at."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from ratrain.ratrain_ir.support.diagnostics import Location, fail
 from ratrain.ratrain_ir.support.files import opened, without_mark
 
 MAX_BYTES = 1 << 20
-"""A configuration or a plan is a few kilobytes; anything beyond this is another kind of file."""
+"""Most bytes that are read. A configuration or plan has a few thousand; a larger file is something else."""
 
 
 @frozen
 class Place:
-    """Where a diagnostic points, and the source line it shows there."""
+    """Location that a diagnostic points at, and the source line that it shows."""
 
     location: Location | None = None
     source: str | None = None
 
 
 Places = Callable[[str], Place]
-"""From a key (`hidden_size`, `parallel.pp`) to its place, as well as it is known."""
+"""Function from a key (`hidden_size`, `parallel.pp`) to its place, as exactly as it is known."""
 
 
 def nowhere(_key: str) -> Place:
-    """The `Places` of values that come from no text."""
+    """Return an empty place: the `Places` of values that do not come from a text."""
     return Place()
 
 
 @frozen
 class Source:
-    """A text and the name of its file; counts lines and columns from 1, lines ending at line feeds."""
+    """A text and the name of its file; lines and columns count from 1, lines end at line feeds."""
 
     file: str
     text: str
     lines: list[str] = field(init=False, repr=False)
     _starts: list[int] = field(init=False, repr=False, eq=False)
-    """where each line begins"""
+    """index of the first character of each line"""
 
     def __attrs_post_init__(self) -> None:
         lines = self.text.split("\n")
@@ -51,31 +51,31 @@ class Source:
         object.__setattr__(self, "lines", [_printable(line) for line in lines])
 
     def at(self, line: int, column: int, length: int = 1) -> Place:
-        """The place at a line and column; one past the end of the text is its last line."""
+        """Return the place at a line and column; a line past the end becomes the last line."""
         line = min(line, len(self.lines))
         return Place(Location(self.file, line, column, max(1, length)), self.lines[line - 1])
 
     def span(self, start: int, end: int) -> Place:
-        """The place of `text[start:end]`, cut at the end of its first line."""
+        """Return the place of `text[start:end]`, cut at the end of its first line."""
         line = bisect_right(self._starts, max(start, 0))
         column = start - self._starts[line - 1] + 1
         stop = self.text.find("\n", start)
         return self.at(line, column, (end if stop < 0 else min(end, stop)) - start)
 
     def top(self) -> Place:
-        """The file as a whole, for what is missing from it."""
+        """Return the place of the file as a whole, for keys that are missing."""
         return Place(Location(self.file, 1))
 
 
 def _printable(line: str) -> str:
-    """The line with control characters replaced one for one, so that columns stay and a terminal is safe."""
+    """Replace control characters one for one, so that columns stay right and a terminal is safe."""
     return "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in line.removesuffix("\r"))
 
 
 def read_text(path: str | Path, code: str, what: str) -> str:
-    """The UTF-8 text of a file (a byte-order mark is dropped); `what` says what the file ought to be.
+    """Return the text of a UTF-8 file without its byte order mark; `what` describes the expected file in messages.
 
-    Raises RT002 where the file cannot be opened or read, and `code` where it is too large, empty or not UTF-8.
+    Raises RT002 if the file cannot be opened or read, and `code` if it is too large, empty or not UTF-8.
     """
     file = str(path)
     try:
@@ -107,9 +107,9 @@ def read_text(path: str | Path, code: str, what: str) -> str:
 
 
 def json_places(source: Source) -> tuple[Places, list[tuple[str, Place, Place]]]:
-    """The places of the keys of a JSON object, and its repeated keys with their first and later place.
+    """Find the places of the keys of a JSON object, and its repeated keys as (key, first place, later place).
 
-    The text must already have been read as a JSON object.
+    The text must be known to be a valid JSON object.
     """
     decoder = json.JSONDecoder()
     text = source.text
@@ -144,9 +144,10 @@ _INLINE_KEY = re.compile(r"[{,]\s*([\w\"'-]+)\s*=[^,}]*")
 
 
 def toml_places(source: Source) -> Places:
-    """The places of the keys of a TOML text as `section.key`: a key's line, else its section's header, else the file.
+    """Find the places of the keys of a TOML text, as `section.key`.
 
-    It looks line by line and does not follow multi-line strings, which a plan has no use for.
+    The place of a key is its line, else the header of its section, else the file. The search goes line by line and does
+    not understand multi-line strings, which plans do not need.
     """
     places: dict[str, Place] = {}
     section = ""
@@ -170,7 +171,7 @@ def _unquoted(key: str) -> str:
 
 
 def shown(value: object) -> str:
-    """A user's value as a message shows it: on one line, of bounded length, printable."""
+    """Format a user's value for a message: on one line, of bounded length, printable."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a number of {value.bit_length()} bits"
     try:

@@ -1,6 +1,6 @@
-"""How long work may compute: long work asks between its steps, and ends early where its time is over.
+"""Limit of computing time: long work calls `go_on` between its steps, and ends early when its time is over.
 
-It is the computing time of its thread that counts: what others do on the machine changes nothing.
+The limit counts the CPU time of the current thread, so other load on the machine does not change results.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _UNTIL: ContextVar[float | None] = ContextVar("until", default=None)
 
 
 class OutOfTime(Exception):  # noqa: N818 - nothing is wrong with the work
-    """The time that was given has passed."""
+    """Signal that the given time has passed; no error."""
 
 
 @contextmanager
 def time_limit(seconds: float | None) -> Iterator[None]:
-    """Let what runs within compute so many seconds; None: as many as it needs."""
+    """Limit the CPU time of the block, in seconds; None removes the limit."""
     token = _UNTIL.set(None if seconds is None else time.thread_time() + seconds)
     try:
         yield
@@ -28,12 +28,12 @@ def time_limit(seconds: float | None) -> Iterator[None]:
 
 
 def is_limited() -> bool:
-    """Whether there is a limit."""
+    """Tell whether a limit is set."""
     return _UNTIL.get() is not None
 
 
 def go_on() -> None:
-    """Raise `OutOfTime` where the time has passed; without a limit do nothing."""
+    """Raise `OutOfTime` if the time has passed; do nothing without a limit."""
     until = _UNTIL.get()
     if until is not None and time.thread_time() > until:
         raise OutOfTime

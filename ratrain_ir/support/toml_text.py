@@ -1,4 +1,4 @@
-"""TOML as files of users have it."""
+"""TOML as users' files contain it: reader with diagnostics, and writer of single values."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 _PLACE = re.compile(r"^(.*) \(at (?:line (\d+), column (\d+)|end of document)\)$", re.DOTALL)
 
 _MOST_DOTS = 1000
-"""Of one line. The library's time grows with the square of the parts of a key; no file of ours has a line with so many."""
+"""Most dots in a line. `tomllib` takes time quadratic in the parts of a dotted key; no sensible file has this many."""
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The data of a TOML text.
+    """Parse a TOML text.
 
-    Raises ValueError (mostly `tomllib.TOMLDecodeError`) or RecursionError where it is none, or has a line with more dots than any use.
+    Raises ValueError (mostly `tomllib.TOMLDecodeError`) or RecursionError if it is not TOML, or a line has more than
+    `_MOST_DOTS` dots.
     """
     for number, line in enumerate(text.split("\n"), 1):
         if line.count(".") > _MOST_DOTS:
@@ -32,7 +33,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def toml_data(source: Source, code: str) -> dict[str, Any]:
-    """The data of a TOML text; raises `DiagnosticError` `code` at the place where it stops being one."""
+    """Parse a TOML text; raise `DiagnosticError` with `code` at the place of a syntax error."""
     try:
         return parse_toml(source.text)
     except tomllib.TOMLDecodeError as error:
@@ -55,12 +56,12 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
 def toml_value(value: object) -> str:
-    """Write a value on one line as TOML has it: a truth value, number, string, list or table; tables are written inline.
+    """Format a value on one line of TOML: a boolean, number, string, list or (inline) table.
 
-    A half of a surrogate pair, which no Unicode text has, becomes '?'. Raises ValueError for a number that is not finite, which no file
-    of ours may have, and for None and other kinds, which TOML has no word for.
+    A lone surrogate becomes '?'. Raises ValueError for an infinite or NaN number, which no file of this project may
+    have, and for None and other types, which TOML cannot express.
     """
-    if isinstance(value, bool):  # before int, which it is too
+    if isinstance(value, bool):  # before int, of which bool is a subclass
         return "true" if value else "false"
     if isinstance(value, str):
         return _quoted(value)
@@ -76,16 +77,16 @@ def toml_value(value: object) -> str:
 
 
 def toml_key(key: str) -> str:
-    """Write a key as TOML has it, quoted where it must be."""
+    """Format a key for TOML, quoted if it must be."""
     return key if _BARE_KEY.fullmatch(key) else _quoted(key)
 
 
 def toml_comment(text: str) -> str:
-    """Write a line of comment, without the characters that a comment may not have or that other readers end a line at."""
+    """Format a comment line, without characters that TOML forbids or that other readers take for a line end."""
     return f"# {''.join(each for each in text if each.isprintable())}".rstrip()
 
 
 def _quoted(text: str) -> str:
-    """A basic string: as JSON writes it, but that all that cannot be shown is escaped too."""
+    """Format a basic string of TOML: JSON's form, with unprintable characters escaped as well."""
     sound = text.encode("utf-8", "replace").decode("utf-8")
     return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in json.dumps(sound, ensure_ascii=False))
