@@ -1,1 +1,1 @@
-"""For authors of passes and targets: generated models, plans and modules, and what must hold of them (extra `testing`)."""
+"""Tools for authors of passes and targets: generated models, plans, modules, and their invariants (extra `testing`)."""

@@ -1,4 +1,4 @@
-"""A target with made-up but plausible numbers: enough for passes, no machine behind it."""
+"""A target with made-up but plausible numbers: sufficient for passes, without a machine."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.ops.base import Op
 
 _WORKSPACE_ROWS = 3
-"""Rows of an op's largest operand that its workspace holds, where it has one: any number that is not a round one."""
+"""Bytes that a workspace has in addition to half of the largest operand, so that its size is not a round number."""
 
 
 @frozen
 class FakeTarget:
-    """Implements `ratrain.ratrain_ir.target.Target`. Block ops and collectives need workspace, some of it shared between engines' ops.
+    """Implementation of `ratrain.ratrain_ir.target.Target` for tests.
 
-    Workspace depends on the routine (kind of op and of block) and on the types of its operands only, as a target's must.
+    Block ops and collectives on whole tensors need workspace, some of which ops of several engines share. As the
+    interface demands, workspace depends only on the routine (kind of op and of block) and on the types of its operands.
     """
 
     capacity_bytes: int = 1 << 40
@@ -35,23 +36,23 @@ class FakeTarget:
     name: str = "fake"
     seconds_per_byte: float = 1e-9
     machine: str = ""
-    """any text: what modules carry of this target"""
+    """any text; modules carry it in place of a machine file"""
     stores: tuple[tuple[Home, int], ...] = ()
-    """other memories, and the bytes of each"""
+    """other memories and their bytes"""
 
     def capacity(self, module: Module) -> Capacity:
-        """As many bytes for every module; nothing takes any of them."""
+        """Return the capacity: `capacity_bytes` for every module, all of it available."""
         del module
         return Capacity(self.capacity_bytes)
 
     def info(self, module: Module) -> TargetInfo:
-        """Name and capacity; the text, and a digest of it, where there is one."""
+        """Return name, capacity, other memories, and `machine` with its digest (empty if there is none)."""
         del module
         digest = sha256(self.machine.encode()).hexdigest() if self.machine else ""
         return TargetInfo(self.name, self.capacity_bytes, digest, self.machine, self.stores)
 
     def workspace(self, module: Module, op: Op) -> WorkspaceRequest | None:
-        """Scratch of a few rows of the largest operand; none for messages, inputs and scalars."""
+        """Return workspace of about half the largest operand; None for messages, inputs, updates and scalars."""
         del module
         if isinstance(op, BlockOp):
             blocks: tuple[object, ...] = (op.block.kind,)
@@ -64,7 +65,10 @@ class FakeTarget:
         return WorkspaceRequest("-".join(str(part).replace(".", "-") for part in parts), largest // 2 + _WORKSPACE_ROWS)
 
     def op_seconds(self, module: Module, stage: Stage, op: Op) -> float:
-        """Seconds proportional to the bytes an op touches beside its workspace; block ops count ten times, updates and messages once."""
+        """Return seconds proportional to the bytes of an op's operands, without its workspace.
+
+        Block ops take ten times as long for a byte. Messages, updates and gathers take a microsecond more.
+        """
         del module, stage
         factor = 10.0 if isinstance(op, BlockOp) else 1.0
         touched = sum(tensor.type.nbytes for tensor in dict.fromkeys(op.reads + op.writes + op.updates))
@@ -72,7 +76,7 @@ class FakeTarget:
         return latency + factor * touched * self.seconds_per_byte
 
     def step_seconds(self, module: Module) -> float:
-        """Seconds of the stage whose compute engine has most to do."""
+        """Return the largest total of compute seconds of any stage."""
         return max(
             sum(self.op_seconds(module, stage, op) for op in stage.ops if op.engine is Engine.COMPUTE)
             for stage in module.stages

@@ -1,4 +1,4 @@
-"""Models of other families, made from one that there is."""
+"""Models of other families, derived from a given one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ if TYPE_CHECKING:
 
 
 def in_family(model: ModelConfig, family: str, **changes: Any) -> ModelConfig:
-    """A model with what a family implies, and changes."""
+    """Return the model with the fields that a family implies, then with `changes`."""
     implied: dict[str, Any] = {**FAMILY[family].implied}
     return evolve(model, **{**implied, "family": family, **changes})

@@ -1,7 +1,7 @@
-"""What must hold of every sound module, checked by brute force; each function raises AssertionError saying what does not.
+"""Invariants of every sound module, checked by brute force; each function raises AssertionError with the violation.
 
-Nothing here uses `ratrain.ratrain_ir.analysis` or the verifier's sweeps, except where their result is what is checked: these are
-second opinions, slow and plain. `check_pass` runs them all on what a pipeline makes of generated modules.
+The checks are slow and plain second opinions. They do not use `ratrain.ratrain_ir.analysis` or the verifier's sweeps,
+except to compare their results. `check_pass` runs all of them on the output of a pipeline for generated modules.
 """
 
 from __future__ import annotations
@@ -38,15 +38,19 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.schedules.action import Order
 
 Runner = Callable[["Module", str, FakeTarget], object]
-"""Runs a pipeline string on a module in place: `lambda m, text, target: PassManager(target, verify_each=True).run(m, text)`."""
+"""Function that runs a pipeline string on a module in place, for a target.
+
+For example `lambda m, text, target: PassManager(target, verify_each=True).run(m, text)`.
+"""
 
 
 def check_pass(pipeline: str, run: Runner, *, examples: int = 25, shrink: bool = True) -> None:
-    """Run a pipeline over generated modules and check everything below: the one call a pass author needs.
+    """Run a pipeline over generated modules and check all invariants; the one call that a pass author needs.
 
-    A pipeline that begins with a placement is run with one chunk a stage and whole micro-batches; others place what each plan says, chunks and slices included.
-    Raises AssertionError for a model and a plan that break an invariant, or whatever the pipeline raises; with `shrink`,
-    which may take a minute, for small ones.
+    A pipeline that begins with a placement gets modules of one chunk a stage and whole micro-batches; any other gets
+    chunks and slices too. Each module is run twice: the results must be equal, and must compute the same as before the
+    pipeline. Raises AssertionError for a model and a plan that break an invariant, or whatever the pipeline raises.
+    With `shrink` the counterexample is made small, which may take a minute.
     """
     from hypothesis import HealthCheck, Phase, given, settings
 
@@ -70,7 +74,10 @@ def check_pass(pipeline: str, run: Runner, *, examples: int = 25, shrink: bool =
 
 
 def check_everything(module: Module, capacity_bytes: int | None = None) -> None:
-    """Every invariant that a module's level and passes claim."""
+    """Check every invariant that applies to a module of this level.
+
+    With `capacity_bytes`, arenas must not exceed it.
+    """
     is_sound(module)
     text_round_trip_is_exact(module)
     messages_pass_between_chunks(module)
@@ -90,7 +97,7 @@ def check_everything(module: Module, capacity_bytes: int | None = None) -> None:
 
 
 def is_sound(module: Module) -> None:
-    """The verifier accepts the module."""
+    """Check that the verifier accepts the module."""
     try:
         check(module)
     except DiagnosticError as error:
@@ -98,7 +105,7 @@ def is_sound(module: Module) -> None:
 
 
 def text_round_trip_is_exact(module: Module) -> None:
-    """Printing and parsing gives an equal module and, printed again, the same text."""
+    """Check that parsing the printed text gives an equal module, which prints as the same text."""
     text = print_module(module)
     back = parse_module(text)
     difference = first_difference(module, back)
@@ -107,10 +114,10 @@ def text_round_trip_is_exact(module: Module) -> None:
 
 
 def live_sets(stage: Stage) -> list[set[Tensor]]:
-    """The tensors live at each op, by brute force.
+    """Return the set of live tensors at each op, by brute force.
 
-    A tensor is live at an op if it holds a value there that is still wanted: it was defined at or before the op (or carried
-    in), and is accessed at or after it (or carried out) before it is defined anew.
+    A tensor is live at an op if it holds a value that is still needed: it was defined at or before the op (or carried
+    in), and is accessed at or after it (or carried out) before it is defined again.
     """
     live: list[set[Tensor]] = [set() for _ in stage.ops]
     for tensor in stage.tensors.values():
@@ -121,10 +128,11 @@ def live_sets(stage: Stage) -> list[set[Tensor]]:
 
 
 def _lives(stage: Stage, tensor: Tensor) -> list[tuple[int, int]]:
-    """[first access, end of the last) of each value a tensor holds in one step."""
+    """Return the range of positions [start, stop) of each value that a tensor holds in one step."""
     count = len(stage.ops)
     touching = [(p, op) for p, op in enumerate(stage.ops) if tensor in op.operands and type(op) is not Release]
     defining = [p for p, op in touching if tensor in op.writes or tensor in op.scratch]
+    # Each definition begins a value; -1 stands for the value carried into the step.
     bounds = [-1, *defining, count]
     lives = []
     for first, following in pairwise(bounds):
@@ -140,7 +148,7 @@ def _lives(stage: Stage, tensor: Tensor) -> list[tuple[int, int]]:
 
 
 def no_byte_is_shared(stage: Stage) -> None:
-    """At every op, the byte ranges of the live tensors are disjoint."""
+    """Check that at every op the byte ranges of the live tensors are disjoint."""
     for position, live in enumerate(live_sets(stage)):
         ranges = sorted((_start(tensor), _start(tensor) + tensor.type.nbytes, tensor.name) for tensor in live)
         for (_, end, name), (start, _, other) in pairwise(ranges):
@@ -154,7 +162,7 @@ def _start(tensor: Tensor) -> int:
 
 
 def arena_is_within(stage: Stage, capacity_bytes: int | None) -> None:
-    """No byte of a live tensor lies beyond the arena, nor the arena beyond the capacity."""
+    """Check that live tensors lie within the arena, and the arena within the capacity (None: any size)."""
     used = {tensor for live in live_sets(stage) for tensor in live}
     end = max((_start(tensor) + tensor.type.nbytes for tensor in used), default=0)
     assert end <= stage.arena_bytes, f"stage {stage.index} uses byte {end - 1} of an arena of {stage.arena_bytes}"
@@ -164,7 +172,7 @@ def arena_is_within(stage: Stage, capacity_bytes: int | None) -> None:
 
 
 def peak_is_within_arena(stage: Stage) -> None:
-    """The live bytes never exceed the arena."""
+    """Check that the live bytes never exceed the arena."""
     for position, live in enumerate(live_sets(stage)):
         size = sum(aligned(tensor.type.nbytes) for tensor in live)
         assert size <= stage.arena_bytes, (
@@ -173,7 +181,7 @@ def peak_is_within_arena(stage: Stage) -> None:
 
 
 def lifetimes_are_exact(stage: Stage) -> None:
-    """`analysis.lifetime` finds the same live tensors at every op, and the bytes they make."""
+    """Check that `analysis.lifetime` finds the same live tensors and live bytes at every op."""
     analysis = lifetimes(stage)
     for position, live in enumerate(live_sets(stage)):
         analysed = set(analysis.live_at(position))
@@ -185,7 +193,7 @@ def lifetimes_are_exact(stage: Stage) -> None:
 
 
 def nothing_is_used_after_release(stage: Stage) -> None:
-    """A released tensor is not accessed until it is defined again, and only live tensors are released."""
+    """Check that a released tensor is not accessed until defined again, and only live ones are released."""
     live = {tensor for tensor in stage.tensors.values() if tensor.carried}
     for position, op in enumerate(stage.ops):
         where = f"stage {stage.index}, op {position} '{op!r}'"
@@ -199,7 +207,7 @@ def nothing_is_used_after_release(stage: Stage) -> None:
 
 
 def only_carried_bytes_are_live_at_the_end(stage: Stage) -> None:
-    """After the last op exactly the carried tensors are live: nothing leaks, nothing carried is lost."""
+    """Check that after the last op exactly the carried tensors are live: none leaks, none is lost."""
     live: Counter[Tensor] = Counter(tensor for tensor in stage.tensors.values() if tensor.carried)
     for op in stage.ops:
         live.update(op.writes)
@@ -214,20 +222,23 @@ def only_carried_bytes_are_live_at_the_end(stage: Stage) -> None:
 
 
 def chunk_of_block(module: Module, held: Block) -> int:
-    """The chunk of a block, by the plan's cuts: the embedding is in the first, the head in the last."""
+    """Return the chunk of a block by the plan's cuts; the embedding is in the first, the head in the last."""
     if held.layer is None:
         return 0 if held.kind == "embed" else len(module.plan.cuts)
     return sum(cut <= held.layer for cut in module.plan.cuts)
 
 
 def stage_of_chunk(module: Module, chunk: int) -> int:
-    """The stage of a chunk, by the plan's layout: over and over, or there and back."""
+    """Return the stage of a chunk by the plan's layout: a loop over the stages, or a vee."""
     turn, place = divmod(chunk, module.plan.pp)
     return module.plan.pp - 1 - place if module.plan.layout == "vee" and turn % 2 else place
 
 
 def blocks_are_where_the_plan_says(module: Module, stage: Stage) -> None:
-    """A stage holds the weights of its chunks' blocks and of no others, and does each block's forward once for each micro-batch, or slice of one."""
+    """Check that a stage holds the weights of exactly its chunks' blocks.
+
+    It must also run the forward of each of these blocks once for each micro-batch or slice.
+    """
     layers = [block(kind, layer) for layer in range(module.model.layers) for kind in ("attention", "mlp")]
     chain = [block("embed"), *layers, block("head")]
     own = [held for held in chain if stage_of_chunk(module, chunk_of_block(module, held)) == stage.index]
@@ -243,9 +254,9 @@ def _all_pieces(module: Module) -> list[Piece]:
 
 
 def messages_pass_between_chunks(module: Module) -> None:
-    """Between chunks on different stages each micro-batch, or slice of one, has one activation and one gradient, in one order on both sides.
+    """Check that messages between chunks on different stages are complete, and ordered alike at both ends.
 
-    Between two stages each chunk's messages are a sequence of their own.
+    Each micro-batch or slice has one activation and one gradient. Messages of each chunk are a sequence of their own.
     """
     sent, received = (_messages(module, kind) for kind in (Send, Recv))
     wanted: dict[tuple[int, int, Payload, int | None], Counter[Piece]] = {}
@@ -262,7 +273,7 @@ def messages_pass_between_chunks(module: Module) -> None:
 
 
 def _messages(module: Module, kind: type[Op]) -> dict[tuple[int, int, Payload, int | None], list[Piece]]:
-    """The micro-batches, or slices, of the sends, or of the receives, by sender, receiver, payload and chunk, in list order."""
+    """Return the pieces of all sends (or receives) in list order, by sender, receiver, payload and chunk."""
     found: dict[tuple[int, int, Payload, int | None], list[Piece]] = {}
     for stage in module.stages:
         for op in stage.ops:
@@ -273,9 +284,10 @@ def _messages(module: Module, kind: type[Op]) -> dict[tuple[int, int, Payload, i
 
 
 def in_flight_is_exact(module: Module, stage: Stage) -> None:
-    """At the worst moment exactly as many passes through chunks have started forward and not ended backward as in the schedule's order.
+    """Check that at most as many passes are in flight on a stage as in its schedule's order, and at some time as many.
 
-    Under 1F1B and ZB-H1 they are min(P - s, M). Of a split backward the input half counts.
+    A pass is in flight from its forward to its backward, or the input half of it. Under 1F1B and ZB-H1 the number is
+    min(P - s, M).
     """
     plan = module.plan
     assert plan.schedule is not None
@@ -298,16 +310,16 @@ def in_flight_is_exact(module: Module, stage: Stage) -> None:
 
 
 def _in_flight_after(order: Order) -> int:
-    """Passes that a part of an order begins and does not end."""
+    """Count the passes that a prefix of an order begins and does not end."""
     begun = {action.work for action in order if action.kind is ActionKind.FORWARD}
     ended = {action.work for action in order if action.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)}
     return len(begun - ended)
 
 
 def mathematics(module: Module) -> list[Counter[tuple[str, ...]]]:
-    """What every stage computes and exchanges, whatever the order, the bucketing and the recovery.
+    """Return the computations and exchanges of every stage, without order, bucketing and recovery.
 
-    A pass that is not meant to change the training leaves it as it is.
+    A pass that must not change the training leaves the result as it is.
     """
     return [Counter(item for op in stage.ops for item in _work(op)) for stage in module.stages]
 
@@ -315,7 +327,7 @@ def mathematics(module: Module) -> list[Counter[tuple[str, ...]]]:
 def _work(op: Op) -> list[tuple[str, ...]]:
     if isinstance(op, Release | Recompute):
         return []
-    if isinstance(op, InputGradientOp | WeightGradientOp):  # two halves do what the whole does
+    if isinstance(op, InputGradientOp | WeightGradientOp):  # two halves have the results of the whole
         results = [t.name for t in op.writes + op.updates if t.kind is not StateKind.SAVED]
         return [("backward", str(op.block), piece_name(piece_of(op)), name) for name in results]
     if isinstance(op, ReduceScatter | AllReduce | AllGather):
@@ -324,6 +336,6 @@ def _work(op: Op) -> list[tuple[str, ...]]:
         return [(op.keyword, str(block), detail, group) for block in op.blocks]
     kinds = (StateKind.SAVED, StateKind.WORKSPACE)
     kept = [t.name for t in op.writes + op.updates if t.kind not in kinds]
-    # an update may be moved to another engine by a target: its place is not part of what it computes
+    # The engine is no part of the computation: a target may move an update to another one.
     words = repr(op).removesuffix(" host")
     return [(words, *sorted(kept))]

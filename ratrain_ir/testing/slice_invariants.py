@@ -1,4 +1,7 @@
-"""What must hold of the slices of a sound module, by brute force over positions of tokens; raises AssertionError saying what does not."""
+"""Invariants of the slices of a sound module, checked by brute force over positions of tokens.
+
+Each check raises AssertionError with the violation.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ _KEYS, _SUMS = ("k", "v"), ("dk_sum", "dv_sum")
 
 
 def pieces(module: Module, micro_batch: int) -> list[Piece]:
-    """What of a micro-batch passes through blocks at a time: its slices, or itself."""
+    """Return the pieces of a micro-batch: its slices, or the micro-batch itself."""
     return [Slice(micro_batch, number) for number in range(len(module.plan.slices))] or [micro_batch]
 
 
 def sees(module: Module, later: int, earlier: int) -> bool:
-    """Whether a token of a slice attends to one of an earlier slice, in the layer that shows most."""
+    """Tell whether any token of slice `later` attends to one of slice `earlier` in the layer of the widest window."""
     positions: list[range] = []
     for length in module.plan.slices:
         start = positions[-1].stop if positions else 0
@@ -35,9 +38,11 @@ def sees(module: Module, later: int, earlier: int) -> bool:
 
 
 def slices_see_each_other(module: Module, stage: Stage) -> None:
-    """Every attention of a slice reads the keys and values of exactly the earlier slices it sees, as their forwards left them.
+    """Check which keys, values and gradient sums each slice of an attention reads.
 
-    Every backward takes sums to which each later slice that sees its keys has added once; where none does there is no sum.
+    It must read the keys and values of exactly the earlier slices that it attends to, as their forwards left them. Its
+    backward must read sums to which each later slice that attends to it has added once; if there is none, there is no
+    sum.
     """
     written: dict[Tensor, tuple[Block, Piece]] = {}
     added: dict[Tensor, list[tuple[Block, Piece]]] = {}

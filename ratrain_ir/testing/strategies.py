@@ -1,6 +1,7 @@
-"""Hypothesis strategies: small models, every plan the compiler takes for them, and what can be made of both.
+"""Hypothesis strategies: small models, all plans that the compiler accepts for them, and modules and pipelines of both.
 
-Everything is small enough to be checked by brute force: at most 6 layers, 4 stages, 3 chunks a stage, 6 micro-batches or slices, 3 replicas.
+All are small enough to be checked by brute force: at most 6 layers, 4 stages, 3 chunks a stage, 3 slices, 6
+micro-batches and 3 replicas.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ MAX_REPLICAS = 3
 MAX_TOKENS = 8
 
 PassSpec = tuple[str, dict[str, str]]
-"""A pass by name, and its options as text."""
+"""Name of a pass, and its options as texts."""
 
 PipelineChoices = Sequence[tuple[str, Mapping[str, Sequence[str]]]]
-"""Passes in a legal order; for each option the texts it may have."""
+"""Passes in a legal order, each with the texts that each of its options may have."""
 
 
 @st.composite
 def models(draw: st.DrawFn, *, min_layers: int = 1, max_layers: int = MAX_LAYERS) -> ModelConfig:
-    """Models of a few kilobytes, of every family, with what it implies and any of what it leaves free."""
+    """Generate models of a few kilobytes: any family, with its implied fields and any values of its free ones."""
     family = draw(st.sampled_from(FAMILIES))
     whole = FAMILY[family].equal_widths
     heads = draw(st.sampled_from((1, 2, 4)))
@@ -78,7 +79,7 @@ def models(draw: st.DrawFn, *, min_layers: int = 1, max_layers: int = MAX_LAYERS
 
 @st.composite
 def family_choices(draw: st.DrawFn, family: str, *, layers: int, head_dim: int, hidden_size: int) -> dict[str, Any]:
-    """Fields that a family implies, with a value for each that it leaves free."""
+    """Generate the fields that a family implies, and a value for each field that it leaves free."""
     known = FAMILY[family]
     windows = _layer_windows(draw, family, layers)
     choices: dict[str, st.SearchStrategy[Any]] = {
@@ -119,11 +120,11 @@ SCALINGS = (
     "yarn 4 32 1 4 1.1 1",
     "yarn 4 8 0.5 4 1 1",
 )
-"""Texts of scalings; the dynamic one has the positions of any plan."""
+"""Texts of rotary scalings; the dynamic one has the positions of any generated plan."""
 
 
 def _layer_windows(draw: st.DrawFn, family: str, layers: int) -> dict[str, Any]:
-    """A window, and the kinds of layers where not all are alike."""
+    """Draw a sliding window, and the kinds of layers if they differ."""
     known = FAMILY[family]
     letters = "f"
     if "layer_kinds" in known.free:
@@ -147,9 +148,10 @@ def plans(
     max_micro_batches: int = MAX_MICRO_BATCHES,
     max_replicas: int = MAX_REPLICAS,
 ) -> Plan:
-    """Plans for a model: any stages and uneven cuts, ZeRO 0 to 2, both reduce modes, all types of storage, fixed and dynamic scale.
+    """Generate plans for a model: stages and uneven cuts, ZeRO 0 to 2, both reduce modes, storage types, loss scales.
 
-    One with several chunks a stage names a schedule that has them; one with one chunk names none, and takes any of one chunk.
+    A plan with several chunks a stage names a schedule for them. A plan with one chunk names none, and so fits every
+    schedule of one chunk.
     """
     pp = draw(st.integers(min_stages, min(max_stages, model.layers // min_chunks)))
     seq_len = draw(st.integers(1, MAX_TOKENS))
@@ -194,7 +196,7 @@ def plans(
 
 @st.composite
 def _slices(draw: st.DrawFn, seq_len: int, most: int) -> tuple[int, ...]:
-    """Lengths of slices of a sequence; about half have none."""
+    """Draw lengths of slices that make up a sequence; empty in about half of the cases."""
     most = min(most, seq_len)
     if most < 2 or draw(st.booleans()):
         return ()
@@ -203,7 +205,7 @@ def _slices(draw: st.DrawFn, seq_len: int, most: int) -> tuple[int, ...]:
 
 
 def _placements(stages: int, micro_batches: int, chunks: int, slices: int) -> list[tuple[str | None, str]]:
-    """Schedules with layouts for so many chunks and slices."""
+    """List the schedules, with a layout, that this number of chunks and slices allows; name None means any."""
     if chunks == 1:
         return [(None, LAYOUTS[0])]
     shapes = [PipelineShape(stages, micro_batches, chunks, layout, max(1, slices)) for layout in LAYOUTS]
@@ -214,13 +216,13 @@ def _placements(stages: int, micro_batches: int, chunks: int, slices: int) -> li
 
 @frozen
 class Case:
-    """A model and a plan for it: what a counterexample needs to be repeated."""
+    """A model and a plan for it: sufficient to repeat a counterexample."""
 
     model: ModelConfig
     plan: Plan
 
     def module(self) -> Module:
-        """A new dataflow module of one training step; passes change it in place."""
+        """Lower to a new dataflow module of one training step; passes change it in place."""
         return lower(self.model, self.plan)
 
 
@@ -235,7 +237,10 @@ def cases(
     max_slices: int = MAX_SLICES,
     max_micro_batches: int = MAX_MICRO_BATCHES,
 ) -> Case:
-    """A generated model under a generated plan; of those with layers for it, about half have several chunks a stage, and about half slices."""
+    """Generate a model and a plan for it.
+
+    If there are enough layers, about half of the cases have several chunks a stage, and about half have slices.
+    """
     stages, chunks = (max(2, min_stages), 2) if max_chunks > 1 and draw(st.booleans()) else (min_stages, 1)
     if stages > max_stages or stages * chunks > max_layers:
         stages, chunks = min_stages, 1
@@ -245,13 +250,13 @@ def cases(
 
 
 def dataflow_modules(**bounds: int) -> st.SearchStrategy[Module]:
-    """One training step of a generated case, in plain micro-batch order."""
+    """Generate modules of one training step of a case, in plain micro-batch order; `bounds` are those of `cases`."""
     return cases(**bounds).map(Case.module)
 
 
 @st.composite
 def pass_specs(draw: st.DrawFn, choices: PipelineChoices) -> list[PassSpec]:
-    """Some of the passes of a table, in its order, each with some of its options. `pipeline_of` makes the string."""
+    """Generate a selection of passes of a table, in its order, each with some options; for `pipeline_of`."""
     specs: list[PassSpec] = []
     for name, options in choices:
         if draw(st.booleans()):
@@ -262,29 +267,32 @@ def pass_specs(draw: st.DrawFn, choices: PipelineChoices) -> list[PassSpec]:
 
 
 def pipeline_of(specs: Sequence[PassSpec]) -> str:
-    """The pipeline string of a list of pass specifications."""
+    """Return the pipeline string of a list of pass specifications."""
     return ",".join(_pass_text(name, options) for name, options in specs)
 
 
 def for_plan(pipeline: str, plan: Plan) -> str:
-    """A pipeline for any plan: where it has chunks or slices, placements of whole micro-batches are those of the plan's schedule."""
+    """Adapt a pipeline to a plan.
+
+    If the plan has chunks or slices, placements of whole micro-batches are replaced by `place-schedule`.
+    """
     if plan.chunks == 1 and len(plan.slices) < 2:
         return pipeline
     return re.sub(r"place-[\w-]+(\{[^}]*\})?", "place-schedule", pipeline)
 
 
 def pipelines(choices: PipelineChoices) -> st.SearchStrategy[str]:
-    """Pipeline strings of passes of a table."""
+    """Generate pipeline strings of passes of a table."""
     return pass_specs(choices).map(pipeline_of)
 
 
 def targets() -> st.SearchStrategy[FakeTarget]:
-    """Targets that run updates on either engine, and whose modules carry any text of them, or none."""
+    """Generate targets that run updates on either engine, and have any machine text or none."""
     return st.builds(FakeTarget, update_engine=st.sampled_from((Engine.COMPUTE, Engine.HOST)), machine=machine_texts())
 
 
 def machine_texts() -> st.SearchStrategy[str]:
-    """Texts of lines that end in no blank: what a module may carry of its machine."""
+    """Generate texts whose lines do not end in blanks: what a module may carry of its machine."""
     odd = st.sampled_from(("", "|", "}", "  }", "stage @0 {", "// no comment", 'source = "\u2028 \\" }"', "\t  x"))
     line = odd | st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=12)
     lines = st.lists(line.map(lambda text: text.rstrip(" \t\r")), min_size=1, max_size=4)
@@ -293,7 +301,10 @@ def machine_texts() -> st.SearchStrategy[str]:
 
 @st.composite
 def allocation_problems(draw: st.DrawFn, *, max_buffers: int = 24, unit: int = 64) -> dict[str, Any]:
-    """Arguments of an allocation problem: `sizes` (multiples of `unit`), `intervals` (disjoint, ascending), `positions`."""
+    """Generate arguments of an allocation problem.
+
+    They are `sizes` (multiples of `unit`), `intervals` (disjoint and ascending for each buffer) and `positions`.
+    """
     positions = draw(st.integers(1, 30))
     count = draw(st.integers(0, max_buffers))
     intervals = [draw(_intervals(positions)) for _ in range(count)]
@@ -303,7 +314,7 @@ def allocation_problems(draw: st.DrawFn, *, max_buffers: int = 24, unit: int = 6
 
 @st.composite
 def _intervals(draw: st.DrawFn, positions: int) -> tuple[Interval, ...]:
-    """One or two half-open intervals inside [0, positions); touching ones are two lives of one buffer."""
+    """Draw one or two half-open intervals inside [0, positions); touching ones are two lives of one buffer."""
     if draw(st.integers(0, 4)) == 0:
         return ((0, positions),)
     ends = sorted(draw(st.lists(st.integers(0, positions), min_size=2, max_size=4)))

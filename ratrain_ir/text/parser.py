@@ -1,4 +1,8 @@
-"""`.rtir` text to `Module`: names are resolved, types and fields read, and every error of the file collected."""
+"""Parser of `.rtir` text into a `Module`: resolves names, reads types and fields, and collects every error of the file.
+
+A text is read by the fast reader first (`quick_syntax`). If that fails for any reason, the grammar reads it again from
+the start, and reports all errors with their places.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +54,7 @@ _MAX_SYNTAX_ERRORS = 20
 _REPARSED_LINES = 20_000
 _REPARSED_CHARACTERS = 2 << 20
 _MAX_HEAD = 1 << 19
-"""Characters before the first stage; a plan with a cut for each of the most stages there can be has fewer."""
+"""Most characters before the first stage; the largest possible plan, with a cut for each stage, has fewer."""
 _MAX_NESTING = 16
 _NESTED = re.compile(rf"\[(?:[ \t\r]*\[){{{_MAX_NESTING}}}")
 _STATE_KINDS = {kind.value: kind for kind in StateKind}
@@ -61,7 +65,7 @@ _TYPE = re.compile(r"([a-z]+[0-9]+)\[([0-9, ]*)\]")
 
 Groups = dict[str, Tensors]
 Call = tuple[Callable[..., Op], dict[str, Any]]
-"""The class of an op, and its fields."""
+"""The class of an op, and its fields by name."""
 
 
 def read_module(path: str) -> Module:
@@ -73,7 +77,7 @@ def read_module(path: str) -> Module:
 
 
 def parse_module(text: str, *, file: str = "<text>") -> Module:
-    """The module a text describes.
+    """Parse the text of a module; `file` is its name in diagnostics.
 
     Raises `DiagnosticError` with every error found in it.
     """
@@ -83,9 +87,10 @@ def parse_module(text: str, *, file: str = "<text>") -> Module:
 
 
 def _check_extent(source: SourceText) -> None:
-    """Refuse, with RT001, what the grammar would read for minutes and no schedule has.
+    """Refuse, with RT001, a text that the grammar would read for minutes and that no schedule has.
 
-    It takes microseconds a word where the quick reader of stages takes none: what stands before the stages, and lists in lists.
+    The grammar takes microseconds for each word, so the head (everything before the stages) and the nesting of lists
+    are limited. Stages are not: the quick reader reads them.
     """
     size = 0
     for number, line in enumerate(source.lines, 1):
@@ -104,7 +109,10 @@ def _fail_at(source: SourceText, line: int, column: int, message: str) -> NoRetu
 
 
 def quick_module(source: SourceText) -> Module | None:
-    """The module of a text in the usual layout, or None: where anything is wrong, the grammar has the words for it."""
+    """Parse a text in the layout of the printer, without the grammar's diagnostics.
+
+    Return None if the layout is another one, or anything is wrong; `grammar_module` then reads it or explains.
+    """
     try:
         return _Builder(quick_records(source.lines), source).build()
     except (UnusualTextError, UnexpectedInput, DiagnosticError):
@@ -112,7 +120,7 @@ def quick_module(source: SourceText) -> Module | None:
 
 
 def grammar_module(source: SourceText) -> Module:
-    """The module of a text in any layout, read by the grammar alone.
+    """Parse a text in any layout by the grammar alone.
 
     Raises `DiagnosticError` with every error found in it.
     """
@@ -120,7 +128,10 @@ def grammar_module(source: SourceText) -> Module:
 
 
 def _records(source: SourceText) -> ModuleRecord:
-    """Parse; on a syntax error blank the line and go on, so that one run shows them all."""
+    """Parse a text into records; raise `DiagnosticError` with all syntax errors.
+
+    After each error its line is blanked and the text parsed again, so that one run shows them all.
+    """
     errors: list[Diagnostic] = []
     lines = list(source.lines)
     while True:
@@ -129,6 +140,8 @@ def _records(source: SourceText) -> ModuleRecord:
         except UnexpectedInput as error:
             problem = explain(error, source.file, source.lines)
             at = problem.location.line - 1 if problem.location else 0
+            # The line is blank already: the error is a consequence of an earlier one (a missing bracket, say), so stop
+            # here.
             repeated = not lines[at].strip() or not 0 < at < len(lines)
             if not repeated:
                 errors.append(problem)
@@ -144,43 +157,44 @@ def _records(source: SourceText) -> ModuleRecord:
 
 
 def _is_long(lines: list[str]) -> bool:
-    """Whether reading it again for each error would take long."""
+    """Tell whether a text is so long that parsing it again for each error would take long."""
     return len(lines) > _REPARSED_LINES or sum(map(len, lines)) > _REPARSED_CHARACTERS
 
 
 class Statements:
-    """Statements read one by one, for a module whose text is read without those of its stages."""
+    """Reader of single statements, for a module whose head is read in advance and whose stages are not."""
 
     def __init__(self, source: SourceText) -> None:
-        """Raises `DiagnosticError`, or Lark's `UnexpectedInput`, where something is wrong with the text."""
+        """Read the head. Raises `DiagnosticError`, or Lark's `UnexpectedInput`, if anything in it is wrong."""
         _check_extent(source)
         self._builder = _Builder(parse_records("\n".join(source.lines)), source)
         self.module = self._builder.build()
 
     def tensor(self, stage: Stage, record: DeclarationRecord) -> Tensor | None:
-        """What a declaration declares on a stage that has nothing of this name; None where it is wrong."""
+        """Return the tensor that a declaration adds to a stage without one of this name; None if it is wrong."""
         self._builder.declare(stage, record)
         return stage.tensors.get(record.name)
 
     def call(self, record: OpRecord) -> tuple[Call, int | None] | None:
-        """The class of an op, its fields but for the micro-batch, and that; None where it is wrong."""
+        """Return (class, fields except the micro-batch) and the micro-batch of an op; None if it is wrong."""
         return self._builder.called(record)
 
 
 @define
 class _Builder:
-    """Turns records into a module; goes on after errors."""
+    """Builder of a module from records; reports errors and goes on."""
 
     record: ModuleRecord
     source: SourceText
     diagnostics: Diagnostics = field(factory=Diagnostics)
     types: dict[str, TensorType | None] = field(factory=dict)
     calls: dict[tuple[str, ...], Call] = field(factory=dict)
-    """By keyword and words, of which the micro-batch is the first; it is not among the fields."""
+    """By keyword and words, where `m0` stands for any micro-batch; the micro-batch is not among the fields."""
     declared: dict[tuple[str, str, str | None], tuple[StateKind, TensorType, Home]] = field(factory=dict)
-    """What declarations of a kind, a type and a home were found to say."""
+    """Results of correct declarations by (kind, type, home), the texts of a declaration."""
 
     def build(self) -> Module:
+        """Build the module. Raises `DiagnosticError` with all errors of the records."""
         record = self.record
         if record.version != str(FORMAT_VERSION):
             self.error(
@@ -260,7 +274,7 @@ class _Builder:
         return TargetInfo(name, capacity, digest or "", machine, tuple(stores.items()), header.line)
 
     def pipeline(self) -> str:
-        """The passes that made the module; empty where it says none."""
+        """Return the pass pipeline that made the module; empty if none is given."""
         for again in self.record.pipelines[1:]:
             self.error("RT006", "'pipeline' is given twice", again.line, "pipeline")
         for pipeline in self.record.pipelines:
@@ -270,7 +284,7 @@ class _Builder:
         return self.record.pipelines[0].text if self.record.pipelines else ""
 
     def machine(self) -> str:
-        """The text of the machine; empty where there is none."""
+        """Return the text of the machine; empty if there is none."""
         for again in self.record.machines[1:]:
             self.error("RT006", "'machine' is given twice", again.line, "machine")
         for empty in self.record.machines:
@@ -299,6 +313,7 @@ class _Builder:
         return stages
 
     def declare(self, stage: Stage, record: DeclarationRecord) -> None:
+        # Fast path: thousands of declarations share kind, type and home, which then need no second check.
         form = record.kind, record.type, record.home
         known, offset = self.declared.get(form), None if record.offset is None else int(record.offset, 16)
         if (
@@ -341,7 +356,7 @@ class _Builder:
             stage.add(Tensor(record.name, kind, type_, record.carried, offset, record.line, home))
 
     def home(self, record: DeclarationRecord) -> Home | None:
-        """The memory of a declaration that may name one."""
+        """Return the memory that a declaration names; DDR if it names none, None if it is unknown."""
         if record.home is None:
             return Home.DDR
         if record.home in _STORES:
@@ -392,7 +407,10 @@ class _Builder:
         return make(**operands, **fields)
 
     def called(self, record: OpRecord) -> tuple[Call, int | None] | None:
-        """The class of an op, its fields but for the micro-batch, and that."""
+        """Return (class, fields except the micro-batch) and the micro-batch of an op; None if it is wrong.
+
+        Ops that differ only in their micro-batch share one entry of `calls`.
+        """
         words = record.words
         micro_batch = None
         for place, word in enumerate(words):
@@ -451,7 +469,7 @@ class _Builder:
 
 
 def _groups(stage: Stage) -> Groups:
-    """By `prefix.*` what it stands for: tensors whose name before the last dot is the prefix."""
+    """Map `prefix.*` to the tensors whose name before the last dot is the prefix."""
     groups: dict[str, list[Tensor]] = {}
     for tensor in stage.tensors.values():
         groups.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)

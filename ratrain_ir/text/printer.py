@@ -1,4 +1,7 @@
-"""`Module` to `.rtir` text. `parse_module(print_module(m))` equals `m`, and printing that gives the same text again."""
+"""Printer of a `Module` as canonical `.rtir` text.
+
+`parse_module(print_module(m))` equals `m`, and prints as the same text.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,16 @@ if TYPE_CHECKING:
 
 
 def print_module(module: Module) -> str:
-    """The canonical text of a module."""
+    """Return the canonical text of a module."""
     return "\n".join(module_texts(module)) + "\n"
 
 
 def write_module(module: Module, path: str) -> None:
     """Write a schedule, atomically.
 
-    Its head, where all free text stands, is read back first; reading the stages back would take a tenth of the time of a compilation,
-    and tests do it. Raises `DiagnosticError` RT002 where the file cannot be written, and RT011 where the head is not read back.
+    The head, which holds all free text, is read back first. Reading back the stages would take a tenth of the time of a
+    compilation; tests do that. Raises `DiagnosticError` RT002 if the file cannot be written, and RT011 if the head is
+    not read back as it was.
     """
     checked(
         print_module(evolve(module, stages=[Stage(stage.index) for stage in module.stages])), "schedule", _read_back
@@ -41,7 +45,7 @@ def write_module(module: Module, path: str) -> None:
 
 
 def _read_back(text: str) -> None:
-    """Raise `DiagnosticError` where a schedule's text is not what printing the module that is read from it gives."""
+    """Raise `DiagnosticError` unless parsing a text and printing the module again gives the same text."""
     again = print_module(parse_module(text, file="X.rtir"))
     for line, found in zip_longest(text.split("\n"), again.split("\n"), fillvalue=""):
         if line != found:
@@ -49,7 +53,7 @@ def _read_back(text: str) -> None:
 
 
 def module_texts(module: Module) -> Iterator[str]:
-    """The canonical text in parts, each of one line or more, without the newline at its end: lines of the header, and stage by stage."""
+    """Yield the canonical text in parts of one or more lines, without final newlines: header lines, then stages."""
     yield f"rtir {FORMAT_VERSION}"
     yield f"module @{module.name} level {module.level.value} {{"
     yield _header("model", module.model.to_fields())
@@ -73,7 +77,7 @@ def _target_lines(target: TargetInfo) -> Iterator[str]:
 
 
 def stage_lines(stage: Stage) -> Iterator[str]:
-    """The lines of one stage: declarations, an empty line, ops."""
+    """Yield the lines of one stage: declarations, an empty line, ops."""
     yield f"  stage @{stage.index} {{"
     for tensor in stage.tensors.values():
         yield f"    {declaration_text(tensor)}"
@@ -86,7 +90,7 @@ def stage_lines(stage: Stage) -> Iterator[str]:
 
 
 def declaration_text(tensor: Tensor) -> str:
-    """One declaration, as in the text."""
+    """Format a declaration."""
     carried = " carried" if tensor.carried else ""
     home = "" if tensor.home is Home.DDR else f" in {tensor.home.value}"
     offset = "" if tensor.offset is None else f" at {tensor.offset:#x}"
@@ -100,7 +104,7 @@ Groups = dict[str, tuple[Tensor, ...]]
 
 
 def op_text(op: Op, groups: Groups | None = None) -> str:
-    """One op, as in the text."""
+    """Format an op. `groups` (of `saved_groups`) allow it to write `%prefix.*`."""
     parts = []
     groups = groups or {}
     if op.writes:
@@ -117,7 +121,7 @@ def op_text(op: Op, groups: Groups | None = None) -> str:
 
 
 def names_text(tensors: tuple[Tensor, ...], groups: Groups) -> str:
-    """Names separated by commas; a whole group in a row is written `%prefix.*`."""
+    """Format names separated by commas; a run of tensors that is a whole group is written `%prefix.*`."""
     if len(tensors) == 1:
         return f"%{tensors[0].name}"
     names = []
@@ -137,7 +141,7 @@ def names_text(tensors: tuple[Tensor, ...], groups: Groups) -> str:
 
 
 def saved_groups(stage: Stage) -> Groups:
-    """Saved tensors by prefix, where everything that shares the prefix is saved."""
+    """Return the tensors with a common prefix, by prefix, where all of them are saved tensors."""
     groups: dict[str, list[Tensor]] = {}
     for tensor in stage.tensors.values():
         groups.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)

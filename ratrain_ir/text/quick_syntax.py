@@ -1,8 +1,10 @@
-"""The records of `ratrain.ratrain_ir.text.syntax` at many times the speed: one regular expression a statement.
+"""Fast reader of the records of `ratrain.ratrain_ir.text.syntax`: one regular expression for each statement.
 
-Lark reads what stands around the statements: the head of the module, its sections, the stages without their content. The
-expressions are made of the grammar's own terminals. They only accept: a statement in another layout than usual, or with a
-mistake, raises `UnusualTextError`, and the whole text is for Lark to read or to refuse.
+Lark reads only the frame of the text: the head of the module, its sections, and the stages with their bodies blanked
+out. The expressions are built from the grammar's own terminals, and accept a subset of its language. A statement in
+another layout than the printer's, or with a mistake, raises `UnusualTextError`; the caller then has Lark read or refuse
+the whole text. Declarations that repeat the kind and type of an earlier one are read without an expression
+(`_Declarations`). The time is linear in the text.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ from ratrain.ratrain_ir.text.syntax import (
 
 
 class UnusualTextError(ValueError):
-    """A text in a layout that only the grammar knows, or with a syntax error."""
+    """Error of a text with a syntax error, or in a layout that only the grammar reads."""
 
 
 @frozen
 class _Patterns:
-    """What the lines of a stage look like. No line fits two of them."""
+    """Expressions of the lines of a stage. No line fits two of them."""
 
     begin: re.Pattern[str]
     end: re.Pattern[str]
@@ -38,7 +40,7 @@ class _Patterns:
     op: re.Pattern[str]
     empty: re.Pattern[str]
     no_name: re.Pattern[str]
-    """a line that is no name of a tensor, which stands without its sigil"""
+    """finds a line that is not a valid name of a tensor (without its sigil)"""
     no_offset: re.Pattern[str]
 
 
@@ -47,8 +49,9 @@ def _patterns() -> _Patterns:
     patterns = terminals()
     name, symbol, tensor = patterns["NAME"], patterns["SYMBOL"], patterns["TENSOR"]
     tensors = f"{tensor}(?:, {tensor})*"
+    # The words of an op end at `using`, which would otherwise be taken for one.
     words = rf"(?: (?!using(?:\s|/|$))(?:{name}|{symbol}))*"
-    rest = r"[ \t\r]*(?://.*)?"  # blanks and a comment; no statement has a '/' of its own
+    rest = r"[ \t\r]*(?://.*)?"  # blanks and a comment; statements never contain '/'
     return _Patterns(
         begin=re.compile(rf"[ \t]*stage {symbol} \{{{rest}"),
         end=re.compile(rf"[ \t]*\}}{rest}"),
@@ -68,15 +71,16 @@ def _patterns() -> _Patterns:
 
 
 def quick_records(lines: Sequence[str]) -> ModuleRecord:
-    """The records of a text. Its stages can be gone through once: each is read when its turn comes.
+    """Return the records of a text. Its stages can be iterated once; each is read when its turn comes.
 
-    Raises `UnusualTextError`, also while going through the stages, or Lark's `UnexpectedInput`.
+    Raises `UnusualTextError`, also during that iteration, or Lark's `UnexpectedInput`.
     """
     bodies = _bodies(lines)
     frame = list(lines)
     for body in bodies:
         frame[body.start : body.stop] = [""] * len(body)
     record = parse_records("\n".join(frame))
+    # Lark must have found the same stages: a line that looks like a stage may be part of a machine's text, for example.
     if [stage.line for stage in record.stages] != [body.start for body in bodies]:
         raise UnusualTextError
     stages = (
@@ -87,7 +91,10 @@ def quick_records(lines: Sequence[str]) -> ModuleRecord:
 
 
 def _bodies(lines: Sequence[str]) -> list[range]:
-    """The lines inside each stage, as indices. A stage's own line has the number of the first one, counted from 1."""
+    """Return the line indices (from 0) inside each stage.
+
+    So `start` of a range is also the number, from 1, of the stage's own line.
+    """
     patterns = _patterns()
     bodies: list[range] = []
     start: int | None = None
@@ -123,7 +130,7 @@ def _statements(lines: Sequence[str], body: range) -> list[StatementRecord]:
 
 
 def quick_statement(line: str, number: int) -> StatementRecord:
-    """The record of one line. Raises `UnusualTextError` where it is no statement in the usual layout."""
+    """Return the record of one line. Raises `UnusualTextError` unless it is a statement in the usual layout."""
     if match := _patterns().declaration.fullmatch(line):
         return _declaration_record(match, number)
     if match := _patterns().op.fullmatch(line):
@@ -144,24 +151,30 @@ def _op_record(match: re.Match[str], number: int) -> OpRecord:
 
 @define
 class _Declarations:
-    """Declarations that differ from earlier ones in name and offset alone, read without the expression of a whole line."""
+    """Reader of declarations that differ from earlier ones only in name and offset.
+
+    Names and offsets are collected, and checked together by one search at the end (`check`).
+    """
 
     kinds: dict[str, str] = field(factory=dict)
-    """by what stands before a name"""
+    """by the text before a name"""
     forms: dict[str, tuple[str, bool, str | None]] = field(factory=dict)
-    """by what stands between a name and an offset: type, whether carried, home"""
+    """by the text between name and offset: type, carried, home"""
     names: list[str] = field(factory=list)
     offsets: list[str] = field(factory=list)
 
     def learn(self, line: str, record: DeclarationRecord) -> None:
-        """What a declaration begins with and what it says of its tensor, if nothing follows that counts for nothing."""
+        """Remember the parts of a declaration other than name and offset, if it has no comment or trailing blanks."""
         before, _, after = line.partition(" : ")
         if "/" not in line and line == line.rstrip():
             self.kinds[before.partition(" %")[0]] = record.kind
             self.forms[after.partition(" at ")[0]] = record.type, record.carried, record.home
 
     def record(self, line: str, number: int) -> DeclarationRecord | None:
-        """The declaration in a line made of what is known; its name and its offset are still to be checked."""
+        """Return the record of a line made of known parts, else None.
+
+        Its name and its offset are not checked yet.
+        """
         before, colon, after = line.partition(" : ")
         if not colon:
             return None
@@ -177,7 +190,7 @@ class _Declarations:
         return DeclarationRecord(kind, name, *form, offset, number)
 
     def check(self) -> None:
-        """Raise `UnusualTextError` where a name or an offset is none."""
+        """Raise `UnusualTextError` if a collected name or offset is invalid."""
         patterns = _patterns()
         for texts, wrong in (self.names, patterns.no_name), (self.offsets, patterns.no_offset):
             if texts and wrong.search("\n".join(texts)):

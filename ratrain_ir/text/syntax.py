@@ -1,6 +1,6 @@
-"""From text to plain records: the Lark parser of `.rtir` and its errors in users' words.
+"""Lark parser of `.rtir` text into plain records, and its errors in users' words.
 
-Records know lines and words only; `ratrain.ratrain_ir.text.parser` gives them meaning.
+Records hold lines and words only; `ratrain.ratrain_ir.text.parser` interprets them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ratrain.ratrain_ir.support.diagnostics import Diagnostic, Location
 
 @frozen
 class HeaderRecord:
-    """`name { key = value, ... }`."""
+    """A section `name { key = value, ... }`."""
 
     name: str
     line: int
@@ -29,7 +29,7 @@ class HeaderRecord:
 
 @frozen
 class MachineRecord:
-    """`machine { | text ... }`: lines as they stand after the mark and a blank."""
+    """A section `machine { | text ... }`: the lines after the mark and one blank."""
 
     line: int
     lines: tuple[str, ...]
@@ -37,7 +37,7 @@ class MachineRecord:
 
 @frozen
 class PipelineRecord:
-    """`pipeline "text"`."""
+    """A line `pipeline "text"`."""
 
     line: int
     text: str
@@ -45,7 +45,7 @@ class PipelineRecord:
 
 @define
 class DeclarationRecord:
-    """`kind %name : type [carried] [in home] [at offset]`."""
+    """A declaration `kind %name : type [carried] [in home] [at offset]`."""
 
     kind: str
     name: str
@@ -58,7 +58,7 @@ class DeclarationRecord:
 
 @define
 class OpRecord:
-    """`writes = updates += keyword words (reads) using scratch`; tensor names without their sigil."""
+    """An op `writes = updates += keyword words (reads) using scratch`; tensor names without their sigil."""
 
     keyword: str
     words: list[str]
@@ -70,12 +70,12 @@ class OpRecord:
 
 
 StatementRecord = DeclarationRecord | OpRecord
-"""There are many of them, and a class that is not frozen is made in half the time."""
+"""Statements are many, so their classes are not frozen: creation takes half the time."""
 
 
 @frozen
 class StageRecord:
-    """`stage @index { ... }`."""
+    """A stage `stage @index { ... }`."""
 
     index: str
     line: int
@@ -97,7 +97,7 @@ class ModuleRecord:
 
 
 class _Records(Transformer[Token, ModuleRecord]):
-    """Builds records while Lark reduces rules, so that no parse tree is ever made."""
+    """Builder of records while Lark reduces rules, so that no parse tree is made."""
 
     def start(self, children: list[Any]) -> ModuleRecord:
         version, (name, level, items) = children
@@ -196,7 +196,7 @@ def _op_record(writes: list[str], updates: list[str], call: list[Any]) -> OpReco
 
 
 _CONSTANTS = {"true": True, "false": False, "none": None}
-_MAX_INTEGER_DIGITS = 20  # a seed may have 19; longer texts are left for the field to refuse
+_MAX_INTEGER_DIGITS = 20  # a seed may have 19; a longer one stays a text, which the field refuses
 
 _TERMINALS = {
     "TENSOR": "a tensor (%name)",
@@ -229,7 +229,7 @@ _MISTAKES = {
     "the list of tensors is not closed with ')'": ["release (%a", "release (%a, %b"],
     "an offset is written 'at 0x...'": ["view %w : f16[1] 0x10", "view %w : f16[1] at 16"],
 }
-_FRAMES = [  # the parser compares how deep it is: behind a header and a statement it is deeper than at the first
+_FRAMES = [  # Lark compares the depth of the parser's stack, which is larger after a header or a statement
     f"rtir 1\nmodule @m level placed {{\n{header}  stage @0 {{\n{statement}    MISTAKE\n  }}\n}}\n"
     for header in ("", "  plan { pp = 1 }\n")
     for statement in ("", "    release (%z)\n")
@@ -243,7 +243,7 @@ def _lark() -> Lark:
 
 @cache
 def terminals() -> dict[str, str]:
-    """The regular expression of each terminal of the grammar."""
+    """Return the regular expression of each terminal of the grammar, by name."""
     return {terminal.name: terminal.pattern.to_regexp() for terminal in _lark().terminals}
 
 
@@ -256,7 +256,7 @@ def parse_records(text: str) -> ModuleRecord:
 
 
 def explain(error: UnexpectedInput, file: str, lines: tuple[str, ...]) -> Diagnostic:
-    """A syntax error in users' words: what stood there, what was expected, the commonest cause."""
+    """Translate a syntax error into a diagnostic: the word found, the words expected, help for common mistakes."""
     line, column = error.line, error.column
     if not 1 <= line <= len(lines):  # at the end of the file
         line, column = max(1, len(lines)), len(lines[-1]) + 1 if lines else 1
@@ -286,18 +286,18 @@ def explain(error: UnexpectedInput, file: str, lines: tuple[str, ...]) -> Diagno
 
 
 def _hint(error: UnexpectedInput) -> str | None:
-    """The help for the mistake that an example shows, if one does."""
+    """Return the help for the example mistake that stops the parser in the same state, if there is one."""
     try:
         return error.match_examples(_lark().parse, _examples(), token_type_match_fallback=True)
     except (
         TypeError
-    ):  # Lark fails at a message for its log, where an example stops at the same place and could go on otherwise
+    ):  # a fault of Lark's log message, where an example stops in the same state with other continuations
         return None
 
 
 @cache
 def _examples() -> dict[str, list[str]]:
-    """Whole files that each hold one of the mistakes, by the help for it."""
+    """Return whole files with one mistake each, by the help for the mistake."""
     return {
         label: [frame.replace("MISTAKE", mistake) for frame in _FRAMES for mistake in mistakes]
         for label, mistakes in _MISTAKES.items()

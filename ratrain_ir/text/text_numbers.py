@@ -1,8 +1,16 @@
-"""The stages of a `.rtir` as columns, read by a loop over its bytes, without an object for each op and each tensor.
+"""Reader of the stages of a `.rtir` as columns of numbers, without an object for each op and each tensor.
 
-One op of each kind is made, with its tensors. Lines of one shape say the same of other names, so that one line of each
-shape is read as `ratrain.ratrain_ir.text.parser` reads it. What is wrong, or laid out in another way than the
-printer's, raises `UnusualTextError`: the parser reads the whole text then, or refuses it.
+A compiled loop (`text_sweep`) goes over the bytes. It reduces each line to its *shape*, in which marks replace names,
+micro-batch and offset. Lines of one shape mean the same for other operands, so only the first line of each shape is
+parsed, with the parser of `ratrain.ratrain_ir.text.parser`. Ops of one shape whose operands have the same forms are of
+one *kind*; one op object is made for each kind, as an example that rules can be checked on.
+
+    bytes of a stage -> text_sweep -> shapes, tensors, ops (numbers)
+                                      first line of each shape -> parser -> types, fields
+                                      first op of each kind    -> Op, with Tensors
+
+The time is linear in the bytes. A text that is wrong, or in another layout than the printer's, raises
+`UnusualTextError`; the caller then reads it with the parser, which accepts or refuses it.
 """
 
 from __future__ import annotations
@@ -55,34 +63,37 @@ if TYPE_CHECKING:
 Int64s = NDArray[np.int64]
 _STAGE, _END = b"\n  stage @", b"\n  }\n"
 _LARGEST = 1 << 50
-"""No tensor begins behind it."""
+"""Largest offset that a tensor may have."""
 
 
 @frozen(eq=False)
 class NumberedText:
-    """A text whose stages are still to be read."""
+    """A text whose head has been read; its stages are read on request."""
 
     module: Module
-    """without what its stages hold"""
+    """the module with empty stages"""
     _text: NDArray[np.uint8]
     _statements: Statements
     _bodies: Sequence[tuple[int, int]]
 
     @property
     def nbytes(self) -> int:
-        """Of the text."""
+        """Length of the text in bytes."""
         return len(self._text)
 
     def stage(self, index: int) -> StageColumns:
-        """A stage. Raises `UnusualTextError`."""
+        """Read one stage. Raises `UnusualTextError` if the parser has to read the text."""
         return _StageText(index, self._text, *self._bodies[index], self._statements).read()
 
 
 def numbered_text(data: bytes, file: str) -> NumberedText:
-    """The text of a file, all read but for its stages.
+    """Read the head of a text, and find where its stages begin and end.
 
-    Raises `UnusualTextError`, `DiagnosticError` or Lark's `UnexpectedInput` where the parser is to read it.
+    Raises `UnusualTextError`, `DiagnosticError` or Lark's `UnexpectedInput` if the parser has to read the text.
     """
+    # Stages are found by the exact bytes that the printer writes around them. The head is everything else; the parser
+    # reads
+    # it with empty stages in their place.
     first = data.find(_STAGE)
     if first < 0:
         raise UnusualTextError
@@ -108,6 +119,8 @@ def numbered_text(data: bytes, file: str) -> NumberedText:
 
 @define(eq=False)
 class _StageText:
+    """One stage of a text, while it is read."""
+
     index: int
     text: NDArray[np.uint8]
     begin: int
@@ -115,14 +128,16 @@ class _StageText:
     statements: Statements
     stage: Stage = field(factory=lambda: Stage(0))
     declared: dict[int, Tensor] = field(factory=dict)
-    """By shape of a declaration the tensor of the first one."""
+    """By the shape of a declaration: the tensor of its first line."""
     calls: dict[int, Call] = field(factory=dict)
-    """By shape of an op."""
+    """By the shape of an op: its class and fields."""
     tensors: dict[int, Tensor] = field(factory=dict)
-    """Those that ops of `examples` take."""
+    """By number: the operands of example ops."""
 
     def read(self) -> StageColumns:
+        """Read the stage. Raises `UnusualTextError`."""
         lines = int(np.count_nonzero(self.text[self.begin : self.stop] == ord("\n")))
+        # The sizes of some arrays are not known in advance: start again with twice the room until everything fits.
         room = 4 * lines + 1024
         while True:
             arrays = _arrays(lines, room)
@@ -135,6 +150,7 @@ class _StageText:
         return self.numbers(arrays)
 
     def numbers(self, made: StageArrays) -> StageColumns:
+        """Turn the arrays that the loop filled into columns; parse the first line of each shape."""
         counts, rows = made.counts, made.ops
         for shape in range(counts[SHAPES]):
             self.learn(shape, made.shapes.lines[shape], made.shapes.sections[shape].tolist())
@@ -150,6 +166,7 @@ class _StageText:
         if ops and micro_batches.max() >= self.statements.module.plan.micro_batches:
             raise UnusualTextError
         examples = [self.example(kind, made) for kind in range(counts[KINDS])]
+        # Tensors occupy whole multiples of the alignment, so their exclusive ends are rounded up.
         whole = -(-nbytes[shapes] // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         stops = np.where(offsets == NONE, NONE, offsets + whole)
         return StageColumns(
@@ -165,10 +182,15 @@ class _StageText:
         )
 
     def line(self, begin: int, stop: int) -> str:
+        """Return a part of the text; the loop has seen only ASCII there."""
         return bytes(self.text[begin:stop]).decode("ascii")
 
     def learn(self, shape: int, place: Int64s, sections: list[int]) -> None:
-        """What lines of a shape say, by the first of them; the loop must have seen in it what the parser reads."""
+        """Parse the first line of a shape, and compare it with what the loop found in it.
+
+        `sections` counts written, updated, read and scratch tensors, a micro-batch and an offset. Raises
+        `UnusualTextError` if the parser finds others.
+        """
         record = quick_statement(self.line(*place.tolist()), shape + 1)
         if isinstance(record, DeclarationRecord):
             tensor = self.statements.tensor(Stage(0), record)
@@ -186,6 +208,7 @@ class _StageText:
         """Make the first op of a kind."""
         op, rows = int(made.kinds.ops[kind]), made.ops
         make, fields = self.calls[int(made.kinds.numbers[made.kinds.starts[kind]])]
+        # Each op has four exclusive ends in `bounds`; its operands begin where those of the op before it end.
         bounds = [int(rows.bounds[4 * op - 1]) if op else 0, *rows.bounds[4 * op : 4 * op + 4].tolist()]
         reads, updates, writes, scratch = (
             tuple(self.tensor(number, made.tensors) for number in rows.operands[start:stop].tolist())
@@ -196,11 +219,13 @@ class _StageText:
         if micro_batch != NONE:
             operands["micro_batch"] = micro_batch
         op_made = make(**operands, **fields)
+        # The loop recognises a release by its word; it must agree with the parser.
         if (type(op_made) is Release) != (made.kinds.is_release[kind] == 1):
             raise UnusualTextError
         return op_made
 
     def tensor(self, number: int, declared: Declared) -> Tensor:
+        """Return the tensor of a number, made like the one that its declaration's shape stands for."""
         tensor = self.tensors.get(number)
         if tensor is None:
             like = self.declared[int(declared.shapes[number])]
@@ -212,6 +237,7 @@ class _StageText:
 
 
 def _classes() -> NDArray[np.uint8]:
+    """Return the class of each byte: `UNUSUAL`, `IN_NAME`, or `READ` for any other usual one."""
     classes = np.full(256, UNUSUAL, np.uint8)
     usual = [byte for byte in range(ord(" "), ord("~") + 1) if byte not in b"/{}"]
     classes[usual] = READ
@@ -220,11 +246,11 @@ def _classes() -> NDArray[np.uint8]:
 
 
 _CLASSES = _classes()
-"""Of bytes."""
+"""Class of each byte value."""
 
 
 def _arrays(lines: int, room: int) -> StageArrays:
-    """Make the arrays that the loop fills, for a number of lines; `room`: operands, and sixteenths of bytes of shapes."""
+    """Make the arrays that the loop fills: for `lines` lines, `room` operands and 16 * `room` bytes of shapes."""
 
     def numbers(*sizes: int) -> Int64s:
         return np.empty(sizes, np.int64)
@@ -241,6 +267,7 @@ def _arrays(lines: int, room: int) -> StageArrays:
         OpRows(numbers(lines), numbers(lines), numbers(4 * lines), numbers(room), numbers(lines), numbers(room)),
         Kinds(numbers(room), *of_lines(4)),
         numbers(3 * room),
+        # More rows than twice the lines, and at most one entry a line in each column: the table never fills up.
         np.full((1 << (2 * lines).bit_length(), TABLE_COLUMNS), NONE, np.int64),
         numbers(LINE_NUMBERS),
     )

@@ -1,11 +1,14 @@
-"""The inner loop of `ratrain.ratrain_ir.text.text_numbers`, compiled: the lines of a stage as numbers.
+"""Compiled inner loop of `ratrain.ratrain_ir.text.text_numbers`: reads the lines of a stage into numbers.
 
     %y.m1 = forward mlp.0 m1 (%w, %x.m1)        the shape of both lines:  $ = forward mlp.0 # ($, $)
     %y.m2 = forward mlp.0 m2 (%w, %x.m2)
 
-The *shape* of a line is what is left of it when a mark stands for each name of a tensor, for its micro-batch and for
-its offset: lines of one shape say the same of others. Shapes, names and kinds of ops are numbered as they come,
-compared byte by byte, and found again by a hash table with open addressing.
+The *shape* of a line is its text with a mark in place of each name of a tensor, its micro-batch and its offset: lines
+of one shape mean the same for other operands. Shapes, names and kinds of ops get consecutive numbers in the order in
+which they first occur. They are found again by a hash table with open addressing, and compared byte by byte, so that a
+collision of hashes cannot confuse two of them. The loop takes a constant number of passes over each byte.
+
+The loop checks only what it needs to split lines; `text_numbers` has one line of each shape parsed, and compares.
 """
 
 from __future__ import annotations
@@ -18,43 +21,48 @@ from ratrain.ratrain_ir.support.native_loops import native
 
 NONE = -1
 NAME, MICRO_BATCH, OFFSET = 1, 2, 3
-"""Marks in a shape: bytes that no line has."""
+"""Marks in a shape: control characters, which no usual line contains."""
 READ, MORE_ROOM, UNUSUAL, IN_NAME = range(4)
-"""Outcomes of the loop: all is read, an array was too small, a line is not in the usual layout.
+"""Outcomes of the loop: all lines are read, an array was too small, a line is not in the usual layout.
 
-`UNUSUAL` is also what a byte is that stands in no usual line, `IN_NAME` one that may stand in a name, `READ` any other.
+They are also the classes of bytes: `UNUSUAL` for a byte that no usual line contains, `IN_NAME` for one that may stand
+in a name, `READ` for any other.
 """
 (
     LINES, SHAPES, SHAPE_BYTES, TENSORS, GROUPS, SLOTS, FORMS, OPS, KINDS, KIND_NUMBERS, OPERANDS, ENDED,
 ) = range(COUNTS := 12)  # fmt: skip
-"""Places of the counts that the loop keeps."""
+"""Indices of the counts that the loop keeps in `StageArrays.counts`."""
 (
     MICRO_BATCH_NUMBER, OFFSET_NUMBER, NAMES, WRITES_STOP, UPDATES_BEGIN, UPDATES_STOP, READS_BEGIN, READS_STOP,
     NAMED_BEFORE, DECLARES, IN_READS, HASH, SHAPE_STOP,
 ) = range(LINE_NUMBERS := 13)  # fmt: skip
-"""Places of what the loop knows of a line: its numbers, how many names it has and which of them stand where."""
+"""Indices into `StageArrays.line`, the facts about the current line.
+
+They are its micro-batch and offset, its number of names, and the ranges of names that it writes, updates and reads.
+Names from `NAMED_BEFORE` on are scratch.
+"""
 _OF_SHAPES, _OF_TENSORS, _OF_GROUPS, _OF_SLOTS, _OF_KINDS = range(TABLE_COLUMNS := 5)
-"""Columns of the hash table."""
+"""Columns of the hash table, one for each sort of numbered things."""
 _TAB, _NEWLINE, _BLANK, _PERCENT, _OPEN, _CLOSE, _STAR, _PLUS, _DOT, _ZERO, _NINE, _COLON, _EQUALS = b"\t\n %()*+.09:="
 _UPPER_A, _UPPER_F, _UPPER_Z, _UNDERLINE, _A, _F, _M, _X, _Z = b"AFZ_afmxz"
 _SAVED, _RELEASE = tuple(b"saved "), tuple(b"release")
 
 
 class Shapes(NamedTuple):
-    """Shapes of lines."""
+    """Shapes of lines, by number."""
 
     text: Any
-    """bytes, one shape behind the other"""
+    """bytes of all shapes, one after the other"""
     starts: Any
     stops: Any
     lines: Any
-    """of each where its first line begins and ends in the text"""
+    """where the first line of each begins and ends in the text"""
     sections: Any
-    """of each how many tensors it writes, updates, reads and names behind; whether it has a micro-batch, an offset"""
+    """of each: numbers of tensors written, updated, read, and scratch; 1 if it has a micro-batch; 1 if an offset"""
 
 
 class Declared(NamedTuple):
-    """Tensors, in the order of their declarations."""
+    """Tensors in the order of their declarations; `starts` and `stops` bound the name in the text."""
 
     shapes: Any
     starts: Any
@@ -63,11 +71,11 @@ class Declared(NamedTuple):
     forms: Any
     offsets: Any
     next_in_group: Any
-    """the next one whose name is the same but for its last part"""
+    """the next tensor whose name differs only in its last part; `NONE` at the end"""
 
 
 class Groups(NamedTuple):
-    """Tensors whose names are the same but for their last parts, which `%name.*` means."""
+    """Groups of tensors whose names differ only in their last part; `%name.*` means all of one."""
 
     firsts: Any
     lasts: Any
@@ -76,7 +84,10 @@ class Groups(NamedTuple):
 
 
 class TensorForms(NamedTuple):
-    """All that a rule about one op depends on of a tensor: the shape of its declaration, and of saved ones the slot."""
+    """Forms of tensors: all that a rule about a single op can depend on.
+
+    The form is the shape of the declaration and, for a saved tensor, its slot (the last part of the name).
+    """
 
     shapes: Any
     slots: Any
@@ -85,7 +96,7 @@ class TensorForms(NamedTuple):
 
 
 class OpRows(NamedTuple):
-    """Ops in their order; columns as in `StageColumns`."""
+    """Ops in list order; columns as in `StageColumns`."""
 
     kinds: Any
     micro_batches: Any
@@ -96,22 +107,23 @@ class OpRows(NamedTuple):
 
 
 class Kinds(NamedTuple):
-    """Ops that are alike: shape, how many tensors each reads, updates, writes and works in, and the forms of these.
+    """Kinds of ops.
 
-    Releases of one shape are of one kind.
+    Ops are of one kind if they have one shape, the same numbers of tensors read, updated, written and scratch, and the
+    same forms of these. All releases of one shape are of one kind.
     """
 
     numbers: Any
-    """of all kinds, one behind the other"""
+    """the numbers that define each kind, one kind after the other"""
     starts: Any
     stops: Any
     ops: Any
-    """of each the first op"""
+    """the first op of each"""
     is_release: Any
 
 
 class StageArrays(NamedTuple):
-    """All that the loop fills."""
+    """Arrays that the loop fills."""
 
     counts: Any
     shapes: Shapes
@@ -121,11 +133,11 @@ class StageArrays(NamedTuple):
     ops: OpRows
     kinds: Kinds
     names: Any
-    """of each name of a line: start, stop, hash"""
+    """of each name of the current line: start, stop, hash"""
     table: Any
-    """of numbers by hash, a column a sort of things; `NONE` where it is free; a power of two rows"""
+    """hash table: a number or `NONE` in each row, one column for each sort; the rows are a power of two"""
     line: Any
-    """what is known of the line"""
+    """facts about the current line"""
 
 
 @cache
@@ -135,7 +147,10 @@ def compiled_sweep() -> Any:
 
 
 def sweep(text: Any, begin: int, stop: int, classes: Any, made: StageArrays) -> int:
-    """Read the lines from `begin` to `stop`; return an outcome. All declarations stand before the ops."""
+    """Read the lines of `text` from `begin` to `stop` (exclusive) into `made`; return an outcome.
+
+    `classes` is the class of each byte. All declarations must stand before the ops.
+    """
     position = begin
     while position < stop:
         first = position
@@ -155,7 +170,7 @@ def sweep(text: Any, begin: int, stop: int, classes: Any, made: StageArrays) -> 
 
 @part
 def _read_line(text: Any, first: int, start: int, stop: int, classes: Any, made: Any) -> int:
-    """Read a line that begins at `first`, with blanks up to `start`."""
+    """Read the line [first, stop); `start` is its first byte that is no blank."""
     outcome = _read_shape(text, start, stop, classes, made)
     if outcome != READ:
         return outcome
@@ -163,6 +178,8 @@ def _read_line(text: Any, first: int, start: int, stop: int, classes: Any, made:
     if counts[SHAPES] == len(shapes.lines):
         return MORE_ROOM
     known = counts[SHAPES]
+    # The shape is written behind the known ones already. If it is known, its bytes are simply overwritten by the next
+    # line.
     shape = _intern(
         _OF_SHAPES, line[HASH], shapes.text, counts[SHAPE_BYTES], line[SHAPE_STOP], shapes.starts, shapes.stops, known,
         made.table,
@@ -182,7 +199,7 @@ def _read_line(text: Any, first: int, start: int, stop: int, classes: Any, made:
 
 @part
 def _read_shape(text: Any, start: int, stop: int, classes: Any, made: Any) -> int:
-    """Write the shape of a line behind the known ones; note its names, its numbers and what stands where."""
+    """Write the shape of a line behind the known ones; note its names, its numbers and its sections in `made.line`."""
     line, written, at = made.line, made.shapes.text, made.counts[SHAPE_BYTES]
     if at + stop - start > len(written):
         return MORE_ROOM
@@ -200,7 +217,7 @@ def _read_shape(text: Any, start: int, stop: int, classes: Any, made: Any) -> in
         elif classes[character] == UNUSUAL:
             return UNUSUAL
         elif character == _M and behind_blank and position > start and text[position - 2] != _EQUALS:
-            # a word behind the first word of the op, which may itself stand behind an equals sign
+            # `m` and digits after the keyword, which is the first word or follows `= `; a keyword may look like that.
             position, mark = _read_micro_batch(text, position, stop, line)
         elif character == _ZERO and behind_blank:
             position, mark = _read_offset(text, position, stop, line)
@@ -211,12 +228,13 @@ def _read_shape(text: Any, start: int, stop: int, classes: Any, made: Any) -> in
         at += 1
         hashed = _mixed(hashed, mark)
     line[HASH], line[SHAPE_STOP] = hashed, at
+    # An open bracket at the end of a line is not in the printer's layout.
     return UNUSUAL if line[IN_READS] or at == begin else READ
 
 
 @part
 def _read_name(text: Any, position: int, stop: int, classes: Any, names: Any, line: Any) -> int:
-    """Note a name; return where it ends. Of `name.*` the hash is that of the part before the dot."""
+    """Note a name; return its end. The hash of `name.*` is that of the part before the dot."""
     number = 3 * line[NAMES]
     names[number] = position
     whole = group = 7
@@ -228,6 +246,7 @@ def _read_name(text: Any, position: int, stop: int, classes: Any, names: Any, li
         whole = _mixed(whole, text[position])
         position += 1
     names[number + 1] = position
+    # `name.*` is looked up by the hash of `name`, which groups are numbered by.
     is_group = dot != NONE and dot == position - 2 and text[position - 1] == _STAR
     names[number + 2] = group if is_group else whole
     line[NAMES] += 1
@@ -236,8 +255,9 @@ def _read_name(text: Any, position: int, stop: int, classes: Any, names: Any, li
 
 @part
 def _read_micro_batch(text: Any, position: int, stop: int, line: Any) -> Any:
-    """Note the micro-batch where a whole word is an m and digits; return where to go on, and the mark."""
+    """Note the micro-batch if a whole word is `m` and digits; return the next position and the mark for the shape."""
     place, number = position + 1, 0
+    # Nine digits at most, as in the grammar's reader; a second micro-batch in a line stays part of the shape.
     while place < stop and _ZERO <= text[place] <= _NINE and place - position < 10:
         number = 10 * number + text[place] - _ZERO
         place += 1
@@ -249,9 +269,11 @@ def _read_micro_batch(text: Any, position: int, stop: int, line: Any) -> Any:
 
 @part
 def _read_offset(text: Any, position: int, stop: int, line: Any) -> Any:
-    """Note the offset where the rest of the line is 0x and digits; return where to go on, and the mark."""
+    """Note the offset if the rest of the line is `0x` and digits; return the next position and the mark."""
     place, number = position + 2, 0
     if position + 1 < stop and text[position + 1] == _X:
+        # At most 13 digits, so that the number fits 64 bits; a longer text stays part of the shape, and is parsed
+        # there.
         while place < stop and place - position < 15:
             digit = text[place]
             if _ZERO <= digit <= _NINE:
@@ -272,11 +294,12 @@ def _read_offset(text: Any, position: int, stop: int, line: Any) -> Any:
 
 @part
 def _note_sign(text: Any, position: int, line: Any) -> None:
-    """Note what a sign says of the names before and behind it."""
+    """Note the section that a sign opens or closes for the names before and after it."""
     character = text[position]
     if character == _COLON:
         line[DECLARES] = 1
     elif character == _EQUALS:
+        # `writes = updates += keyword`: names before `=` are written, names between `=` and `+=` are updated.
         if text[position - 1] == _PLUS:
             line[UPDATES_BEGIN], line[UPDATES_STOP] = line[WRITES_STOP], line[NAMES]
         else:
@@ -293,13 +316,13 @@ def _note_sign(text: Any, position: int, line: Any) -> None:
 
 @part
 def _declare(text: Any, shape: int, made: Any) -> int:
-    """Add the tensor of a declaration."""
+    """Number the tensor of a declaration, and its form; link it into the group of its name."""
     counts, tensors, groups, line = made.counts, made.tensors, made.groups, made.line
     number = counts[TENSORS]
     if line[NAMES] != 1 or counts[OPS] or line[MICRO_BATCH_NUMBER] != NONE or number == len(tensors.starts):
         return UNUSUAL
     first, stop = made.names[0], made.names[1]
-    # a name: letters, digits, '_' and '-' between single dots; it begins with a letter or '_'
+    # A name consists of letters, digits, '_' and '-' between single dots, and begins with a letter or '_'.
     letter = text[first]
     if first == stop or not (_A <= letter <= _Z or _UPPER_A <= letter <= _UPPER_Z or letter == _UNDERLINE):
         return UNUSUAL
@@ -317,6 +340,7 @@ def _declare(text: Any, shape: int, made: Any) -> int:
     if _intern(_OF_TENSORS, whole, text, first, stop, tensors.starts, tensors.stops, number, made.table) != number:
         return UNUSUAL  # declared twice
     tensors.next_in_group[number] = NONE
+    # Groups are linked lists in the order of declaration, in which `%name.*` lists its tensors.
     if dot != NONE:
         known = counts[GROUPS]
         group = _intern(_OF_GROUPS, group_hash, text, first, dot, groups.starts, groups.stops, known, made.table)
@@ -336,7 +360,7 @@ def _declare(text: Any, shape: int, made: Any) -> int:
 
 @part
 def _form(text: Any, shape: int, slot_start: int, stop: int, slot_hash: int, made: Any) -> Any:
-    """Number the form of a tensor; return `NONE` where there are too many."""
+    """Return the number of a tensor's form; `NONE` if the array is full."""
     counts, shapes, forms = made.counts, made.shapes, made.forms
     slot = NONE
     if _begins_with(shapes.text, shapes.starts[shape], shapes.stops[shape], _SAVED):
@@ -345,6 +369,7 @@ def _form(text: Any, shape: int, slot_start: int, stop: int, slot_hash: int, mad
             _OF_SLOTS, slot_hash, text, slot_start, stop, forms.slot_starts, forms.slot_stops, known, made.table
         )
         counts[SLOTS] += slot == known
+    # A linear search: a stage has a few dozen forms.
     for form in range(counts[FORMS]):
         if forms.shapes[form] == shape and forms.slots[form] == slot:
             return form
@@ -358,7 +383,7 @@ def _form(text: Any, shape: int, slot_start: int, stop: int, slot_hash: int, mad
 
 @part
 def _add_op(text: Any, shape: int, made: Any) -> int:
-    """Add an op, and number its kind."""
+    """Append an op with its operands, and number its kind."""
     counts, shapes, ops, kinds, line = made.counts, made.shapes, made.ops, made.kinds, made.line
     op = counts[OPS]
     if line[OFFSET_NUMBER] != NONE or op == len(ops.kinds):
@@ -375,6 +400,7 @@ def _add_op(text: Any, shape: int, made: Any) -> int:
         return MORE_ROOM
     kinds.numbers[begin] = shape
     counts[KIND_NUMBERS] += 5
+    # The order of operands in `StageColumns`: reads, updates, writes, scratch.
     sections = (
         (line[READS_BEGIN], line[READS_STOP]),
         (line[UPDATES_BEGIN], line[UPDATES_STOP]),
@@ -399,7 +425,10 @@ def _add_op(text: Any, shape: int, made: Any) -> int:
 
 @part
 def _kind(op: int, begin: int, is_release: bool, made: Any) -> Any:
-    """Number the kind of an op, whose numbers stand behind all others, from `begin`; they stay only if it is new."""
+    """Return the number of an op's kind.
+
+    The defining numbers stand behind those of all known kinds, from `begin`; they stay there only if the kind is new.
+    """
     counts, kinds = made.counts, made.kinds
     hashed = 7
     for place in range(begin, counts[KIND_NUMBERS]):
@@ -416,7 +445,10 @@ def _kind(op: int, begin: int, is_release: bool, made: Any) -> Any:
 
 @part
 def _add_operands(text: Any, name: int, is_release: bool, made: Any) -> int:
-    """Add the tensor that a name means, or all that `name.*` means, to an op; to what it ends if it is a release."""
+    """Add the tensor that a name means, or all tensors of `name.*`, to the op's operands.
+
+    For a release they are added to the ended tensors instead, and its kind does not depend on them.
+    """
     counts, tensors, groups, ops, kinds = made.counts, made.tensors, made.groups, made.ops, made.kinds
     start, stop, hashed = made.names[3 * name], made.names[3 * name + 1], made.names[3 * name + 2]
     is_group = stop - start > 2 and text[stop - 1] == _STAR and text[stop - 2] == _DOT
@@ -445,7 +477,7 @@ def _add_operands(text: Any, name: int, is_release: bool, made: Any) -> int:
 
 @part
 def _begins_with(text: Any, start: int, stop: int, word: Any) -> bool:
-    """Tell whether bytes begin with a word."""
+    """Tell whether the bytes [start, stop) begin with a word."""
     if stop - start < len(word):
         return False
     for index in range(len(word)):  # noqa: SIM110 - numba compiles no generators
@@ -456,7 +488,7 @@ def _begins_with(text: Any, start: int, stop: int, word: Any) -> bool:
 
 @part
 def _mixed(hashed: int, value: int) -> int:
-    """Mix a number into a hash."""
+    """Mix a number into a hash (FNV-1a's step), kept to 44 bits so that it is never negative."""
     return ((hashed ^ value) * 16777619) & 0xFFFFFFFFFFF
 
 
@@ -464,8 +496,12 @@ def _mixed(hashed: int, value: int) -> int:
 def _find(
     column: int, hashed: int, source: Any, start: int, stop: int, starts: Any, stops: Any, table: Any
 ) -> Any:  # fmt: skip
-    """Find the number of a part of the source, else `NONE`; and its row in the table, else the free one."""
+    """Find the number of `source[start:stop]` among numbered things; return it and its row of the table.
+
+    If it is unknown, return `NONE` and the free row where it belongs.
+    """
     row = hashed & (len(table) - 1)
+    # Ends: the table has more rows than entries (`text_numbers._arrays`), so a free row comes.
     while table[row, column] != NONE:
         number = table[row, column]
         if stops[number] - starts[number] == stop - start:
@@ -484,7 +520,7 @@ def _find(
 def _intern(
     column: int, hashed: int, source: Any, start: int, stop: int, starts: Any, stops: Any, count: int, table: Any
 ) -> Any:  # fmt: skip
-    """Number a part of the source: `count` where it is new, and its place is kept then."""
+    """Return the number of `source[start:stop]`; if it is unknown, number it `count` and record its bounds."""
     number, row = _find(column, hashed, source, start, stop, starts, stops, table)
     if number == NONE:
         number = table[row, column] = count
