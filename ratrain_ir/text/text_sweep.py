@@ -272,8 +272,7 @@ def _read_offset(text: Any, position: int, stop: int, line: Any) -> Any:
     """Note the offset if the rest of the line is `0x` and digits; return the next position and the mark."""
     place, number = position + 2, 0
     if position + 1 < stop and text[position + 1] == _X:
-        # At most 13 digits, so that the number fits 64 bits; a longer text stays part of the shape, and is parsed
-        # there.
+        # At most 13 digits, so that the number fits 64 bits. A longer offset stays in the shape; the parser finds it.
         while place < stop and place - position < 15:
             digit = text[place]
             if _ZERO <= digit <= _NINE:

@@ -1,20 +1,23 @@
-"""The verifier: what a module must satisfy at its level. Rules are named functions with stable codes, in layers.
+"""Verifier: proves that a module is sound at its level. Rules are named functions with stable codes, in layers.
 
-1. structure (`structure`): legality at the level RT026; blocks and micro-batches that exist RT027; operand kinds and types RT025;
-   single definition, definition before use, releases RT020 - RT023, RT028.
-2. dataflow (`dataflow`): a symbolic run of every stage. Each micro-batch's forward, backward (whole, or both halves) and recovery
-   happens exactly once on the right values RT030, RT032; gradients gather every micro-batch in ascending order and are reduced
-   and applied exactly once RT031; carried tensors hold the next step's values at the end RT024.
-3. memory (`memory`): offsets RT051, no shared byte RT050, arena within the capacity RT052; what is live at once, RT053.
-4. communication (`communication`): sends match receives, in order RT040, RT041; collectives agree RT043; the order and bound of the
-   schedule that is claimed RT044; the
-   program makes progress with buffered and with rendezvous sends, across the step's end RT042.
-5. workspace (`workspace`), where a target is given: each op of a module that names its target has what its routine needs RT025.
+1. structure (`structure`): ops are legal at the level RT026; blocks and micro-batches exist RT027; operands have the
+   right kinds and types RT025; each tensor is defined once, before its use, and released RT020 - RT023, RT028.
+2. dataflow (`dataflow`): a symbolic run of every stage. Each micro-batch's forward, backward (whole, or both halves)
+   and recovery happens exactly once on the right values RT030, RT032; gradients gather every micro-batch in ascending
+   order and are reduced and applied exactly once RT031; carried tensors hold the next step's values at the end RT024.
+3. memory (`memory`): offsets are valid RT051, no byte is shared RT050, the arena fits the capacity RT052, and so do the
+   live bytes RT053.
+4. communication (`communication`): sends match receives, in order RT040, RT041; collectives agree RT043; order and
+   bound are those of the claimed schedule RT044; the program makes progress with buffered and with rendezvous sends,
+   across the step's end RT042.
+5. workspace (`workspace`), if a target is given: each op of a module that names its target has the workspace that its
+   routine needs RT025.
 
-Errors in one layer stop the later ones, whose findings would be noise. All errors of a layer are reported.
+Errors in one layer stop the later ones, which would report consequences only. All errors of a layer are reported.
 
-Each rule is written once, over an op of each kind or over columns (`columns`). A large text is proved from columns that
-are read of it without making its ops (`prove_text`); what is wrong there is said after the text was parsed.
+Each rule is written once, over an op of each kind or over columns (`analysis.columns`). A large text is proved from
+columns that are read from it without making ops (`prove_text`). If anything is wrong there, the text is parsed, and the
+findings are reported from its ops.
 """
 
 from __future__ import annotations
@@ -46,18 +49,22 @@ LAYERS: tuple[Callable[[Module, Reporter, Sequence[Stage]], None], ...] = (
     check_dataflow,
     check_memory,
 )
-"""What is asked of each stage alone, before what is asked of them all."""
+"""Layers that look at each stage alone; they come before the rules about all stages together."""
 _BYTES_OF_AN_OP = 150
-"""Bytes of text an op takes, with its declarations: about."""
+"""Approximate bytes of text of an op, with its share of declarations."""
 
 
 def verify(module: Module, diagnostics: Diagnostics, target: Target | None = None) -> None:
-    """Report everything that is wrong with a module; with the target it names, also what its routines lack."""
+    """Report everything that is wrong with a module.
+
+    With `target`, the one that the module names, also check the workspace of each op (layer 5).
+    """
     reporter = Reporter(module, diagnostics)
     ops = sum(len(stage.ops) for stage in module.stages)
     if processes_for(len(module.stages), work=ops) > 1:
         first, *others = module.stages
-        # the first one loads the loops, for processes beside this one too
+        # Each process only proves or refuses its stages. If one refuses, all stages are checked again below, in order,
+        # for the messages. The first stage is proved here, which loads the loops that the forked processes then have.
         found = [_proved(module, first, target)]
         found += each_stage(lambda stage: _proved(module, stage, target), others) if found[0] is not None else []
         ends = [each for each in found if each is not None]
@@ -82,27 +89,27 @@ def check(module: Module, target: Target | None = None) -> None:
 
 
 def is_provable(module: Module) -> bool:
-    """Tell whether a text of a module can be proved from columns: where it is allocated, and without slices."""
+    """Tell whether the text of a module can be proved from columns: it must be allocated and without slices."""
     return module.level is Level.ALLOCATED and module.target is not None and not module.plan.slices
 
 
 def prove_text(module: Module, text: NumberedText, target: Target | None) -> int | None:
-    """Prove the text of a module that `is_provable` sound on a target; return how many ops it has.
+    """Prove that the text of a module that `is_provable` is sound on a target; return its number of ops.
 
-    Return None where something may be wrong, or where stages keep bytes for each other or use other memories: the text
-    is then to be parsed and verified. Raises `UnusualTextError` as it is read.
+    Return None if there is no target, something may be wrong, or stages keep bytes for each other: the text must then
+    be parsed and verified. Raises `UnusualTextError` while it is read.
     """
     if target is None:
         return None
 
     def proved(index: int) -> StageEnds | None:
-        with at_any_size():  # the compiler is there: the text was read by it
+        with at_any_size():  # reading the text has loaded the compiled loops already
             columns = text.stage(index)
             if any(isinstance(op, GUEST_OPS) for op in columns.examples):
                 return None
             return _proved(module, module.stages[index], target, columns)
 
-    # the first one loads the loops, for processes beside this one too
+    # the first stage is proved here, which loads the loops for the processes too
     found = [proved(0), *each(proved, range(1, len(module.stages)), work=text.nbytes // _BYTES_OF_AN_OP)]
     ends = [each for each in found if each is not None]
     if len(ends) < len(found):
@@ -117,7 +124,7 @@ def prove_text(module: Module, text: NumberedText, target: Target | None) -> int
 def _proved(
     module: Module, stage: Stage, target: Target | None, columns: StageColumns | None = None
 ) -> StageEnds | None:
-    """Look at a stage by itself; return its ends unless a rule about one stage finds something."""
+    """Check a stage alone; return its ends, or None if a rule about one stage finds anything."""
     report = refuser(module)
     ordered = stage
     if columns is not None:

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 def check_communication(module: Module, report: Reporter, ends: Sequence[StageEnds], *, claimed: bool = False) -> None:
-    """Run all rules of this layer; `claimed`: each stage is known to have the order of the schedule."""
+    """Run all rules of this layer.
+
+    `claimed` says that each stage is known to have the order of its schedule (`check_stage_claim`).
+    """
     check_channels(module, ends, report)
     check_collectives(module, ends, report)
     if module.level is Level.DATAFLOW or report.diagnostics.errors:
@@ -37,7 +40,7 @@ def check_communication(module: Module, report: Reporter, ends: Sequence[StageEn
 
 
 def _op(module: Module, stage: int, position: int) -> Op:
-    """Find an op for its words. Raises `FoundError` where the module's ops were not made."""
+    """Return an op, for its text. Raises `FoundError` if the ops of the module were not made."""
     ops = module.stages[stage].ops
     if not ops:
         raise FoundError
@@ -53,7 +56,7 @@ def check_channels(module: Module, ends: Sequence[StageEnds], report: Reporter) 
 
 
 def _first_op(hop: Hop, ends: Sequence[StageEnds]) -> tuple[int, int]:
-    """Find the first op of a channel, as stage and position."""
+    """Return stage and position of the first op of a channel; channels are checked in this order."""
     places = (ends[hop.source].events.sends.get(hop), ends[hop.target].events.recvs.get(hop))
     stages = (hop.source, hop.target)
     return min((stage, int(at[0])) for stage, at in zip(stages, places, strict=True) if at is not None)
@@ -67,6 +70,7 @@ def _check_channel(
     ends: Sequence[StageEnds],
     report: Reporter,
 ) -> None:
+    # The common case: the same messages in the same order, each once.
     if sent == received and len({message.carried for message in sent}) == len(sent):
         return
     source, target = module.stages[hop.source], module.stages[hop.target]
@@ -128,7 +132,7 @@ def _check_once(
 
 
 def check_collectives(module: Module, ends: Sequence[StageEnds], report: Reporter) -> None:
-    """RT043: every member of a group sees the same collectives in the same order."""
+    """RT043: every member of a group has the same collectives in the same order."""
     for group in dict.fromkeys(group for stage in ends for group in stage.met):
         reference = ends[group[0]].met.get(group, [])
         for member in group[1:]:
@@ -146,7 +150,7 @@ def _report_collective(
     ends: Sequence[StageEnds],
     report: Reporter,
 ) -> None:
-    """Report the first collective that one stage has, and another has not there."""
+    """Report the first collective that one stage has and another does not have at that place."""
     index = next(k for k, (mine, theirs) in enumerate(zip_longest(reference, names)) if mine != theirs)
     stage, missing = (member, group[0]) if index < len(names) else (group[0], member)
     op, other = (_collective(module, group, each, index, ends) for each in (stage, missing))
@@ -166,9 +170,9 @@ def _collective(module: Module, group: tuple[int, ...], stage: int, index: int, 
 
 
 def check_stage_claim(module: Module, stage: Stage, report: Reporter) -> None:
-    """RT044: the order is that of the schedule the plan names; a plan that names none claims nothing.
+    """RT044: the order of the stage is that of the schedule which the plan names; without a name nothing is claimed.
 
-    Of a stage's ops forwards and backwards count.
+    Only forwards and backwards count.
     """
     schedule = module.plan.schedule
     if schedule is not None and _keeps_in_flight(module, stage, schedule, report):
@@ -176,9 +180,10 @@ def check_stage_claim(module: Module, stage: Stage, report: Reporter) -> None:
 
 
 def _keeps_in_flight(module: Module, stage: Stage, schedule: str, report: Reporter) -> bool:
-    """At most as many passes in flight as the schedule has, under 1F1B and ZB-H1 min(P - s, M).
+    """Report a stage that has more passes in flight than its schedule allows; return True if it has not.
 
-    A micro-batch's pass through a chunk is in flight until the gradient of the chunk's input is made; a weight half may come later.
+    A pass of a micro-batch through a chunk is in flight until the gradient of the chunk's input is made; a weight half
+    may come later. Under 1F1B and ZB-H1 the bound is min(P - s, M).
     """
     chunk_of = module.topology.chunk_of
     firsts = {blocks[0] for blocks in module.topology.chunk_blocks}
@@ -196,7 +201,7 @@ def _keeps_in_flight(module: Module, stage: Stage, schedule: str, report: Report
 
 
 def _check_order(module: Module, stage: Stage, schedule: str, report: Reporter) -> None:
-    """Forwards and backwards of whole chunks come in the order of the schedule."""
+    """Check that forwards and backwards of whole chunks are in the order of the schedule."""
     if schedule == "zb-h1":
         _check_zb_h1(module, stage, report)
         return
@@ -214,7 +219,7 @@ def _check_order(module: Module, stage: Stage, schedule: str, report: Reporter) 
 
 
 def _halves(action: Action) -> tuple[Action, ...]:
-    """A backward is its two halves, one right after the other."""
+    """Split a whole backward into its two halves, one right after the other."""
     if action.kind is not ActionKind.BACKWARD:
         return (action,)
     halves = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
@@ -222,11 +227,12 @@ def _halves(action: Action) -> tuple[Action, ...]:
 
 
 def _check_zb_h1(module: Module, stage: Stage, report: Reporter) -> None:
-    """Weight halves are delayed by the stage's index at most.
+    """Check the order of ZB-H1: that of 1F1B, with weight halves delayed by at most the stage's index.
 
-    Fewer micro-batches, or backwards that are whole, are ZB-H1 too: a stage delays what its memory allows.
+    Smaller delays and whole backwards are ZB-H1 too, because a stage delays as much as its memory allows.
     """
     wanted = iter(SCHEDULES["1f1b"].actions(module.plan.shape, stage.index))
+    # Weight halves whose input half is done.
     waiting = 0
     for op, action in chunk_actions(module, stage):
         if action.kind is ActionKind.BACKWARD_WEIGHT:
@@ -291,7 +297,7 @@ def _report_in_flight(
 
 
 def check_progress(module: Module, ends: Sequence[StageEnds], report: Reporter) -> None:
-    """RT042: no cycle of waiting, with buffered and with rendezvous sends; the cycle is the counterexample.
+    """RT042: there is no cycle of waiting, with buffered and with rendezvous sends; a cycle is the counterexample.
 
     A rendezvous only adds waits, so a program that ends with it ends with buffered sends too.
     """

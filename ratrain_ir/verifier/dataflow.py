@@ -1,9 +1,22 @@
-# ruff: noqa: D102 - visits are named as the ops whose meaning they are
-"""Layer 2: a symbolic run of every stage. Each tensor holds a value; each op must find the values it means, once.
+# ruff: noqa: D102 - a visit has the name of the op whose meaning it is
+"""Layer 2: a symbolic run of every stage. Each tensor holds a symbolic value; each op must find the values it means.
 
-Values are tuples: ("x", block, m) the input of a block, ("dx", block, m) the gradient of it, ("saved", block, m, slot),
-("g", block, range of micro-batches) a gradient and whose contributions it holds, and so on; m is a piece: a micro-batch, or a slice of one. A receive is
-believed to bring what it says; that the matching send sends exactly this is checked where the send stands.
+A visit of an op checks the values that it reads (`expect`), records that the op happened, once (`once`), and gives
+values to the tensors that it writes (`set`):
+
+    %y.m0 = forward mlp.0 m0 (%w, %x.m0)     %w must hold ("view", mlp.0, "this step"), %x.m0 ("x", mlp.0, 0);
+                                             ("forward", mlp.0, 0) is done; %y.m0 holds ("x", attention.1, 0)
+
+Values are tuples; m is a piece, a micro-batch or a slice of one:
+
+- ("x", block, m) is the input of a block, ("dx", block, m) its gradient
+- ("saved", block, m, slot) is a saved slot, ("pending", block, m, slot) what an earlier part of the backward left
+- ("g", block, range of micro-batches) is a gradient with its contributions
+- "part of ..." is a partial sum of one tensor-parallel rank, "whole ..." has the rows of all of them
+- values of carried tensors end in "this step" or "next step"
+
+A receive is assumed to bring what it says; the visit of the send checks that exactly this is sent. At the end, all
+required work must be done, and carried tensors must hold the next step's values. Each op is visited once.
 """
 
 from __future__ import annotations
@@ -85,10 +98,10 @@ from ratrain.ratrain_ir.verifier.symbolic_values import word_of, words_of
 
 @define(eq=False)
 class SymbolicRun(SymbolicUpdates):
-    """The run of one stage."""
+    """Symbolic run of one stage: the meaning of each kind of op, and the check that the step is complete."""
 
     def run(self) -> None:
-        """Visit all ops; then the step must be complete."""
+        """Visit all ops in list order, then check that the step is complete."""
         columns = self.report.columns(self.stage)
         for op, kind in zip(columns.ops, columns.kinds, strict=True):
             if type(op) is not Release:
@@ -96,14 +109,16 @@ class SymbolicRun(SymbolicUpdates):
         self.check_complete()
 
     def visit(self, op: Op, alike: Alike) -> None:
-        """One op, and what is known of those that are alike."""
+        """Visit an op; `alike` holds facts about all ops of its kind."""
         self.op, self.alike = op, alike
         _VISITS.by_kind[type(op)](self, op)
 
     def view(self, op: BlockOp, roles: dict[str, Tensor], block: Block) -> None:
+        """Check the view that an op computes with."""
         view = roles["w"]
         self.expect("RT030", op, view, "view", block, "this step")
         gather = self.gathers.get(view)
+        # A placed module may gather once for several uses. At level dataflow no order is claimed, so that is not sound.
         if self.module.level is not Level.DATAFLOW or gather is None or gather.phase is None:
             return
         phase = Phase.FORWARD if isinstance(op, Forward | AddBranch | Project) else Phase.BACKWARD
@@ -122,12 +137,14 @@ class SymbolicRun(SymbolicUpdates):
         self.set(op.writes[0], op.part.value, piece_of(op))
 
     def forward(self, op: Forward) -> None:
+        """Run a block on its input; the head adds to the loss."""
         block, m = op.block, piece_of(op)
         roles = self.roles(op)
         self.once(op, "RT030", "forward", block, m)
         self.view(op, roles, block)
         if self.norms_over_peers(block):
             self.expect_saved(op, roles, block, m)
+            # `project` has read the input already, and checked it.
             for name in _ROLES_OF_PROJECT:
                 self.expect_made_forward("RT030", op, roles[name])
         else:
@@ -151,22 +168,26 @@ class SymbolicRun(SymbolicUpdates):
         self.set_saved(op, roles, block, m)
 
     def documents(self, op: BlockOp, roles: dict[str, Tensor], m: Piece) -> None:
-        """What asks where documents start has those of its own piece."""
+        """Check that the starts of documents, if an op reads them, are those of its own piece."""
         if "documents" in roles:
             self.expect("RT030", op, roles["documents"], "documents", m)
 
-    # what tensor peers exchange
+    # exchanges of tensor-parallel ranks
 
     def written(self, what: str) -> str:
-        """What a block writes of an activation, or of the gradient of one: a part of it, where there are tensor peers."""
+        """Return the value that a block writes for an activation or gradient: with several ranks a part of it."""
         return what if self.module.plan.tp == 1 else f"part of {what}"
 
     def read(self, what: str) -> str:
-        """What a block reads of an activation, or of the gradient of one: all its rows, where peers have some each."""
+        """Return the value that a block reads of an activation or gradient: all rows, gathered if ranks share rows."""
         return f"whole {what}" if shares_rows(self.module.plan) else what
 
     def beside(self, op: BlockOp, roles: dict[str, Tensor], what: str, mlp: Block, m: Piece) -> None:
-        """What an attention has made of the sum that the mlp beside it adds to, or that mlp of the gradient of their input."""
+        """Check the partial sum of the parallel branch, which an op adds to, if it has one.
+
+        In the forward the attention makes it for its mlp. In the backward the mlp makes it, of the gradient of their
+        common input.
+        """
         if "beside" in roles:
             self.expect("RT033", op, roles["beside"], f"part of {what}", mlp, m)
 
@@ -174,6 +195,7 @@ class SymbolicRun(SymbolicUpdates):
         what, m = _EXCHANGED[op.payload], piece_of(op)
         self.once(op, "RT033", "gather_rows", op.payload, op.block, m, op.phase)
         owner = op.block
+        # Behind a branch with a norm of its own, the gradient of the branch is gathered, not that of the stream.
         if op.payload is Payload.GRADIENT and self.adds_apart(before := previous_block(owner, self.module.model)):
             what, owner = "dbranch", before
         self.expect("RT033", op, op.reads[0], what, owner, m)
@@ -183,10 +205,15 @@ class SymbolicRun(SymbolicUpdates):
         self.row_gathers[op.writes[0]] = op
 
     def reduce_rows(self, op: ReduceRows) -> None:
-        """The parts, and the stream that goes around the block that made them: forward from the one before, back from the one after."""
+        """Sum the parts of all ranks and, once, the residual stream around the block that made them.
+
+        In the forward the stream comes from the input of the block before, in the backward from the gradient behind the
+        block.
+        """
         what, m, block = _EXCHANGED[op.payload], piece_of(op), op.block
         self.once(op, "RT033", "reduce_rows", op.payload, block, m)
         roles = self.roles(op)
+        # The sum of a branch, which `add_branch` norms and adds to the stream; it is saved for the backward.
         if roles["sum"].kind is StateKind.SAVED:
             before = previous_block(block, self.module.model)
             self.expect("RT033", op, roles["part"], "part of branch", before, m)
@@ -204,7 +231,7 @@ class SymbolicRun(SymbolicUpdates):
         self.set(roles["sum"], what, block, m)
 
     def adds_apart(self, block: Block) -> bool:
-        """Whether what a block gives is normed and added to the stream by an op of its own."""
+        """Tell whether a block's output is normed, and added to the stream, by an op of its own."""
         return adds_branch_apart(self.module.model, self.module.plan, block)
 
     def add_branch(self, op: AddBranch) -> None:
@@ -230,16 +257,16 @@ class SymbolicRun(SymbolicUpdates):
             self.set(roles[slot.name], "pending", block, m, slot.name)
 
     def take_branch_sums(self, op: Backward | BackwardWeight, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
-        """What the norm of the branch of a block has left for its gradient."""
+        """Check the sums that `add_branch_backward` left for the gradient of a block's norm."""
         for slot in branch_sums(self.module.model, self.plan_of(op), block):
             self.expect("RT030", op, roles[slot.name], "pending", block, m, slot.name)
 
     def norms_over_peers(self, block: Block) -> bool:
-        """Whether norms of queries and keys of a block take sums over tensor peers."""
+        """Tell whether a block's norms of queries and keys take sums over tensor-parallel ranks."""
         return block.kind == "attention" and norms_over_peers(self.module.model, self.module.plan)
 
     def project(self, op: Project) -> None:
-        """What it makes may be made again by a recovery, under the same names or others."""
+        """Make queries, keys and values. They are not recorded as done once: a recovery may make them again."""
         block, m, roles = op.block, piece_of(op), self.roles(op)
         self.once(op, "RT030", "project", block, m)
         self.view(op, roles, block)
@@ -250,7 +277,7 @@ class SymbolicRun(SymbolicUpdates):
             self.set(roles[slot.name], "saved", block, m, slot.name)
 
     def reduce_sums(self, op: ReduceSums) -> None:
-        """Sums over rows, of the forward for all that comes after, or of the gradient."""
+        """Sum row statistics: squares are saved for all later uses, products are pending for the backward."""
         block, m, roles = op.block, piece_of(op), self.roles(op)
         self.once(op, "RT033", "reduce_sums", op.payload, block, m)
         name = SQUARES if op.payload is Payload.ACTIVATION else PRODUCTS
@@ -270,7 +297,10 @@ class SymbolicRun(SymbolicUpdates):
             self.set(roles[slot.name], "pending", block, m, slot.name)
 
     def through_heads(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
-        """What comes back through softmax and products of queries and keys: made by the op itself, or found where norms sum over peers."""
+        """Check what a backward needs behind the softmax and the products of queries and keys.
+
+        It computes these gradients itself, or finds those of `backward_heads` if norms sum over ranks.
+        """
         if not self.norms_over_peers(block):
             self.documents(op, roles, m)
             self.add_up_sums(op, roles, block, m)
@@ -301,7 +331,7 @@ class SymbolicRun(SymbolicUpdates):
             self.report.at_op("RT033", text, self.stage, op, tensor, notes=[note], help=way_out)
 
     def add_loss(self, op: Forward | CombineLoss, loss: Tensor, m: Piece) -> None:
-        """The loss is a sum over micro-batches in ascending order, and over their slices."""
+        """Add to the loss, a sum over micro-batches, and over their slices, in ascending order."""
         share = self.sums.share(m, descending=False)
         if op.updates:
             self.expect("RT030", op, loss, "loss", self.sums.shares(share, descending=False))
@@ -312,6 +342,7 @@ class SymbolicRun(SymbolicUpdates):
         self.set(loss, "loss", self.sums.shares(share + 1, descending=False))
 
     def block_input(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
+        """Check that a block reads its own input."""
         if block.kind == "embed":
             self.expect("RT030", op, roles["tokens"], "tokens", m)
         else:
@@ -319,10 +350,11 @@ class SymbolicRun(SymbolicUpdates):
             self.serves_phase(op, roles["x"])
 
     def source(self, block: Block) -> Block:
-        """The block whose input a block is computed of."""
+        """Return the block whose input a block reads: itself, or the attention whose parallel branch it is."""
         return source_block(self.module.model, self.module.plan, block)
 
     def set_saved(self, op: Op, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
+        """Set the saved slots that an op writes; each may be made once, by the forward or by a recovery."""
         saved, writes = StateKind.SAVED, op.writes
         for name, tensor in roles.items():
             if tensor.kind is saved and tensor in writes:
@@ -330,13 +362,14 @@ class SymbolicRun(SymbolicUpdates):
                 self.set(tensor, "saved", block, m, name)
 
     def expect_saved(self, op: Op, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
+        """Check the saved slots of its own piece that an op reads."""
         own = self.own_slots(block)
         for name, tensor in roles.items():
             if name in own and tensor.kind is StateKind.SAVED and tensor in op.reads:
                 self.expect("RT032", op, tensor, "saved", block, m, name)
 
     def own_slots(self, block: Block) -> frozenset[str]:
-        """The roles of what a forward saves: a sliced attention has operands of other slices too."""
+        """Return the names of the slots that a forward saves; a sliced attention has operands of other slices too."""
         return _slot_names(self.module.model, self.module.plan, block)
 
     def recompute(self, op: Recompute) -> None:
@@ -355,6 +388,7 @@ class SymbolicRun(SymbolicUpdates):
             self.recover(roles["y"], op)
         self.set_saved(op, roles, block, m)
         for name in _ROLES_OF_PROJECT if self.norms_over_peers(block) else ():
+            # Mark them: a forward of the same piece must not read recovered projections (`expect_made_forward`).
             if roles.get(name) in op.writes:
                 self.recover(roles[name], op)
 
@@ -379,7 +413,7 @@ class SymbolicRun(SymbolicUpdates):
         self.contribute(op, roles["g"], block, m)
 
     def output_gradient(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
-        """What comes back to a block from the one after it."""
+        """Check the gradient of a block's output, which comes from the block after it."""
         model = self.module.model
         if self.adds_apart(block):
             self.expect("RT030", op, roles["dy"], self.read("dbranch"), block, m)
@@ -388,7 +422,7 @@ class SymbolicRun(SymbolicUpdates):
         self.beside(op, roles, "dx", next_block(model, block), m)
 
     def backward_input(self, op: BackwardInput) -> None:
-        """One of the two ways to do a micro-batch's backward, which then has a weight half too."""
+        """Do the input half of a backward; the micro-batch then needs a weight half too."""
         block, m = op.block, piece_of(op)
         roles = self.roles(op)
         self.once(op, "RT030", "backward", block, m)
@@ -403,7 +437,7 @@ class SymbolicRun(SymbolicUpdates):
             self.set(roles[slot.name], "pending", block, m, slot.name)
 
     def backward_weight(self, op: BackwardWeight) -> None:
-        """Finds what its input half left, so it comes after it."""
+        """Do the weight half of a backward. It needs what its input half left, so it comes later."""
         block, m = op.block, piece_of(op)
         roles = self.roles(op)
         self.once(op, "RT030", "backward_weight", block, m)
@@ -420,8 +454,9 @@ class SymbolicRun(SymbolicUpdates):
         self.contribute(op, roles["g"], block, m)
 
     def contribute(self, op: Backward | BackwardWeight, gradient: Tensor, block: Block, m: Piece) -> None:
-        """Gradients gather micro-batches in ascending order, and of each its slices in descending order."""
+        """Add to a gradient: micro-batches in ascending order, the slices of each in descending order."""
         share = self.sums.share(m, descending=True)
+        # A gradient begins anew with each micro-batch if it is reduced after each one (`begin` is that contribution).
         alone = reduces_each_micro_batch(self.module.plan, block)
         begin = share - share % self.sums.slices if alone else 0
         if gradient in op.writes:
@@ -437,12 +472,15 @@ class SymbolicRun(SymbolicUpdates):
     # slices of an attention
 
     def see_keys(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
-        """A slice reads the keys and values of earlier slices, made by their forwards."""
+        """Check the keys and values of earlier slices that a slice attends to, as their forwards made them."""
         for role, value in seen_keys(self.module.model, self.module.plan, block, m):
             self.expect("RT030", op, roles[role], *value)
 
     def add_up_sums(self, op: BlockOp, roles: dict[str, Tensor], block: Block, m: Piece) -> None:
-        """The backward of a slice takes what later slices left for its keys and values, and adds to the sums of earlier ones."""
+        """Check and update the sums of key and value gradients in the backward of a slice.
+
+        It takes what later slices left for its own keys and values, and adds to the sums of earlier slices.
+        """
         self.see_keys(op, roles, block, m)
         for step in sum_steps(self.module.model, self.module.plan, block, m):
             if step.before is not None:
@@ -453,7 +491,7 @@ class SymbolicRun(SymbolicUpdates):
     # other memories
 
     def copy(self, op: Store | Fetch) -> None:
-        """What is copied is what the op says: something of its block and piece, wherever it came from."""
+        """Copy values to or from another memory; each must belong to the block and piece that the op names."""
         block, m = op.block, piece_of(op)
         for tensor, copied in zip(op.reads, op.writes, strict=True):
             held = self.values.get(tensor)
@@ -463,6 +501,7 @@ class SymbolicRun(SymbolicUpdates):
                 self.report.at_op("RT034", text, self.stage, op, tensor)
             if held is None:
                 continue
+            # `set` forgets that a value was recovered; a copy of a recovered value counts as recovered too.
             recovered = self.recovered.get(tensor)
             self.set(copied, *held)
             if recovered is not None:
@@ -480,7 +519,7 @@ class SymbolicRun(SymbolicUpdates):
         self.set(op.writes[0], what, block, piece_of(op))
 
     def crossing(self, op: Send | Recv) -> tuple[str, Block]:
-        """What crosses the cut between this stage and the peer."""
+        """Return what crosses the cut between this stage and the peer: `x` or `dx`, and the block at the cut."""
         hop = hop_of(op, self.stage, self.module.topology)
         assert hop is not None  # the structure of a sound module
         what = "x" if op.payload is Payload.ACTIVATION else "dx"
@@ -489,6 +528,7 @@ class SymbolicRun(SymbolicUpdates):
     # the step's end
 
     def check_complete(self) -> None:
+        """Report required work that is not done, and carried tensors that do not hold the next step's value."""
         for what in self.required():
             if len(self.report.diagnostics.items) >= MAX_REPORTS:
                 break  # a plan can promise millions of micro-batches that a text does not have
@@ -503,6 +543,7 @@ class SymbolicRun(SymbolicUpdates):
                 self.check_carried(tensor)
 
     def required(self) -> Iterator[Value]:
+        """Yield everything that must be done in a step, as keys of `done`."""
         plan = self.module.plan
         for share in range(plan.micro_batches * self.sums.slices):
             yield from self.passes(self.sums.piece(share, descending=False))
@@ -514,11 +555,11 @@ class SymbolicRun(SymbolicUpdates):
         yield from self.required_at_end()
 
     def passes(self, m: Piece) -> Iterator[Value]:
-        """What is required of each piece."""
+        """Yield the forward and the backward of each block for a piece."""
         yield from ((what, block, m) for block in self.blocks for what in ("forward", "backward"))
 
     def required_of(self, block: Block) -> Iterator[Value]:
-        """What is required of a block once a step."""
+        """Yield what must be done for a block once a step: reductions and the update."""
         plan = self.module.plan
         if not is_sharded(plan, block):
             yield ("all_reduce", Group.REPLICAS, block)
@@ -529,7 +570,7 @@ class SymbolicRun(SymbolicUpdates):
         yield ("update", block)
 
     def required_at_end(self) -> Iterator[Value]:
-        """What is required of a stage once a step."""
+        """Yield what must be done on the stage once a step: scalars."""
         plan = self.module.plan
         if self.stage.index == self.module.topology.last_stage:
             yield ("all_reduce_scalar", Quantity.LOSS)
@@ -550,20 +591,21 @@ class SymbolicRun(SymbolicUpdates):
             self.report.at_tensor("RT024", text, tensor)
 
     def next_value(self, before: Value) -> Value:
-        """What a step must leave where it found a value."""
+        """Return the value with which a carried tensor must end, given the one with which it began."""
+        # A static loss scale is never written, so it stays the value of this step.
         static_scale = before[0] == "scale" and not self.module.plan.has_dynamic_scale
         return before if static_scale else (*before[:-1], "next step")
 
 
 _EXCHANGED = {Payload.ACTIVATION: "x", Payload.GRADIENT: "dx"}
-"""What tensor peers exchange."""
+"""Values that tensor-parallel ranks exchange, by payload."""
 
 
 _PARTS_OF_LOSS = ("lse", "loss")
-"""What a tensor peer makes of its part of the vocabulary."""
+"""Partial results of a tensor-parallel rank for its part of the vocabulary."""
 
 _ROLES_OF_PROJECT = ("q_in", "k_in", "v")
-"""What a forward finds that is projected before it."""
+"""Roles of what `project` makes before the forward."""
 
 
 @cache

@@ -1,7 +1,7 @@
-"""Rules about exchanges of tensor-parallel ranks: the plan has them, and the stage has a block that reads or writes them.
+"""Rules about exchanges of tensor-parallel ranks: the plan has them, and a block of the stage reads or writes them.
 
-An op says itself what it needs of model and plan (`missing`), which kinds of blocks exchange it (`block_kinds`) and
-whose pass it serves (`served_blocks`), so a new exchange adds nothing here.
+The class of an op defines what it needs of model and plan (`missing`), which kinds of blocks exchange it
+(`block_kinds`) and whose pass it serves (`served_blocks`), so a new exchange changes nothing here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,13 @@
-"""Layer 1, the lives of tensors: defined before they are used, not twice, released once, none left over.
+"""Layer 1, lives of tensors: each is defined before its use, not defined twice, and released once.
 
-RT020 used before it is defined, RT021 used after its release, RT022 defined again while it is live, RT023 never
-released, RT024 carried and not there at the end, RT028 released and not live. One loop over the columns of a stage
-finds them, in plain Python for few ops, compiled for many; their words are made of its findings.
+    %a = forward ...       %a becomes live
+    ... (%a)               a use: %a must be live, else RT020 (never defined) or RT021 (released before)
+    %a = forward ...       RT022 if %a is still live
+    release (%a)           %a is no longer live; RT028 if it was not
+
+At the end, RT023 for a tensor that is still live, and RT024 for a carried one that is not. One loop over the columns of
+a stage finds all of this, linear in the operands: in plain Python for few ops, compiled for many. Messages are made
+from its findings.
 """
 
 from __future__ import annotations
@@ -25,12 +30,15 @@ NONE = -1
 UNDEFINED, ENDED, AGAIN, NOT_LIVE, CARRIED_ENDED, NEVER_RELEASED = range(6)
 """Kinds of findings."""
 _ACCESSES = 100_000
-"""A tenth of a second of plain Python: less than it takes to compile the loop where it is not kept."""
+"""Operands that plain Python handles in a tenth of a second: less than compiling the loop takes if it is not cached."""
 ALLOWANCE = Allowance(_ACCESSES)
 
 
 def check_lives(stage: Stage, columns: StageColumns, report: Reporter, *, has_releases: bool) -> None:
-    """Report what is wrong with the lives of a stage's tensors; `has_releases`: each must have its release."""
+    """Report what is wrong with the lives of a stage's tensors.
+
+    `has_releases` says that every step tensor must be released.
+    """
     for what, op, tensor, earlier in _findings(columns, has_releases=has_releases):
         _report(what, op, tensor, earlier, stage, columns, report)
 
@@ -60,10 +68,11 @@ _WORDS = {
 
 
 def _findings(columns: StageColumns, *, has_releases: bool) -> list[tuple[int, int, int, int]]:
-    """Sweep a stage; list kind, op, tensor and earlier op of each finding, `NONE` without an earlier op."""
+    """Run the loop over a stage; list (kind, op, tensor, earlier op) of each finding, `NONE` without an earlier op."""
     given = columns.bounds, columns.operands, columns.ended_bounds, columns.ended, columns.carried
     tensors = len(columns.carried)
     sizes = tensors, tensors, tensors, tensors, 4 * MAX_REPORTS
+    # The same function runs on lists as Python, and on arrays as machine code.
     if ALLOWANCE.take(len(columns.operands)):
         made: Any = [[value] * size for size, value in zip(sizes, (0, NONE, NONE, 0, 0), strict=True)]
         count = sweep(*given, has_releases, *made)
@@ -76,7 +85,7 @@ def _findings(columns: StageColumns, *, has_releases: bool) -> list[tuple[int, i
 
 @cache
 def compiled_sweep() -> Any:
-    """Compile the loop."""
+    """Return the compiled loop."""
     return native(sweep)
 
 
@@ -84,16 +93,17 @@ def sweep(
     bounds: Any, operands: Any, ended_bounds: Any, ended: Any, carried: Any, has_releases: bool,
     live: Any, released: Any, defined: Any, assumed: Any, found: Any,
 ) -> int:  # fmt: skip
-    """Fill `found` with four numbers a finding, as many as it has room for; return how many findings.
+    """Write four numbers for each finding into `found`, as long as there is room; return the number of findings.
 
-    By tensor: whether it is `live`; the op that last `released` and `defined` it, where none did since -1; whether it
-    is `assumed` to be live after a use before its definition, so that this is said once, and its late definition is no
-    error.
+    Each is kind, op, tensor, earlier op. State for each tensor: whether it is `live`; the op that last `released` it
+    and the op that last `defined` it (-1 if none); whether it is `assumed` live after a use before its definition, so
+    that this is reported once, and the later definition is not reported at all.
     """
     count, room = 0, len(found) // 4
     for tensor in range(len(carried)):
         live[tensor] = carried[tensor]
     for op in range(len(ended_bounds)):
+        # A release has no operands, and other ops end nothing, so the order of these loops does not matter.
         for place in range(0 if op == 0 else ended_bounds[op - 1], ended_bounds[op]):
             tensor = ended[place]
             if not live[tensor] and count < room:
@@ -102,6 +112,7 @@ def sweep(
                 count += 1
             live[tensor] = 0
             released[tensor] = op
+        # Reads and updates: `bounds` has the exclusive ends of reads, updates, writes and scratch of each op.
         for place in range(0 if op == 0 else bounds[4 * op - 1], bounds[4 * op + 1]):
             tensor = operands[place]
             if live[tensor]:
@@ -112,8 +123,10 @@ def sweep(
                 count += 1
             if released[tensor] == NONE:
                 live[tensor] = assumed[tensor] = 1
+        # Writes. Scratch is left out: it lives only while its op runs.
         for place in range(bounds[4 * op + 1], bounds[4 * op + 2]):
             tensor = operands[place]
+            # Before releases are inserted, a carried tensor may be written while it still holds the old value.
             may_be_live = assumed[tensor] or (carried[tensor] and not has_releases)
             if live[tensor] and not may_be_live and count < room:
                 found[4 * count], found[4 * count + 1] = AGAIN, op

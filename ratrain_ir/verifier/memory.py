@@ -1,4 +1,4 @@
-"""Layer 3: addresses. An independent sweep over lifetimes; it shares no code with the allocator."""
+"""Layer 3: addresses, by an independent sweep over lifetimes that shares no code with the allocator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_memory(module: Module, report: Reporter, stages: Sequence[Stage]) -> None:
-    """Run all rules of this layer, on some stages; below the level `allocated` no tensor may claim an address."""
+    """Run all rules of this layer on some stages; below level `allocated` no tensor may have an offset."""
     for stage in stages:
         columns = report.columns(stage)
         if module.level is Level.ALLOCATED:
@@ -39,7 +39,7 @@ def check_memory(module: Module, report: Reporter, stages: Sequence[Stage]) -> N
 
 
 def check_offsets(columns: StageColumns, report: Reporter) -> bool:
-    """RT051: every tensor has an aligned offset."""
+    """RT051: every tensor has an aligned offset. Return True if all have."""
     starts = np.asarray(columns.starts, np.int64)
     wrong = np.flatnonzero((starts == NONE) | (starts % ALIGNMENT_BYTES != 0)).tolist()
     for number in wrong:
@@ -52,7 +52,7 @@ def check_offsets(columns: StageColumns, report: Reporter) -> bool:
 
 
 def check_capacity(module: Module, stage: Stage, bytes_by_home: Mapping[Home, int], report: Reporter) -> None:
-    """RT052: the arena, and what is stored in other memories, fit the capacities of the target."""
+    """RT052: the arena, and the bytes in other memories, fit the capacities of the target."""
     if module.target is None:
         return
     for home, nbytes in bytes_by_home.items():
@@ -64,7 +64,7 @@ def check_capacity(module: Module, stage: Stage, bytes_by_home: Mapping[Home, in
 
 
 def check_peak(module: Module, stage: Stage, report: Reporter) -> None:
-    """RT053: where workspace has been sized, what is live at once fits the capacity: more than that no allocation can do."""
+    """RT053: where workspace has been sized, the live bytes fit the capacity; no allocation can need less."""
     if module.target is None:
         return
     for home in stage.homes:
@@ -79,8 +79,9 @@ def check_peak(module: Module, stage: Stage, report: Reporter) -> None:
 def check_no_shared_byte(stage: Stage, columns: StageColumns, report: Reporter) -> None:
     """RT050: no two tensors that are live together share a byte of a memory.
 
-    A backward liveness sweep (what is carried is live at the end; a use makes live, a definition ends that) keeps the
-    occupied ranges sorted by address, and compares every range that enters with its neighbours.
+    The ops are swept backwards. Carried tensors are live at the end; a use makes a tensor live, and before its
+    definition it is not. The occupied ranges are kept sorted by address, and each range that enters is compared with
+    its neighbours (`memory_sweep`).
     """
     carried: Any = np.flatnonzero(columns.carried)
     operands: Any = np.concatenate((np.asarray(columns.operands, np.int64), carried))
@@ -88,8 +89,8 @@ def check_no_shared_byte(stage: Stage, columns: StageColumns, report: Reporter) 
     given = bounds, operands, columns.starts, columns.stops
     if not conflicts(*given, [0] * len(columns.starts), 1):
         return
-    # which of several that share a byte are neighbours depends on the order of those that have the same bytes: that of
-    # their names
+    # Something is wrong: sweep again to list conflicts. Which of several overlapping ranges are neighbours depends on
+    # how equal ranges are ordered. Order them by name, so that the report does not depend on the order of declarations.
     tensors = [columns.tensors[number] for number in range(len(columns.starts))]
     places = {name: place for place, name in enumerate(sorted(tensor.name for tensor in tensors))}
     ranks = [places[tensor.name] for tensor in tensors]

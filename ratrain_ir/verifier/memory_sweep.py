@@ -1,6 +1,13 @@
-"""The inner loop of `ratrain.ratrain_ir.verifier.memory`, over numbers alone: compiled for many accesses, plain Python for few.
+"""Inner loop of `ratrain.ratrain_ir.verifier.memory`, over numbers alone: compiled for many accesses, else Python.
 
-It takes lists as well as arrays. Memories lie behind one another in one space of addresses.
+It takes lists as well as arrays. All memories lie one after the other in one address space.
+
+    ops, backwards       occupied ranges afterwards
+    (end of the step)    carried tensors
+    %c = ... (%a, %b)    + a + b, each compared with its neighbours; c leaves, as it does not exist before
+
+While no conflict is found, the occupied ranges are disjoint, so that a new range overlaps any of them only if it
+overlaps a neighbour. An access costs a binary search, and a shift of the sorted array if it enters or leaves.
 """
 
 from __future__ import annotations
@@ -17,17 +24,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _ACCESSES = 50_000
-"""A fifth of a second of plain Python: less than it takes to compile the loop where it is not kept."""
+"""Operands that plain Python handles in a fifth of a second: less than compiling the loop takes if it is not cached."""
 ALLOWANCE = Allowance(_ACCESSES)
 
 Conflict = tuple[int, int, int]
-"""A tensor that enters where another one is, the other one, and the position of the op."""
+"""A tensor that enters, another one whose bytes it shares, and the position of the op."""
 
 
 def conflicts(bounds: Any, operands: Any, starts: Any, stops: Any, ranks: Any, most: int) -> list[Conflict]:
-    """Pairs of tensors that are live together and share a byte, the last op's first, at most so many.
+    """List at most `most` pairs of tensors that are live together and share a byte, those of the last ops first.
 
-    Ops are given as in `SweptOps`, in lists or arrays; behind them stands one more that reads what is carried.
+    Ops are given as in `SweptOps`, in lists or arrays, followed by one more op that reads the carried tensors. `ranks`
+    orders tensors that have the same range.
     """
     tensors = len(starts)
     given = bounds, operands, starts, stops, ranks
@@ -53,9 +61,10 @@ def sweep(
     bounds: Any, operands: Any, starts: Any, stops: Any, ranks: Any,
     live: Any, held: Any, entering: Any, there: Any, positions: Any,
 ) -> int:  # fmt: skip
-    """Fill what enters, what is there, and where; the number of these. `held` has what is live in the order of addresses.
+    """Write the conflicts into `entering`, `there` and `positions`; return their number.
 
-    Of what is held no two have the same range and rank: the sweep ends at the first conflict, or ranks differ.
+    `held` is the list of live tensors in the order of addresses. No two of them have the same range and rank: either
+    the loop ends at the first conflict, or all ranks differ.
     """
     found = holds = 0
     for position in range(len(bounds) // 4 - 1, -1, -1):
@@ -66,7 +75,9 @@ def sweep(
             bounds[4 * position + 2],
             bounds[4 * position + 3],
         )
-        for group in range(5):  # what is updated after what is written, as ops list their operands; then what ends here
+        # All operands of the op become live, in the order of `Op.operands` (reads, writes, updates, scratch). Then, as
+        # group 4, written and scratch tensors leave, because they do not exist before the op.
+        for group in range(5):
             leaves = group == 4
             if group == 0:
                 begin, stop = first, reads
@@ -82,6 +93,7 @@ def sweep(
                 tensor = operands[place]
                 if live[tensor] != leaves:
                     continue
+                # A tensor that is written and also read must exist before the op.
                 is_read = False
                 if leaves:
                     for other_place in range(first, reads):
@@ -89,6 +101,7 @@ def sweep(
                             is_read = True
                 if is_read:
                     continue
+                # Binary search for the place in the order (start, stop, rank).
                 low, high = 0, holds
                 while low < high:
                     middle = (low + high) // 2
@@ -109,6 +122,7 @@ def sweep(
                         held[index] = held[index + 1]
                     live[tensor] = 0
                     continue
+                # Compare with the ranges just below and just above.
                 for near in range(low - 1, low + 1):
                     if near < 0 or near >= holds:
                         continue

@@ -1,4 +1,4 @@
-"""Reporting about ops and tensors: at their place in the text, or by their own text where there is none."""
+"""Reports about ops and tensors: at their place in the source text or, without a source, with their printed text."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.ops.tensor import Tensor
 
 MAX_REPORTS = 200
-"""More errors than this help nobody."""
+"""Most errors that are reported; more help nobody."""
 
 
 @define
 class Reporter:
-    """Turns findings about a module into diagnostics."""
+    """Converter of findings about a module into diagnostics."""
 
     module: Module
     diagnostics: Diagnostics
     _columns: dict[int, StageColumns] = field(factory=dict, init=False)
 
     def columns(self, stage: Stage) -> StageColumns:
-        """Give the columns of a stage, which are made once for all layers."""
+        """Return the columns of a stage; they are made once for all layers."""
         found = self._columns.get(stage.index)
         if found is None:
             found = self._columns[stage.index] = columns_of(self.module, stage)
         return found
 
     def know(self, stage: Stage, columns: StageColumns) -> None:
-        """Take the columns of a stage that was not made of ops."""
+        """Use these columns for a stage whose ops were not made."""
         self._columns[stage.index] = columns
 
     def at_op(
@@ -50,7 +50,7 @@ class Reporter:
         notes: Sequence[Note] = (),
         help: str | None = None,  # noqa: A002
     ) -> None:
-        """Report about an op, pointing at one of its operands if given."""
+        """Report a finding about an op; point at one of its operands if `tensor` is given."""
         if len(self.diagnostics.items) >= MAX_REPORTS:
             return
         source = self.module.source
@@ -70,7 +70,7 @@ class Reporter:
         self.diagnostics.error(code, message, location, notes=notes, help=help, source=source.line(op.line))
 
     def at_tensor(self, code: str, message: str, tensor: Tensor, *, notes: Sequence[Note] = ()) -> None:
-        """Report about a declaration."""
+        """Report a finding about a tensor, at its declaration."""
         if len(self.diagnostics.items) >= MAX_REPORTS:
             return
         source = self.module.source
@@ -79,14 +79,14 @@ class Reporter:
         self.diagnostics.error(code, message, location, notes=notes, source=text if location else None)
 
     def at_stage(self, code: str, message: str, stage: Stage, *, notes: Sequence[Note] = ()) -> None:
-        """Report about a stage as a whole."""
+        """Report a finding about a stage as a whole."""
         source = self.module.source
         location = source.locate(stage.line, "stage") if source else None
         line = source.line(stage.line) if source and location else None
         self.diagnostics.error(code, message, location, notes=notes, source=line)
 
     def at_header(self, code: str, message: str, word: str, *, help: str | None = None) -> None:  # noqa: A002
-        """Report about the line above the stages that starts with a word: `module`, `plan`, `target`, ..."""
+        """Report a finding about the first line that starts with `word`: `module`, `plan`, `target`, ..."""
         source = self.module.source
         lines = () if source is None else source.lines
         number = next((n for n, line in enumerate(lines, 1) if line.split()[:1] == [word]), 0)
@@ -95,13 +95,13 @@ class Reporter:
         self.diagnostics.error(code, message, location, help=help, source=line)
 
     def note(self, message: str, op: Op) -> Note:
-        """A note about another op."""
+        """Return a note that points at another op."""
         source = self.module.source
         return Note(f"{message}: {op_text(op)[:120]}", source.locate(op.line, op.keyword) if source else None)
 
 
 class Refuser(Reporter):
-    """Stops at the first finding. Raises `FoundError`."""
+    """Reporter that raises `FoundError` at the first finding."""
 
     def at_op(self, *_: Any, **__: Any) -> NoReturn:
         """Raise `FoundError`."""
@@ -111,5 +111,5 @@ class Refuser(Reporter):
 
 
 def refuser(module: Module) -> Refuser:
-    """A reporter for who wants to know only whether anything is found."""
+    """Return a reporter for callers that only ask whether anything is found."""
     return Refuser(module, Diagnostics())

@@ -17,7 +17,7 @@ _HALVES = (ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
 
 
 def check_complete(found: ScheduleFindings) -> None:
-    """Report stages, micro-batches and slices that are missing, and what happens twice or by halves."""
+    """Report missing stages, micro-batches and slices, and actions that happen twice or by halves."""
     _check_stages_named(found)
     _check_once(found)
     by_stage: dict[int, set[Part]] = {stage: set() for stage in found.stages}
@@ -55,12 +55,12 @@ def _check_stages_named(found: ScheduleFindings) -> None:
 
 
 def _gaps(numbers: Iterable[int]) -> list[tuple[int, int, int]]:
-    """First and last of each run of numbers from 0 on that are not there, and the number after it."""
+    """Return (first, last, number after it) of each run of numbers from 0 on that is missing."""
     return [(a + 1, b - 1, b) for a, b in pairwise([-1, *sorted(numbers)]) if b > a + 1]
 
 
 def _cuts_in_two_ways(found: ScheduleFindings, named: Mapping[Part, PlacedAction]) -> bool:
-    """Report the first micro-batch that is whole in one place and in slices in another."""
+    """Report the first micro-batch that is whole in one place and in slices in another; return True if there is one."""
     cuts = (part for part in sorted(named, key=_numbers) if part[1] is not None)
     cut, whole = next(((named[part], named[part[0], None]) for part in cuts if (part[0], None) in named), (None, None))
     if cut is None or whole is None:
@@ -104,7 +104,7 @@ def _check_once(found: ScheduleFindings) -> None:
 
 
 def _check_halves(found: ScheduleFindings, stage: int, part: Part) -> None:
-    """A forward, and a backward in one piece or in both halves."""
+    """Check that a part has a forward, and a backward in one piece or in both halves."""
     forward = found.index.forward(stage, part)
     whole = found.index.find(ActionKind.BACKWARD, stage, part)
     made, weight = (found.index.find(kind, stage, part) for kind in _HALVES)

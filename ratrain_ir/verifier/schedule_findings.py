@@ -1,4 +1,4 @@
-"""What is found wrong with a table of actions, and what is looked up in it to find it."""
+"""Findings about a table of actions, and the lookups that its rules need."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ratrain.ratrain_ir.verifier.schedule_numbers import numbers_text
 
 @define(eq=False)
 class ScheduleFindings:
-    """A table under its rules."""
+    """A table of actions under its rules; collects their findings."""
 
     table: ActionTable
     diagnostics: Diagnostics
     index: ActionIndex = field(init=False)
     stages: dict[int, list[PlacedAction]] = field(factory=dict)
-    """The actions of each stage, rank by rank, in order."""
+    """Actions of each stage, rank by rank, in order."""
     home: dict[int, int] = field(factory=dict)
-    """The rank of each stage: where it first computes."""
+    """Rank of each stage: where its first computation runs."""
     last_stage: int = 0
 
     def __attrs_post_init__(self) -> None:
@@ -38,25 +38,25 @@ class ScheduleFindings:
     def report(
         self, code: str, message: str, action: PlacedAction, notes: Iterable[Note] = (), way_out: str | None = None
     ) -> None:
-        """Report something at an action; no more once there are many findings."""
+        """Report a finding at an action, unless there are `MAX_REPORTS` findings already."""
         if len(self.diagnostics.items) < MAX_REPORTS:
             place, text = self.table.locate(action), self.table.text(action)
             self.diagnostics.error(code, message, place, notes=tuple(notes), help=way_out, source=text)
 
     def note(self, message: str, action: PlacedAction) -> Note:
-        """What else must be looked at, and where it is."""
+        """Return a note that points at another action."""
         return Note(f"{message}: {where(action)}", self.table.locate(action))
 
     def notes_of_empty(self) -> list[Note]:
-        """Which ranks run nothing: where a stage is missing, it may be theirs."""
+        """Return a note of the ranks that run nothing: a missing stage may belong to one of them."""
         empty = self.table.ranks_without_actions
         return [Note(f"nothing runs on {numbers_text('rank', empty)}")] if empty else []
 
     def co_located(self, stage: int, other: int) -> bool:
-        """Whether two stages share a rank, so that what one makes the other has."""
+        """Tell whether two stages share a rank, so that each has the results of the other without a message."""
         return self.home.get(stage) == self.home.get(other)
 
 
 def where(action: PlacedAction) -> str:
-    """An action with its rank."""
+    """Format an action with its rank."""
     return f"'{action}' on rank {action.rank}"

@@ -1,4 +1,4 @@
-"""Stages, ranks, micro-batches and slices in words, neighbours joined."""
+"""Stages, ranks, micro-batches and slices as words, with neighbours joined to ranges."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.analysis.actions import Part
 
 _MAX_RANGES = 6
-"""Longer lists of numbers are cut."""
+"""Most ranges that are shown; longer lists are cut."""
 
 
 def parts_text(parts: Iterable[Part]) -> str:
-    """Micro-batches and slices of them in words: `micro-batches 2, 4 to 7, slice 1 of micro-batch 3`."""
+    """Format micro-batches and slices: `micro-batches 2, 4 to 7, slice 1 of micro-batch 3`."""
     slices: dict[int, list[int]] = {}
     whole: list[int] = []
     for micro_batch, place in parts:
@@ -28,7 +28,7 @@ def parts_text(parts: Iterable[Part]) -> str:
 
 
 def numbers_text(what: str, numbers: Iterable[int]) -> str:
-    """Numbers in words, neighbours joined: `micro-batches 2, 4 to 7`."""
+    """Format numbers of a kind of thing (`what`), neighbours joined: `micro-batches 2, 4 to 7`."""
     ranges: list[tuple[int, int]] = []
     for number in sorted(numbers):
         if ranges and number == ranges[-1][1] + 1:
@@ -39,7 +39,7 @@ def numbers_text(what: str, numbers: Iterable[int]) -> str:
 
 
 def ranges_text(what: str, ranges: Sequence[tuple[int, int]]) -> str:
-    """Ranges of numbers in words, first and last of each given."""
+    """Format ranges of numbers, given as (first, last), both inclusive."""
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
         return f"{what} {ranges[0][0]}"
     plural = f"{what}es" if what.endswith("ch") else f"{what}s"

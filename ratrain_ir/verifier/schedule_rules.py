@@ -1,20 +1,20 @@
-"""The rules of a table of actions, with the codes of the module verifier.
+"""Rules of a table of actions, with the codes of the module verifier.
 
 1. Places: a stage lives on one rank RT027; only neighbours on different ranks exchange messages RT027, RT026.
-2. Completeness: every micro-batch's forward and backward (or both its halves) run exactly once on every stage, forward before
-   backward, input half before weight half RT030.
-   A rank without actions is sound where no other one needs a stage that nobody runs.
-3. Handing over: what a stage takes from a neighbour is there before it is used, and made before it is sent RT020.
-   Slices of a micro-batch run forward in ascending, backward in descending order RT020: each attends to the keys of the earlier
-   ones, and adds to their gradients.
-4. Sharded state: parameters are gathered where they are used RT026, gradients reduced once, after the last backward RT031; where
-   any stage does so, or, for stages that are sharded, in any case RT008, RT009.
-5. Messages: sends and receives match RT040; between two ranks, in each direction, messages are received in the order they are
-   sent RT041, because nothing but their order tells them apart.
-6. Progress, with buffered and with rendezvous sends RT042; checked where nothing else is wrong.
+2. Completeness: every micro-batch's forward and backward (or both its halves) run exactly once on every stage, forward
+   before backward, input half before weight half RT030. A rank without actions is sound if no other one needs a stage
+   that nobody runs.
+3. Inputs: a stage has what it takes from a neighbour before it uses it, and makes a message before it sends it RT020.
+   Slices of a micro-batch run forward in ascending, backward in descending order RT020, because each attends to the
+   keys of the earlier ones, and adds to their gradients.
+4. Sharded state: parameters are gathered where they are used RT026, gradients reduced once, after the last backward
+   RT031, on all stages if on any. For stages that are sharded this is required in any case RT008, RT009.
+5. Messages: sends and receives match RT040; between two ranks, in each direction, messages are received in the order in
+   which they are sent RT041, because only their order tells them apart.
+6. Progress, with buffered and with rendezvous sends RT042; checked if nothing else is wrong.
 
-How many stages and micro-batches there are is what the table names: a stage or a micro-batch that only some part names is
-missing from the others. All rules are linear in the number of actions, apart from sorting.
+The numbers of stages and micro-batches follow from the table: a stage or a micro-batch that any part names is missing
+wherever it is not named. All rules are linear in the number of actions, apart from sorting.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ from ratrain.ratrain_ir.verifier.schedule_sharding import check_gathered, check_
 
 
 def verify_schedule(table: ActionTable, diagnostics: Diagnostics, *, sharded: bool = False) -> None:
-    """Report everything that is wrong with a schedule, where `sharded` for stages that begin a step with a shard of their parameters."""
+    """Report everything that is wrong with a schedule.
+
+    `sharded` says that stages begin a step with a shard of their parameters only.
+    """
     rules = _Rules(table, diagnostics)
     rules.check_places()
     check_complete(rules)
@@ -46,7 +49,10 @@ def verify_schedule(table: ActionTable, diagnostics: Diagnostics, *, sharded: bo
 
 
 def check_schedule(table: ActionTable, *, sharded: bool = False) -> None:
-    """Raise `DiagnosticError` unless a schedule is sound, where `sharded` for stages that begin a step with a shard of their parameters."""
+    """Raise `DiagnosticError` unless a schedule is sound.
+
+    `sharded` says that stages begin a step with a shard of their parameters only.
+    """
     diagnostics = Diagnostics()
     verify_schedule(table, diagnostics, sharded=sharded)
     diagnostics.check()
@@ -106,7 +112,7 @@ class _Rules(ScheduleFindings):
                 self.check_before("RT020", self.index.find(kind, stage, part), action, "which brings its input")
 
     def check_before(self, code: str, first: PlacedAction | None, then: PlacedAction, what: str) -> None:
-        """An action of the same rank must stand in an earlier cell; where it is missing another rule says so."""
+        """Report unless `first` is in an earlier cell than `then`, if both share a rank; ignore a missing `first`."""
         if first is None or first.rank != then.rank or first.slot < then.slot:
             return
         order = "overlaps with" if first.slot == then.slot else "comes before"
@@ -115,7 +121,7 @@ class _Rules(ScheduleFindings):
     # messages
 
     def check_matched(self) -> None:
-        """RT040: each message is sent once and received once, and what comes from another rank is a message."""
+        """RT040: each message is sent once and received once; input from another rank comes by a message."""
         for action in self.table.actions:
             if action.kind in MESSAGES:
                 self.check_partner(action)
@@ -181,9 +187,9 @@ class _Rules(ScheduleFindings):
     # progress
 
     def check_progress(self) -> None:
-        """RT042: every rank gets to the end of its row, with buffered and with rendezvous sends.
+        """RT042: every rank reaches the end of its row, with buffered and with rendezvous sends.
 
-        A rendezvous only adds waiting, so a schedule that ends with it ends with buffered sends too.
+        A rendezvous only adds waits, so a schedule that ends with it ends with buffered sends too.
         """
         circle = waiting_circle(self.index, rendezvous=True)
         if circle is None:
@@ -215,11 +221,11 @@ _SLICES = {
     ActionKind.BACKWARD: "which adds to the gradients of its keys",
     ActionKind.BACKWARD_INPUT: "which adds to the gradients of its keys",
 }
-"""What a computation on a slice needs the neighbouring slice for."""
+"""Reason why a computation on a slice needs the slice next to it."""
 
 
 def _partner_text(action: PlacedAction) -> str:
-    """The other end of a message, as it is written."""
+    """Format the other end of a message as it is written in a table."""
     name = action.kind.value
     other = name.replace("SEND", "RECV") if action.kind in SENDS else name.replace("RECV", "SEND")
     return f"{peer_stage(action)}{other}{part_text(action.part)}"

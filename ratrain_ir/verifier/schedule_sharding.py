@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 def check_gathered(found: ScheduleFindings, *, sharded: bool) -> None:
-    """RT026: a stage that is ever gathered or dropped is gathered wherever it needs its parameters, and dropped at the end.
+    """RT026: a stage that is gathered or dropped anywhere is gathered wherever it needs its parameters.
 
-    The weight half of a backward needs no parameters. RT008: where stages are sharded, each is gathered wherever it needs them.
+    At the end it must be dropped. The weight half of a backward needs no parameters. If stages are `sharded`, each must
+    be gathered wherever it needs parameters, and a missing gather is RT008.
     """
     marks = {ActionKind.UNSHARD, ActionKind.RESHARD}
     for actions in found.stages.values():
@@ -54,9 +55,9 @@ def _check_gathered_stage(found: ScheduleFindings, actions: Sequence[PlacedActio
 
 
 def check_reduced(found: ScheduleFindings, *, sharded: bool) -> None:
-    """RT031: where any stage reduces its gradients, every stage does so once, after its last backward.
+    """RT031: if any stage reduces its gradients, every stage does so once, after its last backward.
 
-    RT009: where stages are sharded, every one does so in any case.
+    If stages are `sharded`, every stage must, and a missing reduction is RT009.
     """
     first = next((a for a in found.table.actions if a.kind is ActionKind.REDUCE_GRAD), None)
     if first is None and not sharded:

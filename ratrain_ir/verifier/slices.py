@@ -1,7 +1,9 @@
-"""What slices of micro-batches mean to the symbolic run: which contribution to a sum each makes, whose keys it sees, which sums it adds to.
+"""Slices of micro-batches in the symbolic run: their order in sums, the keys that they see, the sums that they add to.
 
-Micro-batches ascend. Of their slices those of the loss ascend too, and those of gradients descend: a slice adds to the gradients of the keys
-and values of earlier ones, whose backward comes after it.
+Micro-batches ascend. Within each, slices ascend in the loss and descend in gradients: a slice adds to the gradients of
+the keys and values of earlier slices, whose backward comes after its own.
+
+    3 slices: contributions to a gradient   0: m0 s2   1: m0 s1   2: m0 s0   3: m1 s2   ...
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 Value = tuple[object, ...]
-"""What a tensor holds in the symbolic run."""
+"""Symbolic value of a tensor in the symbolic run."""
 
 
 class Shares(NamedTuple):
-    """Contributions of slices to a sum, from one up to another."""
+    """Contributions of slices to a sum, from `start` to `stop` (exclusive)."""
 
     start: int
     stop: int
@@ -36,67 +38,74 @@ class Shares(NamedTuple):
         return " to ".join(map(self.piece, ends))
 
     def piece(self, share: int) -> str:
-        """The slice that makes a contribution, in words."""
+        """Format the slice that makes a contribution."""
         micro_batch, number = divmod(share, self.slices)
         return f"m{micro_batch} s{self.slices - 1 - number if self.descending else number}"
 
 
 @frozen
 class Contributions:
-    """Which contribution to a step's sum each piece makes; `descending` says which way the slices of a micro-batch go."""
+    """Numbering of the contributions of pieces to a step's sum.
+
+    `descending`, in its methods, is the direction of the slices within a micro-batch.
+    """
 
     slices: int
     """pieces of a micro-batch"""
     is_cut: bool
-    """whether micro-batches are cut at all"""
+    """True if micro-batches are cut into slices"""
 
     @classmethod
     def under(cls, plan: Plan) -> Contributions:
-        """Those under a plan."""
+        """Make the numbering of a plan."""
         return cls(max(1, len(plan.slices)), bool(plan.slices))
 
     def share(self, piece: Piece, *, descending: bool) -> int:
-        """The place of a piece's contribution."""
+        """Return the number of a piece's contribution."""
         if isinstance(piece, int):
             return piece
         number = self.slices - 1 - piece.number if descending else piece.number
         return piece.micro_batch * self.slices + number
 
     def piece(self, share: int, *, descending: bool) -> Piece:
-        """The piece that makes a contribution."""
+        """Return the piece that makes a contribution."""
         if not self.is_cut:
             return share
         micro_batch, number = divmod(share, self.slices)
         return Slice(micro_batch, self.slices - 1 - number if descending else number)
 
     def shares(self, stop: int, start: int = 0, *, descending: bool = True) -> range | Shares:
-        """The contributions from one up to another."""
+        """Return the contributions from `start` to `stop` (exclusive) as a value."""
         return Shares(start, stop, self.slices, descending) if self.is_cut else range(start, stop)
 
     def of_micro_batches(self, stop: int, start: int = 0) -> range | Shares:
-        """The contributions of whole micro-batches to a gradient."""
+        """Return the contributions of whole micro-batches to a gradient, from `start` to `stop` (exclusive)."""
         return self.shares(stop * self.slices, start * self.slices)
 
 
 def seen_keys(model: ModelConfig, plan: Plan, block: Block, piece: Piece) -> Iterator[tuple[str, Value]]:
-    """Of an attention of a slice: the roles of the keys and values of earlier slices that it sees, and what each must hold."""
+    """Yield (role, value it must hold) of the keys and values of earlier slices that a slice of an attention sees."""
     for other in _seen(model, plan, block, piece):
         for name in KEY_SLOTS:
             yield of_slice(name, other.number), ("saved", block, other, name)
 
 
 class SumStep(NamedTuple):
-    """What the backward of a slice does with one sum of gradients of keys or values."""
+    """Use of one sum of key or value gradients in the backward of a slice."""
 
     role: str
     before: Value | None
-    """what it must find; None where it is the first to add"""
+    """the value it must find; None if it is the first to add"""
     after: Value | None
-    """what it leaves; None where it takes up the sum of its own keys or values"""
+    """the value it leaves; None if it takes the sum of its own keys or values"""
 
 
 def sum_steps(model: ModelConfig, plan: Plan, block: Block, piece: Piece) -> Iterator[SumStep]:
-    """The backward of a slice takes what later slices left for its keys and values, and adds to the sums of earlier ones."""
+    """Yield the sums that the backward of a slice uses.
+
+    First come the sums that later slices left for its own keys and values, then those of earlier slices that it adds
+    to.
+    """
     if isinstance(piece, int):
         return
     for slot in sum_slots(model, slice_plan(plan, piece.number), block):
@@ -110,12 +119,12 @@ def sum_steps(model: ModelConfig, plan: Plan, block: Block, piece: Piece) -> Ite
 
 
 def _seen(model: ModelConfig, plan: Plan, block: Block, piece: Piece) -> list[Slice]:
-    """The earlier slices whose keys a piece sees."""
+    """Return the earlier slices whose keys a piece sees; none for a whole micro-batch."""
     if isinstance(piece, int) or block.kind != "attention":
         return []
     return [Slice(piece.micro_batch, number) for number in seen_slices(model, slice_plan(plan, piece.number))]
 
 
 def _down_to(number: int) -> str:
-    """Which later slices have added to a sum: those that see the keys, down to one."""
+    """Describe the slices that have added to a sum: those that see the keys, down to one."""
     return f"from its later slices down to s{number}"

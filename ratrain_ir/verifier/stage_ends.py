@@ -1,6 +1,6 @@
-"""The ends of a stage, which rules across stages compare: messages, collectives, and who waits for whom in it.
+"""Ends of a stage: its messages, its collectives, and who waits for whom in it. Rules across stages compare them.
 
-It is small beside the stage, so that processes which look at stages side by side can hand it over.
+They are small compared with the stage, so that a process that looks at one stage can send them to another.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Int64s = NDArray[np.int64]
 
 
 class Message(NamedTuple):
-    """Content of a message: the piece; of a guest also its block and the types of its tensors."""
+    """Content of a message: its piece and, for guests, the block and the types of the tensors."""
 
     block: Block | None
     piece: Piece
@@ -43,14 +43,14 @@ class Message(NamedTuple):
 
 @frozen(eq=False)
 class StageEnds:
-    """The ends of a stage."""
+    """What rules across stages need of one stage."""
 
     events: StageEvents
     sent: Mapping[Hop, Sequence[Message]]
     """by channel, in order"""
     received: Mapping[Hop, Sequence[Message]]
     met: Mapping[tuple[int, ...], Sequence[str]]
-    """by the stages that meet, what their collectives combine, in order"""
+    """what collectives combine, in order, by the stages that meet in them"""
 
 
 def stage_ends(module: Module, stage: Stage, columns: StageColumns) -> StageEnds:
@@ -93,7 +93,7 @@ def _messages(columns: StageColumns, places: Int64s) -> list[Message]:
 
 
 def _parts(op: Op) -> tuple[Block | None, int | None, tuple[str, ...]]:
-    """Give what messages of a kind have in common: block, slice and types."""
+    """Return what messages of a kind have in common: block, slice and types."""
     assert isinstance(op, MessageOp)
     if not isinstance(op, GuestOp):
         return None, op.slice, ()
@@ -102,7 +102,7 @@ def _parts(op: Op) -> tuple[Block | None, int | None, tuple[str, ...]]:
 
 
 def _name(op: Op) -> str:
-    """Say what must be equal on all members: the kind of collective, and what it combines."""
+    """Return what must be equal on all members of a collective: its kind, and what it combines."""
     assert isinstance(op, AllReduce | AllReduceScalar)
     quantity = op.quantity.value if isinstance(op, AllReduceScalar) else "gradient"
     return f"{op.keyword} {quantity} {op.group.value}"

@@ -1,4 +1,4 @@
-"""Layer 1: every op is legal at its level, refers to what exists, takes what it should, and finds its tensors live."""
+"""Layer 1: every op is legal at its level, names what exists, has the right operands, and finds them live."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def check_structure(module: Module, report: Reporter, stages: Sequence[Stage]) -
     for stage in stages:
         check_ops(module, stage, report.columns(stage), report)
     if report.diagnostics.errors:
-        return  # what an op touches is not known where its operands are wrong
+        return  # with wrong operands, it is not known what an op does to each
     has_releases = has_all_releases(module)
     for stage in stages:
         check_lives(stage, report.columns(stage), report, has_releases=has_releases)
 
 
 def check_ops(module: Module, stage: Stage, columns: StageColumns, report: Reporter) -> None:
-    """Run the rules about one op alone: on one op of each kind, then on every op of the kinds where one is not sound.
+    """Run the rules about single ops: on one op of each kind, then on every op of the kinds that are not sound.
 
-    What is in another memory may be one tensor as several operands of an op, which counts: of these each op is looked
-    at.
+    Ops with operands in other memories are all checked: two operands of one op may be the same tensor, and ops of a
+    kind can differ in that.
     """
     owned = frozenset(module.topology.stage_blocks[stage.index])
     asked = refuser(module)
@@ -87,7 +87,10 @@ def check_op(module: Module, stage: Stage, owned: frozenset[Block], op: Op, repo
 
 
 def check_target_named(module: Module, report: Reporter) -> None:
-    """RT026: addresses hold for one target, which is named; without an order there is nothing to size for one."""
+    """RT026: an allocated module names its target, a dataflow module names none.
+
+    Addresses hold for one target only; without an order nothing can be sized for a target.
+    """
     if module.level is Level.ALLOCATED and module.target is None:
         text = "an allocated module says for which target: it has no 'target { name = \"...\", capacity = BYTES }'"
         way_out = "write the line back; or make it level placed, without offsets and workspace, and allocate it again"
@@ -98,14 +101,17 @@ def check_target_named(module: Module, report: Reporter) -> None:
 
 
 def has_all_releases(module: Module) -> bool:
-    """Whether every step tensor of every stage must have its release: once one has, and once a target has sized the workspace."""
+    """Tell whether every step tensor of every stage must be released.
+
+    It must once there is any release, or once workspace has been sized for a target.
+    """
     if module.level is Level.ALLOCATED or module.target is not None:
         return True
     return any(type(op) is Release for stage in module.stages for op in stage.ops)
 
 
 _SCALAR_GROUPS = {Quantity.LOSS: Group.REPLICAS, Quantity.FLAGS: Group.ALL, Quantity.NORM: Group.ALL}
-"""The loss is known to the last stage only; every rank needs the flags of all."""
+"""Group of each scalar. Only the last stage knows the loss; every rank needs the flags, and the norm, of all."""
 
 _ONE_BLOCK = frozenset({*BLOCK_OPS, *MEMORY_OPS, *GUEST_OPS, Update})
 _PEERS = frozenset(PEER_OPS)
@@ -114,7 +120,10 @@ _BLOCKS = frozenset({ReduceScatter, AllReduce, AllGather, AllReduceScalar})
 
 
 def check_legal_at_level(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
-    """RT026: releases and workspace belong to later levels than `dataflow`; collectives fit the plan and the model."""
+    """RT026: ops are legal at the module's level, and collectives fit the plan and the model.
+
+    Releases, workspace, and ops on other memories or donors belong to later levels than `dataflow`.
+    """
     if module.level is Level.DATAFLOW and isinstance(op, MemoryOp | GuestOp):
         report.at_op("RT026", f"'{op.keyword}' is not allowed at level dataflow, where no order is claimed", stage, op)
     if module.level is Level.DATAFLOW and (type(op) is Release or op.scratch):
@@ -127,7 +136,7 @@ def check_legal_at_level(module: Module, stage: Stage, op: Op, report: Reporter)
 def check_sharding(
     module: Module, stage: Stage, op: ReduceScatter | AllGather | AllReduce, block: Block, report: Reporter
 ) -> None:
-    """RT026: what a collective does of a block fits how the block's state is sharded."""
+    """RT026: a collective on a block fits how the block's state is sharded."""
     plan = module.plan
     kept = keeps_view(plan, block) if type(op) is AllGather else not is_sharded(plan, block)
     if type(op) is not AllReduce and kept:
@@ -140,7 +149,7 @@ def check_sharding(
 
 
 def check_gather(module: Module, stage: Stage, op: AllGather, block: Block, report: Reporter) -> None:
-    """RT026: a view is gathered when its level says, by those that have it between them."""
+    """RT026: a view is gathered at the time that its ZeRO level requires, by the replicas that share it."""
     plan = module.plan
     within_step, at_end = gathers_within_step(plan, block), gathers_at_step_end(plan, block)
     said = {op.phase is not None, op.micro_batch is not None}
@@ -156,7 +165,7 @@ def check_gather(module: Module, stage: Stage, op: AllGather, block: Block, repo
 
 
 def check_collective(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
-    """RT026: a collective has a meaning under this plan, for this model."""
+    """RT026: a collective has a meaning under this plan and for this model."""
     if isinstance(op, ReduceScatter | AllGather | AllReduce):
         for block in dict.fromkeys(op.blocks):
             check_sharding(module, stage, op, block, report)
@@ -177,9 +186,10 @@ def check_collective(module: Module, stage: Stage, op: Op, report: Reporter) -> 
 
 
 def check_names_exist(module: Module, stage: Stage, owned: frozenset[Block], op: Op, report: Reporter) -> bool:
-    """RT027: the blocks, micro-batches and stages an op names exist and belong to its stage."""
+    """RT027: the blocks, micro-batches and stages that an op names exist and belong to its stage."""
     blocks = _blocks_of(op)
     owner = stage.index
+    # A donor names the blocks of the stage that it lends to.
     if isinstance(op, Accept | GiveBack):
         owner = op.peer
         owned = frozenset(module.topology.stage_blocks[owner])
@@ -210,7 +220,7 @@ def check_names_exist(module: Module, stage: Stage, owned: frozenset[Block], op:
 
 
 def _has_use(module: Module, stage: Stage, part: Part) -> bool:
-    """Whether a block of a stage reads a part of the input."""
+    """Tell whether a block of a stage reads a part of the input."""
     if part is Part.DOCUMENTS:
         owned = module.topology.stage_blocks[stage.index]
         return any(reads_documents(module.model, module.plan, block) for block in owned)
@@ -219,7 +229,7 @@ def _has_use(module: Module, stage: Stage, part: Part) -> bool:
 
 
 def check_slice(module: Module, stage: Stage, op: Op, report: Reporter) -> bool:
-    """RT027: what works on a slice names one that exists, where micro-batches are cut, and none where they are not."""
+    """RT027: an op names an existing slice if micro-batches are cut, and none if they are whole."""
     if not isinstance(op, LoadInput | BlockOp | MessageOp | AllGather | PeerOp):
         return True
     count, named = len(module.plan.slices), op.slice
@@ -267,12 +277,12 @@ def check_peer(module: Module, stage: Stage, op: Send | Recv, report: Reporter) 
 
 
 def _edge_words(peer: int, chunk: int | None) -> str:
-    """The far end of a message, and the chunk that it goes into where it says one."""
+    """Format the far end of a message, and the chunk that it goes into if it names one."""
     return f"@{peer}" if chunk is None else f"c{chunk} @{peer}"
 
 
 def check_operands(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
-    """RT025: operands have the kinds, types and order the op's signature asks for."""
+    """RT025: operands have the kinds, types and order of the op's signature."""
     try:
         bind(op, module.model, module.plan)
     except SignatureError as error:
@@ -280,7 +290,7 @@ def check_operands(module: Module, stage: Stage, op: Op, report: Reporter) -> No
 
 
 def check_scratch(stage: Stage, op: Op, report: Reporter) -> None:
-    """RT025: only workspace is used as scratch, and one tensor at most: a routine has its intermediates in one place."""
+    """RT025: scratch is workspace, and at most one tensor, because a routine has one place for its intermediates."""
     if len(op.scratch) > 1:
         report.at_op("RT025", f"'{op!r}' has more than one workspace", stage, op, op.scratch[1])
     for tensor in op.scratch:
@@ -291,9 +301,9 @@ def check_scratch(stage: Stage, op: Op, report: Reporter) -> None:
 
 
 def check_homes(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
-    """RT034: what is in another memory than DDR is only stored there and fetched from there; its life may end anywhere.
+    """RT034: a tensor in another memory than DDR is only stored there and fetched from there; any op may release it.
 
-    Masters and moments alone are worked on where they are: an update or a gather streams them through its workspace.
+    The exception are masters and moments: an update or a gather streams them through its workspace.
     """
     if type(op) is Release:
         return
@@ -318,7 +328,10 @@ def check_homes(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
 
 
 def check_staging(module: Module, stage: Stage, op: Op, streamed: Tensors, report: Reporter) -> None:
-    """RT034: where workspace has been sized, an update that streams state is on the host's engine, and what streams it from a file has some to stream it through."""
+    """RT034: an op that streams state has the engine and the workspace for it, once workspace has been sized.
+
+    An update that streams must be on the host engine. State in a file needs a workspace to be streamed through.
+    """
     if module.target is None:
         return
     if isinstance(op, Update) and op.engine is not Engine.HOST:

@@ -1,7 +1,7 @@
-"""What a stage keeps in the DDR of another, in a symbolic run: at both ends.
+"""Activations offloaded to a donor stage (guests), in the symbolic run of both stages.
 
-Each end is checked by itself: the one that lends gives back what came, as it came; the other takes back what it sent. That the two ends mean
-the same, eviction by eviction, is checked where channels are (`ratrain.ratrain_ir.verifier.communication`).
+Each end is checked alone: the donor gives back what came, unchanged; the owner takes back what it sent. The rules about
+channels (`ratrain.ratrain_ir.verifier.communication`) check that both ends mean the same, eviction by eviction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ratrain.ratrain_ir.verifier.symbolic_values import SymbolicValues, word_of,
 
 @frozen
 class _Evicted:
-    """What one tensor held that was sent to the DDR of another stage."""
+    """Value of a tensor when it was sent to a donor stage; `recovered` is the recovery that had made it, if any."""
 
     tensor: Tensor
     value: Value
@@ -28,7 +28,7 @@ class _Evicted:
 
 
 def _form(tensor: Tensor) -> str:
-    """What a tensor that comes back has in common with the one that was sent: its type, and its slot where it is saved."""
+    """Return the properties that a tensor must keep when it comes back: its type, and its slot if it is saved."""
     slot = f" of slot {tensor.slot}" if tensor.kind is StateKind.SAVED else ""
     return f"{tensor.type}{slot}"
 
@@ -38,20 +38,20 @@ def _guest(op: Accept | GiveBack, number: int) -> Value:
 
 
 _OfGuests = tuple[int, Block, Piece]
-"""The other stage, and of what the guests are."""
+"""The other stage, and the block and piece that the guests belong to."""
 
 
 @define(eq=False)
 class SymbolicGuests(SymbolicValues):
-    """The visits of what evicts, accepts, gives back and takes back."""
+    """Visits of ops that evict, accept, give back and take back."""
 
     evicted: dict[_OfGuests, tuple[Evict, list[_Evicted]]] = field(factory=dict)
-    """By what was evicted: by which op, and what."""
+    """Evicting op, and the tensors it sent."""
     guests: dict[_OfGuests, int] = field(factory=dict)
-    """How many came."""
+    """Numbers of guests that came."""
 
     def evict(self, op: Evict) -> None:
-        """What goes to another stage is something of the block and piece that the op names."""
+        """Send tensors to a donor; each must belong to the block and piece that the op names."""
         block, m = op.block, piece_of(op)
         sent: list[_Evicted] = []
         for tensor in op.reads:
@@ -64,7 +64,11 @@ class SymbolicGuests(SymbolicValues):
         self.evicted[op.peer, block, m] = op, sent
 
     def take_back(self, op: TakeBack) -> None:
-        """What comes back is what was evicted to that stage before: as many tensors, of the same types and slots, in the same order."""
+        """Take tensors back, with the values they had when they were evicted.
+
+        They must have been evicted to that stage before: the same number, of the same types and slots, in the same
+        order.
+        """
         found = self.evicted.get((op.peer, op.block, piece_of(op)))
         if found is None:
             text = f"'{op!r}' takes back what this stage has not evicted before"
@@ -83,13 +87,13 @@ class SymbolicGuests(SymbolicValues):
                 self.recovered[tensor] = each.recovered
 
     def accept(self, op: Accept) -> None:
-        """Guests hold what the stage that they belong to has sent, whatever that is."""
+        """Receive guests; they hold whatever their owner has sent."""
         for number, tensor in enumerate(op.writes):
             self.set(tensor, *_guest(op, number))
         self.guests[op.peer, op.block, piece_of(op)] = len(op.writes)
 
     def give_back(self, op: GiveBack) -> None:
-        """All guests of one eviction go back, in the order in which they came."""
+        """Give back all guests of one eviction, in the order in which they came."""
         for number, tensor in enumerate(op.reads):
             self.expect("RT034", op, tensor, *_guest(op, number))
         came = self.guests.get((op.peer, op.block, piece_of(op)), 0)

@@ -1,7 +1,8 @@
-"""The symbolic run over numbers, compiled: ops must find the values they mean, by the steps of `symbolic_traces`.
+"""Compiled loop of the symbolic run: runs the steps that `symbolic_traces` recorded, over numbers.
 
-A value is a number: `(template * span) + count`. Steps of a trace stand one after the other; a step that shifts has the
-micro-batch added to its count.
+A value is a number, `template * span + count`: what it is of, and a count of micro-batches. The steps of all traces
+stand one after the other. A step that shifts adds the op's micro-batch to its count. The loop costs one pass over the
+steps of each op, and only answers yes or no; `SymbolicRun` finds the words.
 """
 
 from __future__ import annotations
@@ -14,33 +15,37 @@ from ratrain.ratrain_ir.support.native_loops import native
 
 NONE = -1
 ONCE, EXPECT, SET, MADE_FORWARD, RECOVER, AMONG = range(6)
-"""Steps: something happens, for the only time; an operand must hold a value; it holds one from here on; it was made by
-a forward; it was made by a recovery; one of the operands that are read holds a value."""
+"""Kinds of steps.
+
+`ONCE`: something happens, and must not have happened before. `EXPECT`: an operand must hold a value. `SET`: it holds a
+value from here on. `MADE_FORWARD`: it must not come from a recovery. `RECOVER`: it comes from a recovery. `AMONG`: one
+of the operands that are read must hold a value.
+"""
 
 
 class Traces(NamedTuple):
-    """Steps of traces, one trace behind the other.
+    """Steps of traces, one trace after the other.
 
-    Trace `2 * kind` is that of ops of a kind without a micro-batch or of the first; the one behind it is that of the
-    others.
+    Trace `2 * kind` is of ops of that kind without a micro-batch, or with the first one; trace `2 * kind + 1` is of
+    those with later micro-batches.
     """
 
     begins: Any
-    """of each trace its first step; one more at the end"""
+    """first step of each trace, and the end of the last"""
     whats: Any
     places: Any
-    """of each step the operand, by its place among those of the op"""
+    """operand of each step, by its place among those of the op"""
     values: Any
     shifts: Any
-    """whether the value grows with the micro-batch"""
+    """1 if the value grows with the micro-batch"""
     owners: Any
     owner_shifts: Any
     from_before: Any
-    """whether the value may come from the step before"""
+    """whether the value may be left by the step before, in a carried tensor"""
 
 
 class Holdings(NamedTuple):
-    """Values and owners of tensors: arrays by tensor."""
+    """State of tensors: arrays indexed by tensor, `NONE` where there is no value."""
 
     carried: Any
     held: Any
@@ -51,20 +56,25 @@ class Holdings(NamedTuple):
 
 @cache
 def compiled_sweep() -> Any:
-    """Compile the loop."""
+    """Return the compiled loop."""
     return native(sweep)
 
 
 def sweep(
     kinds: Any, micro_batches: Any, bounds: Any, operands: Any, traces: Traces, tensors: Holdings, done: Any
 ) -> int:  # fmt: skip
-    """Run all ops; return the position of the first that finds something wrong, or has an operand twice, else -1."""
+    """Run all ops; return the position of the first that is wrong, or that has an operand twice, else -1.
+
+    `done` is indexed by value, and marks what has happened.
+    """
     for op in range(len(kinds)):
         if kinds[op] == NONE:
             continue
         micro_batch = max(micro_batches[op], 0)
+        # Operands are in the order reads, updates, writes; `bounds` has their exclusive ends, then that of scratch.
         first = 0 if op == 0 else bounds[4 * op - 1]
         for place in range(first, bounds[4 * op + 2]):
+            # Traces were recorded with distinct operands; with one tensor in two places the steps could differ.
             for other in range(first, place):
                 if operands[other] == operands[place]:
                     return op
@@ -89,7 +99,10 @@ def sweep(
 
 @part
 def _agrees(step: int, tensor: int, value: int, micro_batch: int, traces: Any, tensors: Any) -> bool:
-    """Do a step with an operand; tell whether it holds what the step expects, and the tensor belongs to that."""
+    """Execute a step on one operand; return False if the operand does not hold what the step expects.
+
+    A carried tensor, moreover, must belong to one thing throughout (its owner: the value without the step).
+    """
     what = traces.whats[step]
     if what == MADE_FORWARD:
         return not tensors.recovered[tensor]
@@ -99,6 +112,8 @@ def _agrees(step: int, tensor: int, value: int, micro_batch: int, traces: Any, t
     if what == SET:
         tensors.held[tensor] = value
         tensors.recovered[tensor] = 0
+    # A carried tensor without a value holds, at its first reader, what that reader takes it for; the end of the step is
+    # compared with that (`carried_in`).
     elif tensors.held[tensor] != NONE or not (tensors.carried[tensor] and traces.from_before[step]):
         return bool(tensors.held[tensor] == value)
     else:

@@ -1,11 +1,20 @@
-"""Layer 2 for many ops: what the symbolic run does at an op it does at all that are alike, on another micro-batch.
+"""Layer 2 for many ops: record the symbolic run of one op of each kind, and replay it for all others.
 
-A visit of `SymbolicRun` is recorded as steps: what happens, what operands must hold and hold afterwards. It is recorded once for ops of a
-kind that are alike, with a micro-batch that no module has, `_ANY`: where that number, or one beside it, stands in a value, the micro-batch of
-the op stands in that of the op. Micro-batch 0, with which sums begin, is recorded apart. A loop (`symbolic_sweep`) goes through the steps of all ops.
+Ops of a kind differ only in their micro-batch and their tensors. So a visit of `SymbolicRun` is recorded once for each
+kind, as steps on its operands:
 
-The loop only accepts. Where anything is wrong, or cannot be recorded, `SymbolicRun` visits every op and has the words for it. That is so with slices, other
-memories and guests, and at level dataflow.
+    forward mlp.0 m7 (%w, %x)      ONCE   ("forward", mlp.0, m)
+                                   EXPECT operand 0 holds ("view", mlp.0, "this step")
+                                   EXPECT operand 1 holds ("x", mlp.0, m)
+                                   SET    operand 2 holds ("x", attention.1, m)
+
+The visit runs with a micro-batch that no module has, `_ANY`. Where that number, or one next to it, appears in a value,
+the number of the actual micro-batch takes its place. Micro-batch 0, with which sums begin, is recorded separately. A
+compiled loop (`symbolic_sweep`) then executes the steps of all ops.
+
+The loop can only accept. If anything is wrong, or cannot be recorded, `SymbolicRun` visits every op and makes the
+messages. It also does all the work at level dataflow, with slices, and for ops on other memories or guests, whose
+meaning depends on what they find.
 """
 
 from __future__ import annotations
@@ -43,16 +52,16 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.ops.tensor import Tensor, Tensors
 
 _OPS = 40_000
-"""Three tenths of a second of plain Python: less than it takes to compile the loop where it is not kept."""
+"""Ops that plain Python handles in three tenths of a second: less than compiling the loop takes if it is not cached."""
 ALLOWANCE = Allowance(_OPS)
 _ANY = 1 << 40
-"""In place of the number of a micro-batch that is not the first."""
+"""Stands for the number of any micro-batch but the first; larger than any real count."""
 
 Int64s = NDArray[np.int64]
 
 
 def check_dataflow(module: Module, report: Reporter, stages: Sequence[Stage]) -> None:
-    """Run some stages symbolically."""
+    """Run some stages symbolically, and report what is wrong."""
     for stage in stages:
         columns = report.columns(stage)
         if not _is_swept(module, columns) or not is_sound(module, stage, columns):
@@ -64,7 +73,7 @@ def _is_swept(module: Module, columns: StageColumns) -> bool:
 
 
 def is_sound(module: Module, stage: Stage, columns: StageColumns) -> bool:
-    """Sweep the symbolic run of a stage; tell whether that was possible and found nothing."""
+    """Sweep the symbolic run of a stage; return True if that was possible and found nothing."""
     if module.plan.micro_batches > len(columns):
         return False  # a plan can promise millions of micro-batches that a text does not have
     try:
@@ -74,12 +83,12 @@ def is_sound(module: Module, stage: Stage, columns: StageColumns) -> bool:
 
 
 class _UnrecordedError(Exception):
-    """What an op does is not the same for all micro-batches, or depends on what it finds."""
+    """Error of an op whose meaning is not the same for all micro-batches, or depends on the values it finds."""
 
 
 @define(eq=False)
 class _Refusing:
-    """In place of values, which a visit that is recorded does not know."""
+    """Stand-in for the values of tensors during recording; any access raises `_UnrecordedError`."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise _UnrecordedError
@@ -90,7 +99,7 @@ _Step = tuple[int, "Tensor | None", "Value"]
 
 @define(eq=False)
 class _Recorder(SymbolicRun):
-    """Notes what visits do."""
+    """Symbolic run that records the steps of a visit instead of executing them."""
 
     steps: list[_Step] = field(factory=list)
 
@@ -130,16 +139,18 @@ class _Recorder(SymbolicRun):
 _COUNT, _UP_TO, _ONLY = "a count", "all up to a count", "the one before a count"
 _NO_NUMBER = (-2, 0)
 _Number = tuple[int, int]
-"""Of a value, and by how much it grows with the micro-batch."""
+"""Number of a value, and its growth with the micro-batch (0 or 1)."""
 
 
 @define(eq=False)
 class _Sweep:
+    """Traces of the kinds of a stage, and the numbering of values in them."""
+
     module: Module
     stage: Stage
     columns: StageColumns
     span: int = field(init=False)
-    """Counts of each template."""
+    """Counts of each template; a value is `template * span + count`."""
     templates: dict[Value, int] = field(factory=dict)
     known: dict[Value, _Number] = field(factory=dict)
     recorder: _Recorder = field(init=False)
@@ -151,6 +162,7 @@ class _Sweep:
         self.recorder = _Recorder(self.module, self.stage, refuser(self.module))
 
     def finds_nothing(self) -> bool:
+        """Record, run the loop, and check the end of the step; return True if nothing is wrong."""
         columns = self.columns
         works = [kind if type(op) is not Release else NONE for kind, op in enumerate(columns.examples)]
         kinds, micro_batches = (np.array(each, np.int64) for each in (columns.of_ops(works), columns.micro_batches))
@@ -166,6 +178,7 @@ class _Sweep:
         wrong = compiled_sweep()(kinds, micro_batches, bounds, operands, traces, tensors, done)
         if wrong != NONE or not done[required].all():
             return False
+        # Carried tensors end with the next step's values. They have no micro-batch, so their numbers identify them.
         value_of = {number: value for value, (number, grows) in self.known.items() if not grows}
         for before, after in zip(carried_in[carried].tolist(), held[carried].tolist(), strict=True):
             if (
@@ -176,10 +189,11 @@ class _Sweep:
         return True
 
     def record(self, kinds: Int64s, micro_batches: Int64s) -> list[Int64s]:
-        """The steps of all traces that ops have; numbers of what must happen besides."""
+        """Record the traces that ops of the stage need; return the numbers of required weight halves."""
         required: list[Int64s] = []
         ends = np.array([[0, 0]] * len(self.columns.examples), np.int64)
         there = kinds != NONE
+        # Ops of each kind with the first micro-batch (or none), and with others: only traces that occur are recorded.
         np.add.at(ends, (kinds[there], (micro_batches[there] > 0).astype(np.int64)), 1)
         for kind, (op, alike) in enumerate(zip(self.columns.examples, self.columns.alike, strict=True)):
             has_first, has_others = ends[kind].tolist()
@@ -192,7 +206,7 @@ class _Sweep:
         return required
 
     def trace(self, op: Op, micro_batch: int, alike: Alike, *, wanted: bool) -> None:
-        """Record what ops like this one do at a micro-batch, where their operands are all different."""
+        """Record the visit of an op with this micro-batch as a trace; leave the trace empty unless `wanted`."""
         if wanted:
             place_of = {tensor: place for place, tensor in enumerate(op.reads + op.updates + op.writes)}
             if len(place_of) < len(op.reads) + len(op.updates) + len(op.writes):
@@ -206,13 +220,14 @@ class _Sweep:
         self.begins.append(len(self.rows))
 
     def row(self, place_of: dict[Tensor, int], what: int, tensor: Tensor | None, value: Value) -> tuple[int, ...]:
+        """Turn a step into numbers, in the order of the fields of `Traces`."""
         place = NONE if tensor is None else place_of[tensor]
         owner = (0, 0) if what in (ONCE, MADE_FORWARD, RECOVER, AMONG) else self.number(value[:-1])
         from_before = what == EXPECT and value[-1] == "this step"
         return what, place, *self.number(value), *owner, from_before
 
     def required(self) -> list[Int64s]:
-        """Numbers of what must happen, but for weight halves."""
+        """Return numbers of everything that must happen, except weight halves."""
         plan, run, every = self.module.plan, self.recorder, np.arange(self.module.plan.micro_batches)
         of_each = [*run.passes(_ANY)]
         of_each += [("reduce", block, _ANY) for block in run.blocks if reduces_each_micro_batch(plan, block)]
@@ -221,12 +236,12 @@ class _Sweep:
         return [*found, np.array([self.number(what)[0] for what in once], np.int64)]
 
     def numbers(self, value: Value, micro_batches: Int64s) -> Int64s:
-        """Those of a value for some micro-batches."""
+        """Return the numbers of a value for some micro-batches."""
         number, grows = self.number(value)
         return number + grows * micro_batches
 
     def number(self, value: Value) -> _Number:
-        """The number of a value, and by how much it grows with the micro-batch."""
+        """Return the number of a value, and its growth with the micro-batch."""
         found = self.known.get(value)
         if found is None:
             found = self.known[value] = self.number_anew(value)
@@ -234,6 +249,8 @@ class _Sweep:
 
     def number_anew(self, value: Value) -> _Number:
         template, count = _template_of(value)
+        # A count near `_ANY` comes from the micro-batch of the visit: keep its distance, and add the real one in the
+        # loop.
         grows = count > self.span
         count -= _ANY * grows
         if not 0 <= count < self.span or any(_is_any(part) for part in template):
@@ -242,7 +259,11 @@ class _Sweep:
 
 
 def _template_of(value: Value) -> tuple[Value, int]:
-    """What values of several micro-batches have in common, and what they have not: equal for equal values."""
+    """Split a value into a template, equal for all micro-batches, and a count.
+
+    A number m has count m; a range from 0, or of a single number, has its stop. A value with none of these, or several,
+    is its own template.
+    """
     places = [place for place, part in enumerate(value) if isinstance(part, int | range)]
     if len(places) != 1:
         return value, 0
@@ -250,6 +271,7 @@ def _template_of(value: Value) -> tuple[Value, int]:
     part, kind = value[place], None
     if isinstance(part, int):
         kind, count = _COUNT, part
+    # `range(0, 1)` is both; as the first case it has one number, so that equal values have equal numbers.
     elif isinstance(part, range) and part.step == 1 and part.start == 0:
         kind, count = _UP_TO, part.stop
     elif isinstance(part, range) and part.step == 1 and part.stop == part.start + 1:
@@ -260,6 +282,6 @@ def _template_of(value: Value) -> tuple[Value, int]:
 
 
 def _is_any(part: object) -> bool:
-    """Whether the number of no micro-batch is left in a value."""
+    """Tell whether a part of a value still depends on `_ANY`."""
     numbers = (part.start, part.stop) if isinstance(part, range) else (part,) if isinstance(part, int) else ()
     return any(abs(number) > _ANY // 2 for number in numbers)

@@ -1,4 +1,4 @@
-"""The end of a step in the symbolic run: gradients meet, updates are made, views are gathered, scalars are combined."""
+"""End of a step in the symbolic run: gradients are reduced, state updated, views gathered, scalars combined."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class SymbolicUpdates(SymbolicGuests):
-    """Ops on whole gradients and state."""
+    """Visits of ops on whole gradients and state."""
 
     def reduce_scatter(self, op: ReduceScatter) -> None:
-        """Whole gradients, or those of one micro-batch, go into shards, micro-batches ascending."""
+        """Reduce whole gradients, or those of one micro-batch in ascending order, into shards."""
         roles = self.roles(op)
         count = self.module.plan.micro_batches
         for block in op.blocks:
@@ -48,7 +48,7 @@ class SymbolicUpdates(SymbolicGuests):
             self.set(flag, "flag", block, reduced)
 
     def all_reduce(self, op: AllReduce) -> None:
-        """Gradients meet those of other replicas, then of tensor peers, then of the other end."""
+        """Combine gradients over replicas, then tensor-parallel ranks, then both ends of tied embeddings."""
         roles = self.roles(op)
         everything = range(self.module.plan.micro_batches)
         for block in op.blocks:
@@ -77,11 +77,11 @@ class SymbolicUpdates(SymbolicGuests):
                 self.report.at_op("RT031", text, self.stage, op)
 
     def is_tied(self, block: Block) -> bool:
-        """Whether a block shares its table with the other end."""
+        """Tell whether a block shares its embedding table with the other end of the pipeline."""
         return self.module.model.tied_embeddings and block.kind in ("embed", "head")
 
     def update(self, op: Update) -> None:
-        """State of this step becomes that of the next."""
+        """Turn a block's state of this step into that of the next."""
         block = op.block
         roles = self.roles(op)
         self.once(op, "RT031", "update", block)
@@ -96,7 +96,11 @@ class SymbolicUpdates(SymbolicGuests):
             self.set(roles["w"], "view", block, "next step")
 
     def all_gather(self, op: AllGather) -> None:
-        """Views are made of master weights, of this step within it, of the next one at its end; or in parts at its end, and whole of these."""
+        """Make views of masters: of this step within it, of the next one at its end.
+
+        Where groups share a view, its parts are made of masters at the end, and the whole is made of the parts within
+        the step.
+        """
         roles = self.roles(op)
         step = "next step" if op.phase is None else "this step"
         for block in op.blocks:
@@ -110,7 +114,7 @@ class SymbolicUpdates(SymbolicGuests):
             self.gathers[view] = op
 
     def all_reduce_scalar(self, op: AllReduceScalar) -> None:
-        """The loss of all micro-batches, the flags of all blocks, or the norm."""
+        """Combine the loss of all micro-batches, the flags of all blocks, or the norm."""
         self.once(op, "RT030", "all_reduce_scalar", op.quantity)
         if op.quantity is Quantity.NORM:
             self.norm(op)
@@ -126,7 +130,7 @@ class SymbolicUpdates(SymbolicGuests):
         self.set(op.writes[0], "overflow")
 
     def norm(self, op: AllReduceScalar) -> None:
-        """Every block's reduced gradient and flag, once; tied gradients after they have been summed."""
+        """Take the norm of every block's reduced gradient, once; tied gradients count after they are summed."""
         roles = self.roles(op)
         for block in op.blocks:
             self.expect_reduced(op, roles[f"gs.{block}"], roles[f"flag.{block}"], block)
@@ -136,28 +140,32 @@ class SymbolicUpdates(SymbolicGuests):
         self.set(op.writes[0], "norm")
 
     def expect_reduced(self, op: Op, gradient: Tensor, flag: Tensor, block: Block) -> None:
-        """A gradient that all micro-batches and replicas (and the other end, where tied) have gone into, and its flag."""
+        """Check that a gradient and its flag are final: of all micro-batches, replicas, ranks and tied ends."""
         values = self.final_values(block)
         self.expect("RT031", op, gradient, *values[0])
         self.expect("RT031", op, flag, *values[1])
 
     def reduced_values(self, block: Block) -> tuple[Value, Value]:
-        """A gradient that all micro-batches and replicas have gone into, and its flag."""
+        """Return the values of a gradient and its flag after reduction over micro-batches and replicas."""
         everything = range(self.module.plan.micro_batches)
         return ("reduced", block, everything), ("flag", block, everything)
 
     def peer_values(self, block: Block) -> tuple[Value, Value]:
-        """The same after tensor peers have summed what they share."""
+        """Return the values of a gradient and its flag after tensor-parallel ranks have summed shared parameters."""
         gradient, flag = self.reduced_values(block)
         return (gradient, flag) if self.module.plan.tp == 1 else (("summed", block), (*flag, "of peers"))
 
     def final_values(self, block: Block) -> tuple[Value, Value]:
-        """The same after the other end, where tied; the sum of both ends may overflow where neither does."""
+        """Return the values of a gradient and its flag that the update reads.
+
+        Tied gradients are summed with the other end; their flag is combined after that, because the sum may overflow
+        where neither part does.
+        """
         gradient, flag = self.peer_values(block)
         return (("tied", block), (*flag, "tied")) if self.is_tied(block) else (gradient, flag)
 
     def scale_update(self, op: ScaleUpdate) -> None:
-        """The next step's loss scale follows the flag of all ranks."""
+        """Set the next step's loss scale from the combined flag of all ranks."""
         self.once(op, "RT030", "scale_update")
         self.expect("RT031", op, op.reads[0], "overflow")
         self.expect("RT031", op, op.updates[0], "scale", "this step")

@@ -1,4 +1,4 @@
-"""What every tensor of a stage holds in a symbolic run, and what an op must find there."""
+"""State of the symbolic run: the value of every tensor of a stage, what has been done, and the checks of both."""
 
 from __future__ import annotations
 
@@ -25,48 +25,48 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class SymbolicValues:
-    """A stage, what its tensors hold, and what has happened."""
+    """A stage, the values of its tensors, and what has been done."""
 
     module: Module
     stage: Stage
     report: Reporter
     values: dict[Tensor, Value] = field(factory=dict)
     done: dict[Value, Op] = field(factory=dict)
-    """What happened, as (what, block, m) to op: each may happen once."""
+    """Op by (what, block, m) of everything that was done; each may be done once."""
     carried_in: dict[Tensor, Value] = field(factory=dict)
-    """The value a carried tensor had at the step's start: what its first reader took it for."""
+    """Value of a carried tensor at the step's start, as its first reader takes it."""
     owned: dict[Tensor, Value] = field(factory=dict)
-    """What a carried tensor holds, without the step: one thing, from whose initial value a run starts."""
+    """What a carried tensor belongs to: its value without the step. It never changes in a run."""
     recovered: dict[Tensor, Op] = field(factory=dict)
-    """Activations that a recovery made, and which."""
+    """Recovery that made the value of a tensor, where one did."""
     gathers: dict[Tensor, AllGather] = field(factory=dict)
-    """The op that last made a view whole."""
+    """Op that last gathered a view."""
     row_gathers: dict[Tensor, GatherRows] = field(factory=dict)
-    """The op that last made an input whole."""
+    """Op that last gathered the rows of an input."""
     op: Op | None = None
-    """The op that is visited."""
+    """Op that is being visited."""
     alike: Alike = field(factory=Alike)
-    """What is known of ops like it."""
+    """Facts about the ops of its kind."""
     blocks: tuple[Block, ...] = field(init=False)
     sums: Contributions = field(init=False)
-    """Which contribution to the loss and to a gradient each piece makes."""
+    """Order of the contributions of pieces to the loss and to gradients."""
     split: list[tuple[Block, Piece]] = field(factory=list)
-    """Blocks and pieces whose backward is in two halves."""
+    """Blocks and pieces whose backward is in two halves; each needs a weight half."""
 
     def __attrs_post_init__(self) -> None:
         self.sums = Contributions.under(self.module.plan)
         self.blocks = self.module.topology.stage_blocks[self.stage.index]
 
     def roles(self, op: Op) -> dict[str, Tensor]:
-        """The operands by role of the op that is visited."""
+        """Return the operands of the visited op by role."""
         return self.alike.roles(op, self.module)
 
     def plan_of(self, op: BlockOp) -> Plan:
-        """The plan as it is for the piece that an op works on."""
+        """Return the plan for the piece that an op works on."""
         return slice_plan(self.module.plan, op.slice)
 
     def once(self, op: Op, code: str, *what: object) -> bool:
-        """Record that something happens; report when it happened before."""
+        """Record that something is done, and return True; report it and return False if it was done before."""
         earlier = self.done.get(what)
         if earlier is None:
             self.done[what] = op
@@ -76,8 +76,10 @@ class SymbolicValues:
         return False
 
     def expect(self, code: str, op: Op, tensor: Tensor, *value: object) -> None:
-        """A tensor must hold this value when the op reads it."""
+        """Report unless a tensor holds this value when the op reads it."""
         held = self.values.get(tensor)
+        # The first reader of a carried tensor decides what it holds; `check_carried` compares the end of the step with
+        # it.
         if held is None and tensor.carried and value[-1] == "this step":
             held = self.values[tensor] = self.carried_in[tensor] = value
             self.own(tensor, value)
@@ -89,22 +91,22 @@ class SymbolicValues:
             self.report.at_op(code, text, self.stage, op, tensor)
 
     def set(self, tensor: Tensor, *value: object) -> None:
-        """A tensor holds this value from here on."""
+        """Let a tensor hold this value from here on."""
         self.values[tensor] = value
         self.recovered.pop(tensor, None)
         if tensor.carried:
             self.own(tensor, value)
 
     def holds(self, tensors: Tensors, value: Value) -> bool:
-        """Whether one of some tensors holds a value."""
+        """Tell whether any of some tensors holds a value."""
         return any(self.values.get(tensor) == value for tensor in tensors)
 
     def recover(self, tensor: Tensor, op: Op) -> None:
-        """What a tensor holds was made by a recovery."""
+        """Mark the value of a tensor as made by a recovery."""
         self.recovered[tensor] = op
 
     def own(self, tensor: Tensor, value: Value) -> None:
-        """RT024: a carried tensor holds one thing, also within the step."""
+        """RT024: a carried tensor belongs to one thing, also within the step."""
         owned = self.owned.setdefault(tensor, value[:-1])
         if owned != value[:-1]:
             assert self.op is not None
@@ -112,7 +114,10 @@ class SymbolicValues:
             self.report.at_op("RT024", text, self.stage, self.op, tensor, help="use a separate tensor")
 
     def expect_made_forward(self, code: str, op: Op, tensor: Tensor) -> None:
-        """What goes forward was made by a forward: an evaluation has no recoveries."""
+        """Report a tensor that a forward needs and a recovery made.
+
+        The values of a forward come from forwards, because an evaluation runs forwards without recoveries.
+        """
         if tensor in self.recovered:
             text = f"'{op!r}' takes %{tensor.name} from a recovery, which is for the backward"
             note = self.report.note("recovered here", self.recovered[tensor])
@@ -121,7 +126,7 @@ class SymbolicValues:
 
 
 def words_of(value: Value) -> str:
-    """A value in words."""
+    """Format a value for a message."""
     names = {
         "x": "the input of",
         "dx": "the gradient at the input of",
@@ -156,7 +161,7 @@ def words_of(value: Value) -> str:
 
 
 def word_of(part: object) -> str:
-    """A part of a value in words."""
+    """Format a part of a value for a message."""
     if isinstance(part, int):
         return f"m{part}"
     if isinstance(part, range):

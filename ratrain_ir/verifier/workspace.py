@@ -1,4 +1,4 @@
-"""Layer 5: what a target's routines ask of a module that was sized for it. Only a target knows, so it is asked."""
+"""Layer 5: workspace that a target's routines need in a module that was sized for it; the target is asked."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def check_workspace(module: Module, target: Target, report: Reporter, stages: Sequence[Stage]) -> None:
-    """RT025: every op of some stages of a module that names a target has the workspace its routine needs there."""
+    """RT025: every op of some stages has the workspace that its routine needs; nothing to check without a target."""
     if module.target is None:
-        return  # `legalise` is still to come
+        return  # the pass `legalise` has not run yet
     for stage in stages:
         check_stage_workspace(module, stage, target, report, lambda op: type(op) is not Release)
 
@@ -28,7 +28,10 @@ def check_workspace(module: Module, target: Target, report: Reporter, stages: Se
 def check_stage_workspace(
     module: Module, stage: Stage, target: Target, report: Reporter, wanted: Callable[[Op], bool]
 ) -> None:
-    """RT025 of the ops of a stage that are `wanted`: of one op of each kind, then of all of the kinds that lack some."""
+    """RT025 for the ops of a stage that are `wanted`.
+
+    One op of each kind is checked, then all ops of the kinds that lack workspace.
+    """
     columns, asked = report.columns(stage), refuser(module)
     lacking: set[int] = set()
     for kind, op in enumerate(columns.examples):
@@ -42,7 +45,10 @@ def check_stage_workspace(
 
 
 def check_op_workspace(module: Module, stage: Stage, op: Op, target: Target, report: Reporter) -> bool:
-    """RT025: a schedule that was sized for another machine, or edited, may lack what a routine needs."""
+    """RT025: report an op with less workspace than its routine needs; return True if it has enough.
+
+    A schedule may lack some if it was edited, or sized for another machine.
+    """
     request = target.workspace(module, op)
     held = sum(tensor.type.nbytes for tensor in op.scratch)
     if request is None or held >= request.nbytes:

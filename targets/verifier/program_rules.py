@@ -1,7 +1,7 @@
-"""Rules of a program on the machine that it was compiled for: workspace, memories and on-chip schedules.
+"""Rules of a program on the machine that it was compiled for: workspace of ops that call no routine.
 
-Routines prove the workspace of the ops that call them (`ratrain.targets.verifier.routine_verifier`). Collectives and updates that stream state
-call none: only the machine says how much they need.
+Routines prove the workspace of the ops that call them (`ratrain.targets.verifier.routine_verifier`). Collectives, and
+updates that stream state, call none; only the machine knows how much they need.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 
 def check_workspace_of_others(module: Module, report: Reporter, machine: Machine | None = None) -> None:
-    """RT025: every op of a program's module that calls no routine has the workspace that its machine wants for it.
+    """RT025: every op of a program's module that calls no routine has the workspace that its machine requires.
 
-    `machine` stands for one that is not known here; without it, raises `DiagnosticError` RT065 then: nothing could be said of it.
+    `machine` replaces the program's machine if that is unknown here. Without it, raises `DiagnosticError` RT065 for an
+    unknown machine, because nothing could be checked.
     """
     assert module.target is not None
     target = known_target(module.target) if machine is None else target_of(machine)
@@ -33,8 +34,8 @@ def check_workspace_of_others(module: Module, report: Reporter, machine: Machine
 
 @lru_cache(maxsize=8)
 def known_target(info: TargetInfo) -> MachineTarget:
-    """The target of a program.
+    """Return the target of a program.
 
-    Raises `DiagnosticError` RT065 where its machine is not known here.
+    Raises `DiagnosticError` RT065 if its machine is not known here.
     """
     return target_of(compiled_for(info))

@@ -1,14 +1,18 @@
-"""What a program must satisfy beyond a sound container, so that it runs to its end and computes one training step.
+"""Verifier of programs: a program must run to its end and compute one training step.
 
-0. The pipeline that the header names can have made it (`ratrain.passes.pipeline_claim`): RT080.
-1. Instructions are ops, with the operands that the model and the plan give them (`ratrain.targets.program.lifting`): RT080.
-2. Routines name what exists, within bounds, and call kernels with operands that fit (`ratrain.targets.verifier.routine_verifier`), and are those
-   that the header's model and plan give their ops (`ratrain.targets.codegen.derivation`): RT080.
-3. The schedule it executes is sound by the rules of schedules: the lifted module goes through `ratrain.ratrain_ir.verifier`, with the
-   codes that it has there, addresses included; and what calls no routine has the workspace that the program's machine wants for it
-   (`ratrain.targets.verifier.program_rules`): RT025, or RT065 where that machine is not known here.
-4. Its own waits let it end, with buffered and with rendezvous sends: RT042.
-5. Its waits suffice: no two instructions race, whatever the timing (`ratrain.targets.verifier.races`): RT081.
+A sound container (`.rtx`) is assumed. The rules, in order; a fault stops the later ones:
+
+0. The pipeline that the header names can have made the program (`ratrain.passes.pipeline_claim`): RT080.
+1. Instructions are ops, with the operands that the model and the plan give them (`ratrain.targets.program.lifting`):
+   RT080.
+2. Routines name what exists, within bounds, and call kernels with operands that fit
+   (`ratrain.targets.verifier.routine_verifier`). They are the ones that the header's model and plan give their ops
+   (`ratrain.targets.codegen.derivation`): RT080.
+3. The schedule that the program executes is sound: the lifted module passes `ratrain.ratrain_ir.verifier`, with the
+   codes of that verifier, addresses included. Ops that call no routine have the workspace that the program's machine
+   requires (`ratrain.targets.verifier.program_rules`): RT025, or RT065 if that machine is not known here.
+4. The waits of the program let it end, with buffered and with rendezvous sends: RT042.
+5. The waits suffice: no two instructions race, whatever the timing (`ratrain.targets.verifier.races`): RT081.
 """
 
 from __future__ import annotations
@@ -47,16 +51,16 @@ if TYPE_CHECKING:
     from ratrain.targets.program.program import ProgramStage
 
 _PASSES = {"forward": ("forward",), "backward": ("backward", "backward_input")}
-"""Instructions that a pass of a micro-batch has of each block."""
+"""Keywords of the instructions that each pass of a micro-batch has for each block."""
 _SHOWN = 200
-"""Characters of a pipeline in a message."""
+"""Most characters of a pipeline that a message shows."""
 _CALLS_ROUTINE = frozenset(kind.keyword for kind in BLOCK_OPS)
 
 
 def check_program(program: Program, machine: Machine | None = None) -> None:
-    """Raise `DiagnosticError` with everything that is wrong with a program, one kind of fault after the other.
+    """Raise `DiagnosticError` unless a program is sound; it holds all faults of the first rule that fails.
 
-    `machine` stands for the one it was compiled for, where that is not known here.
+    `machine` replaces the machine that the program was compiled for, if that is unknown here.
     """
     diagnostics = Diagnostics()
     with paused_gc():
@@ -67,12 +71,14 @@ def check_program(program: Program, machine: Machine | None = None) -> None:
         module = lift(program, diagnostics)
         diagnostics.check()
         for index in range(columns.stages):
+            # The schedule rules read the list order; it must be one that the program's waits allow.
             if not columns.keeps_waits(index):
                 diagnostics.error("RT080", f"the list order of stage @{index} stands against its waits")
         _check_routines(program, diagnostics)
         diagnostics.check()
         verify(module, diagnostics)
         diagnostics.check()
+        # Lifted modules have no addresses yet, so `verify` checks them as placed ones; addresses follow.
         check_workspace_of_others(module, Reporter(module, diagnostics), machine)
         diagnostics.check()
         _check_addresses(program, module, diagnostics)
@@ -83,7 +89,7 @@ def check_program(program: Program, machine: Machine | None = None) -> None:
 
 
 def _check_pipeline(program: Program, diagnostics: Diagnostics) -> None:
-    """RT080: what the header says of the passes that made the program can be true."""
+    """RT080: the passes that the header names can have made the program."""
     problem = claim_problem(program.pipeline, program.plan)
     if problem is not None:
         text = f"the header says that the pipeline '{program.pipeline[:_SHOWN]}' made it: {problem.message}"
@@ -92,7 +98,10 @@ def _check_pipeline(program: Program, diagnostics: Diagnostics) -> None:
 
 
 def _check_sizes(program: Program, columns: ProgramColumns, diagnostics: Diagnostics) -> None:
-    """The plan promises no more work than the streams hold: a number alone must not make the rules below work for ever."""
+    """RT030: the plan has as many passes as the streams.
+
+    This rejects huge declared sizes before the rules below do work in proportion to them (denial of service).
+    """
     computes = columns.streams % len(ENGINES) == ENGINES.index(Engine.COMPUTE)
     stages = columns.streams // len(ENGINES)
     counts = {
@@ -112,7 +121,7 @@ def _check_sizes(program: Program, columns: ProgramColumns, diagnostics: Diagnos
 
 
 def _check_routines(program: Program, diagnostics: Diagnostics) -> None:
-    """Every call is one of a routine that serves it, and every routine is called."""
+    """RT080: every call is of a routine that fits it, and every routine is called."""
     calls = _Calls(program, diagnostics)
     for index, stage in enumerate(program.stages):
         for stream in stage.streams.values():
@@ -124,7 +133,7 @@ def _check_routines(program: Program, diagnostics: Diagnostics) -> None:
 
 
 def _check_addresses(program: Program, module: Module, diagnostics: Diagnostics) -> None:
-    """RT050 - RT052 on the lifted module."""
+    """RT050 - RT052 on the lifted module, with the addresses of the program."""
     for source, stage in zip(program.stages, module.stages, strict=True):
         for tensor, placed in zip(stage.tensors.values(), source.tensors, strict=True):
             tensor.offset = placed.offset
@@ -134,7 +143,7 @@ def _check_addresses(program: Program, module: Module, diagnostics: Diagnostics)
 
 @define
 class _Calls:
-    """Checks calls of routines, each distinct one once."""
+    """Checker of calls of routines; each distinct call is checked once."""
 
     program: Program
     diagnostics: Diagnostics
@@ -155,7 +164,7 @@ class _Calls:
             self.diagnostics.error("RT080", f"stage @{index}, '{instruction.title}': {problem}")
 
     def problem(self, stage: ProgramStage, instruction: Instruction, number: int) -> str | None:
-        """What is wrong with a call, or None; also where an equal call was checked before."""
+        """Explain what is wrong with a call; None if nothing is, or if an equal call was checked before."""
         routine = self.program.routines[number]
         block = parse_block(instruction.blocks[0])
         assert block is not None  # lifting reports what is none

@@ -1,7 +1,19 @@
-"""The inner loop of `ratrain.targets.verifier.races`, over numbers alone: compiled for many operands, plain Python for few.
+"""Inner loop of `ratrain.targets.verifier.races`, over numbers alone: compiled for many operands, else Python.
 
-It takes lists as well as arrays. Instructions are numbered engine by engine, over `STEPS` steps of each stream; all memories lie behind one
-another in one space of bytes. Segments of bytes with one history are kept in order of their starts; a history has a slot, which is used again.
+It takes lists as well as arrays. The streams run for `STEPS` steps, and an instruction is numbered within its engine
+over all steps. All memories lie one after the other in one address space, which is divided into *segments*: maximal
+ranges of bytes with the same history of accesses.
+
+    write [0, 8) by A, read [4, 12) by B
+    segments     [0, 4)         [4, 8)                      [8, 12)
+    history      written by A   written by A, read by B     read by B
+
+A history is the last write, and the last read on each engine since that write. It is kept in a *slot*; slots are
+reused. An access splits the segments at its ends, and is compared with the history of each segment in between. A write
+then joins these segments to one. So the number of segments is bounded by twice the number of tensors.
+
+Cost: for each operand a binary search, a shift of the sorted segments where they are split or joined, and the number of
+engines for each segment it covers.
 """
 
 from __future__ import annotations
@@ -17,36 +29,39 @@ from ratrain.ratrain_ir.support.native_loops import native
 STEPS = 2
 NEVER = -1
 MOST_FOUND = 4096
-"""Conflicts that are noted; the same two instructions may conflict in many places."""
+"""Most conflicts that are recorded; two instructions may conflict in many places."""
 _OPERANDS = 100_000
-"""Half a second of plain Python: less than it takes to compile the loop where it is not kept."""
+"""Operands that plain Python handles in half a second: less than compiling the loop takes if it is not cached."""
 ALLOWANCE = Allowance(_OPERANDS)
 
 
 @frozen
 class SweptStage:
-    """The streams of a stage as numbers, engine by engine."""
+    """The streams of a stage as numbers, engine by engine in the order of `ENGINES`."""
 
     lengths: list[int]
-    """instructions of each engine"""
+    """number of instructions of each engine"""
     operand_ends: list[int]
-    """of each instruction, in what follows"""
+    """exclusive end of the operands of each instruction, in `tensors` and `reads`"""
     tensors: list[int]
     reads: list[int]
-    """of each operand: whether it is only read"""
+    """for each operand, whether it is only read"""
     wait_ends: list[int]
-    """of each instruction, in what follows"""
+    """exclusive end of the waits of each instruction, counted in waits"""
     waits: list[int]
-    """three numbers each: engine, count, whether of the previous step"""
+    """three numbers for each wait: engine, count, whether it means the previous step"""
     starts: list[int]
-    """of each tensor its first byte"""
+    """first byte of each tensor; `stops` has the exclusive ends"""
     stops: list[int]
     size: int
     """bytes of all memories"""
 
 
 class Conflict(NamedTuple):
-    """Two accesses that nothing orders, each by engine and number over all steps, the later found one first; and bytes of it."""
+    """Two accesses that nothing orders, the later found one first, and bytes that both touch.
+
+    Each access is given by its engine and its number over all steps.
+    """
 
     engine: int
     number: int
@@ -57,34 +72,35 @@ class Conflict(NamedTuple):
 
 
 class Swept(NamedTuple):
-    """What a sweep has found."""
+    """Result of a sweep."""
 
     conflicts: list[Conflict]
     done: list[int]
-    """of each engine, how many instructions could run"""
+    """number of instructions of each engine that could run"""
     clocks: Any
-    """by engine, number and other engine, flat: the last number that is known to be complete when it has run; its own for itself"""
+    """vector clocks, flat by (engine, number, other engine); an instruction's own entry is its own number"""
 
     def clock(self, lengths: list[int], engine: int, number: int) -> list[int]:
-        """What is known to be complete when an instruction has run, by engine."""
+        """Return an instruction's vector clock: by engine, the last number known to be complete when it has run."""
         engines = len(lengths)
         at = (STEPS * sum(lengths[:engine]) + number) * engines
         return [int(value) for value in self.clocks[at : at + engines]]
 
 
 def swept(stage: SweptStage) -> Swept:
-    """Run all streams of a stage as their waits allow, and hold every access against those of the same bytes before."""
+    """Run all streams of a stage as far as their waits allow, and find conflicting accesses that nothing orders."""
     engines, tensors = len(stage.lengths), len(stage.starts)
+    # Each tensor has two ends, so there are never more than 2 * tensors + 1 segments, and one slot for each.
     slots = 2 * tensors + 3
     sizes = (
         (slots, 0),  # where each segment starts, in order
         (slots, 0),  # the slot of its history
-        (slots, 0),  # slots that are free
-        (slots, NEVER),  # of each slot: the engine of the last writer,
-        (slots, NEVER),  # its number,
-        (slots * engines, NEVER),  # and by engine the number of the last reader since
+        (slots, 0),  # stack of free slots
+        (slots, NEVER),  # for each slot: engine of the last writer,
+        (slots, NEVER),  # number of the last writer,
+        (slots * engines, NEVER),  # and for each engine the number of the last reader since
         (engines, 0),  # the first instruction of each stream
-        (engines, NEVER),  # the clock of the instruction at hand
+        (engines, NEVER),  # clock of the current instruction
         (STEPS * sum(stage.lengths) * engines, NEVER),  # clocks
         (engines, 0),  # instructions done
         (6 * MOST_FOUND, 0),
@@ -119,20 +135,22 @@ def sweep_races(
     bases: Any, clock: Any, clocks: Any,
     done: Any, conflicts: Any,
 ) -> int:  # fmt: skip
-    """Fill `clocks`, `done` and `conflicts`; the number of conflicts."""
+    """Fill `clocks`, `done` and `conflicts` (six numbers each); return the number of conflicts."""
     engines = len(lengths)
     for engine in range(1, engines):
         bases[engine] = bases[engine - 1] + lengths[engine - 1]
     slots = len(seg_starts)
     for slot in range(slots):
         free[slot] = slots - 1 - slot
-    frees = slots - 1  # the slot 0 has the history of all bytes: none
+    frees = slots - 1  # slot 0 is in use: one segment of all bytes, without any access
     seg_starts[0] = 0
     seg_slots[0] = 0
     segments = 1
     seg_starts[1] = size
     found = 0
     running = True
+    # Any order in which the waits let the instructions run gives the same clocks: an instruction runs when all that it
+    # waits for has run. Engines take turns, each as far as it gets, until none gets further.
     while running:
         running = False
         for engine in range(engines):
@@ -143,10 +161,12 @@ def sweep_races(
                 item = bases[engine] + number % length
                 row = (STEPS * bases[engine] + number) * engines
                 for other in range(engines):
+                    # Happens-before by the stream: everything the instruction before it knows.
                     clock[other] = NEVER if number == 0 else clocks[row - engines + other]
                 met = True
                 for wait in range(0 if item == 0 else wait_ends[item - 1], wait_ends[item]):
                     awaited, count, previous = waits[3 * wait], waits[3 * wait + 1], waits[3 * wait + 2]
+                    # Happens-before by waits: everything that the awaited instruction knows, and that one itself.
                     if previous and step == 0:
                         continue
                     at = (step - previous) * lengths[awaited] + count - 1
@@ -163,7 +183,8 @@ def sweep_races(
                     if stop <= start:
                         continue
                     first = last = 0
-                    for end in range(2):  # segments that start where the access starts, and where it stops
+                    # Split the segments so that one starts at each end of the access.
+                    for end in range(2):
                         byte = start if end == 0 else stop
                         low, high = 0, segments
                         while low < high:
@@ -179,6 +200,7 @@ def sweep_races(
                             segments += 1
                             frees -= 1
                             slot = free[frees]
+                            # The new segment begins with a copy of the history of the one that is split.
                             before = seg_slots[low - 1]
                             writer_engines[slot], writers[slot] = writer_engines[before], writers[before]
                             for other in range(engines):
@@ -191,7 +213,8 @@ def sweep_races(
                     only_reads = reads[operand]
                     for index in range(first, last):
                         slot = seg_slots[index]
-                        # the last writer, and for who writes the last reader on each engine
+                        # A read conflicts with the last writer (-1), a write also with the last reader on each engine.
+                        # `of` is ordered before this instruction if its clock has reached it.
                         for which in range(-1, 0 if only_reads else engines):
                             by = writer_engines[slot] if which < 0 else which
                             of = writers[slot] if which < 0 else readers[slot * engines + which]
@@ -205,7 +228,7 @@ def sweep_races(
                                 found += 1
                         if only_reads:
                             readers[slot * engines + engine] = number
-                    if not only_reads:  # one history from here on
+                    if not only_reads:  # the written segments have one history from here on: join them
                         slot = seg_slots[first]
                         writer_engines[slot], writers[slot] = engine, number
                         for other in range(engines):

@@ -1,13 +1,19 @@
-"""Race freedom of an emitted program: whatever interleaving the hardware chooses, the same bytes come out.
+"""Race freedom of a program: whatever interleaving the hardware chooses, the same bytes result.
 
-Two instructions of a stage race when both touch a byte, one of them writes, and nothing orders them. Order (happens-before) is that of
-an engine's own stream and of the program's waits, nothing else. Vector clocks over two consecutive steps decide it: an access is
-checked against the last write of each byte and the last read on each engine, so every conflicting pair is covered, by
-transitivity, in one sweep (the epochs of FastTrack, Flanagan and Freund, PLDI 2009). A third step adds nothing: what is ordered before
-its image of the next step is ordered before all later ones, since engines keep their order.
+Two instructions of a stage race if both touch a byte, one of them writes it, and nothing orders them. The only orders
+(happens-before) are that of an engine's own stream and the program's waits.
 
-By the same clocks, a blocking collective and the compute instructions around it are ordered: its mark is no empty word. And what takes
-back from another stage comes after what evicted the same, so that one stage's waits alone say so.
+    compute 1   write [0, 64)
+    send 1      read  [0, 64)   waits for compute 1     ordered
+    recv 1      write [0, 64)   waits for compute 1     races with send 1: no wait orders them
+
+Vector clocks over two consecutive steps decide it (`race_sweep`): an access is compared with the last write of each
+byte, and with the last read on each engine. By transitivity this covers every conflicting pair in one sweep (the epochs
+of FastTrack, Flanagan and Freund, PLDI 2009). A third step adds nothing: an instruction that is ordered before one of
+the next step is ordered before the same one in all later steps, since engines keep their order.
+
+The same clocks check that a blocking collective is ordered with the compute instructions around it, and that each
+`take_back` comes after the `evict` of the same tensors, by the waits of that stage alone.
 """
 
 from __future__ import annotations
@@ -34,9 +40,10 @@ _MAX_REPORTS = 20
 
 @frozen
 class Race:
-    """Two instructions, given as (engine, number in its stream from 1, step), and bytes both touch: none where they have another reason to be ordered.
+    """Two instructions that race, each as (engine, number in its stream from 1, step), and the bytes both touch.
 
-    `first` is not of a later step than `second`.
+    The range of bytes is empty if they must be ordered for another reason. `first` is not of a later step than
+    `second`.
     """
 
     first: tuple[Engine, int, int]
@@ -44,11 +51,11 @@ class Race:
     start: int
     stop: int
     home: Home = Home.DDR
-    """the memory whose bytes they are"""
+    """memory that the bytes are in"""
 
 
 def check_races(program: Program, diagnostics: Diagnostics) -> None:
-    """Report RT081 for every pair of instructions that race, up to a limit a stage."""
+    """Report RT081 for every pair of instructions that race, up to a limit for each stage."""
     for index, stage in enumerate(program.stages):
         for race in stage_races(stage):
             first, second = _instruction(stage, race.first), _instruction(stage, race.second)
@@ -85,7 +92,7 @@ def _waits(instruction: Instruction) -> str:
 
 
 def stage_races(stage: ProgramStage) -> list[Race]:
-    """The races of one stage; at most one a pair of instructions, `_MAX_REPORTS` in all."""
+    """Return the races of one stage: at most one for a pair of instructions, `_MAX_REPORTS` in all."""
     begins = _begins(stage)
     numbers = _as_numbers(stage, begins)
     found = swept(numbers)
@@ -94,7 +101,7 @@ def stage_races(stage: ProgramStage) -> list[Race]:
     for conflict in conflicts:
         me = _place(stage, conflict.engine, conflict.number)
         other = _place(stage, conflict.other_engine, conflict.other_number)
-        # nothing orders them, so the sweep may come to the one of the next step first
+        # Nothing orders them, so the sweep may visit the one of the next step first.
         first, second = sorted((other, me), key=lambda place: place[2])
         home = max((each for each in Home if begins[each] <= conflict.start), key=lambda each: begins[each])
         start, stop = conflict.start - begins[home], conflict.stop - begins[home]
@@ -103,7 +110,7 @@ def stage_races(stage: ProgramStage) -> list[Race]:
 
 
 def _begins(stage: ProgramStage) -> dict[Home, int]:
-    """Where the bytes of each memory begin, one memory behind the other."""
+    """Return the first byte of each memory in the common address space, where memories follow each other."""
     begins: dict[Home, int] = {}
     size = 0
     for home in Home:
@@ -113,7 +120,7 @@ def _begins(stage: ProgramStage) -> dict[Home, int]:
 
 
 def _as_numbers(stage: ProgramStage, begins: dict[Home, int]) -> SweptStage:
-    """What the sweep takes."""
+    """Convert a stage to the numbers that the sweep takes."""
     indices = {engine: index for index, engine in enumerate(ENGINES)}
     operand_ends: list[int] = []
     tensors: list[int] = []
@@ -143,7 +150,10 @@ def _as_numbers(stage: ProgramStage, begins: dict[Home, int]) -> SweptStage:
 
 
 def _beside_blocking(stage: ProgramStage, numbers: SweptStage, found: Swept) -> Iterator[Conflict]:
-    """No compute instruction runs beside a blocking collective: the first that is not done when it starts waits for it."""
+    """Yield a conflict for each blocking collective that a compute instruction may overlap.
+
+    The first compute instruction that is not complete when the collective starts must wait for it.
+    """
     collectives = stage.streams[Engine.COLLECTIVE]
     for number in range(found.done[_COLLECTIVE]):
         if not collectives[number % len(collectives)].blocking:
@@ -156,7 +166,7 @@ def _beside_blocking(stage: ProgramStage, numbers: SweptStage, found: Swept) -> 
 
 
 def _taken_back(stage: ProgramStage, numbers: SweptStage, found: Swept) -> Iterator[Conflict]:
-    """What is taken back was evicted in the same step before."""
+    """Yield a conflict for each `take_back` that is not ordered after its `evict` of the same step."""
     stores, fetches = stage.streams[Engine.STORE], stage.streams[Engine.FETCH]
     evicted = {_lent(item): at for at, item in enumerate(stores) if item.keyword == Evict.keyword}
     for number in range(found.done[_FETCH]):
@@ -170,7 +180,7 @@ def _taken_back(stage: ProgramStage, numbers: SweptStage, found: Swept) -> Itera
 
 
 def _lent(item: Instruction) -> tuple[int | None, tuple[str, ...], Piece]:
-    """What an instruction sends to another stage or receives from there."""
+    """Return the key that an `evict` and its `take_back` share: other stage, blocks and piece."""
     return item.peer, item.blocks, item.piece
 
 

@@ -1,7 +1,7 @@
-"""What a routine must satisfy so that it can run.
+"""Rules of routines: every name exists, lies within its bounds and fits its kernel.
 
-Every name it uses exists, lies within its bounds and fits its kernel; it reads only what is there, writes only what its caller lets
-it write, and leaves no result unwritten.
+A routine reads only what has a value, writes only what its caller lets it write, and leaves no result unwritten. The
+last three are checked by a symbolic run of its steps over ranges of rows.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ if TYPE_CHECKING:
     from ratrain.targets.program.routine import Intermediate, Step
 
 Rows = tuple[int, int]
-"""From a first, up to one that is not among them."""
+"""A range of rows: the first, and the exclusive end."""
 
 FLAT = ("w", "g")
 """Formals whose parts are the parameters of a block."""
 
 
 def routine_problem(routine: Routine, accesses: Mapping[str, Access], parameters: Iterable[Parameter]) -> str | None:
-    """Why a routine cannot serve calls that bind formals with these accesses, on blocks with these parameters, or None."""
+    """Explain why a routine cannot serve calls with these accesses of its formals; None if it can.
+
+    `parameters` are those of the blocks that it is called for.
+    """
     problems = chain(_name_problems(routine, accesses), _bound_problems(routine), _layout_problems(routine, parameters))
     problem = next(problems, None)
     if problem is not None:
@@ -76,7 +79,7 @@ def _bound_problems(routine: Routine) -> Iterator[str]:
 
 
 def _layout_problems(routine: Routine, parameters: Iterable[Parameter]) -> Iterator[str]:
-    """Parameters stand where the model has them; what else is named lies between them."""
+    """Yield parameters that are not at the place that the model gives them."""
     places = {item.name: (item.shape, item.offset) for item in routine.parameters}
     for parameter in parameters:
         if places.get(parameter.weight) != (parameter.shape, parameter.offset):
@@ -89,15 +92,15 @@ def _end(item: Intermediate) -> int:
 
 @define
 class _SymbolicRoutine:
-    """Runs a routine's steps on names: which rows of what hold something."""
+    """Symbolic run of a routine: which rows of each name hold a value."""
 
     routine: Routine
     accesses: Mapping[str, Access]
     written: dict[str, list[Rows]] = field(factory=dict)
-    """by name, the rows that steps have written: apart, ascending"""
+    """by name, the rows that steps have written: disjoint ranges, ascending"""
 
     def step(self, step: Step) -> str | None:
-        """Why a step cannot run where it stands, or None."""
+        """Run a step; explain why it cannot run at its place, or return None."""
         try:
             types = {name: self.routine.operand(reference) for name, reference in step.operands.items()}
         except KeyError as error:
@@ -119,7 +122,7 @@ class _SymbolicRoutine:
         return None
 
     def holds(self, reference: str) -> bool:
-        """Whether a reference has a value: its caller gave it one, or a step did."""
+        """Tell whether a reference has a value, from the caller or from a step."""
         named = parse_reference(reference)
         if self.accesses.get(named.base) in (Access.READ, Access.UPDATE):
             return True
@@ -127,12 +130,12 @@ class _SymbolicRoutine:
         return any(low <= start and stop <= high for low, high in self.written.get(named.whole, ()))
 
     def rows(self, reference: str) -> Rows:
-        """The rows a reference means of what it names."""
+        """Return the range of rows that a reference means."""
         named = parse_reference(reference)
         return named.rows or (0, self.routine.shape_of(named.whole)[0])
 
     def write(self, step: Step, name: str, *, reads: bool) -> str | None:
-        """Record that a step writes an operand; why it may not, or None."""
+        """Record that a step writes an operand; explain why it may not, or return None."""
         reference = step.operands[name]
         named = parse_reference(reference)
         access = self.accesses.get(named.base)
@@ -145,23 +148,28 @@ class _SymbolicRoutine:
                 same = reference == target and (name, other) in KERNELS[step.kernel].in_place
                 if not same:
                     return f"'{name}' and '{other}' of '{step.kernel}' share bytes"
+        # Values that shared these bytes are overwritten: their names hold nothing any more.
         for held in [name for name in self.written if name != named.whole and self.share(reference, name)]:
             del self.written[held]
         self.written[named.whole] = _joined([*self.written.get(named.whole, ()), self.rows(reference)])
         return None
 
     def share(self, one: str, other: str) -> bool:
-        """Whether two references have bytes in common. Formals never do: that is proved of the tensors they are bound to."""
+        """Tell whether two references have bytes in common.
+
+        Formals never do: that is proved of the tensors that they are bound to.
+        """
         first, second = parse_reference(one), parse_reference(other)
         if first.whole == second.whole:
             return _meet(self.rows(one), self.rows(other))
         places = {item.name: (item.offset, _end(item)) for item in self.routine.intermediates}
         if first.whole in places and second.whole in places:
             return _meet(places[first.whole], places[second.whole])
+        # A flat formal contains its parts; two different parts of one are disjoint (`_bound_problems`).
         return first.base == second.base and not (first.part and second.part)
 
     def unwritten(self) -> str | None:
-        """A result that a routine leaves without a value, or None."""
+        """Return a result that the routine leaves without a value; None if it leaves none."""
         for formal in self.routine.formals:
             if self.accesses[formal.name] is not Access.WRITE or self.is_whole(formal.name):
                 continue
@@ -171,7 +179,7 @@ class _SymbolicRoutine:
         return None
 
     def is_whole(self, name: str) -> bool:
-        """Whether steps have written every row of what a name means."""
+        """Tell whether steps have written every row of a name."""
         return self.written.get(name) == [self.rows(name)]
 
 
@@ -180,7 +188,7 @@ def _meet(one: Rows, other: Rows) -> bool:
 
 
 def _joined(parts: list[Rows]) -> list[Rows]:
-    """Ranges joined where they meet or touch, ascending."""
+    """Sort ranges, and join those that overlap or touch."""
     joined: list[Rows] = []
     for low, high in sorted(parts):
         if joined and low <= joined[-1][1]:
