@@ -48,7 +48,7 @@ def _op(module: Module, stage: int, position: int) -> Op:
 
 
 def check_channels(module: Module, ends: Sequence[StageEnds], report: Reporter) -> None:
-    """RT040, RT041: the k-th receive of a channel takes the k-th message sent."""
+    """Report RT040 or RT041 unless the k-th receive of a channel takes the k-th message sent."""
     sent = {hop: messages for stage in ends for hop, messages in stage.sent.items()}
     received = {hop: messages for stage in ends for hop, messages in stage.received.items()}
     for hop in sorted(sent.keys() | received.keys(), key=lambda hop: _first_op(hop, ends)):
@@ -117,7 +117,7 @@ def _check_once(
     missing: str,
     report: Reporter,
 ) -> bool:
-    """RT040: each message is sent once and received once."""
+    """Report RT040 unless each message is sent once and received once; return True if nothing is reported."""
     sound = True
     seen: set[object] = set()
     for message, op in zip(messages, ops, strict=True):
@@ -132,7 +132,7 @@ def _check_once(
 
 
 def check_collectives(module: Module, ends: Sequence[StageEnds], report: Reporter) -> None:
-    """RT043: every member of a group has the same collectives in the same order."""
+    """Report RT043 unless every member of a group has the same collectives in the same order."""
     for group in dict.fromkeys(group for stage in ends for group in stage.met):
         reference = ends[group[0]].met.get(group, [])
         for member in group[1:]:
@@ -170,9 +170,9 @@ def _collective(module: Module, group: tuple[int, ...], stage: int, index: int, 
 
 
 def check_stage_claim(module: Module, stage: Stage, report: Reporter) -> None:
-    """RT044: the order of the stage is that of the schedule which the plan names; without a name nothing is claimed.
+    """Report RT044 unless the order of the stage is that of the schedule which the plan names.
 
-    Only forwards and backwards count.
+    Without a name nothing is claimed. Only forwards and backwards count.
     """
     schedule = module.plan.schedule
     if schedule is not None and _keeps_in_flight(module, stage, schedule, report):
@@ -297,7 +297,7 @@ def _report_in_flight(
 
 
 def check_progress(module: Module, ends: Sequence[StageEnds], report: Reporter) -> None:
-    """RT042: there is no cycle of waiting, with buffered and with rendezvous sends; a cycle is the counterexample.
+    """Report RT042 with a cycle of waiting, if there is one with buffered or with rendezvous sends.
 
     A rendezvous only adds waits, so a program that ends with it ends with buffered sends too.
     """

@@ -321,7 +321,10 @@ class SymbolicRun(SymbolicUpdates):
         self.set_saved(op, roles, op.block, m)
 
     def serves_phase(self, op: BlockOp, tensor: Tensor) -> None:
-        """RT033: at level dataflow, where no order is claimed, each use of a sharded input has a gather of its own."""
+        """Report RT033 unless, at level dataflow, each use of a sharded input has a gather of its own.
+
+        No order is claimed there, so that one gather cannot serve several uses.
+        """
         gather = self.row_gathers.get(tensor)
         phase = Phase.FORWARD if isinstance(op, Forward | Project) else Phase.BACKWARD
         if self.module.level is Level.DATAFLOW and gather is not None and gather.phase not in (None, phase):
@@ -580,7 +583,7 @@ class SymbolicRun(SymbolicUpdates):
             yield from (("all_reduce_scalar", Quantity.FLAGS), ("scale_update",))
 
     def check_carried(self, tensor: Tensor) -> None:
-        """RT024: a carried tensor must end with the next step's value of what it began with."""
+        """Report RT024 unless a carried tensor ends with the next step's value of what it began with."""
         before, after = self.carried_in.get(tensor), self.values.get(tensor)
         if before is None or after is None:
             self.report.at_tensor("RT024", f"%{tensor.name} is carried, but nothing uses what it carries", tensor)

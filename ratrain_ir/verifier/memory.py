@@ -39,7 +39,7 @@ def check_memory(module: Module, report: Reporter, stages: Sequence[Stage]) -> N
 
 
 def check_offsets(columns: StageColumns, report: Reporter) -> bool:
-    """RT051: every tensor has an aligned offset. Return True if all have."""
+    """Report RT051 unless every tensor has an aligned offset; return True if all have."""
     starts = np.asarray(columns.starts, np.int64)
     wrong = np.flatnonzero((starts == NONE) | (starts % ALIGNMENT_BYTES != 0)).tolist()
     for number in wrong:
@@ -52,7 +52,7 @@ def check_offsets(columns: StageColumns, report: Reporter) -> bool:
 
 
 def check_capacity(module: Module, stage: Stage, bytes_by_home: Mapping[Home, int], report: Reporter) -> None:
-    """RT052: the arena, and the bytes in other memories, fit the capacities of the target."""
+    """Report RT052 unless the arena, and the bytes in other memories, fit the capacities of the target."""
     if module.target is None:
         return
     for home, nbytes in bytes_by_home.items():
@@ -64,7 +64,10 @@ def check_capacity(module: Module, stage: Stage, bytes_by_home: Mapping[Home, in
 
 
 def check_peak(module: Module, stage: Stage, report: Reporter) -> None:
-    """RT053: where workspace has been sized, the live bytes fit the capacity; no allocation can need less."""
+    """Report RT053 unless the live bytes fit the capacity of the target, if one is named.
+
+    No allocation can need fewer bytes.
+    """
     if module.target is None:
         return
     for home in stage.homes:
@@ -77,7 +80,7 @@ def check_peak(module: Module, stage: Stage, report: Reporter) -> None:
 
 
 def check_no_shared_byte(stage: Stage, columns: StageColumns, report: Reporter) -> None:
-    """RT050: no two tensors that are live together share a byte of a memory.
+    """Report RT050 if two tensors that are live together share a byte of a memory.
 
     The ops are swept backwards. Carried tensors are live at the end; a use makes a tensor live, and before its
     definition it is not. The occupied ranges are kept sorted by address, and each range that enters is compared with

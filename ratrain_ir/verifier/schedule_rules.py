@@ -63,7 +63,10 @@ class _Rules(ScheduleFindings):
     # places
 
     def check_places(self) -> None:
-        """RT027: a stage lives on one rank, a message has another end; RT026: stages of one rank need no messages."""
+        """Report RT027 unless each stage lives on one rank and each message has another end.
+
+        Report RT026 for a message between stages of one rank, which need none.
+        """
         for stage, actions in self.stages.items():
             stray = next((action for action in actions if action.rank != self.home[stage]), None)
             if stray is not None:
@@ -87,7 +90,7 @@ class _Rules(ScheduleFindings):
     # order within a rank
 
     def check_order(self) -> None:
-        """RT030: forward before backward, input half before weight half; RT020: values are there when they are used."""
+        """Report RT030 unless forward precedes backward, and input half weight half; RT020 unless inputs come first."""
         lowered = self.table.is_lowered
         for action in self.table.actions:
             stage, part = action.stage, action.part
@@ -121,7 +124,7 @@ class _Rules(ScheduleFindings):
     # messages
 
     def check_matched(self) -> None:
-        """RT040: each message is sent once and received once; input from another rank comes by a message."""
+        """Report RT040 unless each message is sent and received once, and input from another rank is a message."""
         for action in self.table.actions:
             if action.kind in MESSAGES:
                 self.check_partner(action)
@@ -153,7 +156,7 @@ class _Rules(ScheduleFindings):
             self.report("RT040", text, action, [self.note("it is made here", producer)])
 
     def check_message_order(self) -> None:
-        """RT041: in each direction between two ranks, the k-th receive takes the k-th message sent."""
+        """Report RT041 unless, in each direction between two ranks, the k-th receive takes the k-th send."""
         sent: dict[tuple[int, int], list[PlacedAction]] = {}
         received: dict[tuple[int, int], list[PlacedAction]] = {}
         for action in self.table.actions:
@@ -187,7 +190,7 @@ class _Rules(ScheduleFindings):
     # progress
 
     def check_progress(self) -> None:
-        """RT042: every rank reaches the end of its row, with buffered and with rendezvous sends.
+        """Report RT042 unless every rank reaches the end of its row, with buffered and with rendezvous sends.
 
         A rendezvous only adds waits, so a schedule that ends with it ends with buffered sends too.
         """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_gathered(found: ScheduleFindings, *, sharded: bool) -> None:
-    """RT026: a stage that is gathered or dropped anywhere is gathered wherever it needs its parameters.
+    """Report RT026 unless a stage that is gathered or dropped anywhere is gathered wherever it needs parameters.
 
     At the end it must be dropped. The weight half of a backward needs no parameters. If stages are `sharded`, each must
     be gathered wherever it needs parameters, and a missing gather is RT008.
@@ -55,7 +55,7 @@ def _check_gathered_stage(found: ScheduleFindings, actions: Sequence[PlacedActio
 
 
 def check_reduced(found: ScheduleFindings, *, sharded: bool) -> None:
-    """RT031: if any stage reduces its gradients, every stage does so once, after its last backward.
+    """Report RT031 if any stage reduces its gradients, but not every stage does so once, after its last backward.
 
     If stages are `sharded`, every stage must, and a missing reduction is RT009.
     """

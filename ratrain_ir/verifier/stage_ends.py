@@ -43,7 +43,7 @@ class Message(NamedTuple):
 
 @frozen(eq=False)
 class StageEnds:
-    """What rules across stages need of one stage."""
+    """Facts about one stage that rules across stages need."""
 
     events: StageEvents
     sent: Mapping[Hop, Sequence[Message]]

@@ -87,7 +87,7 @@ def check_op(module: Module, stage: Stage, owned: frozenset[Block], op: Op, repo
 
 
 def check_target_named(module: Module, report: Reporter) -> None:
-    """RT026: an allocated module names its target, a dataflow module names none.
+    """Report RT026 unless an allocated module names its target, and a dataflow module names none.
 
     Addresses hold for one target only; without an order nothing can be sized for a target.
     """
@@ -120,7 +120,7 @@ _BLOCKS = frozenset({ReduceScatter, AllReduce, AllGather, AllReduceScalar})
 
 
 def check_legal_at_level(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
-    """RT026: ops are legal at the module's level, and collectives fit the plan and the model.
+    """Report RT026 unless an op is legal at the module's level and, as a collective, fits the plan and the model.
 
     Releases, workspace, and ops on other memories or donors belong to later levels than `dataflow`.
     """
@@ -136,7 +136,7 @@ def check_legal_at_level(module: Module, stage: Stage, op: Op, report: Reporter)
 def check_sharding(
     module: Module, stage: Stage, op: ReduceScatter | AllGather | AllReduce, block: Block, report: Reporter
 ) -> None:
-    """RT026: a collective on a block fits how the block's state is sharded."""
+    """Report RT026 unless a collective on a block fits how the block's state is sharded."""
     plan = module.plan
     kept = keeps_view(plan, block) if type(op) is AllGather else not is_sharded(plan, block)
     if type(op) is not AllReduce and kept:
@@ -149,7 +149,7 @@ def check_sharding(
 
 
 def check_gather(module: Module, stage: Stage, op: AllGather, block: Block, report: Reporter) -> None:
-    """RT026: a view is gathered at the time that its ZeRO level requires, by the replicas that share it."""
+    """Report RT026 unless a view is gathered when its ZeRO level requires, by the replicas that share it."""
     plan = module.plan
     within_step, at_end = gathers_within_step(plan, block), gathers_at_step_end(plan, block)
     said = {op.phase is not None, op.micro_batch is not None}
@@ -165,7 +165,7 @@ def check_gather(module: Module, stage: Stage, op: AllGather, block: Block, repo
 
 
 def check_collective(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
-    """RT026: a collective has a meaning under this plan and for this model."""
+    """Report RT026 unless a collective has a meaning under this plan and for this model."""
     if isinstance(op, ReduceScatter | AllGather | AllReduce):
         for block in dict.fromkeys(op.blocks):
             check_sharding(module, stage, op, block, report)
@@ -186,7 +186,10 @@ def check_collective(module: Module, stage: Stage, op: Op, report: Reporter) -> 
 
 
 def check_names_exist(module: Module, stage: Stage, owned: frozenset[Block], op: Op, report: Reporter) -> bool:
-    """RT027: the blocks, micro-batches and stages that an op names exist and belong to its stage."""
+    """Report RT027 unless the blocks, micro-batches and stages that an op names exist and belong to its stage.
+
+    Return True if nothing is reported.
+    """
     blocks = _blocks_of(op)
     owner = stage.index
     # A donor names the blocks of the stage that it lends to.
@@ -229,7 +232,10 @@ def _has_use(module: Module, stage: Stage, part: Part) -> bool:
 
 
 def check_slice(module: Module, stage: Stage, op: Op, report: Reporter) -> bool:
-    """RT027: an op names an existing slice if micro-batches are cut, and none if they are whole."""
+    """Report RT027 unless an op names an existing slice if micro-batches are cut, and none if they are whole.
+
+    Return True if nothing is reported.
+    """
     if not isinstance(op, LoadInput | BlockOp | MessageOp | AllGather | PeerOp):
         return True
     count, named = len(module.plan.slices), op.slice
@@ -250,7 +256,7 @@ def check_slice(module: Module, stage: Stage, op: Op, report: Reporter) -> bool:
 
 
 def check_donor(module: Module, stage: Stage, op: GuestOp, report: Reporter) -> bool:
-    """RT027: guests go to another stage, and come from one."""
+    """Report RT027 unless guests go to another stage, or come from one; return True if they do."""
     if hop_of(op, stage, module.topology) is not None:
         return True
     stages = module.topology.stages
@@ -260,7 +266,10 @@ def check_donor(module: Module, stage: Stage, op: GuestOp, report: Reporter) -> 
 
 
 def check_peer(module: Module, stage: Stage, op: Send | Recv, report: Reporter) -> bool:
-    """RT027: activations go to the next chunk's stage, gradients back."""
+    """Report RT027 unless an activation goes to the next chunk's stage, or a gradient back.
+
+    Return True if nothing is reported.
+    """
     topology = module.topology
     if hop_of(op, stage, topology) is not None:
         return True
@@ -282,7 +291,7 @@ def _edge_words(peer: int, chunk: int | None) -> str:
 
 
 def check_operands(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
-    """RT025: operands have the kinds, types and order of the op's signature."""
+    """Report RT025 unless operands have the kinds, types and order of the op's signature."""
     try:
         bind(op, module.model, module.plan)
     except SignatureError as error:
@@ -290,7 +299,10 @@ def check_operands(module: Module, stage: Stage, op: Op, report: Reporter) -> No
 
 
 def check_scratch(stage: Stage, op: Op, report: Reporter) -> None:
-    """RT025: scratch is workspace, and at most one tensor, because a routine has one place for its intermediates."""
+    """Report RT025 unless scratch is workspace, and at most one tensor.
+
+    A routine has one place for its intermediates.
+    """
     if len(op.scratch) > 1:
         report.at_op("RT025", f"'{op!r}' has more than one workspace", stage, op, op.scratch[1])
     for tensor in op.scratch:
@@ -301,9 +313,9 @@ def check_scratch(stage: Stage, op: Op, report: Reporter) -> None:
 
 
 def check_homes(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
-    """RT034: a tensor in another memory than DDR is only stored there and fetched from there; any op may release it.
+    """Report RT034 if an op uses a tensor in another memory than DDR, except to store, fetch or release it.
 
-    The exception are masters and moments: an update or a gather streams them through its workspace.
+    Masters and moments are an exception: an update or a gather streams them through its workspace.
     """
     if type(op) is Release:
         return
@@ -328,9 +340,10 @@ def check_homes(module: Module, stage: Stage, op: Op, report: Reporter) -> None:
 
 
 def check_staging(module: Module, stage: Stage, op: Op, streamed: Tensors, report: Reporter) -> None:
-    """RT034: an op that streams state has the engine and the workspace for it, once workspace has been sized.
+    """Report RT034 unless an op that streams state has the engine and the workspace for it.
 
-    An update that streams must be on the host engine. State in a file needs a workspace to be streamed through.
+    This applies once workspace has been sized. An update that streams must be on the host engine. State in a file needs
+    a workspace to be streamed through.
     """
     if module.target is None:
         return

@@ -60,6 +60,7 @@ class SymbolicGuests(SymbolicValues):
                 words = words_of(held) if held else "nothing"
                 text = f"'{op!r}' sends %{tensor.name}, which holds {words}, and nothing of {block} {word_of(m)}"
                 self.report.at_op("RT034", text, self.stage, op, tensor)
+            # The tensor may be released now; `take_back` finds its value here.
             sent.append(_Evicted(tensor, held or (), self.recovered.get(tensor)))
         self.evicted[op.peer, block, m] = op, sent
 

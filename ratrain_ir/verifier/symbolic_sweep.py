@@ -112,11 +112,11 @@ def _agrees(step: int, tensor: int, value: int, micro_batch: int, traces: Any, t
     if what == SET:
         tensors.held[tensor] = value
         tensors.recovered[tensor] = 0
-    # A carried tensor without a value holds, at its first reader, what that reader takes it for; the end of the step is
-    # compared with that (`carried_in`).
     elif tensors.held[tensor] != NONE or not (tensors.carried[tensor] and traces.from_before[step]):
         return bool(tensors.held[tensor] == value)
     else:
+        # A carried tensor without a value holds, at its first reader, what that reader takes it for; the end of the
+        # step is compared with that (`carried_in`).
         tensors.held[tensor] = tensors.carried_in[tensor] = value
     if not tensors.carried[tensor]:
         return True

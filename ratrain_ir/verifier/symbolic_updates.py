@@ -37,6 +37,7 @@ class SymbolicUpdates(SymbolicGuests):
                 m = op.micro_batch
                 self.expect("RT031", op, roles[f"g.{block}"], "g", block, self.sums.of_micro_batches(m + 1, m))
                 reduced = range(m + 1)
+                # The first micro-batch writes the shard; later ones add to it, in ascending order.
                 if op.updates:
                     self.expect("RT031", op, shard, "reduced", block, range(m))
                     self.expect("RT031", op, flag, "flag", block, range(m))
@@ -53,6 +54,7 @@ class SymbolicUpdates(SymbolicGuests):
         everything = range(self.module.plan.micro_batches)
         for block in op.blocks:
             self.once(op, "RT031", "all_reduce", op.group, block)
+            # The three reductions follow each other; each expects the values that the one before left.
             if op.group is Group.TENSOR:
                 gradient, flag = self.reduced_values(block)
                 self.expect("RT033", op, roles[f"gs.{block}"], *gradient)
@@ -69,6 +71,7 @@ class SymbolicUpdates(SymbolicGuests):
                 self.expect("RT031", op, roles[f"flag.{block}"], *flag)
                 self.set(roles[f"gs.{block}"], "tied", block)
                 self.set(roles[f"flag.{block}"], *flag, "tied")
+        # Each end sums its side of the tied table: the embedding, the head, or both on one stage.
         if op.group is Group.ENDS:
             expected = {block for block in self.blocks if block.kind in ("embed", "head")}
             if set(op.blocks) != expected:

@@ -106,7 +106,10 @@ class SymbolicValues:
         self.recovered[tensor] = op
 
     def own(self, tensor: Tensor, value: Value) -> None:
-        """RT024: a carried tensor belongs to one thing, also within the step."""
+        """Report RT024 if a carried tensor is used for two things, also within the step.
+
+        The first use decides what it belongs to: the value without the step.
+        """
         owned = self.owned.setdefault(tensor, value[:-1])
         if owned != value[:-1]:
             assert self.op is not None

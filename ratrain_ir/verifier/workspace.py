@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def check_workspace(module: Module, target: Target, report: Reporter, stages: Sequence[Stage]) -> None:
-    """RT025: every op of some stages has the workspace that its routine needs; nothing to check without a target."""
+    """Report RT025 unless every op of some stages has the workspace that its routine needs.
+
+    A module that names no target has none to check.
+    """
     if module.target is None:
         return  # the pass `legalise` has not run yet
     for stage in stages:
@@ -28,9 +31,9 @@ def check_workspace(module: Module, target: Target, report: Reporter, stages: Se
 def check_stage_workspace(
     module: Module, stage: Stage, target: Target, report: Reporter, wanted: Callable[[Op], bool]
 ) -> None:
-    """RT025 for the ops of a stage that are `wanted`.
+    """Report RT025 for `wanted` ops of a stage that lack workspace.
 
-    One op of each kind is checked, then all ops of the kinds that lack workspace.
+    One op of each kind is checked, then all ops of the kinds that lack some.
     """
     columns, asked = report.columns(stage), refuser(module)
     lacking: set[int] = set()
@@ -45,7 +48,7 @@ def check_stage_workspace(
 
 
 def check_op_workspace(module: Module, stage: Stage, op: Op, target: Target, report: Reporter) -> bool:
-    """RT025: report an op with less workspace than its routine needs; return True if it has enough.
+    """Report RT025 if an op has less workspace than its routine needs; return True if it has enough.
 
     A schedule may lack some if it was edited, or sized for another machine.
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check_workspace_of_others(module: Module, report: Reporter, machine: Machine | None = None) -> None:
-    """RT025: every op of a program's module that calls no routine has the workspace that its machine requires.
+    """Report RT025 unless every op that calls no routine has the workspace that its machine requires.
 
     `machine` replaces the program's machine if that is unknown here. Without it, raises `DiagnosticError` RT065 for an
     unknown machine, because nothing could be checked.

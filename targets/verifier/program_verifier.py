@@ -89,7 +89,7 @@ def check_program(program: Program, machine: Machine | None = None) -> None:
 
 
 def _check_pipeline(program: Program, diagnostics: Diagnostics) -> None:
-    """RT080: the passes that the header names can have made the program."""
+    """Report RT080 unless the passes that the header names can have made the program."""
     problem = claim_problem(program.pipeline, program.plan)
     if problem is not None:
         text = f"the header says that the pipeline '{program.pipeline[:_SHOWN]}' made it: {problem.message}"
@@ -98,7 +98,7 @@ def _check_pipeline(program: Program, diagnostics: Diagnostics) -> None:
 
 
 def _check_sizes(program: Program, columns: ProgramColumns, diagnostics: Diagnostics) -> None:
-    """RT030: the plan has as many passes as the streams.
+    """Report RT030 unless the streams have as many passes as the plan.
 
     This rejects huge declared sizes before the rules below do work in proportion to them (denial of service).
     """
@@ -121,7 +121,7 @@ def _check_sizes(program: Program, columns: ProgramColumns, diagnostics: Diagnos
 
 
 def _check_routines(program: Program, diagnostics: Diagnostics) -> None:
-    """RT080: every call is of a routine that fits it, and every routine is called."""
+    """Report RT080 unless every call is of a routine that fits it, and every routine is called."""
     calls = _Calls(program, diagnostics)
     for index, stage in enumerate(program.stages):
         for stream in stage.streams.values():
@@ -133,7 +133,7 @@ def _check_routines(program: Program, diagnostics: Diagnostics) -> None:
 
 
 def _check_addresses(program: Program, module: Module, diagnostics: Diagnostics) -> None:
-    """RT050 - RT052 on the lifted module, with the addresses of the program."""
+    """Report RT050 - RT052 about the lifted module, with the addresses of the program."""
     for source, stage in zip(program.stages, module.stages, strict=True):
         for tensor, placed in zip(stage.tensors.values(), source.tensors, strict=True):
             tensor.offset = placed.offset

@@ -96,6 +96,7 @@ def stage_races(stage: ProgramStage) -> list[Race]:
     begins = _begins(stage)
     numbers = _as_numbers(stage, begins)
     found = swept(numbers)
+    # Bytes, then the two orders that are demanded for other reasons; those have empty ranges of bytes.
     conflicts = [*found.conflicts, *_beside_blocking(stage, numbers, found), *_taken_back(stage, numbers, found)]
     races: dict[object, Race] = {}
     for conflict in conflicts:
@@ -103,6 +104,7 @@ def stage_races(stage: ProgramStage) -> list[Race]:
         other = _place(stage, conflict.other_engine, conflict.other_number)
         # Nothing orders them, so the sweep may visit the one of the next step first.
         first, second = sorted((other, me), key=lambda place: place[2])
+        # Translate the common address back: the memory that begins last at or before it.
         home = max((each for each in Home if begins[each] <= conflict.start), key=lambda each: begins[each])
         start, stop = conflict.start - begins[home], conflict.stop - begins[home]
         races.setdefault((first[:2], second[:2], second[2] - first[2]), Race(first, second, start, stop, home))
@@ -158,6 +160,8 @@ def _beside_blocking(stage: ProgramStage, numbers: SweptStage, found: Swept) -> 
     for number in range(found.done[_COLLECTIVE]):
         if not collectives[number % len(collectives)].blocking:
             continue
+        # `following` is the first compute instruction that the collective does not wait for; later ones know at least
+        # as much.
         following = found.clock(numbers.lengths, _COLLECTIVE, number)[_COMPUTE] + 1
         if following < found.done[_COMPUTE]:
             knows = found.clock(numbers.lengths, _COMPUTE, following)[_COLLECTIVE]
@@ -168,6 +172,7 @@ def _beside_blocking(stage: ProgramStage, numbers: SweptStage, found: Swept) -> 
 def _taken_back(stage: ProgramStage, numbers: SweptStage, found: Swept) -> Iterator[Conflict]:
     """Yield a conflict for each `take_back` that is not ordered after its `evict` of the same step."""
     stores, fetches = stage.streams[Engine.STORE], stage.streams[Engine.FETCH]
+    # An eviction and its `take_back` are on different engines, so only waits order them.
     evicted = {_lent(item): at for at, item in enumerate(stores) if item.keyword == Evict.keyword}
     for number in range(found.done[_FETCH]):
         step, at = divmod(number, len(fetches))
