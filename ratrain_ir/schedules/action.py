@@ -47,7 +47,7 @@ class Action:
     chunk: int
     """its number in forward order, counted over all stages"""
     slice: int = 0
-    """which run of the micro-batch's tokens along the sequence, from 0"""
+    """number of the run of the micro-batch's tokens along the sequence, from 0"""
 
     @property
     def work(self) -> Work:

@@ -38,9 +38,12 @@ class BuildingBlock:
     """Start times of one micro-batch on each stage, and a limit of the passes that a stage holds."""
 
     times: Callable[[int, int], tuple[int, int, int, int]]
-    """of (P, stage): start times of the forward of its first, second chunk, and the input half of its second, first"""
+    """Start times on a stage, from (P, stage): two forwards, then two input halves.
+
+    The forwards are of its first and second chunk, the input halves of its second and first.
+    """
     most_held: Callable[[int], int]
-    """of P: the most passes through a chunk that a stage holds, from their forward to their weight half"""
+    """Most passes through a chunk that a stage holds, from P; each from its forward to its weight half."""
 
 
 def _v_half_times(stages: int, stage: int) -> tuple[int, int, int, int]:

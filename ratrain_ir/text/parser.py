@@ -189,7 +189,7 @@ class _Builder:
     diagnostics: Diagnostics = field(factory=Diagnostics)
     types: dict[str, TensorType | None] = field(factory=dict)
     calls: dict[tuple[str, ...], Call] = field(factory=dict)
-    """By keyword and words, where `m0` stands for any micro-batch; the micro-batch is not among the fields."""
+    """Class and fields, without the micro-batch, by keyword and words, where `m0` stands for any micro-batch."""
     declared: dict[tuple[str, str, str | None], tuple[StateKind, TensorType, Home]] = field(factory=dict)
     """Results of correct declarations by (kind, type, home), the texts of a declaration."""
 

@@ -157,9 +157,9 @@ class _Declarations:
     """
 
     kinds: dict[str, str] = field(factory=dict)
-    """by the text before a name"""
+    """kind by the text before a name"""
     forms: dict[str, tuple[str, bool, str | None]] = field(factory=dict)
-    """by the text between name and offset: type, carried, home"""
+    """type, carried and home by the text between name and offset"""
     names: list[str] = field(factory=list)
     offsets: list[str] = field(factory=list)
 

@@ -128,11 +128,11 @@ class _StageText:
     statements: Statements
     stage: Stage = field(factory=lambda: Stage(0))
     declared: dict[int, Tensor] = field(factory=dict)
-    """By the shape of a declaration: the tensor of its first line."""
+    """Tensor of the first line of each shape of a declaration."""
     calls: dict[int, Call] = field(factory=dict)
-    """By the shape of an op: its class and fields."""
+    """Class and fields of each shape of an op."""
     tensors: dict[int, Tensor] = field(factory=dict)
-    """By number: the operands of example ops."""
+    """Operands of example ops, by number."""
 
     def read(self) -> StageColumns:
         """Read the stage. Raises `UnusualTextError`."""

@@ -56,9 +56,9 @@ class Shapes(NamedTuple):
     starts: Any
     stops: Any
     lines: Any
-    """where the first line of each begins and ends in the text"""
+    """start and end of the first line of each in the text"""
     sections: Any
-    """of each: numbers of tensors written, updated, read, and scratch; 1 if it has a micro-batch; 1 if an offset"""
+    """six numbers each: tensors written, updated, read, scratch; 1 if it has a micro-batch; 1 if an offset"""
 
 
 class Declared(NamedTuple):
@@ -66,7 +66,7 @@ class Declared(NamedTuple):
 
     shapes: Any
     starts: Any
-    """where its name begins in the text"""
+    """start of its name in the text"""
     stops: Any
     forms: Any
     offsets: Any
@@ -133,7 +133,7 @@ class StageArrays(NamedTuple):
     ops: OpRows
     kinds: Kinds
     names: Any
-    """of each name of the current line: start, stop, hash"""
+    """three numbers for each name of the current line: start, stop, hash"""
     table: Any
     """hash table: a number or `NONE` in each row, one column for each sort; the rows are a power of two"""
     line: Any

@@ -459,7 +459,7 @@ class SymbolicRun(SymbolicUpdates):
     def contribute(self, op: Backward | BackwardWeight, gradient: Tensor, block: Block, m: Piece) -> None:
         """Add to a gradient: micro-batches in ascending order, the slices of each in descending order."""
         share = self.sums.share(m, descending=True)
-        # A gradient begins anew with each micro-batch if it is reduced after each one (`begin` is that contribution).
+        # `begin` is the first contribution: the micro-batch's own if gradients are reduced after each micro-batch.
         alone = reduces_each_micro_batch(self.module.plan, block)
         begin = share - share % self.sums.slices if alone else 0
         if gradient in op.writes:

@@ -47,10 +47,10 @@ class StageEnds:
 
     events: StageEvents
     sent: Mapping[Hop, Sequence[Message]]
-    """by channel, in order"""
+    """messages of each channel, in order"""
     received: Mapping[Hop, Sequence[Message]]
     met: Mapping[tuple[int, ...], Sequence[str]]
-    """what collectives combine, in order, by the stages that meet in them"""
+    """names of collectives, in order, by the stages that meet in them"""
 
 
 def stage_ends(module: Module, stage: Stage, columns: StageColumns) -> StageEnds:

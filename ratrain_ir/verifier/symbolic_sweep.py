@@ -41,7 +41,7 @@ class Traces(NamedTuple):
     owners: Any
     owner_shifts: Any
     from_before: Any
-    """whether the value may be left by the step before, in a carried tensor"""
+    """1 if the value may be left by the step before, in a carried tensor"""
 
 
 class Holdings(NamedTuple):

@@ -36,7 +36,7 @@ class SymbolicValues:
     carried_in: dict[Tensor, Value] = field(factory=dict)
     """Value of a carried tensor at the step's start, as its first reader takes it."""
     owned: dict[Tensor, Value] = field(factory=dict)
-    """What a carried tensor belongs to: its value without the step. It never changes in a run."""
+    """Thing that a carried tensor belongs to: its value without the step. It never changes in a run."""
     recovered: dict[Tensor, Op] = field(factory=dict)
     """Recovery that made the value of a tensor, where one did."""
     gathers: dict[Tensor, AllGather] = field(factory=dict)

@@ -97,7 +97,7 @@ class _SymbolicRoutine:
     routine: Routine
     accesses: Mapping[str, Access]
     written: dict[str, list[Rows]] = field(factory=dict)
-    """by name, the rows that steps have written: disjoint ranges, ascending"""
+    """rows that steps have written, by name: disjoint ranges, ascending"""
 
     def step(self, step: Step) -> str | None:
         """Run a step; explain why it cannot run at its place, or return None."""
