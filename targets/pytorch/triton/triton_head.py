@@ -3,8 +3,8 @@
     losses_of_rows   a program a row:                 lse and loss
     logit_gradient_of_rows    a program a tile of columns:     dlogits in place of logits
 
-With `normalise`, a program of `logit_gradient_of_rows` goes over all rows of its columns, since it also sums over them for the
-gradient of the norms.
+With `normalise`, a program of `logit_gradient_of_rows` goes over all rows of its columns, since it also sums over them
+for the gradient of the norms.
 """
 
 from __future__ import annotations

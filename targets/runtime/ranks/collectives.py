@@ -73,9 +73,9 @@ class GroupCollectives:
         # Reset when a collective starts, never between its phases: the requests of earlier phases may still point into
         # it.
         self.staging: Scratch = kernels.memory.scratch(staging_bytes(rank, reduction))
-        """Where parts of other ranks arrive: transport memory outside the arena, of the same kind."""
+        """Transport memory for parts of other ranks, outside the arena and of the same kind."""
         self.squares = np.empty(sum(1 + sum(blocks.values()) for _, blocks in self.norm_counts))
-        """Where sums of squares of all ranks arrive: on the host, which adds them."""
+        """Host memory for the sums of squares of all ranks; the host adds them."""
         self.loss: float | None = None
         """The last step's loss over all its tokens, where this rank learned it."""
         self.norm: float | None = None

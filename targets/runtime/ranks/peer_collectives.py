@@ -46,7 +46,7 @@ class PeerCollectives:
         stream = rank.stage.streams[Engine.TENSOR]
         needed = max((plan_bytes(_arriving(rank, each)) for each in stream), default=0)
         self.staging: Scratch = kernels.memory.scratch(needed)
-        """Where parts of other peers arrive: transport memory outside the arena, of the same kind."""
+        """Transport memory for parts of other tensor-parallel ranks, outside the arena and of the same kind."""
 
     def start(self, instruction: Instruction) -> Phases:
         """Start an exchange that this rank has reached; return its phases."""
