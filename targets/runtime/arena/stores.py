@@ -90,6 +90,7 @@ class FileBytes:
 
     def put(self, offset: int, array: Any) -> None:
         """Write the bytes of an array to `offset`."""
+        # A device's array is copied to the host first; a contiguous host array is written without a copy.
         self.write(offset, HOST.bytes_of(np.ascontiguousarray(self._memory.to_host(array))))
 
     def get(self, offset: int, array: Any) -> None:

@@ -91,6 +91,7 @@ def save_checkpoint(
             try:
                 _write_files(beside, model, state, manifest, companions or {})
                 move_into_place(beside, target, aside_of(beside))
+            # Ctrl-C too: leave no half-written directory if the process can still remove it.
             except BaseException:
                 shutil.rmtree(beside, ignore_errors=True)
                 raise

@@ -90,6 +90,7 @@ def write_shard(folder: Path, rank: RankExecutor) -> ShardFile:
     name = f"stage-{rank.stage_index}-replica-{rank.replica}{suffix}.safetensors"
     pieces = tuple(_pieces(rank))
     shapes = {f"{kind}/{piece.block}": (piece.stop - piece.start,) for piece in pieces for kind in STATE_KINDS}
+    # Generators: each piece is taken from the arena when it is written.
     tensors = (
         (held for _, held in rank.carried_pieces(kind, piece.block, 0, piece.stop - piece.start))
         for piece in pieces
@@ -198,6 +199,7 @@ def _checked_pieces(directory: str, model: ModelConfig, files: object, share: tu
     (peers, *others) = {_peer_of(entry)[1] for entry in files.values()}
     if others or not shares_heads(model, peers):
         contradicts(directory, "files")
+    # Hashing reads every byte, so processes share it out; sorted, so that they number the files alike.
     for number, (name, entry) in enumerate(sorted(files.items())):
         if number % share[1] == share[0]:
             check_content(str(Path(directory) / name), entry)
@@ -206,6 +208,7 @@ def _checked_pieces(directory: str, model: ModelConfig, files: object, share: tu
 
 def _is_file_entry(item: tuple[str, object]) -> bool:
     name, entry = item
+    # The manifest may come from anybody: a name with a folder in it could lead anywhere.
     is_name = Path(name).name == name and name.isprintable()
     return is_name and isinstance(entry, dict) and isinstance(entry.get("pieces"), list) and _is_peer(_peer_of(entry))
 
@@ -273,6 +276,7 @@ def _stored_pieces(directory: str, model: ModelConfig, files: Mapping[str, Any],
 def _check_whole(directory: str, block: Block, pieces: list[_StoredPiece], model: ModelConfig, whose: str) -> None:
     """Sort a block's pieces. Raises RT092 unless they cover each element of the block once."""
     pieces.sort(key=lambda piece: piece.start)
+    # Sorted pieces cover the block once if each begins where the one before ends.
     ends = [0, *(piece.stop for piece in pieces)]
     if [piece.start for piece in pieces] != ends[:-1] or ends[-1] != block_elements(model, block):
         fail("RT092", f"the files of the checkpoint '{directory}' do not hold each element of {block}{whose} once")

@@ -107,6 +107,7 @@ def _whole_rows(
             continue
         at = mine.offset + (first - rows.start) * width
         taken = _joined(reader, at, (last - first) * width).reshape(last - first, width)
+        # A padded part is cut to what the whole parameter has. Copies of a part overwrite each other with equal values.
         values[first - low : last - low, columns] = taken[:, : columns.stop - columns.start]
     return values
 

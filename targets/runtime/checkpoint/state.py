@@ -149,6 +149,7 @@ def _fill_alike(
     for rank in ranks:
         rank.fill(kind, str(block), 0)
         views += _carried_views(rank, block) if kind == "p" else ()
+    # Zeros first: padding, and elements that no piece covers, stay zero.
     for _, view in views:
         engine.kernels.memory.write(view, 0)
     wanted = [*(shard for shard, _ in parts), *(held for held, _ in views)]

@@ -438,6 +438,7 @@ class Batches:
         plan = slice_plan(self.plan, None if isinstance(piece, int) else piece.number)
         micro_batch = piece if isinstance(piece, int) else piece.micro_batch
         size, length = plan.micro_batch_size, plan.seq_len
+        # A slice begins `first_position` tokens into its sequence; labels are the same tokens, one later.
         shift = plan.first_position + (1 if part is Part.LABELS else 0)
         first = (replica * self.plan.micro_batches + micro_batch) * size
         for row in range(size):

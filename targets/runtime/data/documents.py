@@ -78,6 +78,7 @@ class Documents:
         """Return the documents of tokens [start, stop), counted from `start`; the first and the last may be cut."""
         first = int(np.searchsorted(self.bounds, start, "right")) - 1
         end = int(np.searchsorted(self.bounds, stop, "left"))
+        # The documents at both ends may reach beyond the part: clipping cuts them.
         counted = self.counted_from
         return Documents(
             np.clip(self.bounds[first : end + 1], start, stop) - start,
@@ -122,6 +123,7 @@ class Documents:
         if self.counted_from is None:
             return positions
         numbers = self._holding(positions)
+        # All counted tokens of earlier documents, and of this one those from `counted_from` on.
         found: Positions = self._counted_before[numbers] + np.maximum(0, positions - self.counted_from[numbers])
         return found
 

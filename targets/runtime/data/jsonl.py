@@ -86,6 +86,7 @@ def _of_bytes(path: str, file: FileTokens, fields: Fields, eos: int | None) -> T
     end = end_tokens(eos, np.uint8)
     for line, texts in _documents(path, file, fields):
         sizes = [len(text.encode()) for text in texts]
+        # An empty document would be a bound twice.
         if not sum(sizes):
             continue
         starts.append(line.start)

@@ -116,7 +116,8 @@ def _is_text(head: bytes) -> bool:
 
 _LLM_C_HEADER = 256
 _LLM_C = {20240520: ("GPT-2", 1, "uint16"), 20240801: ("Llama 3", 7, "uint32")}
-"""By the first number of the header: whose tokens, format version, token type (llm.c, dev/data/data_common.py)."""
+"""Owner of the tokens, format version and token type, by the first number of the header (llm.c,
+dev/data/data_common.py)."""
 _LLM_C_EVALUATION = 20240522
 _LLM_C_VERSIONS = 1000
 

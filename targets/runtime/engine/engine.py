@@ -92,7 +92,7 @@ class StepTotals:
     gradient_norm: float | None
     memory: Residence | None
     compute_seconds: NDArray[Any]
-    """of all ranks, shape [stages, ranks of a stage]"""
+    """seconds of all ranks, shape [stages, ranks of a stage]"""
 
 
 class StreamHead:
@@ -243,6 +243,7 @@ class ProgramEngine(ABC):
 
     def begin(self, rank: RankExecutor, engine: Engine, instruction: Instruction) -> None:
         """Record that a rank's engine starts its next instruction."""
+        # First, so that the position names this instruction if the monitor below stops the run.
         if rank.position is not None:
             rank.position.begin(engine)
         if self.monitor is not None:
@@ -254,6 +255,7 @@ class ProgramEngine(ABC):
 
     def complete(self, rank: RankExecutor, engine: Engine, instruction: Instruction) -> None:
         """Record that a rank's engine has completed its instruction: others that wait for it may be ready."""
+        # Before `position.complete`, which writes this count.
         rank.completed[engine] += 1
         if engine is Engine.COMPUTE:
             self.compute_times.complete(rank.place)
@@ -271,6 +273,7 @@ class ProgramEngine(ABC):
 
         Raises `DiagnosticError` RT093 if work is left but nothing is ready: the program would hang.
         """
+        # Counts of completed instructions begin with this process, steps with the training.
         limit = step - self.first_step + 1
         self.step = step
         tokens = self.program.plan.tokens_per_step

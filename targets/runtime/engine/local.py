@@ -72,6 +72,7 @@ class LocalEngine(ProgramEngine):
         self, program: Program, kernels: KernelSet, batches: Batches, *, interleave_seed: int | None = None
     ) -> None:
         self._scratches: dict[tuple[int, int, Engine], Scratch] = {}
+        # Before the base constructor, which asks for `needed_bytes` before it allocates anything.
         self.certificate = certificate(program, kernels, side_by_side=self.side_by_side)
         super().__init__(program, kernels, batches, program.topology.ranks)
         if self.overlaps:
@@ -93,6 +94,7 @@ class LocalEngine(ProgramEngine):
 
     def scratch_of(self, rank: RankExecutor, engine: Engine) -> Scratch:
         """Return the scratch for an engine's kernels; where engines overlap, each one has its own."""
+        # The first rank's compute engine takes the scratch that the base constructor has made.
         if not self.overlaps or (engine is Engine.COMPUTE and rank is self.ranks[0][0]):
             return self.scratch
         key = rank.stage_index, rank.lane, engine
@@ -222,6 +224,7 @@ class LocalEngine(ProgramEngine):
         assert self.choice is not None
         working = [head for head in self.heads if head.has_work(limit)]
         self.choice.shuffle(working)
+        # `any` stops at the first head that ran.
         return any(self._try_run(head, limit) for head in working), bool(working)
 
     def _try_run(self, head: StreamHead, limit: int) -> bool:
@@ -382,6 +385,7 @@ class LocalEngine(ProgramEngine):
 
     def fail_as_hanging(self) -> NoReturn:
         """Raise `DiagnosticError` RT093 that says who waits for whom, because nothing will ever be ready."""
+        # All ranks are in this process and nothing runs: positions are exact, and the program alone is at fault.
         diagnosis = diagnose(self.program, self.positions(), time.time(), lambda _: Liveness.ALIVE)
         text = f"the program hangs: {'; '.join(cause.text for cause in diagnosis.causes)}"
         fail("RT093", text, notes=[Note(line) for line in (*diagnosis.ranks, diagnosis.verdict)])

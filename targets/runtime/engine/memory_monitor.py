@@ -120,6 +120,7 @@ class MemoryMonitor:
             begins = operand.access in (Access.WRITE, Access.SCRATCH)
             if left == _FOR_EVER:
                 continue
+            # The access that begins a life is not among those counted for it.
             live.remaining[operand.tensor] = left if begins else left - 1
             if live.remaining[operand.tensor] == 0:
                 self._end(rank, operand.tensor)

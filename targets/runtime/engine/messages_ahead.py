@@ -94,13 +94,14 @@ class _Walk:
     forward_only: bool
     sent: dict[Hop, list[_Sent]] = field(factory=dict)
     _received: dict[Hop, list[int]] = field(factory=dict)
-    """By channel: position of each receive in its engine's stream."""
+    """position of each receive in its engine's stream, by channel"""
     _clocks: dict[_Stream, list[_Clock]] = field(factory=dict)
 
     def run(self) -> None:
         """Visit all instructions. One that never becomes ready is left out: the program hangs there."""
         streams = [(number, engine) for number in range(len(self.program.stages)) for engine in ENGINES]
         self._clocks = {stream: [] for stream in streams}
+        # Visit streams in turn until no pass makes progress: then all are done, or the program hangs.
         moved = True
         while moved:
             moved = False
@@ -152,6 +153,7 @@ class _Walk:
         tensors = self.program.stages[number].tensors
         kinds = [tensors[operand.tensor].type for operand in instruction.carried]
         sender, receiver = engines_of(hop.channel.payload)
+        # Receives of this channel at positions below this count are surely done.
         known = clock.get((hop.target, receiver), 0)
         received = sum(position < known for position in self._received.get(hop, []))
         done = {**clock, (number, sender): position + 1}

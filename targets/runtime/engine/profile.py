@@ -66,7 +66,7 @@ class Profile:
     steps: list[StepSpan] = field(factory=list)
     recorded: dict[EngineKey, array[float]] = field(factory=dict)
     ranks_per_core: float | None = None
-    """of the machine where most ranks share a core; None if ranks are not processes"""
+    """number of ranks on the machine where most share a core; None if ranks are not processes"""
 
     def begin(self, stage: int, lane: int, engine: Engine) -> None:
         """Record that an engine of a rank starts its next instruction."""

@@ -246,6 +246,7 @@ class BoundRoutine:
     def __call__(self) -> None:
         """Run the kernels in their order."""
         for kernel, arguments in self._calls:
+            # Nothing in scratch outlives a kernel: intermediates between kernels are in the workspace.
             self._scratch.reset()
             kernel(**arguments)
 

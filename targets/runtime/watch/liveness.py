@@ -22,7 +22,7 @@ class Liveness(Enum):
     STOPPED = "stopped"
     GONE = "gone"
     UNKNOWN = "unknown"
-    """it is on another machine"""
+    """on another machine, so nothing is known"""
 
 
 def liveness(position: RankPosition) -> Liveness:

@@ -126,7 +126,7 @@ class Watchdog:
 
     def start(self) -> None:
         """Start watching; from here on SIGUSR1 asks for a report."""
-        # Python runs signal handlers only in the main thread, between its instructions, and that thread may be deep in a
+        # Python runs signal handlers only in the main thread, between its instructions, and it may be deep in a
         # kernel. The wakeup file gets the signal's number at once, which wakes the watchdog.
         old_file = signal.set_wakeup_fd(self._outbox, warn_on_full_buffer=False)
         self._before = (old_file, signal.signal(signal.SIGUSR1, _nothing))

@@ -18,7 +18,7 @@ _MASKS: Mapping[str, tuple[str, ...]] = {
     "gpt2": (r"h\.(?P<layer>\d+)\.attn\.(bias|masked_bias)",),
     "gpt_neox": (r"layers\.(?P<layer>\d+)\.attention\.(bias|masked_bias)",),
 }
-"""By family: the causal mask, and the score of masked positions."""
+"""Causal mask and score of masked positions, by family."""
 _TABLES: Mapping[str, tuple[str, ...]] = {
     "rope": (
         r"layers\.(?P<layer>\d+)\.(self_attn|attention)\.rotary_emb\.(inv_freq|cos_cached|sin_cached)",
@@ -27,9 +27,9 @@ _TABLES: Mapping[str, tuple[str, ...]] = {
     "alibi": ("alibi_mask", "future_mask"),
     "learned": (),
 }
-"""By kind of positions: rotary frequencies and tables of them, or ALiBi's bias."""
+"""Rotary frequencies and tables of them, or ALiBi's bias, by kind of positions."""
 _SCALES: Mapping[str, tuple[str, ...]] = dict.fromkeys(("gemma2", "gemma3_text"), (r"embed_tokens\.embed_scale",))
-"""By family: factor of the embedded tokens."""
+"""Factor of the embedded tokens, by family."""
 
 
 def follows_from(model: ModelConfig, name: str) -> bool:

@@ -133,7 +133,7 @@ _PACKED: Mapping[str, Mapping[str, str]] = {
         **{f"mlp.{part}_proj": "mlp.gate_up_proj" for part in ("gate", "up")},
     },
 }
-"""By family: linear layers that are stored together, and the tensor that holds them."""
+"""Linear layers that are stored together, each with the tensor that holds it, by family."""
 _PACKED_BY_HEAD = ("gpt_neox", "internlm2")
 """Families that store query, key and value of one key-value head, then those of the next."""
 
