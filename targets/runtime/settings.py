@@ -11,7 +11,7 @@ from ratrain.ratrain_ir.side_by_side import usable_cores
 
 Order: TypeAlias = Literal["shuffled", "sequential", "documents"]
 """Order in which training sequences are visited. `shuffled`: sequences at random; `sequential`: as they stand in the
-file; `documents`: documents at random, and their tokens in sequence."""
+data; `documents`: documents at random, and their tokens in sequence."""
 
 
 @frozen

@@ -177,7 +177,7 @@ class HostMemory:
     def allocate(self, count: int) -> NDArray[np.uint8]:
         """Allocate `count` zeroed bytes, aligned to `ALIGNMENT_BYTES`."""
         raw = np.zeros(count + ALIGNMENT_BYTES, np.uint8)
-        # numpy aligns to 16 bytes only: allocate more and start at the first multiple.
+        # numpy's own alignment may be smaller: allocate more and start at the first multiple.
         start = -raw.ctypes.data % ALIGNMENT_BYTES
         return raw[start : start + count]
 

@@ -1,7 +1,7 @@
 """Safetensors files: tensors by name in one file, read through a memory map and written piece by piece.
 
     | header length | header: JSON name -> dtype, shape, byte range | bytes of all tensors |
-      8 bytes, LE     padded with spaces to a multiple of 8           no gap, no overlap
+      8 bytes, LE     written here: padded to a multiple of 8         no gap, no overlap
 
 Format: https://github.com/huggingface/safetensors#format. The library of that name is not used because it gives numpy
 no bf16 and writes only tensors that are in memory as a whole.

@@ -207,6 +207,7 @@ def _checked_pieces(directory: str, model: ModelConfig, files: object, share: tu
 
 
 def _is_file_entry(item: tuple[str, object]) -> bool:
+    """Return True if a file's name and manifest entry are well formed."""
     name, entry = item
     # The manifest may come from anybody: a name with a folder in it could lead anywhere.
     is_name = Path(name).name == name and name.isprintable()
@@ -226,6 +227,8 @@ def _is_peer(peer: object) -> bool:
 
 @frozen(eq=False)
 class _StoredPiece:
+    """Elements [start, stop) of a block's flat tensors in an open file."""
+
     start: int
     stop: int
     tensors: dict[str, StoredTensor]

@@ -255,6 +255,7 @@ def check_text_vocabulary(name: str, vocab_size: int) -> None:
 
 
 def _open_text(path: str, vocab_size: int) -> TokenStream:
+    """Open a text file, one token a byte, after checking that all of it is UTF-8."""
     check_text_vocabulary(path, vocab_size)
     tokens = text_bytes(path)
     refuse_containers(path, tokens[:_HEAD].tobytes())

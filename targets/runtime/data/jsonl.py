@@ -86,7 +86,7 @@ def _of_bytes(path: str, file: FileTokens, fields: Fields, eos: int | None) -> T
     end = end_tokens(eos, np.uint8)
     for line, texts in _documents(path, file, fields):
         sizes = [len(text.encode()) for text in texts]
-        # An empty document would be a bound twice.
+        # A line without text is no document, although an end token could follow it.
         if not sum(sizes):
             continue
         starts.append(line.start)
@@ -166,6 +166,7 @@ def _batches(path: str, file: FileTokens, fields: Fields) -> Iterator[list[tuple
 
 
 def _documents(path: str, file: FileTokens, fields: Fields) -> Iterator[tuple[_Line, tuple[str, ...]]]:
+    """Yield each line that is not blank, with the texts of its fields."""
     for line in _lines(file):
         if line.content.strip():
             yield line, _texts(path, line, fields)

@@ -123,6 +123,7 @@ _LLM_C_VERSIONS = 1000
 
 
 def _of_llm_c(raw: FileTokens, head: bytes) -> TokenLayout | None:
+    """Return the layout that an llm.c header declares; None for a file without one. Raises RT090."""
     path, size = raw.file.path, 4 * _LLM_C_HEADER
     if len(head) < size:
         return None
@@ -150,6 +151,7 @@ def _of_llm_c(raw: FileTokens, head: bytes) -> TokenLayout | None:
 
 
 def _of_numpy(raw: FileTokens, head: bytes) -> TokenLayout | None:
+    """Return the layout that a numpy header declares; None for a file without one. Raises RT090."""
     if not head.startswith(b"\x93NUMPY"):
         return None
     path, what = raw.file.path, "its header (numpy)"
@@ -179,6 +181,7 @@ _MEGATRON_READ = {4: "uint32", 8: "uint16"}
 
 
 def _of_megatron(raw: FileTokens) -> TokenLayout | None:
+    """Return the layout that a Megatron-LM index next to the file declares; None without one. Raises RT090."""
     index = Path(raw.file.path).with_suffix(INDEX)
     if not is_regular(index):
         return None

@@ -1,13 +1,15 @@
 """Collectives of the local engine: all members' arenas are in reach, and sums are made in rank order.
 
-Gradients are averaged over replicas in float32 and rounded once. A block's flag is set on all replicas as soon as one
-local contribution, or the reduced shard, is not finite. `docs/rtir.md` defines these results for every engine.
+Each function takes all members of one collective in rank order, reads the operands of their instructions by role, and
+writes the results into the members' arenas:
 
     reduce_scatter    g of replicas 0..D-1 (whole)  ->  gs of replica r = mean of part r
     all_gather        p of replicas 0..D-1 (parts)  ->  w of every replica = all parts, rounded
 
-Fixed orders make results reproducible: shards by replica, the norm by blocks in forward order, shards in their order
-and chunks of `SQUARES_CHUNK` elements, whatever runs at the same time.
+Gradients are averaged over replicas in float32 and rounded once. A block's flag is set on all replicas as soon as one
+local contribution, or the reduced shard, is not finite. `docs/rtir.md` defines these results for every engine. Fixed
+orders make them reproducible: shards by replica, the norm by blocks in forward order, shards in their order and chunks
+of `SQUARES_CHUNK` elements.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
 
 Member = tuple[RankExecutor, Instruction]
+"""Rank of a collective and its instruction."""
 
 
 def shard_slice(rank: RankExecutor, name: str) -> slice:

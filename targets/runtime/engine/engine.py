@@ -6,10 +6,12 @@ may start once the counts that it waits for are reached:
 
     rank.completed[engine]   instructions completed over all steps; step and place in the stream follow by divmod
     wait (engine, count)     satisfied when completed[engine] >= step * stream length + count
+                             (a wait for the step before: with step - 1, and satisfied in step 0)
 
 Subclasses differ in who runs ready instructions: `LocalEngine` visits all heads in one thread, `ThreadedEngine` has a
-thread for each engine, `ranks.engine` a process for each rank. They override only the methods in the marked section
-below: the abstract ones always, the others if their default does not fit.
+thread for each engine, `ranks.engine` a process for each rank. They override methods of the marked section below: the
+abstract ones always, the others if their default does not fit. In addition they may override `capture_steps`,
+`declared_constants` and `expect_evaluation`.
 """
 
 from __future__ import annotations
@@ -486,6 +488,7 @@ class ProgramEngine(ABC):
         return Residence(memory.peak_resident_bytes, memory.planned_bytes)
 
     def _planned_traffic(self) -> Traffic:
+        """Return the bytes that a step moves from and to files, by the program."""
         moved = [rank.stage.moved_bytes(Home.FILE) for ranks in self.ranks for rank in ranks]
         return Traffic(sum(read for read, _ in moved), sum(written for _, written in moved))
 

@@ -126,6 +126,7 @@ class MemoryMonitor:
                 self._end(rank, operand.tensor)
 
     def _begin(self, rank: RankExecutor, tensor: int, count: int, instruction: Instruction | None) -> None:
+        """Begin a life with `count` accesses to come; raise RT093 if it overlaps another one."""
         live = self.live[rank.stage_index, rank.lane]
         held = rank.stage.tensors[tensor]
         start, end, _ = entry = (held.offset, held.end, tensor)
@@ -143,6 +144,7 @@ class MemoryMonitor:
         live.peak_bytes = max(live.peak_bytes, live.live_bytes)
 
     def _end(self, rank: RankExecutor, tensor: int) -> None:
+        """End a life; poison its bytes if asked to."""
         live = self.live[rank.stage_index, rank.lane]
         held = rank.stage.tensors[tensor]
         del live.remaining[tensor]

@@ -141,9 +141,11 @@ class _Walk:
             yield sends[taken].clock if taken < len(sends) else None
 
     def _counts(self, instruction: Instruction) -> bool:
+        """Return True if the pass executes an instruction."""
         return not self.forward_only or serves_the_loss(instruction)
 
     def _note(self, number: int, instruction: Instruction, clock: _Clock, position: int) -> None:
+        """Record a message that is sent, with its clock, or the position of a receive."""
         if instruction.ends(number) is None:
             return
         hop = self._hop(number, instruction)

@@ -1,7 +1,7 @@
 """Collectives of tensor-parallel ranks in the local engine: rows gathered or summed, losses combined, gradients summed.
 
-Sums are made in rank order in float32 (the loss in float64) and rounded once, so that results are the same in every run
-with as many ranks.
+Functions take all members in rank order and write results into their arenas, as in `collectives`. Sums are made in rank
+order in float32 (the loss in float64) and rounded once, so that results are the same in every run with as many ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def gather_rows(members: Sequence[Member], kernels: KernelSet) -> None:
-    """Copy the rows of all ranks to every rank."""
+    """Copy the rows of all ranks (role `rows`) to every rank (role `whole`), in rank order."""
     views = [rank.by_role(instruction) for rank, instruction in members]
     length = len(views[0]["rows"])
     for mine in views:
@@ -81,7 +81,7 @@ def at_labels_buffer(peers: int) -> Buffer:
 
 
 def combine_loss(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> None:
-    """Combine each row's log of the sum of exponentials over the whole vocabulary, and the loss of rows that count.
+    """Set `lse` of each row (log of the sum of exponentials over all words) and the micro-batch's `loss` on all ranks.
 
     See `Scalars.logits_of_labels` and `Scalars.combine_losses`.
     """

@@ -295,6 +295,7 @@ def _bind_step(
     scratch: Scratch,
     peer: RankExecutor | None,
 ) -> list[_Call]:
+    """Return the kernel calls of one step with their arguments: usually one; see `bind_steps` for exceptions."""
     arguments: dict[str, Any] = {
         name: resolve(routine, reference, operands, kernels.memory) for name, reference in step.operands.items()
     }

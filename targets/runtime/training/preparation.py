@@ -92,7 +92,7 @@ def _begun(
     start, execution = settings.start, settings.execution
     loaded = load_latest(start.checkpoint, program.model, processes) if start.checkpoint is not None else None
     first_step = loaded.state.step if loaded is not None else 0
-    # Whatever can refuse the run is checked before the engine allocates its arenas.
+    # Refuse a run without labels before the engine allocates its arenas.
     batches.check_labels(first_step, first_step + settings.steps)
     if series is not None:
         series.check_start(processes, first_step, loaded.damaged if loaded else ())

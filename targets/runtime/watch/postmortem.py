@@ -121,6 +121,8 @@ def diagnose(
 
 
 class _Inquiry:
+    """Wait graph of a run at one moment, built by its constructor."""
+
     def __init__(
         self,
         program: Program,

@@ -82,6 +82,8 @@ def is_written_here(path: str) -> bool:
 
 
 def _write(path: str, layout: Mapping[str, Stored], source: Callable[[str], Float32], dtype: Dtype) -> None:
+    """Write the tensors of a layout to one file, each assembled from its parameters."""
+
     def tensors() -> Iterator[list[Float32]]:
         for held in layout.values():
             yield [held.joined([source(part.name) for part in held.parts])]
