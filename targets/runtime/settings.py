@@ -1,4 +1,4 @@
-"""What a training run is told beside its program and data, and how tokens are chosen of a trained model, in groups of what belongs together."""
+"""Settings of a training run other than its program and data, and of token sampling, grouped by subject."""
 
 from __future__ import annotations
 
@@ -10,60 +10,61 @@ from attrs import frozen
 from ratrain.ratrain_ir.side_by_side import usable_cores
 
 Order: TypeAlias = Literal["shuffled", "sequential", "documents"]
-"""In which order training sequences are visited: at random, as they stand, or as they stand in documents that are at random."""
+"""Order in which training sequences are visited. `shuffled`: sequences at random; `sequential`: as they stand in the
+data; `documents`: documents at random, and their tokens in sequence."""
 
 
 @frozen
 class Start:
-    """What a run starts from; without weights or checkpoint, from weights drawn at random."""
+    """Starting point of a run; with neither weights nor checkpoint, weights are drawn at random."""
 
     weights: str | None = None
-    """file or directory, with Hugging Face names"""
+    """file or directory of weights under Hugging Face names"""
     checkpoint: str | None = None
-    """directory of one, or of several, to go on from"""
+    """directory of one checkpoint, or of a series, to resume from"""
     new_data: bool = False
-    """go on from a checkpoint whose run had other data"""
+    """resume although the checkpoint's run had other data"""
 
 
 @frozen
 class Saving:
-    """Where and when a run saves its state."""
+    """Place and times at which a run saves its state."""
 
     directory: str | None = None
-    """written at the end: a checkpoint; with `every`, or several processes, a series of them"""
+    """written at the end: one checkpoint; with `every`, or several processes, a series of them"""
     every: int | None = None
-    """steps between checkpoints"""
+    """steps from one checkpoint to the next; None: one at the end"""
     keep_last: int = 2
-    """checkpoints of a series that are kept"""
+    """number of checkpoints of a series that are kept"""
 
     def is_series(self, processes: int) -> bool:
-        """Whether a run of so many processes writes a series of checkpoints."""
+        """Return True if a run of `processes` processes writes a series of checkpoints rather than one."""
         return self.every is not None or processes > 1
 
 
 @frozen
 class Evaluation:
-    """When the loss of held-out data is computed, and of which."""
+    """Times at which the loss of held-out data is computed, and the data it is computed on."""
 
     every: int | None = None
-    """steps from one evaluation to the next, and one at the end; None: none"""
+    """steps from one evaluation to the next, with one more at the end; None: no evaluation"""
     paths: tuple[str, ...] = ()
-    """held-out data; none: the last `fraction` of the data, which is not trained on then"""
+    """files of held-out data; empty: the last `fraction` of the training data, which is then not trained on"""
     fraction: float = 0.05
     batches: int | None = None
-    """batches of one evaluation; None: all there are"""
+    """batches of one evaluation; None: all of the held-out data"""
 
 
 HOST_DEVICE = "cpu"
-"""The processor of this process."""
+"""Name of the device that is the processor of this process."""
 
 
 TENSOR_KERNELS = ("torch-device", "torch-triton")
-"""The kernel sets whose arenas are tensors, on whatever device."""
+"""Kernel sets whose arenas are PyTorch tensors, on any device."""
 
 
 def default_kernels(device: str) -> str:
-    """The kernel set that a device is used with where none is named: fused kernels where Triton is installed."""
+    """Return the default kernel set of a device: `fast` on the host; elsewhere fused kernels if Triton is installed."""
     if device == HOST_DEVICE:
         return "fast"
     return "torch-triton" if find_spec("triton") is not None else "torch-device"
@@ -71,46 +72,48 @@ def default_kernels(device: str) -> str:
 
 @frozen
 class Execution:
-    """How a program is executed."""
+    """Options of how a program is executed."""
 
     kernels: str = "fast"
     device: str = HOST_DEVICE
-    """what executes it, as PyTorch calls it"""
+    """device that executes the program, as PyTorch names it"""
     graph: bool = False
-    """record a whole step of the device once, and repeat it"""
+    """record one whole step on the device and replay it"""
     threads: int = 1
-    """with more than one, the engines of all ranks run side by side, and ranks share out these threads for their kernels"""
+    """with more than one, the engines of all ranks run concurrently, and ranks share these threads for their kernels"""
     interleave_seed: int | None = None
-    """of a random order of ready instructions; None: a fixed one"""
+    """seed of a random order among ready instructions; None: a fixed order"""
     sums: str = "rank order"
-    """how gradients are summed over replicas, or the engine whose library chooses: part of what the bits depend on"""
+    """order in which gradients are summed over replicas, or the engine whose library chooses it; results depend on
+    it bit for bit"""
     check_memory: bool = False
-    """hold every access against the program's lives"""
+    """check every access against the lifetimes that the program declares"""
     poison: bool = False
     """fill freed bytes with NaNs; implies `check_memory`"""
     store_folder: str | None = None
-    """where ranks have the files in which they store tensors; None: where this system has temporary files"""
+    """folder of the files in which ranks store tensors; None: the system's folder for temporary files"""
     ram_bytes: int | None = None
-    """the most that a process may hold in memory; None: what there is"""
+    """memory limit of a process, in bytes; None: the memory that the machine has"""
 
     def kernel_threads(self, ranks: int) -> int:
-        """Threads that share the work of one kernel, where so many ranks compute in this process."""
+        """Return the threads that one kernel may use where `ranks` ranks compute in this process: at least 1."""
         return max(1, self.threads // ranks)
 
 
 @frozen
 class Watch:
-    """How a run is watched over."""
+    """Supervision of a run: progress files and the watchdog."""
 
     folder: str | None = None
-    """where ranks say where they are, for the watchdog and for `postmortem`; None: beside a series of checkpoints, if any"""
+    """folder in which ranks record their positions, for the watchdog and for `postmortem`; None: next to the series
+    of checkpoints, if there is one"""
     hang_timeout: float = 8.0
-    """seconds without progress after which the watchdog judges; 0: never"""
+    """seconds without progress after which the watchdog looks for a hang; 0: never"""
 
 
 @frozen
 class OptimizerKeys:
-    """Keys of the plan's optimizer that a run is told in place of the plan's; None: the plan's."""
+    """Optimizer keys that a run overrides; None leaves the plan's value."""
 
     lr: float | None = None
     betas: tuple[float, float] | None = None
@@ -124,13 +127,13 @@ class OptimizerKeys:
 
 @frozen
 class RunSettings:
-    """What a run is told beside its program and data."""
+    """All settings of a run other than its program and data."""
 
     steps: int
-    """steps of this run; a resumed one goes on from where the checkpoint stopped"""
+    """steps of this run; a resumed run counts them from its checkpoint"""
     order: Order = "shuffled"
     seed: int | None = None
-    """of initial weights and data order; None: the plan's"""
+    """seed of initial weights and data order; None: the plan's"""
     optimizer: OptimizerKeys = OptimizerKeys()
     start: Start = Start()
     saving: Saving = Saving()
@@ -141,15 +144,15 @@ class RunSettings:
 
 @frozen
 class Sampling:
-    """How a token is chosen from its logits."""
+    """Rule by which a token is chosen from its logits."""
 
     temperature: float = 0.0
-    """logits are divided by it; 0: the likeliest token, the first of several"""
+    """divisor of the logits; 0: the token with the largest logit, the first one on a tie"""
     top_p: float = 1.0
-    """only the likeliest tokens are drawn from whose probabilities first add up to this"""
+    """draw only from the likeliest tokens, up to the first whose cumulative probability reaches this value"""
     seed: int = 0
 
 
 def available_threads() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(usable_cores())

@@ -1,4 +1,4 @@
-"""The numpy dtypes of tensors in memory; numpy has no bfloat16 of its own, so that one is `ml_dtypes`'."""
+"""Numpy dtypes of tensors in memory; numpy has no bfloat16 of its own, so that one comes from `ml_dtypes`."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ NUMPY_DTYPES: dict[Dtype, np.dtype[Any]] = {
     Dtype.U8: np.dtype(np.uint8),
     Dtype.U32: np.dtype(np.uint32),
 }
-"""Of every element type."""
+"""Numpy dtype of every element type."""

@@ -1,6 +1,8 @@
-"""What arenas are made of: bytes of the host, as numpy has them. Devices have memories of their own, which engines use by the same words.
+"""Memory that arenas are allocated in: the interface, and its implementation on the host by numpy.
 
-An array of a memory is sliced, indexed and assigned to by numbers as numpy's are; everything else goes through its memory.
+A device implements the same interface with a memory of its own (`targets/pytorch/device/device_memory.py`), so engines
+use both alike. Arrays of any memory are sliced, indexed and assigned numbers as numpy arrays are; everything else goes
+through `Memory`.
 """
 
 from __future__ import annotations
@@ -21,117 +23,128 @@ from ratrain.targets.runtime.arena.stopwatch import DeviceFacts, HostStopwatch, 
 from ratrain.targets.runtime.arena.streams import AtOnce, Order
 
 SQUARES_CHUNK = 1 << 16
-"""Elements at most of which squares are summed at a time."""
+"""Most elements whose squares are summed at a time."""
 
 
 @frozen
 class Work:
-    """What a run asks of a memory beside arenas, scratch, tables and messages."""
+    """Demands of a run on a memory besides arenas, scratch, tables and messages."""
 
     inputs: Mapping[tuple[Dtype, tuple[int, ...]], int]
-    """instructions that load an input of each form"""
+    """number of instructions that load an input, by dtype and shape"""
     sums: int
-    """sums of squares that are made at a time, by the host"""
+    """sums of squares that the host computes at the same time"""
     areas: int
-    """arenas and scratches"""
+    """number of arenas and scratch buffers"""
     streams: int
-    """engines that multiply"""
+    """number of engines that run matrix products"""
     denominators: int
-    """calls of kernels that divide by the labels of a step"""
+    """calls of kernels that divide by the number of labels of a step"""
     ranks: int
     blocks: int
-    """that ranks hold, each counted on every rank that holds it"""
+    """blocks on all ranks, each counted once for every rank that holds it"""
 
 
 class Feed(Protocol):
-    """What the host puts into an array, again in every step."""
+    """Channel by which the host sets an array anew in every step."""
 
     @property
     def values(self) -> NDArray[Any]:
-        """An array of the host, to be written."""
+        """Host array to write the new values into."""
 
     @property
     def is_ahead(self) -> bool:
-        """Whether that is written before the step, as the array is only reached behind the program; else when it is delivered."""
+        """True if `values` must be written before the step starts; False if they are written just before `deliver`.
+
+        A device that runs asynchronously needs them early: it reads them later than the call that issues the
+        instruction.
+        """
 
     def deliver(self) -> None:
-        """Have in the array what was written."""
+        """Bring the written values into the array."""
 
 
 class Memory(Protocol):
-    """Bytes that a kernel set works on."""
+    """Memory that a kernel set works on."""
 
     @property
     def place(self) -> str:
-        """Where it is, in a word."""
+        """Name of the place, in one word."""
 
     @property
     def overlaps(self) -> bool:
-        """Whether instructions are executed behind the program, several at a time."""
+        """True if instructions run asynchronously, several at a time, after the calls that issue them have returned."""
 
     def room(self) -> tuple[int, str]:
-        """Bytes that there are, and a clause that says so."""
+        """Return the bytes available and a clause for messages that says so."""
 
     def allocate(self, count: int) -> Any:
-        """Zeroed bytes that start at a multiple of the alignment. Raises MemoryError where there are not so many."""
+        """Allocate `count` zeroed bytes, aligned to `ALIGNMENT_BYTES`. Raises MemoryError where there are too few."""
 
     def scratch(self, capacity: int) -> Any:
-        """What kernels take temporaries from: a `Scratch`, or the like of this memory."""
+        """Return an allocator of `capacity` bytes of temporaries for kernels: a `Scratch`, or its equivalent here."""
 
     def order(self) -> Order:
-        """What has instructions done here in their order."""
+        """Return the object that makes instructions take effect here in the order of the program's waits."""
 
     def stopwatch(self) -> Stopwatch:
-        """What tells how long something takes here."""
+        """Return a clock for the time that work takes here."""
 
     def device_facts(self) -> DeviceFacts | None:
-        """What the device is; None where it is the host."""
+        """Return name and memory size of the device; None on the host."""
 
     def typed(self, data: Any, dtype: Dtype, shape: tuple[int, ...]) -> Any:
-        """An array over contiguous bytes."""
+        """View contiguous bytes as an array of `dtype` and `shape`."""
 
     def bytes_of(self, array: Any) -> Any:
-        """The bytes of a contiguous array."""
+        """View a contiguous array as bytes."""
 
     def element_type(self, array: Any) -> np.dtype[Any]:
-        """The type of its elements, as numpy has it."""
+        """Return the numpy dtype of the array's elements."""
 
     def empty_like(self, array: Any) -> Any:
-        """A new array of the same shape and type."""
+        """Allocate an uninitialised array of the same shape and type."""
 
     def beside(self, count: int) -> Any:
-        """Zeroed bytes of the host, as arrays of this memory are: `copy` goes both ways. Raises MemoryError where there are not so many."""
+        """Allocate `count` zeroed bytes on the host as an array that `copy` accepts in both directions.
+
+        Raises MemoryError where there are too few.
+        """
 
     def copy(self, target: Any, source: Any) -> None:
-        """Set target = source, both of this memory or one of what is beside it; in the order of what is issued."""
+        """Set target = source, in the order of issue. One of the two may come from `beside`."""
 
     def read_into(self, array: Any, read: Callable[[NDArray[np.uint8]], None]) -> None:
-        """Have the host write the bytes of an array, once all is done that was issued before."""
+        """Let the host write the bytes of an array by `read`, once everything issued before is done."""
 
     def staged(self, values: NDArray[Any]) -> Any:
-        """Values of the host as an array of this memory, for the moment."""
+        """Return host values as an array of this memory, valid for immediate use only."""
 
     def write(self, target: Any, values: Any) -> None:
         """Set an array to numbers of the host: one for all elements, or one for each."""
 
     def to_host(self, array: Any) -> NDArray[Any]:
-        """The elements on the host, to be read only."""
+        """Return the elements on the host, read-only."""
 
     def feed(self, target: Any) -> Feed:
-        """How an array gets, in every step, what the host has for it."""
+        """Return the channel by which the host sets `target` in every step."""
 
     def number(self, value: float, held: Any = None) -> Any:
-        """What kernels are given for a number that may be another in another step: `held`, where this memory keeps such a one, set anew.
+        """Return a kernel argument for a number that may change from step to step.
 
-        Between steps only.
+        Where the memory keeps such arguments itself, `held` (the argument of an earlier call) is updated in place and
+        returned. Call it between steps only.
         """
 
     def constants(self, work: Work) -> dict[str, int]:
-        """Bytes that it holds at most for a run's work, by what for, known before anything is allocated."""
+        """Return an upper bound of the bytes this memory takes for a run's work, by purpose.
+
+        It is known before anything is allocated.
+        """
 
 
 class _Squares(threading.local):
-    """A chunk in float64 for each thread that sums squares, made once and not in every step."""
+    """One float64 chunk for each thread that sums squares, allocated once instead of in every step."""
 
     def __init__(self) -> None:
         self.chunk = np.empty(SQUARES_CHUNK, np.float64)
@@ -139,13 +152,13 @@ class _Squares(threading.local):
 
 @frozen(eq=False)
 class DirectFeed:
-    """`Feed` of an array of the host, which is written itself."""
+    """`Feed` of a host array, which is written directly."""
 
     values: NDArray[Any]
     is_ahead = False
 
     def deliver(self) -> None:
-        """It is there."""
+        """Do nothing: the values are in the array already."""
 
 
 class HostMemory:
@@ -158,48 +171,49 @@ class HostMemory:
         self._squares = _Squares()
 
     def room(self) -> tuple[int, str]:
-        """Of this process."""
+        """Return the bytes this process may still take, and a clause that says so."""
         return room()
 
     def allocate(self, count: int) -> NDArray[np.uint8]:
-        """Zeroed bytes that start at a multiple of the alignment."""
+        """Allocate `count` zeroed bytes, aligned to `ALIGNMENT_BYTES`."""
         raw = np.zeros(count + ALIGNMENT_BYTES, np.uint8)
+        # numpy's own alignment may be smaller: allocate more and start at the first multiple.
         start = -raw.ctypes.data % ALIGNMENT_BYTES
         return raw[start : start + count]
 
     def scratch(self, capacity: int) -> Scratch:
-        """What kernels take temporaries from."""
+        """Return a scratch buffer of `capacity` bytes."""
         return Scratch(capacity)
 
     def order(self) -> AtOnce:
-        """Instructions are done when they return."""
+        """Return the order of a host: an instruction is done when it returns."""
         return AtOnce()
 
     def stopwatch(self) -> HostStopwatch:
-        """The clock of this process."""
+        """Return a clock of this thread's CPU time."""
         return HostStopwatch()
 
     def device_facts(self) -> None:
-        """It is the host."""
+        """Return None: this is the host."""
 
     def typed(self, data: NDArray[np.uint8], dtype: Dtype, shape: tuple[int, ...]) -> NDArray[Any]:
-        """An array over contiguous bytes."""
+        """View contiguous bytes as an array of `dtype` and `shape`."""
         return data.view(NUMPY_DTYPES[dtype]).reshape(shape)
 
     def bytes_of(self, array: NDArray[Any]) -> NDArray[np.uint8]:
-        """The bytes of a contiguous array."""
+        """View a contiguous array as bytes."""
         return array.reshape(-1).view(np.uint8)
 
     def element_type(self, array: NDArray[Any]) -> np.dtype[Any]:
-        """The type of its elements."""
+        """Return the numpy dtype of the array's elements."""
         return array.dtype
 
     def empty_like(self, array: NDArray[Any]) -> NDArray[Any]:
-        """A new array of the same shape and type."""
+        """Allocate an uninitialised array of the same shape and type."""
         return np.empty_like(array)
 
     def beside(self, count: int) -> NDArray[np.uint8]:
-        """Bytes like any other."""
+        """Allocate `count` zeroed bytes, as `allocate` does."""
         return self.allocate(count) if count else np.empty(0, np.uint8)
 
     def copy(self, target: NDArray[Any], source: NDArray[Any]) -> None:
@@ -207,11 +221,11 @@ class HostMemory:
         np.copyto(target, source)
 
     def read_into(self, array: NDArray[Any], read: Callable[[NDArray[np.uint8]], None]) -> None:
-        """Read into the bytes themselves."""
+        """Let `read` write the array's bytes in place."""
         read(self.bytes_of(array))
 
     def staged(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The values themselves."""
+        """Return the values themselves."""
         return values
 
     def write(self, target: NDArray[Any], values: Any) -> None:
@@ -219,28 +233,28 @@ class HostMemory:
         target[...] = values
 
     def to_host(self, array: NDArray[Any]) -> NDArray[Any]:
-        """The array itself."""
+        """Return the array itself."""
         return array
 
     def feed(self, target: NDArray[Any]) -> DirectFeed:
-        """The array itself."""
+        """Return a feed that is the array itself."""
         return DirectFeed(target)
 
     def number(self, value: float, held: Any = None) -> float:
-        """The number itself."""
+        """Return the number itself."""
         del held
         return value
 
     def sum_of_squares(self, array: NDArray[Any]) -> float:
-        """Of at most `SQUARES_CHUNK` elements, in float64."""
+        """Sum the squares of at most `SQUARES_CHUNK` elements in float64."""
         chunk = self._squares.chunk[: len(array)]
         np.copyto(chunk, array)
         return float(np.dot(chunk, chunk))
 
     def constants(self, work: Work) -> dict[str, int]:
-        """Room to align, and a chunk of squares for each sum."""
+        """Return the bytes for alignment, and for one chunk of squares per concurrent sum."""
         return {"alignment": work.areas * ALIGNMENT_BYTES, "sums of squares": work.sums * SQUARES_CHUNK * 8}
 
 
 HOST = HostMemory()
-"""The one there is."""
+"""The host's memory, the only instance."""

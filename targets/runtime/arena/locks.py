@@ -1,7 +1,8 @@
-"""Places that one run alone writes to: each has a lock file, which the kernel releases when its process ends, however that ends.
+"""Locks on places that only one run may write to; the kernel releases one when its process ends, for whatever reason.
 
-A lock is `flock` on a file that says who holds it. The file is removed with the lock; one that a killed process has left is taken by
-the next. Within a process a lock can be held several times over: what writes to a place takes it as well as the run around it.
+A lock is `flock` on a lock file, which says who holds it. Releasing removes the file; a file that a killed process left
+is locked by the next. One process can hold a lock several times (it is counted): both a run and a save within it lock
+the same place.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
 
 try:
     import fcntl
-except ImportError:  # there is none on this system: no place can be locked
+except ImportError:  # not on this system: no place can be locked
     fcntl = None  # type: ignore[assignment]
 
 _MOST_SAID = 1 << 12  # bytes of a lock file that are read
 _TRIES = 16
-"""A lock file can vanish between opening and locking it, where its holder ends; so often in a row it does not."""
+"""Attempts to lock a file that vanishes between opening and locking because its holder ends; it does not happen so
+often in a row."""
 
 
 @define(eq=False)
@@ -39,25 +41,25 @@ class _Held:
 
 
 _HELD: dict[str, _Held] = {}
-"""What this process holds, by the path of the lock file."""
+"""Locks that this process holds, by path of the lock file."""
 
 
 @define(eq=False)
 class Lock:
-    """A lock that is held, or the reason why there can be none; a context manager that releases it."""
+    """Held lock, or the reason why there is none; a context manager that releases it."""
 
     path: str
     warning: Diagnostic | None = None
-    """why the place could not be locked, so that nothing keeps others from writing there"""
+    """reason why the place could not be locked, so nothing prevents others from writing there; None if it is locked"""
     _open: bool = True
 
     @property
     def is_held(self) -> bool:
-        """Whether it is certain that no other process writes to the place."""
+        """True if it is certain that no other process writes to the place."""
         return self._open and self.warning is None
 
     def release(self) -> None:
-        """Let others have the place. Does nothing the second time."""
+        """Let others have the place; do nothing on a second call."""
         if not self.is_held:
             return
         self._open = False
@@ -79,7 +81,10 @@ class Lock:
 
 
 def lock_beside(place: str) -> Path:
-    """The lock file of a place, beside it; inside it where that is a directory and the one above cannot be written."""
+    """Return the path of a place's lock file: `.NAME.lock` next to it.
+
+    For a directory whose parent is not writable it is `.lock` inside the directory.
+    """
     target = Path(os.path.realpath(place))
     if target.is_dir() and not os.access(target.parent, os.W_OK):
         return target / ".lock"
@@ -87,9 +92,9 @@ def lock_beside(place: str) -> Path:
 
 
 def hold(path: Path, code: str, place: str) -> Lock:
-    """Lock a place by its lock file.
+    """Lock `place` by the lock file `path`; where the system cannot lock, return a `Lock` with a warning.
 
-    Raises `DiagnosticError` with `code`, naming the other process, where that writes to the place.
+    Raises `DiagnosticError` with `code`, naming the other process, where another process holds the lock.
     """
     name = str(path)
     if name in _HELD:
@@ -111,7 +116,10 @@ def hold(path: Path, code: str, place: str) -> Lock:
 
 
 def is_held_by_another(path: Path) -> bool:
-    """Whether another process has this lock file locked; not where it cannot be told. Nothing is made or left."""
+    """Return True if another process has this lock file locked; False also where that cannot be told.
+
+    Nothing is created or left behind.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -128,13 +136,18 @@ def is_held_by_another(path: Path) -> bool:
 
 
 def _locked(name: str) -> int:
-    """The handle of a lock file that is locked. Raises BlockingIOError where another process has it, OSError where none can."""
+    """Open and lock a lock file; return its handle.
+
+    Raises BlockingIOError where another process has it, OSError where it cannot be locked.
+    """
     if fcntl is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     for _ in range(_TRIES):
         handle = _opened(name)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The holder unlinks the file before it releases the lock. A lock on a file without a name excludes nobody,
+            # because the next process creates a new file: open again.
             if _is_there(name, handle):
                 _say_who(handle)
                 return handle
@@ -146,7 +159,10 @@ def _locked(name: str) -> int:
 
 
 def _opened(name: str) -> int:
-    """A lock file, made if it is not there; links are not followed. One of another user may be readable only, which is enough."""
+    """Open a lock file, creating it if needed, without following links.
+
+    Another user's file may be readable only, which is enough for `flock`.
+    """
     flags = os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.open(name, os.O_RDWR | os.O_CREAT | flags, 0o666)
@@ -155,7 +171,7 @@ def _opened(name: str) -> int:
 
 
 def _is_there(name: str, handle: int) -> bool:
-    """Whether a file still has its name."""
+    """Return True if `name` still refers to the open file."""
     try:
         named, opened = os.lstat(name), os.fstat(handle)
     except FileNotFoundError:
@@ -164,7 +180,7 @@ def _is_there(name: str, handle: int) -> bool:
 
 
 def _say_who(handle: int) -> None:
-    """Write who holds the lock. It holds whether this can be read or not."""
+    """Write process id, time and host into the lock file. The lock holds even if this fails."""
     text = f"{os.getpid()} {int(time.time())} {socket.gethostname()}\n"
     with suppress(OSError):
         os.ftruncate(handle, 0)
@@ -172,7 +188,7 @@ def _say_who(handle: int) -> None:
 
 
 def _holder(path: Path) -> str:
-    """Who holds a lock, in words."""
+    """Describe the holder of a lock in words."""
     try:
         with path.open("rb") as stream:
             pid, since, host = stream.read(_MOST_SAID).decode().split()

@@ -1,4 +1,4 @@
-"""What this process has in memory, as the system counts it."""
+"""Memory use of this process as the system counts it (`/proc/self/status`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_STATUS = 1 << 13
 
 @frozen
 class Traffic:
-    """Bytes that were read from a file, and written to it."""
+    """Bytes read from a file and bytes written to it."""
 
     read: int = 0
     written: int = 0
@@ -31,71 +31,74 @@ class Traffic:
 
 @frozen
 class MemoryUse:
-    """What a process that runs ranks holds in memory: what it said before its first step, and what the system counted."""
+    """Memory of a process that runs ranks: bytes announced before its first step, and bytes the system measured."""
 
     arena_bytes: int
-    """of all its ranks"""
+    """arenas of all its ranks"""
     scratch_bytes: int
-    """of all its engines"""
+    """scratch of all its engines"""
     transport_bytes: int
-    """most that messages and collectives have taken outside the arenas"""
+    """peak of messages and collectives outside the arenas"""
     constant_bytes: int | None
-    """interpreter, libraries, program: what was resident before the arenas were made; None where the system does not say"""
+    """interpreter, libraries and program: resident before the arenas were made; None where the system does not say"""
     peak_resident_bytes: int | None
     declared: Mapping[str, int] = field(factory=dict)
-    """what is held at most beside arenas and scratch, by what it is"""
+    """most bytes held besides arenas and scratch, by purpose"""
     files: Traffic = field(factory=Traffic)
-    """what its steps have moved from and to files"""
+    """bytes that its steps have moved from and to files"""
     files_a_step: Traffic = field(factory=Traffic)
-    """what each of them moves, by its program, where no update is skipped"""
+    """bytes that each step moves by its program, if no update is skipped"""
     first_use: Mapping[str, int] = field(factory=dict)
-    """what libraries and loops take at most as they are first used, by what it is: measured"""
+    """most bytes that libraries and compiled loops take on first use, by name: measured"""
 
     @property
     def certified_bytes(self) -> int:
-        """What the run's memory gives out at most, said before anything was allocated."""
+        """Upper bound of the bytes the run allocates, announced before anything was allocated."""
         return self.arena_bytes + self.scratch_bytes + sum(self.declared.values())
 
     @property
     def planned_bytes(self) -> int | None:
-        """Return the most bytes resident: certified, constant and first use of libraries; None without the constant."""
+        """Upper bound of resident bytes: certified, constant and first use of libraries; None without the constant."""
         if self.constant_bytes is None:
             return None
         return self.certified_bytes + self.constant_bytes + sum(self.first_use.values())
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as plain data."""
+        """Return the figures as plain data."""
         return {**asdict(self), "certified_bytes": self.certified_bytes}
 
 
 @frozen
 class Residence:
-    """Most bytes that a process has had in memory so far, and the most that it should have."""
+    """Peak bytes of a process so far, and the bytes it should stay below."""
 
     peak: int
     planned: int
 
 
 def resident_bytes() -> int | None:
-    """Bytes of this process that are in memory now; None where the system does not say, as only Linux does."""
+    """Return the bytes of this process in memory; None where the system does not say (only Linux does)."""
     return _field("VmRSS")
 
 
 def peak_resident_bytes() -> int | None:
-    """Most bytes that were in memory since this program began in the process; None where the system does not say.
+    """Return the peak of resident bytes since this program began in the process; None where the system does not say.
 
-    What `getrusage` says would count what the parent held that started it.
+    `getrusage` is no substitute: its peak includes that of the parent before `exec`.
     """
     return _field("VmHWM")
 
 
 def data_bytes() -> int | None:
-    """Bytes that count towards RLIMIT_DATA; None where the system does not say."""
+    """Return the bytes that count towards RLIMIT_DATA; None where the system does not say."""
     return _field("VmData")
 
 
 def room() -> tuple[int, str]:
-    """Bytes that this process may take yet, of what the machine has and what limits leave, and a clause that says so."""
+    """Return the bytes this process may take (the machine's memory, or less by a limit) and a clause that says why.
+
+    The machine's whole memory counts, also the part that is in use; of a limit, only the part that is left.
+    """
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = [(present, f"this machine has {present}")]
     for limit, counted, words in _LIMITS:
@@ -110,10 +113,11 @@ _LIMITS = (
     (resource.RLIMIT_AS, "VmSize", "address space (ulimit -v)"),
     (resource.RLIMIT_DATA, "VmData", "data (ulimit -d)"),
 )
-"""Limits of a process; what of `/proc/self/status` counts towards each."""
+"""Limits of a process, the line of `/proc/self/status` that counts towards each, and its name for messages."""
 
 
 def _field(name: str) -> int | None:
+    """Return a line of `/proc/self/status` in bytes; None where there is none."""
     with suppress(OSError, ValueError):
         handle = os.open(_STATUS, os.O_RDONLY | os.O_CLOEXEC)  # asked in every step: no buffers are made for it
         try:

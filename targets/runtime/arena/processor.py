@@ -1,4 +1,4 @@
-"""What the processor that runs this can do."""
+"""Instruction sets of the processor that runs this."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from functools import cache
 from pathlib import Path
 
 _BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
-"""What Linux calls instructions that multiply bf16: two sets of x86, and Arm's."""
+"""Linux's names of instruction sets that multiply bf16: two of x86, and Arm's."""
 
 
 def cpu_flags(facts: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """The instruction sets of the first processor, as Linux names them; none where it does not say."""
+    """Return the instruction sets of the first processor, as Linux names them; empty where it does not say."""
     try:
         lines = facts.read_text("utf-8").splitlines()
     except OSError:  # no Linux
@@ -21,11 +21,11 @@ def cpu_flags(facts: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def bf16_instructions(flags: Collection[str]) -> tuple[str, ...]:
-    """Which of these flags are of instructions that multiply bf16."""
+    """Return the flags among `flags` that stand for bf16 multiplication."""
     return tuple(flag for flag in _BF16_FLAGS if flag in flags)
 
 
 @cache
 def multiplies_bf16() -> bool:
-    """Whether this processor does; False where nobody says."""
+    """Return True if this processor multiplies bf16; False where the system does not say."""
     return bool(bf16_instructions(cpu_flags()))

@@ -1,7 +1,7 @@
-"""The single numbers of a step: flags, loss, norm, loss scale, and what updates are made with.
+"""Single numbers of a step: flags, loss, gradient norm, loss scale, and the inputs of updates.
 
-On a host they are numbers of Python. A device computes them itself, so that nothing in a step waits for what the host reads: it is told
-some before the step, and what a log shows is read when the step has ended.
+On a host they are Python numbers. A device computes them itself, so that no instruction of a step waits for the host:
+the host sets its numbers before the step, and reads those for the log after its end.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ GROWTH_INTERVAL = 2000
 LARGEST_SCALE = 2.0**24
 
 Views: TypeAlias = dict[str, Any]
-"""Arrays of some memory, by role."""
+"""Arrays of one memory, by role."""
 Place: TypeAlias = tuple[int, int]
-"""A rank: its stage, and its lane (`topology.Mesh.lane`)."""
+"""Rank as (stage, lane), with the lane of `topology.Mesh.lane`."""
 Flags: TypeAlias = Sequence[Any]
 """Arrays of one element each: 1 where something was not finite, else 0."""
 Chunks: TypeAlias = Iterable[Any]
@@ -30,17 +30,17 @@ Chunks: TypeAlias = Iterable[Any]
 
 @frozen(eq=False)
 class LossScale:
-    """The carried scalar `scale`: the factor of the loss, and the steps since it last changed."""
+    """Carried scalar `scale`: [factor of the loss, steps since it last changed]."""
 
     values: NDArray[Any]
 
     def start(self, fixed: float | None) -> None:
-        """The scale of the first step: the plan's, or the dynamic one's start."""
+        """Set the scale of the first step: `fixed`, or the start of the dynamic scale if None."""
         self.values[0] = INITIAL_SCALE if fixed is None else fixed
         self.values[1] = 0.0
 
     def advance(self, *, overflow: bool) -> None:
-        """The scale of the next step."""
+        """Set the scale of the next step: halve it on overflow, double it after `GROWTH_INTERVAL` steps without one."""
         if overflow:
             self.values[0] = max(1.0, float(self.values[0]) / 2)
             self.values[1] = 0.0
@@ -53,22 +53,23 @@ class LossScale:
 
 @frozen(eq=False)
 class BlockUpdate:
-    """One block's update on one rank."""
+    """Update of one block on one rank."""
 
     place: Place
     block: str
     views: Views
-    """p, m1, m2, t; g, flag, scale; norm where the plan clips; w where the update writes the view"""
+    """p, m1, m2, t; g, flag, scale; norm where the plan clips; w where the update also writes the view"""
     settings: Optimizer
     decay: Sequence[tuple[int, int]]
-    """the elements that are decayed"""
+    """ranges of elements that weight decay applies to"""
     squares: Chunks | None
-    """of the gradient, where the log wants them: where the program has no norm"""
+    """parts of the gradient whose sum of squares the log wants; None where the program computes a norm"""
     stream: Callable[[UpdatePart], Iterator[UpdatePart]] | None = None
-    """of state in a file: all of it in parts, as arrays of this memory, which are written back when the next is asked for"""
+    """for state in a file: yields all of it in parts, as arrays of this memory; a part is written back when the next
+    is asked for"""
 
     def parts(self) -> Iterator[UpdatePart]:
-        """What is updated, one part after the other."""
+        """Return the parts to update, one after the other; a single one unless state is streamed from a file."""
         whole = UpdatePart(self.views, self.decay)
         return iter((whole,)) if self.stream is None else self.stream(whole)
 
@@ -78,42 +79,44 @@ class UpdatePart:
     """Consecutive elements of one block's update."""
 
     views: Views
-    """p, m1, m2, g; w where the update writes the view"""
+    """p, m1, m2, g; w where the update also writes the view"""
     decay: Sequence[tuple[int, int]]
-    """the elements that are decayed, counted from the first of these"""
+    """ranges of elements that weight decay applies to, counted from the first element of this part"""
 
 
 @frozen
 class StepLog:
-    """What is known of a step when it has ended."""
+    """Facts about a step, known at its end."""
 
     loss: float | None
-    """summed over the ranks of this process in rank order, in nats over all tokens; None where they did not sum it"""
+    """summed over the ranks of this process in rank order, in nats over all tokens; None if they did not sum it"""
     norm: float | None
-    """of the whole reduced gradient, without its loss scale; None where the ranks of this process did not compute it"""
+    """norm of the whole reduced gradient, without its loss scale; None if the ranks of this process did not compute
+    it"""
     skipped: int
-    """updates left out for an overflow, counted once a rank"""
+    """updates skipped because of an overflow, counted once per rank"""
     squares: Mapping[Place, Mapping[str, float]]
-    """by rank and block: the sums of squares of reduced gradients without their loss scale, where the program has no norm"""
+    """by rank and block: the sums of squares of reduced gradients without their loss scale, where the program has no
+    norm"""
 
 
 class Scalars(Protocol):
-    """Computes the single numbers of a step where the arenas are. Ranks may call it side by side, each with scratch of its own.
+    """Computation of a step's single numbers in the memory of the arenas.
 
-    Arrays and scratch are those of its memory.
+    Arrays and scratch are of that memory. Ranks may call it concurrently, each with a scratch of its own.
     """
 
     def begin_step(self, learning_rate: float, scale: float) -> None:
-        """What the host knows of the next step; the log is empty again. Between steps only."""
+        """Set the host's numbers for the next step and clear the log. Call it between steps only."""
 
     def read(self) -> StepLog:
-        """The log of the step that has ended. Between steps only."""
+        """Return the log of the step that has ended. Call it between steps only."""
 
     def clear(self, flags: Flags) -> None:
-        """Lower flags."""
+        """Set flags to 0."""
 
     def spread(self, flags: Flags, outs: Flags) -> None:
-        """Set all of `outs` to whether any flag is raised; they may be the same."""
+        """Set all of `outs` to 1 if any of `flags` is raised, else to 0; they may be the same arrays."""
 
     def mean_of_replicas(
         self,
@@ -125,7 +128,7 @@ class Scalars(Protocol):
         accumulate: bool,
         divisor: float,
     ) -> None:
-        """The kernel of that name; flags are raised unless all is finite."""
+        """Run the kernel of this name; raise the flags unless all is finite."""
 
     def mean_of_quantised(
         self,
@@ -138,28 +141,31 @@ class Scalars(Protocol):
         divisor: float,
         bits: int,
     ) -> None:
-        """The kernel of that name; flags are raised unless all is finite."""
+        """Run the kernel of this name; raise the flags unless all is finite."""
 
     def check_finite(self, a: Any, flags: Flags, *, scratch: Any) -> None:
-        """Raise flags unless all elements are finite."""
+        """Raise the flags unless all elements of `a` are finite."""
 
     def sum_losses(self, losses: Sequence[Any], *, scratch: Any) -> None:
-        """The step's loss is the sum of these, in order."""
+        """Set the step's loss to the sum of these, in order."""
 
     def logits_of_labels(self, peers: Sequence[Views], out: Any, *, scratch: Any) -> None:
-        """Set `out`, float64 [peers], to the sum of the logits of the labels that each of some tensor peers has.
+        """Set `out`, float64 [peers], to each tensor-parallel rank's sum of label logits.
 
-        A peer has `lse_part` and `loss_part` of its words, and `labels` as rows of its table. The loss of its rows is the sum of (its log -
-        logit of the label); so these logits are what its own logs have more.
+        A rank's words are a part of the vocabulary. It has `lse_part` (the log of each row's sum of exponentials over
+        its words), `labels` (indices into its words, negative for labels of other ranks) and `loss_part`, the sum of
+        (`lse_part` - label logit) over the rows whose label it has. The sum of its label logits is therefore the sum of
+        `lse_part` over these rows, minus `loss_part`.
         """
 
     def combine_losses(
         self, parts: Sequence[Any], at_labels: Any, peers: Sequence[Views], *, scratch: Any, accumulate: bool
     ) -> None:
-        """The loss of a micro-batch from what all tensor peers know of its rows' logits, for some of them.
+        """Compute a micro-batch's loss from what all tensor-parallel ranks know of their logits; give it to `peers`.
 
-        `parts` are the logs of all in rank order, `at_labels` the sums of the logits of their labels. A peer's `lse` becomes the log of each
-        row's sum of exponentials over all words; `loss` becomes, or grows by, the sum over the rows whose `labels` count.
+        `parts` are the `lse_part` of all ranks in rank order, `at_labels` their sums of label logits. Each peer's `lse`
+        becomes the log of every row's sum of exponentials over all words. Its `loss` is set to, or with `accumulate`
+        increased by, the sum over the rows whose `labels` count.
         """
 
     def norm(
@@ -170,13 +176,16 @@ class Scalars(Protocol):
         *,
         scratch: Any,
     ) -> None:
-        """Set `outs` to the Euclidean norm of gradients by stage and block, both in forward order; to infinity where a flag is raised."""
+        """Set `outs` to the Euclidean norm of gradients, or to infinity where a flag is raised.
+
+        `stages` has each stage's gradients by block; stages and blocks are in forward order.
+        """
 
     def squares_of(self, chunks: Chunks, *, scratch: Any) -> list[float]:
-        """The sum of the squares of each chunk, on the host, which waits for them: of ranks that exchange them."""
+        """Return the sum of squares of each chunk, on the host; wait for them. For ranks that exchange these sums."""
 
     def update(self, update: BlockUpdate, *, scratch: Any) -> None:
-        """One block's update; a raised flag leaves everything as it was but the view, which is written all the same."""
+        """Update one block. A raised flag leaves state unchanged; the view is written all the same."""
 
     def advance_scale(self, scale: Any, overflow: Any, *, scratch: Any) -> None:
-        """The loss scale of the next step."""
+        """Set the loss scale of the next step."""

@@ -45,18 +45,18 @@ Plan: TypeAlias = Sequence[Buffer]
 
 
 def plan_bytes(plan: Iterable[Buffer]) -> int:
-    """Bytes of scratch that a plan takes."""
+    """Return the bytes of scratch that a plan takes."""
     return sum(buffer.nbytes for buffer in plan)
 
 
 T = TypeVar("T")
-"""What temporaries are: arrays, or tensors."""
+"""Type of a temporary: array or tensor."""
 
 
 class BumpAllocator(ABC, Generic[T]):
-    """`capacity` bytes, handed out from the bottom up; `reset` makes all of them free again.
+    """Allocator that hands out `capacity` bytes from the bottom up; `reset` frees all of them.
 
-    Not safe for use by two threads at once: an engine thread has its own.
+    Not safe for two threads at once: each engine thread has its own.
     """
 
     __slots__ = ("capacity", "high_water", "used")
@@ -68,10 +68,10 @@ class BumpAllocator(ABC, Generic[T]):
 
     @abstractmethod
     def at(self, start: int, buffer: Buffer) -> T:
-        """The bytes from `start` on, as what a buffer describes."""
+        """View the bytes from `start` on as the array that `buffer` describes."""
 
     def take(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> T:
-        """The next free bytes, uninitialised and C-contiguous, at an address that is a multiple of `ALIGNMENT`.
+        """Take the next free bytes: uninitialised, C-contiguous, aligned to `ALIGNMENT`.
 
         Raises:
             MemoryError: fewer bytes are left than it needs.
@@ -87,22 +87,22 @@ class BumpAllocator(ABC, Generic[T]):
         return self.at(start, buffer)
 
     def take_all(self, plan: Plan) -> list[T]:
-        """One for each buffer of `plan`, in order.
+        """Take one array for each buffer of `plan`, in order.
 
         Raises:
-            MemoryError: the plan does not fit in what is left.
+            MemoryError: the plan does not fit in the free bytes.
         """
         return [self._take(buffer) for buffer in plan]
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """What is taken meanwhile is free again afterwards; what was taken before stays."""
+        """Free, at the end of the context, everything that was taken inside it."""
         used = self.used
         yield
         self.used = used
 
     def reset(self) -> None:
-        """Free everything; what was taken before must no longer be used."""
+        """Free everything; arrays taken before must no longer be used."""
         self.used = 0
 
 
@@ -118,5 +118,5 @@ class Scratch(BumpAllocator[NDArray[Any]]):
         self._bytes: NDArray[np.uint8] = raw[start : start + capacity]
 
     def at(self, start: int, buffer: Buffer) -> NDArray[Any]:
-        """The bytes from `start` on, as what a buffer describes."""
+        """View the bytes from `start` on as the array that `buffer` describes."""
         return np.ndarray(buffer.shape, buffer.dtype, self._bytes, start)

@@ -1,4 +1,4 @@
-"""What an instruction takes where it is executed: marks between kernels, and the seconds from each to the next."""
+"""Duration of instructions where they are executed: marks between kernels, and the seconds from mark to mark."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from attrs import frozen
 
 
 class Stopwatch(Protocol):
-    """Marks in what a memory's device executes."""
+    """Clock that places marks in the work that a memory's device executes."""
 
     def mark(self) -> Any:
-        """A mark behind everything that was asked for so far."""
+        """Place a mark after all work issued so far."""
 
     def seconds(self, marks: Sequence[Any]) -> list[float]:
-        """Seconds from each mark to the next; returns when the last of them was passed."""
+        """Return the seconds from each mark to the next; wait until the last mark is passed."""
 
     def now(self) -> float:
-        """Seconds of a clock of the host when everything that was asked for is done."""
+        """Wait for all issued work, then return the seconds of a host clock."""
 
 
 class HostStopwatch:
-    """`Stopwatch` of a host, where a kernel is done when it returns: CPU time of the thread that runs it.
+    """`Stopwatch` of a host, where a kernel is done when it returns: CPU time of the calling thread.
 
-    What others do on the machine meanwhile makes a kernel no longer, as it would by the clock on the wall.
+    Unlike wall time it does not grow when other processes use the machine.
     """
 
     def mark(self) -> float:
-        """What the thread has taken so far."""
+        """Return the CPU seconds of this thread so far."""
         return thread_time()
 
     def seconds(self, marks: Sequence[float]) -> list[float]:
-        """Differences of moments."""
+        """Return the differences between consecutive marks."""
         return [after - before for before, after in pairwise(marks)]
 
     def now(self) -> float:
-        """What the thread has taken so far."""
+        """Return the CPU seconds of this thread so far."""
         return thread_time()
 
 
 @frozen
 class DeviceFacts:
-    """A device, as it says itself."""
+    """Name and memory of a device as it reports them."""
 
     name: str
-    """of its kind, in its maker's words"""
+    """the maker's name of its model"""
     total: int
     """bytes of its memory"""
     taken: int
-    """bytes of them in which no arena can be: its context, its libraries, others that use it"""
+    """bytes of it that no arena can use: its context, its libraries, other processes"""

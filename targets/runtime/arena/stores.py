@@ -1,4 +1,4 @@
-"""The memories beside DDR in which a rank stores what it needs later: bytes of the host, or a file."""
+"""Memories other than DDR in which a rank stores data it needs later: bytes of the host, or a file."""
 
 from __future__ import annotations
 
@@ -26,59 +26,61 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.arena.kernel_memory import Memory
 
 _PIECE = 1 << 24
-"""Bytes that are written at a time where nothing has to be kept of them."""
+"""Bytes written at a time when filling a file."""
 
 
 class StoredBytes(Protocol):
-    """So many bytes of a memory in which nothing is computed, beside one in which something is."""
+    """Bytes in a memory without compute, paired with a memory that has compute."""
 
     def put(self, offset: int, array: Any) -> None:
-        """Copy the bytes of an array there."""
+        """Copy the bytes of an array to `offset`."""
 
     def get(self, offset: int, array: Any) -> None:
-        """Copy bytes from there into an array."""
+        """Copy bytes from `offset` into an array."""
 
     def fill(self, offset: int, count: int, value: int) -> None:
-        """Set bytes to one value."""
+        """Set `count` bytes from `offset` on to one value."""
 
 
 class HostBytes:
-    """`StoredBytes` of this process, beside a memory."""
+    """`StoredBytes` in the memory of this process."""
 
     def __init__(self, count: int, memory: Memory) -> None:
         self._memory = memory
         self._bytes = memory.beside(count)
 
     def at(self, offset: int, count: int) -> Any:
-        """Bytes of it as they are there."""
+        """View `count` bytes from `offset` on."""
         return self._bytes[offset : offset + count]
 
     def put(self, offset: int, array: Any) -> None:
-        """Copy the bytes of an array there."""
+        """Copy the bytes of an array to `offset`."""
         self._memory.copy(self.at(offset, array.nbytes), self._memory.bytes_of(array))
 
     def get(self, offset: int, array: Any) -> None:
-        """Copy bytes from there into an array."""
+        """Copy bytes from `offset` into an array."""
         self._memory.copy(self._memory.bytes_of(array), self.at(offset, array.nbytes))
 
     def fill(self, offset: int, count: int, value: int) -> None:
-        """Set bytes to one value."""
+        """Set `count` bytes from `offset` on to one value."""
         self._bytes[offset : offset + count] = value
 
 
 class FileBytes:
-    """`StoredBytes` of a file without a name, beside a memory; it goes with the process however that ends.
+    """`StoredBytes` in a file without a name, which vanishes with the process however that ends.
 
-    Raises `DiagnosticError` RT093 where the folder has no room for all of them.
+    Raises `DiagnosticError` RT093 where the folder has no room for all bytes.
     """
 
     def __init__(self, count: int, folder: Path | None, memory: Memory) -> None:
         self._memory = memory
         self._folder = str(folder or tempfile.gettempdir())
         self.traffic = Traffic()
-        """What has been read and written so far."""
+        """Bytes read and written so far."""
         try:
             self._file, name = tempfile.mkstemp(prefix="ratrain-", dir=self._folder)
+            # Unlinked at once: the open handle keeps the bytes, and no crash leaves a file behind. Reserving them now
+            # makes a full disk fail here, not in the middle of a step.
             weakref.finalize(self, os.close, self._file)
             Path(name).unlink()
             os.posix_fallocate(self._file, 0, count)
@@ -87,30 +89,32 @@ class FileBytes:
             fail("RT093", text, help="name a folder with more room: --scratch DIR")
 
     def put(self, offset: int, array: Any) -> None:
-        """Write the bytes of an array there."""
+        """Write the bytes of an array to `offset`."""
+        # A device's array is copied to the host first; a contiguous host array is written without a copy.
         self.write(offset, HOST.bytes_of(np.ascontiguousarray(self._memory.to_host(array))))
 
     def get(self, offset: int, array: Any) -> None:
-        """Read bytes from there into an array."""
+        """Read bytes from `offset` into an array."""
         self._memory.read_into(array, partial(self.read, offset))
 
     def write(self, offset: int, data: NDArray[np.uint8]) -> None:
-        """Write bytes of the host there."""
+        """Write bytes of the host to `offset`."""
         self._through(os.pwrite, offset, data)
         self.traffic += Traffic(written=data.nbytes)
 
     def read(self, offset: int, data: NDArray[np.uint8]) -> None:
-        """Read bytes from there into the host's."""
+        """Read bytes from `offset` into host memory."""
         self._through(lambda file, view, at: os.preadv(file, [view], at), offset, data)
         self.traffic += Traffic(read=data.nbytes)
 
     def fill(self, offset: int, count: int, value: int) -> None:
-        """Write one value."""
+        """Write `count` bytes of one value from `offset` on."""
         piece = np.full(min(count, _PIECE), value, np.uint8)
         for at in range(0, count, _PIECE):
             self.write(offset + at, piece[: count - at])
 
     def _through(self, move: Callable[[int, memoryview, int], int], offset: int, data: NDArray[np.uint8]) -> None:
+        """Repeat `move` until all of `data` is transferred: one system call may transfer only a part."""
         view, done = data.data, 0
         while done < len(view):
             try:
@@ -124,7 +128,7 @@ class FileBytes:
 
 @frozen(eq=False)
 class StoredArray:
-    """Elements in a file, which are read and written in pieces."""
+    """Array of elements in a file, read and written in pieces."""
 
     store: FileBytes
     offset: int
@@ -136,7 +140,7 @@ class StoredArray:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of elements, as numpy has it."""
+        """Numpy dtype of the elements."""
         return np.dtype(NUMPY_DTYPES[self.element])
 
     def get(self, start: int, into: Any) -> None:
@@ -144,7 +148,7 @@ class StoredArray:
         self.store.get(self.offset + start * self.dtype.itemsize, into)
 
     def put(self, start: int, array: Any) -> None:
-        """Overwrite elements from `start` on with such an array."""
+        """Overwrite elements from `start` on with an array of the memory that computes."""
         self.store.put(self.offset + start * self.dtype.itemsize, array)
 
     def read(self, start: int, into: NDArray[Any]) -> None:
@@ -163,7 +167,7 @@ class StoredArray:
             self.write(start, np.full(stop - start, value, self.dtype))
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Elements [start, stop), some at a time, each piece with where it begins."""
+        """Yield elements [start, stop) in pieces, each with the index of its first element."""
         for low, high in cut(start, stop):
             piece = np.empty(high - low, self.dtype)
             self.read(low, piece)

@@ -1,4 +1,4 @@
-"""When what an instruction does is done: at once on a host; on a device that works behind the program, in the order of its streams."""
+"""Order in which instructions take effect: at once on a host; by streams on a device that runs asynchronously."""
 
 from __future__ import annotations
 
@@ -14,60 +14,66 @@ from ratrain.ratrain_ir.topology import Hop, Rank
 
 @frozen
 class Issue:
-    """An instruction that is handed to a rank's engine."""
+    """Instruction that is handed to a rank's engine."""
 
     place: Rank
     engine: Engine
     number: int
-    """instructions that the engine was handed before, over all steps"""
+    """number of instructions that the engine was handed before, over all steps"""
     waits: tuple[tuple[Engine, int], ...]
-    """engines of the rank, and how many of their instructions, over all steps, must be done before"""
+    """engines of the rank, each with the number of its instructions (over all steps) that must be done before"""
 
 
 class Graph(Protocol):
-    """What was issued, recorded."""
+    """Recorded work of a device."""
 
     def replay(self) -> None:
-        """Issue it, with the same addresses in the same order."""
+        """Issue the recorded work again, with the same addresses in the same order."""
 
 
 class Order(Protocol):
-    """Has instructions done in the order of the program's waits."""
+    """Order of execution that respects the program's waits."""
 
     def issuing(self, issues: Sequence[Issue], hop: Hop | None, *, sends: bool) -> AbstractContextManager[None]:
-        """Around what an instruction does: one rank's, or a collective of all these. `hop` is the channel of a message."""
+        """Return the context in which one rank's instruction, or a collective of all of `issues`, is issued.
+
+        `hop` is the channel of a message, `sends` says at which end of it this rank is.
+        """
 
     def joined(self) -> AbstractContextManager[None]:
-        """Around all that is issued for a step: it comes after what the caller has issued before, and before what the caller issues next."""
+        """Return the context in which a step is issued: after the caller's earlier work, before its later work."""
 
     def synchronize(self) -> None:
-        """Return when all is done that was issued."""
+        """Wait until all issued work is done."""
 
     @property
     def captures(self) -> bool:
-        """Whether there is a `graph`."""
+        """True if `graph` can record work."""
 
     def graph(self, issue: Callable[[], None]) -> Graph:
-        """Whatever `issue` issues, recorded and not done. Raises `DiagnosticError` RT093 where the device cannot record it."""
+        """Record what `issue` issues, without running it.
+
+        Raises `DiagnosticError` RT093 where the device cannot record it.
+        """
 
 
 class AtOnce:
-    """`Order` of a host: an instruction is done when it returns."""
+    """`Order` of a host, where an instruction is done when it returns."""
 
     captures = False
 
     def issuing(self, issues: Sequence[Issue], hop: Hop | None, *, sends: bool) -> AbstractContextManager[None]:
-        """Nothing is needed."""
+        """Return an empty context."""
         del issues, hop, sends
         return nullcontext()
 
     def joined(self) -> AbstractContextManager[None]:
-        """Nothing is needed."""
+        """Return an empty context."""
         return nullcontext()
 
     def graph(self, issue: Callable[[], None]) -> Graph:
-        """Nothing is recorded on a host, and nobody asks for it: `captures` says so."""
+        """Refuse: a host records nothing, as `captures` says."""
         raise NotImplementedError(f"{issue} cannot be recorded")
 
     def synchronize(self) -> None:
-        """Everything is done."""
+        """Do nothing: everything is done."""

@@ -1,8 +1,10 @@
-"""The safetensors format: tensors by name in one file, read without copying and written without collecting.
+"""Safetensors files: tensors by name in one file, read through a memory map and written piece by piece.
 
-A file is the length of its header (8 bytes, little-endian), the header (JSON: name -> dtype, shape, byte range), and the
-bytes of the tensors, without gap or overlap: https://github.com/huggingface/safetensors#format. It is read here, and not by
-the library of that name, because that one hands numpy no bf16 and writes only what is in memory as a whole.
+    | header length | header: JSON name -> dtype, shape, byte range | bytes of all tensors |
+      8 bytes, LE     written here: padded to a multiple of 8         no gap, no overlap
+
+Format: https://github.com/huggingface/safetensors#format. The library of that name is not used because it gives numpy
+no bf16 and writes only tensors that are in memory as a whole.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ from ratrain.targets.runtime.arena.dtypes import NUMPY_DTYPES
 Float32 = NDArray[np.float32]
 
 PIECE_ELEMENTS = 1 << 20
-"""Elements that are drawn, read or rounded at a time where a tensor goes from one place to another: 4 MiB of f32, so that beside the
-tensor's own bytes there are never more than 16 MiB of temporaries."""
+"""Elements that are drawn, read or rounded at a time when a tensor is moved: 4 MiB of f32. Temporaries then stay
+below 16 MiB in addition to the tensor's own bytes."""
 
 FLOAT_TYPES = ("F32", "F16", "BF16")
-"""The types of tensors that can be read, as the format spells them."""
+"""Dtypes whose values can be read, in the format's spelling."""
 
 _MAX_HEADER = 100_000_000  # bytes: the limit of the format's own library
 _ALIGNMENT = 8  # bytes: where the tensors start in a file that is written here
@@ -46,16 +48,16 @@ _ITEM_BYTES = {
 
 
 class Writer(Protocol):
-    """What tensors are written to: a binary file, or something that stands before one."""
+    """Sink for a file's bytes: a binary file, or a wrapper of one."""
 
     def write(self, data: bytes | memoryview, /) -> object:
         """Take all of `data`."""
 
 
 def cut(start: int, stop: int, most: int | None = None) -> Iterator[tuple[int, int]]:
-    """[start, stop) in ascending pieces of at most so many elements, `PIECE_ELEMENTS` where nothing else is said.
+    """Cut [start, stop) into ascending ranges of at most `most` elements (default `PIECE_ELEMENTS`).
 
-    Raises ValueError where a piece may have no element.
+    Raises ValueError for `most` = 0.
     """
     most = PIECE_ELEMENTS if most is None else most
     for low in range(start, stop, most):
@@ -64,43 +66,45 @@ def cut(start: int, stop: int, most: int | None = None) -> Iterator[tuple[int, i
 
 @frozen(eq=False)
 class MappedFile:
-    """A file's bytes as a memory map, read when they are used."""
+    """Bytes of a file as a memory map, read from disk when they are accessed."""
 
     pages: mmap.mmap
     data: NDArray[np.uint8]
 
     @classmethod
     def of(cls, descriptor: int) -> MappedFile:
-        """All of an open file, which has any bytes. Raises OSError."""
+        """Map all of an open file, which must not be empty. Raises OSError."""
         pages = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         return cls(pages, np.frombuffer(pages, np.uint8))
 
     def let_go(self, start: int, stop: int) -> None:
-        """Have bytes [start, stop) no longer count as this process's memory: they are read again where they are used again."""
+        """Drop the pages of bytes [start, stop) from this process's memory; a later access reads them again."""
         if hasattr(mmap, "MADV_DONTNEED"):
+            # madvise wants a page boundary. Dropping neighbouring bytes of the first page is harmless: the map is
+            # read-only, and they are read again.
             start -= start % mmap.PAGESIZE
             self.pages.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
 
 @frozen(eq=False)
 class StoredTensor:
-    """One tensor of an open file."""
+    """Tensor in a mapped file."""
 
     dtype: str
-    """As the format spells it."""
+    """in the format's spelling"""
     shape: tuple[int, ...]
     file: MappedFile
     start: int
     stop: int
-    """where its bytes begin and end in the file"""
+    """byte range [start, stop) in the file"""
 
     @property
     def elements(self) -> int:
-        """How many it has."""
+        """Number of elements."""
         return prod(self.shape)
 
     def values(self, start: int, stop: int) -> Float32:
-        """A copy of elements [start, stop) of the flat tensor, exactly; the dtype must be one of `FLOAT_TYPES`."""
+        """Copy elements [start, stop) of the flat tensor to f32, exactly; the dtype must be one of `FLOAT_TYPES`."""
         size = _ITEM_BYTES[self.dtype]
         low, high = self.start + start * size, self.start + stop * size
         data = self.file.data[low:high]
@@ -111,22 +115,23 @@ class StoredTensor:
         else:
             with np.errstate(all="ignore"):  # widening a signalling NaN
                 values = data.view("<f4" if self.dtype == "F32" else "<f2").astype(np.float32)
+        # The copy is made: without this, reading a large file would make all of it resident.
         if low < high:
             self.file.let_go(low, high)
         return values
 
     def pieces(self, start: int, stop: int) -> Iterator[Float32]:
-        """Elements [start, stop) of the flat tensor, at most `PIECE_ELEMENTS` at a time."""
+        """Yield elements [start, stop) of the flat tensor as f32, at most `PIECE_ELEMENTS` at a time."""
         for low, high in cut(start, stop):
             yield self.values(low, high)
 
     def to_float32(self) -> Float32:
-        """A copy of all values, in the tensor's shape."""
+        """Copy all values to f32, in the tensor's shape."""
         return joined(self.pieces(0, self.elements), self.elements).reshape(self.shape)
 
 
 def joined(pieces: Iterable[Float32], elements: int) -> Float32:
-    """One array of so many elements from consecutive pieces."""
+    """Join consecutive pieces into one array of `elements` elements."""
     whole = np.empty(elements, np.float32)
     at = 0
     for piece in pieces:
@@ -137,7 +142,7 @@ def joined(pieces: Iterable[Float32], elements: int) -> Float32:
 
 
 def open_tensors(path: str, code: str) -> dict[str, StoredTensor]:
-    """The tensors of a file by name, checked against the format in every byte of the header.
+    """Map a file and return its tensors by name, after checking the whole header against the format.
 
     Raises RT002 (cannot be read) and `code` (not a safetensors file, cut short, or contradicting itself).
     """
@@ -146,6 +151,7 @@ def open_tensors(path: str, code: str) -> dict[str, StoredTensor]:
             size = os.fstat(stream.fileno()).st_size
             start = stream.read(_LENGTH_BYTES)
             length = int.from_bytes(start, "little")
+            # The length is untrusted: bound it before reading, so that a damaged file cannot ask for gigabytes.
             if size < _LENGTH_BYTES or length > min(_MAX_HEADER, size - _LENGTH_BYTES):
                 _not_tensors(path, code, start, size)
             header = stream.read(length)
@@ -165,7 +171,7 @@ def open_tensors(path: str, code: str) -> dict[str, StoredTensor]:
 
 
 def metadata_of(path: str) -> dict[str, object]:
-    """What a file says of itself beside its tensors; nothing where it is no such file, or cannot be read."""
+    """Return the `__metadata__` entry of a file; empty where it has none, cannot be read or is no such file."""
     with suppress(OSError, ValueError, RecursionError), opened_regular(path) as stream:
         length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
         header = json.loads(stream.read(min(length, _MAX_HEADER)))
@@ -181,7 +187,11 @@ def write_tensors(
     metadata: Mapping[str, str],
     dtype: Dtype = Dtype.F32,
 ) -> None:
-    """Write tensors of these names and shapes, in this order, rounded to f32 or bf16; each comes in consecutive pieces of any shape."""
+    """Write tensors of these names and shapes, in this order, rounded to `dtype` (f32 or bf16).
+
+    Each tensor comes as consecutive pieces of any shape, so none has to be in memory as a whole.
+    """
+    # The header needs only shapes: it is complete before the first tensor is asked for.
     stored, word = NUMPY_DTYPES[dtype].newbyteorder("<"), dtype.value.upper()
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     at = 0
@@ -202,7 +212,7 @@ def write_tensors(
 
 
 def _not_tensors(path: str, code: str, start: bytes, size: int) -> NoReturn:
-    """Refuse a file by how it starts: of another kind, or too short for its own header."""
+    """Refuse a file that does not begin like this format, with a hint drawn from its first bytes."""
     help_text = None
     if start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x04")):
         help_text = "it looks like a PyTorch pickle, which can run code when it is read: convert it to safetensors"
@@ -239,7 +249,7 @@ def _is_count(value: object) -> bool:
 
 
 def _parse_entry(path: str, code: str, name: str, entry: object) -> tuple[str, tuple[int, ...], int, int]:
-    """Dtype, shape and byte range of a tensor; the shape fills the range."""
+    """Return dtype, shape, and byte range [begin, end) of a tensor, which its shape must fill."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         _damaged(path, code, f"the entry of {shown(name)} is not made of dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -254,6 +264,7 @@ def _parse_entry(path: str, code: str, name: str, entry: object) -> tuple[str, t
     if not sound:
         _damaged(path, code, f"the entry of {shown(name)} has a value that cannot be")
     begin, end = offsets
+    # Types that are unknown here are listed but not measured: they matter only if somebody reads their values.
     taken = prod(shape) * _ITEM_BYTES.get(dtype, 0)
     if dtype in _ITEM_BYTES and taken != end - begin:
         _damaged(path, code, f"{shown(name)} has {end - begin} bytes, not the {shown(taken)} of {dtype} {shown(shape)}")
@@ -261,7 +272,7 @@ def _parse_entry(path: str, code: str, name: str, entry: object) -> tuple[str, t
 
 
 def _check_ranges(path: str, code: str, ranges: list[tuple[int, int, str]], size: int) -> None:
-    """The byte ranges, ascending, cover `size` bytes without gap or overlap."""
+    """Check that ascending byte ranges cover `size` bytes without gap or overlap."""
     at = 0
     for begin, end, name in ranges:
         if begin != at:

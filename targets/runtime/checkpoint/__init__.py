@@ -1,1 +1,1 @@
-"""Checkpoints: shards, series, manifests, and what a resumed run may change."""
+"""Checkpoints: shards, series, manifests, and the changes that a resumed run may make."""

@@ -2,14 +2,21 @@
 
 A checkpoint is a directory of these files:
 
-- `state.safetensors`: in f32, the master weights `p/NAME` and Adam's moments `m1/NAME` and `m2/NAME` of every parameter, by
-  Hugging Face name; a tied matrix once.
-- the companions of the run's model (`companions`): its tokenizer and how text is generated with it, if they are known;
-- `manifest.json`: format and version, the model, the steps done, the loss scale, the updates applied to each block, size and
-  SHA-256 of the other files, what the caller recorded about the run, and a SHA-256 of all this.
+- `state.safetensors`: the master weights `p/NAME` and Adam's moments `m1/NAME` and `m2/NAME` of every parameter, in
+  f32, by
+  Hugging Face name. A tied matrix is stored once.
+- companions of the model's weights (`companions`): its tokenizer and generation settings, if they are known;
+- `manifest.json`: format and version, the model, the steps done, the loss scale, the updates applied to each block,
+  size and
+  SHA-256 of the other files, the caller's record of the run, and a SHA-256 of all this.
 
-It is written beside its place and moved there as a whole, so that a half-written one is never taken for a checkpoint; what a
-killed save leaves is found there by the next (`checkpoint_places`).
+It is written in this order, so that a half-written directory is never taken for a checkpoint:
+
+    DIR.tmp-XXXXXXXX/: state file, synced -> companions, synced -> manifest, synced -> directory synced
+    exchanged with DIR in one step -> parent directory synced -> old checkpoint removed
+
+The manifest comes last: a directory without a complete one is no checkpoint. A killed save leaves its directory next to
+`DIR`, where the next save finds it (`checkpoint_places`).
 """
 
 from __future__ import annotations
@@ -54,11 +61,11 @@ VERSION = 1
 _STATE_FILE = "state.safetensors"
 MANIFEST_FILE = "manifest.json"
 _FILES = {_STATE_FILE, MANIFEST_FILE, *COMPANION_FILES}
-_COMPANIONS = "tokenizer"  # as the entry is called since it held nothing else
+_COMPANIONS = "tokenizer"  # the manifest's key for all companions: the format fixes the name
 _DIGEST = "manifest_sha256"
 _MAX_MANIFEST = 1 << 26  # bytes
 _HASHED = 1 << 22  # bytes of a file hashed at a time
-_MOST_COUNTED = 1 << 53  # steps or updates
+_MOST_COUNTED = 1 << 53  # steps or updates; exact as a double
 _MOST_SHOWN = 24  # problems named one by one
 
 
@@ -69,11 +76,12 @@ def save_checkpoint(
     manifest: Mapping[str, Any],
     companions: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write a checkpoint to `directory`, replacing one that is there; `manifest` (JSON data) and the companions of the weights are kept in it.
+    """Write a checkpoint to `directory`, replacing an earlier one; it keeps `manifest` (JSON data) and `companions`.
 
-    Whatever happens on the way, `directory` is the old checkpoint or the new one; where the system cannot exchange directories it is absent between two
-    renames, and both are then whole beside it. What interrupted saves left there before is removed at the end. Raises RT002 (cannot be
-    written) and RT092 (there is something else at that place; another run writes there; the two copies of a tied matrix differ).
+    At every moment `directory` is the old checkpoint or the new one. Where the system cannot exchange directories, it
+    is absent between two renames, and both are then whole next to it. Leftovers of interrupted saves are removed at the
+    end. Raises RT002 (cannot be written) and RT092 (something else is at that place, another run writes there, or the
+    two copies of a tied matrix differ).
     """
     with hold_checkpoint_place(directory) as lock:
         check_checkpoint_place(directory)
@@ -83,6 +91,7 @@ def save_checkpoint(
             try:
                 _write_files(beside, model, state, manifest, companions or {})
                 move_into_place(beside, target, aside_of(beside))
+            # Ctrl-C too: leave no half-written directory if the process can still remove it.
             except BaseException:
                 shutil.rmtree(beside, ignore_errors=True)
                 raise
@@ -92,9 +101,9 @@ def save_checkpoint(
 
 
 def hold_checkpoint_place(directory: str, *, make_parents: bool = False) -> Lock:
-    """Lock the place of a checkpoint, or of a series of them, in whose parents the lock stands: they may have to be made.
+    """Lock the place of a checkpoint or of a series; the lock file stands in the parent directory.
 
-    Raises RT002 (no such path) and RT092 (another process writes there).
+    `make_parents` creates the parents first. Raises RT002 (no such path) and RT092 (another process writes there).
     """
     _check_path(directory)
     if make_parents:
@@ -103,10 +112,10 @@ def hold_checkpoint_place(directory: str, *, make_parents: bool = False) -> Lock
 
 
 def clear_leftovers(directory: str, lock: Lock) -> list[Diagnostic]:
-    """Remove what interrupted saves have left beside a checkpoint, and say so.
+    """Remove the leftovers of interrupted saves next to a checkpoint, and return a warning for each.
 
-    Only under a lock, which proves that nobody writes there. Whole ones are kept until a checkpoint stands in its place: the next save
-    removes them then.
+    They are removed only under a lock, which proves that nobody is writing there. While no checkpoint stands at the
+    place itself, a leftover that may be a whole one is kept; the next save removes it.
     """
     leftovers = _leftovers(directory)
     try:
@@ -127,9 +136,9 @@ def clear_leftovers(directory: str, lock: Lock) -> list[Diagnostic]:
 
 
 def is_sealed(folder: Path) -> bool:
-    """Whether a directory may be a whole checkpoint, of whatever version: its manifest is written last, and ends as JSON does.
+    """Return True if a directory may be a whole checkpoint of any version, or cannot be read.
 
-    One that cannot be looked at may be one.
+    The manifest is written last, so a directory whose manifest ends as JSON does is complete.
     """
     try:
         data = (folder / MANIFEST_FILE).read_bytes()
@@ -152,7 +161,10 @@ def _leftovers(directory: str) -> Leftovers:
 
 
 def left_checkpoints(directory: str) -> list[tuple[int, str]]:
-    """The whole checkpoints that interrupted saves have left beside a place where there is nothing: steps done and directory, newest first."""
+    """List whole checkpoints left by interrupted saves next to an absent place: (steps done, directory), newest first.
+
+    Empty if `directory` exists.
+    """
     if os.path.exists(directory):  # noqa: PTH110 - False, not an error, for what is no path at all
         return []
     checkpoints = []
@@ -165,7 +177,7 @@ def left_checkpoints(directory: str) -> list[tuple[int, str]]:
 
 
 def left_over(directory: str) -> list[Path]:
-    """What a save that was interrupted has left beside the place of a checkpoint, whole or not."""
+    """Return the directories that interrupted saves left next to a checkpoint's place, whole or not."""
     return list(_leftovers(directory).ours)
 
 
@@ -175,9 +187,10 @@ def _check_path(directory: str) -> None:
 
 
 def check_checkpoint_place(directory: str) -> None:
-    """Refuse, with RT092, a directory that holds anything but a checkpoint: saving would replace it as a whole.
+    """Refuse a directory that holds anything but a checkpoint, because saving replaces it as a whole.
 
-    Good to call before the first step, not only after the last.
+    Call it before the first step, so that a wrong place costs no training. Raises RT092, and RT002 where nothing can be
+    written.
     """
     _check_path(directory)
     place = Path(directory)
@@ -197,17 +210,20 @@ def check_checkpoint_place(directory: str) -> None:
         fail("RT092", f"'{directory}' is the root of a file system, and cannot be replaced", help=help_text)
     try:
         target = Path(os.path.realpath(directory))
+        # A trial: the save itself begins by making this directory.
         written_beside(target).rmdir()
     except OSError as error:
         cannot_write(directory, error)
+    # `realpath` resolves every link but one in a circle.
     if target.is_symlink():
         cannot_write(directory, OSError(errno.ELOOP, os.strerror(errno.ELOOP)))
 
 
 def load_checkpoint(directory: str, model: ModelConfig) -> tuple[TrainingState, dict[str, Any]]:
-    """The state of a checkpoint, which is read where it is used, and what the caller of `save_checkpoint` recorded.
+    """Open a checkpoint; return its state and what the caller of `save_checkpoint` recorded.
 
-    Raises RT002 (cannot be read) and RT092: not a checkpoint, of another version, changed or damaged, of another model.
+    Tensors are read from the file when they are used. Raises RT002 (cannot be read) and RT092: not a checkpoint, of
+    another version, changed or damaged, of another model.
     """
     manifest = read_manifest(directory)
     check_model_of(directory, manifest.get("model"), model)
@@ -220,7 +236,7 @@ def load_checkpoint(directory: str, model: ModelConfig) -> tuple[TrainingState, 
 
 
 def checkpoint_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
-    """The model that a checkpoint holds, and its master weights.
+    """Open a checkpoint; return its model and its master weights.
 
     Raises RT002 (cannot be read) and RT092 as `load_checkpoint` does.
     """
@@ -232,24 +248,24 @@ def checkpoint_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
 
 @frozen(eq=False)
 class _StoredMasters(WeightSource):
-    """The master weights of a state file."""
+    """Master weights of a state file."""
 
     stored: Mapping[str, StoredTensor]
 
     def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
-        """Elements [start, stop) of a parameter's flat values."""
+        """Yield elements [start, stop) of a parameter's flat values."""
         return self.stored[f"p/{name}"].pieces(start, stop)
 
 
 @frozen(eq=False)
 class _StoredStates(BlockStates):
-    """States of a state file."""
+    """Block states of a state file."""
 
     stored: Mapping[str, StoredTensor]
     updates_of: Mapping[str, int]
 
     def pieces(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
-        """Elements [start, stop) of a block's tensor of a kind."""
+        """Yield elements [start, stop) of a block's flat tensor of a kind, each piece with its first index."""
         for parameter, low, high in parameters_within(self.model, block, start, stop - start):
             at = start + low
             for piece in self.stored[f"{kind}/{parameter.name}"].pieces(
@@ -259,7 +275,7 @@ class _StoredStates(BlockStates):
                 at += piece.size
 
     def updates(self, block: Block) -> int:
-        """Updates applied to a block."""
+        """Return the number of updates applied to a block."""
         return self.updates_of[str(block)]
 
 
@@ -267,12 +283,12 @@ class _StoredStates(BlockStates):
 
 
 def cannot_write(directory: str, error: OSError) -> NoReturn:
-    """Refuse with RT002."""
+    """Refuse with RT002: the checkpoint cannot be written."""
     fail("RT002", f"cannot write the checkpoint '{directory}': {error.strerror or error}")
 
 
 class HashingStream:
-    """A file that keeps size and SHA-256 of what is written to it."""
+    """File that keeps the size and SHA-256 of the bytes written to it."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -280,7 +296,7 @@ class HashingStream:
         self.sha256 = hashlib.sha256()
 
     def write(self, data: bytes | memoryview) -> None:
-        """Write and account for `data`, which has one dimension."""
+        """Write one-dimensional `data`; add it to size and hash."""
         self.sha256.update(data)
         self.size += memoryview(data).nbytes
         self._stream.write(data)
@@ -289,12 +305,13 @@ class HashingStream:
 def _write_files(
     folder: Path, model: ModelConfig, state: TrainingState, run: Mapping[str, Any], companions: Mapping[str, bytes]
 ) -> None:
-    """The files of a checkpoint, on the disk when this returns."""
+    """Write the files of a checkpoint; all are on disk when this returns."""
     with (folder / _STATE_FILE).open("xb") as stream:
         hashing = HashingStream(stream)
         updates: dict[str, int] = {}
         write_tensors(hashing, _state_shapes(model), _state_tensors(model, state, updates), {"format": FORMAT})
         sync_file(stream)
+    # `updates` is filled as a side effect of `_state_tensors`, so it is complete only here.
     files = {_STATE_FILE: {"bytes": hashing.size, "sha256": hashing.sha256.hexdigest()}}
     rest = {"updates": updates, "files": files, "run": dict(run)}
     write_manifest(folder, VERSION, model, state.step, state.scale, rest, companions)
@@ -309,7 +326,10 @@ def write_manifest(
     rest: Mapping[str, Any],
     companions: Mapping[str, bytes],
 ) -> None:
-    """Add the companions of the weights and seal a folder as a checkpoint, all on the disk when this returns. Raises OSError."""
+    """Write the companions, then the manifest, and sync all to disk: from then on the folder is a checkpoint.
+
+    `rest` has the entries that differ between formats (updates, files, run). Raises OSError.
+    """
     for name, content in companions.items():
         with (folder / name).open("xb") as stream:
             stream.write(content)
@@ -327,12 +347,13 @@ def write_manifest(
         **({_COMPANIONS: entries} if entries else {}),
         **rest,
     }
-    # Keys of other types than text become text in JSON, and the digest is of what will be read.
+    # The digest must be of the manifest as it will be read: through JSON, keys that are not text become text.
     manifest = json.loads(json.dumps(manifest, allow_nan=False))
     manifest[_DIGEST] = manifest_digest(manifest)
     with (folder / MANIFEST_FILE).open("xb") as stream:
         stream.write(json.dumps(manifest, indent=1).encode() + b"\n")
         sync_file(stream)
+    # The umask can only be read by setting it.
     umask = os.umask(0)
     os.umask(umask)
     folder.chmod(0o777 & ~umask)  # a temporary directory lets only its owner in
@@ -340,7 +361,7 @@ def write_manifest(
 
 
 def _state_names(model: ModelConfig) -> Iterator[tuple[Block, str, list[str]]]:
-    """Block, kind, and names of the parameters that are stored for it: a tied matrix with `embed`, not with `head`."""
+    """Yield block, kind, and the names stored for them: a tied matrix with `embed`, not with `head`."""
     seen: set[str] = set()
     for owner in block_chain(model):
         names = [parameter.name for parameter in parameters(model, owner) if parameter.name not in seen]
@@ -350,13 +371,13 @@ def _state_names(model: ModelConfig) -> Iterator[tuple[Block, str, list[str]]]:
 
 
 def _state_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The tensors of the state file in their order, with their shapes."""
+    """Return the tensors of the state file in their order, by name, with their shapes."""
     shapes = {parameter.name: parameter.shape for owner in block_chain(model) for parameter in parameters(model, owner)}
     return {f"{kind}/{name}": shapes[name] for _, kind, names in _state_names(model) for name in names}
 
 
 def _state_tensors(model: ModelConfig, state: TrainingState, updates: dict[str, int]) -> Iterator[Iterator[Float32]]:
-    """The tensors that `_state_shapes` lists, in pieces; each block's count is noted in `updates`."""
+    """Yield the tensors that `_state_shapes` lists, each in pieces; note each block's update count in `updates`."""
     for owner, kind, names in _state_names(model):
         if str(owner) not in updates:
             updates[str(owner)] = int(state.blocks.updates(owner))
@@ -369,7 +390,7 @@ def _state_tensors(model: ModelConfig, state: TrainingState, updates: dict[str, 
 
 
 def _check_tied(model: ModelConfig, blocks: BlockStates) -> None:
-    """The two copies of a tied matrix, of which one is stored, are equal in every bit."""
+    """Refuse, with RT092, copies of a tied matrix that differ in any bit: only one of them is stored."""
     table = parameters(model, block("embed"))[0]
     for kind in STATE_KINDS:
         for low, high in cut(0, table.elements):  # both blocks begin with it
@@ -381,7 +402,7 @@ def _check_tied(model: ModelConfig, blocks: BlockStates) -> None:
 
 
 def sync_file(stream: IO[bytes]) -> None:
-    """Bring what was written to the disk."""
+    """Flush a file's bytes to the disk."""
     stream.flush()
     os.fsync(stream.fileno())
 
@@ -390,18 +411,18 @@ def sync_file(stream: IO[bytes]) -> None:
 
 
 def manifest_digest(manifest: Mapping[str, Any]) -> str:
-    """SHA-256 of a manifest in one canonical form, without the entry that holds it."""
+    """Return the SHA-256 of a manifest in one canonical form, without the entry that holds it."""
     rest = {key: value for key, value in manifest.items() if key != _DIGEST}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def contradicts(directory: str, key: str) -> NoReturn:
-    """Refuse with RT092 a manifest whose entry cannot be."""
+    """Refuse with RT092 a manifest whose entry `key` is impossible."""
     fail("RT092", f"the manifest of the checkpoint '{directory}' has no sound entry '{key}'")
 
 
 def read_manifest(directory: str, versions: Sequence[int] = (VERSION,)) -> dict[str, Any]:
-    """The manifest of a checkpoint of one of these versions, as it was written.
+    """Read the manifest of a checkpoint of one of these format versions.
 
     Raises RT002 (cannot be read) and RT092: not a manifest, of another version, changed or damaged.
     """
@@ -427,7 +448,7 @@ def read_manifest(directory: str, versions: Sequence[int] = (VERSION,)) -> dict[
 
 
 def _left_behind(directory: str) -> str | None:
-    """Return a way out if an interrupted save left a checkpoint beside its place, or a run ended before its first."""
+    """Return advice if an interrupted save left a checkpoint next to its place, or if no save was ever made."""
     whole = left_checkpoints(directory)
     if whole:
         return f"an interrupted save left a whole checkpoint as '{whole[0][1]}': rename that one"
@@ -436,7 +457,7 @@ def _left_behind(directory: str) -> str | None:
 
 
 def saved_model(directory: str, saved: object) -> ModelConfig:
-    """The model that a manifest describes."""
+    """Return the model that a manifest describes. Raises RT092 where it describes none."""
     try:
         model = model_from_fields(saved) if isinstance(saved, dict) else None
     except DiagnosticError:
@@ -447,7 +468,7 @@ def saved_model(directory: str, saved: object) -> ModelConfig:
 
 
 def kept_companions(directory: str, manifest: Mapping[str, Any]) -> list[str]:
-    """The names of the companions of the weights in a checkpoint, which are as they were written.
+    """Return the names of the companions in a checkpoint, after checking size and SHA-256 of each.
 
     Raises RT002 (cannot be read) and RT092.
     """
@@ -462,7 +483,10 @@ def kept_companions(directory: str, manifest: Mapping[str, Any]) -> list[str]:
 
 
 def check_model_of(directory: str, saved: object, model: ModelConfig) -> None:
-    """The checkpoint is of this model: equal in all but its name, the deviation that no weights have any more, and the padding token."""
+    """Refuse, with RT092, a checkpoint of another model.
+
+    Name, initializer range, padding token and inert keys may differ: the weights do not depend on them any more.
+    """
     kept = saved_model(directory, saved)
     report = Diagnostics()
     apart = {"name", "initializer_range", "padding_token", "inert"}
@@ -480,7 +504,7 @@ def _is_count(value: object) -> bool:
 def read_counts(
     directory: str, manifest: Mapping[str, Any], model: ModelConfig
 ) -> tuple[int, tuple[float, float], dict[str, int]]:
-    """Steps done, loss scale, and updates by block."""
+    """Return steps done, loss scale [factor, steps since it changed], and updates by block. Raises RT092."""
     step, scale, updates = manifest.get("step"), manifest.get("scale"), manifest.get("updates")
     if not isinstance(step, int) or not _is_count(step):
         contradicts(directory, "step")
@@ -493,7 +517,7 @@ def read_counts(
 
 
 def _open_state(directory: str, manifest: Mapping[str, Any], model: ModelConfig) -> dict[str, StoredTensor]:
-    """The tensors of the state file, which is the one that was written, and has those of the model."""
+    """Open the state file, after checking that it is the one written and has the model's tensors."""
     state_file = str(Path(directory) / _STATE_FILE)
     _check_file(directory, state_file, manifest.get("files"))
     stored = open_tensors(state_file, "RT092")
@@ -502,7 +526,7 @@ def _open_state(directory: str, manifest: Mapping[str, Any], model: ModelConfig)
 
 
 def _check_file(directory: str, path: str, files: object) -> None:
-    """The state file has the size and the SHA-256 that the manifest says."""
+    """Check the state file's size and SHA-256 against the manifest."""
     entry = files.get(_STATE_FILE) if isinstance(files, dict) else None
     if not isinstance(entry, dict):
         contradicts(directory, "files")
@@ -510,7 +534,7 @@ def _check_file(directory: str, path: str, files: object) -> None:
 
 
 def check_content(path: str, entry: Mapping[str, Any]) -> None:
-    """A file has the size and the SHA-256 that its entry in a manifest says.
+    """Check a file's size and SHA-256 against its entry in a manifest.
 
     Raises RT002 (cannot be read) and RT092.
     """
@@ -530,7 +554,7 @@ def check_content(path: str, entry: Mapping[str, Any]) -> None:
 
 
 def _check_tensors(path: str, model: ModelConfig, stored: Mapping[str, StoredTensor]) -> None:
-    """The state file has exactly the tensors of the model, in f32."""
+    """Refuse, with RT092, a state file whose tensors are not exactly the model's, in f32."""
     shapes = _state_shapes(model)
     wrong = [f"lacks {name}" for name in shapes if name not in stored]
     wrong += [f"has {shown(name)}, which is not of this model" for name in stored if name not in shapes]

@@ -1,8 +1,12 @@
-"""Putting a written directory in its place as a whole, and finding what was left where that was interrupted.
+"""Replacing a directory by a newly written one as a whole, and finding the leftovers of an interrupted replacement.
 
-A checkpoint `DIR` is written as `DIR.tmp-XXXXXXXX` beside its place. Where the system can exchange two directories at once, `DIR` is
-whole at every moment, and what is left when a process is killed is in `DIR.tmp-XXXXXXXX`. Elsewhere the old one stands as
-`DIR.tmp-XXXXXXXX.old` between two renames; then `DIR` is absent, and both are whole beside it.
+A checkpoint `DIR` is written as `DIR.tmp-XXXXXXXX` next to its place. Linux exchanges the two in one step
+(`renameat2(RENAME_EXCHANGE)`): `DIR` is whole at every moment, and a killed process leaves `DIR.tmp-XXXXXXXX`.
+Elsewhere two renames are needed, and `DIR` is absent between them:
+
+    before        DIR (old)                      DIR.tmp-X (new)
+    between       DIR.tmp-X.old (old)            DIR.tmp-X (new)
+    after         DIR (new)                      DIR.tmp-X.old (old), then removed
 """
 
 from __future__ import annotations
@@ -24,29 +28,29 @@ from attrs import frozen
 
 _WRITTEN, _ASIDE = ".tmp-", ".old"
 _LETTERS = r"[a-z0-9_]{8}"
-"""What `tempfile` puts at the end of a name."""
+"""Pattern of the random suffix that `tempfile` appends to a name."""
 _EARLIER = ".old-"
-"""An earlier version of this program set the old one aside under this name. It had no lock, and people name copies like that: it is
-used where there is no other, and never removed."""
+"""Suffix under which earlier versions of this program set the old directory aside. People name copies like this too:
+such a directory is used where there is no other, and never removed."""
 _AT_CWD, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 _CANNOT = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 
 def written_beside(target: Path) -> Path:
-    """A new directory in which what becomes `target` is written. Raises OSError."""
+    """Create a directory next to `target`, in which its replacement is written. Raises OSError."""
     return Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{target.name}{_WRITTEN}"))
 
 
 def aside_of(beside: Path) -> Path:
-    """Where the old directory stands while the new one takes its place."""
+    """Return the path of the old directory while the new one takes its place."""
     return beside.with_name(beside.name + _ASIDE)
 
 
 def move_into_place(beside: Path, target: Path, aside: Path) -> None:
-    """Make `beside` the directory `target`; what was there is removed once that is done, and put back if it fails.
+    """Make `beside` the directory `target`; remove the old one once that is done, or put it back if it fails.
 
-    The two are exchanged at once where the system can. Elsewhere the old one stands at `aside`, which does not exist, in between.
-    Raises OSError.
+    The two are exchanged in one step where the system can; elsewhere the old one stands at `aside` in between, which
+    must not exist. Raises OSError.
     """
     if target.exists():
         keep_modes(beside, target)
@@ -60,15 +64,18 @@ def move_into_place(beside: Path, target: Path, aside: Path) -> None:
 
 
 def _finish_exchange(old: Path, target: Path) -> None:
+    """Make the exchange durable and remove the old directory; undo the exchange if that fails."""
     try:
+        # A rename is durable only once its parent directory is synced; only then may the old one go.
         sync_folder(target.parent)
     except BaseException:
-        exchange(old, target)  # the caller removes what was not saved: let that be the new one
+        exchange(old, target)  # the caller removes `old`: let that be the new one, which is not safely on disk
         raise
-    shutil.rmtree(old, ignore_errors=True)  # the new checkpoint stands, whatever becomes of the old one
+    shutil.rmtree(old, ignore_errors=True)  # a failure here does not matter: the new checkpoint stands
 
 
 def _replace_by_renames(beside: Path, target: Path, aside: Path) -> None:
+    """Replace `target` by two renames; rename the old one back if the second fails."""
     try:
         target.rename(aside)
         beside.rename(target)
@@ -82,7 +89,7 @@ def _replace_by_renames(beside: Path, target: Path, aside: Path) -> None:
 
 @cache
 def _renameat2() -> Any:
-    """The C library's function of this name, or None."""
+    """Return the C library's function of this name, or None."""
     try:
         return ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError, TypeError):
@@ -90,7 +97,7 @@ def _renameat2() -> Any:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange two directories at once; False where the system or the file system cannot. Raises OSError."""
+    """Exchange two directories in one step; return False where the system or the file system cannot. Raises OSError."""
     call = _renameat2()
     if call is None:
         return False
@@ -103,7 +110,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def keep_modes(beside: Path, target: Path) -> None:
-    """Give a directory and its files the permissions of those that they replace. Raises OSError."""
+    """Give a directory and its files the permissions of the ones they replace. Raises OSError."""
     for path in beside.iterdir():
         with suppress(FileNotFoundError):
             path.chmod(stat.S_IMODE((target / path.name).lstat().st_mode))
@@ -111,7 +118,7 @@ def keep_modes(beside: Path, target: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a directory to the disk."""
+    """Flush the names in a directory to the disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -121,12 +128,12 @@ def sync_folder(folder: Path) -> None:
 
 @frozen
 class Leftovers:
-    """What interrupted saves have left beside the place of a directory."""
+    """Directories that interrupted saves left next to a place."""
 
     ours: tuple[Path, ...]
-    """written by nobody else, under names that nobody else gives"""
+    """names that only this program gives"""
     earlier: tuple[Path, ...]
-    """those of earlier versions, or copies that somebody made"""
+    """names that earlier versions of this program give, or people give to copies"""
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -135,7 +142,7 @@ class Leftovers:
 
 
 def leftovers(target: Path, files: Collection[str]) -> Leftovers:
-    """What was left beside `target`, and holds nothing but such files. Raises OSError."""
+    """Find the leftovers next to `target`: directories of the right name that hold only `files`. Raises OSError."""
     ours = re.compile(rf"{re.escape(target.name)}{re.escape(_WRITTEN)}{_LETTERS}({re.escape(_ASIDE)})?")
     earlier = re.compile(rf"{re.escape(target.name)}{re.escape(_EARLIER)}{_LETTERS}")
     names = sorted(target.parent.iterdir())

@@ -1,9 +1,12 @@
-"""A series of checkpoints of one run: a directory with one sharded checkpoint for every step that was saved.
+"""Series of checkpoints of one run: a directory with one sharded checkpoint for every saved step.
 
-`step-00000040` is the state after 40 steps. It is written as `.writing-00000040` and renamed when every rank's file and the
-manifest are on the disk, so it exists or does not. One of the same step is exchanged with it at once; where the system cannot do that, the
-old one is `.replaced-step-00000040` for a moment, and is taken for the checkpoint of its step where a crash has left it alone. The last few are kept. Loading takes the newest that is sound, and says
-what is wrong with a newer one.
+    step-00000040               state after 40 steps
+    .writing-00000060           being written; renamed once every rank's file and the manifest are on disk
+    .replaced-step-00000040     the old one of the same step, while it is replaced
+
+A checkpoint therefore exists as a whole or not at all. One of the same step is exchanged in one step. Where the system
+cannot do that, the old one is `.replaced-...` for a moment; if a crash leaves only that, it counts as the checkpoint of
+its step. The last few are kept. Loading takes the newest sound one and warns about newer ones that are damaged.
 """
 
 from __future__ import annotations
@@ -59,18 +62,21 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"step-(\d{8,})")
 _WRITING, _REPLACED = ".writing-", ".replaced-"
 RUN_FOLDER = "run"
-"""What the processes of a run leave in the directory beside its checkpoints."""
+"""Subdirectory for the progress files of a run's processes."""
 
 
 @frozen
 class CheckpointSeries:
-    """Where checkpoints of a run are written, and how many of them are kept."""
+    """Directory of a run's checkpoints and the number of them to keep."""
 
     directory: str
     keep_last: int
 
     def open(self, processes: Processes) -> None:
-        """Make the directory, or see that it is one of a series, and can be written. Raises `DiagnosticError` RT002 or RT092 on all processes."""
+        """Create the directory, or check that it is one of a series and writable.
+
+        Raises `DiagnosticError` RT002 or RT092 on all processes.
+        """
         processes.first_only(self._open)
 
     def _open(self) -> None:
@@ -84,21 +90,24 @@ class CheckpointSeries:
             cannot_write(self.directory, error)
 
     def clear_leftovers(self, processes: Processes, lock: Lock | None) -> list[Diagnostic]:
-        """Remove what an interrupted save left, once a run may go on there, and say so.
+        """Remove the leftovers of an interrupted save and return a warning for each.
 
-        The lock, of process 0, proves that nobody else writes there. Raises `DiagnosticError` RT002 on all processes.
+        The lock, held by process 0, proves that nobody else writes there; without it nothing is removed. Raises
+        `DiagnosticError` RT002 on all processes.
         """
         said: list[Diagnostic] = []
         processes.first_only(lambda: said.extend(self._clear(is_locked=lock is not None and lock.is_held)))
         return said
 
     def _clear(self, *, is_locked: bool) -> list[Diagnostic]:
+        """Do the work of `clear_leftovers` on process 0."""
         place = Path(self.directory)
         said = []
         try:
             entries = [entry.name for entry in place.iterdir()]
             for name in entries:
                 if name.startswith(_WRITING) or (
+                    # Alone, it is the only copy of its step.
                     name.startswith(_REPLACED) and name.removeprefix(_REPLACED) in entries
                 ):
                     if is_locked:
@@ -111,17 +120,17 @@ class CheckpointSeries:
         return said
 
     def place_of(self, step: int) -> str:
-        """The directory of the state after so many steps."""
+        """Return the directory of the state after `step` steps."""
         return str(Path(self.directory) / f"step-{step:08d}")
 
     def left_over(self) -> list[Path]:
-        """What a save that was interrupted has left."""
+        """Return the directories that an interrupted save left."""
         return sorted(Path(self.directory).glob(f"{_WRITING}*"))
 
     def check_start(self, processes: Processes, step: int, damaged: Collection[str]) -> None:
-        """See that a run that starts after `step` steps does not add to a series that has gone further.
+        """Refuse, with RT092 on all processes, a run that starts after `step` steps in a series that has gone further.
 
-        Later checkpoints that are damaged may be there: the run will replace them. Raises `DiagnosticError` RT092 on all processes.
+        Later checkpoints that are `damaged` may be there: the run will replace them.
         """
         processes.first_only(lambda: self._check_start(step, {os.path.realpath(path) for path in damaged}))
 
@@ -147,15 +156,17 @@ class CheckpointSeries:
         run: dict[str, Any],
         companions: Mapping[str, bytes] | None = None,
     ) -> str:
-        """Write the state after `step` steps, and remove checkpoints that are no longer kept; its directory.
+        """Write the state after `step` steps, remove checkpoints that are no longer kept, and return the new directory.
 
-        Raises `DiagnosticError` RT002 on all processes where any cannot write; the checkpoints before stand.
+        Every process writes its own ranks' files; process 0 then seals the directory and moves it into place. Raises
+        `DiagnosticError` RT002 on all processes if any of them cannot write; earlier checkpoints stand.
         """
         folder = Path(self.directory) / f"{_WRITING}{step:08d}"
         target = Path(self.place_of(step))
         try:
             processes.first_only(lambda: self._begin(folder))
             ranks = [rank for ranks in engine.ranks for rank in ranks if holds_own_state(rank)]
+            # `together` returns only if all processes have written, or raises on all: no manifest names a missing file.
             written = processes.together(lambda: [write_shard(folder, rank) for rank in ranks])
             files = [file for theirs in processes.exchange(written) for file in theirs]
             model, scale = engine.program.model, engine.loss_scale
@@ -163,10 +174,10 @@ class CheckpointSeries:
             def commit() -> None:
                 try:
                     seal_shards(folder, model, step, scale, files, run, companions)
-                    # One of the same step may be there: it was damaged, or is the one this run went on from.
+                    # One of the same step may be there: it was damaged, or the run resumed from it.
                     aside = target.with_name(f"{_REPLACED}{target.name}")
                     move_into_place(folder, target, aside)
-                    shutil.rmtree(aside, ignore_errors=True)  # where a crash had left it alone
+                    shutil.rmtree(aside, ignore_errors=True)  # a crash may have left only this one
                     self._prune(step)
                 except OSError as error:
                     cannot_write(str(target), error)
@@ -181,10 +192,10 @@ class CheckpointSeries:
         return str(target)
 
     def _in_save(self, problem: Diagnostic, step: int) -> Diagnostic:
-        """A problem of a save, with what of the series is left to go on from."""
+        """Add to a save's problem the step and the checkpoint to resume from."""
         try:
             left = [saved for saved, _ in saved_steps(self.directory) if saved < step]
-        except DiagnosticError:  # of another machine's disk, or one that is gone
+        except DiagnosticError:  # on another machine's disk, or gone
             left = []
         rest = "nothing was saved before"
         if left:
@@ -201,14 +212,14 @@ class CheckpointSeries:
             cannot_write(str(folder), error)
 
     def _prune(self, step: int) -> None:
-        """Keep the last few up to `step`. Later ones were damaged when the run started, and do not count."""
+        """Remove all but the last few up to `step`; later ones were damaged when the run started, and do not count."""
         old = [directory for saved, directory in saved_steps(self.directory) if saved <= step]
         for directory in old[self.keep_last :]:
             shutil.rmtree(directory, ignore_errors=True)
 
 
 def saved_steps(directory: str) -> list[tuple[int, str]]:
-    """The checkpoints of a series, newest first: steps done and directory.
+    """List the checkpoints of a series, newest first: (steps done, directory).
 
     Raises `DiagnosticError` RT002 where the directory cannot be read.
     """
@@ -217,7 +228,7 @@ def saved_steps(directory: str) -> list[tuple[int, str]]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         fail("RT002", f"cannot read the checkpoint '{directory}': {reason}")
-    # A name of its own comes after that of one which was replaced, and counts.
+    # `.replaced-step-N` sorts before `step-N`, which therefore overwrites it where both exist.
     place_of = {name.removeprefix(_REPLACED): name for name in sorted(names)}
     steps = [
         (int(match[1]), str(Path(directory) / place))
@@ -228,7 +239,7 @@ def saved_steps(directory: str) -> list[tuple[int, str]]:
 
 
 def check_no_series(directory: str) -> None:
-    """Refuse, with RT092, a directory of several checkpoints as the place of a single one."""
+    """Refuse, with RT092, a directory with a series of checkpoints as the place of a single one."""
     if is_directory(directory) and saved_steps(directory):
         text = f"'{directory}' holds a series of checkpoints, and a single one would replace it as a whole"
         fail("RT092", text, help="add --save-every N to go on with the series, or save to another directory")
@@ -236,7 +247,7 @@ def check_no_series(directory: str) -> None:
 
 @frozen(eq=False)
 class Loaded:
-    """A checkpoint, what was recorded with it, and what is wrong with newer ones of its series."""
+    """Loaded checkpoint, the record of its run, and the problems of newer ones in its series."""
 
     directory: str
     state: TrainingState
@@ -244,19 +255,20 @@ class Loaded:
     warnings: list[Diagnostic]
     model: ModelConfig
     damaged: tuple[str, ...] = ()
-    """directories of those newer ones"""
+    """directories of newer checkpoints that are not sound"""
     companions: Mapping[str, bytes] = field(factory=dict)
-    """files that stand beside its model's weights"""
+    """files that accompany its model's weights"""
 
 
 def load_latest(directory: str, model: ModelConfig, processes: Processes) -> Loaded:
-    """The checkpoint in a directory, of either format, or the newest sound one of a series there.
+    """Load the checkpoint in a directory, of either format, or the newest sound one of a series there.
 
     Raises `DiagnosticError` RT002 or RT092 on all processes: no checkpoint is there, or none that is sound.
     """
     steps: list[tuple[int, str]] = []
     warnings: list[Diagnostic] = []
     if not is_there(Path(directory) / MANIFEST_FILE):
+        # All processes take the list of process 0: they must try the same candidates in the same order.
         steps, warnings = processes.exchange(processes.together(lambda: _candidates(directory)))[0]
     if not steps:
         return _load(directory, model, processes)
@@ -277,7 +289,7 @@ def load_latest(directory: str, model: ModelConfig, processes: Processes) -> Loa
 
 
 def _candidates(directory: str) -> tuple[list[tuple[int, str]], list[Diagnostic]]:
-    """The checkpoints of a directory that is not one itself, newest first, and a word where they are what an interrupted save left."""
+    """List the checkpoints of a series, newest first; or those an interrupted save left, with a warning."""
     left = left_checkpoints(directory)
     if not left:
         return saved_steps(directory), []
@@ -286,6 +298,7 @@ def _candidates(directory: str) -> tuple[list[tuple[int, str]], list[Diagnostic]
 
 
 def _load(directory: str, model: ModelConfig, processes: Processes) -> Loaded:
+    """Load one checkpoint of either format on all processes; each checks a share of the files."""
     share = (processes.number, processes.count)
 
     def load() -> tuple[TrainingState, dict[str, Any]]:
@@ -299,7 +312,7 @@ def _load(directory: str, model: ModelConfig, processes: Processes) -> Loaded:
 
 
 def latest_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
-    """The model and the master weights of the checkpoint in a directory, of either format, or of the newest of a series there.
+    """Return model and master weights of the checkpoint in a directory, of either format, or of a series' newest.
 
     Raises RT002 (cannot be read) and RT092 as loading does.
     """
@@ -308,7 +321,7 @@ def latest_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
 
 
 def latest_run(directory: str) -> Mapping[str, Any]:
-    """What the run recorded whose weights `latest_weights` gives; empty where an older version wrote it.
+    """Return the record of the run whose weights `latest_weights` returns; empty where it has none.
 
     Raises RT002 (cannot be read) and RT092.
     """
@@ -317,9 +330,9 @@ def latest_run(directory: str) -> Mapping[str, Any]:
 
 
 def latest_companions(directory: str) -> dict[str, bytes]:
-    """The companions of the weights that `latest_weights` gives; a run whose tokens were bytes has a tokenizer of these.
+    """Return the companions of the weights that `latest_weights` returns, by file name.
 
-    Raises RT002 (cannot be read) and RT092.
+    A run whose tokens were bytes gets a tokenizer of bytes. Raises RT002 (cannot be read) and RT092.
     """
     place, manifest = _latest(directory)
     companions = _companions_of(place, manifest)
@@ -335,9 +348,9 @@ def _companions_of(place: str, manifest: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def kept_tokenizer(directory: str) -> tuple[str, str] | None:
-    """The tokenizer that made the tokens of a checkpoint's run: its file, as the checkpoint keeps it, and the name the run called it by.
+    """Return the tokenizer that made a run's tokens: the file in its checkpoint, and the name the run called it by.
 
-    None where a token was something else, and where the checkpoint is not sound: to load it says why.
+    None if tokens were not made by a tokenizer, or if the checkpoint is not sound (loading it says why).
     """
     try:
         place, manifest = _latest(directory)
@@ -349,7 +362,7 @@ def kept_tokenizer(directory: str) -> tuple[str, str] | None:
 
 
 def facts_of(run: object) -> Mapping[str, Any]:
-    """What a checkpoint's run recorded of its data; nothing where an older version wrote it, or not all of it is there."""
+    """Return a run's record of its data; empty where it is absent or incomplete, as in older checkpoints."""
     facts = run.get("stream") if isinstance(run, dict) else None
     texts = ("name", "part", "token")
     if not isinstance(facts, dict) or not isinstance(facts.get("tokens"), int):
@@ -358,6 +371,7 @@ def facts_of(run: object) -> Mapping[str, Any]:
 
 
 def _latest(directory: str) -> tuple[str, dict[str, Any]]:
+    """Return the directory and the manifest of the newest checkpoint."""
     place = directory
     if not is_there(Path(directory) / MANIFEST_FILE):
         place = next((newest for _, newest in _candidates(directory)[0]), directory)

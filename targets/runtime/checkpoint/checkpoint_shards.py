@@ -1,12 +1,15 @@
-"""Sharded checkpoints (format version 2): every rank writes what it holds, and any plan can read it.
+"""Sharded checkpoints (format version 2): every rank writes its own state, and a run under any plan can read it.
 
-The directory has a safetensors file for each rank that holds state of its own, `stage-S-replica-R.safetensors`, with flat f32
-pieces of blocks, `p/BLOCK`, `m1/BLOCK` and `m2/BLOCK`, and the manifest of `checkpoint.py`, which says for every file its
-size, its SHA-256 and its pieces: elements [start, stop) of a block and the updates applied to it. Padding of shards is not kept, so the
-pieces of a block join to the same tensor whatever the plan was.
+    stage-0-replica-0.safetensors      p/BLOCK, m1/BLOCK, m2/BLOCK: flat f32 elements [start, stop) of each block
+    stage-0-replica-1.safetensors      the next elements of the same blocks
+    manifest.json                      size, SHA-256 and pieces [BLOCK, start, stop] of each file; updates by block
 
-A tensor peer's file, `stage-S-replica-R-peer-P.safetensors`, has pieces of the peer's own flat tensors; its entry in the manifest says
-`"peer": [P, T]`, which peer of how many it is. The pieces of each peer join to its tensors, and those of all peers to the whole ones'.
+There is one file for each rank with state of its own; what several replicas hold alike, the first one writes. Padding
+of shards is not written, so the pieces of a block join to the same tensor under every plan.
+
+A tensor-parallel rank's file, `stage-S-replica-R-peer-P.safetensors`, has pieces of the rank's own flat tensors. Its
+manifest entry says `"peer": [P, T]`: number P of T. The pieces of each peer join to its tensors, and all peers' tensors
+to the whole ones.
 """
 
 from __future__ import annotations
@@ -61,24 +64,24 @@ class ShardPiece:
 
 @frozen
 class ShardFile:
-    """What a rank wrote."""
+    """File that a rank wrote."""
 
     name: str
     size: int
     sha256: str
     pieces: tuple[ShardPiece, ...]
     peer: tuple[int, int] = _WHOLE
-    """whose flat tensors the pieces are of: of which tensor peer, of how many"""
+    """(peer, count): tensor-parallel rank whose flat tensors the pieces belong to"""
 
 
 def holds_own_state(rank: RankExecutor) -> bool:
-    """Whether a rank has anything to write: of what several replicas hold, the first one's is written."""
+    """Return True if a rank has state to write: if several replicas hold the same state, only the first writes it."""
     topology = rank.program.topology
     return any(topology.is_first_holder(block, rank.replica) for block in topology.stage_blocks[rank.stage_index])
 
 
 def write_shard(folder: Path, rank: RankExecutor) -> ShardFile:
-    """Write a rank's state to a file, which is on the disk when this returns.
+    """Write a rank's state to a file, which is on disk when this returns.
 
     Raises `DiagnosticError` RT002, naming the rank, where it cannot be written.
     """
@@ -87,6 +90,7 @@ def write_shard(folder: Path, rank: RankExecutor) -> ShardFile:
     name = f"stage-{rank.stage_index}-replica-{rank.replica}{suffix}.safetensors"
     pieces = tuple(_pieces(rank))
     shapes = {f"{kind}/{piece.block}": (piece.stop - piece.start,) for piece in pieces for kind in STATE_KINDS}
+    # Generators: each piece is taken from the arena when it is written.
     tensors = (
         (held for _, held in rank.carried_pieces(kind, piece.block, 0, piece.stop - piece.start))
         for piece in pieces
@@ -103,9 +107,12 @@ def write_shard(folder: Path, rank: RankExecutor) -> ShardFile:
 
 
 def _pieces(rank: RankExecutor) -> Iterator[ShardPiece]:
+    """Yield the pieces that a rank writes."""
     model, topology = peer_model(rank.program.model, rank.program.plan), rank.program.topology
     for block in topology.stage_blocks[rank.stage_index]:
         shard = topology.shard_range(block, rank.replica)
+        # The last shards of a block are padded, or padding alone: it depends on the number of replicas, so it is left
+        # out.
         stop = min(shard.stop, block_elements(model, block))
         if shard.start < stop and topology.is_first_holder(block, rank.replica):
             yield ShardPiece(str(block), shard.start, stop, int(rank.carried("t", str(block))[0]))
@@ -120,7 +127,7 @@ def seal_shards(
     run: Mapping[str, Any],
     companions: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write the manifest that makes a checkpoint of the files of a folder. Raises OSError."""
+    """Write the manifest that turns a folder of shard files into a checkpoint. Raises OSError."""
     entries = {
         file.name: {
             "bytes": file.size,
@@ -138,10 +145,11 @@ def seal_shards(
 def load_shards(
     directory: str, model: ModelConfig, *, share: tuple[int, int] = (0, 1)
 ) -> tuple[TrainingState, dict[str, Any]]:
-    """The state of a sharded checkpoint, and what the caller recorded; blocks are read when they are asked for.
+    """Open a sharded checkpoint; return its state and the caller's record. Blocks are read when they are asked for.
 
-    With `share` = (i, n) the content of every n-th file only is checked: n processes together check all. Raises RT002 (cannot be read)
-    and RT092: not a checkpoint, of another version, changed or damaged, of another model, pieces missing.
+    With `share` = (i, n) only every n-th file, from the i-th on, is hashed: n processes together check all of them.
+    Raises RT002 (cannot be read) and RT092: not a checkpoint, of another version, changed or damaged, of another model,
+    pieces missing.
     """
     manifest = read_manifest(directory, (SHARDED_VERSION,))
     check_model_of(directory, manifest.get("model"), model)
@@ -154,14 +162,14 @@ def load_shards(
 
 
 def shard_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
-    """The model that a sharded checkpoint holds, and its master weights.
+    """Open a sharded checkpoint; return its model and its master weights.
 
     Raises RT002 (cannot be read) and RT092 as `load_shards` does.
     """
     manifest = read_manifest(directory, (SHARDED_VERSION,))
     model = saved_model(directory, manifest.get("model"))
     pieces = _checked_pieces(directory, model, manifest.get("files"), (0, 1))
-    # A tied matrix is that of `embed`, as in files of weights.
+    # Reversed, so that `embed` overwrites `head` for a tied matrix, as in files of weights.
     places = {
         parameter.name: (block, parameter.offset)
         for block in reversed(block_chain(model))
@@ -172,25 +180,26 @@ def shard_weights(directory: str) -> tuple[ModelConfig, WeightSource]:
 
 @frozen(eq=False)
 class _ShardMasters(WeightSource):
-    """The master weights of a sharded checkpoint."""
+    """Master weights of a sharded checkpoint."""
 
     places: Mapping[str, tuple[Block, int]]
-    """the block that holds a parameter, and where it begins there"""
+    """block that holds a parameter, and its offset there"""
     stored: _StoredPieces
 
     def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
-        """Elements [start, stop) of a parameter's flat values."""
+        """Yield elements [start, stop) of a parameter's flat values."""
         block, offset = self.places[name]
         return (piece for _, piece in self.stored.read(block, "p", start + offset, stop + offset))
 
 
 def _checked_pieces(directory: str, model: ModelConfig, files: object, share: tuple[int, int]) -> _StoredPieces:
-    """The pieces of all blocks; of the files' contents, only a share is checked."""
+    """Return the pieces of all blocks; hash only a share of the files."""
     if not isinstance(files, dict) or not files or not all(map(_is_file_entry, files.items())):
         contradicts(directory, "files")
     (peers, *others) = {_peer_of(entry)[1] for entry in files.values()}
     if others or not shares_heads(model, peers):
         contradicts(directory, "files")
+    # Hashing reads every byte, so processes share it out; sorted, so that they number the files alike.
     for number, (name, entry) in enumerate(sorted(files.items())):
         if number % share[1] == share[0]:
             check_content(str(Path(directory) / name), entry)
@@ -198,13 +207,15 @@ def _checked_pieces(directory: str, model: ModelConfig, files: object, share: tu
 
 
 def _is_file_entry(item: tuple[str, object]) -> bool:
+    """Return True if a file's name and manifest entry are well formed."""
     name, entry = item
+    # The manifest may come from anybody: a name with a folder in it could lead anywhere.
     is_name = Path(name).name == name and name.isprintable()
     return is_name and isinstance(entry, dict) and isinstance(entry.get("pieces"), list) and _is_peer(_peer_of(entry))
 
 
 def _peer_of(entry: Mapping[str, Any]) -> Any:
-    """Whose pieces a file's entry says it has; those of whole tensors say nothing."""
+    """Return (peer, count) of a file's manifest entry; an entry without one has whole tensors."""
     return entry.get("peer", _WHOLE)
 
 
@@ -216,6 +227,8 @@ def _is_peer(peer: object) -> bool:
 
 @frozen(eq=False)
 class _StoredPiece:
+    """Elements [start, stop) of a block's flat tensors in an open file."""
+
     start: int
     stop: int
     tensors: dict[str, StoredTensor]
@@ -224,19 +237,19 @@ class _StoredPiece:
 
 @frozen(eq=False)
 class _StoredPieces:
-    """The pieces of every block of every tensor peer in ascending order; those of one peer together are its part of the block."""
+    """Pieces of every block by tensor-parallel rank, ascending; one rank's pieces join to its part of the block."""
 
     model: ModelConfig
     of_peers: Mapping[Block, Sequence[Sequence[_StoredPiece]]]
 
     def read(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
-        """Elements [start, stop) of a block's whole tensor of a kind."""
+        """Yield elements [start, stop) of a block's whole tensor of a kind."""
         readers = [partial(_pieces_of, pieces, kind) for pieces in self.of_peers[block]]
         return whole_pieces(self.model, block, readers)(start, stop)
 
 
 def _stored_pieces(directory: str, model: ModelConfig, files: Mapping[str, Any], peers: int) -> _StoredPieces:
-    """The pieces in the files of so many tensor peers; none is missing."""
+    """Open the files of `peers` tensor-parallel ranks; check that each element of every block is there once."""
     blocks = {str(block): block for block in block_chain(model)}
     pieces_of: dict[Block, list[list[_StoredPiece]]] = {block: [[] for _ in range(peers)] for block in blocks.values()}
     for name, entry in files.items():
@@ -264,8 +277,9 @@ def _stored_pieces(directory: str, model: ModelConfig, files: Mapping[str, Any],
 
 
 def _check_whole(directory: str, block: Block, pieces: list[_StoredPiece], model: ModelConfig, whose: str) -> None:
-    """Put a block's pieces in their order. Raises RT092 where they are not the block, each element once."""
+    """Sort a block's pieces. Raises RT092 unless they cover each element of the block once."""
     pieces.sort(key=lambda piece: piece.start)
+    # Sorted pieces cover the block once if each begins where the one before ends.
     ends = [0, *(piece.stop for piece in pieces)]
     if [piece.start for piece in pieces] != ends[:-1] or ends[-1] != block_elements(model, block):
         fail("RT092", f"the files of the checkpoint '{directory}' do not hold each element of {block}{whose} once")
@@ -284,22 +298,22 @@ def _is_piece(piece: object, blocks: Mapping[str, Block]) -> bool:
 
 @frozen(eq=False)
 class _ShardStates(BlockStates):
-    """States of a sharded checkpoint."""
+    """Block states of a sharded checkpoint."""
 
     stored: _StoredPieces
     updates_of: Mapping[str, int]
 
     def pieces(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
-        """Elements [start, stop) of a block's tensor of a kind."""
+        """Yield elements [start, stop) of a block's tensor of a kind."""
         return self.stored.read(block, kind, start, stop)
 
     def updates(self, block: Block) -> int:
-        """Updates applied to a block."""
+        """Return the number of updates applied to a block."""
         return self.updates_of[str(block)]
 
 
 def _pieces_of(stored: Sequence[_StoredPiece], kind: str, start: int, stop: int) -> FlatPieces:
-    """Elements [start, stop) of a block's flat tensor, out of what ranks have written of it."""
+    """Yield elements [start, stop) of a block's flat tensor from the pieces that ranks wrote."""
     for part in stored:
         at, end = max(start, part.start), min(stop, part.stop)
         if at < end:

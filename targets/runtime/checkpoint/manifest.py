@@ -1,4 +1,4 @@
-"""What the bits of a run depend on beside its state, and what a resumed run is told where that has changed."""
+"""Facts other than its state that a run's bits depend on, and warnings where a resumed run differs in them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 def run_manifest(
     program: Program, stream: TokenStream, settings: RunSettings, seed: int, overrides: Overrides
 ) -> dict[str, Any]:
-    """Everything that must be equal for a resumed run to give the same bits; the program's plan has the overrides in it."""
+    """Return everything that must be equal for a resumed run to give the same bits.
+
+    `program` has the overrides in its plan.
+    """
     plan = json.dumps(evolve(program.plan, mapping=None).to_fields(), sort_keys=True)
     return {
         "plan": json.loads(plan),
@@ -52,7 +55,7 @@ def run_manifest(
 
 
 def _torch_facts(execution: Execution) -> dict[str, Any]:
-    """PyTorch's version and the device, of a run that has kernels of PyTorch; Triton's, of one that has its."""
+    """Return PyTorch's version and the device for kernels of PyTorch, and Triton's version for kernels of Triton."""
     if execution.kernels not in ("torch", *TENSOR_KERNELS):
         return {}
     triton = {"triton": _version("triton")} if execution.kernels == "torch-triton" else {}
@@ -60,20 +63,20 @@ def _torch_facts(execution: Execution) -> dict[str, Any]:
 
 
 def blas_facts() -> dict[str, Any]:
-    """Which BLAS multiplies in `fast` kernels, for which core type, and that it uses one thread."""
+    """Return which BLAS multiplies in `fast` kernels, for which core type, and that it uses one thread."""
     from ratrain.targets.runtime.kernels import openblas
 
     return {"blas": openblas.VERSION, "blas_core_type": openblas.core_type(), "blas_threads": 1}
 
 
 _SAID_ELSEWHERE = frozenset({"plan", "optimizer", "data", "stream"})
-"""Entries of a manifest that `differences` leaves to others: a plan's hash stands for it and for its optimizer, data has words of its own."""
+"""Entries that `differences` skips: the plan's hash stands for the plan and its optimizer; data has its own warning."""
 
 
 def data_differences(start: Start, saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diagnostic]:
-    """A warning where a run goes on with other data than the checkpoint's, which it was told to.
+    """Return a warning if a run resumes with other data than the checkpoint's and was told that this is meant.
 
-    Raises `DiagnosticError` RT092 where it was not.
+    Raises `DiagnosticError` RT092 if it was not told.
     """
     if "data" not in saved or saved["data"] == now["data"]:
         return []
@@ -90,7 +93,10 @@ def data_differences(start: Start, saved: Mapping[str, Any], now: Mapping[str, A
 
 
 def scale_that_starts_anew(saved: object, plan: Plan) -> list[Diagnostic]:
-    """A warning where the loss scale of a checkpoint's run says nothing of this one: of other types, or fixed and not adapted."""
+    """Return a warning if a checkpoint's loss scale does not apply to this run, which then starts it anew.
+
+    It does not apply if dtypes differ, or if one of the two scales is fixed and the other dynamic.
+    """
     if not isinstance(saved, dict) or not {"loss_scale", *DTYPE_KEYS} <= saved.keys():
         return []
     if not isinstance(saved["loss_scale"], int | float | None):
@@ -100,7 +106,7 @@ def scale_that_starts_anew(saved: object, plan: Plan) -> list[Diagnostic]:
     ]
     if not types and (saved["loss_scale"] is None) == (plan.loss_scale is None):
         return []
-    if saved["loss_scale"] == plan.loss_scale == 1.0:  # neither scales, as is so of f32 and bf16
+    if saved["loss_scale"] == plan.loss_scale == 1.0:  # neither run scales its loss, as with f32 and bf16
         return []
     was, is_now = (
         "dynamic" if scale is None else f"fixed at {scale:g}" for scale in (saved["loss_scale"], plan.loss_scale)
@@ -111,7 +117,7 @@ def scale_that_starts_anew(saved: object, plan: Plan) -> list[Diagnostic]:
 
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[Diagnostic]:
-    """Warnings about what has changed since the checkpoint was written."""
+    """Return a warning for each recorded fact that has changed since the checkpoint was written."""
     warnings = []
     for key, value in now.items():
         if key in _SAID_ELSEWHERE or key not in saved or saved[key] == value:
@@ -145,7 +151,7 @@ _UNSAID = {
     for key in fields(Plan)
     if key.name in KEYS.own and not KEYS.own[key.name].in_header_if_default
 }
-"""What is meant by keys that a plan's header leaves out, as the header would have it."""
+"""Values of keys that a plan's header leaves out because they are the default."""
 
 
 def _version(package: str) -> str:

@@ -1,4 +1,4 @@
-"""Keys of the optimizer that a run is told in place of its plan's, and what a resumed run makes of those of the first."""
+"""Optimizer keys that a run overrides, and their rules when a run resumes from another run's checkpoint."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 @frozen
 class Override:
-    """A key of the optimizer: what the plan says, and what holds instead."""
+    """Optimizer key that a run overrides: the plan's value, and the run's."""
 
     plan: object
     run: object
 
 
 Overrides = Mapping[str, Override]
-"""By the name of the key."""
+"""Overrides by key."""
 
 
 def option(name: str) -> str:
-    """The option of a key."""
+    """Return the command line option of a key."""
     return "--" + name.replace("_", "-")
 
 
 def overrides_of(optimizer: Optimizer, told: OptimizerKeys) -> dict[str, Override]:
-    """What a run is told that its plan does not say anyway.
+    """Return the keys whose value in `told` differs from the plan's.
 
-    Raises `DiagnosticError` RT064 for a key that would change nothing, as the plan does not use it.
+    Raises `DiagnosticError` RT064 for a key that the plan does not use, so that it would change nothing.
     """
     said = {name: value for name, value in asdict(told, recurse=False).items() if value is not None}
     if "max_norm" in said and optimizer.clip == "none":
@@ -57,10 +57,10 @@ def overrides_of(optimizer: Optimizer, told: OptimizerKeys) -> dict[str, Overrid
 def resumed_overrides(
     optimizer: Optimizer, told: OptimizerKeys, saved: Mapping[str, Any], checkpoint: str
 ) -> dict[str, Override]:
-    """Those of a run that goes on from a checkpoint: what it is told, and what the checkpoint's run (`saved`) was told beside that.
+    """Return the overrides of a resumed run: its own, and for other keys those of the checkpoint's run (`saved`).
 
-    Raises `DiagnosticError` as `overrides_of` does, and RT092 where the plan has got another value of such a key since, or the
-    record is not one of this program.
+    Raises `DiagnosticError` as `overrides_of` does, and RT092 if the plan's value of such a key has changed since, or
+    if the record is malformed.
     """
     found = overrides_of(optimizer, told)
     report = Diagnostics()
@@ -68,6 +68,7 @@ def resumed_overrides(
         now = getattr(optimizer, name)
         if getattr(told, name) is not None or now == kept.run:
             continue
+        # Override or new plan, either may be meant: the user must say.
         if now != kept.plan:
             report.error(
                 "RT092",
@@ -81,12 +82,12 @@ def resumed_overrides(
 
 
 def words(value: object) -> str:
-    """A value as its option takes it."""
+    """Return a value as its option takes it."""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _recorded(optimizer: Optimizer, entry: object, checkpoint: str) -> dict[str, Override]:
-    """What a checkpoint's run recorded; nothing where it was told nothing, or an older version wrote it."""
+    """Return the overrides that a checkpoint recorded; empty if there are none."""
     if entry is None:
         return {}
     names = set(asdict(optimizer))
@@ -101,9 +102,9 @@ def _value(value: object) -> object:
 
 
 def overridden(program: Program, overrides: Overrides) -> Program:
-    """The program under a plan with these keys.
+    """Return the program with these keys in its plan.
 
-    Raises `DiagnosticError` RT064 where they contradict each other, or what else the plan says.
+    Raises `DiagnosticError` RT064 where they contradict each other or the rest of the plan.
     """
     if not overrides:
         return program
@@ -114,5 +115,5 @@ def overridden(program: Program, overrides: Overrides) -> Program:
 
 
 def recorded(overrides: Overrides) -> dict[str, dict[str, Any]]:
-    """Overrides as a manifest has them."""
+    """Return overrides as the manifest stores them."""
     return {name: asdict(override) for name, override in overrides.items()}

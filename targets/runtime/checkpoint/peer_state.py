@@ -1,4 +1,12 @@
-"""State of blocks between a whole model and the parts that tensor peers hold: the outside sees whole blocks, whatever their peers."""
+"""Conversion between whole flat tensors of blocks and the parts that tensor-parallel ranks hold.
+
+    whole parameter [4, 6], two peers by columns      flat tensor of peer 0: [4, 3]     of peer 1: [4, 3]
+      a a a b b b                                       a a a                             b b b
+      ...                                               ...                               ...
+
+Parameters follow each other in a block's flat tensor, whole or a peer's. A range of elements is read in runs of whole
+rows, so that at most `PIECE_ELEMENTS` elements (or one row) are copied at a time.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +26,12 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.weights.weight_source import FlatPieces
 
 FlatReader: TypeAlias = Callable[[int, int], "FlatPieces"]
-"""From a range of elements to those of a block's flat tensor; what is left out is zero."""
+"""Reader of elements [start, stop) of a block's flat tensor, in pieces with their first index; skipped elements are
+zero."""
 
 
 def peer_pieces(model: ModelConfig, plan: Plan, peer: int, owner: Block, whole: FlatReader) -> FlatReader:
-    """Reads a peer's flat tensor of a block out of the whole model's."""
+    """Return a reader of a peer's flat tensor of a block, which takes its elements from the whole tensor's reader."""
     wholes = {parameter.weight: parameter for parameter in parameters(model, owner)}
 
     def read(start: int, stop: int) -> FlatPieces:
@@ -44,11 +53,13 @@ def _peer_values(
     start: int,
     stop: int,
 ) -> FlatPieces:
-    """Elements [start, stop) of a peer's part of a parameter, in runs of whole rows, cut at both ends."""
+    """Yield elements [start, stop) of a peer's part of a parameter, in runs of whole rows that are cut at both ends."""
     part = peer_part(model, plan.tp, peer, mine.weight, parameter.shape)
     width, whole_width = _width(mine), _width(parameter)
     columns = part[1] if len(part) > 1 else slice(0, 1)
     rows = part[0]
+    # Rows [low, high) of the peer's part. A padded part may be wider or longer than what the whole parameter has for
+    # it: the rest stays zero.
     for low, high in _runs(start // width, min(-(-stop // width), rows.stop - rows.start), whole_width):
         first = parameter.offset + (rows.start + low) * whole_width
         values = np.zeros((high - low, width), np.float32)
@@ -59,7 +70,7 @@ def _peer_values(
 
 
 def whole_pieces(model: ModelConfig, owner: Block, peers: Sequence[FlatReader]) -> FlatReader:
-    """Reads the whole model's flat tensor of a block out of those of its peers."""
+    """Return a reader of the whole flat tensor of a block, which takes its elements from its peers' readers."""
     if len(peers) == 1:
         return peers[0]
     mine = {parameter.weight: parameter for parameter in parameters(model_of_peer(model, len(peers)), owner)}
@@ -84,7 +95,7 @@ def _whole_rows(
     low: int,
     high: int,
 ) -> Float32:
-    """Rows [low, high) of a parameter; what several peers have is taken from the last of them."""
+    """Return rows [low, high) of a parameter; where several peers hold the same elements, the last one's are taken."""
     values = np.empty((high - low, _width(parameter)), np.float32)
     width = _width(mine)
     for peer, reader in enumerate(peers):
@@ -96,21 +107,23 @@ def _whole_rows(
             continue
         at = mine.offset + (first - rows.start) * width
         taken = _joined(reader, at, (last - first) * width).reshape(last - first, width)
+        # A padded part is cut to what the whole parameter has. Copies of a part overwrite each other with equal values.
         values[first - low : last - low, columns] = taken[:, : columns.stop - columns.start]
     return values
 
 
 def _width(parameter: Parameter) -> int:
-    """Elements of a row; a vector has rows of one."""
+    """Return the elements of a row; a vector has rows of one."""
     return parameter.shape[1] if len(parameter.shape) > 1 else 1
 
 
 def _runs(low: int, high: int, width: int) -> Iterator[tuple[int, int]]:
-    """Rows [low, high) in runs that have at most a piece's elements."""
+    """Cut rows [low, high) of `width` elements into runs of at most `PIECE_ELEMENTS` elements, or of one row."""
     return tensor_file.cut(low, high, max(1, tensor_file.PIECE_ELEMENTS // width)) if low < high else iter(())
 
 
 def _joined(reader: FlatReader, start: int, count: int) -> Float32:
+    """Read `count` elements from `start` on into one array; skipped elements are zero."""
     values = np.zeros(count, np.float32)
     for at, piece in reader(start, start + count):
         values[at - start : at - start + piece.size] = piece

@@ -1,7 +1,7 @@
-"""Training state in and out of the ranks' arenas: initial weights, checkpoints. The outside sees whole blocks, never shards.
+"""Training state in and out of the ranks' arenas: initial weights and checkpoints, as whole blocks, never shards.
 
-What comes in goes piece by piece to where it stays: a tensor of the embedding alone may be as large as all the rest of a model, and would
-have to be in memory twice.
+State is copied piece by piece straight to its place: the embedding alone can be as large as the rest of a model, and
+would otherwise be in memory twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ratrain.targets.runtime.weights.weight_source import FlatPieces, WeightSour
 from ratrain.targets.runtime.weights.weights import block_elements
 
 _LEAST_SCALE = 2.0**-32
-"""Loss scales are between this and its inverse, as plans have them."""
+"""Smallest loss scale that a plan may have; the largest is its inverse."""
 _MOMENTS = ("m1", "m2")
 
 
@@ -48,9 +48,10 @@ def start_from_weights(engine: ProgramEngine, source: WeightSource) -> None:
 
 
 def start_from_state(engine: ProgramEngine, state: TrainingState, *, keep_scale: bool = True) -> None:
-    """Fill the carried tensors from a checkpoint, which may come from another plan; go on at its step.
+    """Fill the carried tensors from a checkpoint, which may come from another plan; continue at its step.
 
-    With `keep_scale` a dynamic loss scale goes on too, else it starts anew; a fixed one is always the plan's. Raises `DiagnosticError` RT092 where its loss scale cannot be one.
+    With `keep_scale` a dynamic loss scale continues; otherwise it starts anew. A fixed one is always the plan's. Raises
+    `DiagnosticError` RT092 if the checkpoint's loss scale is impossible.
     """
     program = engine.program
     if not (_LEAST_SCALE <= state.scale[0] <= 1 / _LEAST_SCALE and 0 <= state.scale[1] < GROWTH_INTERVAL):
@@ -74,26 +75,30 @@ def start_from_state(engine: ProgramEngine, state: TrainingState, *, keep_scale:
 
 
 def training_state(engine: ProgramEngine, step: int) -> TrainingState:
-    """What a checkpoint keeps after `step` steps; blocks are copied out when they are asked for, pieces of them are the arenas' own bytes."""
+    """Return the state to checkpoint after `step` steps: a view of the arenas.
+
+    A block is copied when it is asked for; pieces of it are the arenas' own bytes.
+    """
     return TrainingState(step, _ArenaStates(engine.program.model, engine, dict(_owners(engine))), engine.loss_scale)
 
 
 @frozen(eq=False)
 class _ArenaStates(BlockStates):
-    """Block states as they are in the ranks' arenas."""
+    """Block states in the ranks' arenas."""
 
     engine: ProgramEngine
     ranks: dict[Block, list[RankExecutor]]
 
     def pieces(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
-        """Elements [start, stop) of a block's tensor of a kind, as views of what the ranks hold."""
+        """Yield elements [start, stop) of a block's tensor of a kind, as views of the ranks' tensors."""
         readers = [partial(self._of_peer, block, kind, peer) for peer in range(self.engine.program.plan.tp)]
         return whole_pieces(self.model, block, readers)(start, stop)
 
     def _of_peer(self, block: Block, kind: str, peer: int, start: int, stop: int) -> FlatPieces:
-        """Elements [start, stop) of the tensor that the ranks of a tensor peer hold together."""
+        """Yield elements [start, stop) of the tensor that the replicas of one tensor-parallel rank hold together."""
         program = self.engine.program
         holders = [rank for rank in self.ranks[block] if rank.peer == peer]
+        # Reversed, so that the first of several replicas with the same shard overwrites the others.
         first = {program.topology.shard_range(block, rank.replica): rank for rank in reversed(holders)}
         for shard, rank in sorted(first.items(), key=lambda item: item[0].start):
             low, high = max(start, shard.start), min(stop, shard.stop)
@@ -102,7 +107,7 @@ class _ArenaStates(BlockStates):
                     yield at + shard.start, held
 
     def updates(self, block: Block) -> int:
-        """Updates applied to a block."""
+        """Return the number of updates applied to a block."""
         return int(self.ranks[block][0].carried("t", str(block))[0])
 
     def __iter__(self) -> Iterator[Block]:
@@ -113,7 +118,7 @@ class _ArenaStates(BlockStates):
 
 
 def _owners(engine: ProgramEngine) -> Iterator[tuple[Block, list[RankExecutor]]]:
-    """Each block with the ranks of this process that hold it, if any do."""
+    """Yield each block with the ranks of this process that hold it."""
     program = engine.program
     for index, ranks in enumerate(engine.ranks):
         for block in program.topology.stage_blocks[index] if ranks else ():
@@ -121,7 +126,7 @@ def _owners(engine: ProgramEngine) -> Iterator[tuple[Block, list[RankExecutor]]]
 
 
 def _fill(engine: ProgramEngine, ranks: Sequence[RankExecutor], block: Block, kind: str, whole: FlatReader) -> None:
-    """Fill a tensor of a block on all ranks of this process, and of masters the views."""
+    """Fill a block's tensor of a kind on the given ranks; for masters (`p`) also fill the views."""
     program = engine.program
     if program.plan.tp == 1:
         _fill_alike(engine, ranks, block, kind, whole)
@@ -134,15 +139,17 @@ def _fill(engine: ProgramEngine, ranks: Sequence[RankExecutor], block: Block, ki
 def _fill_alike(
     engine: ProgramEngine, ranks: Sequence[RankExecutor], block: Block, kind: str, pieces: FlatReader
 ) -> None:
-    """Fill a tensor on ranks that have the same of a block, sharded or not; each element is asked for once.
+    """Fill a tensor on ranks that hold the same tensor of a block, sharded or not; ask for each element once.
 
-    What is between pieces, and behind the last one, is zero. Only what these ranks have is asked for: their shards, and their views.
+    Elements between pieces, and after the last one, are zero. Only the range that these ranks' shards and views span is
+    asked for.
     """
     parts = [(engine.program.topology.shard_range(block, rank.replica), rank) for rank in ranks]
     views: list[tuple[range, NDArray[Any]]] = []
     for rank in ranks:
         rank.fill(kind, str(block), 0)
         views += _carried_views(rank, block) if kind == "p" else ()
+    # Zeros first: padding, and elements that no piece covers, stay zero.
     for _, view in views:
         engine.kernels.memory.write(view, 0)
     wanted = [*(shard for shard, _ in parts), *(held for held, _ in views)]
@@ -162,14 +169,17 @@ def _fill_alike(
                 into = view[low - held.start : high - held.start]
                 engine.kernels.cast(values[low - at : high - at], into, scratch=engine.scratch)
     bits = gathered_bits(engine.program.plan, block)
-    if bits is not None:  # views are as they would have been gathered
+    if bits is not None:  # a gather would have quantised the views: round them alike
         length = shard_elements(engine.program.model, engine.program.plan, block)
         for part in (part for _, view in views for part in view.reshape(-1, length)):
             round_view(part, bits, engine.kernels, engine.scratch)
 
 
 def _carried_views(rank: RankExecutor, block: Block) -> Iterator[tuple[range, NDArray[Any]]]:
-    """The views of a block that a rank has from step to step, each with its elements of the whole one; none where each use gathers masters."""
+    """Yield the views of a block that a rank carries from step to step, each with its range of the whole view.
+
+    None where each use gathers masters.
+    """
     for tensor in rank.all_carried("w", str(block)):
         yield range(len(tensor)), tensor
     for tensor in rank.all_carried("v", str(block)):
@@ -177,5 +187,6 @@ def _carried_views(rank: RankExecutor, block: Block) -> Iterator[tuple[range, ND
 
 
 def _start_scale(rank: RankExecutor, fixed: float | None) -> None:
+    """Set a rank's loss scale for the first step."""
     for tensor in rank.all_carried("scale", ""):
         LossScale(tensor).start(fixed)

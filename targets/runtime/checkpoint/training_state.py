@@ -1,4 +1,4 @@
-"""The state of a training run as checkpoints hold it: by whole blocks, whatever ranks they are spread over, and read piece by piece."""
+"""State of a training run as checkpoints hold it: whole blocks, independent of ranks, read piece by piece."""
 
 from __future__ import annotations
 
@@ -18,42 +18,45 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.weights.weight_source import FlatPieces
 
 STATE_KINDS = ("p", "m1", "m2")
-"""The tensors of a block's state, as `BlockState` names them."""
+"""Names of a block's state tensors, as in `BlockState`."""
 
 
 @frozen(eq=False)
 class BlockState:
-    """The optimizer's state of one block; each array is flat f32, up to the end of the block's last parameter.
+    """Optimizer state of one block; each array is flat f32, up to the end of the block's last parameter.
 
-    Arrays may be longer (padding of shards) when they are saved; when loaded they have `weights.block_elements`.
+    Arrays may be longer (padding of shards) when they are saved; loaded ones have `weights.block_elements`.
     """
 
     p: Float32
     """Master weights."""
     m1: Float32
-    """Adam's mean of gradients."""
+    """Adam's running mean of gradients."""
     m2: Float32
-    """Adam's mean of squared gradients."""
+    """Adam's running mean of squared gradients."""
     t: int
     """Updates applied: steps whose gradient did not overflow."""
 
 
 @frozen(eq=False)
 class BlockStates(Mapping[Block, BlockState], ABC):
-    """The states of a model's blocks, wherever they are: a block asked for is copied from there, a piece of one may not be."""
+    """States of a model's blocks, in memory or in files. Indexing copies a whole block; `pieces` may return views."""
 
     model: ModelConfig
 
     @abstractmethod
     def pieces(self, block: Block, kind: str, start: int, stop: int) -> FlatPieces:
-        """Elements [start, stop) of a block's tensor of a kind, of those up to its last parameter's end."""
+        """Yield elements [start, stop) of a block's flat tensor of a kind, each piece with its first index.
+
+        The flat tensor ends with the block's last parameter.
+        """
 
     @abstractmethod
     def updates(self, block: Block) -> int:
-        """Updates applied to a block."""
+        """Return the number of updates applied to a block."""
 
     def copied(self, block: Block, kind: str, start: int, stop: int) -> Float32:
-        """A copy of elements [start, stop)."""
+        """Copy elements [start, stop) of a block's flat tensor of a kind; elements that no piece covers are zero."""
         whole = np.zeros(stop - start, np.float32)
         for at, piece in self.pieces(block, kind, start, stop):
             whole[at - start : at - start + piece.size] = piece
@@ -73,10 +76,10 @@ class BlockStates(Mapping[Block, BlockState], ABC):
 
 @frozen(eq=False)
 class TrainingState:
-    """All that the next step depends on beside model, plan and data."""
+    """All that the next step depends on other than model, plan and data."""
 
     step: int
     """Steps done."""
     blocks: BlockStates
     scale: tuple[float, float]
-    """The loss scale and what its rule counts, as the runtime carries them."""
+    """Loss scale and steps since it last changed, as `LossScale` carries them."""

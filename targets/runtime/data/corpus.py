@@ -1,4 +1,4 @@
-"""Training data of several files: which files those are, and the stream of all their documents."""
+"""Training data of several files: the files that paths name, and the stream of all their documents."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from ratrain.targets.runtime.data.documents import Documents, Positions, end_tok
 from ratrain.targets.runtime.data.token_layouts import INDEX
 
 TOKENS, DOCUMENTS, TEXT = ".bin", ".jsonl", ".txt"
-"""Endings of data in a folder: token numbers, documents line by line, a text."""
+"""Suffixes of data in a folder: token numbers, documents line by line, a text."""
 
 _MOST_NAMED = 4
 
 
 def data_files(paths: Sequence[str]) -> list[str]:
-    """The files that paths name, in their order; of a folder all that are in it, and in its folders, by name.
+    """Return the files that paths name, in their order; for a folder all files below it, sorted by name.
 
-    Raises `DiagnosticError` RT002 and RT090: a folder without data, or with files of other kinds; a file that is named twice.
+    Raises `DiagnosticError` RT002 and RT090: a folder without data, or with files of other kinds; a file that is named
+    twice.
     """
     files = [file for path in paths for file in (_files_within(path) if is_directory(path) else [path])]
     seen: set[Hashable] = set()
@@ -41,7 +42,7 @@ def data_files(paths: Sequence[str]) -> list[str]:
 
 
 def file_identity(path: str) -> Hashable:
-    """Equal for paths that lead to one file, through whatever links; a path that leads to none is itself."""
+    """Return a value that is equal for paths to the same file, also through links; for no file, the path itself."""
     try:
         status = os.stat(path)  # noqa: PTH116 - as in `ratrain.ratrain_ir.support.files`
     except (OSError, ValueError):  # whoever opens it says why
@@ -74,13 +75,13 @@ def _files_within(folder: str) -> list[str]:
 
 
 def ended(text: TokenStream, eos: int) -> TokenStream:
-    """A text that is one document, with the token at its end."""
+    """Append the end token to a text that is one document."""
     end = end_tokens(eos, text.tokens.dtype.type)
     return _in_a_row(text, [text.tokens, end], Documents(np.array([0, len(text.tokens) + 1], np.int64)))
 
 
 def ended_by(numbers: TokenStream, eos: int) -> TokenStream:
-    """Token numbers of documents that each end with a token; tokens behind the last such are a document too."""
+    """Mark documents in token numbers: each ends with token `eos`; tokens after the last one are a document too."""
     ends = [start + np.flatnonzero(chunk == eos) + 1 for start, chunk in chunks_of(numbers.tokens)]
     bounds = np.concatenate([np.zeros(1, np.int64), *ends])
     if bounds[-1] < len(numbers.tokens):
@@ -90,7 +91,7 @@ def ended_by(numbers: TokenStream, eos: int) -> TokenStream:
 
 
 def refuse_without_ends(name: str, streams: Sequence[TokenStream], eos: int) -> None:
-    """Refuse token numbers of documents among which the token that shall end them is nowhere."""
+    """Refuse token numbers of documents if none of the streams has the end token."""
     if any(len(one.documents or ()) > 1 or int(one.tokens[len(one.tokens) - 1 :][0]) == eos for one in streams):
         return
     text = f"'{name}' has no token {eos}, which shall end its documents"
@@ -98,7 +99,7 @@ def refuse_without_ends(name: str, streams: Sequence[TokenStream], eos: int) -> 
 
 
 def joined(name: str, streams: Sequence[TokenStream]) -> TokenStream:
-    """All streams as one, which are of one kind; documents where each has them."""
+    """Join streams of one kind into one; it has documents if every one of them has."""
     starts = np.cumsum([0, *(len(stream.tokens) for stream in streams)])
     known = [stream.documents for stream in streams if stream.documents is not None]
     documents = _joined(known, starts) if len(known) == len(streams) else None
@@ -109,7 +110,7 @@ def joined(name: str, streams: Sequence[TokenStream]) -> TokenStream:
 
 
 def _in_a_row(first: TokenStream, parts: Sequence[Any], documents: Documents | None) -> TokenStream:
-    """A stream of the kind of another one, with the tokens of all parts."""
+    """Return a stream like `first` with the tokens of all parts, one after the other."""
     dtype = np.result_type(*(part.dtype for part in parts))
 
     def read(number: int, low: int, high: int) -> NDArray[Any]:

@@ -1,7 +1,19 @@
-"""Training data: a stream of tokens, and which of its sequences each micro-batch of each step trains on.
+"""Training data: a stream of tokens, and the sequences of it that each micro-batch of each step trains on.
 
-A file named `*.bin` holds token numbers, little-endian, two or four bytes each; one named `*.jsonl` documents (`jsonl`); any other
-is UTF-8 text, read as one token a byte. Files are read where they are used (`token_file`), so their size is bounded by the disk only.
+A file named `*.bin` holds token numbers, little-endian, two or four bytes each; one named `*.jsonl` documents
+(`jsonl`); any other is UTF-8 text, read as one token a byte. Files are read when they are used (`token_file`), so only
+the disk bounds their size.
+
+Packing: the stream is cut every S = `seq_len` tokens, across ends of documents; the labels are the same tokens, one
+later.
+
+    tokens       a a a a b b b c | c c c d d d d d | d ...        S = 8, documents a, b, c, d
+    labels         a a a b b b c c | c c d d d d d d | ...
+    starts       0 0 0 0 4 4 4 7 | 0 0 0 3 3 3 3 3 | ...          where each token's document begins in its sequence
+
+Order: `Batches` numbers the sequences of a run 0, 1, 2, ... (step * G + index); number i belongs to pass i div n, of n
+sequences. Each pass has its own permutation, a pure function of seed and pass. A resumed run, or one on other ranks,
+therefore trains on the same sequences without any saved state.
 """
 
 from __future__ import annotations
@@ -29,53 +41,54 @@ from ratrain.targets.runtime.settings import Order
 Tokens = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32] | FileTokens | PiecedTokens
 
 TEXT_VOCABULARY = 256
-"""Tokens of byte-level text."""
+"""Number of tokens of byte-level text."""
 
 TOKEN_DTYPES = ("uint16", "uint32")
-"""What a token of a .bin file can be."""
+"""Types of a token in a .bin file."""
 
 BYTE = "a byte"
-"""What a token of a text is where no tokenizer is used."""
+"""Description of a token of text that is read without a tokenizer."""
 
-_CHUNK = 1 << 22  # tokens looked at together, so that a scan of a large file needs little memory
+_CHUNK = 1 << 22  # tokens scanned together, so that a scan of a large file needs little memory
 _DIGESTED = 1 << 20  # bytes at each end of a stream that its digest covers
 _SHOWN = 8  # bad tokens named one by one
-_HEAD = 64  # bytes that say what a file of another kind is
+_HEAD = 64  # first bytes, which tell files of other kinds
 _LINE_FEED = 0x0A
 _ORDER_KEY = 0  # keeps the random numbers of the data order apart from those of the weights
 
 
 @frozen(eq=False)
 class TokenStream:
-    """A sequence of tokens, all below the vocabulary size it was opened with."""
+    """Sequence of tokens, all below the vocabulary size it was opened with."""
 
     name: str
-    """The file, or what the text is."""
+    """File, or description of the text."""
     tokens: Tokens
     """One-dimensional; read slice by slice where it comes from a file."""
     digest: str
-    """Bytes, token type, and a BLAKE2 hash of the first and last MiB and of where documents are: tells other data, at no cost for
+    """Byte count, token type, and a BLAKE2 hash of the first and last MiB and of the document bounds: cheap for
     large files."""
     token: str = BYTE
-    """What a token is, in words."""
+    """Description of a token."""
     part: str = ""
-    """Which part of what `name` says, in words; empty: all of it."""
+    """Description of the part of `name` that is used; empty: all of it."""
     tokenizer: str | None = None
-    """The tokenizer that made the tokens of a text."""
+    """Tokenizer that made the tokens of a text."""
     found: str = ""
-    """Where that one was found, in words, where nobody named it."""
+    """Description of where the tokenizer was found, if nobody named it."""
     documents: Documents | None = None
-    """Where its documents are, where that is known: of token numbers only if somebody said which of them ends one."""
+    """Bounds of its documents; None if unknown, as for token numbers without a known end token."""
     reading: Mapping[str, Any] = field(factory=dict)
-    """What else says how its documents were read, as a checkpoint records it: files, keys, the token at their ends."""
+    """Further facts of how its documents were read, as a checkpoint records them: files, keys, the token at their
+    ends."""
 
     @property
     def counts_all(self) -> bool:
-        """Whether every token is a label of the loss."""
+        """True if every token is a label of the loss."""
         return self.documents is None or self.documents.counted_from is None
 
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint records of the data, so that a later run can say what it was."""
+        """Return the facts about the data that a checkpoint records, so that a later run can name what it was."""
         return {
             "name": self.name,
             "part": self.part,
@@ -87,7 +100,7 @@ class TokenStream:
 
 
 def in_words(facts: Mapping[str, Any]) -> str:
-    """Data in words, from its `facts`: name, size, what a token is, what its documents are."""
+    """Describe data by its `facts`: name, size, kind of token, documents."""
     part = f", {facts['part']}" if facts["part"] else ""
     words = f"{facts['name']}{part}, {facts['tokens']:,} tokens; a token is {facts['token']}"
     if isinstance(facts.get("documents"), int):
@@ -100,7 +113,7 @@ def in_words(facts: Mapping[str, Any]) -> str:
 
 
 def open_tokens(path: str, *, vocab_size: int, dtype: str | None = None) -> TokenStream:
-    """The tokens of a file; `dtype` overrides the token type that follows from the vocabulary size (.bin files only).
+    """Open a file as a stream of tokens, in .bin files of type `dtype` (default: by the vocabulary size).
 
     Raises RT002 (cannot be read) and RT090: empty, not a whole number of tokens, tokens outside the vocabulary (with
     their positions), not UTF-8 (with the place), or text for a vocabulary of fewer than 256 tokens.
@@ -132,13 +145,14 @@ def open_tokens(path: str, *, vocab_size: int, dtype: str | None = None) -> Toke
             f"'{path}' has {len(raw)} bytes: that is no whole number of {bits} tokens ({size} bytes each)",
             help="copy the file again: it may have been cut short" if better is None else _named(better),
         )
+    # Only a guessed type is doubted.
     if dtype is None:
         check_width(tokens, _CHUNK)
     return checked_stream(path, tokens, vocab_size, f"a {bits} number")
 
 
 def checked_stream(name: str, tokens: Tokens, vocab_size: int, token: str, said_by: str | None = None) -> TokenStream:
-    """A stream of tokens; `said_by` is what says their type, if anything does.
+    """Return a stream of tokens; `said_by` describes what declares their type, if anything does.
 
     Raises RT090 where some are outside the vocabulary, with their positions.
     """
@@ -147,10 +161,10 @@ def checked_stream(name: str, tokens: Tokens, vocab_size: int, token: str, said_
 
 
 def builtin_text_tokens(*, vocab_size: int = TEXT_VOCABULARY) -> TokenStream:
-    """The language reference that comes with every Python, about half a megabyte of English, one token a byte.
+    """Return the language reference that comes with every Python (half a megabyte of English), one token a byte.
 
-    It differs a little from one Python version to the next; the digest tells. Raises RT090 where the vocabulary has
-    fewer than 256 tokens.
+    It differs a little from one Python version to the next, and so does the digest. Raises RT090 where the vocabulary
+    has fewer than 256 tokens.
     """
     from pydoc_data.topics import topics
 
@@ -161,7 +175,7 @@ def builtin_text_tokens(*, vocab_size: int = TEXT_VOCABULARY) -> TokenStream:
 
 
 def part_of_stream(stream: TokenStream, start: int, stop: int, words: str) -> TokenStream:
-    """Tokens [start, stop) of a stream, with a digest of their own; `words` say which part that is."""
+    """Return tokens [start, stop) of a stream, with a digest of their own; `words` describe the part."""
     tokens = _part(stream.tokens, start, stop)
     documents = None if stream.documents is None else stream.documents.part(start, stop)
     return evolve(stream, tokens=tokens, digest=digest_of(tokens, documents), part=words, documents=documents)
@@ -172,11 +186,12 @@ def _part(tokens: Tokens, start: int, stop: int) -> Tokens:
 
 
 def digest_of(tokens: Tokens, documents: Documents | None = None) -> str:
-    """What tells tokens from others, at no cost for large files, and documents in them: `TokenStream.digest`."""
+    """Return the digest of tokens and of documents in them: `TokenStream.digest`."""
     size = tokens.dtype.itemsize
     count = _DIGESTED // size
     ends = hashlib.blake2b(tokens[:count].tobytes(), digest_size=16)
     ends.update(tokens[max(count, len(tokens) - count) :].tobytes())
+    # One document that counts whole says nothing: the digest is then that of the bare tokens.
     if documents is not None and (len(documents) > 1 or documents.counted_from is not None):
         ends.update(documents.bounds.tobytes())
         if documents.counted_from is not None:
@@ -185,13 +200,13 @@ def digest_of(tokens: Tokens, documents: Documents | None = None) -> str:
 
 
 def chunks_of(tokens: Tokens) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Tokens in pieces, each with the position of its first token."""
+    """Yield tokens in chunks, each with the position of its first token."""
     for start in range(0, len(tokens), _CHUNK):
         yield start, tokens[start : start + _CHUNK]
 
 
 def _check_vocabulary(path: str, tokens: Tokens, vocab_size: int, said_by: str | None) -> None:
-    """Report the first tokens that are not below `vocab_size`, by position, and how many more there are."""
+    """Report the first tokens that are not below `vocab_size`, by position, and the number of further ones."""
     if vocab_size > int(np.iinfo(tokens.dtype).max):
         return
     report = Diagnostics()
@@ -216,7 +231,7 @@ def _check_vocabulary(path: str, tokens: Tokens, vocab_size: int, said_by: str |
 
 
 def _other_type(tokens: Tokens, vocab_size: int, said_by: str | None) -> str:
-    """A way out for tokens outside the vocabulary: another type only where the numbers themselves speak for it."""
+    """Return advice for tokens outside the vocabulary: another type only if the numbers themselves suggest it."""
     if isinstance(tokens, FileTokens) and said_by is None:
         better = better_type(tokens, TOKEN_DTYPES, vocab_size, _CHUNK)
         if better is not None:
@@ -240,6 +255,7 @@ def check_text_vocabulary(name: str, vocab_size: int) -> None:
 
 
 def _open_text(path: str, vocab_size: int) -> TokenStream:
+    """Open a text file, one token a byte, after checking that all of it is UTF-8."""
     check_text_vocabulary(path, vocab_size)
     tokens = text_bytes(path)
     refuse_containers(path, tokens[:_HEAD].tobytes())
@@ -274,14 +290,14 @@ def _not_utf8(path: str, tokens: FileTokens, position: int) -> NoReturn:
 
 @frozen(eq=False)
 class _Pass:
-    """The stream as one pass over the data reads it."""
+    """Stream as one pass over the data reads it."""
 
     tokens: Tokens
     documents: Documents | None
 
 
 def _in_order(tokens: Tokens, documents: Documents, order: Positions) -> _Pass:
-    """The stream with its documents in another order, read where they are."""
+    """Return the stream with its documents in another order; tokens are read from their old places when used."""
     firsts = documents.bounds[:-1][order]
 
     def read(number: int, low: int, high: int) -> NDArray[Any]:
@@ -292,7 +308,7 @@ def _in_order(tokens: Tokens, documents: Documents, order: Positions) -> _Pass:
 
 
 def _check_starts_known(stream: TokenStream) -> None:
-    """Refuse data of which nobody knows where documents start, for a program that keeps attention inside them."""
+    """Refuse data with unknown document starts for a program that keeps attention inside documents."""
     if stream.documents is not None:
         return
     fail(
@@ -303,7 +319,7 @@ def _check_starts_known(stream: TokenStream) -> None:
 
 
 def _check_documents(stream: TokenStream) -> None:
-    """Refuse to shuffle documents that cannot be told apart, or of which there is one."""
+    """Refuse to shuffle documents that are unknown, or a single one."""
     help_text = "give documents as JSONL, one a line, or as several text files; or take --order shuffled, which shuffles sequences"
     if stream.documents is None:
         fail("RT090", f"'{stream.name}' does not say where its documents end: they cannot be shuffled", help=help_text)
@@ -312,7 +328,7 @@ def _check_documents(stream: TokenStream) -> None:
 
 
 def fail_without_labels(step: int, plan: Plan, first_step: int) -> NoReturn:
-    """Raise `DiagnosticError` RT090 for a step of a run that has nothing to learn from."""
+    """Raise `DiagnosticError` RT090 for a step without any label in the loss."""
     before = step - first_step
     ways_out = (
         "use a larger global batch or longer sequences, leave out documents with very long prompts, or train on all"
@@ -325,14 +341,14 @@ def fail_without_labels(step: int, plan: Plan, first_step: int) -> NoReturn:
 
 @define(eq=False)
 class Batches:
-    """Which sequences of a stream each step trains on.
+    """Assignment of a stream's sequences to steps.
 
-    The stream is cut into n sequences of S = `plan.seq_len` tokens; the labels of a sequence are the tokens one later, so
-    that n = (tokens - 1) div S. Steps take G = `plan.global_batch` sequences each, in the stream's order again and again,
-    or in another random order for every pass over the data; or documents are put into another random order for every pass,
-    and cut into sequences then. All methods are pure functions of their arguments and may be called from several threads.
-    Raises RT090 where the stream is too short for one sequence, has no documents to put into another order, or does not say where
-    documents start that attention shall stay inside of.
+    The stream is cut into n sequences of S = `plan.seq_len` tokens. Labels are the tokens one later, so n = (tokens -
+    1) div S; the remaining tokens are not used. Each step takes G = `plan.global_batch` sequences. A pass visits them
+    in the stream's order (`sequential`) or in a new random order (`shuffled`); or it puts the documents into a new
+    random order and then cuts (`documents`). All methods are pure functions of their arguments and thread-safe. Raises
+    RT090 where the stream is too short for one sequence, has no documents to shuffle, or has unknown document starts
+    although attention must stay inside documents.
     """
 
     stream: TokenStream
@@ -360,19 +376,21 @@ class Batches:
             )
 
     def sequence_of(self, step: int, index: int) -> int:
-        """The sequence of the stream that is number `index` (below G) of a step's global batch; steps count from 0."""
+        """Return the stream's sequence that is number `index` (below G) of the global batch of `step` (from 0)."""
         position = step * self.plan.global_batch + index
         epoch, place = divmod(position, self.sequences)
         return int(self._permutation(epoch, self.sequences)[place]) if self.order == "shuffled" else place
 
     def counted(self, step: int) -> int:
-        """The labels of a step's global batch that are in the loss."""
+        """Return the number of labels of a step's global batch that are in the loss."""
         if self.stream.counts_all:
             return self.plan.tokens_per_step
         numbers = range(self.plan.global_batch)
         total = 0
+        # A step may end one pass and begin the next, whose documents lie elsewhere.
         for epoch in sorted({self._epoch_of(step, index) for index in numbers}):
             taken = [self.sequence_of(step, index) for index in numbers if self._epoch_of(step, index) == epoch]
+            # + 1: the labels of a sequence are its tokens, one later.
             first = np.array(taken, np.int64) * self.plan.seq_len + 1
             documents = self._pass(epoch).documents
             assert documents is not None
@@ -380,7 +398,7 @@ class Batches:
         return total
 
     def check_labels(self, start: int, stop: int) -> None:
-        """Raise `DiagnosticError` RT090 where one of the steps [start, stop) has no label that is in the loss."""
+        """Raise `DiagnosticError` RT090 if one of the steps [start, stop) has no label in the loss."""
         size, most = self.plan.global_batch, max(1, _CHUNK // self.plan.global_batch)
         if self.stream.counts_all or (self.order != "documents" and self._has_labels_in_any_order()):
             return
@@ -395,7 +413,7 @@ class Batches:
                 fail_without_labels(low + int(without[0]), self.plan, start)
 
     def _labels(self, epoch: int) -> Positions:
-        """Labels in the loss of each sequence of a pass, in the order of the pass."""
+        """Return the number of labels in the loss for each sequence of a pass, in the order of the pass."""
         documents = self._pass(epoch).documents
         assert documents is not None  # else all labels count
         first = np.arange(self.sequences) * self.plan.seq_len + 1
@@ -403,22 +421,25 @@ class Batches:
         return found[self._permutation(epoch, self.sequences)] if self.order == "shuffled" else found
 
     def _has_labels_in_any_order(self) -> bool:
-        """Tell whether every step is sure to have a label, whatever the order of sequences.
+        """Return True if every step surely has a label, whatever the order of sequences.
 
-        It is where a step reaches into two passes at most, and takes more sequences than both have without a label.
+        A step of at most n sequences reaches into two passes at most. Both together have 2 * `without` sequences
+        without a label; a step that takes more sequences than these has at least one label.
         """
         without = int(np.count_nonzero(self._labels(0) == 0))
         return 2 * without < self.plan.global_batch <= self.sequences
 
     def fill(self, step: int, replica: int, piece: Piece, part: Part, out: NDArray[np.int32]) -> None:
-        """Write a part of the input of one micro-batch of one replica, or of a slice of it, into `out`, shape [b * S].
+        """Write a micro-batch of one replica, or a slice of it, into `out` [b * S]: tokens, labels or document starts.
 
-        Of starts of documents, a document that goes on from the sequence before starts where its sequence does.
-        Number i of the global batch belongs to replica i div (M * b), micro-batch (i mod M * b) div b. Of a slice S is its length.
+        Number i of the global batch belongs to replica i div (M * b), micro-batch (i mod M * b) div b. Of a slice, S is
+        its length. Labels outside the loss become `IGNORED_LABEL`. Document starts are positions within the sequence; a
+        document that continues from the sequence before starts at 0.
         """
         plan = slice_plan(self.plan, None if isinstance(piece, int) else piece.number)
         micro_batch = piece if isinstance(piece, int) else piece.micro_batch
         size, length = plan.micro_batch_size, plan.seq_len
+        # A slice begins `first_position` tokens into its sequence; labels are the same tokens, one later.
         shift = plan.first_position + (1 if part is Part.LABELS else 0)
         first = (replica * self.plan.micro_batches + micro_batch) * size
         for row in range(size):
@@ -434,11 +455,11 @@ class Batches:
                 sequence[~held.documents.is_counted(start, start + length)] = IGNORED_LABEL
 
     def _epoch_of(self, step: int, index: int) -> int:
-        """The pass over the data that number `index` of a step's global batch is in."""
+        """Return the pass over the data that number `index` of a step's global batch is in."""
         return (step * self.plan.global_batch + index) // self.sequences
 
     def _pass(self, epoch: int) -> _Pass:
-        """The stream as one pass reads it: as it stands, or with its documents in that pass's order."""
+        """Return the stream as one pass reads it: unchanged, or with its documents in that pass's order."""
         stream = self.stream
         if self.order != "documents":
             return _Pass(stream.tokens, stream.documents)
@@ -446,15 +467,16 @@ class Batches:
         order = self._permutation(epoch, len(stream.documents))
         with self._lock:
             if epoch not in self._passes:
+                # A step at the end of a pass reaches into the next: keep both.
                 near = {known: kept for known, kept in self._passes.items() if abs(known - epoch) == 1}
                 self._passes = {**near, epoch: _in_order(stream.tokens, stream.documents, order)}
             return self._passes[epoch]
 
     def _permutation(self, epoch: int, count: int) -> Positions:
-        """The order of the sequences, or of the documents, in one pass: a function of their number, seed and epoch only.
+        """Return the order of `count` sequences or documents in one pass: a function of count, seed and epoch only.
 
-        Sorting raw generator output keeps it the same in every version of numpy, which guarantees the output of its bit
-        generators but not that of `permutation`. A step at the end of an epoch reaches into the next: two are kept.
+        It is the argsort of raw generator output: numpy guarantees the output of its bit generators across versions,
+        but not that of `permutation`. A step at the end of an epoch reaches into the next, so two are kept.
         """
         with self._lock:
             if epoch not in self._permutations:

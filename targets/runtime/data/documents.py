@@ -1,4 +1,4 @@
-"""Documents in a stream of tokens: where each begins, and tokens that are made document by document where they are read."""
+"""Documents in a stream of tokens: their bounds, and tokens that are produced by document when they are read."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ Positions = NDArray[np.int64]
 
 @frozen(eq=False)
 class PiecedTokens(ReadTokens):
-    """Tokens of pieces in a row, which are read, or made, where a slice asks for them."""
+    """Tokens of consecutive pieces, read or produced when a slice asks for them."""
 
     bounds: Positions
-    """[pieces + 1]: where each piece begins, and where the last one ends"""
+    """[pieces + 1]: start of each piece, and the end of the last"""
     read: Callable[[int, int, int], NDArray[Any]]
-    """tokens [low, high) of a piece, given its number, low and high"""
+    """function of (piece number, low, high) that returns tokens [low, high) of the piece"""
 
     def read_at(self, position: int, count: int) -> NDArray[Any]:
-        """So many tokens of the pieces from a position on."""
+        """Return `count` tokens from `position` on."""
         out = np.empty(count, self.dtype)
         done = 0
+        # "right" skips empty pieces: of several bounds equal to `position`, the last one begins the piece that holds
+        # it.
         number = int(np.searchsorted(self.bounds, position, "right")) - 1
         while done < count:
             first, end = int(self.bounds[number]), int(self.bounds[number + 1])
@@ -42,18 +44,18 @@ class PiecedTokens(ReadTokens):
 def pieced(
     lengths: NDArray[Any] | list[int], read: Callable[[int, int, int], NDArray[Any]], dtype: Any
 ) -> PiecedTokens:
-    """Tokens of pieces of these lengths, all of them."""
+    """Return the tokens of all pieces of these lengths, in a row."""
     bounds = bounds_of(lengths)
     return PiecedTokens(bounds, read, dtype=np.dtype(dtype), start=0, stop=int(bounds[-1]))
 
 
 def bounds_of(lengths: NDArray[Any] | list[int]) -> Positions:
-    """Where pieces of these lengths begin, and where the last one ends."""
+    """Return [pieces + 1] bounds from lengths: start of each piece, and the end of the last."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 def end_tokens(eos: int | None, least: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
-    """The tokens at the end of each document, in a type that holds them and all of `least`."""
+    """Return the tokens that end a document (one or none), in a type that holds them and all of `least`."""
     if eos is None:
         return np.array([], least)
     return np.array([eos], np.promote_types(least, np.min_scalar_type(eos)))
@@ -61,20 +63,22 @@ def end_tokens(eos: int | None, least: type[np.unsignedinteger[Any]]) -> NDArray
 
 @define(eq=False, slots=False)
 class Documents:
-    """Where the documents of a stream lie, and which of their tokens the loss is of."""
+    """Bounds of a stream's documents, and the tokens of each that count in the loss."""
 
     bounds: Positions
-    """[documents + 1]: where each document begins, and where the last one ends"""
+    """[documents + 1]: start of each document, and the end of the last"""
     counted_from: Positions | None = None
-    """[documents]: the first token of each that counts as a label, and all behind it do; None: every token counts"""
+    """[documents]: first token of each that counts as a label, as do all after it in the document; None: every token
+    counts"""
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
     def part(self, start: int, stop: int) -> Documents:
-        """Those of tokens [start, stop) of the stream, of the first and the last perhaps only a part."""
+        """Return the documents of tokens [start, stop), counted from `start`; the first and the last may be cut."""
         first = int(np.searchsorted(self.bounds, start, "right")) - 1
         end = int(np.searchsorted(self.bounds, stop, "left"))
+        # The documents at both ends may reach beyond the part: clipping cuts them.
         counted = self.counted_from
         return Documents(
             np.clip(self.bounds[first : end + 1], start, stop) - start,
@@ -82,17 +86,17 @@ class Documents:
         )
 
     def in_order(self, order: Positions) -> Documents:
-        """The same documents in another order."""
+        """Return the same documents in another order."""
         bounds = bounds_of(np.diff(self.bounds)[order])
         counted = self.counted_from
         return Documents(bounds, None if counted is None else bounds[:-1] + (counted - self.bounds[:-1])[order])
 
     def start_before(self, position: int) -> int:
-        """Where the document begins that a position is in."""
+        """Return the start of the document that holds a position."""
         return int(self.bounds[int(np.searchsorted(self.bounds, position, "right")) - 1])
 
     def starts(self, start: int, stop: int) -> Positions:
-        """Of each token in [start, stop) where its document begins."""
+        """Return, for each token in [start, stop), the start of its document."""
         found: Positions = self.bounds[self._holding(np.arange(start, stop))]
         return found
 
@@ -102,7 +106,7 @@ class Documents:
         return found
 
     def is_counted(self, start: int, stop: int) -> NDArray[np.bool_]:
-        """Of each token in [start, stop) whether it counts as a label."""
+        """Return, for each token in [start, stop), whether it counts as a label."""
         positions = np.arange(start, stop)
         if self.counted_from is None:
             return np.ones(stop - start, np.bool_)
@@ -110,19 +114,21 @@ class Documents:
         return found
 
     def _holding(self, positions: Positions) -> Positions:
-        """The numbers of the documents that hold these positions; the last one where a position is the stream's end."""
+        """Return the numbers of the documents that hold these positions; for the stream's end, the last document."""
         numbers: Positions = np.searchsorted(self.bounds, positions, "right") - 1
         return np.minimum(numbers, len(self) - 1)
 
     def _counted_below(self, positions: Positions) -> Positions:
+        """Return the number of labels that count in [0, position), for each position."""
         if self.counted_from is None:
             return positions
         numbers = self._holding(positions)
+        # All counted tokens of earlier documents, and of this one those from `counted_from` on.
         found: Positions = self._counted_before[numbers] + np.maximum(0, positions - self.counted_from[numbers])
         return found
 
     @cached_property
     def _counted_before(self) -> Positions:
-        """[documents + 1]: tokens that count in all documents before each."""
+        """[documents + 1]: labels that count in all documents before each."""
         assert self.counted_from is not None
         return bounds_of(self.bounds[1:] - self.counted_from)

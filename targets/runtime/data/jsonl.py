@@ -1,7 +1,7 @@
-"""Documents from JSONL: a JSON object a line, of which one field is the text, or two in a row are a prompt and its completion.
+"""Documents from JSONL: one JSON object a line, with a text field, or with a prompt and a completion field.
 
-Lines are parsed once, to see that all are sound and how long their documents are. Where a byte is a token no text is kept: a line is
-parsed again when a sequence reads from it, so that only the places of documents are in memory (32 bytes each).
+All lines are parsed once, to check them and to measure their documents. If a token is a byte, no text is kept: a line
+is parsed again when a sequence reads from it, so that memory holds only the places of documents (32 bytes each).
 """
 
 from __future__ import annotations
@@ -28,28 +28,27 @@ if TYPE_CHECKING:
 SUFFIX = ".jsonl"
 
 _LINE_FEED = b"\n"
-_TOGETHER = (
-    1 << 22
-)  # characters that are tokenised in one call, as far as documents are smaller: it spreads them over its threads
+# Tokenised in one call, unless one document is larger: the package spreads a call over its threads.
+_TOGETHER = 1 << 22  # characters
 _MOST_NAMED = 8
 
 
 @frozen
 class Fields:
-    """The fields of a line that make its document, one after the other."""
+    """Fields of a line whose texts, one after the other, make its document."""
 
     names: tuple[str, ...]
     """one, or a prompt's and its completion's"""
 
     @property
     def is_pair(self) -> bool:
-        """Whether there is a prompt, which is left out of the loss."""
+        """True if there is a prompt, which does not count in the loss."""
         return len(self.names) > 1
 
 
 @frozen
 class _Line:
-    """Bytes [start, stop) of a file: a line, which may have nothing on it."""
+    """Bytes [start, stop) of a file: a line, possibly blank."""
 
     number: int
     start: int
@@ -60,10 +59,11 @@ class _Line:
 def open_jsonl(
     path: str, fields: Fields, *, vocab_size: int, eos: int | None = None, encoder: Encoder | None = None
 ) -> TokenStream:
-    """The documents of a JSONL file in its order, each followed by the token `eos`, if there is one; a byte is a token without an encoder.
+    """Open the documents of a JSONL file in its order, each followed by the token `eos` if given.
 
-    Lines without text are passed over. Raises `DiagnosticError` RT002 (cannot be read) and RT090, with the line: no JSON, no object, a
-    field that is missing or no text, not UTF-8; no document at all; tokens outside the vocabulary.
+    Without an encoder a token is a byte. Lines without text are skipped. Raises `DiagnosticError` RT002 (cannot be
+    read) and RT090, with the line: no JSON, no object, a field that is missing or no text, not UTF-8; no document at
+    all; tokens outside the vocabulary.
     """
     if encoder is None:
         check_text_vocabulary(path, vocab_size)
@@ -81,10 +81,12 @@ def open_jsonl(
 
 
 def _of_bytes(path: str, file: FileTokens, fields: Fields, eos: int | None) -> TokenStream:
+    """Measure the documents in bytes; their text is read later, line by line."""
     starts, stops, lengths, prompts = (array("q") for _ in range(4))
     end = end_tokens(eos, np.uint8)
     for line, texts in _documents(path, file, fields):
         sizes = [len(text.encode()) for text in texts]
+        # A line without text is no document, although an end token could follow it.
         if not sum(sizes):
             continue
         starts.append(line.start)
@@ -100,6 +102,7 @@ def _of_bytes(path: str, file: FileTokens, fields: Fields, eos: int | None) -> T
 def _encoded(
     path: str, file: FileTokens, fields: Fields, eos: int | None, encoder: Encoder, vocab_size: int
 ) -> TokenStream:
+    """Tokenise all documents into memory."""
     end = end_tokens(eos, np.uint32)
     lengths, prompts = array("q"), array("q")
     encoded: list[NDArray[np.uint32]] = []
@@ -126,7 +129,7 @@ def _found(bounds: NDArray[np.int64], prompts: NDArray[np.int64], fields: Fields
 
 @define(eq=False)
 class _Lines:
-    """The lines of a file that have documents, whose bytes are read from them."""
+    """Lines of a file that have documents, which are parsed again when they are read."""
 
     file: FileTokens
     starts: NDArray[np.int64]
@@ -134,10 +137,11 @@ class _Lines:
     fields: Fields
     end: NDArray[Any]
     last: tuple[int, NDArray[Any]] | None = None
-    """the document that was read last: sequences of a long one often follow each other"""
+    """number and tokens of the document read last: sequences of a long one often follow each other"""
 
     def read(self, number: int, low: int, high: int) -> NDArray[Any]:
-        """Tokens [low, high) of a document."""
+        """Return tokens [low, high) of a document."""
+        # One attribute, read once and replaced as a whole: threads may read at the same time without a lock.
         last = self.last
         if last is None or last[0] != number:
             content = self.file[int(self.starts[number]) : int(self.stops[number])].tobytes()
@@ -148,7 +152,7 @@ class _Lines:
 
 
 def _batches(path: str, file: FileTokens, fields: Fields) -> Iterator[list[tuple[str, ...]]]:
-    """The texts of the documents, as many together as are tokenised in one call."""
+    """Yield the texts of documents, grouped for one call of the tokenizer."""
     batch: list[tuple[str, ...]] = []
     size = 0
     for _, texts in _documents(path, file, fields):
@@ -162,12 +166,14 @@ def _batches(path: str, file: FileTokens, fields: Fields) -> Iterator[list[tuple
 
 
 def _documents(path: str, file: FileTokens, fields: Fields) -> Iterator[tuple[_Line, tuple[str, ...]]]:
+    """Yield each line that is not blank, with the texts of its fields."""
     for line in _lines(file):
         if line.content.strip():
             yield line, _texts(path, line, fields)
 
 
 def _lines(file: FileTokens) -> Iterator[_Line]:
+    """Yield all lines of a file; a line that crosses chunks is joined from its parts."""
     number, start = 1, 0
     begun: list[bytes] = []
     for offset, chunk in chunks_of(file):
@@ -181,7 +187,7 @@ def _lines(file: FileTokens) -> Iterator[_Line]:
 
 
 def _texts(path: str, line: _Line, fields: Fields) -> tuple[str, ...]:
-    """What the fields of a line say."""
+    """Return the texts in the fields of a line. Raises RT090 with the line."""
     if line.content.startswith(MARK):
         way_out = "delete it: such a mark stands only at a file's start, and 'cat' of several files leaves it within"
         _refuse(path, line, "begins with a byte order mark", way_out=way_out)

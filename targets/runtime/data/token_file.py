@@ -1,8 +1,9 @@
-"""The tokens of a file, read where they are used: the file may be of any size, and one that changes is noticed.
+"""Tokens of a file, read when they are used: the file may be of any size, and a change of it is noticed.
 
-A memory map would be as quick, but a file that is cut short under one ends the process by a signal, and one that is written to
-silently becomes other data. Every read here is followed by a look at the open file's size and time of last change, which costs
-less than a microsecond. A file that is *replaced* (another one renamed to its place) goes on being read as it was opened.
+A memory map would be as fast, but fails worse: if the file is cut short, the process dies by a signal; if it is written
+to, the data changes silently. Here every read is followed by a check of the open file's size and time of last change,
+which costs less than a microsecond. A file that is *replaced* (another one renamed to its place) continues to be read
+in its old version.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ratrain.ratrain_ir.support.files import MARK
 
 @frozen(eq=False)
 class OpenFile:
-    """An open file, and what it was when it was opened."""
+    """Open file, with its size and time of last change when it was opened."""
 
     path: str
     descriptor: int
@@ -33,9 +34,9 @@ class OpenFile:
     """time of the last change, in nanoseconds"""
 
     def read(self, start: int, count: int) -> bytearray:
-        """Bytes [start, start + count) of the file.
+        """Return bytes [start, start + count) of the file.
 
-        Raises `DiagnosticError` RT002 where they cannot be read, and RT090 where the file is no longer what was opened.
+        Raises `DiagnosticError` RT002 where they cannot be read, and RT090 if the file has changed since it was opened.
         """
         data = bytearray(count)
         view = memoryview(data)
@@ -43,6 +44,7 @@ class OpenFile:
         try:
             while done < count and (got := os.preadv(self.descriptor, [view[done:]], start + done)):
                 done += got
+            # After the read, not before: a write in between would go unnoticed.
             now = os.fstat(self.descriptor)
         except OSError as error:
             fail("RT002", f"cannot read the training data '{self.path}': {error.strerror or error}")
@@ -66,7 +68,7 @@ class OpenFile:
 
 @frozen(eq=False)
 class ReadTokens(ABC):
-    """Tokens [start, stop) of some that are not in memory; a slice is read when it is taken, as an array of its own."""
+    """Tokens [start, stop) of a source outside memory; each slice is read when it is taken, as a new array."""
 
     dtype: np.dtype[Any] = field(kw_only=True)
     start: int = field(kw_only=True)
@@ -83,10 +85,10 @@ class ReadTokens(ABC):
 
     @abstractmethod
     def read_at(self, position: int, count: int) -> NDArray[Any]:
-        """So many tokens from a position on, which is counted from the first there is."""
+        """Return `count` tokens from `position` on, counted from the source's first token."""
 
     def part(self, start: int, stop: int) -> Self:
-        """Tokens [start, stop) of these, not read yet."""
+        """Return tokens [start, stop) of these, not read yet."""
         return evolve(self, start=self.start + start, stop=self.start + stop)
 
 
@@ -97,17 +99,17 @@ class FileTokens(ReadTokens):
     file: OpenFile
 
     def read_at(self, position: int, count: int) -> NDArray[Any]:
-        """So many tokens of the file from a position on."""
+        """Return `count` tokens of the file from `position` on."""
         size = self.dtype.itemsize
         return np.frombuffer(self.file.read(position * size, count * size), self.dtype)
 
     def as_type(self, dtype: np.dtype[Any]) -> FileTokens:
-        """All bytes of the file as tokens of another type; what does not fill one is left out."""
+        """Return all bytes of the file as tokens of another type; an incomplete last token is left out."""
         return FileTokens(self.file, dtype=dtype, start=0, stop=self.file.size // dtype.itemsize)
 
 
 def file_bytes(path: str) -> FileTokens:
-    """The bytes of a regular file that has any.
+    """Return the bytes of a regular, non-empty file, read when used.
 
     Raises `DiagnosticError` RT002 where it cannot be read or is something else, RT090 where it is empty.
     """
@@ -129,7 +131,7 @@ def file_bytes(path: str) -> FileTokens:
 
 
 def text_bytes(path: str) -> FileTokens:
-    """The bytes of a text, without a byte order mark at its start. Raises `DiagnosticError` as `file_bytes`."""
+    """Return the bytes of a text file without its byte order mark. Raises `DiagnosticError` as `file_bytes`."""
     data = file_bytes(path)
     if data[: len(MARK)].tobytes() != MARK:
         return data
@@ -139,16 +141,18 @@ def text_bytes(path: str) -> FileTokens:
 
 
 _TELLING = 16
-"""Numbers that are not zero from which on their places tell: so many all at even places happen once in 65,536 by chance."""
+"""Nonzero numbers needed for a judgement: 16 that all stand at even places occur by chance once in 65,536."""
 _LEAST_SHARE = 50
-"""Where one in so many or fewer are at the other places, the other places hold the upper halves of wider numbers."""
+"""Ratio from which on the sparser of even and odd places is taken for the upper halves of wider numbers."""
 
 
 def check_width(tokens: FileTokens, chunk: int) -> None:
-    """Refuse numbers that are halves of wider ones: every other one is zero, or nearly every other one.
+    """Refuse numbers that are halves of wider ones: every other number is zero, or nearly every other one.
 
-    Looks at pieces of `chunk` numbers, a multiple of four, until there are enough that are not zero: mostly at one piece. Zeros as such
-    say nothing: padding is at even and at odd places alike. Raises `DiagnosticError` RT090.
+        uint32 tokens 5, 300 read as uint16:    5 0   300 0        odd places are zero
+
+    It looks at pieces of `chunk` numbers, a multiple of four, until enough are nonzero: mostly one piece. Zeros as such
+    mean nothing: padding stands at even and odd places alike. Raises `DiagnosticError` RT090.
     """
     path, bits = tokens.file.path, 8 * tokens.dtype.itemsize
     counts = np.zeros(4, np.int64)
@@ -171,9 +175,10 @@ def check_width(tokens: FileTokens, chunk: int) -> None:
 
 
 def _way_out(bits: int, counts: list[int]) -> str:
-    """How to get at numbers of which these are halves; `counts` are of those that are not zero, by place modulo 4."""
+    """Return advice on how to read the wider numbers; `counts` are the nonzero numbers by place modulo 4."""
     if counts[1] + counts[3] > counts[0] + counts[2]:
         return f"its numbers stand high byte first: write the file again, little-endian{_ASTYPE}"
+    # Of four 16-bit parts only the first is used: 64-bit numbers.
     if bits > 16 or counts[2] * _LEAST_SHARE <= counts[0]:
         return f"its numbers are of 64 bits: write them again as uint32 or uint16{_ASTYPE}"
     return "--data-dtype uint32 if its tokens are 32 bits wide"
@@ -183,9 +188,10 @@ _ASTYPE = ", for example by numpy's tokens.astype('<u4').tofile(), and read them
 
 
 def better_type(tokens: FileTokens, types: tuple[str, ...], vocab_size: int, chunk: int) -> str | None:
-    """Another type as which the file's first numbers are all inside a vocabulary, and do not look like halves of wider ones.
+    """Return another type under which the file's first numbers fit the vocabulary and do not look like halves.
 
-    Under a vocabulary that has all numbers of the other type they always are inside: then most must be outside as they are read now.
+    None if there is none. If the vocabulary covers the whole range of the other type, fitting proves nothing: then most
+    numbers must be outside the vocabulary under the present type.
     """
     outside = np.count_nonzero(tokens[:chunk] >= vocab_size) * 2 > len(tokens[:chunk])
     for name in types:

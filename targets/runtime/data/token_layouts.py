@@ -1,8 +1,13 @@
-"""Files of token numbers as other programs write them: what stands in front of their numbers, or in an index beside them.
+"""Files of token numbers in formats of other programs: a header in front of the numbers, or an index file next to them.
 
-A file of bare numbers says nothing of itself. These do, and are read by what they say: llm.c's and modded-nanogpt's `.bin` (256 numbers
-of 32 bits, then tokens), numpy's `.npy`, and Megatron-LM's `.bin` with its `.idx`. Files of other kinds, whose bytes would be taken for
-tokens, are refused by their name.
+A file of bare numbers does not declare its layout. These do, and are read accordingly:
+
+    llm.c, modded-nanogpt   .bin     256 int32: magic, version, token count, ... | tokens
+    numpy                   .npy     magic, version, header length, {'descr', 'fortran_order', 'shape'} | tokens
+    Megatron-LM             .bin     tokens; next to it .idx: MMIDIDX, version, type, sequences S, documents D |
+                                     S int32 lengths | S int64 byte offsets | D int64 first sequences of documents
+
+Files of other kinds, whose bytes would be taken for tokens, are refused by their first bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from ratrain.ratrain_ir.support.files import is_regular
 from ratrain.targets.runtime.data.token_file import FileTokens, file_bytes
 
 INDEX = ".idx"
-"""The ending of Megatron-LM's index, which stands beside a `.bin` of the same name."""
+"""Suffix of Megatron-LM's index, which stands next to a `.bin` of the same name."""
 
 
 @frozen(eq=False)
@@ -32,17 +37,18 @@ class TokenLayout:
     """Layout of a file of tokens: their place and their type."""
 
     what: str
-    """what says so, in words"""
+    """description of what declares the layout"""
     dtype: str
     start: int
     """bytes in front of the first token"""
     count: int
     bounds: NDArray[np.int64] | None = None
-    """[documents + 1]: where documents begin, and where the last one ends, where that is said"""
+    """[documents + 1]: start of each document, and the end of the last; None if not declared"""
 
     def tokens(self, raw: FileTokens) -> FileTokens:
-        """The tokens of the file."""
+        """Return the tokens of the file, read when used."""
         dtype = np.dtype(self.dtype).newbyteorder("<")
+        # Headers are multiples of 4 bytes, so the division is exact.
         first = self.start // dtype.itemsize
         return FileTokens(raw.file, dtype=dtype, start=first, stop=first + self.count)
 
@@ -66,7 +72,7 @@ def layout_of(raw: FileTokens) -> TokenLayout | None:
 
 
 _HEAD = 1 << 16
-"""Bytes at a file's start that are looked at: longer than the header of any array of numpy with one type."""
+"""Bytes of a file's start that are looked at: more than numpy's header of an array with a single type."""
 
 _CONTAINERS: tuple[tuple[bytes, str, str], ...] = (
     (b"\x1f\x8b\x08", "is compressed by gzip", "unpack it: gunzip"),
@@ -85,19 +91,20 @@ _BZIP2_BLOCK = b"1AY&SY"
 
 
 def refuse_containers(path: str, head: bytes) -> None:
-    """Refuse a file by its first bytes where these say that what follows is neither text nor token numbers."""
+    """Refuse a file whose first bytes show that it is neither text nor token numbers."""
     for magic, what, way_out in _CONTAINERS:
         if head.startswith(magic) and (magic != b"BZh" or head[4:10] == _BZIP2_BLOCK):
             fail("RT090", f"'{path}' {what}: it is not training data", help=way_out.format(columns=_COLUMNS))
 
 
 _LEAST_TEXT = 32
-"""Bytes of a text from which on they tell: so many bytes of token numbers that are all printable have not been seen."""
+"""Bytes from which on printable text is recognised: token numbers whose first 32 bytes are all printable have not
+been seen."""
 _CONTROL = bytes(each for each in range(32) if each not in b"\t\n\r\f")
 
 
 def _is_text(head: bytes) -> bool:
-    """Tell whether bytes are UTF-8 text. The last character may be cut."""
+    """Return True if bytes are UTF-8 text; the last character may be cut."""
     if len(head) < _LEAST_TEXT or any(each in head for each in _CONTROL) or b"\x7f" in head:
         return False
     try:
@@ -109,17 +116,20 @@ def _is_text(head: bytes) -> bool:
 
 _LLM_C_HEADER = 256
 _LLM_C = {20240520: ("GPT-2", 1, "uint16"), 20240801: ("Llama 3", 7, "uint32")}
-"""By the first number of the header: whose tokens, the version of the format, their type (llm.c, dev/data/data_common.py)."""
+"""Owner of the tokens, format version and token type, by the first number of the header (llm.c,
+dev/data/data_common.py)."""
 _LLM_C_EVALUATION = 20240522
 _LLM_C_VERSIONS = 1000
 
 
 def _of_llm_c(raw: FileTokens, head: bytes) -> TokenLayout | None:
+    """Return the layout that an llm.c header declares; None for a file without one. Raises RT090."""
     path, size = raw.file.path, 4 * _LLM_C_HEADER
     if len(head) < size:
         return None
     magic, version, count = struct.unpack_from("<3i", head)
-    # A version of 32 bits has a zero as its upper half, so bare numbers of 16 bits begin like this once in far more than there are files.
+    # Bare 16-bit numbers hardly ever begin like this: the version's upper half is a zero, next to a magic of two given
+    # numbers.
     if not 0 <= version < _LLM_C_VERSIONS:
         return None
     if magic == _LLM_C_EVALUATION:
@@ -141,6 +151,7 @@ def _of_llm_c(raw: FileTokens, head: bytes) -> TokenLayout | None:
 
 
 def _of_numpy(raw: FileTokens, head: bytes) -> TokenLayout | None:
+    """Return the layout that a numpy header declares; None for a file without one. Raises RT090."""
     if not head.startswith(b"\x93NUMPY"):
         return None
     path, what = raw.file.path, "its header (numpy)"
@@ -166,10 +177,11 @@ _MEGATRON = b"MMIDIDX\x00\x00"
 _MEGATRON_HEAD = struct.Struct("<9sQBQQ")
 _MEGATRON_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
 _MEGATRON_READ = {4: "uint32", 8: "uint16"}
-"""Types of its that tokens are read as: Megatron-LM writes uint16 or, for large vocabularies, int32, and no token is negative."""
+"""Token types by code. Megatron-LM writes uint16 or, for large vocabularies, int32; no token is negative."""
 
 
 def _of_megatron(raw: FileTokens) -> TokenLayout | None:
+    """Return the layout that a Megatron-LM index next to the file declares; None without one. Raises RT090."""
     index = Path(raw.file.path).with_suffix(INDEX)
     if not is_regular(index):
         return None
@@ -193,12 +205,14 @@ def _of_megatron(raw: FileTokens) -> TokenLayout | None:
     if sequences * 12 + documents * 8 > end - start:
         fail("RT090", f"'{index}' is cut short: it says {sequences:,} sequences", help=_AGAIN)
     lengths = np.frombuffer(data[start : start + 4 * sequences].tobytes(), "<i4").astype(np.int64)
+    # 12 bytes per sequence lie before: a length (4) and an offset (8). The offsets follow from the lengths and are
+    # skipped.
     firsts = np.frombuffer(data[start + 12 * sequences :][: 8 * documents].tobytes(), "<i8")
     bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     is_sound = len(firsts) > 1 and firsts[0] == 0 and firsts[-1] == sequences and bool((np.diff(firsts) >= 0).all())
     if not is_sound or bool((lengths < 0).any()):
         fail("RT090", f"'{index}' does not say where documents begin and end", help=_AGAIN)
-    held = np.unique(bounds[firsts])  # a document without tokens is none
+    held = np.unique(bounds[firsts])  # an empty document would be a bound twice: it is dropped
     return _whole(raw, TokenLayout(what, _MEGATRON_READ[code], 0, int(bounds[-1]), held))
 
 
@@ -206,7 +220,7 @@ _AGAIN = "copy the file again, or write it again"
 
 
 def _whole(raw: FileTokens, layout: TokenLayout) -> TokenLayout:
-    """The layout of a file that has as many tokens as it says. Raises `DiagnosticError` RT090 for others."""
+    """Return the layout if the file has as many tokens as it declares; else raise `DiagnosticError` RT090."""
     size = np.dtype(layout.dtype).itemsize
     if layout.count < 1 or layout.start + layout.count * size != raw.file.size:
         _not_whole(raw, layout, size)
@@ -223,7 +237,7 @@ def _not_whole(raw: FileTokens, layout: TokenLayout, size: int) -> NoReturn:
 
 
 def check_said_type(path: str, layout: TokenLayout, dtype: str | None) -> None:
-    """Refuse a type that is given for tokens whose file says another one."""
+    """Refuse a given type that contradicts the file's own."""
     if dtype is not None and dtype != layout.dtype:
         fail(
             "RT090",
@@ -233,7 +247,7 @@ def check_said_type(path: str, layout: TokenLayout, dtype: str | None) -> None:
 
 
 def refuse_json(text: FileTokens) -> None:
-    """Refuse a text that is JSON by its first characters, unless its name ends in .txt: brackets and names of fields would be learned."""
+    """Refuse a text that looks like JSON, whose brackets and field names would be learned, unless it is named *.txt."""
     path = text.file.path
     suffix = Path(path).suffix.lower()
     head = text[:_HEAD].tobytes().decode(errors="ignore").lstrip()
@@ -269,7 +283,7 @@ _LIST_OF_OBJECTS = re.compile(r'\[\s*\{\s*("|\})')
 
 
 def _json_at_start(text: str) -> Any:
-    """The first JSON value of a text, or None."""
+    """Return the first JSON value of a text, or None."""
     try:
         return json.JSONDecoder().raw_decode(text)[0]
     except (ValueError, RecursionError):

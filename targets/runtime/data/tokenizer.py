@@ -28,14 +28,14 @@ _SAYING_SPECIAL_TOKENS = ("tokenizer_config.json", "special_tokens_map.json")
 _OTHER_FORMATS = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "merges.txt")
 
 _PIECE = 1 << 20  # bytes of text that are tokenised on their own
-_TOGETHER = 16  # pieces: the package spreads them over its threads
+_TOGETHER = 16  # pieces in one call: the package spreads them over its threads
 _LINE_FEED = 0x0A
 _CONTINUES = 0b1000_0000  # the upper two bits of a byte inside a UTF-8 character
 
 
 @frozen
 class TokenizerChoice:
-    """A tokenizer.json, the name that a run calls it by, and where it was found, where nobody named it."""
+    """Path of a tokenizer.json, the run's name for it, and where it was found if nobody named it."""
 
     path: str
     name: str
@@ -43,10 +43,10 @@ class TokenizerChoice:
 
 
 def tokenizer_beside(weights: str) -> str | None:
-    """The tokenizer.json of the model that weights are of; None where there is none.
+    """Return the tokenizer.json in the directory of a model's weights; None if there is none.
 
-    Raises RT002 where that cannot be told, and RT090 where the directory has a tokenizer that is not read here: to go on with bytes
-    would train on other tokens.
+    Raises RT002 where that cannot be told, and RT090 where the directory has a tokenizer of another format: reading
+    bytes instead would train on other tokens.
     """
     directory = model_directory(weights)
     if directory is None:
@@ -67,18 +67,18 @@ def tokenizer_beside(weights: str) -> str | None:
 
 @frozen
 class Encoder:
-    """Makes tokens of texts with a tokenizer that is loaded; no special tokens are added."""
+    """Loaded tokenizer that turns texts into tokens; no special tokens are added."""
 
     tokenizer: TokenizerChoice
     loaded: Any
 
     @property
     def token(self) -> str:
-        """What a token is, in words."""
+        """Description of a token."""
         return f"one of the tokenizer '{self.tokenizer.name}'"
 
     def __call__(self, source: str, texts: list[str]) -> list[NDArray[np.uint32]]:
-        """The tokens of each text; `source` is where they come from. Raises `DiagnosticError` RT090 where it cannot take them."""
+        """Return the tokens of each text. Raises `DiagnosticError` RT090, naming `source`, if it cannot take them."""
         try:
             encodings = self.loaded.encode_batch(texts, add_special_tokens=False)
         except Exception as error:  # noqa: BLE001 - the package raises no class of its own
@@ -86,18 +86,18 @@ class Encoder:
         return [np.array(encoding.ids, np.uint32) for encoding in encodings]
 
     def text(self, tokens: Sequence[int]) -> str:
-        """What tokens say, special ones included."""
+        """Return the text of tokens, special ones included."""
         return str(self.loaded.decode(list(tokens), skip_special_tokens=False))
 
     def named(self, stream: TokenStream, name: str, documents: Documents | None, digest: str) -> TokenStream:
-        """A stream of its tokens, under the name of their text."""
+        """Return a stream of its tokens under the name of their text."""
         choice = self.tokenizer
         return evolve(stream, name=name, tokenizer=choice.name, found=choice.found, documents=documents, digest=digest)
 
     def end_of_document(self) -> int:
-        """The token at the end of a document: `eos_token` of what belongs to the tokenizer.
+        """Return the token that ends a document: the `eos_token` in the files next to the tokenizer.
 
-        Raises `DiagnosticError` RT002 and RT090 where nothing says which that is.
+        Raises `DiagnosticError` RT002 and RT090 where no file names it.
         """
         places = [Path(self.tokenizer.path).with_name(name) for name in _SAYING_SPECIAL_TOKENS]
         said = ((place, _special_token(str(place), "eos_token")) for place in places if is_regular(place))
@@ -132,15 +132,18 @@ def _special_token(path: str, key: str) -> str | None:
 
 
 def encoder_of(tokenizer: TokenizerChoice) -> Encoder:
-    """The encoder of a tokenizer.json. Raises RT002 (cannot be read) and RT090: the package is not installed, the file is no tokenizer."""
+    """Load the encoder of a tokenizer.json.
+
+    Raises RT002 (cannot be read) and RT090: the package is not installed, the file is no tokenizer.
+    """
     return Encoder(tokenizer, _load(tokenizer.path))
 
 
 def tokenized(text: TokenStream, encoder: Encoder, *, vocab_size: int) -> TokenStream:
-    """The tokens of a text, given as a stream of its UTF-8 bytes; no special tokens are added.
+    """Tokenise a text, given as a stream of its UTF-8 bytes; no special tokens are added.
 
-    The text is taken in pieces of about a MiB that end with a line: only a token that would span such an end can differ from
-    those of the whole text. Raises RT090 where its tokens are outside the vocabulary.
+    It is cut into pieces of about a MiB that end with a line. Only a token that would span such a cut can differ from
+    the tokens of the whole text. Raises RT090 where tokens are outside the vocabulary.
     """
     encoded: list[NDArray[np.uint32]] = []
     pieces = iter(_pieces(text.tokens))
@@ -171,10 +174,10 @@ def _load(path: str) -> Any:
 
 
 def _pieces(text: Tokens) -> Iterator[str]:
-    """The text in pieces: up to the last line end within reach, else up to a whole character."""
+    """Yield the text in pieces: up to the last line end within reach, else up to a whole character."""
     start = 0
     while start < len(text):
-        piece = text[start : start + _PIECE + 1]  # with the byte behind it, which says whether a character goes on
+        piece = text[start : start + _PIECE + 1]  # one byte more, to see whether the last character goes on
         stop = min(_PIECE, len(piece))
         if stop < len(piece):
             feeds = np.flatnonzero(piece[:stop] == _LINE_FEED)

@@ -1,4 +1,4 @@
-"""What a run of a program holds in memory at most, from the program and the kernel set alone, before anything is allocated."""
+"""Upper bound of a run's memory from the program and the kernel set alone, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ _COSINE_AND_SINE = 2 * 4
 
 @frozen
 class Certificate:
-    """Bytes of a process that runs ranks: most that its memory gives out, on the device where that is one."""
+    """Bytes of a process that runs ranks: the most that its memory gives out, on the device if there is one."""
 
     arena_bytes: int
     scratch_bytes: int
     constants: Mapping[str, int]
-    """what stands beside them, by what it is"""
+    """bytes besides arenas and scratch, by purpose; messages included"""
     messages: Mapping[Form, int]
-    """of those: how many messages of each form there is room for"""
+    """number of messages of each form that there is room for"""
 
     @property
     def total_bytes(self) -> int:
-        """All together."""
+        """Sum of all."""
         return self.arena_bytes + self.scratch_bytes + sum(self.constants.values())
 
 
 def certificate(
     program: Program, kernels: KernelSet, *, evaluates: bool = False, side_by_side: bool = False
 ) -> Certificate:
-    """What a run of all of a program's ranks in this process holds at most, whatever order it takes of those that the waits allow.
+    """Return the bound for a run of all ranks in this process, for every order of instructions that the waits allow.
 
-    `evaluates`: on held-out data too. `side_by_side`: with a thread for each engine of each rank (`ThreadedEngine`).
+    `evaluates`: the run also evaluates. `side_by_side`: each engine of each rank has a thread (`ThreadedEngine`).
     """
     places = program.topology.ranks
     scratches = scratch_capacities(program, kernels, overlaps=side_by_side or kernels.memory.overlaps)
@@ -70,7 +70,10 @@ def certificate(
 def constants_of(
     program: Program, kernels: KernelSet, places: Sequence[Rank], *, areas: int, side_by_side: bool = False
 ) -> dict[str, int]:
-    """What some ranks of a process take beside arenas, scratch and messages; `areas` is how many arenas and scratches there are."""
+    """Return the bytes that some ranks of a process take besides arenas, scratch and messages, by purpose.
+
+    `areas` is the number of arenas and scratches.
+    """
     inputs: Counter[Form] = Counter()
     sums = streams = denominators = 0
     divides = [
@@ -102,14 +105,15 @@ def constants_of(
 
 
 def _types(stage: ProgramStage, item: Instruction) -> list[TensorType]:
-    """Those of an instruction's operands."""
+    """Return the types of an instruction's operands."""
     return [stage.tensors[operand.tensor].type for operand in item.operands]
 
 
 def scratch_capacities(program: Program, kernels: KernelSet, *, overlaps: bool) -> list[int]:
-    """Bytes of each scratch of a process that runs all ranks: one, or several of each rank where its engines may do several things at a time.
+    """Return the bytes of each scratch of a process that runs all ranks.
 
-    Of those of a rank the first is that of routines, the others those of reductions, of updates, and of exchanges with tensor peers.
+    One scratch if one instruction runs at a time. Otherwise each rank has one for routines, one for reductions, one for
+    updates, and one for exchanges of tensor-parallel ranks if there are any.
     """
     updates = update_scratch_bytes(program, kernels)
     most = scratch_bytes(program, kernels)
@@ -118,13 +122,13 @@ def scratch_capacities(program: Program, kernels: KernelSet, *, overlaps: bool) 
 
 
 def scratch_bytes(program: Program, kernels: KernelSet) -> int:
-    """Scratch that a kernel set needs for the largest step of a program."""
+    """Return the scratch that a kernel set needs for the largest instruction of a program."""
     routines = max((routine_scratch_bytes(routine, kernels) for routine in program.routines), default=0)
     return max(routines, update_scratch_bytes(program, kernels), exchange_scratch_bytes(program, kernels))
 
 
 def _sums_squares(item: Instruction) -> bool:
-    """Whether an instruction sums squares of gradients: an update for the log, or the norm that clips."""
+    """Return True if an instruction sums squares of gradients: an update for the log, or the norm that clips."""
     return item.keyword == Update.keyword or (
         item.keyword == AllReduceScalar.keyword and item.variant == Quantity.NORM.value
     )

@@ -1,4 +1,4 @@
-"""Messages between the ranks of one process, on their way: transport memory outside the arenas."""
+"""Messages in transit between the ranks of one process, in memory outside the arenas."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class Channels:
-    """A queue of messages for each channel of each rank of a stage. Ranks may send and receive side by side."""
+    """Queue of messages for each channel of each rank of a stage. Ranks may send and receive concurrently."""
 
     def __init__(self, memory: Memory = HOST) -> None:
         self._memory = memory
         self.nbytes = 0
-        """Of all messages on their way."""
+        """Bytes of all messages in transit."""
         self.peak_nbytes = 0
         self._queues: dict[tuple[Hop, int], deque[NDArray[Any]]] = {}
         self._lock = Lock()
         self._spare: defaultdict[tuple[Any, Any], list[NDArray[Any]]] = defaultdict(list)
-        """Messages that have arrived, for others of their shape."""
+        """Buffers of messages that have been received, by shape and dtype, for reuse."""
 
     def reserve(self, data: NDArray[Any], count: int) -> None:
-        """Have room for so many messages that look like `data`: within that, sending allocates nothing."""
+        """Allocate buffers for `count` messages like `data`: up to that many, sending allocates nothing."""
         spare = self._spare[data.shape, data.dtype]
         while len(spare) < count:
             spare.append(self._memory.empty_like(data))
@@ -46,15 +46,17 @@ class Channels:
             self._queue(hop, lane).append(message)
 
     def has_message(self, hop: Hop, lane: int, parts: int = 1) -> bool:
-        """Whether there is one to receive, with all its parts."""
+        """Return True if a message has arrived with all its parts."""
         return len(self._queue(hop, lane)) >= parts
 
     def receive(self, hop: Hop, lane: int, parts: Sequence[NDArray[Any]]) -> None:
-        """Copy a message in that has arrived: the one that was sent first. It is there until all of it is copied.
+        """Copy the oldest message of a channel into `parts`.
 
         Raises IndexError where there is none.
         """
         queue = self._queue(hop, lane)
+        # The parts leave the queue only after all copies: until then `has_message` is true, and a sender that must not
+        # run ahead (`ready_to_meet`) waits.
         for place, out in enumerate(parts):
             self._memory.copy(out, queue[place])
         for _ in parts:
@@ -64,6 +66,7 @@ class Channels:
                 self._spare[data.shape, data.dtype].append(data)
 
     def _queue(self, hop: Hop, lane: int) -> deque[NDArray[Any]]:
+        """Return a channel's queue. It has one sender and one receiver, so a deque needs no lock."""
         return self._queues.setdefault((hop, lane), deque())
 
     def _count(self, change: int) -> None:

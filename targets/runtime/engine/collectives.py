@@ -1,7 +1,15 @@
-"""Collectives of the local engine: all members' arenas are in reach, sums are made in rank order.
+"""Collectives of the local engine: all members' arenas are in reach, and sums are made in rank order.
 
-Gradients are averaged over replicas in float32 and rounded once; a flag of a block is set on all replicas as soon as one local
-contribution, or the reduced shard, is not finite. Results are those that `docs/rtir.md` defines for every engine.
+Each function takes all members of one collective in rank order, reads the operands of their instructions by role, and
+writes the results into the members' arenas:
+
+    reduce_scatter    g of replicas 0..D-1 (whole)  ->  gs of replica r = mean of part r
+    all_gather        p of replicas 0..D-1 (parts)  ->  w of every replica = all parts, rounded
+
+Gradients are averaged over replicas in float32 and rounded once. A block's flag is set on all replicas as soon as one
+local contribution, or the reduced shard, is not finite. `docs/rtir.md` defines these results for every engine. Fixed
+orders make them reproducible: shards by replica, the norm by blocks in forward order, shards in their order and chunks
+of `SQUARES_CHUNK` elements.
 """
 
 from __future__ import annotations
@@ -26,21 +34,25 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
 
 Member = tuple[RankExecutor, Instruction]
+"""Rank of a collective and its instruction."""
 
 
 def shard_slice(rank: RankExecutor, name: str) -> slice:
-    """Where a rank's shard of a block lies in the block's flat tensors."""
+    """Return the place of a rank's shard in a block's flat tensors."""
     owned = rank.program.topology.shard_range(named_block(name), rank.replica)
     return slice(owned.start, owned.stop)
 
 
 def reduce_scatter(members: Sequence[Member], kernels: KernelSet, scalars: Scalars, scratch: Scratch) -> None:
-    """Each replica's shard becomes (or grows by) the mean of that part of all replicas' gradients; several may have the same part."""
+    """Set each replica's shard to the mean of that part of all replicas' gradients, or add the mean to it.
+
+    Several replicas may have the same part. It is computed once and copied.
+    """
     views = [rank.by_role(instruction) for rank, instruction in members]
     accumulate = members[0][1].accumulates
     for name in members[0][1].blocks:
         flags = [mine[f"flag.{name}"] for mine in views]
-        if not accumulate:  # over micro-batches a flag stays raised
+        if not accumulate:  # while micro-batches accumulate, a flag stays raised
             scalars.clear(flags)
         first: dict[int, NDArray[Any]] = {}
         bits = gradient_bits(members[0][0].program, name)
@@ -53,7 +65,8 @@ def reduce_scatter(members: Sequence[Member], kernels: KernelSet, scalars: Scala
             first[part.start] = shard
             parts = [other[f"g.{name}"][part] for other in views]
             if bits is not None:
-                # of shards that several have, each reduces a part: blocks begin where such parts do
+                # Several ranks that have the same shard reduce a part of it each, so quantisation blocks begin where
+                # these parts do.
                 length = len(shard) * rank.program.topology.shards // len(views)
                 for start in range(0, len(shard), length):
                     at = slice(start, start + length)
@@ -75,7 +88,7 @@ def reduce_scatter(members: Sequence[Member], kernels: KernelSet, scalars: Scala
 
 
 def all_reduce_replicas(members: Sequence[Member], kernels: KernelSet, scalars: Scalars, scratch: Scratch) -> None:
-    """Every replica's gradient becomes the mean of all."""
+    """Set every replica's gradient to the mean of all."""
     views = [rank.by_role(instruction) for rank, instruction in members]
     for name in members[0][1].blocks:
         gradients, flags = ([view[f"{what}.{name}"] for view in views] for what in ("g", "flag"))
@@ -89,9 +102,9 @@ def all_reduce_replicas(members: Sequence[Member], kernels: KernelSet, scalars: 
 
 
 def all_reduce_ends(members: Sequence[Member], kernels: KernelSet, scalars: Scalars, scratch: Scratch) -> None:
-    """Tied embeddings: first + last, on both; a flag of either is a flag of both.
+    """Sum the gradients of tied embeddings (first + last stage), on both; a flag of either is a flag of both.
 
-    What follows the table in either tensor, norm or positions, is of that end alone, and is left as it is.
+    The elements after the table in either tensor, norm or positions, belong to that end alone and are left unchanged.
     """
     views: Views = {}
     for rank, instruction in members:
@@ -110,16 +123,17 @@ def all_reduce_ends(members: Sequence[Member], kernels: KernelSet, scalars: Scal
 
 
 def tied_elements(rank: RankExecutor, elements: int) -> int:
-    """How many of a replica's elements belong to the tied table, which stands first in both tensors."""
+    """Return how many of a replica's elements belong to the tied table, which is first in both tensors."""
     start = rank.program.topology.shard_range(block("embed"), rank.replica).start
     model = peer_model(rank.program.model, rank.program.plan)
+    # The shard may begin inside the table, end inside it, or lie behind it.
     return min(max(tied_table_elements(model) - start, 0), elements)
 
 
 def all_gather(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) -> None:
-    """The view of every member becomes all their shards of the master weights, rounded to the view's type, or packed; or all their parts of it.
+    """Set the view of every member to all their shards of the masters, rounded to the view's dtype or quantised.
 
-    The members of a group that has the same part of a view make that part.
+    For a group that shares a view, members gather the parts of it that they hold; `Group.PARTS` makes such a part.
     """
     views = [rank.by_role(instruction) for rank, instruction in members]
     program, first = members[0][0].program, members[0][1]
@@ -128,6 +142,7 @@ def all_gather(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) 
         whole, bits = views[0][f"{made}.{name}"], view_bits(program, name)
         places = whole.reshape(len(members), -1)
         for (rank, instruction), mine, place in zip(members, views, places, strict=True):
+            # Parts of views were rounded when they were made.
             if gathers_parts(instruction):
                 kernels.memory.copy(place, mine[f"v.{name}"])
                 continue
@@ -139,26 +154,27 @@ def all_gather(members: Sequence[Member], kernels: KernelSet, scratch: Scratch) 
 
 
 def gathers_parts(instruction: Instruction) -> bool:
-    """Whether a gather is of parts of views, which are rounded already, rather than of masters."""
+    """Return True if a gather collects parts of views, which are rounded already, rather than masters."""
     return instruction.group == Group.VIEWS.value
 
 
 def gathered_name(instruction: Instruction) -> str:
-    """The role, but for the block, of what a gather makes: whole views, or parts of them."""
+    """Return the role, without the block, of a gather's result: `w` for whole views, `v` for parts of them."""
     return "v" if instruction.group == Group.PARTS.value else "w"
 
 
 def any_flag(members: Sequence[Member], scalars: Scalars) -> None:
-    """The overflow flag of all ranks: set where any block's flag is."""
+    """Set the overflow flag of all ranks if any block's flag is set."""
     views = [rank.by_role(instruction) for rank, instruction in members]
     flags = [view for mine in views for role, view in mine.items() if role.startswith("flag.")]
     scalars.spread(flags, [mine["overflow"] for mine in views])
 
 
 def gradient_norm(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> None:
-    """The Euclidean norm of the whole reduced gradient, still scaled; infinite when a block's flag is set anywhere.
+    """Set the Euclidean norm of the whole reduced gradient, still scaled; infinite if any block's flag is set.
 
-    Blocks in forward order, shards as they lie in these, fixed chunks in float64. Padding does not count, a tied table counts once.
+    Blocks in forward order, shards in their order within these, fixed chunks in float64. Padding does not count, a tied
+    table counts once.
     """
     views = [rank.by_role(instruction) for rank, instruction in members]
     flags: list[NDArray[Any]] = []
@@ -173,7 +189,7 @@ def gradient_norm(members: Sequence[Member], scalars: Scalars, scratch: Scratch)
 
 
 def _chunks_of_block(lanes: Sequence[tuple[Member, Views]], name: str) -> Iterator[NDArray[Any]]:
-    """What the ranks of a stage count of a block for the norm, in the order of their shards."""
+    """Yield the chunks of a block that a stage's ranks count for the norm, in the order of their shards."""
     owner = named_block(name)
     for lane in lanes[0][0][0].program.topology.lanes_by_shard(owner):
         (rank, _), mine = lanes[lane]
@@ -181,18 +197,21 @@ def _chunks_of_block(lanes: Sequence[tuple[Member, Views]], name: str) -> Iterat
 
 
 def block_flags(views: Views, instruction: Instruction) -> list[NDArray[Any]]:
-    """A rank's flags of all blocks of an instruction."""
+    """Return a rank's flags of all blocks of an instruction."""
     return [views[f"flag.{name}"] for name in instruction.blocks]
 
 
 def gradient_chunks(rank: RankExecutor, name: str, gradient: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """The fixed chunks of a rank's part of a block's gradient that it contributes to the norm."""
+    """Yield the fixed chunks of a rank's part of a block's gradient that it contributes to the norm."""
     for low, high in norm_chunks(rank.program, name, rank.replica, len(gradient), rank.peer):
         yield gradient[low:high]
 
 
 def norm_chunks(program: Program, name: str, replica: int, elements: int, peer: int = 0) -> Iterator[tuple[int, int]]:
-    """The chunks of a rank's part of a block's gradient that it counts for the norm; what several ranks have counts once."""
+    """Yield the ranges [low, high) of a rank's part of a block's gradient that it counts for the norm.
+
+    Elements that several ranks hold count once.
+    """
     model, peers = peer_model(program.model, program.plan), program.plan.tp
     owner = named_block(name)
     if not program.topology.is_first_holder(owner, replica):
@@ -208,5 +227,5 @@ def norm_chunks(program: Program, name: str, replica: int, elements: int, peer: 
 
 
 def total_loss(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> None:
-    """The step's loss summed over replicas in rank order, float64, in nats over all tokens."""
+    """Sum the step's loss over replicas in rank order, in float64, in nats over all tokens."""
     scalars.sum_losses([rank.by_role(instruction)["loss"] for rank, instruction in members], scratch=scratch)

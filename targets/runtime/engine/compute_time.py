@@ -1,4 +1,4 @@
-"""What ranks of a stage, which have the same work, took for it in a step."""
+"""Compute time of a stage's ranks in a step; they have equal work, so a slow one stands out."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ if TYPE_CHECKING:
 
 
 class ComputeTimes:
-    """Seconds in compute instructions of the ranks that a process runs, in the step it is in."""
+    """Seconds that this process's ranks spend in compute instructions, in the current step."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self._begun = np.zeros((mesh.stages, mesh.lanes))
         self.seconds = np.zeros((mesh.stages, mesh.lanes))
-        """by stage and rank of it"""
+        """shape [stages, ranks of a stage]"""
 
     def begin_step(self) -> None:
-        """Count from nothing."""
+        """Reset all seconds to 0."""
         self.seconds[:] = 0.0
 
     def begin(self, rank: Rank) -> None:
-        """A rank begins a compute instruction."""
+        """Record that a rank begins a compute instruction."""
         self._begun[rank.stage, self._mesh.lane(rank)] = time.perf_counter()
 
     def complete(self, rank: Rank) -> None:
-        """It is done."""
+        """Record that it has ended."""
         place = rank.stage, self._mesh.lane(rank)
         self.seconds[place] += time.perf_counter() - self._begun[place]
 
 
 @frozen
 class StageCompute:
-    """Compute seconds of the ranks of a stage in a step."""
+    """Compute seconds of a stage's ranks in a step."""
 
     least: float
     median: float
     most: float
     slowest: str
-    """the rank that took most, as messages call it"""
+    """name of the rank that took most"""
 
     @classmethod
     def of_step(cls, mesh: Mesh, seconds: NDArray[Any]) -> tuple[StageCompute, ...]:
-        """Of every stage, from the seconds of all ranks, shape [stages, ranks of a stage]."""
+        """Return the summary of every stage from the seconds of all ranks, shape [stages, ranks of a stage]."""
         return tuple(
             cls(
                 float(taken.min()),

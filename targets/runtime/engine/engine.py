@@ -1,8 +1,17 @@
-"""What every engine does that executes a program, and what each adds.
+"""Base class of all engines that execute a program.
 
-An engine runs the ranks of its process: it holds their arenas, binds routines to them, and steps through the streams of
-instructions. How it does so is the matter of its class, in the methods below that are marked as its part: the abstract ones every
-class has, the others have what most engines want. Nothing else is overridden.
+An engine runs the ranks of its process: it holds their arenas, binds routines to them, and steps through their streams
+of instructions. Each engine of a rank (compute, send, collective, ...) goes through its stream in order; an instruction
+may start once the counts that it waits for are reached:
+
+    rank.completed[engine]   instructions completed over all steps; step and place in the stream follow by divmod
+    wait (engine, count)     satisfied when completed[engine] >= step * stream length + count
+                             (a wait for the step before: with step - 1, and satisfied in step 0)
+
+Subclasses differ in who runs ready instructions: `LocalEngine` visits all heads in one thread, `ThreadedEngine` has a
+thread for each engine, `ranks.engine` a process for each rank. They override methods of the marked section below: the
+abstract ones always, the others if their default does not fit. In addition they may override `capture_steps`,
+`declared_constants` and `expect_evaluation`.
 """
 
 from __future__ import annotations
@@ -59,10 +68,7 @@ if TYPE_CHECKING:
 
 @frozen
 class StepReport:
-    """What one step did. `loss` is the mean over the step's tokens that are in the loss in nats, before the update.
-
-    `loss_scale` is the next step's; `skipped_blocks` counts updates left out for an overflow, on all ranks.
-    """
+    """Result of one step."""
 
     step: int
     loss: float
@@ -72,67 +78,69 @@ class StepReport:
     gradient_norm: float | None
     """before clipping; infinite where a gradient overflowed"""
     loss_tokens: int | None = None
-    """the tokens that the loss is the mean of, where those are not all of the step's as a rule"""
+    """number of tokens that the loss is the mean of; None if all of the step's tokens count"""
     memory: Residence | None = field(default=None, eq=False)
-    """None where the system does not say, or the arenas are on a device"""
+    """None if the system does not say, or if the arenas are on a device"""
     compute: tuple[StageCompute, ...] | None = field(default=None, eq=False)
-    """by stage; None on a device, where instructions are issued and not awaited"""
+    """by stage; None on a device, where instructions are issued without waiting for their end"""
 
 
 @frozen
 class StepTotals:
-    """What the ranks of the whole job did in a step: the sum of the losses of its tokens in nats, and as in `StepReport`."""
+    """Sums over all ranks of the job for one step: the losses of its tokens in nats, and fields as in `StepReport`."""
 
     loss: float
     skipped_blocks: int
     gradient_norm: float | None
     memory: Residence | None
     compute_seconds: NDArray[Any]
-    """of all ranks, shape [stages, ranks of a stage]"""
+    """seconds of all ranks, shape [stages, ranks of a stage]"""
 
 
 class StreamHead:
-    """The next instruction of one engine of one rank; the engine has some. Asked again and again, so it looks nothing up twice."""
+    """Next instruction of one engine of one rank, whose stream is not empty. Asked often, so lookups are cached."""
 
     def __init__(self, rank: RankExecutor, engine: Engine) -> None:
         self.rank = rank
         self.engine = engine
         self.stream = rank.stage.streams[engine]
-        """One step's instructions of the engine."""
+        """Instructions of the engine in one step."""
         self._length = len(self.stream)
 
     def has_work(self, limit: int) -> bool:
-        """Whether the engine has completed its stream fewer than `limit` times."""
+        """Return True if the engine has completed its stream fewer than `limit` times."""
         return self.rank.completed[self.engine] < limit * self._length
 
     def next_instruction(self) -> tuple[Instruction, int]:
-        """The instruction, and its step, counted from the engine's first."""
+        """Return the next instruction and its step, counted from this engine's first step."""
         step, position = divmod(self.rank.completed[self.engine], self._length)
         return self.stream[position], step
 
 
 class ProgramEngine(ABC):
-    """Runs the ranks of a program that belong to this process: those of `places`, in stage and replica order.
+    """Execution of a program's ranks that belong to this process (`places`, in stage and replica order).
 
     Raises `DiagnosticError` RT093 where this machine cannot hold their arenas.
     """
 
     concurrency: ClassVar[Concurrency]
-    """What runs at a time."""
+    """Unit that runs at the same time as others: one instruction, threads or processes."""
 
     def __init__(self, program: Program, kernels: KernelSet, batches: Batches, places: Sequence[Rank]) -> None:
         self.program = program
         self.kernels = kernels
         self.batches = batches
+        # The order matters: refuse before anything is allocated; load libraries before `constant_bytes` is measured, so
+        # that they count as constant; allocate arenas last.
         _check_memory(program, places, self.needed_bytes(places), kernels.memory)
         _check_homes(program, kernels)
         _load_kernels(program, kernels)
         self.compiles = compiled_anew() > 0
-        """True where compiled loops are not on disk yet: the first of them had to be compiled."""
+        """True if compiled loops were not on disk: the first of them had to be compiled."""
         self.constant_bytes = resident_bytes()
         """Resident bytes of this process before its arenas; None where the system does not say."""
         self.ranks: list[list[RankExecutor]] = [[] for _ in program.stages]
-        """The ranks of this process, by stage."""
+        """Ranks of this process, by stage."""
         for place in places:
             self.ranks[place.stage].append(
                 RankExecutor(program, place.stage, place.replica, kernels.memory, place.peer)
@@ -140,34 +148,35 @@ class ProgramEngine(ABC):
         self.has_whole_state = True
         """True while weights, moments and counts are as the last finished step left them: no later update has begun."""
         self.evaluates = False
-        """Whether there will be passes that evaluate."""
+        """True if there will be evaluation passes."""
         self.expected_steps = 0
-        """Number of steps that are to come."""
+        """Number of steps to come."""
         self.first_step = 0
         """Steps done before this engine was made (a resumed run)."""
         self.step = 0
-        """The step it works on, or ended last."""
+        """Step in progress, or the last one finished."""
         self.tell: Callable[[Diagnostic], None] = lambda _: None
-        """Who hears of what is worth a word and stops nothing."""
+        """Receiver of warnings that stop nothing."""
         self.monitor: MemoryMonitor | None = None
         self.profile: Profile | None = None
         self.compute_times = ComputeTimes(program.topology)
         self.file_traffic = Traffic()
-        """What the steps so far have read from files and written to them."""
+        """Bytes that the steps so far have read from files and written to them."""
         self.evaluated: tuple[Batches, int] | None = None
-        """The data of a pass that evaluates, and which of its batches; None while training."""
+        """Data and batch number of an evaluation pass; None while training."""
         prepare_tables(program, kernels)
         self.updater = Updater(program, kernels)
         self.scratch: Scratch = kernels.memory.scratch(self.scratch_needed())
         self.bound: dict[_Key, BoundRoutine] = {}
         self.feeds: dict[_Key, tuple[RankExecutor, Instruction, Feed]] = {}
-        """Of every instruction that loads an input."""
+        """Feed of every instruction that loads an input."""
         self._bind()
         self.heads = [
             StreamHead(rank, e) for ranks in self.ranks for rank in ranks for e in ENGINES if rank.stage.streams[e]
         ]
 
     def _bind(self) -> None:
+        """Bind routines and feeds to the ranks' views, once: addresses stay the same in every step."""
         for ranks in self.ranks:
             for rank in ranks:
                 for instruction in rank.stage.streams[Engine.COMPUTE]:
@@ -179,46 +188,46 @@ class ProgramEngine(ABC):
                         feed = rank.memory.feed(rank.by_role(instruction)["data"])
                         self.feeds[_key(rank, instruction)] = rank, instruction, feed
 
-    # The part of each class of engines
+    # Methods that subclasses override
 
     @property
     @abstractmethod
     def description(self) -> str:
-        """Where the ranks run, in words."""
+        """Place where the ranks run, in words."""
 
     @property
     @abstractmethod
     def peak_transport_bytes(self) -> int:
-        """Most bytes outside the arenas that messages and collectives have taken in this process."""
+        """Peak bytes of messages and collectives outside the arenas in this process."""
 
     @abstractmethod
     def run_until(self, limit: int) -> None:
         """Run until every engine of this process's ranks has completed its stream `limit` times.
 
-        Of each instruction: `begin`; what `is_executed`, either `run_alone` or with its partners; `complete`. Raises `DiagnosticError`
-        RT093 when nothing will ever be ready though work is left.
+        For each instruction: call `begin`; if `is_executed`, run it by `run_alone` or together with its partners; call
+        `complete`. Raises `DiagnosticError` RT093 if work is left and nothing will ever be ready.
         """
 
     @abstractmethod
     def step_totals(self, step: int) -> StepTotals:
-        """What all ranks of the job did in the step that has just ended."""
+        """Return the sums over all ranks of the job for the step that has just ended."""
 
     @abstractmethod
     def evaluated_loss(self, step: int) -> float:
-        """The sum of the losses of all tokens, in nats, of a pass that stood for a step and has just ended."""
+        """Return the sum of the losses of all tokens, in nats, of the evaluation pass that has just ended."""
 
     def needed_bytes(self, places: Sequence[Rank]) -> int:
-        """Bytes without which these ranks cannot run here. Asked before anything is allocated."""
+        """Return the bytes that these ranks need at least. Called before anything is allocated."""
         return sum(self.program.stages[place.stage].arena_bytes for place in places)
 
     def scratch_needed(self) -> int:
-        """Bytes of scratch that the largest instruction takes. Asked once, while the engine is made."""
+        """Return the bytes of scratch of the largest instruction. Called once, by the constructor."""
         return scratch_bytes(self.program, self.kernels)
 
     def scratch_of(self, rank: RankExecutor, engine: Engine) -> Scratch:  # noqa: ARG002
-        """What an engine's kernels take temporaries from: one for all, as one instruction runs at a time.
+        """Return the scratch for an engine's kernels: one for all, because one instruction runs at a time.
 
-        Asked from the binding of routines on, while the engine is made.
+        Called by the constructor, from the binding of routines on.
         """
         return self.scratch
 
@@ -228,11 +237,15 @@ class ProgramEngine(ABC):
         return self.scratch.capacity
 
     def agreed_stop(self, asked: Callable[[], int]) -> Callable[[], int]:
-        """What to ask between steps, given the signal that asks this process to end, or 0."""
+        """Return a function for the run to call between steps: the signal that asks the job to end, or 0.
+
+        `asked` returns the signal that this process got. Engines of several processes make all of them agree.
+        """
         return asked
 
     def begin(self, rank: RankExecutor, engine: Engine, instruction: Instruction) -> None:
-        """Note that a rank's engine starts its next instruction."""
+        """Record that a rank's engine starts its next instruction."""
+        # First, so that the position names this instruction if the monitor below stops the run.
         if rank.position is not None:
             rank.position.begin(engine)
         if self.monitor is not None:
@@ -243,7 +256,8 @@ class ProgramEngine(ABC):
             self.profile.begin(rank.stage_index, rank.lane, engine)
 
     def complete(self, rank: RankExecutor, engine: Engine, instruction: Instruction) -> None:
-        """Note that it is done: what waits for it may be ready now."""
+        """Record that a rank's engine has completed its instruction: others that wait for it may be ready."""
+        # Before `position.complete`, which writes this count.
         rank.completed[engine] += 1
         if engine is Engine.COMPUTE:
             self.compute_times.complete(rank.place)
@@ -259,8 +273,9 @@ class ProgramEngine(ABC):
     def run_step(self, step: int) -> StepReport:
         """Run one step to its end; steps are numbered from 0 over the whole training.
 
-        Raises `DiagnosticError` RT093 when nothing is ready though work is left: the program would hang.
+        Raises `DiagnosticError` RT093 if work is left but nothing is ready: the program would hang.
         """
+        # Counts of completed instructions begin with this process, steps with the training.
         limit = step - self.first_step + 1
         self.step = step
         tokens = self.program.plan.tokens_per_step
@@ -270,7 +285,7 @@ class ProgramEngine(ABC):
         self.compute_times.begin_step()
         self.updater.begin_step(step, self.loss_scale[0])
         before = self._file_traffic()
-        with np.errstate(all="ignore"):  # overflow is no accident here: flags find it, and its blocks are skipped
+        with np.errstate(all="ignore"):  # overflow is expected: flags find it, and its blocks are not updated
             self._run_pass(limit, step)
         self.file_traffic += self._file_traffic() - before
         self.enter(RankPhase.BETWEEN_STEPS, step)
@@ -292,7 +307,8 @@ class ProgramEngine(ABC):
         return sum((rank.file_traffic for ranks in self.ranks for rank in ranks), Traffic())
 
     def _run_pass(self, limit: int, step: int) -> None:
-        """Run until every engine has completed its stream `limit` times, the last time for a step over the whole training."""
+        """Run until every engine has completed its stream `limit` times; `step` is the last pass's in the training."""
+        # A device that runs asynchronously reads these buffers late: they must not change once the step has begun.
         for rank, instruction, feed in self.feeds.values():
             if feed.is_ahead:
                 self._fill(rank, instruction, feed, step)
@@ -300,10 +316,10 @@ class ProgramEngine(ABC):
         self.updater.end_step()
 
     def _counted(self, step: int) -> int | None:
-        """The labels of a step that are in the loss, which gradients are divided by from here on; None where that is always all.
+        """Return the labels of a step that count in the loss, and divide gradients by them; None if all always count.
 
-        Every rank knows them from the data alone, so that the mean is that of the global batch whatever the layout. Raises
-        `DiagnosticError` RT090 where there are none.
+        Every rank derives the number from the data alone, so that the mean is over the global batch in any layout.
+        Raises `DiagnosticError` RT090 if no label counts.
         """
         if self.batches.stream.counts_all:
             return None
@@ -315,10 +331,10 @@ class ProgramEngine(ABC):
         return counted
 
     def run_forward(self, batches: Batches, number: int) -> float:
-        """The loss of batch `number` of `batches` with the weights as they are: mean over its tokens in the loss, in nats.
+        """Return the loss of batch `number` under the present weights: mean over its counted tokens, in nats.
 
-        Between steps only. It is a step of the program of which nothing is executed but what the loss needs (`evaluation`),
-        and it is not counted: every carried byte is afterwards what it was before.
+        Call it between steps only. It runs a step of the program, but executes only what the loss needs (`evaluation`).
+        The step is not counted, and every carried byte is the same afterwards.
         """
         done = min(head.rank.completed[head.engine] // len(head.stream) for head in self.heads)
         self.evaluated = batches, number
@@ -328,18 +344,19 @@ class ProgramEngine(ABC):
         finally:
             self.evaluated = None
         for head in self.heads:
+            # Waits count instructions over all steps: take the pass back, as if it had not been.
             head.rank.completed[head.engine] -= len(head.stream)
         return self.evaluated_loss(done + self.first_step) / max(1, batches.counted(number))
 
     def enter(self, phase: RankPhase, step: int) -> None:
-        """Say for all ranks of this process what they do as a whole."""
+        """Record a phase for all ranks of this process."""
         for position in (rank.position for ranks in self.ranks for rank in ranks if rank.position is not None):
             position.enter(phase, step)
 
     # Instructions
 
     def is_executed(self, instruction: Instruction) -> bool:
-        """Whether an instruction does anything: all do, but where the engine evaluates."""
+        """Return True if an instruction does its work: always in training; in evaluation only if the loss needs it."""
         return self.evaluated is None or serves_the_loss(instruction)
 
     def run_alone(self, rank: RankExecutor, instruction: Instruction, step: int) -> None:
@@ -351,14 +368,17 @@ class ProgramEngine(ABC):
         self.bound[_key(rank, instruction)]()
 
     def load_input(self, rank: RankExecutor, instruction: Instruction, step: int) -> None:
-        """Have tokens, labels or starts of documents of a micro-batch in the arena."""
+        """Bring tokens, labels or document starts of a micro-batch into the arena."""
         _, _, feed = self.feeds[_key(rank, instruction)]
         if not feed.is_ahead:
             self._fill(rank, instruction, feed, step)
         feed.deliver()
 
     def _fill(self, rank: RankExecutor, instruction: Instruction, feed: Feed, step: int) -> None:
-        """Write what an instruction of a step loads; a tensor peer's tokens and labels as rows of its own tables."""
+        """Write the values that an instruction of a step loads.
+
+        For a tensor-parallel rank, tokens and labels become row numbers of its own part of the tables.
+        """
         batches, number = self.evaluated or (self.batches, step)
         part = Part(instruction.variant)
         batches.fill(number, rank.replica, instruction.piece, part, feed.values)
@@ -378,7 +398,8 @@ class ProgramEngine(ABC):
             rank.stores[held.home].get(held.offset, rank.views[target])
 
     def update(self, rank: RankExecutor, instruction: Instruction, _step: int) -> None:
-        """Update a block on the host's scratch: an engine of its own in a machine that updates beside its compute engine."""
+        """Update a block, with the host engine's scratch: some machines update on an engine next to compute."""
+        # In evaluation an update only writes the view again, from unchanged masters.
         self.has_whole_state &= self.evaluated is not None
         update = self.updater.update if self.evaluated is None else self.updater.refresh_view
         update(rank, instruction, self.scratch_of(rank, Engine.HOST))
@@ -390,15 +411,15 @@ class ProgramEngine(ABC):
         self.updater.scalars.advance_scale(views["scale"], views["overflow"], scratch=scratch)
 
     def hop(self, rank: RankExecutor, instruction: Instruction) -> Hop:
-        """The channel of a message."""
+        """Return the channel of a message."""
         hop = instruction.hop(rank.stage_index, self.program.topology)
-        assert hop is not None  # the verifier has refused messages between stages that are no neighbours
+        assert hop is not None  # the verifier refuses messages between stages that are no neighbours
         return hop
 
-    # What others ask
+    # Queries and settings of the run
 
     def capture_steps(self) -> None:
-        """Have a step recorded once, and repeated, from here on. Raises `DiagnosticError` RT093 where that cannot be done."""
+        """Record one step on the device and replay it from then on. Raises `DiagnosticError` RT093 if impossible."""
         self.refuse_capture(f"{self.description}: instructions wait for what other processes or threads do")
 
     def refuse_capture(self, why: str) -> NoReturn:
@@ -407,13 +428,16 @@ class ProgramEngine(ABC):
         fail("RT093", text, help="leave --graph out, or run all ranks in one process, in a fixed order: --device cuda")
 
     def open_stores(self, folder: Path | None) -> None:
-        """Have all other memories that the ranks store in, their files in a folder, before the first step. Raises `DiagnosticError` RT093."""
+        """Create all other memories that the ranks store in, files in `folder`. Raises `DiagnosticError` RT093.
+
+        Called before the first step.
+        """
         for rank in (rank for ranks in self.ranks for rank in ranks):
             rank.store_folder = folder
             _ = rank.stores
 
     def watch_memory(self, *, poison: bool) -> None:
-        """Hold every access against the program's lives from here on; with `poison`, freed bytes become NaNs."""
+        """Check every access against the program's lifetimes from here on; with `poison`, fill freed bytes with NaN."""
         self.monitor = MemoryMonitor(self.ranks, poison=poison)
 
     @property
@@ -422,7 +446,7 @@ class ProgramEngine(ABC):
         return sum(rank.arena.nbytes for ranks in self.ranks for rank in ranks)
 
     def memory_use(self) -> MemoryUse:
-        """What this process holds, and has held at most."""
+        """Return the memory that this process holds, and its peak."""
         return MemoryUse(
             self.arena_bytes,
             self.scratch_bytes,
@@ -436,7 +460,7 @@ class ProgramEngine(ABC):
         )
 
     def expect_steps(self, count: int) -> None:
-        """Say how many steps there will be: a run keeps figures of each."""
+        """Set the number of steps to come: a run keeps figures of each, which take memory."""
         self.expected_steps = count
 
     def first_use(self) -> dict[str, int]:
@@ -455,7 +479,7 @@ class ProgramEngine(ABC):
         )
 
     def residence(self) -> Residence | None:
-        """What this process has held in memory at most, and should; None where the system does not say, or a device has the arenas."""
+        """Return peak and planned resident bytes of this process; None if the system does not say, or for a device."""
         if self.kernels.memory.overlaps:
             return None
         memory = self.memory_use()
@@ -464,32 +488,33 @@ class ProgramEngine(ABC):
         return Residence(memory.peak_resident_bytes, memory.planned_bytes)
 
     def _planned_traffic(self) -> Traffic:
+        """Return the bytes that a step moves from and to files, by the program."""
         moved = [rank.stage.moved_bytes(Home.FILE) for ranks in self.ranks for rank in ranks]
         return Traffic(sum(read for read, _ in moved), sum(written for _, written in moved))
 
     def declared_constants(self) -> dict[str, int]:
-        """Bytes that this process holds at most beside arenas and scratch, by what for."""
+        """Return the most bytes that this process holds besides arenas and scratch, by purpose."""
         return {**self._constants, "messages": self.peak_transport_bytes}
 
     @cached_property
     def _constants(self) -> dict[str, int]:
-        """What stands beside arenas, scratch and messages."""
+        """Constant bytes besides arenas, scratch and messages, by purpose."""
         places = [rank.place for ranks in self.ranks for rank in ranks]
         return constants_of(self.program, self.kernels, places, areas=len(places) + 1)
 
     def expect_evaluation(self) -> None:
-        """Make ready for passes that evaluate. Called once, before the first step, where there will be some."""
+        """Prepare for evaluation passes. Called once, before the first step, if there will be any."""
         self.evaluates = True
 
     @property
     def loss_scale(self) -> tuple[float, float]:
-        """The loss scale and what its rule counts; the same on every rank between steps."""
+        """Loss scale and steps since it last changed; the same on every rank between steps."""
         values = next(rank for ranks in self.ranks for rank in ranks).carried("scale")
         return float(values[0]), float(values[1])
 
 
 _Key: TypeAlias = "tuple[Rank, int]"
-"""An instruction of a rank."""
+"""Rank and identity of one of its instructions."""
 _Alone: TypeAlias = Callable[[ProgramEngine, RankExecutor, "Instruction", int], None]
 
 _ALONE: PerOp[_Alone] = PerOp(
@@ -507,19 +532,20 @@ _ALONE: PerOp[_Alone] = PerOp(
 
 
 def _key(rank: RankExecutor, instruction: Instruction) -> _Key:
-    """An instruction of a rank."""
+    """Return the key of an instruction of a rank."""
+    # Replicas share the program's instruction objects, which live as long as it: `id` is unique within a rank.
     return rank.place, id(instruction)
 
 
 def _load_kernels(program: Program, kernels: KernelSet) -> None:
-    """Run a kernel on one element: the libraries that a kernel set loads with its first one are no part of what a step takes."""
+    """Run a kernel on one element, so that libraries loaded with a kernel set's first call are not part of a step."""
     one, other = np.zeros(1, np.float32), np.zeros(1, NUMPY_DTYPES[Dtype(program.plan.view_dtype)])
     scratch = kernels.memory.scratch(kernels.scratch_bytes("cast", src=one, dst=other))
     kernels.cast(kernels.memory.staged(one), kernels.memory.staged(other), scratch=scratch)
 
 
 def _check_homes(program: Program, kernels: KernelSet) -> None:
-    """Raise `DiagnosticError` RT004 where a device would have to compute in the host's memory."""
+    """Raise `DiagnosticError` RT004 if a device would have to compute in the host's memory."""
     state = (StateKind.MASTER, StateKind.MOMENT)
     tensors = (tensor for stage in program.stages for tensor in stage.tensors)
     if kernels.memory.overlaps and any(tensor.home is Home.HOST and tensor.kind in state for tensor in tensors):
@@ -531,7 +557,7 @@ def _check_homes(program: Program, kernels: KernelSet) -> None:
 
 
 def _check_memory(program: Program, places: Sequence[Rank], needed: int, memory: Memory) -> None:
-    """Refuse what there is no room for, before the system kills the process for it."""
+    """Refuse ranks that do not fit in memory, before the system kills the process for it."""
     present, words = memory.room()
     if needed > present:
         which = "all " if len(places) == program.plan.clusters else ""

@@ -1,9 +1,10 @@
-"""Evaluation: the loss on data that is held out from training, by the very program that trains.
+"""Evaluation: the loss on held-out data, by the very program that trains.
 
-An engine evaluates between two steps by going through one more step of the program, of which it executes only what the loss needs:
-inputs, forwards, their messages, gathers of views, the sum of the loss. Everything else is passed over in its turn, so that order,
-waits and lives of bytes are those that were verified. An update writes the view anew where it is the one that writes it, from
-unchanged master weights; no other carried byte is written. So training goes on as if nothing had been evaluated, bit for bit.
+Between two steps an engine goes through one more step of the program, of which it executes only what the loss needs:
+inputs, forwards and their messages, gathers of views, the sum of the loss. All other instructions are counted as done
+without being executed, so that order, waits and lifetimes are the verified ones. An update that also writes its view
+does this again, from unchanged masters; no other carried byte is written. Training therefore continues as if nothing
+had been evaluated, bit for bit.
 """
 
 from __future__ import annotations
@@ -60,15 +61,15 @@ _SERVES_LOSS: PerOp[Callable[[Instruction], bool]] = PerOp(
 
 
 class Evaluator(Protocol):
-    """What evaluation asks of an engine."""
+    """Engine as evaluation sees it."""
 
     def run_forward(self, batches: Batches, number: int) -> float:
-        """The mean loss of a batch, in nats, with the weights as they are; no carried byte changes."""
+        """Return the mean loss of a batch, in nats, under the present weights; change no carried byte."""
 
 
 @frozen(eq=False)
 class HeldOut:
-    """Data that is evaluated on, always the same: batches `0 .. count - 1` of the stream, in its order."""
+    """Held-out data, the same at every evaluation: batches `0 .. count - 1` of the stream, in its order."""
 
     batches: Batches
     count: int
@@ -79,7 +80,7 @@ class HeldOut:
         return self.count * self.batches.plan.tokens_per_step
 
     def loss(self, engine: Evaluator) -> float:
-        """The mean loss over all its tokens that are in the loss, in nats."""
+        """Return the mean loss over all its tokens that count, in nats."""
         means = [engine.run_forward(self.batches, number) for number in range(self.count)]
         if self.batches.stream.counts_all:
             return sum(means) / self.count
@@ -88,14 +89,14 @@ class HeldOut:
 
 
 def serves_the_loss(instruction: Instruction) -> bool:
-    """Whether an engine that evaluates executes an instruction; of an update, the writing of the view alone."""
+    """Return True if an evaluating engine executes an instruction; of an update only the writing of the view."""
     return _SERVES_LOSS[instruction.keyword](instruction)
 
 
 def held_out(stream: TokenStream, plan: Plan, most: int | None = None) -> HeldOut:
-    """Whole batches of a stream, all of them or the first `most`; what remains of the stream is not used.
+    """Return whole batches of a stream, all or the first `most`; the rest of the stream is not used.
 
-    Raises `DiagnosticError` RT090 where it is too short for one batch.
+    Raises `DiagnosticError` RT090 where it is too short for one batch, or no token of the batches counts in the loss.
     """
     batches = Batches(stream, plan, "sequential", 0)
     count = batches.sequences // plan.global_batch
@@ -117,7 +118,7 @@ def held_out(stream: TokenStream, plan: Plan, most: int | None = None) -> HeldOu
 
 
 def split_stream(stream: TokenStream, fraction: float) -> tuple[TokenStream, TokenStream]:
-    """The part of a stream to train on, and its last `fraction`, which is held out, from where its first document begins."""
+    """Split a stream into a part to train on and its last `fraction`, held out from the start of a document on."""
     cut = len(stream.tokens) - round(len(stream.tokens) * fraction)
     if stream.documents is not None:
         cut = stream.documents.start_before(cut) or cut

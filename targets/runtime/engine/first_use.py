@@ -1,9 +1,9 @@
-"""Memory that a process takes at the first use of libraries and compiled loops, beside what it plans.
+"""Memory that a process takes at the first use of libraries and compiled loops, in addition to planned memory.
 
-The figures are measured, not derived: a run adds them, so that its sum holds. They are the growth of resident memory
-beyond arenas, scratch, declared constants and what was resident before the arenas were made. Measured on Linux, glibc,
-x86-64 with AVX-512: one and two threads, arenas of 2.5, 301 and 1110 MiB, f16 and bf16 (docs/runtime.md has the table).
-Each figure is above all that were seen. The memory of devices is not among them.
+The figures are measured, not derived; a run adds them, so that its total is an upper bound. They are the growth of
+resident memory beyond arenas, scratch, declared constants and the resident bytes before the arenas were made. Measured
+on Linux, glibc, x86-64 with AVX-512: one and two threads, arenas of 2.5, 301 and 1110 MiB, f16 and bf16
+(docs/runtime.md has the table). Each figure is above all that were seen. Device memory is not included.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _LOOPS = "compiled loops"
 _BUFFERS = "buffers of BLAS"
 _PAGES = "pages of libraries"
 _CODE = {"fast": 8, "tiled": 8, "torch": 8}
-"""MiB by kernel set: loops that are read from disk as they are first called, with what the reader leaves behind. Seen: 5.3."""
+"""MiB by kernel set: loops read from disk at their first call, and what the reader leaves behind. Seen: 5.3."""
 _LIBRARY_PAGES = {"fast": 3, "tiled": 3, "reference": 4, "torch": 13, "torch-device": 18, "torch-triton": 18}
-"""MiB by kernel set: of files of libraries what the first step touches. Seen: 0.7 to 1.9 with numpy alone, 9.4 with PyTorch's products, 15.3 where
-its tensors are the arenas."""
+"""MiB by kernel set: library pages that the first step touches. Seen: 0.7 to 1.9 with numpy alone, 9.4 with
+PyTorch's products, 15.3 where its tensors are the arenas."""
 _BUFFER = 8
-"""MiB that BLAS packs factors into, for each thread that multiplies: seen 4.8 of OpenBLAS, 5.4 of PyTorch's."""
+"""MiB that BLAS packs factors into, for each thread that multiplies. Seen: 4.8 of OpenBLAS, 5.4 of PyTorch's."""
 _FORM_OF_PRODUCT = 3 * _MIB // 2
-"""Bytes that oneDNN keeps for each form of product: code and packed factors. Seen 0.5 to 1.1 MiB, and 6 once."""
+"""Bytes that oneDNN keeps for each form of product: code and packed factors. Seen: 0.5 to 1.1 MiB, and 6 once."""
 _STACK = 256 << 10
 """Bytes of a thread's stack that engines touch."""
 _PIECES = 2 * PIECE_ELEMENTS * 4
-"""Bytes of weights, checkpoints and data on their way: a piece that is read or written, and what it becomes."""
+"""Bytes of weights, checkpoints and data being moved: a piece that is read or written, and its converted copy."""
 _COMPILING = 128 * _MIB
-"""Bytes that the compiler takes, which stay: seen 72 MiB, once on a machine."""
+"""Bytes that the compiler takes and keeps. Seen: 72 MiB, once on a machine."""
 _FIGURES_OF_STEP = 2560
-"""Bytes that a run keeps of each step, for its last words and plots: seen 2.2 KiB."""
+"""Bytes that a run keeps of each step for its summary and plots. Seen: 2.2 KiB."""
 
 
 def first_use(
@@ -50,9 +50,10 @@ def first_use(
     compiles: bool,
     steps: int,
 ) -> dict[str, int]:
-    """Bytes by what takes them, of a process with so much scratch, so many threads that multiply and threads of engines, and so many steps to come.
+    """Return the most bytes taken at first use, by what takes them; empty for a device.
 
-    One that `compiles` has loops that are not kept on disk yet. Empty where a device has the arenas.
+    `scratch_bytes` is the process's scratch, `multiplying` the threads that multiply, `engines` the threads of engines,
+    `steps` the steps to come. `compiles` is True if loops are not kept on disk yet.
     """
     if kernels.memory.overlaps:
         return {}
@@ -66,9 +67,7 @@ def first_use(
         "compiling loops": _COMPILING if compiles and name in _CODE else 0,
         "figures of steps": steps * _FIGURES_OF_STEP,
     }
-    if (
-        name == "reference"
-    ):  # numpy makes temporaries as large as those that the other sets have room for in their scratch
+    if name == "reference":  # numpy makes temporaries as large as the scratch of the other kernel sets
         found["temporaries of numpy"] = scratch_bytes
     if name == "torch" and Dtype(program.plan.view_dtype) is Dtype.BF16:
         found["forms of products"] = len(_forms_of_products(program)) * _FORM_OF_PRODUCT
@@ -76,7 +75,7 @@ def first_use(
 
 
 def _forms_of_products(program: Program) -> set[object]:
-    """The products that differ in shapes, or in what is transposed or added."""
+    """Return the products that differ in shapes, or in transposition or addition."""
     forms: set[object] = set()
     for routine in program.routines:
         for step in routine.steps:

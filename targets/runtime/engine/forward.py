@@ -1,7 +1,7 @@
-"""The forward pass of a model on one sequence, by the routines and kernels that train it, without a program.
+"""Forward pass of a model on one sequence without a program, by the routines and kernels that train it.
 
-Nothing is kept for a backward, and blocks share their activations: beside the weights that takes the activations of one layer. There
-is no cache of keys and values: the logits behind a prefix are those of a forward pass over all of it.
+Nothing is kept for a backward, and blocks share their activations: besides the weights it takes the activations of one
+layer. There is no cache of keys and values: the logits after a prefix take a forward pass over all of it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.weights.weight_source import WeightSource
 
 LENGTH_STEP = 64
-"""Prefixes are padded at their end to a multiple of it, so that routines are made anew once in so many tokens. Assumed."""
+"""Multiple to which prefixes are padded, so that routines are made again only once in 64 tokens. Assumed, not
+measured."""
 
 _ROLES = {"embed": ("tokens", "w", "y"), "head": ("x", "w", "labels", "lse", "loss")}
 _LAYER_ROLES = ("x", "w", "y")
 
 
 def sequence_plan(length: int, dtype: Dtype) -> Plan:
-    """The plan of one sequence on one rank, with weights and activations of a type."""
+    """Return the plan of one sequence on one rank, with weights and activations of `dtype`."""
     return Plan(pp=1, dp=1, cuts=(), micro_batch_size=1, micro_batches=1, seq_len=length, view_dtype=dtype.value)
 
 
@@ -49,12 +50,12 @@ class _Bound:
 
     tokens: NDArray[np.int32]
     hidden: NDArray[Any]
-    """[length, hidden] of the last layer"""
+    """[length, hidden]: output of the last layer"""
     blocks: tuple[Callable[[], None], ...]
 
 
 class ForwardModel:
-    """A model with its weights, ready to say what comes behind a prefix."""
+    """Model with its weights that computes the logits after a prefix."""
 
     def __init__(self, model: ModelConfig, source: WeightSource, dtype: Dtype, kernels: KernelSet) -> None:
         self._model = model
@@ -78,7 +79,7 @@ class ForwardModel:
         self._logits: NDArray[np.float32] = resolve(routine, logits, operands)
 
     def logits(self, prefix: Sequence[int]) -> NDArray[np.float32]:
-        """The logits, shape [vocabulary], of the token that follows a prefix of at least one; valid until the next call."""
+        """Return the logits, shape [vocabulary], of the token after a non-empty prefix; valid until the next call."""
         length = -(-len(prefix) // LENGTH_STEP) * LENGTH_STEP
         if self._model.learned_positions is not None:
             length = min(length, self._model.learned_positions)
@@ -86,8 +87,8 @@ class ForwardModel:
             self._bound = self._bind(length)
         bound = self._bound
         bound.tokens[: len(prefix)] = prefix
-        bound.tokens[len(prefix) :] = 0  # no earlier row sees these
-        with np.errstate(all="ignore"):  # the caller looks whether logits are finite
+        bound.tokens[len(prefix) :] = 0  # padding; attention is causal, so no row of the prefix sees it
+        with np.errstate(all="ignore"):  # the caller checks whether logits are finite
             for run in bound.blocks:
                 run()
             self._last[...] = bound.hidden[len(prefix) - 1]
@@ -96,7 +97,7 @@ class ForwardModel:
         return found
 
     def _view(self, owner: Block, source: WeightSource) -> NDArray[Any]:
-        """A block's weights, [elements], in the type that forward passes read."""
+        """Return a block's weights, [elements], in the dtype that forward passes read."""
         plan = sequence_plan(1, self._dtype)
         view = np.zeros(flat_elements(self._model, plan, owner), NUMPY_DTYPES[self._dtype])
         for at, values in flat_pieces(self._model, owner, source, 0, view.size):
@@ -119,6 +120,7 @@ class ForwardModel:
         workspace = HOST.allocate(max(routine.workspace_bytes for routine in each))
         scratch = Scratch(max(routine_scratch_bytes(routine, self._kernels) for routine in each))
         shapes = [activation_type(self._model, plan, owner).shape for owner in block_chain(self._model)]
+        # Two activations take turns as a block's input and output.
         one, other = (np.zeros(max(shapes), NUMPY_DTYPES[self._dtype]) for _ in range(2))
         tokens = np.zeros(length, np.int32)
         bound = []
@@ -132,18 +134,18 @@ class ForwardModel:
 
 _DRAW_KEY = 2  # keeps these random numbers apart from those of weights and data order
 _BITS = 53
-"""Of a random fraction: all that a float64 holds."""
+"""Bits of a random fraction: all that a float64 holds."""
 
 
 class Chooser:
-    """Chooses token after token; the same ones again from the same seed and logits."""
+    """Sampler of tokens; the same seed and logits give the same tokens."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
         self._bits = np.random.PCG64(np.random.SeedSequence(sampling.seed, spawn_key=(_DRAW_KEY,)))
 
     def choose(self, logits: NDArray[np.float32]) -> int:
-        """The token that is chosen from finite logits, shape [vocabulary]."""
+        """Choose a token from finite logits, shape [vocabulary]."""
         if self._sampling.temperature == 0.0:
             return int(np.argmax(logits))
         scaled = (logits.astype(np.float64) - float(logits.max())) / self._sampling.temperature
@@ -151,6 +153,6 @@ class Chooser:
         order = np.argsort(-weights, kind="stable")
         sums = np.cumsum(weights[order])
         kept = min(int(np.searchsorted(sums, self._sampling.top_p * sums[-1])) + 1, len(order))
-        # raw bits, as those of numpy's generators stay the same in all its versions
+        # Raw bits of numpy's bit generators are the same in all its versions; its distributions are not.
         fraction = (int(self._bits.random_raw()) >> (64 - _BITS)) / (1 << _BITS)
         return int(order[min(int(np.searchsorted(sums[:kept], fraction * sums[kept - 1], "right")), kept - 1)])

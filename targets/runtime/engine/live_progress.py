@@ -1,4 +1,4 @@
-"""Where the stages of a running program are: what a live view shows, whatever engine runs the program."""
+"""Progress of the stages of a running program, for a live view of any engine."""
 
 from __future__ import annotations
 
@@ -18,53 +18,53 @@ Completed = Mapping[Engine, int]
 
 
 class ProgressSource(Protocol):
-    """What a view asks, from another thread, while a step runs: it must be quick and must not disturb the run."""
+    """Source of progress, asked by a view from another thread while a step runs; quick and without side effects."""
 
     def completed(self) -> dict[int, Completed]:
-        """The counts of one replica by stage; they may be a little old, and stages may be out of reach."""
+        """Return the counts of one replica by stage; they may be slightly old, and stages may be missing."""
 
 
 @frozen(eq=False)
 class LocalProgress:
-    """The first replica of every stage in this process. Counters are copied while they change: each is whole by itself."""
+    """First replica of every stage in this process. Counters change while they are copied: each is valid by itself."""
 
     engine: ProgramEngine
 
     def completed(self) -> dict[int, Completed]:
-        """See `ProgressSource`."""
+        """Return the counts by stage: see `ProgressSource`."""
         return {stage: ranks[0].completed.copy() for stage, ranks in enumerate(self.engine.ranks) if ranks}
 
 
 @frozen
 class StageView:
-    """What one stage does."""
+    """Progress of one stage."""
 
     stage: int
     phase: str
-    """the compute engine's next instruction, or what the stage still waits for when that engine is done"""
+    """the compute engine's next instruction, or if that engine is done, the one that the stage still waits for"""
     done: float
-    """the part of the step's instructions that are completed"""
+    """fraction of the step's instructions that are completed"""
     live_bytes: int
-    """at the compute engine's place in the program, in execution order"""
+    """live bytes at the compute engine's place in the program, in execution order"""
     arena_bytes: int
 
 
 class StageWatch:
-    """Turns counts into what people read."""
+    """Conversion of counts into views that people read."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.live = [stage.live_bytes() for stage in program.stages]
 
     def views(self, source: ProgressSource) -> list[StageView]:
-        """One view for each stage in reach."""
+        """Return one view for each stage that the source reports."""
         return [self._view(stage, counts) for stage, counts in sorted(source.completed().items())]
 
     def _view(self, index: int, counts: Completed) -> StageView:
         stage = self.program.stages[index]
         steps = min(counts[engine] // len(stream) for engine, stream in stage.streams.items() if stream)
         places = {engine: counts[engine] - steps * len(stream) for engine, stream in stage.streams.items()}
-        # The least advanced engine has some of its stream before it, unless counters changed while they were read.
+        # The least advanced engine has work left in its stream, unless counters changed while they were read.
         left = (engine for engine in (Engine.COMPUTE, *ENGINES) if places[engine] < len(stage.streams[engine]))
         ahead = next(left, None)
         phase = stage.streams[ahead][places[ahead]].title if ahead else ""

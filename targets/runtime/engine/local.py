@@ -1,8 +1,15 @@
-"""The local engine: all ranks of a job in one process, deterministic.
+"""Local engine: all ranks of a job in one process, one instruction at a time, deterministic.
 
-`ordered` visits the heads of all (rank, engine) streams in a fixed round and runs those that are ready; it ends for every program
-that verifies. With an interleaving seed it picks among the ready heads at random instead: any order the waits allow gives the
-same bytes. A send copies its bytes out (transport memory outside the arenas); its receive copies them in.
+In a loop it visits the heads of all (rank, engine) streams in a fixed order and runs each engine as far as it is ready:
+
+    until all streams are done:
+        for each head: while its instruction is ready: run it
+        nothing ran and work is left: the program hangs, report who waits for whom
+
+This ends for every program that verifies. With an interleaving seed it picks one ready head at random instead: every
+order that the waits allow gives the same bytes. A send copies its message out of the arena into transport memory, and
+its receive copies it in. A collective runs once for all members, when it is at the head of each one's engine. Cost:
+O(heads) for a round that runs nothing.
 """
 
 from __future__ import annotations
@@ -55,20 +62,21 @@ if TYPE_CHECKING:
 
 
 class LocalEngine(ProgramEngine):
-    """Runs all of a program's ranks in this process, one instruction at a time."""
+    """Engine that runs all of a program's ranks in this process, one instruction at a time."""
 
     concurrency: ClassVar[Concurrency] = "ordered"
     side_by_side: ClassVar[bool] = False
-    """Whether each engine of each rank has a thread."""
+    """True if each engine of each rank has a thread."""
 
     def __init__(
         self, program: Program, kernels: KernelSet, batches: Batches, *, interleave_seed: int | None = None
     ) -> None:
         self._scratches: dict[tuple[int, int, Engine], Scratch] = {}
+        # Before the base constructor, which asks for `needed_bytes` before it allocates anything.
         self.certificate = certificate(program, kernels, side_by_side=self.side_by_side)
         super().__init__(program, kernels, batches, program.topology.ranks)
         if self.overlaps:
-            for rank in (rank for ranks in self.ranks for rank in ranks):  # all of it before the first step
+            for rank in (rank for ranks in self.ranks for rank in ranks):  # allocate all scratch before the first step
                 self.scratch_of(rank, Engine.COLLECTIVE)
                 self.scratch_of(rank, Engine.HOST)
                 if program.plan.tp > 1:
@@ -81,11 +89,12 @@ class LocalEngine(ProgramEngine):
 
     @property
     def overlaps(self) -> bool:
-        """Whether instructions of several engines may be executed at a time, by threads, or as a device does behind the program."""
+        """True if instructions of several engines may run at the same time, by threads or on an asynchronous device."""
         return self.side_by_side or self.kernels.memory.overlaps
 
     def scratch_of(self, rank: RankExecutor, engine: Engine) -> Scratch:
-        """What an engine's kernels take temporaries from: its own where engines overlap, of routines, of reductions, of updates."""
+        """Return the scratch for an engine's kernels; where engines overlap, each one has its own."""
+        # The first rank's compute engine takes the scratch that the base constructor has made.
         if not self.overlaps or (engine is Engine.COMPUTE and rank is self.ranks[0][0]):
             return self.scratch
         key = rank.stage_index, rank.lane, engine
@@ -107,26 +116,26 @@ class LocalEngine(ProgramEngine):
 
     @property
     def description(self) -> str:
-        """Where the ranks run, in words."""
+        """Place where the ranks run, in words."""
         count = self.program.plan.clusters
         return f"{count} rank{'s' * (count > 1)} in this process"
 
     def needed_bytes(self, places: Sequence[Rank]) -> int:  # noqa: ARG002
-        """All that the certificate says."""
+        """Return the certificate's total."""
         return self.certificate.total_bytes
 
     def declared_constants(self) -> dict[str, int]:
-        """What the certificate says."""
+        """Return the certificate's constants, by purpose."""
         return dict(self.certificate.constants)
 
     def expect_evaluation(self) -> None:
-        """Have room for the messages of passes that evaluate."""
+        """Reserve memory for the messages of evaluation passes too."""
         super().expect_evaluation()
         self.certificate = certificate(self.program, self.kernels, evaluates=True, side_by_side=self.side_by_side)
         self._reserve_messages()
 
     def _reserve_messages(self) -> None:
-        """Have room for all messages that may be on their way at once, before the first step."""
+        """Allocate memory for all messages that can be in transit at once, before the first step."""
         most = self.certificate.messages
         for rank in (rank for ranks in self.ranks for rank in ranks):
             streams = rank.stage.streams
@@ -138,23 +147,23 @@ class LocalEngine(ProgramEngine):
 
     @property
     def peak_transport_bytes(self) -> int:
-        """Most bytes of messages that were on their way at once."""
+        """Peak bytes of messages in transit."""
         return self.channels.peak_nbytes
 
     def step_totals(self, step: int) -> StepTotals:
-        """What the ranks did in a step."""
+        """Return the sums over the ranks for the step that has just ended."""
         skipped, norm = self.updater.log.skipped, self.updater.gradient_norm()
         return StepTotals(self.evaluated_loss(step), skipped, norm, self.residence(), self.compute_times.seconds)
 
     def evaluated_loss(self, step: int) -> float:
-        """The loss of a pass that stood for a step."""
+        """Return the sum of losses of the pass that has just ended."""
         del step
         loss = self.updater.log.loss
         assert loss is not None  # every program sums it
         return loss
 
     def capture_steps(self) -> None:
-        """Have a step recorded once, and repeated, from here on. Raises `DiagnosticError` RT093 where that cannot be done."""
+        """Record one step on the device and replay it from then on. Raises `DiagnosticError` RT093 if impossible."""
         if not self.order.captures:
             self.refuse_capture(f"its arenas are on '{self.kernels.memory.place}', not on a device of CUDA")
         if any(stage.bytes_in(Home.FILE) for stage in self.program.stages):
@@ -176,7 +185,8 @@ class LocalEngine(ProgramEngine):
         self.order.synchronize()
 
     def _repeat(self, graph: Graph) -> None:
-        """Do a step by its graph: all engines begin it, and all have completed it."""
+        """Replay a step's graph: all engines begin it together, and complete it together."""
+        # Updates are inside the graph: from here to the end of the replay, state is between two steps.
         self.has_whole_state = False
         for head in self.heads:
             if head.rank.position is not None:
@@ -195,11 +205,13 @@ class LocalEngine(ProgramEngine):
                 ran, unfinished = (self._round if self.choice is None else self._random_pick)(limit)
                 if not unfinished:
                     return
+                # A whole round without progress: only a completed instruction can make another one ready, so none ever
+                # will be.
                 if not ran:
                     self.fail_as_hanging()
 
     def _round(self, limit: int) -> tuple[bool, bool]:
-        """Visit every head once, running each engine as far as it goes; (anything ran, work is left)."""
+        """Visit every head once, running each engine as far as it goes; return (anything ran, work is left)."""
         ran = unfinished = False
         for head in self.heads:
             while self._try_run(head, limit):
@@ -208,14 +220,15 @@ class LocalEngine(ProgramEngine):
         return ran, unfinished
 
     def _random_pick(self, limit: int) -> tuple[bool, bool]:
-        """Run one ready head, chosen at random."""
+        """Run one ready head, chosen at random; return (anything ran, work is left)."""
         assert self.choice is not None
         working = [head for head in self.heads if head.has_work(limit)]
         self.choice.shuffle(working)
+        # `any` stops at the first head that ran.
         return any(self._try_run(head, limit) for head in working), bool(working)
 
     def _try_run(self, head: StreamHead, limit: int) -> bool:
-        """Run the head's instruction if it is ready; whether it ran."""
+        """Run the head's instruction if it is ready; return True if it ran."""
         members = self.ready(head, limit)
         if not members:
             return False
@@ -228,9 +241,10 @@ class LocalEngine(ProgramEngine):
         return True
 
     def issue(self, members: list[Member], engine: Engine, step: int) -> None:
-        """Have an instruction, or a collective of its members, that is ready done in its order."""
+        """Issue an instruction, or a collective of all its members, that is ready."""
         (rank, instruction), *_ = members
-        # one that is passed over where the engine evaluates carries none, and its receipt may come first
+        # An evaluation skips some messages: these have no bytes to order, and the receive may even come before the
+        # send.
         is_message = instruction.ends(rank.stage_index) is not None and self.is_executed(instruction)
         hop = self.hop(rank, instruction) if is_message else None
         issues = [member.issue(engine, mine) for member, mine in members]
@@ -238,12 +252,15 @@ class LocalEngine(ProgramEngine):
             self.execute(members, step)
 
     def step_of(self, head: StreamHead) -> int:
-        """The step, over the whole training, of a head's instruction."""
+        """Return the step, over the whole training, of a head's instruction."""
         _, step = head.next_instruction()
         return step + self.first_step
 
     def ready(self, head: StreamHead, limit: int) -> list[Member]:
-        """The head's instruction, or all members' of a collective, if it can run now; nothing otherwise."""
+        """Return the members that execute the head's instruction if it can run; otherwise an empty list.
+
+        Members are the rank alone, or all ranks of a collective.
+        """
         if not head.has_work(limit):
             return []
         instruction, step = head.next_instruction()
@@ -252,11 +269,11 @@ class LocalEngine(ProgramEngine):
         return _EXECUTIONS[instruction.keyword].ready(self, head.rank, instruction, step)
 
     def ready_alone(self, rank: RankExecutor, instruction: Instruction, _step: int) -> list[Member]:
-        """An instruction that awaits nobody on another rank."""
+        """Return the rank alone: its instruction waits for no other rank."""
         return [(rank, instruction)]
 
     def ready_to_receive(self, rank: RankExecutor, instruction: Instruction, _step: int) -> list[Member]:
-        """A receive whose message is there, or which is passed over; nothing before."""
+        """Return the rank alone if its message has arrived or is skipped; otherwise an empty list."""
         parts = len(instruction.carried)
         awaits_message = self.is_executed(instruction)
         if awaits_message and not self.channels.has_message(self.hop(rank, instruction), rank.lane, parts):
@@ -264,7 +281,11 @@ class LocalEngine(ProgramEngine):
         return [(rank, instruction)]
 
     def ready_to_meet(self, rank: RankExecutor, instruction: Instruction, step: int) -> list[Member]:
-        """A send whose receive is at the head of its engine and ready, so that nothing is on its way for long; nothing before."""
+        """Return the rank alone if the message's receive is at its engine's head and ready; else an empty list.
+
+        Sent only when it can be received at once, a message of an activation offload occupies transport memory for a
+        moment, and a channel never holds two.
+        """
         if not self.is_executed(instruction):
             return [(rank, instruction)]
         hop = self.hop(rank, instruction)
@@ -276,37 +297,39 @@ class LocalEngine(ProgramEngine):
         return [(rank, instruction)] if met and not self.channels.has_message(hop, rank.lane) else []
 
     def ready_members(self, rank: RankExecutor, instruction: Instruction, step: int) -> list[Member]:
-        """All members of a collective in rank order, when it is at the head of every one's engine and ready; nothing before."""
+        """Return all members of a collective in rank order if each has it at its head and ready; else an empty list."""
         members: list[Member] = []
         engine = OP_CLASSES[instruction.keyword].default_engine
         for place in self.program.topology.members(Group(instruction.group), rank.place):
             member = self.ranks[place.stage][self.program.topology.lane(place)]
             head = member.head(engine)
+            # Members on other stages name other blocks: compare the rest.
             if head is None or head[0].title_without_blocks != instruction.title_without_blocks:
                 return []
+            # The same instruction of another step is another collective: a member may be a step behind.
             if head[1] != step or not member.is_ready(*head):
                 return []
             members.append((member, head[0]))
         return members
 
     def execute(self, members: list[Member], step: int) -> None:
-        """Run an instruction, or a collective of its members, that is ready; `step` is counted over the whole training."""
+        """Run a ready instruction, or collective of its members; `step` is counted over the whole training."""
         instruction = members[0][1]
         if self.is_executed(instruction):
             _EXECUTIONS[instruction.keyword].run(self, members, step)
 
     def run_one(self, members: list[Member], step: int) -> None:
-        """Run what one rank does by itself."""
+        """Run an instruction of one rank alone."""
         rank, instruction = members[0]
         self.run_alone(rank, instruction, step)
 
     def send(self, members: list[Member], _step: int) -> None:
-        """Copy a message out."""
+        """Copy a message out of the arena."""
         rank, instruction = members[0]
         self.channels.send(self.hop(rank, instruction), rank.lane, rank.carried_by(instruction))
 
     def receive(self, members: list[Member], _step: int) -> None:
-        """Copy a message in that has arrived."""
+        """Copy a message that has arrived into the arena."""
         rank, instruction = members[0]
         self.channels.receive(self.hop(rank, instruction), rank.lane, rank.carried_by(instruction))
 
@@ -316,26 +339,26 @@ class LocalEngine(ProgramEngine):
         collectives.reduce_scatter(members, self.kernels, self.updater.scalars, scratch)
 
     def all_gather(self, members: list[Member], _step: int) -> None:
-        """Make the views of all members whole."""
+        """Gather the views of all members."""
         collectives.all_gather(members, self.kernels, self.scratch_of(members[0][0], Engine.COLLECTIVE))
 
     def all_reduce(self, members: list[Member], _step: int) -> None:
-        """Sum gradients on all members: of the replicas, of both ends, or what tensor peers share."""
+        """Sum gradients on all members: over replicas, over both ends, or over tensor-parallel ranks."""
         rank, instruction = members[0]
         reduce = _ALL_REDUCES[Group(instruction.group)]
         reduce(members, self.kernels, self.updater.scalars, self.scratch_of(rank, Engine.COLLECTIVE))
 
     def gather_rows(self, members: list[Member], _step: int) -> None:
-        """Make an activation whole on all tensor peers."""
+        """Gather an activation on all tensor-parallel ranks."""
         peer_collectives.gather_rows(members, self.kernels)
 
     def reduce_rows(self, members: list[Member], _step: int) -> None:
-        """Sum an activation's parts."""
+        """Sum the partial activations of tensor-parallel ranks."""
         scratch = self.scratch_of(members[0][0], Engine.TENSOR)
         peer_collectives.reduce_rows(members, self.updater.scalars, scratch)
 
     def combine_loss(self, members: list[Member], _step: int) -> None:
-        """The loss of a micro-batch from the parts of tensor peers."""
+        """Combine the tensor-parallel ranks' parts of a micro-batch's loss."""
         scratch = self.scratch_of(members[0][0], Engine.TENSOR)
         peer_collectives.combine_loss(members, self.updater.scalars, scratch)
 
@@ -351,7 +374,7 @@ class LocalEngine(ProgramEngine):
                 collectives.any_flag(members, scalars)
 
     def positions(self) -> list[RankPosition]:
-        """Where the ranks of this process are, while none of their instructions runs."""
+        """Return the positions of this process's ranks; none of their instructions may be running."""
         now = time.time()
         positions = []
         for number, rank in enumerate(rank for ranks in self.ranks for rank in ranks):
@@ -361,23 +384,22 @@ class LocalEngine(ProgramEngine):
         return positions
 
     def fail_as_hanging(self) -> NoReturn:
-        """Say who waits for whom, as nothing will ever be ready.
-
-        Raises `DiagnosticError` RT093.
-        """
+        """Raise `DiagnosticError` RT093 that says who waits for whom, because nothing will ever be ready."""
+        # All ranks are in this process and nothing runs: positions are exact, and the program alone is at fault.
         diagnosis = diagnose(self.program, self.positions(), time.time(), lambda _: Liveness.ALIVE)
         text = f"the program hangs: {'; '.join(cause.text for cause in diagnosis.causes)}"
         fail("RT093", text, notes=[Note(line) for line in (*diagnosis.ranks, diagnosis.verdict)])
 
 
 _Ready: TypeAlias = Callable[[LocalEngine, RankExecutor, "Instruction", int], "list[Member]"]
-"""Who executes an instruction of a rank whose waits are over, or nobody yet; the step is counted from the engine's first."""
+"""Function (engine, rank, instruction, step) -> members that execute an instruction whose waits are over, or none
+yet. The step is counted from the engine's first."""
 _Run: TypeAlias = Callable[[LocalEngine, "list[Member]", int], None]
 
 
 @frozen
 class _Execution:
-    """How ranks of one process execute a kind of op."""
+    """Readiness and execution of a kind of op among the ranks of one process."""
 
     ready: _Ready
     run: _Run
@@ -412,19 +434,20 @@ _EXECUTIONS: PerOp[_Execution] = PerOp(
 
 
 WARM_UP_STEPS = 3
-"""Steps before the one that is recorded, for what libraries load and allocate with their first calls: as many as `torch.cuda.make_graphed_callables` makes."""
+"""Steps before the recorded one, in which libraries load and allocate: as many as
+`torch.cuda.make_graphed_callables` takes."""
 
 
 @define(eq=False)
 class RepeatedStep:
-    """Issues some steps, records the next one, and has its graph then."""
+    """Recorder of a step: runs some steps, records the next one, and keeps its graph."""
 
     order: Order
     issued: int = 0
     graph: Graph | None = None
 
     def issue(self, issue: Callable[[], None]) -> None:
-        """Do a step whose instructions `issue` issues: at once, or by recording them and doing what was recorded."""
+        """Run a step whose instructions `issue` issues: directly, or by recording and replaying it."""
         if self.issued < WARM_UP_STEPS:
             self.issued += 1
             issue()

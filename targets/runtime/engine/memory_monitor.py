@@ -1,9 +1,14 @@
-"""Run equals plan: watches every access of a run against the lives the program gives its tensors, and can poison freed bytes.
+"""Memory monitor: checks every access of a run against the lifetimes in the program, and can poison freed bytes.
 
-A life of a tensor begins with the instruction that writes it (or uses it as scratch) and ends when the last instruction that accesses
-it before the next write has *completed*; lives of carried tensors go on into the next step. The monitor stops the run at the first
-access outside a life and at the first two lives that share a byte. With poison, bytes that a life leaves are filled with NaNs
-at once, before any instruction that waits for them may start: a read of freed bytes becomes a NaN in the loss.
+A tensor's life begins with the instruction that writes it (or uses it as scratch). It ends when the last instruction
+that accesses it before the next write has *completed*. Lives of carried tensors continue into the next step.
+
+    instructions          A writes x    B reads x    C reads x    D writes y at the same offset
+    accesses remaining    2             1            0: x ends     allowed; before C completed it would stop the run
+
+The monitor stops the run at the first access outside a life and at the first two lives that share a byte. With poison,
+bytes that a life leaves are filled with NaNs at once, before any instruction that waits for them may start: a read of
+freed bytes becomes a NaN in the loss. Cost: a bisection in the sorted live ranges of a rank per operand.
 """
 
 from __future__ import annotations
@@ -22,16 +27,16 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.engine.rank import RankExecutor
 
 POISON = 0xFF
-"""A byte that makes NaNs of every float type."""
+"""Byte that makes NaNs of every float type."""
 
-_FOR_EVER = -1
+_FOR_EVER = -1  # a carried tensor that no step writes
 Key = tuple[int, int]
-"""A rank: its stage, and its number among the ranks of that."""
+"""Rank as (stage, number among the ranks of the stage)."""
 
 
 @frozen
 class StageLives:
-    """How many accesses follow each beginning of a life, by (instruction, tensor), and those of lives carried in."""
+    """Number of accesses that follow the beginning of each life, by (instruction, tensor), and of lives carried in."""
 
     accesses: dict[tuple[int, int], int]
     carried_in: dict[int, int]
@@ -42,7 +47,7 @@ def stage_lives(stage: ProgramStage) -> StageLives:
     accesses: dict[tuple[int, int], int] = {}
     carried_in: dict[int, int] = {}
     current: dict[int, tuple[int, int] | None] = {}
-    """The beginning of each tensor's present life; None for one carried in."""
+    """Beginning of each tensor's present life; None for one carried in."""
     for engine, position in stage.execution_order():
         instruction = stage.streams[engine][position]
         for operand in instruction.operands:
@@ -64,19 +69,19 @@ def stage_lives(stage: ProgramStage) -> StageLives:
 
 @define(eq=False)
 class _Live:
-    """A rank's lives of the moment."""
+    """Lives of a rank at this moment."""
 
     remaining: dict[int, int] = field(factory=dict)
-    """accesses still to come, by tensor"""
+    """accesses to come, by tensor"""
     ranges: dict[Home, list[tuple[int, int, int]]] = field(factory=lambda: {home: [] for home in Home})
-    """(first byte, end, tensor), sorted, of each memory"""
+    """(first byte, end, tensor) of each memory, sorted"""
     live_bytes: int = 0
     """in DDR"""
     peak_bytes: int = 0
 
 
 class MemoryMonitor:
-    """Watches the ranks of one process."""
+    """Monitor of all ranks of a process."""
 
     def __init__(self, ranks: list[list[RankExecutor]], *, poison: bool) -> None:
         self.poison = poison
@@ -94,9 +99,9 @@ class MemoryMonitor:
         return max(live.peak_bytes for live in self.live.values())
 
     def before(self, rank: RankExecutor, instruction: Instruction) -> None:
-        """An instruction starts.
+        """Check an instruction that starts, and begin the lives of its outputs.
 
-        Raises `DiagnosticError` RT093 for an access outside a life, or when a life begins in bytes of another.
+        Raises `DiagnosticError` RT093 for an access outside a life, or if a life begins in bytes of another.
         """
         live = self.live[rank.stage_index, rank.lane]
         for operand in instruction.operands:
@@ -108,23 +113,26 @@ class MemoryMonitor:
                 fail("RT093", f"{rank.name}: '{instruction.title}' accesses %{name}, which is not live")
 
     def after(self, rank: RankExecutor, instruction: Instruction) -> None:
-        """An instruction has completed: lives that have no access left end, and their bytes may be poisoned."""
+        """Count the accesses of a completed instruction; end lives without further accesses and poison their bytes."""
         live = self.live[rank.stage_index, rank.lane]
         for operand in instruction.operands:
             left = live.remaining[operand.tensor]
             begins = operand.access in (Access.WRITE, Access.SCRATCH)
             if left == _FOR_EVER:
                 continue
+            # The access that begins a life is not among those counted for it.
             live.remaining[operand.tensor] = left if begins else left - 1
             if live.remaining[operand.tensor] == 0:
                 self._end(rank, operand.tensor)
 
     def _begin(self, rank: RankExecutor, tensor: int, count: int, instruction: Instruction | None) -> None:
+        """Begin a life with `count` accesses to come; raise RT093 if it overlaps another one."""
         live = self.live[rank.stage_index, rank.lane]
         held = rank.stage.tensors[tensor]
         start, end, _ = entry = (held.offset, held.end, tensor)
         ranges = live.ranges[held.home]
         at = bisect_left(ranges, entry)
+        # Live ranges do not overlap, so a new one can only overlap its neighbours in the sorted list.
         for other_start, other_end, other in ranges[max(0, at - 1) : at + 1]:
             if other_start < end and start < other_end:
                 title = instruction.title if instruction else "the start"
@@ -136,6 +144,7 @@ class MemoryMonitor:
         live.peak_bytes = max(live.peak_bytes, live.live_bytes)
 
     def _end(self, rank: RankExecutor, tensor: int) -> None:
+        """End a life; poison its bytes if asked to."""
         live = self.live[rank.stage_index, rank.lane]
         held = rank.stage.tensors[tensor]
         del live.remaining[tensor]

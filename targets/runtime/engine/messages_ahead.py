@@ -1,8 +1,18 @@
-"""How many messages may be on their way at once: a bound from the program's order alone, so that it holds for every engine that keeps to it.
+"""Bound on the messages in transit at once, from the program's order alone, so that it holds for every engine.
 
-A channel holds at most what was sent on it and not surely received before; one of guests, whose ends meet, a message at a time. What is surely before what follows from the streams of the engines,
-their waits and the messages themselves, by vector clocks over one step: no message outlives the step that sent it. Orders that
-collectives make between ranks are left out, so that one replica stands for all; that makes the bound no smaller.
+When a message is sent, its channel holds at most the messages sent before and not surely received before. "Surely
+before" follows from the streams of the engines, their waits and the messages themselves, by vector clocks over one step
+(no message outlives its step):
+
+    clock of an instruction = for each (stage, engine): the number of its instructions that are surely done
+                            = maximum over the clocks of the instruction before it in the stream, of its waits,
+                              and of the send if it is a receive; its own stream's entry is then one more
+
+    receives at positions 3 and 8 of the receiver's stream, clock of a send says 5: the receive at 3 is surely done
+
+Orders that collectives make between ranks are left out, so that one replica stands for all. Fewer known orders can only
+make the bound larger, so it stays safe. A channel of activation offloads, whose ends meet, holds one message at a time.
+Cost: one visit for each instruction, with a clock of (stages x engines) entries.
 """
 
 from __future__ import annotations
@@ -27,13 +37,13 @@ Form: TypeAlias = tuple[Dtype, tuple[int, ...]]
 """Element type and shape of a message."""
 _Stream: TypeAlias = tuple[int, Engine]
 _Clock: TypeAlias = dict[_Stream, int]
-"""How many instructions of each stream are surely done."""
+"""Number of instructions of each stream that are surely done."""
 
 
 def messages_ahead(program: Program, *, evaluates: bool) -> Counter[Form]:
-    """Most messages of each form that are on their way at once in any order that a program allows, over all replicas and their tensor peers.
+    """Return the most messages of each form in transit at once in any allowed order, over all lanes.
 
-    With `evaluates` passes of the loss alone count too: they leave out the gradients that hold activations back in a step.
+    With `evaluates` evaluation passes count too: they skip the gradients that hold activations back in a step.
     """
     most = _of_pass(program, forward_only=False)
     if evaluates:
@@ -42,6 +52,7 @@ def messages_ahead(program: Program, *, evaluates: bool) -> Counter[Form]:
 
 
 def _of_pass(program: Program, *, forward_only: bool) -> Counter[Form]:
+    """Return the bound for one replica, by form: the sum over channels of the most messages in each."""
     walk = _Walk(program, forward_only=forward_only)
     walk.run()
     found: Counter[Form] = Counter()
@@ -56,6 +67,7 @@ def _of_pass(program: Program, *, forward_only: bool) -> Counter[Form]:
         received = 0
         for send in sends:
             under_way.update(send.forms)
+            # A channel is first in, first out: if n messages are surely received, they are the first n sent.
             under_way.subtract(form for each in sends[received : send.received] for form in each.forms)
             received = send.received
             most |= under_way
@@ -65,30 +77,31 @@ def _of_pass(program: Program, *, forward_only: bool) -> Counter[Form]:
 
 @define
 class _Sent:
-    """A message of a channel."""
+    """Message of a channel."""
 
     forms: tuple[Form, ...]
-    """of its parts"""
+    """forms of its parts"""
     received: int
-    """messages of the channel that were surely received before it"""
+    """messages of the channel that were surely received before it was sent"""
     clock: _Clock
 
 
 @define(eq=False)
 class _Walk:
-    """Goes through a step in any order that is allowed, and notes what each message comes after."""
+    """Walk through a step in any allowed order, which computes the clock of each message."""
 
     program: Program
     forward_only: bool
     sent: dict[Hop, list[_Sent]] = field(factory=dict)
     _received: dict[Hop, list[int]] = field(factory=dict)
-    """By channel: where in its engine's stream each receipt stands."""
+    """position of each receive in its engine's stream, by channel"""
     _clocks: dict[_Stream, list[_Clock]] = field(factory=dict)
 
     def run(self) -> None:
-        """All of it. An instruction that never becomes ready is left out: the program hangs there."""
+        """Visit all instructions. One that never becomes ready is left out: the program hangs there."""
         streams = [(number, engine) for number in range(len(self.program.stages)) for engine in ENGINES]
         self._clocks = {stream: [] for stream in streams}
+        # Visit streams in turn until no pass makes progress: then all are done, or the program hangs.
         moved = True
         while moved:
             moved = False
@@ -97,7 +110,7 @@ class _Walk:
                     moved = True
 
     def _advance(self, stream: _Stream) -> bool:
-        """Go past the next instruction of a stream, if it is ready."""
+        """Go past the next instruction of a stream; return True if it was ready."""
         (number, engine), done = stream, self._clocks[stream]
         instructions = self.program.stages[number].streams[engine]
         if len(done) == len(instructions):
@@ -116,20 +129,23 @@ class _Walk:
         return True
 
     def _before(self, number: int, instruction: Instruction) -> Iterator[_Clock | None]:
-        """What an instruction waits for in its step: clocks, None of what is not done yet."""
+        """Yield the clocks of the instructions that this one waits for in its step; None for one not visited yet."""
         for wait in instruction.waits:
             if not wait.previous_step and wait.count:
                 done = self._clocks[number, wait.engine]
                 yield done[wait.count - 1] if wait.count <= len(done) else None
         if instruction.direction is Direction.IN and self._counts(instruction):
             hop = self._hop(number, instruction)
+            # The k-th receive of a channel follows its k-th send.
             sends, taken = self.sent.get(hop, []), len(self._received.get(hop, []))
             yield sends[taken].clock if taken < len(sends) else None
 
     def _counts(self, instruction: Instruction) -> bool:
+        """Return True if the pass executes an instruction."""
         return not self.forward_only or serves_the_loss(instruction)
 
     def _note(self, number: int, instruction: Instruction, clock: _Clock, position: int) -> None:
+        """Record a message that is sent, with its clock, or the position of a receive."""
         if instruction.ends(number) is None:
             return
         hop = self._hop(number, instruction)
@@ -139,6 +155,7 @@ class _Walk:
         tensors = self.program.stages[number].tensors
         kinds = [tensors[operand.tensor].type for operand in instruction.carried]
         sender, receiver = engines_of(hop.channel.payload)
+        # Receives of this channel at positions below this count are surely done.
         known = clock.get((hop.target, receiver), 0)
         received = sum(position < known for position in self._received.get(hop, []))
         done = {**clock, (number, sender): position + 1}

@@ -1,8 +1,8 @@
-"""UpdateShard and the loss scale as the interpreter runs them.
+"""Optimizer updates of shards and the loss scale, as the interpreter runs them.
 
-An update is skipped, on all replicas alike, when its block's flag is set: some contribution to the gradient was not finite. Adam's
-step count is carried per block and counts applied updates. The loss scale halves after a step with an overflow and doubles after
-`GROWTH_INTERVAL` steps without one.
+An update is skipped, on all replicas alike, if its block's flag is set: some contribution to the gradient was not
+finite. Adam's step count is carried per block and counts applied updates. The loss scale halves after a step with an
+overflow and doubles after `GROWTH_INTERVAL` steps without one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Updater:
-    """Applies AdamW to the shards of a program's blocks."""
+    """Application of AdamW to the shards of a program's blocks."""
 
     def __init__(self, program: Program, kernels: KernelSet) -> None:
         self.program = program
@@ -38,18 +38,18 @@ class Updater:
             {(rank.stage, program.topology.lane(rank)): [*map(str, of)] for rank, of in blocks.items()}
         )
         self.log = self.scalars.read()
-        """Of the step that ended last."""
+        """Log of the last finished step."""
 
     def begin_step(self, step: int, scale: float) -> None:
-        """Set what depends on the step's number alone, and the loss scale that it has."""
+        """Set the learning rate of a step and its loss scale."""
         self.scalars.begin_step(self.program.plan.optimizer.learning_rate(step), scale)
 
     def end_step(self) -> None:
-        """Read the log of a step, or of a pass that stood for one."""
+        """Read the log of a step, or of an evaluation pass."""
         self.log = self.scalars.read()
 
     def update(self, rank: RankExecutor, instruction: Instruction, scratch: Scratch) -> None:
-        """One block's update; a set flag leaves everything as it was but the view, which is written all the same."""
+        """Update one block; a raised flag leaves everything unchanged but the view, which is written all the same."""
         views = rank.by_role(instruction)
         block, place = instruction.blocks[0], (rank.stage_index, rank.lane)
         squares = None if "norm" in views else gradient_chunks(rank, block, views["g"])
@@ -60,27 +60,27 @@ class Updater:
         self.scalars.update(update, scratch=scratch)
 
     def gradient_norm(self) -> float | None:
-        """The norm of the reduced gradient over this process's ranks in the last step: the program's, or that of what was updated.
+        """Return the norm of the last step's reduced gradient: the program's, or over the blocks this process updated.
 
-        Blocks in forward order within a rank, then ranks in rank order.
+        Blocks are in forward order within a rank, ranks in rank order. None if neither is known.
         """
         if self.log.norm is not None or not self.log.squares:
             return self.log.norm
         return sqrt(sum(self.squares_of(*place) for place in sorted(self.log.squares)))
 
     def squares_of(self, stage: int, lane: int) -> float:
-        """What a rank contributes to the square of that norm, where the program has none."""
+        """Return a rank's contribution to the square of that norm, if the program computes no norm."""
         mine = self.log.squares.get((stage, lane), {})
         return sum(mine[name] for block in block_chain(self.program.model) if (name := str(block)) in mine)
 
     def refresh_view(self, rank: RankExecutor, instruction: Instruction, scratch: Scratch) -> None:
-        """Write the view of an update's block, where it writes one, from the master weights as they are."""
+        """Write the view of an update's block from the present masters, if the update writes one."""
         views = rank.by_role(instruction)
         if "w" in views:
             cast_master(rank, instruction, "p", views["w"], self.kernels, scratch)
 
     def decayed_ranges(self, name: str, replica: int, elements: int) -> list[tuple[int, int]]:
-        """The parts of a replica's shard that are decayed: matrices, not norms or biases."""
+        """Return the ranges of a replica's shard that weight decay applies to: matrices, not norms or biases."""
         block = parse_block(name)
         assert block is not None
         start = self.program.topology.shard_range(block, replica).start
@@ -89,7 +89,7 @@ class Updater:
 
 
 def update_scratch_bytes(program: Program, kernels: KernelSet) -> int:
-    """Scratch of the largest update or reduction of any stage."""
+    """Return the scratch of the largest update or reduction of any stage."""
     plan = program.plan
     most = 0
     for stage in program.stages:

@@ -1,6 +1,7 @@
-"""What tensor peers of the local engine do together: rows gathered and summed, the loss combined, gradients of shared parameters summed.
+"""Collectives of tensor-parallel ranks in the local engine: rows gathered or summed, losses combined, gradients summed.
 
-Sums are made in rank order in float32 (the loss in float64) and rounded once, so that results are the same in every run of as many peers.
+Functions take all members in rank order and write results into their arenas, as in `collectives`. Sums are made in rank
+order in float32 (the loss in float64) and rounded once, so that results are the same in every run with as many ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def gather_rows(members: Sequence[Member], kernels: KernelSet) -> None:
-    """Every peer gets the rows of all."""
+    """Copy the rows of all ranks (role `rows`) to every rank (role `whole`), in rank order."""
     views = [rank.by_role(instruction) for rank, instruction in members]
     length = len(views[0]["rows"])
     for mine in views:
@@ -35,8 +36,13 @@ def gather_rows(members: Sequence[Member], kernels: KernelSet) -> None:
 
 
 def reduce_rows(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> None:
-    """Every peer gets its rows, or all, of the sum of the stream, where one goes around, and all parts; of sums over rows everyone gets all."""
+    """Sum partial rows, and the residual stream where it is an operand; give every rank its rows of the sum, or all.
+
+    With sequence parallelism the sum is shared out by rows; otherwise, and for sums over rows, every rank gets all of
+    it.
+    """
     views = [rank.by_role(instruction) for rank, instruction in members]
+    # The lengths tell: a sum that is shorter than the parts is one rank's share of rows.
     shares = len(views[0]["sum"]) < len(views[0]["part"])
     for number, mine in enumerate(views):
         length = len(mine["sum"])
@@ -47,13 +53,13 @@ def reduce_rows(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -
 
 
 def summed(parts: Sequence[NDArray[Any]], out: NDArray[Any], flags: Flags, scalars: Scalars, scratch: Scratch) -> None:
-    """Set `out` to the sum of parts, of which it may be the first; raise flags unless all of it is finite."""
+    """Set `out` to the sum of parts, the first of which it may be; raise flags unless all of it is finite."""
     scratch.reset()
     scalars.mean_of_replicas(parts, out, flags, scratch=scratch, accumulate=False, divisor=1.0)
 
 
 def exchange_scratch_bytes(program: Program, kernels: KernelSet) -> int:
-    """Scratch of the largest sum of rows of any stage, or of the loss of most rows."""
+    """Return the scratch of the largest sum of rows of any stage, or of the loss with the most rows."""
     most = 0
     for stage in program.stages:
         for instruction in stage.streams[Engine.TENSOR]:
@@ -70,12 +76,15 @@ def exchange_scratch_bytes(program: Program, kernels: KernelSet) -> int:
 
 
 def at_labels_buffer(peers: int) -> Buffer:
-    """Of each peer the sum of the logits of the labels that it has."""
+    """Return the buffer for the sum of label logits of each rank."""
     return Buffer((peers,), np.float64)
 
 
 def combine_loss(members: Sequence[Member], scalars: Scalars, scratch: Scratch) -> None:
-    """Of each row the log of the sum of exponentials over the whole vocabulary, and the loss of the rows that count."""
+    """Set `lse` of each row (log of the sum of exponentials over all words) and the micro-batch's `loss` on all ranks.
+
+    See `Scalars.logits_of_labels` and `Scalars.combine_losses`.
+    """
     views = [rank.by_role(instruction) for rank, instruction in members]
     scratch.reset()
     (at_labels,) = scratch.take_all([at_labels_buffer(len(views))])
@@ -85,12 +94,13 @@ def combine_loss(members: Sequence[Member], scalars: Scalars, scratch: Scratch) 
 
 
 def all_reduce_shared(members: Sequence[Member], kernels: KernelSet, scalars: Scalars, scratch: Scratch) -> None:
-    """Gradients of parameters that several peers have become the sum of theirs; a block's flag of any is a flag of all."""
+    """Sum gradients of parameters that several ranks hold copies of; a block's flag on any rank is set on all."""
     views = [rank.by_role(instruction) for rank, instruction in members]
     ranks = [rank for rank, _ in members]
     for name in members[0][1].blocks:
         gradients, flags = ([mine[f"{what}.{name}"] for mine in views] for what in ("gs", "flag"))
         for copies, low, high in shared_ranges(ranks[0], name, len(gradients[0])):
+            # Copies of a part are on consecutive ranks.
             for first in range(0, len(members), copies):
                 parts = [gradient[low:high] for gradient in gradients[first : first + copies]]
                 summed(parts, parts[0], flags, scalars, scratch)
@@ -100,7 +110,10 @@ def all_reduce_shared(members: Sequence[Member], kernels: KernelSet, scalars: Sc
 
 
 def shared_ranges(rank: RankExecutor, name: str, elements: int) -> Iterator[tuple[int, int, int]]:
-    """What of a rank's part of a block's gradient is of parameters that several peers have: how many, and where it begins and ends."""
+    """Yield the ranges (copies, low, high) of a block's gradient whose parameters `copies` ranks hold alike.
+
+    Ranges are within the rank's part of the gradient, which has `elements` elements.
+    """
     program = rank.program
     owner = named_block(name)
     start = program.topology.shard_range(owner, rank.replica).start

@@ -1,4 +1,4 @@
-"""The processes of a run, as saving and loading see them: each has its number, and all can exchange what they found."""
+"""Processes of a run as saving and loading see them: each has a number, and all can exchange values."""
 
 from __future__ import annotations
 
@@ -20,48 +20,49 @@ T = TypeVar("T")
 
 
 class Processes:
-    """One process, which runs all ranks."""
+    """A single process that runs all ranks; subclasses have several."""
 
     number = 0
     count = 1
     started_as = 0
-    """The number that the launcher gave this process."""
+    """Number that the launcher gave this process."""
 
     def make_engine(
         self, program: Program, kernels: KernelSet, batches: Batches, interleave_seed: int | None, threads: int
     ) -> ProgramEngine:
-        """The engine of this process's ranks: side by side where there are threads for it and no order is prescribed."""
+        """Create the engine of this process's ranks: with threads if `threads` > 1 and no order is prescribed."""
         if threads > 1 and interleave_seed is None:
             return ThreadedEngine(program, kernels, batches)
         return LocalEngine(program, kernels, batches, interleave_seed=interleave_seed)
 
     def begin_profile(self) -> Profile:
-        """A profile that this process's engine records in. All must call it."""
+        """Return a profile for this process's engine to record in. All processes must call it."""
         return Profile()
 
     def merged_profile(self, profile: Profile) -> Profile:
-        """What all processes have recorded, by one clock. All must call it."""
+        """Return the records of all processes, by one clock. All processes must call it."""
         return profile
 
     def exchange(self, value: T) -> list[T]:
-        """What every process gave, by number. All must call it."""
+        """Return the values of all processes, by number. All processes must call it."""
         return [value]
 
     def together(self, action: Callable[[], T]) -> T:
-        """What `action` gives here; all must call it, and go on only when all succeeded.
+        """Run `action` on all processes; return its result here once it has succeeded on all.
 
-        Raises `DiagnosticError` on every process, with what was wrong on any.
+        All processes must call it. Raises `DiagnosticError` on every process, with the problems of all.
         """
         problems: list[Diagnostic] = []
         try:
             result = action()
         except DiagnosticError as error:
             problems = list(error.diagnostics)
+        # A process that failed still takes part in the exchange: otherwise the others would wait for ever.
         every = [problem for theirs in self.exchange(problems) for problem in theirs]
         if every:
             raise DiagnosticError(every)
         return result
 
     def first_only(self, action: Callable[[], None]) -> None:
-        """Process 0 does it; all go on when it is done, or raise what it raised."""
+        """Run `action` on process 0; all return when it is done, or raise its problems."""
         self.together(action if self.number == 0 else lambda: None)

@@ -20,19 +20,20 @@ if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
 
 Concurrency: TypeAlias = Literal["ordered", "threads", "processes"]
-"""What ran at a time: one instruction; the engines of all ranks, a thread each; the ranks, a process each."""
+"""Unit that runs at the same time as others: `ordered`: one instruction at a time; `threads`: the engines of all
+ranks; `processes`: the ranks."""
 CONCURRENCIES: tuple[Concurrency, ...] = get_args(Concurrency)
 EngineKey: TypeAlias = tuple[int, int, Engine]
-"""An engine: of which stage, and which of its ranks."""
+"""Engine as (stage, number among the ranks of the stage, engine)."""
 _NUMBERS = 4
-"""Recorded of an instruction: CPU and wall time at its begin, wall and CPU time at its end."""
+"""Numbers recorded for an instruction: CPU and wall time at its begin, wall and CPU time at its end."""
 _MOMENTS = slice(1, 3)
 _TRIALS = 1000
 
 
 @frozen
 class RunSpan:
-    """One instruction of one rank in one step; start and end in seconds of one clock."""
+    """Instruction of one rank in one step; start and end in seconds of one clock."""
 
     rank: Rank
     engine: Engine
@@ -41,12 +42,12 @@ class RunSpan:
     start: float
     end: float
     cpu_seconds: float
-    """of the thread that ran it; it means nothing where that thread did other things meanwhile"""
+    """CPU time of the thread that ran it; meaningless if that thread did other work meanwhile"""
 
 
 @frozen
 class StepSpan:
-    """One step of the process, from asking for it to its report."""
+    """Step of the process, from its request to its report."""
 
     step: int
     start: float
@@ -55,32 +56,34 @@ class StepSpan:
 
 @define(eq=False)
 class Profile:
-    """Records when instructions start and end. Members of a collective start and end together, as it runs once for all.
+    """Record of when instructions start and end. Members of a collective share their times, as it runs once for all.
 
-    An engine goes through its stream again and again, so numbers alone are kept: what they belong to follows from their place.
+    An engine repeats its stream, so only numbers are kept: entry k belongs to instruction k mod stream length of step k
+    div stream length.
     """
 
     clock: Callable[[], float] = perf_counter
     steps: list[StepSpan] = field(factory=list)
     recorded: dict[EngineKey, array[float]] = field(factory=dict)
     ranks_per_core: float | None = None
-    """of the machine where most ranks share a core; None where the ranks are not processes"""
+    """number of ranks on the machine where most share a core; None if ranks are not processes"""
 
     def begin(self, stage: int, lane: int, engine: Engine) -> None:
-        """An engine of a rank starts its next instruction."""
+        """Record that an engine of a rank starts its next instruction."""
         numbers = self.recorded.setdefault((stage, lane, engine), array("d"))
         numbers.append(thread_time())
         numbers.append(self.clock())
 
     def complete(self, stage: int, lane: int, engine: Engine) -> None:
-        """It is done."""
+        """Record that the engine has completed it."""
         end = self.clock()
         numbers = self.recorded[stage, lane, engine]
+        # The wall clock was read first: recording is not part of the instruction.
         numbers.append(end)
         numbers.append(thread_time())
 
     def overhead_seconds(self) -> float:
-        """What recording an instruction takes: the median of some that are empty."""
+        """Measure the seconds that recording one instruction takes: the median over empty ones."""
         trial = Profile(self.clock)
         taken = []
         for _ in range(_TRIALS):
@@ -91,7 +94,7 @@ class Profile:
         return median(taken)
 
     def by_clock(self, shown: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> Profile:
-        """The same with all moments as another clock shows them."""
+        """Return this profile with all times converted to another clock by `shown`."""
         recorded = {}
         for key, numbers in self.recorded.items():
             table = np.array(numbers).reshape(-1, _NUMBERS)
@@ -102,7 +105,7 @@ class Profile:
         return Profile(self.clock, steps, recorded, self.ranks_per_core)
 
     def spans(self, program: Program) -> Iterator[RunSpan]:
-        """All instructions, engine by engine."""
+        """Yield all instructions, engine by engine."""
         for (stage, lane, engine), numbers in self.recorded.items():
             rank = program.topology.in_lane(stage, lane)
             stream = program.stages[stage].streams[engine]

@@ -1,4 +1,4 @@
-"""What the plan lets travel in fewer bits, packed and unpacked: views of shards, and parts of gradients."""
+"""Quantised communication: views of shards and parts of gradients that the plan sends in fewer bits."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.kernels import KernelSet, Scratch
 
 _PIECE = 1 << 18
-"""Elements that are packed at a time where nothing has to travel: whole blocks, so that the bits are those of all at once."""
+"""Elements packed at a time where nothing is sent: whole quantisation blocks, so that bits equal those of one call."""
 
 
 def view_bits(program: Program, name: str) -> int | None:
-    """To how many bits the view of a block is rounded; None where it is not."""
+    """Return the bits to which the view of a block is rounded; None if it is not."""
     return gathered_bits(program.plan, named_block(name))
 
 
 def gradient_bits(program: Program, name: str) -> int | None:
-    """To how many bits the gradient of a block is rounded; None where it is not."""
+    """Return the bits to which the gradient of a block is rounded; None if it is not."""
     return reduced_bits(program.plan, named_block(name))
 
 
 def round_view(shard: NDArray[Any], bits: int, kernels: KernelSet, scratch: Scratch) -> None:
-    """Make a shard of a view what everyone gets of it: packed, and unpacked."""
+    """Round a shard of a view in place to the values that every receiver gets: packed, then unpacked."""
     for start in range(0, len(shard), _PIECE):
         piece = shard[start : start + _PIECE]
         scratch.reset()
@@ -56,7 +56,7 @@ def mean_of_packed(
     scratch: Scratch,
     accumulate: bool,
 ) -> None:
-    """`Scalars.mean_of_replicas` of the parts of all replicas, each packed before it is added."""
+    """Compute `Scalars.mean_of_replicas` of all replicas' parts, each packed before it is added."""
     for start in range(0, len(out), _PIECE):
         piece = out[start : start + _PIECE]
         scratch.reset()
@@ -76,7 +76,7 @@ def mean_of_packed(
 
 
 def quantised_scratch_bytes(plan: Plan, kernels: KernelSet, elements: int) -> int:
-    """Scratch of what is above, or of packing and unpacking all elements of a shard at once; 0 for a plan that packs nothing."""
+    """Return the scratch of these functions and of packing a whole shard at once; 0 if the plan packs nothing."""
     return max(_view_scratch(plan, kernels, elements), _gradient_scratch(plan, kernels, elements))
 
 

@@ -1,7 +1,13 @@
-"""One rank: a stage of one replica, its arena, and its instructions bound to views of the arena.
+"""One rank: a stage of one replica (or one tensor-parallel rank's part), its arena, and its instructions bound to it.
 
-The arena is allocated once, exactly as large as the program says; every tensor is a view at its offset, so a wrong offset is a
-wrong loss. Block ops are bound to kernels once, before the first step.
+The arena is allocated once, exactly as large as the program says. Every tensor is a view at its offset, so a wrong
+offset becomes a wrong loss. Block ops are bound to kernels once, before the first step:
+
+    instruction -> routine -> steps -> (kernel, {operand: view of the arena or workspace, option: value})
+
+A tensor-parallel rank runs the same routines with two differences. Tables and logits are cut to the rows of its part of
+the vocabulary, because the last rank's part is padded. Terms that must enter a sum over ranks once are added by rank 0
+alone.
 """
 
 from __future__ import annotations
@@ -37,15 +43,15 @@ if TYPE_CHECKING:
     from ratrain.targets.program.routine import Reference, Routine, Step
 
 DENOMINATOR = "denominator"
-"""The option of kernels whose gradients are of a mean over labels."""
+"""Option of kernels whose gradients belong to a mean over labels: the number of labels to divide by."""
 
 
 _NOWHERE: NDArray[Any] = np.empty(0, np.uint8)
-"""In place of a view of what is in another memory than DDR."""
+"""Stand-in for the view of a tensor that is in a file."""
 
 
 class RankExecutor:
-    """A stage of one replica, or what one of its tensor peers has of it, ready to execute block ops."""
+    """Rank that is ready to execute block ops."""
 
     def __init__(self, program: Program, stage: int, replica: int, memory: Memory = HOST, peer: int = 0) -> None:
         self.program = program
@@ -53,19 +59,19 @@ class RankExecutor:
         self.stage_index = stage
         self.replica = replica
         self.peer = peer
-        """Its number among the tensor peers of its stage and replica."""
+        """Number among the tensor-parallel ranks of its stage and replica."""
         self.stage: ProgramStage = program.stages[stage]
         self.arena: Any = memory.allocate(self.stage.arena_bytes)
         self.store_folder: Path | None = None
-        """Where it has the files in which it stores; None: where this system has temporary files."""
+        """Folder of the files in which it stores; None: the system's folder for temporary files."""
         self.host = HostBytes(self.stage.bytes_in(Home.HOST), memory)
-        """What it has in the memory beside DDR that this process reaches as well."""
+        """Tensors in host memory, which this process reaches as well."""
         self.views: list[NDArray[Any]] = [self._view(tensor) for tensor in self.stage.tensors]
-        """Of every tensor that kernels can work on where it is; of what is in a file, nothing."""
+        """View of every tensor, by number; empty for tensors in a file."""
         self.completed = dict.fromkeys(ENGINES, 0)
         """Instructions each engine has completed, over all steps."""
         self.position: PositionFile | None = None
-        """Where it says where it is, for those who ask from outside."""
+        """Record of its progress, for readers outside the process."""
 
     def _view(self, tensor: ProgramTensor) -> NDArray[Any]:
         if tensor.home is Home.FILE:
@@ -79,7 +85,7 @@ class RankExecutor:
 
     @property
     def vocabulary(self) -> range | None:
-        """The words that a tensor peer has rows of tables for; None where it has all."""
+        """Range of words that this tensor-parallel rank has rows of tables for; None if it has all."""
         plan, words = self.program.plan, self.program.model.vocab_size
         if plan.tp == 1:
             return None
@@ -87,7 +93,7 @@ class RankExecutor:
         return range(min(self.peer * length, words), min((self.peer + 1) * length, words))
 
     def new_position(self, folder: Path | None, number: int) -> PositionFile:
-        """A file that says where this rank is, as number `number` of all; in memory of this process alone without a folder.
+        """Create the position file of this rank, number `number` of all; without a folder, in this process's memory.
 
         Raises OSError where it cannot be made.
         """
@@ -96,34 +102,34 @@ class RankExecutor:
 
     @property
     def place(self) -> Rank:
-        """Its point in the mesh."""
+        """Point in the mesh: stage, replica, tensor-parallel rank."""
         return Rank(self.stage_index, self.replica, self.peer)
 
     @property
     def lane(self) -> int:
-        """Its number among the ranks of its stage, in rank order."""
+        """Number among the ranks of its stage, in rank order."""
         return self.program.topology.lane(self.place)
 
     @property
     def name(self) -> str:
-        """The rank as messages call it."""
+        """Name of the rank in messages."""
         return self.program.topology.name(self.place)
 
     def by_role(self, instruction: Instruction) -> dict[str, NDArray[Any]]:
-        """Views of an instruction's operands by role."""
+        """Return views of an instruction's operands by role."""
         return {operand.role: self.views[operand.tensor] for operand in instruction.operands}
 
     def carried_by(self, instruction: Instruction) -> list[NDArray[Any]]:
-        """Views of what a message carries, in the order in which it goes."""
+        """Return views of a message's tensors, in the order in which they are sent."""
         return [self.views[operand.tensor] for operand in instruction.carried]
 
     def in_files(self, instruction: Instruction) -> dict[str, StoredArray]:
-        """An instruction's operands in a file by role."""
+        """Return an instruction's operands that are in a file, by role."""
         tensors = self.stage.tensors
         return {o.role: self.in_file(o.tensor) for o in instruction.operands if tensors[o.tensor].home is Home.FILE}
 
     def in_file(self, number: int) -> StoredArray:
-        """A tensor that is in a file, by its number."""
+        """Return a tensor in a file, by its number."""
         held = self.stage.tensors[number]
         store = self.stores[Home.FILE]
         assert isinstance(store, FileBytes)
@@ -131,19 +137,19 @@ class RankExecutor:
 
     @cached_property
     def stores(self) -> dict[Home, StoredBytes]:
-        """The other memories that it uses. Raises `DiagnosticError` RT093 where there is no room for them."""
+        """Other memories that it uses. Raises `DiagnosticError` RT093 where there is no room for them."""
         in_files = self.stage.bytes_in(Home.FILE)
         found: dict[Home, StoredBytes] = {Home.HOST: self.host}
         return {**found, Home.FILE: FileBytes(in_files, self.store_folder, self.memory)} if in_files else found
 
     @property
     def file_traffic(self) -> Traffic:
-        """What it has read from its files and written to them so far."""
+        """Bytes read from its files and written to them so far."""
         held = self.stores.get(Home.FILE)
         return held.traffic if isinstance(held, FileBytes) else Traffic()
 
     def copies(self, instruction: Instruction) -> list[tuple[int, int]]:
-        """What a store or a fetch copies: the numbers of each tensor and of its copy."""
+        """Return the copies of a store or fetch: (number of a tensor, number of its copy)."""
         sides = (
             [operand.tensor for operand in instruction.operands if operand.role.startswith(f"{side}.")]
             for side in COPY_SIDES
@@ -151,7 +157,7 @@ class RankExecutor:
         return list(zip(*sides, strict=True))
 
     def poison(self, tensor: int, value: int) -> None:
-        """Set all bytes of a tensor, wherever they are, to a value."""
+        """Set all bytes of a tensor, in any memory, to a value."""
         held = self.stage.tensors[tensor]
         if held.home is Home.DDR:
             self.arena[held.offset : held.end] = value
@@ -159,14 +165,17 @@ class RankExecutor:
             self.stores[held.home].fill(held.offset, held.end - held.offset, value)
 
     def carried(self, what: str, block: str = "") -> NDArray[Any]:
-        """View of a carried tensor by what it holds of which block: p, m1, m2, t or w; `scale` is of no block.
+        """Return the view of a carried tensor by content and block: p, m1, m2, t or w of a block, `scale` of none.
 
-        Nothing where it is in a file. Raises KeyError where the stage carries nothing of the kind.
+        Empty if it is in a file. Raises KeyError if the stage carries no such tensor.
         """
         return self.views[self.stage.carried[what, block][0]]
 
     def carried_pieces(self, what: str, block: str, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Elements [start, stop) of a carried tensor on the host, to be read only, each piece before the next is asked for."""
+        """Yield elements [start, stop) of a carried tensor on the host, each piece with its first index.
+
+        Pieces are read-only and valid until the next one is asked for.
+        """
         number = self.stage.carried[what, block][0]
         if self.stage.tensors[number].home is Home.FILE:
             yield from self.in_file(number).pieces(start, stop)
@@ -174,7 +183,7 @@ class RankExecutor:
             yield start, self.memory.to_host(self.views[number][start:stop])
 
     def write_carried(self, what: str, block: str, start: int, values: NDArray[Any]) -> None:
-        """Write elements of this memory into a carried tensor from `start` on, and into whatever else holds the same."""
+        """Write elements into a carried tensor from `start` on, and into all other tensors of the same content."""
         for number in self.stage.carried.get((what, block), ()):
             if self.stage.tensors[number].home is Home.FILE:
                 self.in_file(number).write(start, self.memory.to_host(values))
@@ -182,11 +191,11 @@ class RankExecutor:
                 self.memory.copy(self.views[number][start : start + len(values)], values)
 
     def all_carried(self, what: str, block: str) -> list[NDArray[Any]]:
-        """Views of all carried tensors that hold the same, as `carried` names it; none where the stage carries nothing of the kind."""
+        """Return views of all carried tensors with this content (see `carried`); none if the stage carries none."""
         return [self.views[number] for number in self.stage.carried.get((what, block), ())]
 
     def fill(self, what: str, block: str, values: Any) -> None:
-        """Write a carried tensor, and whatever else holds the same: one number for all elements, or in DDR one for each."""
+        """Fill a carried tensor, and all others of the same content: with one number, or in DDR one per element."""
         for number in self.stage.carried[what, block]:
             if self.stage.tensors[number].home is Home.FILE:
                 self.in_file(number).fill(values)
@@ -194,7 +203,7 @@ class RankExecutor:
                 self.memory.write(self.views[number], values)
 
     def head(self, engine: Engine) -> tuple[Instruction, int] | None:
-        """The next instruction of an engine and its step, or None where the engine has no work at all."""
+        """Return the next instruction of an engine and its step; None if the engine's stream is empty."""
         stream = self.stage.streams[engine]
         if not stream:
             return None
@@ -202,25 +211,26 @@ class RankExecutor:
         return stream[position], step
 
     def is_ready(self, instruction: Instruction, step: int) -> bool:
-        """Whether everything an instruction of a step waits for on this rank is complete."""
+        """Return True if everything that an instruction of a step waits for on this rank is complete."""
         return all(self.completed[engine] >= count for engine, count in self.awaited(instruction, step))
 
     def awaited(self, instruction: Instruction, step: int) -> Iterator[tuple[Engine, int]]:
-        """What an instruction of a step waits for: engines, and how many of their instructions over all steps."""
+        """Yield the waits of an instruction of a step: (engine, number of its instructions over all steps)."""
         for wait in instruction.waits:
+            # Counts run over all steps: add those of earlier steps. A wait for the step before has no object in step 0.
             at = step - 1 if wait.previous_step else step
             if at >= 0:
                 yield wait.engine, at * len(self.stage.streams[wait.engine]) + wait.count
 
     def issue(self, engine: Engine, instruction: Instruction) -> Issue:
-        """The next instruction of an engine, as it is handed to what does it."""
+        """Return the next instruction of an engine in the form that is handed to an `Order`."""
         number = self.completed[engine]
         step = number // len(self.stage.streams[engine])
         return Issue(self.place, engine, number, tuple(self.awaited(instruction, step)))
 
 
 class BoundRoutine:
-    """The kernel calls of a routine, bound to its operands."""
+    """Kernel calls of a routine, bound to its operands."""
 
     def __init__(
         self, calls: Sequence[tuple[Callable[..., None], dict[str, Any]]], scratch: Scratch, memory: Memory
@@ -229,24 +239,27 @@ class BoundRoutine:
         self._scratch = scratch
         self._memory = memory
         self._denominators = [(arguments, arguments[DENOMINATOR]) for _, arguments in calls if DENOMINATOR in arguments]
+        """Arguments of kernels that divide by a replica's labels in a step, with their number if all count."""
         for arguments, whole in self._denominators:
             arguments[DENOMINATOR] = memory.number(whole)
-        """Arguments of kernels that divide by the labels of a replica's step, and how many those are where all count."""
 
     def __call__(self) -> None:
-        """Run them in their order."""
+        """Run the kernels in their order."""
         for kernel, arguments in self._calls:
+            # Nothing in scratch outlives a kernel: intermediates between kernels are in the workspace.
             self._scratch.reset()
             kernel(**arguments)
 
     def count_labels(self, counted: int, labels: int) -> None:
-        """Have gradients divided as if of all `labels` of a step so many were there: those that count."""
+        """Divide gradients by the labels that count: `counted` of all `labels` of a step."""
         for arguments, whole in self._denominators:
+            # `whole` labels is a replica's count if all count. Its own counted labels do not matter: the mean is over
+            # the global batch.
             arguments[DENOMINATOR] = self._memory.number(whole * counted / labels, arguments[DENOMINATOR])
 
 
 def bind_routine(rank: RankExecutor, instruction: Instruction, kernels: KernelSet, scratch: Scratch) -> BoundRoutine:
-    """The kernel calls of a block op, bound to the rank's bytes."""
+    """Bind the kernel calls of a block op to the rank's arena."""
     assert instruction.routine is not None
     routine = rank.program.routines[instruction.routine]
     return bind_steps(routine, rank.by_role(instruction), kernels, scratch, rank if rank.program.plan.tp > 1 else None)
@@ -259,10 +272,11 @@ def bind_steps(
     scratch: Scratch,
     peer: RankExecutor | None = None,
 ) -> BoundRoutine:
-    """The kernel calls of a routine, bound to its operands by role; `workspace` has the bytes of its intermediates.
+    """Bind the kernel calls of a routine to its operands by role; `workspace` has the bytes of its intermediates.
 
-    Of a `peer`, one of several tensor peers, tables have the rows of its vocabulary, and behind them padding that no kernel sees but to
-    clear its gradient; where all heads have numbers, its own begin at one. What is added to a sum of all peers the first adds alone.
+    For a tensor-parallel rank `peer`: tables have the rows of its vocabulary, and padding after them, of which only the
+    gradient is cleared; head numbers are offset where all heads are numbered; and terms of a sum over ranks that must
+    be added once are left out on all ranks but the first.
     """
     calls: list[_Call] = []
     for step in routine.steps:
@@ -281,10 +295,13 @@ def _bind_step(
     scratch: Scratch,
     peer: RankExecutor | None,
 ) -> list[_Call]:
+    """Return the kernel calls of one step with their arguments: usually one; see `bind_steps` for exceptions."""
     arguments: dict[str, Any] = {
         name: resolve(routine, reference, operands, kernels.memory) for name, reference in step.operands.items()
     }
     chosen = _set_for(step, kernels)
+    # On ranks other than the first, operands that are added once are dropped where the kernel can do without them.
+    # Otherwise the whole step is dropped; gradients that it would have set become zero.
     once = _added_once(step, peer) if peer is not None and peer.peer else {}
     if once:
         kernel = KERNELS[step.kernel]
@@ -295,6 +312,7 @@ def _bind_step(
     options = KERNELS[step.kernel].arguments({**step.options, **(_numbered_within(step, peer) if peer else {})})
     calls: list[_Call] = []
     if peer is not None and peer.vocabulary is not None and arguments.keys() & {"table", "dtable"}:
+        # The cut rows of a table's gradient would otherwise keep old bytes, which the optimizer reads.
         padding = _without_padding(arguments, len(peer.vocabulary))
         if padding is not None and not options.get("accumulate"):
             calls.append((chosen.zero, {"a": padding, "scratch": scratch}))
@@ -302,7 +320,10 @@ def _bind_step(
 
 
 def _numbered_within(step: Step, peer: RankExecutor) -> dict[str, int]:
-    """The options of a step that count within what a tensor peer has of heads or of the vocabulary; its own token may be any number there."""
+    """Return the options of a step that count within this rank's heads or vocabulary.
+
+    A padding token of another rank becomes a number outside the range of rows.
+    """
     numbered = {}
     if "all_heads" in step.options:
         numbered["first_head"] = peer.peer * step.options["heads"]
@@ -312,7 +333,10 @@ def _numbered_within(step: Step, peer: RankExecutor) -> dict[str, int]:
 
 
 def _added_once(step: Step, peer: RankExecutor) -> dict[str, bool]:
-    """What the first of several tensor peers alone adds, or has the gradient of: operands of a step, and whether it works without them."""
+    """Return the operands of a step that only the first tensor-parallel rank adds, or has the gradient of.
+
+    By name: True if the kernel works without the operand.
+    """
     whole = gradients_made_whole(peer.program.plan)
     found = {}
     for operand in KERNELS[step.kernel].operands:
@@ -324,28 +348,32 @@ def _added_once(step: Step, peer: RankExecutor) -> dict[str, bool]:
 
 
 def _adds_to(step: Step, output: str) -> bool:
-    """Whether a step adds to what it writes: as an option, or as one of its operands."""
+    """Return True if a step adds to its output: by option, or because the output is also an operand."""
     return bool(step.options.get("accumulate")) or list(step.operands.values()).count(step.operands[output]) > 1
 
 
 def _without_padding(arguments: dict[str, NDArray[Any]], rows: int) -> NDArray[Any] | None:
-    """Cut tables and logits to so many words of the vocabulary; what is cut off the gradient of a table, or None."""
+    """Cut tables and logits to `rows` words of the vocabulary, in place.
+
+    Return the cut rows of a table's gradient; None if there are none.
+    """
     padding = arguments["dtable"][rows:] if "dtable" in arguments else None
     for name in arguments.keys() & {"table", "dtable"}:
         arguments[name] = arguments[name][:rows]
     for name in arguments.keys() & {"logits", "dlogits"}:
         lines = len(arguments[name])
+        # Logits are scratch: they are laid out anew with shorter lines, so that kernels see contiguous rows.
         arguments[name] = arguments[name].reshape(-1)[: lines * rows].reshape(lines, rows)
     return padding if padding is not None and len(padding) else None
 
 
 def _set_for(step: Step, kernels: KernelSet) -> KernelSet:
-    """The kernel set that runs a step: one that executes on-chip schedules is bound to the step's."""
+    """Return the kernel set that runs a step: one that executes on-chip schedules is bound to the step's schedule."""
     return kernels.bound_to(step.on_chip) if isinstance(kernels, OnChipKernels) else kernels
 
 
 def resolve(routine: Routine, reference: str, operands: dict[str, NDArray[Any]], memory: Memory = HOST) -> NDArray[Any]:
-    """What a step of a routine means by a reference, in its operands or its workspace."""
+    """Return the array that a step's reference names, in the routine's operands or workspace."""
     named = parse_reference(reference)
     whole = _resolve_whole(routine, named, operands, memory)
     return whole if named.rows is None else whole[slice(*named.rows)]
@@ -369,7 +397,7 @@ def _resolve_whole(
 
 
 def routine_scratch_bytes(routine: Routine, kernels: KernelSet) -> int:
-    """Scratch the kernel set needs for the largest step of a routine; looks at shapes only."""
+    """Return the scratch that the kernel set needs for the largest step of a routine, from shapes only."""
     return max((_step_scratch_bytes(routine, step, kernels) for step in routine.steps), default=0)
 
 
@@ -379,12 +407,12 @@ def _step_scratch_bytes(routine: Routine, step: Step, kernels: KernelSet) -> int
 
 
 def shape_only(dtype: Dtype, shape: tuple[int, ...]) -> NDArray[Any]:
-    """An array that has a shape and a dtype, but takes no memory."""
+    """Return an array of this shape and dtype that takes no memory (all elements share one)."""
     return np.broadcast_to(np.zeros((), NUMPY_DTYPES[dtype]), shape)
 
 
 def rope_tables(program: Program) -> set[tuple[int, int, float, str]]:
-    """The rotary tables that a program needs: length, elements of a head that are rotated, theta, scaling."""
+    """Return the rotary tables that a program needs: (length, rotated elements of a head, theta, scaling)."""
     model: ModelConfig = program.model
     kinds = {model.layer_kind(layer) for layer in range(model.layers)}
     width = model.rotary_dim or model.head_dim
@@ -392,6 +420,6 @@ def rope_tables(program: Program) -> set[tuple[int, int, float, str]]:
 
 
 def prepare_tables(program: Program, kernels: KernelSet) -> None:
-    """Build the constant tables of the kernel set before the first step."""
+    """Build the constant tables of the kernel set, before the first step."""
     for table in sorted(rope_tables(program)):
         kernels.prepare_rope(*table)

@@ -1,7 +1,8 @@
-"""Seconds of the kernel calls of routines, each routine by itself on operands of its own: no program, and nothing it trains, is needed.
+"""Seconds of the kernel calls of routines, each routine alone on operands of its own, without a program.
 
-The kernels of a routine run in their order, so that each finds its operands where the ones before it left them. What a routine reads is
-written anew before every turn, its first operand last: what the block before it hands on is near, weights and what was saved are far.
+The kernels of a routine run in their order, so that each finds its operands where the earlier ones left them. All
+inputs of a routine are written again before every turn, its first operand last. Caches are then as in training: the
+output of the block before is near, weights and saved tensors are far.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ if TYPE_CHECKING:
 
 _SEED = 0
 _SPREAD = 0.02
-"""Standard deviation of what stands for weights, activations and gradients: their products stay within every type."""
+"""Standard deviation of stand-ins for weights, activations and gradients: their products stay within every dtype."""
 _POSITIVE = frozenset({"lse", "rstd", "total"})
-"""Operands that are positive, or of which a logarithm is taken."""
+"""Operands that are positive, or whose logarithm is taken."""
 _ROWS_OF = {"tokens": ("table", "dtable"), "labels": ("table", "dtable")}
-"""Operands that are rows of a table, and the operand that it is."""
+"""Operands that are row numbers of a table, and the operands that are the table."""
 
 
 @frozen
 class Turn:
-    """One turn of a routine: seconds of each of its kernel calls, and of them those in which the host issued it."""
+    """One turn of a routine: seconds of each kernel call, and the part in which the host issued it."""
 
     seconds: tuple[float, ...]
     issued: tuple[float, ...]
@@ -46,14 +47,14 @@ class Turn:
 
 @frozen
 class _Bound:
-    """A routine on its operands: what is written before a turn, and its kernel calls."""
+    """Routine on its operands: copies to make before a turn, and its kernel calls."""
 
     fills: tuple[tuple[Any, Any], ...]
     calls: tuple[BoundRoutine, ...]
 
 
 class RoutineTimer:
-    """Routines on one arena that is as large as the largest of them needs, with a kernel set."""
+    """Timer of routines, on one arena as large as the largest of them needs."""
 
     def __init__(self, routines: Sequence[Routine], kernels: KernelSet) -> None:
         self._memory = kernels.memory
@@ -64,11 +65,11 @@ class RoutineTimer:
         self._bound = [self._bind(routine, kernels) for routine in routines]
 
     def turn(self, number: int) -> Turn:
-        """Run a routine, by its number among those given, once."""
+        """Run routine `number` once."""
         bound = self._bound[number]
         for target, source in bound.fills:
             self._memory.copy(target, source)
-        with np.errstate(all="ignore"):  # values stand for others
+        with np.errstate(all="ignore"):  # the values are stand-ins
             marks, moments = [self._watch.mark()], [perf_counter()]
             for call in bound.calls:
                 call()
@@ -93,7 +94,7 @@ class RoutineTimer:
         return _Bound(tuple(reversed(fills)), tuple(calls))
 
     def _source(self, routine: Routine, formal: Formal) -> Any:
-        """What a routine reads in an operand, of its shape."""
+        """Return values for an operand that a routine reads, in its shape."""
         if formal.dtype is Dtype.I32:
             return self._memory.staged(_rows(routine, formal))
         noise = self._noise[formal.dtype, _is_positive(routine, formal)]
@@ -105,14 +106,14 @@ class RoutineTimer:
 
 
 def timer_bytes(routines: Sequence[Routine], kernels: KernelSet) -> int:
-    """Bytes that a `RoutineTimer` takes."""
+    """Return the bytes that a `RoutineTimer` takes."""
     scratch = max(routine_scratch_bytes(routine, kernels) for routine in routines)
     noise = sum(count * dtype.itemsize for (dtype, _), count in _noise_counts(routines).items())
     return max(map(_operand_bytes, routines)) + scratch + noise
 
 
 def _operands(routine: Routine) -> Iterator[Formal]:
-    """What a call binds, the workspace included."""
+    """Yield the operands that a call binds, workspace included."""
     yield from routine.formals
     if routine.workspace_bytes:
         yield Formal("workspace", Dtype.U8, (routine.workspace_bytes,))
@@ -131,7 +132,7 @@ def _operand_bytes(routine: Routine) -> int:
 
 
 def _noise_counts(routines: Sequence[Routine]) -> dict[tuple[Dtype, bool], int]:
-    """Elements of the largest operand of each type, and of those that are positive, that is read anywhere."""
+    """Return the elements of the largest operand that is read, by (dtype, positive)."""
     counts: dict[tuple[Dtype, bool], int] = {}
     for routine in routines:
         for formal in routine.formals:
@@ -142,7 +143,7 @@ def _noise_counts(routines: Sequence[Routine]) -> dict[tuple[Dtype, bool], int]:
 
 
 def _uses(routine: Routine, formal: Formal) -> Iterator[tuple[str, bool]]:
-    """The names by which kernels have an operand, and whether they read it."""
+    """Yield the names by which kernels take an operand, and whether they read it."""
     for step in routine.steps:
         for operand in KERNELS[step.kernel].operands:
             reference = step.operands.get(operand.name)
@@ -159,7 +160,7 @@ def _is_positive(routine: Routine, formal: Formal) -> bool:
 
 
 def _rows(routine: Routine, formal: Formal) -> NDArray[np.int32]:
-    """Rows of a table, spread over it; where documents start: at the beginning of their sequences."""
+    """Return row numbers of a table, spread over it; for document starts, the beginning of their sequences."""
     rows = 1
     for step in routine.steps:
         for name, tables in _ROWS_OF.items():

@@ -1,4 +1,4 @@
-"""Training state in a file, a piece of it at a time through the workspace of what works on it."""
+"""Training state in a file, processed in pieces through the workspace of the instruction that needs it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STATE = ("p", "m1", "m2")
 
 
 def streamed_parts(whole: UpdatePart, files: Mapping[str, StoredArray], memory: Memory) -> Iterator[UpdatePart]:
-    """All of an update whose state is in files beside a memory, part after part; each is written back when the next one is asked for."""
+    """Yield an update whose state is in files, part after part; a part is written back when the next is asked for."""
     buffers = _staged(whole.views["workspace"], files, memory)
     most = min(map(len, buffers.values()))
     for start, stop in cut(0, len(whole.views["g"]), most):
@@ -33,6 +33,7 @@ def streamed_parts(whole: UpdatePart, files: Mapping[str, StoredArray], memory: 
             stored.get(start, views[role])
         decay = [(max(low, start) - start, min(high, stop) - start) for low, high in whole.decay]
         yield UpdatePart(views, [(low, high) for low, high in decay if low < high])
+        # The consumer has updated the buffers in place; the generator goes on only when the next part is wanted.
         for role, stored in files.items():
             stored.put(start, views[role])
 
@@ -40,7 +41,7 @@ def streamed_parts(whole: UpdatePart, files: Mapping[str, StoredArray], memory: 
 def cast_master(
     rank: RankExecutor, instruction: Instruction, role: str, view: NDArray[Any], kernels: KernelSet, scratch: Scratch
 ) -> None:
-    """Round the master that an instruction has in a role into a view of as many elements, wherever it is."""
+    """Round an instruction's master, operand `role`, into a view of as many elements; it may be in a file."""
     stored = rank.in_files(instruction).get(role)
     views = rank.by_role(instruction)
     if stored is None:
@@ -56,7 +57,7 @@ def cast_master(
 
 
 def _staged(workspace: NDArray[Any], files: Mapping[str, StoredArray], memory: Memory) -> dict[str, NDArray[Any]]:
-    """Equal parts of the bytes of a workspace, which may be of any type and shape, for a piece of each."""
+    """Divide the bytes of a workspace into equal, aligned buffers, one for each file; the workspace has any dtype."""
     data = memory.bytes_of(workspace)
     share = len(data) // len(files) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
     return {

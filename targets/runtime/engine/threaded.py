@@ -1,8 +1,16 @@
-"""The local engine with one thread for each engine of each rank: what the waits allow to overlap does overlap.
+"""Local engine with one thread for each engine of each rank: what the waits allow to overlap does overlap.
 
-A thread runs its stream's instructions in order, each as soon as it is ready; one lock guards what decides that, and is not held
-while an instruction runs. A collective is run by the thread that finds all its members ready. Results are those of the ordered mode, bit
-for bit: instructions that touch the same bytes are ordered by their waits.
+    thread of (rank, engine):   lock: until my next instruction is ready: wait; begin it     (_claim)
+                                no lock: execute it
+                                lock: complete it, wake the ranks that it may concern        (_end)
+
+One lock guards all counts, queues and sets that decide readiness; it is not held while an instruction runs. Each rank
+has a condition of that lock, so that an end wakes only threads it may concern. A collective is run by the thread that
+finds all its members ready, while the other members' threads wait. Results equal those of the ordered mode bit for bit:
+instructions that touch the same bytes are ordered by their waits.
+
+A hang is detected, not waited for: an engine that finds nothing ready is `stuck` until something that concerns it
+completes. If all working engines are stuck and none is busy, no instruction will ever be ready.
 """
 
 from __future__ import annotations
@@ -27,24 +35,24 @@ if TYPE_CHECKING:
 
 
 _RankKey = tuple[int, int]
-"""A rank: its stage, and its number among the ranks of that."""
+"""Rank as (stage, number among the ranks of the stage)."""
 _Key = tuple[int, int, Engine]
-"""An engine: of which stage, and which of its ranks."""
+"""Engine as (stage, number among the ranks of the stage, engine)."""
 
 
 @define(eq=False)
 class _Progress:
-    """What the threads of a step share, guarded by `lock`."""
+    """State that the threads of a step share, guarded by `lock`."""
 
     lock: RLock = field(factory=RLock)
     changed: defaultdict[_RankKey, Condition] = field(init=False)
-    """what the threads of a rank wait for; all of them hold the one lock"""
+    """condition that the threads of a rank wait on; all conditions share the one lock"""
     working: int = 0
     """threads whose streams have not ended"""
     busy: set[_Key] = field(factory=set)
     """engines whose instruction is being executed"""
     stuck: set[_Key] = field(factory=set)
-    """engines that found nothing ready, and nothing that they wait for was completed since"""
+    """engines that found nothing ready, and that no completion has concerned since"""
     failure: BaseException | None = None
 
     @changed.default
@@ -53,12 +61,12 @@ class _Progress:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether nothing will ever be ready again."""
+        """True if nothing will ever be ready again."""
         return not self.busy and len(self.stuck) == self.working
 
 
 class ThreadedEngine(LocalEngine):
-    """Runs a program's ranks in this process, engines side by side."""
+    """Engine that runs a program's ranks in this process, with a thread for each of their engines."""
 
     concurrency = "threads"
     side_by_side = True
@@ -68,7 +76,7 @@ class ThreadedEngine(LocalEngine):
         super().__init__(program, kernels, batches)
 
     def capture_steps(self) -> None:
-        """Threads start instructions when they may."""
+        """Refuse to record: threads start instructions in a varying order."""
         self.refuse_capture("its engines are threads")
 
     def run_until(self, limit: int) -> None:
@@ -82,7 +90,7 @@ class ThreadedEngine(LocalEngine):
         try:
             for thread in threads:
                 thread.join()
-        except BaseException as error:  # the user's second Ctrl-C: no thread may go on with another instruction
+        except BaseException as error:  # the user's second Ctrl-C: no thread may begin another instruction
             self._fail(error)
             raise
         if progress.failure is not None:
@@ -91,28 +99,34 @@ class ThreadedEngine(LocalEngine):
     def _serve(self, head: StreamHead, limit: int) -> None:
         """Run a stream to its end."""
         try:
-            with np.errstate(all="ignore"):  # as in `run_step`: each thread has its own
+            with np.errstate(all="ignore"):  # as in `run_step`: the setting is per thread
                 while members := self._claim(head, limit):
                     self.issue(members, head.engine, self.step_of(head))
                     self._end(head.engine, members)
-        except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
+        except BaseException as error:  # noqa: BLE001 - raised again by the thread that joins this one
             self._fail(error)
 
     def _claim(self, head: StreamHead, limit: int) -> list[Member]:
-        """Wait until the head's instruction is ready, and begin it; nothing when the stream has ended, or the step failed."""
+        """Wait until the head's instruction is ready and begin it; return its members.
+
+        Return an empty list when the stream has ended or the step has failed.
+        """
         progress, key = self._progress, _key(head.rank, head.engine)
         with progress.lock:
             while progress.failure is None and head.has_work(limit):
+                # Busy although this thread is here: another member's thread is running this engine's collective.
                 members = [] if key in progress.busy else self.ready(head, limit)
                 if members:
                     for rank, instruction in members:
                         self.begin(rank, head.engine, instruction)
                     progress.busy |= {_key(rank, head.engine) for rank, _ in members}
                     return members
+                # Test and wait are under one lock: no completion can fall between them and be missed.
                 progress.stuck.add(key)
                 if progress.is_stuck:
                     self.fail_as_hanging()
                 progress.changed[key[:2]].wait()
+            # A thread that leaves can make the rest stuck: `stuck` may equal `working` only from here on.
             progress.working -= 1
             progress.stuck.discard(key)
             if progress.failure is None and progress.working and progress.is_stuck:
@@ -120,6 +134,7 @@ class ThreadedEngine(LocalEngine):
             return []
 
     def _end(self, engine: Engine, members: list[Member]) -> None:
+        """Complete an instruction of all members and wake the ranks that it may concern."""
         progress = self._progress
         with progress.lock:
             for rank, instruction in members:
@@ -130,9 +145,10 @@ class ThreadedEngine(LocalEngine):
                 progress.changed[concerned].notify_all()
 
     def _concerned(self, members: list[Member]) -> set[_RankKey]:
-        """The ranks on which something may have become ready.
+        """Return the ranks on which something may have become ready.
 
-        Those of the instruction, where a message went to, and who sends guests to a rank that may be ready for them.
+        These are the instruction's own ranks, the rank a message went to, and ranks that offload activations to one of
+        them: their sends wait for its receive to be ready (`ready_to_meet`).
         """
         ranks = {(rank.stage_index, rank.lane) for rank, _ in members}
         rank, instruction = members[0]
@@ -143,6 +159,7 @@ class ThreadedEngine(LocalEngine):
         return ranks | guests
 
     def _fail(self, error: BaseException) -> None:
+        """Record the first failure and wake all threads."""
         progress = self._progress
         with progress.lock:
             progress.failure = progress.failure or error

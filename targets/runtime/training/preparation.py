@@ -1,4 +1,4 @@
-"""A training run is made ready: the place of its checkpoints held, its engine filled from a checkpoint, from weights, or at random."""
+"""Preparation of a training run: lock the checkpoint's place; fill the engine from checkpoint, weights or at random."""
 
 from __future__ import annotations
 
@@ -60,12 +60,13 @@ def prepare(
     utilisation: Utilisation | None = None,
     companions: Mapping[str, bytes] | None = None,
 ) -> TrainingRun:
-    """An engine with its state filled: from a checkpoint, from weights, or at random.
+    """Return a run whose engine is filled with its first state: from a checkpoint, from weights, or at random.
 
-    `processes` are those of the run; None: this one alone. `companions` are the files that stand beside the weights, as far as they are
-    known: they replace those of a checkpoint. Places that are written are locked until the run is closed. Raises `DiagnosticError` when
-    data, weights or checkpoint do not fit the program, or another run writes to the same place.
+    `processes` are the run's processes; None: this one alone. `companions` are the files that accompany the weights, if
+    known; they replace a checkpoint's. Places to be written are locked until the run is closed. Raises
+    `DiagnosticError` when data, weights or checkpoint do not fit the program, or another run writes to the same place.
     """
+    # The locks move to the run only at the end: if anything below fails, this context releases them.
     with ExitStack() as places:
         run = _begun(program, stream, settings, kernels, processes or Processes(), places)
         run.held_out, run.utilisation = held_out, utilisation
@@ -84,13 +85,14 @@ def _begun(
     processes: Processes,
     places: ExitStack,
 ) -> TrainingRun:
-    """The run with its engine filled, and its ranks saying where they are."""
+    """Return the run with its engine filled and its ranks recording their positions."""
     series, lock, said = _open_place(settings.saving, processes, places)
     seed = program.plan.seed if settings.seed is None else settings.seed
     batches = Batches(stream, program.plan, settings.order, seed)
     start, execution = settings.start, settings.execution
     loaded = load_latest(start.checkpoint, program.model, processes) if start.checkpoint is not None else None
     first_step = loaded.state.step if loaded is not None else 0
+    # Refuse a run without labels before the engine allocates its arenas.
     batches.check_labels(first_step, first_step + settings.steps)
     if series is not None:
         series.check_start(processes, first_step, loaded.damaged if loaded else ())
@@ -141,9 +143,10 @@ def _begun(
 def _open_place(
     saving: Saving, processes: Processes, places: ExitStack
 ) -> tuple[CheckpointSeries | None, Lock | None, list[Diagnostic]]:
-    """Lock the place of checkpoints and see that they can be written there; the series, if it is one, process 0's lock, and what there is to say.
+    """Lock the place of checkpoints and check that it can be written.
 
-    Raises `DiagnosticError` RT002 or RT092 on all processes.
+    Return the series (None for a single checkpoint), the lock (on process 0 only) and warnings. Raises
+    `DiagnosticError` RT002 or RT092 on all processes.
     """
     directory = saving.directory
     if directory is None:
@@ -165,9 +168,9 @@ def _open_place(
 
 
 def _leave_positions(run: TrainingRun, folder: RunFolder | None, places: ExitStack) -> None:
-    """Have the ranks of this process say where they are: in a folder, or in this process's memory for those who ask it.
+    """Make the ranks of this process record their positions: in a folder, or in memory if `folder` is None.
 
-    Raises `DiagnosticError` RT002 where they cannot, RT093 where those of another run do.
+    Raises `DiagnosticError` RT002 where they cannot, RT093 if another run uses the folder.
     """
     ranks = [rank for ranks in run.engine.ranks for rank in ranks]
     if folder is None:
@@ -189,13 +192,13 @@ def _leave_positions(run: TrainingRun, folder: RunFolder | None, places: ExitSta
             rank.position = rank.new_position(folder.path, number)
     except OSError as error:
         fail("RT002", f"cannot write '{folder.directory}': {error.strerror or error}")
-    run.processes.exchange(None)  # all are there before any looks for the others
+    run.processes.exchange(None)  # a barrier: all files exist before any process reads the others'
 
 
 def _made_engine(
     processes: Processes, program: Program, kernels: KernelSet, batches: Batches, settings: RunSettings
 ) -> ProgramEngine:
-    """The engine, with all memories that it stores in."""
+    """Create the engine and the stores of its other memories; check its memory against the limit."""
     execution = settings.execution
     engine = processes.make_engine(program, kernels, batches, execution.interleave_seed, execution.threads)
     engine.open_stores(Path(execution.store_folder) if execution.store_folder else None)
@@ -206,7 +209,7 @@ def _made_engine(
 
 
 def _check_ram(memory: MemoryUse, most: int) -> None:
-    """RT093: what a process is going to hold is more than it may."""
+    """Raise RT093 if a process is going to hold more bytes than it may."""
     planned = memory.planned_bytes or memory.certified_bytes
     if planned > most:
         others = planned - memory.certified_bytes
@@ -219,7 +222,7 @@ def _check_ram(memory: MemoryUse, most: int) -> None:
 
 
 def _with_inert(program: Program, inert: Mapping[str, object]) -> Program:
-    """The program with what its model's `config.json` says beside the mathematics, completed from another one's."""
+    """Return the program with the inert keys of its model's `config.json`, completed from another config's."""
     if inert.keys() <= program.model.inert.keys():
         return program
     return evolve(program, model=evolve(program.model, inert={**inert, **program.model.inert}))

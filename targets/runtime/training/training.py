@@ -1,4 +1,4 @@
-"""A training run: its steps, evaluations and checkpoints. The command line and notebooks both use this; `preparation.py` makes one."""
+"""A training run: its steps, evaluations and checkpoints, for command line and notebooks; `preparation` makes one."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ from ratrain.targets.runtime.watch.watchdog import Watchdog, Watched
 
 @frozen
 class TimedStep:
-    """A step's report, how fast it was, and what was evaluated after it."""
+    """Step report with its speed, and the evaluation after it."""
 
     report: StepReport
     tokens_per_second: float
     learning_rate: float
     mfu: float | None = None
-    """model-flops utilisation, where the machine's peak is known"""
+    """model-FLOPs utilisation; None if the machine's peak is unknown"""
     eval_loss: float | None = None
-    """mean loss of the held-out data after the step's update"""
+    """mean loss of the held-out data after the step's update; None if not evaluated"""
 
     def to_json(self) -> dict[str, Any]:
-        """A line of the log."""
+        """Return a line of the log."""
         return {
             "step": self.report.step,
             "loss": _finite(self.report.loss),
@@ -70,13 +70,13 @@ class TimedStep:
 
 
 def _finite(value: float | None) -> float | None:
-    """A number as JSON can hold it."""
+    """Return the number, or None if JSON cannot hold it (infinite or NaN)."""
     return value if value is not None and isfinite(value) else None
 
 
 @frozen
 class _Save:
-    """A save that was begun: steps done, directory, and what stood there before."""
+    """Save that was begun: steps done, directory, and the identity of what stood there before."""
 
     step: int
     directory: str
@@ -84,17 +84,17 @@ class _Save:
 
     @classmethod
     def begun(cls, step: int, directory: str) -> _Save:
-        """The save that begins now."""
+        """Return the save that begins at this moment."""
         return cls(step, directory, _identity(directory))
 
     @property
     def is_done(self) -> bool:
-        """Whether what it has written stands in its place."""
+        """True if the new checkpoint stands in its place: saving puts another directory there."""
         return _identity(self.directory) not in (None, self.before)
 
 
 def _identity(directory: str) -> tuple[int, int] | None:
-    """Which directory has this name; None where there is none."""
+    """Return device and inode of a directory; None if there is none."""
     with suppress(OSError, ValueError):
         status = Path(directory).stat()
         return status.st_dev, status.st_ino
@@ -103,7 +103,7 @@ def _identity(directory: str) -> tuple[int, int] | None:
 
 @define(eq=False)
 class TrainingRun:
-    """One run. Make it with `prepare` (`preparation.py`), iterate `steps()`, then `save()` and `close()`."""
+    """One run: make it with `prepare` (`preparation.py`), iterate `steps()`, then call `save()` and `close()`."""
 
     program: Program
     settings: RunSettings
@@ -113,44 +113,44 @@ class TrainingRun:
     warnings: list[Diagnostic]
     processes: Processes
     series: CheckpointSeries | None
-    """where checkpoints go as the run goes on; None: there is at most one, at the end"""
+    """series for checkpoints during the run; None: at most one checkpoint, at the end"""
     held_out: HeldOut | None = None
-    """what is evaluated on"""
+    """data to evaluate on"""
     utilisation: Utilisation | None = None
     companions: Mapping[str, bytes] = field(factory=dict)
-    """Files that stand beside the model's weights, which checkpoints keep."""
+    """files that accompany the model's weights, which checkpoints keep"""
     overrides: Overrides = field(factory=dict)
-    """Keys of the optimizer that are not the compiled plan's; the program's plan has them."""
+    """optimizer keys that differ from the compiled plan's; they are in the program's plan"""
     notes: dict[str, Any] = field(factory=dict)
-    """What those who follow the run keep in its checkpoints, as JSON holds it; no bit of the run depends on it."""
+    """JSON data that followers of the run keep in its checkpoints; the training does not depend on it"""
     saved_step: int | None = None
-    """Steps done when a checkpoint of the series was last written."""
+    """steps done when a checkpoint of the series was last written"""
     saved_to: str = ""
     folder: RunFolder | None = None
-    """Where the ranks say where they are."""
+    """folder in which the ranks record their positions"""
     folder_is_temporary: bool = False
     done: list[TimedStep] = field(factory=list)
     _saving: _Save | None = None
     """the save that was begun last"""
     places: ExitStack = field(factory=ExitStack)
-    """The locks on the places it writes to."""
+    """locks on the places it writes to"""
 
     def __attrs_post_init__(self) -> None:
         weakref.finalize(self, self.places.close)
 
     def close(self) -> None:
-        """Let other runs write where this one did."""
+        """Release the locks, so that other runs may write to these places."""
         self.places.close()
 
     @property
     def seed(self) -> int:
-        """The seed of this run."""
+        """Seed of this run."""
         return self.program.plan.seed if self.settings.seed is None else self.settings.seed
 
     def steps(self, should_stop: Callable[[], int] = lambda: 0) -> Iterator[TimedStep]:
-        """Run the steps one by one; `should_stop` is asked between them.
+        """Run the steps and yield each one's report; stop before a step if `should_stop` returns a signal.
 
-        Raises `DiagnosticError` RT093 when the loss is no longer a number.
+        Raises `DiagnosticError` RT093 if the loss is no longer finite, or if the process exceeds its memory limit.
         """
         for step in range(self.first_step, self.first_step + self.settings.steps):
             if should_stop():
@@ -172,7 +172,10 @@ class TrainingRun:
             self._keep_promise(report)
 
     def _keep_promise(self, report: StepReport) -> None:
-        """Raise `DiagnosticError` RT093 where this process has held more than it was allowed: then what the run said was not true here."""
+        """Raise `DiagnosticError` RT093 if this process has held more memory than `--ram` allows.
+
+        The run promised at its start to stay below it, and here that was not true.
+        """
         most = self.settings.execution.ram_bytes
         if most is None or report.memory is None or report.memory.peak <= most:
             return
@@ -185,20 +188,20 @@ class TrainingRun:
         fail("RT093", text, help=way_out)
 
     def _timed(self, report: StepReport, seconds: float) -> TimedStep:
-        """A finished step."""
+        """Return a finished step with its speed."""
         speed = report.tokens / seconds
         rate = self.program.plan.optimizer.learning_rate(report.step)
         mfu = self.utilisation.of(speed) if self.utilisation else None
         return TimedStep(report, speed, rate, mfu)
 
     def _evaluated(self, report: StepReport) -> float | None:
-        """The loss of the held-out data after a step, if that is one to evaluate after."""
+        """Return the loss of the held-out data if this step is one to evaluate after; otherwise None."""
         every, after = self.settings.evaluation.every, report.step + 1
         due = every is not None and (after % every == 0 or after == self.first_step + self.settings.steps)
         return self.held_out.loss(self.engine) if due and self.held_out and isfinite(report.loss) else None
 
     def save(self) -> str | None:
-        """Write the checkpoint the settings ask for; its directory.
+        """Write the checkpoint that the settings ask for; return its directory, or None if they ask for none.
 
         Raises `DiagnosticError` RT002 or RT092 when it cannot be written.
         """
@@ -213,10 +216,11 @@ class TrainingRun:
         return directory
 
     def save_what_is_done(self) -> str | None:
-        """Write the checkpoint the settings ask for after something else than its last step has ended the run; its directory.
+        """Write the checkpoint that the settings ask for after the run was ended early; return its directory.
 
-        None where there is nothing to save: no step has ended since the last save or none can be saved now, weights have diverged, the run
-        ended amid a step's updates, or other processes would have to write their parts, which may not know of the end.
+        None if there is nothing to save: no step has ended since the last save or none can be saved now, weights have
+        diverged, the run ended amid a step's updates, or other processes would have to write their parts and may not
+        know of the end.
         """
         known = self.first_step if self._saving is None else self._saving.step
         whole = self.processes.count == 1 and self.engine.has_whole_state
@@ -226,19 +230,22 @@ class TrainingRun:
 
     @property
     def updates_a_step(self) -> int:
-        """Updates of blocks that a step makes, counted once a rank."""
+        """Block updates of a step, over all ranks."""
         plan, keyword = self.program.plan, Update.keyword
         streams = (stream for stage in self.program.stages for stream in stage.streams.values())
         return plan.dp * plan.tp * sum(instruction.keyword == keyword for stream in streams for instruction in stream)
 
     def newest_saved(self) -> tuple[int, str] | None:
-        """Steps done and directory of the newest checkpoint that this run has written, as it stands on the disk."""
+        """Return steps done and directory of the newest checkpoint that this run has written; None if there is none.
+
+        A checkpoint counts once it stands in its place, even if the save was interrupted after that.
+        """
         if self._saving is not None and self._saving.is_done:
             return self._saving.step, self._saving.directory
         return (self.saved_step, self.saved_to) if self.saved_step is not None else None
 
     def left_over(self) -> tuple[list[str], list[str]]:
-        """What a save that was interrupted has left where it writes: half of a checkpoint, and whole ones."""
+        """Return the directories that an interrupted save of this run left: (half-written ones, whole ones)."""
         directory = self.settings.saving.directory
         if directory is None:
             return [], []
@@ -246,12 +253,12 @@ class TrainingRun:
         return [str(path) for path in paths if not is_sealed(path)], [str(path) for path in paths if is_sealed(path)]
 
     def remove_temporary_folder(self) -> None:
-        """Remove the positions where nobody asked for them and nothing went wrong."""
+        """Remove the positions if nobody asked for them and nothing went wrong."""
         if self.folder is not None and self.folder_is_temporary and not self.folder.report():
             shutil.rmtree(self.folder.path, ignore_errors=True)
 
     def watchdog(self, tell: Callable[[Diagnostic], None]) -> Watchdog:
-        """What watches over the run and tells of it; where ranks leave their positions nowhere, it only answers who asks."""
+        """Return the run's watchdog, which reports to `tell`; without a folder of positions it only answers SIGUSR1."""
         own = [rank.position for ranks in self.engine.ranks for rank in ranks if rank.position is not None]
         advice = None
         if self.series is not None:
@@ -261,11 +268,11 @@ class TrainingRun:
 
     @property
     def steps_done(self) -> int:
-        """Steps of the training so far, those before a resumed run included."""
+        """Steps of the training so far, including those before a resumed run."""
         return self.first_step + len(self.done)
 
     def _save_to(self, series: CheckpointSeries) -> str:
-        """Write a checkpoint of a series unless that of this step was written already."""
+        """Write a checkpoint of a series, unless this step's was written already; return its directory."""
         if self.saved_step != self.steps_done:
             self.engine.enter(RankPhase.SAVING, self.steps_done - 1)
             self._saving = _Save.begun(self.steps_done, series.place_of(self.steps_done))
@@ -274,6 +281,10 @@ class TrainingRun:
         return self.saved_to
 
     def manifest(self) -> dict[str, Any]:
-        """What the bits of this run depend on beside its state, what it took in memory, and the notes of those who follow it."""
+        """Return the record of this run for its checkpoint.
+
+        It has everything besides the state that the run depends on bit for bit, its memory use, and the notes of its
+        followers.
+        """
         run = run_manifest(self.program, self.stream, self.settings, self.seed, self.overrides)
         return {**run, "memory": self.engine.memory_use().to_json(), **({"notes": self.notes} if self.notes else {})}

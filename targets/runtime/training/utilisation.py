@@ -1,4 +1,4 @@
-"""Model-flops utilisation of a run on this machine: the arithmetic the model needs, against what a core can do."""
+"""Model-FLOPs utilisation (MFU) of a run on this machine: the model's arithmetic relative to a core's peak."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-_SIZE = 768  # of the square matrices: they fit a second-level cache as the operands of a small model do
+_SIZE = 768  # of square matrices: they fit a second-level cache, as the operands of a small model do
 _PRODUCTS = 20
 
 
 @frozen
 class Utilisation:
-    """What utilisation is counted with."""
+    """Figures that utilisation is computed from."""
 
     flops_per_token: float
     """operations that training needs for one token, forward and backward; recomputation is not counted"""
     peak_flops: float
-    """operations a second"""
+    """operations per second"""
 
     def of(self, tokens_per_second: float) -> float:
-        """The share of the peak that a speed needs."""
+        """Return the fraction of the peak that this speed corresponds to."""
         return tokens_per_second * self.flops_per_token / self.peak_flops
 
 
 def measured_peak_flops() -> float:
-    """Operations a second of f32 matrix products, which is what blocks compute with, under the BLAS threads as they are.
+    """Measure the operations per second of f32 matrix products, with the present number of BLAS threads.
 
-    The fastest of some products of 768 x 768, in a few tenths of a second. Other work on the machine can make it too low.
+    The figure is the fastest of 20 products of 768 x 768, in a few tenths of a second. Other work on the machine can
+    make it too low.
     """
     one = np.ones((_SIZE, _SIZE), np.float32)
     product = one @ one

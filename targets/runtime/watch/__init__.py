@@ -1,1 +1,1 @@
-"""Where ranks are, and why a run makes no progress."""
+"""Positions of ranks, and the reason why a run makes no progress."""

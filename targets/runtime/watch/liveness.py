@@ -1,4 +1,4 @@
-"""Whether a process of this machine is alive, as the kernel sees it."""
+"""State of a process of this machine, as the kernel reports it."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 
 class Liveness(Enum):
-    """What the kernel says of a process."""
+    """State of a process."""
 
     ALIVE = "alive"
     STOPPED = "stopped"
     GONE = "gone"
     UNKNOWN = "unknown"
-    """it is on another machine"""
+    """on another machine, so nothing is known"""
 
 
 def liveness(position: RankPosition) -> Liveness:
-    """The state of a rank's process. A zombie is gone: only its parent has not asked yet."""
+    """Return the state of a rank's process; a zombie counts as gone."""
     if position.host.encode()[:64] != socket.gethostname().encode()[:64]:
         return Liveness.UNKNOWN
     try:
         status = Path(f"/proc/{position.pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return _without_proc(position.pid)
-    letter = status.rpartition(")")[2].split()[0]  # the name before may hold anything
+    letter = status.rpartition(")")[2].split()[0]  # the process name before it may hold anything, also a ")"
     if letter in "ZXx":
         return Liveness.GONE
     return Liveness.STOPPED if letter in "Tt" else Liveness.ALIVE
@@ -52,16 +52,20 @@ def _without_proc(pid: int) -> Liveness:
 
 
 class Departures:
-    """Wakes its caller at once when a process ends: a launcher ends the others within milliseconds, and then who was first is lost."""
+    """Notification of processes that end, by their pidfds.
+
+    A launcher ends all other ranks within milliseconds, and which one was first is then lost: polling would be too
+    slow.
+    """
 
     def __init__(self) -> None:
         self._handles: dict[int, int] = {}
-        """Of processes, by the number of their rank."""
+        """pidfds, by the number of the rank."""
         self._seen: set[int] = set()
 
     def watch(self, positions: Sequence[RankPosition]) -> None:
-        """From now on, also these ranks, where they are other processes of this machine that are alive."""
-        if not hasattr(os, "pidfd_open"):  # Linux has it; elsewhere the caller finds out when it looks again
+        """Watch these ranks too, if they are other live processes of this machine."""
+        if not hasattr(os, "pidfd_open"):  # only Linux has it; elsewhere the caller notices at its next look
             return
         for position in positions:
             if position.pid in self._seen or position.pid == os.getpid() or liveness(position) is not Liveness.ALIVE:
@@ -71,7 +75,7 @@ class Departures:
                 self._handles[position.number] = os.pidfd_open(position.pid)
 
     def wait(self, seconds: float, inbox: Sequence[int] = ()) -> set[int]:
-        """Wait until a process ends, something can be read from `inbox`, or it is time; the ranks whose processes ended."""
+        """Wait for the end of a process, input in `inbox`, or the timeout; return the ranks whose processes ended."""
         ready, _, _ = select.select([*inbox, *self._handles.values()], [], [], seconds)
         ended = {number for number, handle in self._handles.items() if handle in ready}
         for number in ended:
@@ -79,7 +83,7 @@ class Departures:
         return ended
 
     def close(self) -> None:
-        """Let go of all of them."""
+        """Close all handles."""
         for handle in self._handles.values():
             os.close(handle)
         self._handles = {}

@@ -1,8 +1,15 @@
-"""Where each rank is, in small memory-mapped files that outlive the processes.
+"""Positions of ranks in small memory-mapped files that outlive the processes.
 
-A run's folder has a file `rank-00003.position` for every rank, its program, and a note of the first rank that was lost. What is
-written is in the file's pages at once, so a rank that is killed has still said where it was; nothing is flushed, and writing costs
-well under a microsecond an instruction.
+A run's folder has a file `rank-00003.position` for every rank, its program, and a note of the first rank that was lost.
+A write is in the file's pages at once, so a rank that is killed has left its last position. Nothing is flushed, and a
+write costs well under a microsecond for an instruction.
+
+    0     magic, number, ranks, stage, replica, peer, pid, host
+    128   phase, step, since            160  heartbeat            168  longest compute instruction
+    192   for each engine, 32 bytes apart: completed, running, since
+
+Fields are written one by one and readers take no lock: a position may mix two moments, and a verdict needs several
+looks.
 """
 
 from __future__ import annotations
@@ -38,11 +45,11 @@ _PHASE_AT, _BEAT_AT, _LONGEST_AT, _ENGINES_AT = 128, 160, 168, 192
 _ENGINE_BYTES = 32
 _SIZE = _ENGINES_AT + _ENGINE_BYTES * len(ENGINES)
 _MOST_SAID = 16 << 20
-"""Bytes of a note or a report."""
+"""Most bytes of a note or report that are read."""
 
 
 class RankPhase(IntEnum):
-    """What a rank is doing as a whole."""
+    """Phase of a rank as a whole."""
 
     STARTING = 0
     RUNNING = 1
@@ -54,21 +61,21 @@ class RankPhase(IntEnum):
 
 @frozen
 class EnginePosition:
-    """How far an engine has come. `since` is when that last changed, in seconds of `time.time`."""
+    """Progress of an engine. `since` is the time of its last change, in seconds of `time.time`."""
 
     completed: int
     """instructions, over all steps of this process"""
     running: bool
-    """whether the next one has begun"""
+    """True if the next one has begun"""
     since: float
 
 
 @frozen
 class RankPosition:
-    """Where a rank is."""
+    """Position of a rank."""
 
     number: int
-    """of its process, as the launcher numbers them; of ranks in one process, in rank order"""
+    """number of its process, as the launcher counts; for ranks in one process, their number in rank order"""
     stage: int
     replica: int
     peer: int
@@ -76,30 +83,31 @@ class RankPosition:
     host: str
     phase: RankPhase
     step: int
-    """of the training, that it works on or ended last"""
+    """step of the training in progress, or the last one finished"""
     since: float
-    """when its phase last changed"""
+    """time at which its phase last changed"""
     heartbeat: float
     longest_compute: float
-    """seconds of its longest compute instruction after its first step; 0: not known"""
+    """seconds of its longest compute instruction after its first step; 0: unknown"""
     engines: Mapping[Engine, EnginePosition]
 
     @property
     def progress(self) -> tuple[Any, ...]:
-        """Changes whenever the rank makes progress."""
+        """Value that changes whenever the rank makes progress."""
         return (self.phase, self.step, *((engine.completed, engine.running) for engine in self.engines.values()))
 
     @property
     def place(self) -> Rank:
-        """Its point in the mesh."""
+        """Point in the mesh."""
         return Rank(self.stage, self.replica, self.peer)
 
 
 class PositionFile:
-    """A rank's own file, or memory of this process alone where there is no folder.
+    """File of a rank's own position, or memory of this process alone if there is no folder.
 
-    The rank is number `number` of `ranks`; `completed` counts what each of its engines has done, over all steps, as it runs.
-    Raises OSError where it cannot be made.
+    The rank is number `number` of `ranks`. `completed` has the instructions that each of its engines has completed,
+    over all steps; it is the rank's own mapping and changes as the rank runs. Raises OSError where the file cannot be
+    made.
     """
 
     def __init__(
@@ -124,42 +132,43 @@ class PositionFile:
         self._steps = 0
 
     def enter(self, phase: RankPhase, step: int) -> None:
-        """The rank as a whole does something else."""
+        """Record the rank's new phase."""
         _PHASE.pack_into(self._data, _PHASE_AT, phase, step, time.time())
         if phase is RankPhase.BETWEEN_STEPS:
             self._steps += 1
 
     def beat(self) -> None:
-        """The process is alive."""
+        """Record that the process is alive."""
         _BEAT.pack_into(self._data, _BEAT_AT, time.time())
 
     def read(self) -> RankPosition:
-        """What it says."""
+        """Return the recorded position."""
         return _parse(Path(), self._data[:])
 
     def begin(self, engine: Engine) -> None:
-        """An engine's next instruction has begun."""
+        """Record that an engine's next instruction has begun."""
         now = time.time()
         if engine is Engine.COMPUTE:
             self._begun = now
         _ENGINE.pack_into(self._data, self._places[engine], self._completed[engine], 1, now)
 
     def complete(self, engine: Engine) -> None:
-        """The instruction has completed, and is counted."""
+        """Record that the instruction has completed; `completed` already counts it."""
         now = time.time()
         _ENGINE.pack_into(self._data, self._places[engine], self._completed[engine], 0, now)
+        # The first step is left out: it loads libraries and compiles loops.
         if engine is Engine.COMPUTE and self._steps and now - self._begun > self._longest:
             self._longest = now - self._begun
             _LONGEST.pack_into(self._data, _LONGEST_AT, self._longest)
 
 
 def position_path(folder: Path, number: int) -> Path:
-    """The file of a rank."""
+    """Return the file of a rank."""
     return folder / f"rank-{number:05d}.position"
 
 
 def read_positions(folder: str) -> list[RankPosition]:
-    """The ranks that have left a position in a folder, by number.
+    """Return the positions of the ranks in a folder, by number.
 
     Raises `DiagnosticError` RT002 where it cannot be read, RT092 where a file is no position.
     """
@@ -172,13 +181,13 @@ def read_positions(folder: str) -> list[RankPosition]:
 
 
 def _read(path: Path, most: int) -> bytes:
-    """The first bytes of a regular file. Raises OSError where there is none."""
+    """Return the first bytes of a regular file. Raises OSError where there is none."""
     with opened_regular(path) as stream:
         return stream.read(most)
 
 
 def _is_blank(data: bytes) -> bool:
-    """Whether a rank has made its file and not yet written to it."""
+    """Return True if a rank has created its file and not written to it yet."""
     return not any(data[: len(_MAGIC)])
 
 
@@ -200,22 +209,22 @@ def _parse(path: Path, data: bytes) -> RankPosition:
 
 
 class RunFolder:
-    """What the processes of a run leave for those who ask what became of it."""
+    """Folder in which a run's processes leave files for those who ask what happened."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
         self.path = Path(directory)
 
     def hold(self) -> Lock:
-        """Make the folder, and lock it for one run. Raises `DiagnosticError` RT002, and RT093 where another run has it."""
+        """Make the folder and lock it for one run. Raises `DiagnosticError` RT002, and RT093 if another run has it."""
         made_directory(self.directory)
         return hold(self.path / _LOCK_FILE, "RT093", self.directory)
 
     def clear(self) -> None:
-        """Make the folder, without what an earlier run left in it. Raises `DiagnosticError` RT002."""
+        """Make the folder and remove the files of an earlier run. Raises `DiagnosticError` RT002."""
         made_directory(self.directory)
         try:
-            if Path(self.program_path).is_symlink():  # what it leads to is no part of the run, and stays as it is
+            if Path(self.program_path).is_symlink():  # its target is no part of the run: do not write through the link
                 Path(self.program_path).unlink()
             for path in self.path.glob("rank-*.position"):
                 path.unlink()
@@ -226,20 +235,20 @@ class RunFolder:
 
     @property
     def program_path(self) -> str:
-        """The program that the ranks run."""
+        """Path of the program that the ranks run."""
         return str(self.path / PROGRAM_FILE)
 
     def note_lost(self, numbers: Iterable[int]) -> None:
-        """Keep which ranks were gone first; who knows it first is believed."""
+        """Record which ranks were gone first; the first note stands."""
         path = self.path / _LOST_FILE
         try:
             with path.open("x", encoding="utf-8") as stream:
                 json.dump({"ranks": sorted(numbers), "time": time.time()}, stream)
-        except OSError:  # it is noted already, or the disk is full: the report does without
+        except OSError:  # noted already, or the disk is full: the report does without
             return
 
     def lost(self) -> tuple[list[int], float] | None:
-        """Which ranks were gone first, and when; None where nobody saw it."""
+        """Return the ranks that were gone first, and when; None if there is no note."""
         try:
             note = json.loads(_read(self.path / _LOST_FILE, _MOST_SAID))
             return [int(number) for number in note["ranks"]], float(note["time"])
@@ -247,7 +256,7 @@ class RunFolder:
             return None
 
     def claim_report(self) -> bool:
-        """Whether the caller is the first who wants to report the end of the run."""
+        """Return True if the caller is the first to report the end of the run, by creating the report file."""
         try:
             (self.path / _REPORT_FILE).open("x").close()
         except FileExistsError:
@@ -257,12 +266,12 @@ class RunFolder:
         return True
 
     def keep_report(self, text: str) -> None:
-        """Keep what was said about the end of the run."""
+        """Write the report of the end of the run."""
         with replacing(str(self.path / _REPORT_FILE)) as stream:
             stream.write(text.encode())
 
     def report(self) -> str:
-        """What was said about the end of the run; empty where nothing was."""
+        """Return the report of the end of the run; empty if there is none."""
         try:
             return _read(self.path / _REPORT_FILE, _MOST_SAID).decode()
         except (OSError, ValueError):

@@ -1,9 +1,20 @@
-"""Who waits for whom, and why: from the positions of all ranks and the program they run.
+"""Post-mortem of a run that makes no progress: who waits for whom, and why.
 
-Every engine of every rank that has work left is a node; it waits for other engines of its rank (the program's waits), for the
-partner of a message, or for members of a collective that have not come. What waits needs all it waits for, so a cycle is a deadlock:
-the program is at fault. Without one, following the waits ends at what does not wait: a process that is gone or stopped, a message that was sent
-and did not arrive, an instruction that takes long.
+From the positions of all ranks and their program it builds a wait graph. Each engine of each rank with work left is a
+node; its edges go to all engines that it waits for: other engines of its rank (the program's waits), the partner of a
+message, members of a collective that have not come.
+
+    stage 0 send   ->  stage 1 recv  ->  stage 1 compute  (stopped by a signal)         an end: the process is at fault
+    stage 0 send   ->  stage 1 recv  ->  stage 1 send     ->  stage 0 recv
+          ^--------------------------------------------------------'                    a cycle: the program is at fault
+
+A node needs all that it waits for, so a cycle is a deadlock. Without a cycle every path ends at a node that waits for
+nothing: a process that is gone or stopped, a message that was sent and did not arrive, an instruction that takes long.
+These ends are the causes.
+
+Partners are found by counting: the k-th send of a channel belongs to its k-th receive, and the k-th collective of a
+group is the same on all members. Positions are a snapshot of running processes; a verdict holds only if nothing moved
+for some time (`watchdog`). Cost: (ranks x engines) nodes, and for each count one pass over a stream.
 """
 
 from __future__ import annotations
@@ -27,16 +38,18 @@ if TYPE_CHECKING:
     from ratrain.targets.program.program import Program
 
 Node: TypeAlias = tuple[Rank, Engine]
+"""Engine of a rank."""
 
 _NEVER_SO_LONG = 50.0
-"""An instruction that takes this many times the longest before it does not come back: a rank slowed tenfold still does."""
+"""An instruction that takes this many times the longest one before is taken for stuck: a rank slowed tenfold is not."""
 
 _SILENT_SECONDS = 8.0
-"""Without a heartbeat, which comes several times a second; clocks of a cluster are assumed to differ by less."""
+"""Seconds without a heartbeat, which comes several times a second; clocks of a cluster are assumed to differ by
+less."""
 
 
 class Fault(Enum):
-    """What the end of the waits is."""
+    """Kind of an end of the waits."""
 
     CYCLE = "cycle"
     GONE = "gone"
@@ -50,13 +63,13 @@ class Fault(Enum):
 
     @property
     def is_conclusive(self) -> bool:
-        """Whether the run cannot go on."""
+        """True if the run cannot continue."""
         return self not in (Fault.COMPUTING, Fault.TRANSFER, Fault.OTHER_WORK)
 
 
 @frozen
 class HangCause:
-    """One end of the waits: what is the matter, in words, and with which ranks."""
+    """End of the waits: the fault in words, and the ranks that have it."""
 
     fault: Fault
     text: str
@@ -66,25 +79,25 @@ class HangCause:
 
 @frozen
 class Diagnosis:
-    """What can be said of a run that makes no progress."""
+    """Verdict on a run that makes no progress."""
 
     causes: tuple[HangCause, ...]
     ranks: tuple[str, ...]
-    """one line a rank: where it is, how long, what it waits for"""
+    """one line for each rank: what it does, for how long, and which ranks it waits for"""
 
     @property
     def is_conclusive(self) -> bool:
-        """Whether the run cannot go on."""
+        """True if the run cannot continue."""
         return any(cause.fault.is_conclusive for cause in self.causes)
 
     @property
     def is_other_work(self) -> bool:
-        """Whether all wait for ranks that start or save: how long that takes, nobody knows."""
+        """True if all wait for ranks that start or save, which may take any time."""
         return bool(self.causes) and all(cause.fault is Fault.OTHER_WORK for cause in self.causes)
 
     @property
     def verdict(self) -> str:
-        """Whether the program or the machine is at fault."""
+        """Sentence that says whether the program or the machine is at fault."""
         faults = {cause.fault for cause in self.causes}
         if Fault.CYCLE in faults:
             return "a deadlock of the program: its instructions wait for each other in a circle"
@@ -93,7 +106,7 @@ class Diagnosis:
         return "nothing is proved to be at fault: some rank or message is slow"
 
     def lines(self) -> list[str]:
-        """All of it, to print."""
+        """Return the whole diagnosis as lines to print."""
         return [*self.ranks, *(f"cause: {cause.text}" for cause in self.causes), self.verdict]
 
 
@@ -103,11 +116,13 @@ def diagnose(
     now: float,
     state_of: Callable[[RankPosition], Liveness],
 ) -> Diagnosis:
-    """What the positions of a run's ranks say; `state_of` tells whether their processes are alive."""
+    """Diagnose a run from the positions of its ranks; `state_of` tells whether their processes are alive."""
     return _Inquiry(program, positions, now, state_of).diagnosis()
 
 
 class _Inquiry:
+    """Wait graph of a run at one moment, built by its constructor."""
+
     def __init__(
         self,
         program: Program,
@@ -116,25 +131,26 @@ class _Inquiry:
         state_of: Callable[[RankPosition], Liveness],
     ) -> None:
         self.program = program
+        # Clocks of machines differ: no heartbeat may lie in the future, or durations would be negative.
         self.now = max([now, *(position.heartbeat for position in positions)])
         self.at: dict[Rank, RankPosition] = {position.place: position for position in positions}
         self.states = {place: state_of(position) for place, position in self.at.items()}
         self.causes: dict[Node, HangCause] = {}
         self.waits: dict[Node, dict[Node, None]] = {}
-        """of each engine, those that it waits for"""
+        """engines that each engine waits for; a dict of None is a set that keeps its order"""
         for place in self.places():
             for engine in ENGINES:
                 if program.stages[place.stage].streams[engine]:
                     self.visit((place, engine))
 
     def places(self) -> Iterable[Rank]:
-        """All ranks of the program."""
+        """Return all ranks of the program."""
         return self.program.topology.ranks
 
     # The graph
 
     def visit(self, node: Node) -> None:
-        """Enter what an engine waits for, or why it does not wait."""
+        """Add the edges of an engine, or the cause why it has none."""
         waits = self.waits.setdefault(node, {})
         whole = self.cause_of_rank(node[0])
         if whole is not None:
@@ -148,13 +164,14 @@ class _Inquiry:
             waits[target] = None
 
     def cause_of_rank(self, place: Rank) -> HangCause | None:
-        """Why a whole rank makes no progress, whatever its engines wait for."""
+        """Return why a whole rank makes no progress, whatever its engines wait for; None if it does its step."""
         position = self.at.get(place)
         if position is None:
             text = f"{self.name(place)} has left no position: its process never came so far"
             return HangCause(Fault.MISSING, text, (place,), 0.0)
         state = self.states[place]
         where = f"{self.name(place)} (process {position.number}, pid {position.pid} on {position.host})"
+        # A rank that has ended its last step may leave at any time.
         if state is Liveness.GONE and position.phase is not RankPhase.ENDED:
             text = f"{where} is gone: it was killed, or ended without a word, {self.doing(place)}"
             return HangCause(Fault.GONE, text, (place,), self.now - position.heartbeat)
@@ -171,10 +188,11 @@ class _Inquiry:
         return None
 
     def targets(self, node: Node) -> list[Node] | None:
-        """What an engine's next instruction waits for; None where it waits for nothing."""
+        """Return the engines that an engine's next instruction waits for; None if it waits for nothing."""
         place, engine = node
         position = self.at[place]
         if position.phase in (RankPhase.BETWEEN_STEPS, RankPhase.ENDED):
+            # Between steps a rank waits for all ranks that are still in the step: losses and flags are exchanged.
             late = [
                 other
                 for other, theirs in self.at.items()
@@ -183,16 +201,17 @@ class _Inquiry:
             return [(other, busy) for other in late for busy in self.working(other)]
         instruction, step = self.next_instruction(node)
         unmet = [(place, wait.engine) for wait in instruction.waits if not self.is_met(place, wait, step)]
+        # Waits within the rank come first: only when they are met does the engine turn to its partner.
         if unmet or engine in (Engine.COMPUTE, Engine.HOST):
             return unmet or None
         if position.engines[Engine.COMPUTE].running:
-            return [(place, Engine.COMPUTE)]  # its thread looks after messages when it has computed
+            return [(place, Engine.COMPUTE)]  # its thread serves messages only between computations
         if instruction.peer is None and not instruction.group:
-            return None  # what is stored in another memory of the rank, or fetched from there
+            return None  # a store to, or fetch from, another memory of the rank
         return self.members_to_come(node) if instruction.group else self.partner(node)
 
     def working(self, place: Rank) -> list[Engine]:
-        """Engines of a rank that have not done all their instructions of the step."""
+        """Return the engines of a rank that have not done all their instructions of the step."""
         stage, position = self.program.stages[place.stage], self.at[place]
         steps = max(position.engines[e].completed // len(stage.streams[e]) for e in ENGINES if stage.streams[e])
         unfinished = [
@@ -206,23 +225,25 @@ class _Inquiry:
             for engine in ENGINES
             if stage.streams[engine] and position.engines[engine].completed // len(stage.streams[engine]) < steps
         ]
+        # An engine exactly at a step's end has either finished this step or not begun it: the count of steps tells.
         return unfinished or behind or [Engine.COMPUTE]
 
     def partner(self, node: Node) -> list[Node] | None:
-        """The other end of a message, unless it has done its part or does it now."""
+        """Return the other end of a message; None if it has done its part or is doing it."""
         place, _ = node
         instruction, _ = self.next_instruction(node)
         assert instruction.peer is not None
         other: Node = (place._replace(stage=instruction.peer), _other_engine(instruction))
         mine = self.messages(node, instruction.peer, instruction)
         theirs = self.messages(other, place.stage, instruction)
+        # The partner has completed more messages of this channel, so this one too.
         if theirs > mine:
             return None
         met = theirs == mine and self.is_at(other, lambda head: _is_message(head, place.stage, instruction))
         return None if met else [other]
 
     def members_to_come(self, node: Node) -> list[Node] | None:
-        """The members of a collective that have not begun it."""
+        """Return the members of a collective that have not begun it; None if all have."""
         place, engine = node
         group = self.next_instruction(node)[0].group
         mine = self.meetings(node, group)
@@ -236,7 +257,7 @@ class _Inquiry:
         return to_come or None
 
     def is_at(self, node: Node, matches: Callable[[Instruction], bool]) -> bool:
-        """Whether an engine is ready for an instruction of a kind, and its rank's thread looks after it."""
+        """Return True if an engine is ready for a matching instruction, and its rank's thread can serve it."""
         place = node[0]
         if place not in self.at or self.cause_of_rank(place) is not None:
             return False
@@ -247,34 +268,34 @@ class _Inquiry:
         return matches(instruction) and all(self.is_met(place, wait, step) for wait in instruction.waits)
 
     def members(self, place: Rank, group: str) -> Sequence[Rank]:
-        """The ranks of a rank's group."""
+        """Return the ranks of a rank's group."""
         return self.program.topology.members(Group(group), place)
 
     # Counting
 
     def next_instruction(self, node: Node) -> tuple[Instruction, int]:
-        """The instruction that heads an engine, and the step of the process it belongs to."""
+        """Return the instruction at the head of an engine, and the step of the process that it belongs to."""
         place, engine = node
         stream = self.program.stages[place.stage].streams[engine]
         step, index = divmod(self.at[place].engines[engine].completed, len(stream))
         return stream[index], step
 
     def is_met(self, place: Rank, wait: CountWait, step: int) -> bool:
-        """Whether what an instruction of a step waits for has completed."""
+        """Return True if a wait of an instruction of a step is over."""
         at = step - 1 if wait.previous_step else step
         length = len(self.program.stages[place.stage].streams[wait.engine])
         return at < 0 or self.at[place].engines[wait.engine].completed >= at * length + wait.count
 
     def messages(self, node: Node, peer: int, like: Instruction) -> int:
-        """Messages with a stage, on the channel of another message, that an engine has completed."""
+        """Return how many messages with stage `peer`, on the channel of `like`, an engine has completed."""
         return self.count(node, lambda instruction: _is_message(instruction, peer, like))
 
     def meetings(self, node: Node, group: str) -> int:
-        """Collectives of a group that a rank has completed."""
+        """Return how many collectives of a group a rank has completed."""
         return self.count(node, lambda instruction: instruction.group == group)
 
     def count(self, node: Node, matches: Callable[[Instruction], bool]) -> int:
-        """Completed instructions of a kind, over all steps."""
+        """Return how many matching instructions an engine has completed, over all steps."""
         place, engine = node
         if place not in self.at:
             return 0
@@ -286,24 +307,25 @@ class _Inquiry:
         return steps * sum(matching) + sum(matching[:index])
 
     def are_one_process(self, one: Rank, other: Rank) -> bool:
-        """Whether two ranks run in the same process."""
+        """Return True if two ranks run in the same process."""
         mine, theirs = self.at.get(one), self.at.get(other)
         return mine is not None and theirs is not None and (mine.host, mine.pid) == (theirs.host, theirs.pid)
 
     def is_shared(self, place: Rank) -> bool:
-        """Whether a rank's process runs others too, and may be at work for one of them."""
+        """Return True if a rank's process runs other ranks too, and may be working for one of them."""
         return any(other != place and self.are_one_process(place, other) for other in self.at)
 
     # Words
 
     def cause_of_instruction(self, node: Node) -> HangCause:
-        """Why an instruction that waits for nothing has not ended."""
+        """Return why an instruction that waits for nothing has not ended."""
         place, engine = node
         position = self.at[place]
         seconds = self.now - position.engines[engine].since
         text = f"{self.name(place)} {self.doing_instruction(node)}"
         if engine in (Engine.COMPUTE, Engine.HOST):
             longest = position.longest_compute
+            # In a shared process a ready instruction may wait for its turn behind another rank's: that is not stuck.
             has_its_turn = position.engines[engine].running or not self.is_shared(place)
             if longest and has_its_turn and seconds > _NEVER_SO_LONG * longest:
                 text += f"; none took longer than {longest:.2g} s before"
@@ -312,7 +334,7 @@ class _Inquiry:
         instruction, _ = self.next_instruction(node)
         if instruction.direction is Direction.IN and instruction.peer is not None:
             sender: Node = (place._replace(stage=instruction.peer), _other_engine(instruction))
-            # Within a process nothing is under way: the message is there, and the receiver's turn comes.
+            # Within a process no message is in transit: it is there, and the receiver's turn comes.
             if not self.are_one_process(place, sender[0]) and self.messages(
                 sender, place.stage, instruction
             ) > self.messages(node, instruction.peer, instruction):
@@ -322,11 +344,11 @@ class _Inquiry:
         return HangCause(Fault.TRANSFER, f"{text}; {what}", (place,), seconds)
 
     def name(self, place: Rank) -> str:
-        """A rank as messages call it."""
+        """Return the name of a rank in messages."""
         return self.program.topology.name(place)
 
     def doing(self, place: Rank) -> str:
-        """What a rank does, or did last."""
+        """Describe what a rank does, or did last."""
         position = self.at[place]
         if position.phase is RankPhase.STARTING:
             return "starting"
@@ -339,7 +361,7 @@ class _Inquiry:
         return self.doing_instruction((place, self.shown_engine(place)))
 
     def shown_engine(self, place: Rank) -> Engine:
-        """The engine that says best where a rank is: one that computes, else the one that has been under way longest."""
+        """Return the engine that represents a rank: compute if it runs, else the one that has been busy longest."""
         position = self.at[place]
         engines = self.working(place)
         if Engine.COMPUTE in engines and position.engines[Engine.COMPUTE].running:
@@ -348,7 +370,7 @@ class _Inquiry:
         return min(running or engines, key=lambda engine: position.engines[engine].since)
 
     def doing_instruction(self, node: Node) -> str:
-        """An engine's next instruction in words."""
+        """Describe an engine's next instruction."""
         place, engine = node
         position = self.at[place]
         instruction, _ = self.next_instruction(node)
@@ -361,7 +383,7 @@ class _Inquiry:
         )
 
     def rank_line(self, place: Rank) -> str:
-        """Where a rank is, and which ranks it waits for."""
+        """Describe what a rank does, and which ranks it waits for."""
         position = self.at.get(place)
         if position is None:
             return f"{self.name(place)}: no position"
@@ -383,37 +405,42 @@ class _Inquiry:
             text = " waits for ".join([*links, links[0]])
             places = tuple(dict.fromkeys(node[0] for node in cycle))
             return Diagnosis((HangCause(Fault.CYCLE, text, places, self.longest_wait(cycle)),), lines)
+        # An end that nobody waits for explains nothing. If all ends are like this, show them all.
         ends = [cause for node, cause in self.causes.items() if self.is_waited_for(node)]
         ends = ends or list(self.causes.values())
         distinct = {cause.text: cause for cause in ends}.values()
         causes = sorted(distinct, key=lambda cause: (not cause.fault.is_conclusive, -cause.seconds))
+        # A proved fault explains the slow ones: drop those.
         if causes and causes[0].fault.is_conclusive:
             causes = [cause for cause in causes if cause.fault.is_conclusive]
         return Diagnosis(tuple(causes), lines)
 
     def is_waited_for(self, node: Node) -> bool:
-        """Whether another rank waits for this, directly or through others; or the whole rank is gone."""
+        """Return True if another rank waits for this node, directly or not, or if the fault is conclusive by itself."""
         if self.causes[node].fault in (Fault.GONE, Fault.STOPPED, Fault.MISSING, Fault.LOST_MESSAGE, Fault.STUCK):
             return True
         return any(other[0] != node[0] for other in all_behind(self.waits, node))
 
     def longest_wait(self, nodes: Sequence[Node]) -> float:
-        """Seconds that the oldest of some waits has lasted."""
+        """Return the seconds of the longest of some waits."""
         return max(self.now - self.at[place].engines[engine].since for place, engine in nodes)
 
     def node_name(self, node: Node) -> str:
-        """A rank's engine and its instruction."""
+        """Describe a rank's engine and its instruction."""
         place, engine = node
         return f"{self.name(place)} {engine.value} '{self.next_instruction(node)[0].title}'"
 
 
 def only_gone(numbers: Collection[int]) -> Callable[[RankPosition], Liveness]:
-    """The states of ranks when the first of them, whose numbers are given, were gone."""
+    """Return a `state_of` by which exactly the ranks of these numbers are gone.
+
+    It describes the moment when the first ranks were lost, before the launcher ended the others.
+    """
     return lambda position: Liveness.GONE if position.number in numbers else Liveness.ALIVE
 
 
 def _is_message(instruction: Instruction, peer: int, like: Instruction) -> bool:
-    """Whether an instruction is a message with a stage, on the channel of another message."""
+    """Return True if an instruction is a message with stage `peer`, on the channel of message `like`."""
     return (instruction.peer, _payload(instruction), instruction.chunk) == (peer, _payload(like), like.chunk)
 
 
@@ -422,8 +449,8 @@ def _payload(instruction: Instruction) -> Payload | GuestWay | None:
 
 
 def _other_engine(message: Instruction) -> Engine:
-    """The engine at the other end of a message."""
+    """Return the engine at the other end of a message."""
     payload = _payload(message)
-    assert payload is not None  # the verifier has refused what carries nothing
+    assert payload is not None  # the verifier refuses messages that carry nothing
     sender, receiver = engines_of(payload)
     return receiver if message.direction is Direction.OUT else sender

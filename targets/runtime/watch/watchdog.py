@@ -1,7 +1,15 @@
-"""A thread beside the run that says what it waits for: when asked (SIGUSR1), when a rank is gone, when nothing makes progress.
+"""Watchdog thread of a run: reports when asked (SIGUSR1), when a rank is gone, and when nothing makes progress.
 
-It makes no call of the library that moves bytes and takes no lock of the run; it reads the positions of all ranks and, where the run cannot go on, reports and
-ends the process, on which the launcher ends the others.
+    every 0.2 s:  write own heartbeats; read the positions of all ranks
+                  a rank is gone                                           -> report, end this process
+                  nothing moved since the last look: quiet += elapsed      -> quiet long enough: diagnose (`postmortem`)
+                      conclusive, quiet >= hang timeout                    -> report, end this process
+                      not conclusive, quiet >= 10 x hang timeout           -> the same, unless ranks start or save
+                      much slower than usual                               -> a warning
+                  something moved: quiet = 0
+
+It calls no communication library and takes no lock of the run, so it works while the main thread hangs in either. It
+ends its own process by `os._exit`; the launcher then ends the others.
 """
 
 from __future__ import annotations
@@ -28,18 +36,19 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.watch.positions import RankPosition
 
 _Handler: TypeAlias = "Callable[[int, FrameType | None], Any] | int | signal.Handlers | None"
-"""What `signal.signal` takes and gives back."""
+"""Type of a handler that `signal.signal` takes and returns."""
 
 _LOOK_SECONDS = 0.2
 _LONGEST_LOOK = 3 * _LOOK_SECONDS
-"""Of the time between two looks no more counts: a longer one means that the process was suspended, and with it perhaps the whole job."""
+"""Most seconds counted between two looks: a longer gap means that the process, and perhaps the whole job, was
+suspended."""
 _SLOW_SECONDS = 1.0
-"""A single instruction or message that takes longer, and much longer than before, is worth a word."""
+"""Seconds from which on an instruction or message that takes much longer than usual is reported."""
 _SLOW_FACTOR = 5.0
 _PATIENCE = 10
-"""What is slow and not proved dead ends the run after so many times the hang timeout."""
+"""Multiple of the hang timeout after which a run is ended although no fault is proved."""
 _TURN_SECONDS = 0.3
-"""Ranks report in turn, so that one speaks for all, and the next if that one is gone."""
+"""Seconds by which ranks report after one another, so that one speaks for all, and the next one if that is gone."""
 _MOST_TURNS = 6
 EXIT_LOST = 1
 
@@ -47,27 +56,33 @@ EXIT_LOST = 1
 def report_of(
     diagnosis: Diagnosis, title: str, severity: Severity = Severity.ERROR, help_text: str | None = None
 ) -> Diagnostic:
-    """A diagnosis as a diagnostic: its causes, then where every rank is."""
+    """Return a diagnosis as a diagnostic: its causes, then a line for each rank."""
     causes = "; ".join(cause.text for cause in diagnosis.causes) or "no rank waits"
     notes = [Note(line) for line in (*diagnosis.ranks, diagnosis.verdict)]
     return Diagnostic("RT093", f"{title}: {causes}", notes=notes, help=help_text, severity=severity)
 
 
 def getting_on(diagnosis: Diagnosis) -> Diagnostic:
-    """Where the ranks of a run are that makes progress: what one waits for at a moment is no fault of anything."""
+    """Return the positions of a run that makes progress, without causes: a momentary wait is no fault."""
     notes = [Note(line) for line in diagnosis.ranks]
     return Diagnostic("RT093", "where the run is: it makes progress", notes=notes, severity=Severity.WARNING)
 
 
 def gone_ranks(positions: Sequence[RankPosition], departed: Collection[int]) -> list[RankPosition]:
-    """Ranks of this machine whose processes are gone although they had not ended: those that departed first, if any did."""
+    """Return this machine's ranks whose processes are gone without having ended.
+
+    If some of them are in `departed`, the ranks that were first, only these.
+    """
     ended = (RankPhase.ENDED, RankPhase.FAILED)
     gone = [position for position in positions if position.phase not in ended and liveness(position) is Liveness.GONE]
     return [position for position in gone if position.number in departed] or gone
 
 
 def lost_ranks(positions: Sequence[RankPosition], departed: Collection[int], folder: RunFolder) -> list[RankPosition]:
-    """Those that are gone, unless another has failed before any was lost: it says why, and ends the job with all others."""
+    """Return the ranks that are gone, or none if another rank failed first.
+
+    A rank that fails says why itself and ends the job with all others: these are not lost.
+    """
     gone = gone_ranks(positions, departed)
     failed = any(position.phase is RankPhase.FAILED for position in positions)
     return [] if gone and failed and folder.lost() is None else gone
@@ -75,23 +90,23 @@ def lost_ranks(positions: Sequence[RankPosition], departed: Collection[int], fol
 
 @frozen(eq=False)
 class Watched:
-    """What a watchdog looks at, and whom it tells."""
+    """Object of a watchdog, and the receiver of its reports."""
 
     program: Program
     folder: RunFolder | None
-    """None: only the positions of this process are known, and only SIGUSR1 is answered"""
+    """None: only this process's positions are known, and only SIGUSR1 is answered"""
     own: Sequence[PositionFile]
     number: int
-    """of this process"""
+    """number of this process"""
     hang_timeout: float
-    """seconds without progress of any rank; 0: only SIGUSR1 is answered"""
+    """seconds without progress of any rank before a verdict; 0: only SIGUSR1 is answered"""
     tell: Callable[[Diagnostic], None]
     advice: str | None = None
-    """the way out of a run that was lost"""
+    """advice for a run that was lost"""
 
 
 class Watchdog:
-    """Watches from `start` to `stop`, both called by the main thread."""
+    """Watchdog thread, which runs from `start` to `stop`; the main thread calls both."""
 
     def __init__(self, watched: Watched) -> None:
         self.watched = watched
@@ -102,23 +117,23 @@ class Watchdog:
         self._progress: object = None
         self._looked = time.monotonic()
         self._quiet = 0.0
-        """Seconds without progress that the watchdog was awake for."""
+        """Seconds without progress during which the watchdog was awake."""
         self._next_verdict = _SLOW_SECONDS
         self._is_excused = False
-        """Whether it was said that a rank takes long over what has no usual time."""
+        """True once a warning has named a rank whose work takes no usual time."""
         self._departures = Departures()
         self._departed: set[int] = set()
 
     def start(self) -> None:
-        """Watch from here on; SIGUSR1 asks for a report."""
-        # Python runs signal handlers between instructions of the main thread, which may be deep in a kernel; the number of a
-        # signal is written to this pipe at once.
+        """Start watching; from here on SIGUSR1 asks for a report."""
+        # Python runs signal handlers only in the main thread, between its instructions, and it may be deep in a
+        # kernel. The wakeup file gets the signal's number at once, which wakes the watchdog.
         old_file = signal.set_wakeup_fd(self._outbox, warn_on_full_buffer=False)
         self._before = (old_file, signal.signal(signal.SIGUSR1, _nothing))
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop watching."""
+        """Stop watching, and restore the signal handlers."""
         self._ending.set()
         with contextlib.suppress(OSError):
             os.write(self._outbox, b"\0")
@@ -154,7 +169,7 @@ class Watchdog:
         return read_positions(self.watched.folder.directory)
 
     def _say_where(self, positions: Sequence[RankPosition]) -> None:
-        """Answer who asks; nothing is to blame while the run makes progress."""
+        """Report where the run is; with causes only if it makes no progress."""
         diagnosis = self._diagnosis(positions)
         if self._quiet < _SLOW_SECONDS:
             self.watched.tell(getting_on(diagnosis))
@@ -162,7 +177,7 @@ class Watchdog:
             self._tell(diagnosis, "where the run is", Severity.WARNING)
 
     def _signals(self) -> bytes:
-        """Wait for the next look, a signal, or the end of another rank; signals since the last look."""
+        """Wait for the next look, a signal or the end of another rank; return the signals since the last look."""
         self._departed = self._departures.wait(_LOOK_SECONDS, [self._inbox])
         try:
             return os.read(self._inbox, 64)
@@ -173,18 +188,21 @@ class Watchdog:
         return diagnose(self.watched.program, positions, time.time(), liveness)
 
     def _look(self, positions: Sequence[RankPosition], folder: RunFolder) -> None:
+        """End the run if a rank is lost; judge it if it has been quiet long enough."""
         gone = lost_ranks(positions, self._departed, folder)
         if gone:
+            # The first note wins: all ranks then report the same ranks as lost first, also those that look later.
             folder.note_lost(position.number for position in gone)
             lost = folder.lost() or ([position.number for position in gone], 0.0)
             diagnosis = diagnose(self.watched.program, positions, time.time(), only_gone(lost[0]))
             self._end(diagnosis, "a rank was lost", folder)
         if self._is_quiet(positions) and self._quiet >= self._next_verdict:
             self._judge(positions, folder)
+            # Verdicts come at 1, 2, 4, ... seconds of quiet and at the timeout, later every second.
             self._next_verdict = min(2 * self._quiet, max(self.watched.hang_timeout, self._quiet + 1.0))
 
     def _is_quiet(self, positions: Sequence[RankPosition]) -> bool:
-        """Whether nothing has moved since the last look; counts the time."""
+        """Return True if nothing has moved since the last look; add the elapsed time to the quiet seconds."""
         now = time.monotonic()
         self._quiet += min(now - self._looked, _LONGEST_LOOK)
         self._looked = now
@@ -195,7 +213,7 @@ class Watchdog:
         return False
 
     def _judge(self, positions: Sequence[RankPosition], folder: RunFolder) -> None:
-        """End a run that cannot go on, or is too slow to believe in; say what is slow."""
+        """End a run that cannot continue or takes far too long; warn of slow ranks."""
         diagnosis = self._diagnosis(positions)
         timeout = self.watched.hang_timeout
         title = f"the run has made no progress for {self._quiet:.1f} s"
@@ -213,7 +231,7 @@ class Watchdog:
         self.watched.tell(report_of(diagnosis, title, severity))
 
     def _end(self, diagnosis: Diagnosis, title: str, folder: RunFolder) -> None:
-        """Report, unless another rank has, and end this process: the run cannot go on."""
+        """Report, unless another rank has, and end this process, because the run cannot continue."""
         time.sleep(_TURN_SECONDS * min(self.watched.number, _MOST_TURNS))
         if folder.claim_report():
             report = report_of(diagnosis, title, help_text=self.watched.advice)
@@ -221,14 +239,14 @@ class Watchdog:
             with contextlib.suppress(DiagnosticError):
                 folder.keep_report(report.render())
         else:
-            time.sleep(_TURN_SECONDS)  # for the rank that reports
+            time.sleep(_TURN_SECONDS)  # let the other rank finish its report: this exit ends the job
         for position in self.watched.own:
             position.enter(RankPhase.FAILED, 0)
-        os._exit(EXIT_LOST)  # the main thread may never come back from where it is
+        os._exit(EXIT_LOST)  # the main thread may never return from where it hangs
 
 
 def _is_slow(diagnosis: Diagnosis, positions: Sequence[RankPosition]) -> bool:
-    """Whether what all wait for is unusual: ranks know how long instructions take after their first step."""
+    """Return True if the common wait is unusually long; usual times are known after the first step."""
     usual = [position.longest_compute for position in positions]
     if not usual or not all(usual):
         return False
@@ -237,5 +255,5 @@ def _is_slow(diagnosis: Diagnosis, positions: Sequence[RankPosition]) -> bool:
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
-    """A handler, so that the signal does not end the process."""
+    """Do nothing: with a handler, the signal does not end the process."""
     del number, frame

@@ -1,1 +1,1 @@
-"""Weights in and out: names, files, what stands beside them."""
+"""Weights in and out: names, files, companion files."""

@@ -1,6 +1,6 @@
-"""The files that stand beside a model's weights and take no part in training: its tokenizer, and how text is generated with it.
+"""Companion files of a model's weights that take no part in training: its tokenizer and its generation settings.
 
-A checkpoint keeps those of its run as they came, and weights are exported with them.
+A checkpoint keeps its run's companions unchanged, and weights are exported with them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-"""What belongs to a tokenizer in a model's directory."""
+"""Files of a tokenizer in a model's directory."""
 GENERATION_FILE = "generation_config.json"
 COMPANION_FILES = (*TOKENIZER_FILES, GENERATION_FILE)
 
@@ -26,7 +26,7 @@ _TOKEN_NUMBERS = ("bos_token_id", "eos_token_id", PADDING_TOKEN_KEY, "decoder_st
 
 
 def files_of_tokenizer(path: str) -> dict[str, bytes]:
-    """The content of a tokenizer.json, and of what belongs to it, by the names they have in a model's directory.
+    """Read a tokenizer.json and the files that belong to it; return contents by the names in a model's directory.
 
     Raises RT002 where one of them cannot be read.
     """
@@ -36,7 +36,7 @@ def files_of_tokenizer(path: str) -> dict[str, bytes]:
 
 
 def companions_in(directory: str) -> dict[str, bytes]:
-    """The companion files of a model's directory, by name; without a tokenizer.json nothing of a tokenizer.
+    """Read the companion files of a model's directory, by name; of a tokenizer none unless there is a tokenizer.json.
 
     Raises RT002 where one of them cannot be read.
     """
@@ -46,7 +46,7 @@ def companions_in(directory: str) -> dict[str, bytes]:
 
 
 def read_companion(folder: Path, name: str) -> bytes:
-    """One of the companion files. Raises RT002 where it cannot be read."""
+    """Read one of the companion files. Raises RT002 where it cannot be read."""
     return read_bytes(str(folder / name), "generation config" if name == GENERATION_FILE else "tokenizer")
 
 
@@ -55,24 +55,24 @@ def _present(folder: Path, names: tuple[str, ...]) -> dict[str, bytes]:
 
 
 def replaced_companions(kept: Mapping[str, bytes], given: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Companion files with others in their place: a tokenizer that is given replaces all files of the one that was kept."""
+    """Merge companion files; a given tokenizer replaces all files of the kept one."""
     if TOKENIZER_FILE in given:
         kept = {name: content for name, content in kept.items() if name not in TOKENIZER_FILES}
     return {**kept, **given}
 
 
 def generation_config(model: ModelConfig) -> bytes | None:
-    """A `generation_config.json` of the token numbers in a model's `config.json`; None where it has none."""
+    """Return a `generation_config.json` with the token numbers of a model's `config.json`; None if it has none."""
     said = {PADDING_TOKEN_KEY: model.padding_token, **model.inert}
     numbers = {key: said[key] for key in _TOKEN_NUMBERS if said.get(key) is not None}
     return json.dumps({"_from_model_config": True, **numbers}, indent=2).encode() + b"\n" if numbers else None
 
 
 def byte_tokenizer_files() -> dict[str, bytes]:
-    """A tokenizer for `transformers` whose tokens are the bytes of a text: token number b is byte b.
+    """Return the files of a tokenizer for `transformers` whose token number b is byte b of the text.
 
-    The package's byte-level models write each byte as a printable character (`bytes_to_unicode` of GPT-2's code); without merges each
-    stays a token of its own.
+    The package's byte-level models write each byte as a printable character (`bytes_to_unicode` in GPT-2's code);
+    without merges each stays a token of its own.
     """
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     tokenizer: dict[str, object] = {
@@ -103,12 +103,12 @@ def byte_tokenizer_files() -> dict[str, bytes]:
 
 
 def is_byte_tokenizer(path: str) -> bool:
-    """Whether a tokenizer.json is the one of `byte_tokenizer_files`. Raises RT002 where it cannot be read."""
+    """Return True if a tokenizer.json is the one of `byte_tokenizer_files`. Raises RT002 where it cannot be read."""
     return read_bytes(path, "tokenizer") == byte_tokenizer_files()[TOKENIZER_FILE]
 
 
 def _characters_of_bytes() -> list[str]:
-    """A printable character for each byte: its own in Latin-1 where that is printable, others from 256 on."""
+    """Return a printable character for each byte: its own in Latin-1 if printable, others from 256 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     stand_ins = iter(range(256, 512))
     return [chr(byte if byte in printable else next(stand_ins)) for byte in range(256)]

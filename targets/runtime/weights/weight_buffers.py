@@ -1,6 +1,7 @@
-"""Tensors that weight files carry beside the parameters: buffers that a model's class fills from its configuration.
+"""Tensors in weight files that are not parameters: buffers that a model's class fills from its configuration.
 
-Old versions of `transformers` stored them; the current one passes over them. A tensor that is neither a parameter nor one of these is refused.
+Old versions of `transformers` stored them; the current one ignores them. Any other tensor that is no parameter is
+refused.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _MASKS: Mapping[str, tuple[str, ...]] = {
     "gpt2": (r"h\.(?P<layer>\d+)\.attn\.(bias|masked_bias)",),
     "gpt_neox": (r"layers\.(?P<layer>\d+)\.attention\.(bias|masked_bias)",),
 }
-"""By family: the causal mask, and what scores become behind it."""
+"""Causal mask and score of masked positions, by family."""
 _TABLES: Mapping[str, tuple[str, ...]] = {
     "rope": (
         r"layers\.(?P<layer>\d+)\.(self_attn|attention)\.rotary_emb\.(inv_freq|cos_cached|sin_cached)",
@@ -26,9 +27,9 @@ _TABLES: Mapping[str, tuple[str, ...]] = {
     "alibi": ("alibi_mask", "future_mask"),
     "learned": (),
 }
-"""By kind of positions: frequencies of the rotary embedding and what they give, or ALiBi's bias."""
+"""Rotary frequencies and tables of them, or ALiBi's bias, by kind of positions."""
 _SCALES: Mapping[str, tuple[str, ...]] = dict.fromkeys(("gemma2", "gemma3_text"), (r"embed_tokens\.embed_scale",))
-"""By family: what embedded tokens are multiplied by."""
+"""Factor of the embedded tokens, by family."""
 
 
 def follows_from(model: ModelConfig, name: str) -> bool:

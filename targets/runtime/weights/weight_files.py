@@ -1,6 +1,6 @@
-"""Weights written as Hugging Face files: one safetensors file, or several and an index that says what is where.
+"""Weights written as Hugging Face files: one safetensors file, or several with an index of their tensors.
 
-The names, packing and files are those that `weights.read_weights` and the model classes in `transformers` read.
+Names, packing and files are as `weights.read_weights` and the model classes in `transformers` read them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from ratrain.targets.runtime.arena.tensor_file import Float32
 
 _METADATA = {"format": "pt", "written_by": "ratrain"}
-"""Of the files that are written here. Readers of this format in PyTorch programs ask for the first entry, and none for the other."""
+"""Metadata of files written here. PyTorch programs require the first entry; nobody else uses the second."""
 _SHARD = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
 
 
 def write_weights(path: str, model: ModelConfig, source: Callable[[str], Float32], dtype: Dtype = Dtype.F32) -> None:
-    """Write all parameters of a model, each asked for once and rounded to f32 or bf16, as one safetensors file.
+    """Write all parameters of a model as one safetensors file, each asked for once and rounded to f32 or bf16.
 
     The file appears when it is whole. Raises RT002 where it cannot be written.
     """
@@ -37,10 +37,11 @@ def write_weights(path: str, model: ModelConfig, source: Callable[[str], Float32
 def write_weight_files(
     folder: Path, model: ModelConfig, source: Callable[[str], Float32], most_bytes: int, dtype: Dtype = Dtype.F32
 ) -> list[str]:
-    """Write all parameters of a model to a directory: as one file, or, above `most_bytes` of tensors, as several and their index.
+    """Write all parameters of a model to a directory; return the names of the files.
 
-    A tensor that is larger has a file of its own. Weight files of an earlier export there are replaced; where this ends early, what
-    is there is read as one of the two models, or as none. The names of the files. Raises RT002 where they cannot be written.
+    Above `most_bytes` of tensors they are several files and their index; a tensor that is larger has a file of its own.
+    Weight files of an earlier export are replaced. If this is interrupted, the directory reads as one of the two
+    models, or as none. Raises RT002 where the files cannot be written.
     """
     layout = stored_layout(model)
     shards = _shards(layout, most_bytes, dtype)
@@ -53,7 +54,7 @@ def write_weight_files(
         written = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
         _remove(
             [index]
-        )  # files of an earlier export may have the same names, and must not be read among those of this one
+        )  # first: it would mix old files with new ones of the same names. Without it, a partial export is no model
         for name, held in zip(written, shards, strict=True):
             _write(str(folder / name), held, source, dtype)
         weight_map = {tensor: name for name, held in zip(written, shards, strict=True) for tensor in held}
@@ -69,18 +70,20 @@ def write_weight_files(
 
 
 def weight_files(folder: Path) -> list[str]:
-    """The names of the weight files in a directory, without their index. Raises RT002 where it cannot be read."""
+    """Return the names of the weight files in a directory, without their index. Raises RT002."""
     with path_errors(f"cannot read the directory '{folder}'"):
         names = [entry.name for entry in folder.iterdir()] if folder.exists() else []
     return sorted(name for name in names if name == WEIGHTS_FILE or _SHARD.fullmatch(name))
 
 
 def is_written_here(path: str) -> bool:
-    """Whether a weight file was written here, so that a new one may replace it."""
+    """Return True if a weight file was written by this program, so that a new one may replace it."""
     return metadata_of(path) == _METADATA
 
 
 def _write(path: str, layout: Mapping[str, Stored], source: Callable[[str], Float32], dtype: Dtype) -> None:
+    """Write the tensors of a layout to one file, each assembled from its parameters."""
+
     def tensors() -> Iterator[list[Float32]]:
         for held in layout.values():
             yield [held.joined([source(part.name) for part in held.parts])]
@@ -95,7 +98,7 @@ def _bytes_of(held: Stored, dtype: Dtype) -> int:
 
 
 def _shards(layout: Mapping[str, Stored], most_bytes: int, dtype: Dtype) -> list[dict[str, Stored]]:
-    """The tensors in their order, cut where the next would exceed `most_bytes`."""
+    """Distribute the tensors over files in order; start a new file where the next would exceed `most_bytes`."""
     shards: list[dict[str, Stored]] = [{}]
     size = 0
     for name, held in layout.items():

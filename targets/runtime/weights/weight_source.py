@@ -1,4 +1,4 @@
-"""Weights as a model's parameters are filled with: in pieces, so that no tensor has to be in memory twice to get to its place."""
+"""Sources of a model's weights, read in pieces so that no tensor is in memory twice on its way into an arena."""
 
 from __future__ import annotations
 
@@ -15,28 +15,32 @@ if TYPE_CHECKING:
     from ratrain.ratrain_ir.config.model_config import ModelConfig
 
 FlatPieces: TypeAlias = Iterator[tuple[int, Float32]]
-"""Part of a block's flat tensor, ascending: where each piece begins in the whole tensor, and its elements. What is between them is zero."""
+"""Part of a block's flat tensor, ascending: (index of the first element in the whole tensor, elements). Elements
+between pieces are zero."""
 
 
 @frozen(eq=False)
 class WeightSource(ABC):
-    """Where the values of a model's parameters come from, in f32, by their Hugging Face names as `blocks.parameters` has them."""
+    """Source of a model's parameters in f32, by their Hugging Face names as in `blocks.parameters`."""
 
     parameters: Mapping[str, Parameter]
-    """those it has, by name"""
+    """its parameters, by name"""
 
     @abstractmethod
     def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
-        """Elements [start, stop) of a parameter's flat values, at most `PIECE_ELEMENTS` at a time, each piece an array of its own."""
+        """Yield elements [start, stop) of a parameter's flat values.
+
+        Pieces are new arrays of at most `PIECE_ELEMENTS` elements.
+        """
 
     def __call__(self, name: str) -> Float32:
-        """All values of a parameter, in its shape."""
+        """Return all values of a parameter, in its shape."""
         parameter = self.parameters[name]
         return joined(self.pieces(name, 0, parameter.elements), parameter.elements).reshape(parameter.shape)
 
 
 def flat_pieces(model: ModelConfig, block: Block, source: WeightSource, start: int, stop: int) -> FlatPieces:
-    """Elements [start, stop) of a block's flat tensor, from a source."""
+    """Yield elements [start, stop) of a block's flat tensor from a source."""
     for parameter, low, high in parameters_within(model, block, start, stop - start):
         at = start + low
         for piece in source.pieces(parameter.name, at - parameter.offset, start + high - parameter.offset):

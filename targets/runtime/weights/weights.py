@@ -1,9 +1,14 @@
 """Weights: drawn at random, read from Hugging Face files, and laid out flat as blocks hold them.
 
-A `WeightSource` gives parameters by their Hugging Face names, piece by piece. Files hold some parameters in another form than
-blocks do: query, key and value of a Baichuan model are one matrix (`W_pack`), and of a GPT-2 model too (`c_attn`), whose linear
-layers are stored as [inputs, outputs], and of a GPT-NeoX model (`query_key_value`), head by head; a tied matrix stands there once.
-`stored_layout` is the only place that knows.
+A `WeightSource` gives parameters by their Hugging Face names, piece by piece. Files store some of them in another form
+than blocks:
+
+- query, key and value as one matrix: `W_pack` of Baichuan, `c_attn` of GPT-2, `query_key_value` of GPT-NeoX (head by
+  head);
+- linear layers as [inputs, outputs]: GPT-2;
+- a tied matrix once.
+
+`stored_layout` alone knows this.
 """
 
 from __future__ import annotations
@@ -39,12 +44,12 @@ from ratrain.targets.runtime.weights.weight_source import WeightSource
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
-"""All weights in a model's directory."""
+"""File with all weights in a model's directory."""
 INDEX_FILE = "model.safetensors.index.json"
-"""Which file of the directory holds which of them, where there are several."""
+"""File that maps tensors to weight files, if there are several."""
 _WEIGHTS_KEY = 1  # keeps the random numbers of the weights apart from those of the data order
-_RESIDUAL = ("o_proj", "down_proj")  # the matrices that write to the residual stream, 2 in each layer
-_SCALED_BY_DEPTH = {"gpt2"}  # families whose classes in `transformers` draw those narrower the deeper the model is
+_RESIDUAL = ("o_proj", "down_proj")  # matrices that write to the residual stream, two per layer
+_SCALED_BY_DEPTH = {"gpt2"}  # families whose `transformers` class draws them narrower in deeper models
 _HEAD = "lm_head.weight"
 _GPT2_PREFIX = "transformer."
 _MOST_SHOWN = 24  # problems named one by one: a wrong model has hundreds
@@ -52,7 +57,7 @@ _MOST_SHOWN = 24  # problems named one by one: a wrong model has hundreds
 
 @cache
 def named_parameters(model: ModelConfig) -> dict[str, Parameter]:
-    """All parameters by Hugging Face name in forward order; a tied matrix once, as `embed` has it."""
+    """Return all parameters by Hugging Face name in forward order; a tied matrix once, as in `embed`."""
     by_name: dict[str, Parameter] = {}
     for block in block_chain(model):
         for parameter in parameters(model, block):
@@ -62,23 +67,24 @@ def named_parameters(model: ModelConfig) -> dict[str, Parameter]:
 
 @frozen
 class Stored:
-    """How a tensor of a weight file holds parameters."""
+    """Form in which a tensor of a weight file holds parameters."""
 
     parts: tuple[Parameter, ...]
-    """the parameters whose rows it stacks, in forward order"""
+    """parameters whose rows it stacks, in forward order"""
     turned: bool = False
-    """whether it holds the transposed stack, [inputs, outputs], as the `Conv1D` of GPT-2 does"""
+    """True if it holds the transposed stack, [inputs, outputs], as GPT-2's `Conv1D` does"""
     groups: int = 1
-    """into how many groups of rows each part is cut; the tensor has the first group of every part, then the second ones, and so on"""
+    """groups of rows that each part is cut into; the tensor has the first group of every part, then the second ones,
+    and so on"""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """Shape of the tensor in the file."""
         stacked = (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
         return stacked[::-1] if self.turned else stacked
 
     def joined(self, arrays: list[Float32]) -> Float32:
-        """The tensor that holds these values of its parts."""
+        """Return the tensor that holds these values of its parts."""
         if len(arrays) == 1:
             whole = arrays[0]
         else:
@@ -87,13 +93,15 @@ class Stored:
         return whole.T if self.turned else whole
 
     def pieces(self, tensor: StoredTensor, number: int, start: int, stop: int) -> Iterator[Float32]:
-        """Elements [start, stop) of the flat values of a part, out of the tensor, at most `PIECE_ELEMENTS` at a time."""
+        """Yield elements [start, stop) of part `number` from the tensor, at most `PIECE_ELEMENTS` at a time."""
         before = sum(part.shape[0] for part in self.parts[:number])
         if self.turned:
             yield from _turned_pieces(tensor, before, start, stop)
             return
+        # With parts q, k, v in 2 groups the tensor is q0 k0 v0 q1 k1 v1: a part's groups are runs of `run` elements,
+        # `apart` elements from one to the next, the first one `first` elements from the start.
         row = prod(self.parts[number].shape[1:])
-        run = self.parts[number].shape[0] // self.groups * row  # elements of the part that stand together
+        run = self.parts[number].shape[0] // self.groups * row
         apart = sum(part.shape[0] for part in self.parts) // self.groups * row
         first = before // self.groups * row
         for group in range(start // run, -(-stop // run)):
@@ -102,8 +110,10 @@ class Stored:
 
 
 def _turned_pieces(tensor: StoredTensor, before: int, start: int, stop: int) -> Iterator[Float32]:
-    """Elements [start, stop) of the flat transposed tensor, from its row `before` on."""
+    """Yield elements [start, stop) of a part that is stored transposed, in columns from `before` on."""
     inputs, outputs = tensor.shape
+    # A row of the part is a column of the tensor. Its columns are gathered from all rows of the file, some rows at a
+    # time.
     together = max(1, tensor_file.PIECE_ELEMENTS // outputs)
     for low, high in cut(start // inputs, -(-stop // inputs), max(1, tensor_file.PIECE_ELEMENTS // inputs)):
         values = np.empty((high - low, inputs), np.float32)
@@ -123,13 +133,13 @@ _PACKED: Mapping[str, Mapping[str, str]] = {
         **{f"mlp.{part}_proj": "mlp.gate_up_proj" for part in ("gate", "up")},
     },
 }
-"""By family: the linear layers that are stored together, as parameters are called, with the one that holds them."""
+"""Linear layers that are stored together, each with the tensor that holds it, by family."""
 _PACKED_BY_HEAD = ("gpt_neox", "internlm2")
-"""Families that store query, key and value of one key-value head after those of another."""
+"""Families that store query, key and value of one key-value head, then those of the next."""
 
 
 def _stored_name(model: ModelConfig, parameter: Parameter) -> str:
-    """The name of the tensor that holds a parameter."""
+    """Return the name of the tensor that holds a parameter."""
     layer, of, kind = parameter.name.rpartition(".")
     for part, packed in _PACKED.get(model.family, {}).items():
         if layer.endswith(f".{part}"):
@@ -139,7 +149,7 @@ def _stored_name(model: ModelConfig, parameter: Parameter) -> str:
 
 @cache
 def stored_layout(model: ModelConfig) -> dict[str, Stored]:
-    """The tensors of a weight file by name, in forward order."""
+    """Return the tensors of a weight file by name, in forward order."""
     parts: dict[str, tuple[Parameter, ...]] = {}
     for parameter in named_parameters(model).values():
         stored = _stored_name(model, parameter)
@@ -153,34 +163,35 @@ def stored_layout(model: ModelConfig) -> dict[str, Stored]:
 
 
 def random_weights(model: ModelConfig, seed: int) -> WeightSource:
-    """Initial weights, distributed as the family's class in `transformers` draws them.
+    """Return initial weights, distributed as the family's class in `transformers` draws them.
 
-    Matrices are normal with the deviation of the model's `initializer_range`, norms 1, biases and the padding token's row 0. In GPT-2 the matrices that write to the
-    residual stream have that deviation / sqrt(2 * layers), so that its variance does not grow with depth (its paper, section 2.3). A
-    parameter depends on `seed` and its name only, not on the plan.
+    Matrices are normal with standard deviation `initializer_range`, norms 1, biases and the padding token's row 0. In
+    GPT-2 the matrices that write to the residual stream have that deviation / sqrt(2 * layers), so that its variance
+    does not grow with depth (its paper, section 2.3). A parameter depends on `seed` and its name only, not on the plan.
     """
     return RandomWeights(named_parameters(model), model, seed)
 
 
 @frozen(eq=False)
 class RandomWeights(WeightSource):
-    """Weights drawn at random; a parameter's values are one stream of numbers, whichever of them are asked for."""
+    """Weights drawn at random; a parameter's values are one stream of numbers, whichever part is asked for."""
 
     model: ModelConfig
     seed: int
 
     def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
-        """Elements [start, stop) of a parameter's flat values."""
+        """Yield elements [start, stop) of a parameter's flat values."""
         parameter = self.parameters[name]
         constant = self._constant(parameter)
         if constant is not None:
             for low, high in cut(start, stop):
                 yield np.full(high - low, constant, np.float32)
             return
+        # The name seeds the stream, so values depend neither on the order of parameters nor on who draws them.
         words = np.frombuffer(hashlib.blake2b(name.encode(), digest_size=16).digest(), "<u4")
         seeds = np.random.SeedSequence(self.seed, spawn_key=(_WEIGHTS_KEY, *(int(word) for word in words)))
         generator = np.random.Generator(np.random.PCG64(seeds))
-        for low, high in cut(0, start):  # a normal number takes as many words of the generator as it happens to
+        for low, high in cut(0, start):  # draw and drop: a normal number takes a varying count of raw words, so no jump
             generator.standard_normal(high - low, np.float32)
         deviation = np.float32(self._deviation(parameter))
         for low, high in cut(start, stop):
@@ -193,7 +204,7 @@ class RandomWeights(WeightSource):
     def _zeros(self, parameter: Parameter) -> tuple[int, int]:
         """Return the range [first, stop) of a parameter's flat values that are zero while the others are drawn.
 
-        It is the padding token's row of the embedding, and empty for other parameters, or without such a token.
+        It is the padding token's row of the embedding; empty for other parameters, or without such a token.
         """
         row, width = self.model.padding_row, parameter.shape[-1]
         if row is None or parameter is not next(iter(self.parameters.values())):  # the embedding is first
@@ -201,7 +212,7 @@ class RandomWeights(WeightSource):
         return row * width, (row + 1) * width
 
     def _constant(self, parameter: Parameter) -> float | None:
-        """What all values of a parameter are that is not drawn."""
+        """Return the value of all elements of a parameter that is not drawn; None if it is drawn."""
         if parameter.weight.endswith("norm"):
             return 0.0 if self.model.norm_unit_offset else 1.0
         return 0.0 if parameter.weight.endswith("_bias") else None
@@ -214,10 +225,10 @@ class RandomWeights(WeightSource):
 
 
 def read_weights(path: str, model: ModelConfig) -> WeightSource:
-    """The weights of a .safetensors file, or of a directory with one or with the index of several (f32, f16, bf16).
+    """Open the weights in a .safetensors file, or in a directory with one or with an index of several (f32, f16, bf16).
 
-    Names, shapes and types are checked at once, values when they are asked for. Raises RT002 (cannot be read) and RT091:
-    not sound safetensors files, tensors missing, unexpected, of another shape or type, tied matrices that differ, values
+    Names, shapes and types are checked at once, values when they are read. Raises RT002 (cannot be read) and RT091: not
+    sound safetensors files, tensors missing, unexpected, of another shape or type, tied matrices that differ, values
     that are not finite (by the source).
     """
     stored = _named_as_exported(model, _open_weights(path))
@@ -236,10 +247,10 @@ class _FileWeights(WeightSource):
 
     path: str
     places: Mapping[str, tuple[Stored, StoredTensor, int]]
-    """by parameter: the tensor that holds it, how, and as which of its parts"""
+    """by parameter: the tensor's form, the tensor, and the number of the parameter among its parts"""
 
     def pieces(self, name: str, start: int, stop: int) -> Iterator[Float32]:
-        """Elements [start, stop) of a parameter's flat values. Raises RT091 where some are not finite."""
+        """Yield elements [start, stop) of a parameter's flat values. Raises RT091 where some are not finite."""
         held, tensor, number = self.places[name]
         for values in held.pieces(tensor, number, start, stop):
             if not np.isfinite(values).all():
@@ -248,7 +259,7 @@ class _FileWeights(WeightSource):
 
 
 def model_directory(path: str) -> str | None:
-    """The directory of a Hugging Face model that weights are in: the path itself, or that of a file `model.safetensors`; else None.
+    """Return the Hugging Face model directory of weights: the path, or the parent of `model.safetensors`; else None.
 
     Raises RT002 where that cannot be told.
     """
@@ -259,12 +270,12 @@ def model_directory(path: str) -> str | None:
 
 
 def check_config_beside(path: str, model: ModelConfig) -> tuple[Mapping[str, object], list[Diagnostic]]:
-    """Hold the `config.json` of a directory with weights against the model that is to compute with them.
+    """Compare the `config.json` next to weights with the model that will use them; return its inert keys and warnings.
 
-    Shapes alone do not tell: a model of another rotary base, window, norm epsilon or number of heads takes the same tensors and computes
-    another thing. Gives the file's inert keys, and a warning where a directory has no such file, or its padding token is another one; a file
-    of weights of a name of its own says nothing of its model. Raises RT091 for every field that differs, and RT060, RT061 and RT062 where the file is not that of a
-    supported model.
+    Shapes alone do not tell: a model of another rotary base, window, norm epsilon or number of heads takes the same
+    tensors and computes something else. A warning says that a directory has no such file, or that its padding token
+    differs. A weight file of another name has no known directory, so nothing is compared. Raises RT091 for every field
+    that differs, and RT060, RT061 and RT062 where the file describes no supported model.
     """
     directory = model_directory(path)
     if directory is None:
@@ -289,7 +300,7 @@ def check_config_beside(path: str, model: ModelConfig) -> tuple[Mapping[str, obj
 
 
 def other_padding(what: str, saved: ModelConfig, model: ModelConfig, code: str) -> list[Diagnostic]:
-    """A warning where the row of the embedding that gets no gradient is not the one of the saved model."""
+    """Return a warning if the saved model has another padding token, whose embedding row gets no gradient."""
     if saved.padding_row == model.padding_row:
         return []
     have, want = (shown(each.padding_token) for each in (saved, model))
@@ -298,13 +309,13 @@ def other_padding(what: str, saved: ModelConfig, model: ModelConfig, code: str) 
 
 
 def block_elements(model: ModelConfig, block: Block) -> int:
-    """Elements of a block's flat tensor up to the end of its last parameter: no padding of shards, the same in any plan."""
+    """Return the elements of a block's flat tensor up to its last parameter's end: no padding, same for any plan."""
     last = parameters(model, block)[-1]
     return last.offset + last.elements
 
 
 def named_parameters_of(model: ModelConfig, block: Block, flat: Float32) -> dict[str, Float32]:
-    """The parameters of a block as views of its flat tensor, which may be padded or not."""
+    """Return the parameters of a block as views of its flat tensor, padded or not."""
     return {
         parameter.name: flat[parameter.offset : parameter.offset + parameter.elements].reshape(parameter.shape)
         for parameter in parameters(model, block)
@@ -312,7 +323,7 @@ def named_parameters_of(model: ModelConfig, block: Block, flat: Float32) -> dict
 
 
 def _open_weights(path: str) -> dict[str, StoredTensor]:
-    """The tensors of a file or directory, whatever they are."""
+    """Open the tensors of a file or directory, unchecked."""
     folder = Path(path)
     if not is_directory(path):
         return open_tensors(path, "RT091")
@@ -328,14 +339,14 @@ def _open_weights(path: str) -> dict[str, StoredTensor]:
 
 
 def _named_as_exported(model: ModelConfig, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The tensors by the names of the whole model; published GPT-2 files name those of the model without its head."""
+    """Rename tensors to the whole model's names; published GPT-2 files name those of the model without head."""
     if model.family != "gpt2" or any(name.startswith(_GPT2_PREFIX) for name in stored):
         return stored
     return {name if name == _HEAD else f"{_GPT2_PREFIX}{name}": tensor for name, tensor in stored.items()}
 
 
 def _open_shards(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of all files that an index names; index and files agree on what is where."""
+    """Open all files that an index names; index and files must agree on the place of each tensor."""
     weight_map = _read_index(str(folder / INDEX_FILE))
     report = Diagnostics()
     stored: dict[str, StoredTensor] = {}
@@ -354,7 +365,7 @@ def _open_shards(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _read_index(path: str) -> dict[str, str]:
-    """The `weight_map` of an index: tensor name -> name of a file in the same directory."""
+    """Return the `weight_map` of an index: tensor name -> name of a file in the same directory."""
     try:
         index = json.loads(read_text(path, "index of the weights"))
     except (ValueError, RecursionError):
@@ -369,7 +380,7 @@ def _read_index(path: str) -> dict[str, str]:
 
 
 def _check_stored(path: str, model: ModelConfig, stored: Mapping[str, StoredTensor]) -> None:
-    """Every tensor of the model is there, in its shape and in a type that can be read, and no other."""
+    """Check that every tensor of the model is there, in its shape and a readable type, and no other."""
     report = Diagnostics()
     layout = stored_layout(model)
     embedding = next(iter(named_parameters(model)))  # first in forward order
@@ -397,14 +408,14 @@ def _check_stored(path: str, model: ModelConfig, stored: Mapping[str, StoredTens
 
 
 def _missing_help(name: str, embedding: str, stored: Mapping[str, StoredTensor]) -> str | None:
-    """What else the file may be, judged by a name it lacks."""
+    """Return advice for a missing tensor that suggests another kind of model."""
     if name == _HEAD and embedding in stored:
         return "if embedding and head share one matrix, the model's config.json says tie_word_embeddings = true"
     return None
 
 
 def _check_tied(path: str, name: str, embedding: StoredTensor, head: StoredTensor) -> None:
-    """A head that is stored although it is tied holds the embedding's values."""
+    """Check that a head that is stored although it is tied equals the embedding."""
     same = head.dtype in FLOAT_TYPES and head.shape == embedding.shape
     if not (same and all(_are_equal(embedding, head, low, high) for low, high in cut(0, head.elements))):
         fail(
@@ -419,7 +430,7 @@ def _are_equal(one: StoredTensor, other: StoredTensor, start: int, stop: int) ->
 
 
 def _check_some(report: Diagnostics) -> None:
-    """Raise what was reported, cut to a number that a person reads."""
+    """Raise the problems reported, cut to a number that a person reads."""
     more = len(report.items) - _MOST_SHOWN
     if more > 0:
         del report.items[_MOST_SHOWN:]
