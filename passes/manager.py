@@ -110,7 +110,8 @@ def names_that_run(module: Module, items: Sequence[Pass]) -> list[str]:
 def provider(fact: Fact, module: Module) -> type[Pass]:
     """Return the pass class that makes a fact true of a module.
 
-    For `Fact.PLACED` that is the placement of the plan's schedule, or of the default schedule for the plan's shape.
+    For `Fact.PLACED` that is `place-<name>` of the plan's schedule, or of the default schedule for the plan's shape;
+    `place-schedule` if there is no such pass.
     """
     if fact is Fact.PLACED:
         own = f"place-{module.plan.schedule or default_schedule(module.plan.shape)}"

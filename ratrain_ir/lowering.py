@@ -370,7 +370,10 @@ class _StageLowering:
             self.reduce_sums(block, piece, SQUARES, Payload.ACTIVATION)
 
     def backward_heads(self, block: Block, piece: Piece) -> None:
-        """Emit attention's backward down to normed queries and keys, and the sums that the norms' backward takes."""
+        """Emit attention's backward down to normed queries and keys, and the sums over ranks that their norms take.
+
+        Nothing is emitted for a block whose query and key norms are not over all tensor-parallel ranks.
+        """
         if not (gradients := self.normed_gradients(block, piece)):
             return
         names = half_slots(self.model, self.plan_of(piece), block, HEADS_SLOTS)

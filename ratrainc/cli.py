@@ -164,7 +164,10 @@ def commands(plugin_names: tuple[str, ...]) -> None:
 
 @contextmanager
 def _keeping_ctrl_c() -> Iterator[None]:
-    """Restore the handler of Ctrl-C after the block."""
+    """Restore the handler of Ctrl-C after the block, if the block changed it.
+
+    Only the main thread can. A handler that was not set from Python is not restored.
+    """
     before = signal.getsignal(signal.SIGINT)
     try:
         yield

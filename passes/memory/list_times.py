@@ -80,8 +80,8 @@ class TimedRows:
     def times(self, places: list[int], steps: int, *, arrays: bool) -> list[ListTimes]:
         """Simulate `steps` steps of a list of ops, given by row numbers; return the times of each step.
 
-        The first step starts with all engines free; each later one continues from the one before. `arrays`: use the
-        compiled loop.
+        The first step starts with all engines free; each later one continues from the one before, and all times count
+        from the start of the first. `arrays`: use the compiled loop.
         """
         numbers = self.rows.numbers(arrays=arrays)
         timed = (

@@ -288,9 +288,10 @@ class Rewriting:
         return _made((self.recompute(op.block, m, choice), op), recovered=1)
 
     def with_whole_layer(self, op: InputGradientOp, choice: LayerChoice) -> _Made:
-        """Return an mlp's backward, preceded by the recomputation of its layer.
+        """Return an mlp's backward, preceded by the recomputation of its layer under a choice that keeps nothing.
 
-        The attention's recompute op yields the mlp's input again; the mlp's reads it.
+        The ops are attention's recompute, the mlp's, the backward. The first yields the mlp's input again, which the
+        other two read; it is a new tensor.
         """
         m = piece_of(op)
         attention_block = blocks.block("attention", op.block.layer)

@@ -86,7 +86,12 @@ class _Numbers:
     """Module of the best numbers, with the statistics of its passes."""
 
     def search(self) -> None:
-        """Try the numbers that are worth it. Raises the first `DiagnosticError` if all are refused."""
+        """Try numbers of blocks whose state is moved, by stage; keep the seconds of each and the best module.
+
+        First come none, as many as free half of the bytes that activations lack, or all of these, and as many as the
+        memory has room for; then middles beside the best, until `_MOST_TRIALS` or more were tried. Raises the first
+        `DiagnosticError` if `order` refused all of the first ones.
+        """
         lacking = [
             _lacking_bytes(stage, Trials(self.module, self.context), self.budget) for stage in self.module.stages
         ]

@@ -146,7 +146,10 @@ class FieldReader:
         return default
 
     def refuse_unknown(self, known: Iterable[str]) -> None:
-        """Report the fields that are not in `known`, each with the most similar known one."""
+        """Report, under `code`, the fields that are not in `known`.
+
+        The help of each is the most similar known one, else all known ones.
+        """
         names = list(known)
         for name in self.values:
             if name not in names:

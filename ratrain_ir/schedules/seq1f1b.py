@@ -23,12 +23,13 @@ def seq1f1b_problem(shape: PipelineShape) -> str | None:
 
 
 def schedule_seq1f1b(shape: PipelineShape, stage: int) -> list[Action]:
-    """Return the Seq1F1B order of one stage: min(P - s - 2 + k, M k) slices forward, then alternation.
+    """Return the Seq1F1B order of one stage: min(P - s - 2 + k, M k) slices forward, then alternation, then backwards.
 
-    Slices of a micro-batch go forward in ascending and backward in descending order, because a slice attends to the
-    keys and values of the earlier ones, and adds to their gradients. If each micro-batch takes F forward and B
-    backward, in k equal slices, the step takes (M k + P - 1) (F + B) / k; stage s holds at most P - s - 1 + k slices,
-    or all M k. With several chunks a stage it is interleaved 1F1B over slices (`schedule_interleaved`).
+    Backwards are whole. Slices of a micro-batch go forward in ascending and backward in descending order, because a
+    slice attends to the keys and values of the earlier ones, and adds to their gradients. If each micro-batch takes F
+    forward and B backward, in k equal slices, the step takes (M k + P - 1) (F + B) / k; stage s holds at most
+    P - s - 1 + k slices, or all M k. With several chunks a stage it is interleaved 1F1B over slices
+    (`schedule_interleaved`).
     """
     if shape.chunks > 1:
         return schedule_interleaved(shape, stage)

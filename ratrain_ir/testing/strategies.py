@@ -124,7 +124,10 @@ SCALINGS = (
 
 
 def _layer_windows(draw: st.DrawFn, family: str, layers: int) -> dict[str, Any]:
-    """Draw a sliding window, and the kinds of layers if they differ."""
+    """Draw the fields `sliding_window` and `layer_kinds` of a model of a family.
+
+    A window is there if some layer has one, kinds unless all layers are full (f) or all windowed (w).
+    """
     known = FAMILY[family]
     letters = "f"
     if "layer_kinds" in known.free:

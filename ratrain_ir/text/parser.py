@@ -87,10 +87,11 @@ def parse_module(text: str, *, file: str = "<text>") -> Module:
 
 
 def _check_extent(source: SourceText) -> None:
-    """Refuse, with RT001, a text that the grammar would read for minutes and that no schedule has.
+    """Refuse, with RT001, a text whose head the grammar would read for minutes and that no schedule has.
 
-    The grammar takes microseconds for each word, so the head (everything before the stages) and the nesting of lists
-    are limited. Stages are not: the quick reader reads them.
+    The grammar takes microseconds for each word, so the head (everything before the first stage) has at most
+    `_MAX_HEAD` characters, and lists in it stand at most `_MAX_NESTING` deep in each other. Stages have no limits: the
+    quick reader reads them.
     """
     size = 0
     for number, line in enumerate(source.lines, 1):

@@ -186,8 +186,10 @@ def check_collective(module: Module, stage: Stage, op: Op, report: Reporter) -> 
 
 
 def check_names_exist(module: Module, stage: Stage, owned: frozenset[Block], op: Op, report: Reporter) -> bool:
-    """Report RT027 unless the blocks, micro-batches and stages that an op names exist and belong to its stage.
+    """Report RT027 unless the blocks, micro-batch, slice and peers that an op names exist and belong to its stage.
 
+    `owned` are the stage's blocks; ops for a guest name blocks of the stage that it comes from. A block named twice, a
+    message to a wrong stage and an input without use are RT027 too; an exchange that the plan does not have is RT026.
     Return True if nothing is reported.
     """
     blocks = _blocks_of(op)

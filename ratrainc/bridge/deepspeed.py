@@ -419,7 +419,11 @@ def _warm_up(reader: SettingsReader, defaults: Mapping[str, object]) -> None:
 
 
 def _highest(reader: SettingsReader, kind: str) -> None:
-    """Put the learning rate that the scheduler sets; it overrides the optimizer's."""
+    """Put `lr`: the highest rate of a WarmupLR or WarmupDecayLR scheduler, which overrides the optimizer's.
+
+    Report an error where WarmupLR leaves it out and versions of DeepSpeed take different ones. Put nothing if no rate
+    is known.
+    """
     name, rate = f"{TIMING}warmup_max_lr", f"{PARAMS}lr"
     known = reader.values.get("lr")
     if _auto(reader, name):

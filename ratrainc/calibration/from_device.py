@@ -191,7 +191,10 @@ def predicted_step_seconds(program: Program, machine: Machine, *, overlaps: bool
 
 
 def _given(choice: DeviceChoice) -> list[tuple[ModelConfig, Plan]]:
-    """Load the given model and plan, if any, before the device is touched."""
+    """Load the given model and plan, before the device is touched; return nothing unless both are given.
+
+    Raises `DiagnosticError` where one cannot be loaded.
+    """
     if choice.model is None or choice.plan is None:
         return []
     model = load_model(choice.model)

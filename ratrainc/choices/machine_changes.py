@@ -62,7 +62,8 @@ def parse_changes(text: str, machine: Machine) -> dict[str, float]:
 def _number(text: str, constant: str) -> float:
     """Parse a number into the unit of a constant.
 
-    Raises `DiagnosticError` RT065 if it is not a number above 0, or has a unit of another quantity.
+    Bytes, seconds and rates must have a unit (`16 GiB`), other numbers have none. Raises `DiagnosticError` RT065 if it
+    is not a finite number above 0, lacks a unit, or has one of another quantity.
     """
     unit = unit_of(constant)
     try:

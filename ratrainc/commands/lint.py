@@ -98,7 +98,11 @@ def command(
 
 
 def _pass_times(forward: float | None, backward: float | None, weight: float | None) -> PassTimes | None:
-    """Return the times of a pass if they are given, else None."""
+    """Return the times of a pass, in any unit, or None if none is given.
+
+    Without `weight` the weight half is half of the backward. Raises `click.UsageError` if forward and backward are not
+    given together, or the weight half is not less than the backward.
+    """
     from ratrain.ratrain_ir.analysis.schedule_worth import PassTimes
 
     if forward is None and backward is None and weight is None:

@@ -56,9 +56,10 @@ def check_carried_by(module: Module, path: str) -> None:
 
 
 def machine_for(module: Module, machine: str | Machine | None) -> Machine:
-    """Return the machine to use for a module: the given one, else the one it was compiled for.
+    """Return the machine to use for a module: the given one, else the one it was compiled for, else the MT-3000.
 
-    Raises `DiagnosticError` RT065 if the latter is not known here.
+    `machine` may be a name or the path of a machine file. Raises `DiagnosticError` as `load_machine` does, and RT065 if
+    the module's machine is not known here.
     """
     if isinstance(machine, Machine):
         return machine

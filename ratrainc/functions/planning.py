@@ -214,7 +214,13 @@ def compare_best(
     effort: SearchEffort | None = None,
     progress: OnProgress | None = None,
 ) -> Comparison:
-    """Compare strategies on the best plan of the default strategy, and each on its own best plan."""
+    """Compare strategies on the best plan of the default strategy, and each on its own best plan.
+
+    Plans are for at most `clusters` clusters and `global_batch` sequences of `seq_len` tokens a step. `strategies` are
+    names; None means all that have a shape to search. `effort` is for each search: by default 20 seconds. If no plan
+    fits the default strategy, a note replaces the first comparison. Raises `DiagnosticError` for an unknown name or
+    machine, and for a named strategy without any shape to search.
+    """
     chosen, effort = _loaded(machine), effort or SearchEffort(seconds=20.0)
     request = planning_request(_model(model), clusters, global_batch, seq_len, machine=chosen, effort=effort)
     return strategy_comparison.compare_on_best(request, strategies, chosen, counting(progress))

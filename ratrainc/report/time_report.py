@@ -45,7 +45,11 @@ class TimeReport(Shown):
 
 
 def time_facts(timeline: Timeline, *, stage: int | None = None, cold: bool) -> dict[str, Any]:
-    """Return the report as plain data, for the engines of one stage or of all (None); seconds are simulated."""
+    """Return the report as plain data, for the engines of one stage or of all (None); seconds are simulated.
+
+    `cold`: account for the first step of the timeline, else for a steady one. The critical path is always that of all
+    stages.
+    """
     bubbles = Bubbles(timeline, cold=cold)
     path = bubbles.critical_path()
     return {

@@ -45,7 +45,7 @@ INPUT, WEIGHT = "input", "weight"
 
 
 def mlp_chunk_rows(plan: Plan) -> int:
-    """Return the rows an mlp block computes at a time."""
+    """Return the rows an mlp block computes at a time: `mlp_chunk`, or at most all of a micro-batch."""
     rows = tokens_per_micro_batch(plan)
     return min(plan.mlp_chunk or rows, rows)
 

@@ -55,7 +55,10 @@ class OpTable:
 
     @cached_property
     def _by_kernels(self) -> dict[str, dict[float, float]]:
-        """Seconds of routines by kernels alone, then by size."""
+        """Map the kernels of each measured routine, whatever their shapes, to its seconds by size.
+
+        The kernels are the part of the key before the last `SHAPES_MARK`; sizes are as in `MeasuredOp`.
+        """
         seconds: dict[str, dict[float, float]] = {}
         for op in self.ops:
             kernels, mark, _ = op.key.rpartition(SHAPES_MARK)

@@ -23,7 +23,11 @@ class TileForm(OnChipForm):
     title: ClassVar[str] = "tile schedules"
 
     def from_json(self, data: Any) -> TileSchedule:
-        """Return the tile schedule of its plain data; see `OnChipForm.from_json`."""
+        """Return the tile schedule of plain data, as the JSON of a program has it.
+
+        Raises IndexError, KeyError, TypeError or ValueError where the data is no schedule, or its parts do not fit
+        together.
+        """
         schedule = tiles_from_json(data)
         problem = structure_problem(schedule)
         if problem is not None:

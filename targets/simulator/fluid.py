@@ -144,7 +144,11 @@ def settle(
     level: float,
     now: float,
 ) -> int:
-    """Give `level` to the flows that cannot rise further and return the number of the others, moved to the front."""
+    """Give rate `level` (bytes/s) to the flows that stop there: at their own limit, or at a full resource.
+
+    The first `count` places of `reached` are the flows without a rate. Those that go on are moved to the front; return
+    their number. The others' rates are taken from the resources on their routes, and their ends move in the heap.
+    """
     rising, end = 0, count
     # All flows are judged before any bandwidth is taken away: `left` and `flows` must stay those that `level` was
     # computed from.

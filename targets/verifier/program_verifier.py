@@ -60,7 +60,8 @@ _CALLS_ROUTINE = frozenset(kind.keyword for kind in BLOCK_OPS)
 def check_program(program: Program, machine: Machine | None = None) -> None:
     """Raise `DiagnosticError` unless a program is sound; it holds all faults of the first rule that fails.
 
-    `machine` replaces the machine that the program was compiled for, if that is unknown here.
+    The workspace of ops is checked for `machine`, or else for the machine that the program was compiled for: RT065 if
+    that is unknown here.
     """
     diagnostics = Diagnostics()
     with paused_gc():

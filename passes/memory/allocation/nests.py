@@ -221,7 +221,11 @@ def piled(instance: Instance, chosen: Int64s) -> list[Pile]:
 
 
 def nest_of(instance: Instance, pile: Pile, wanted: list[int], most: int) -> Nest:
-    """Return a nest with addresses, with at most `most` pads for buffers of the wanted sizes, which ascend."""
+    """Return a pile as a nest with addresses from 0 up.
+
+    Up to `most` holes, from the top down, get a pad: the few bytes that they lack for a buffer of one of the sizes
+    `wanted` (bytes, ascending).
+    """
     buffers = np.array(pile.buffers, np.int64)
     births, deaths, sizes = instance.births()[buffers], instance.deaths()[buffers], instance.sizes[buffers]
     pads = _pads(sizes.tolist(), deaths.tolist(), wanted, most)

@@ -55,7 +55,7 @@ def command(model: str, seq_len: int | None, as_json: bool) -> int:
 
 
 def _refused(model: str, error: DiagnosticError, *, as_json: bool) -> int:
-    """Print the unsupported keys and all other errors; return the exit code 1."""
+    """Print the unsupported keys on stdout, as text or data, and all errors on stderr; return the exit code 1."""
     from ratrain.ratrainc.console.console import print_json, say, show_diagnostics
 
     unsupported = [problem for problem in error.diagnostics if problem.code == _UNSUPPORTED]

@@ -76,7 +76,11 @@ class RobustLinks(Shown):
     """
 
     def parts(self) -> Iterator[Part]:
-        """Yield a table of the plan under changed links, and for each kind of ports if the answer flips."""
+        """Yield a table of the plan under changed links, then sentences about ports: whether the answer flips.
+
+        There is one for the machine's collectives and one for pairwise rounds alone, if these differ; or one that says
+        that no clusters could share a port.
+        """
         usual = self.planned.best.seconds
         rows = [["unchanged", seconds_text(usual), ""]]
         rows += [

@@ -96,7 +96,11 @@ def least_stage_seconds(c: Columns, before: Numbers, layers: Numbers) -> Numbers
 
 
 def _with_other_memory(c: Columns, layers: Numbers, seconds: Numbers, peak: Numbers) -> tuple[Numbers, Numbers]:
-    """Turn bounds of stages without another memory into bounds of stages that may use one (`other_memory.py`)."""
+    """Tighten bounds of stages (step seconds, peak bytes) by the bytes that left DDR for another memory.
+
+    Columns with such a memory (`Columns.other`) have only what stays in DDR in any case, so the given bounds are low;
+    they are raised to what `other_memory.py` proves. Without one both are returned as they are.
+    """
     if c.other is None:
         return seconds, peak
     return with_other_memory(c.other, layers, _memory(c.other.whole, layers), seconds, peak)

@@ -90,7 +90,7 @@ class TiledMemory:
         return False
 
     def issue(self, core: int, event: Transfer) -> None:
-        """Start a transfer."""
+        """Make a core's transfer at once, or, if `late`, keep it until the core waits for its channel."""
 
         def copy() -> None:
             self.load(core, event) if event.is_load else self.store(core, event)

@@ -94,7 +94,11 @@ def tiles_of(schedules: Mapping[str, OnChipSchedule]) -> dict[str, TileSchedule]
 
 
 def tiles_problem(step: Step, types: Types) -> str | None:
-    """Return why the tile schedules of a step do not compute it, or None."""
+    """Return why the tile schedules of a step do not compute it, or None.
+
+    Every part of its kernel (`PARTS`) must have one, for its options and all for the same memories. `types` has the
+    dtype and shape of each operand.
+    """
     tiles = tiles_of(step.on_chip)
     if sorted(tiles) != sorted(PARTS.get(step.kernel, ())):
         return f"'{step.kernel}' has tiles for {', '.join(tiles)}"

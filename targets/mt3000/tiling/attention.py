@@ -196,7 +196,10 @@ class _Builder:
         return Loop("g", 1, (block,), cores=self.tiles.heads, stride=self.tiles.blocks)
 
     def panels(self) -> tuple[Statement, ...]:
-        """Load the streamed operands into GSM, in two copies where there is room, to overlap loading with use."""
+        """Add GSM buffers for the streamed operands to the layout; return the statements that load them.
+
+        There are two copies of each where there is room, to overlap loading with use.
+        """
         tiles, part, layout = self.tiles, self.part, self.layout
         heads: tuple[str, ...] = ("g", "h", "d") if part.groups_inside else ("g", "d")
         width = tiles.heads * self.shape.head_dim

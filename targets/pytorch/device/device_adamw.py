@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 
 def adamw_plan(master: F32, **_: object) -> Plan:
-    """Plan gradient, new moments, a term; five float32 and two float64 numbers; skip flag; count of updates."""
+    """Plan the scratch of an update, in order.
+
+    Four float32 chunks of the master's elements (`chunk_buffers`): gradient, two new moments, a term. Then single
+    numbers: five float32, two float64, the skip flag (bool), the count of updates (int64).
+    """
     numbers = [Buffer((1,))] * 5 + [Buffer((1,), np.float64)] * 2
     return [*chunk_buffers(4, size(master)), *numbers, Buffer((1,), np.bool_), Buffer((1,), np.int64)]
 

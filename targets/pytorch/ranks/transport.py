@@ -66,9 +66,9 @@ class TorchTransport:
         return start_command(str(processes))
 
     def world(self, rank: int) -> TorchCommunicator:
-        """Return the communicator of all processes, with this one as number `rank`.
+        """Return the communicator of all processes, with this one as number `rank`; all of them call it.
 
-        Raises `DiagnosticError` RT093 if they cannot reach one another.
+        The one that an earlier call returned ends. Raises `DiagnosticError` RT093 if they cannot reach one another.
         """
         self._leave_world()
         self._worlds += 1

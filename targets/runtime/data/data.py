@@ -319,7 +319,7 @@ def _check_starts_known(stream: TokenStream) -> None:
 
 
 def _check_documents(stream: TokenStream) -> None:
-    """Refuse to shuffle documents that are unknown, or a single one."""
+    """Refuse, with RT090, to shuffle documents whose ends are unknown, or a single one."""
     help_text = "give documents as JSONL, one a line, or as several text files; or take --order shuffled, which shuffles sequences"
     if stream.documents is None:
         fail("RT090", f"'{stream.name}' does not say where its documents end: they cannot be shuffled", help=help_text)

@@ -83,7 +83,10 @@ class MpiCommunicator:
         return _MpiRequest(self.comm.Ibarrier())
 
     def split(self, colour: int | None) -> MpiCommunicator | None:
-        """Return the communicator of the ranks that gave the same colour; None without a colour."""
+        """Return the communicator of the ranks that gave the same colour, in their order here; None without a colour.
+
+        All ranks call it, those without a colour too.
+        """
         part = self.comm.Split(MPI.UNDEFINED if colour is None else colour, self.comm.rank)
         return None if colour is None else MpiCommunicator(part)
 

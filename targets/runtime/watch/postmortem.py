@@ -318,7 +318,11 @@ class _Inquiry:
     # Words
 
     def cause_of_instruction(self, node: Node) -> HangCause:
-        """Return why an instruction that waits for nothing has not ended."""
+        """Return why an instruction that waits for nothing, on a rank that does its step, has not ended.
+
+        On compute and host: STUCK if it has its turn and takes far longer than any before, else COMPUTING. On others:
+        LOST_MESSAGE if it receives what another process has sent, else TRANSFER.
+        """
         place, engine = node
         position = self.at[place]
         seconds = self.now - position.engines[engine].since

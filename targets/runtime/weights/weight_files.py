@@ -37,11 +37,12 @@ def write_weights(path: str, model: ModelConfig, source: Callable[[str], Float32
 def write_weight_files(
     folder: Path, model: ModelConfig, source: Callable[[str], Float32], most_bytes: int, dtype: Dtype = Dtype.F32
 ) -> list[str]:
-    """Write all parameters of a model to a directory; return the names of the files.
+    """Write all parameters of a model to a directory; return the names of the files, the index included.
 
-    Above `most_bytes` of tensors they are several files and their index; a tensor that is larger has a file of its own.
-    Weight files of an earlier export are replaced. If this is interrupted, the directory reads as one of the two
-    models, or as none. Raises RT002 where the files cannot be written.
+    `source` returns the values of the parameter of a name; they are stored as `dtype`. Above `most_bytes` of tensors
+    they are several files and their index; a tensor that is larger has a file of its own. Weight files of an earlier
+    export are replaced. If this is interrupted, the directory reads as one of the two models, or as none. Raises RT002
+    where the files cannot be written.
     """
     layout = stored_layout(model)
     shards = _shards(layout, most_bytes, dtype)
