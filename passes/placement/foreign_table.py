@@ -114,7 +114,7 @@ def _is_on(action: PlacedAction | None, rank: int) -> bool:
 
 
 def check_against_plan(table: ActionTable, plan: Plan) -> None:
-    """Refuse a table whose shape differs from the plan's; the error names the keys that would fit."""
+    """Refuse, with RT010, a table whose shape differs from the plan's; the error names the keys that would fit."""
     shape, planned = shape_of_table(table), plan.shape
     if shape == planned:
         return

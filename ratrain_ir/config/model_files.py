@@ -80,7 +80,7 @@ def _presets() -> resources.abc.Traversable:
 
 
 def _no_such_model(name: str) -> NoReturn:
-    """Refuse a name that is neither a preset nor a file; suggest a preset by the last part of a Hub id."""
+    """Refuse, with RT002 or RT004, a name that is neither a preset nor a file; suggest a preset close to a Hub id."""
     presets = preset_names()
     last = name.rstrip("/").rpartition("/")[2]
     way_out = nearest(last.lower(), presets)

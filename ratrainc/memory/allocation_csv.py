@@ -143,7 +143,7 @@ def _numbers(name: str, texts: Sequence[str], least: int, ids: Sequence[str], pl
 def _check_alignments(
     texts: Sequence[str], ids: Sequence[str], sizes: Sequence[int], places: Sequence[Location]
 ) -> None:
-    """Refuse sizes that are not multiples of every alignment.
+    """Refuse, with RT005, sizes that are not multiples of every alignment.
 
     The allocator's offsets are sums of sizes, so a common divisor of all sizes divides every offset.
     """

@@ -153,7 +153,10 @@ def _opened(path: str) -> _Origin:
 
 
 def _ends_of_directory(folder: Path, model: ModelConfig) -> frozenset[int]:
-    """Return the `eos_token_id` of generation_config.json, else of config.json: none, one or several tokens."""
+    """Return the `eos_token_id` of generation_config.json, else of config.json: none, one or several tokens.
+
+    Raises `DiagnosticError` RT094 if generation_config.json is not JSON.
+    """
     said = model.inert.get(_EOS_KEY)
     if is_regular(folder / GENERATION_FILE):
         try:
@@ -165,7 +168,11 @@ def _ends_of_directory(folder: Path, model: ModelConfig) -> frozenset[int]:
 
 
 def _language(path: str, origin: _Origin, named: str | None) -> _Language | None:
-    """Return the functions between text and tokens; None if neither a tokenizer nor bytes are known to fit."""
+    """Return the functions between text and tokens; None if neither a tokenizer nor bytes are known to fit.
+
+    `named` is a tokenizer's path, `BYTES`, or None for the origin's own. Raises `DiagnosticError` RT094 for bytes and a
+    vocabulary of fewer than 256 tokens.
+    """
     holds_bytes = origin.model.vocab_size >= TEXT_VOCABULARY
     if named == BYTES or (named is None and origin.takes_bytes and holds_bytes):
         if not holds_bytes:
@@ -211,7 +218,7 @@ def _tokens_of(path: str, prompt: Prompt, language: _Language | None, model: Mod
 
 
 def _check_length(prompt: int, added: int, model: ModelConfig) -> None:
-    """Refuse more tokens than learned positions; the last token is never read, so it needs none."""
+    """Refuse, with RT094, more tokens than learned positions; the last token is never read, so it needs none."""
     most = model.learned_positions
     if most is not None and prompt + added - 1 > most:
         text = f"{added} tokens behind a prompt of {prompt} are more than the {most} learned positions of {model.name}"

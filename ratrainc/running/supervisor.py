@@ -102,7 +102,7 @@ def torch_command(ranks: int) -> tuple[list[str], dict[str, str]]:
 
 
 def _version_of(launcher: str) -> str:
-    """Return the version text of a launcher."""
+    """Return the version text of a launcher. Raises `DiagnosticError` RT093 if it cannot be run, or does not end."""
     words = [launcher, "--version"]
     try:
         # S603: the launcher and the words that start ranks are the user's own; no shell reads them.

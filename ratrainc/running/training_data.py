@@ -93,7 +93,7 @@ def _kinds(files: Sequence[str]) -> set[str]:
 
 
 def _refuse_unread(choice: DataChoice, files: Sequence[str]) -> None:
-    """Refuse a key or a token type that no file of the data would use."""
+    """Refuse, with RT090, a key or a token type that no file of the data would use."""
     if choice.dtype is not None and TOKENS not in _kinds(files):
         what = f"'{files[0]}' is read as text" if files else "the built-in text, which stands in for data, has none"
         fail(
@@ -114,7 +114,7 @@ def _refuse_unread(choice: DataChoice, files: Sequence[str]) -> None:
 
 
 def _refuse_idle_key(choice: DataChoice, needed: str, *keys: str) -> None:
-    """Refuse keys of JSONL lines that only the other choice of `train_on` reads."""
+    """Refuse, with RT090, keys of JSONL lines that only the other choice of `train_on` reads."""
     for key in keys:
         if (name := getattr(choice, key)) is not None:
             text = f"{key} = {shown(name)} changes nothing: train_on is '{choice.train_on}', and it is read with '{needed}'"
@@ -136,7 +136,7 @@ def _refuse_known(trained_on: str, held: str) -> NoReturn:
 
 
 def _refuse_without_prompts(files: Sequence[str]) -> None:
-    """Refuse data without prompts and completions."""
+    """Refuse, with RT090, data without prompts and completions."""
     other = next((file for file in files if _kinds([file]) != {DOCUMENTS}), None)
     if not files or other is not None:
         name = "the built-in text" if other is None else f"'{other}'"
@@ -251,7 +251,7 @@ class _Reader:
 
     @cached_property
     def _eos(self) -> int | None:
-        """The token that follows each document; None without one."""
+        """Token that follows each document; None without one. Raises `DiagnosticError` RT090 if it is unknown."""
         said = self.choice.eos
         if said is None:
             return None

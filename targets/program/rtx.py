@@ -203,7 +203,10 @@ _AGAIN = "compile it again: 'ratrainc compile ... -o FILE.rtx'"
 
 
 def _checked_body(data: bytes, file: str) -> memoryview:
-    """Return the bytes before the digest, after the checks that need no parsing."""
+    """Return the bytes before the digest, after the checks that need no parsing.
+
+    Raises `DiagnosticError` RT080 if the file is no program, is cut off or damaged; RT003 for another version.
+    """
     if not data.startswith(MAGIC):
         fail("RT080", f"'{file}' is not a RATrain program: it does not start with {MAGIC.decode()}", help=_AGAIN)
     if len(data) < _PREFIX.size + _DIGEST_BYTES:

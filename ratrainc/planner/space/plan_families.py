@@ -94,7 +94,10 @@ def _passes(strategy: Strategy, name: str) -> str:
 
 
 def _using(strategy: Strategy, memory: str) -> str:
-    """Return a strategy's pipeline that may keep state in a memory; for `peer`, that may keep activations there."""
+    """Return a strategy's pipeline that may keep state in a memory; for `peer`, that may keep activations there.
+
+    Raises `DiagnosticError` RT064 if the strategy has no `joint-order` that could choose that.
+    """
     items = parse_pipeline(strategy.passes)
     if not any(isinstance(item, JointOrderPass) and (memory != PEER or item.policy == "auto") for item in items):
         text = f"the strategy '{strategy.name}' does not choose what goes to the memory '{memory}'"

@@ -114,7 +114,10 @@ class FileBytes:
             self.write(offset + at, piece[: count - at])
 
     def _through(self, move: Callable[[int, memoryview, int], int], offset: int, data: NDArray[np.uint8]) -> None:
-        """Repeat `move` until all of `data` is transferred: one system call may transfer only a part."""
+        """Repeat `move` until all of `data` is transferred, as one system call may transfer only a part.
+
+        Raises `DiagnosticError` RT093 if the file fails or has been cut.
+        """
         view, done = data.data, 0
         while done < len(view):
             try:

@@ -249,7 +249,10 @@ class _StoredPieces:
 
 
 def _stored_pieces(directory: str, model: ModelConfig, files: Mapping[str, Any], peers: int) -> _StoredPieces:
-    """Open the files of `peers` tensor-parallel ranks; check that each element of every block is there once."""
+    """Open the files of `peers` tensor-parallel ranks.
+
+    Raises `DiagnosticError` RT092 unless each element of every block is there exactly once.
+    """
     blocks = {str(block): block for block in block_chain(model)}
     pieces_of: dict[Block, list[list[_StoredPiece]]] = {block: [[] for _ in range(peers)] for block in blocks.values()}
     for name, entry in files.items():

@@ -91,7 +91,7 @@ def ended_by(numbers: TokenStream, eos: int) -> TokenStream:
 
 
 def refuse_without_ends(name: str, streams: Sequence[TokenStream], eos: int) -> None:
-    """Refuse token numbers of documents if none of the streams has the end token."""
+    """Refuse, with RT090, token numbers of documents if none of the streams has the end token."""
     if any(len(one.documents or ()) > 1 or int(one.tokens[len(one.tokens) - 1 :][0]) == eos for one in streams):
         return
     text = f"'{name}' has no token {eos}, which shall end its documents"

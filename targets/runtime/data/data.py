@@ -273,7 +273,7 @@ def _open_text(path: str, vocab_size: int) -> TokenStream:
 
 
 def _not_utf8(path: str, tokens: FileTokens, position: int) -> NoReturn:
-    """Refuse a text for its byte at `position`; the column counts bytes."""
+    """Refuse, with RT090, a text for its byte at `position`; the column counts bytes."""
     line, line_start = 1, 0
     for start, chunk in chunks_of(tokens.part(0, position)):
         feeds = np.flatnonzero(chunk == _LINE_FEED)
@@ -308,7 +308,7 @@ def _in_order(tokens: Tokens, documents: Documents, order: Positions) -> _Pass:
 
 
 def _check_starts_known(stream: TokenStream) -> None:
-    """Refuse data with unknown document starts for a program that keeps attention inside documents."""
+    """Refuse, with RT090, data with unknown document starts for a program that keeps attention inside documents."""
     if stream.documents is not None:
         return
     fail(

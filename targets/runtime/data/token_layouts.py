@@ -91,7 +91,7 @@ _BZIP2_BLOCK = b"1AY&SY"
 
 
 def refuse_containers(path: str, head: bytes) -> None:
-    """Refuse a file whose first bytes show that it is neither text nor token numbers."""
+    """Refuse, with RT090, a file whose first bytes show that it is neither text nor token numbers."""
     for magic, what, way_out in _CONTAINERS:
         if head.startswith(magic) and (magic != b"BZh" or head[4:10] == _BZIP2_BLOCK):
             fail("RT090", f"'{path}' {what}: it is not training data", help=way_out.format(columns=_COLUMNS))
@@ -237,7 +237,7 @@ def _not_whole(raw: FileTokens, layout: TokenLayout, size: int) -> NoReturn:
 
 
 def check_said_type(path: str, layout: TokenLayout, dtype: str | None) -> None:
-    """Refuse a given type that contradicts the file's own."""
+    """Refuse, with RT090, a given type that contradicts the file's own."""
     if dtype is not None and dtype != layout.dtype:
         fail(
             "RT090",
@@ -247,7 +247,7 @@ def check_said_type(path: str, layout: TokenLayout, dtype: str | None) -> None:
 
 
 def refuse_json(text: FileTokens) -> None:
-    """Refuse a text that looks like JSON, whose brackets and field names would be learned, unless it is named *.txt."""
+    """Refuse, with RT090, a text that looks like JSON unless it is named *.txt; brackets and names would be learned."""
     path = text.file.path
     suffix = Path(path).suffix.lower()
     head = text[:_HEAD].tobytes().decode(errors="ignore").lstrip()

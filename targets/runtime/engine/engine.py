@@ -557,7 +557,7 @@ def _check_homes(program: Program, kernels: KernelSet) -> None:
 
 
 def _check_memory(program: Program, places: Sequence[Rank], needed: int, memory: Memory) -> None:
-    """Refuse ranks that do not fit in memory, before the system kills the process for it."""
+    """Refuse, with RT093, ranks that do not fit in memory, before the system kills the process for it."""
     present, words = memory.room()
     if needed > present:
         which = "all " if len(places) == program.plan.clusters else ""

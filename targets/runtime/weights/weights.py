@@ -323,7 +323,7 @@ def named_parameters_of(model: ModelConfig, block: Block, flat: Float32) -> dict
 
 
 def _open_weights(path: str) -> dict[str, StoredTensor]:
-    """Open the tensors of a file or directory, unchecked."""
+    """Open the tensors of a file or directory, unchecked. Raises `DiagnosticError` RT091 if there are none."""
     folder = Path(path)
     if not is_directory(path):
         return open_tensors(path, "RT091")
@@ -365,7 +365,10 @@ def _open_shards(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _read_index(path: str) -> dict[str, str]:
-    """Return the `weight_map` of an index: tensor name -> name of a file in the same directory."""
+    """Return the `weight_map` of an index: tensor name -> name of a file in the same directory.
+
+    Raises `DiagnosticError` RT091 if the file is no such index, or names files elsewhere.
+    """
     try:
         index = json.loads(read_text(path, "index of the weights"))
     except (ValueError, RecursionError):
@@ -415,7 +418,7 @@ def _missing_help(name: str, embedding: str, stored: Mapping[str, StoredTensor])
 
 
 def _check_tied(path: str, name: str, embedding: StoredTensor, head: StoredTensor) -> None:
-    """Check that a head that is stored although it is tied equals the embedding."""
+    """Refuse, with RT091, a head that is stored although it is tied, and differs from the embedding."""
     same = head.dtype in FLOAT_TYPES and head.shape == embedding.shape
     if not (same and all(_are_equal(embedding, head, low, high) for low, high in cut(0, head.elements))):
         fail(
