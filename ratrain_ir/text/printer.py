@@ -45,7 +45,7 @@ def write_module(module: Module, path: str) -> None:
 
 
 def _read_back(text: str) -> None:
-    """Raise `DiagnosticError` (RT001, or the parser's) unless a text that is parsed and printed again stays the same."""
+    """Raise `DiagnosticError` (RT001, or the parser's) unless a text that is parsed and printed stays the same."""
     again = print_module(parse_module(text, file="X.rtir"))
     for line, found in zip_longest(text.split("\n"), again.split("\n"), fillvalue=""):
         if line != found:

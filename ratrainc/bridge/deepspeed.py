@@ -186,6 +186,7 @@ def _batch(reader: SettingsReader, pp: int, tp: int, peers: int) -> int | None:
     """Find the number of replicas and the batch as DeepSpeed does: two of three sizes determine the third.
 
     The sizes are the sequences of a step, the sequences of a micro-batch on a GPU, and the micro-batches of a step.
+    Return None after an error.
     """
     sizes = {name: _size(reader, name) for name in (WHOLE, MICRO, TIMES)}
     whole, micro, times = sizes.values()
@@ -216,7 +217,7 @@ def _batch(reader: SettingsReader, pp: int, tp: int, peers: int) -> int | None:
 
 
 def _size(reader: SettingsReader, name: str) -> int | None:
-    """Read one of the three sizes of the batch, or take the option for it."""
+    """Read one of the three sizes of the batch, or take the option for it; None if neither gives it."""
     option = OPTIONS.get(name, ("", ""))[0]
     asked: int | None = _asked(reader, name)
     if _auto(reader, name):
@@ -285,7 +286,7 @@ def _state(reader: SettingsReader, dp: int | None) -> None:
 
 
 def _view(reader: SettingsReader) -> str | None:
-    """Read the type that blocks compute with; if it is "auto", `--dtype` must give it."""
+    """Read the type that blocks compute with; if it is "auto", `--dtype` must give it. None after an error."""
     types, asked = {BF16: "bf16", FP16: "f16"}, reader.asked.dtype
     unknown = [name for name in types if _auto(reader, name)]
     reader.taken.update(unknown)

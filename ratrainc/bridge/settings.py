@@ -158,7 +158,7 @@ class SettingsReader:
         return value
 
     def size(self, name: str) -> int | None:
-        """Take a whole number of at least 1, as `integer` does."""
+        """Take a whole number of at least 1, as `integer` does; None after an error or without a value."""
         value = self.integer(name)
         if value is not None and value < 1:
             self.wrong(name, f"{self.name(name)} is {value}: at least 1 is expected")

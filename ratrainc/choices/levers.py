@@ -169,7 +169,10 @@ def _smaller_buckets(setting: CompileSetting) -> CompileSetting | None:
 
 
 def _move_layer(setting: CompileSetting, stage: int, step: int) -> CompileSetting | None:
-    """Move a layer of the stage's longest chunk to the next (`step` 1) or previous (-1) chunk of another stage."""
+    """Move a layer of the stage's longest chunk to the next (`step` 1) or previous (-1) chunk.
+
+    Return None if there is no such chunk, or the same stage has it.
+    """
     plan, chunk_stages = setting.plan, setting.plan.shape.chunk_stages
     source = max(plan.shape.chunks_of(stage), key=lambda chunk: len(plan.chunk_layers(chunk, setting.model)))
     target = source + step

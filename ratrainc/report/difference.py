@@ -51,7 +51,7 @@ def difference(before: Module, after: Module) -> Difference:
 
 
 def _machine_text(module: Module) -> str | None:
-    """Return the machine that a module is for; its digest tells it from others of the name."""
+    """Return the machine that a module is for, with a digest to tell it from others of the name; None without one."""
     target = module.target
     if target is None:
         return None

@@ -144,7 +144,7 @@ def _files_line(memory: MemoryUse, steps: int) -> Iterator[Part]:
 
 
 def _mean_utilisation(steps: Sequence[TimedStep]) -> float | None:
-    """Return the utilisation of all steps together; the first is left out, as it loads or compiles kernels."""
+    """Return the utilisation of all steps but the first, which loads or compiles kernels; None if none was measured."""
     mfus = [step.mfu for step in (steps[1:] or steps) if step.mfu]
     # steps have equal work, so the mean over time is the harmonic mean
     return len(mfus) / sum(1 / mfu for mfu in mfus) if mfus else None

@@ -86,7 +86,7 @@ def _made(directory: str) -> Iterator[Path]:
 
 
 def _check_place(directory: str, names: Sequence[str]) -> None:
-    """Refuse a directory with a checkpoint (RT092), or with a model of these names that was not written here (RT091)."""
+    """Refuse a directory with a checkpoint (RT092), or with a model of these names not written here (RT091)."""
     folder = Path(directory)
     if is_there(folder / MANIFEST_FILE):
         fail(

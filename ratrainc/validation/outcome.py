@@ -90,7 +90,7 @@ class RowOutcome:
 
     @property
     def error(self) -> float | None:
-        """Simulated / measured - 1; for bubble fractions, which may be 0, simulated - measured."""
+        """Simulated / measured - 1; for bubble fractions, which may be 0, the difference; None if not simulated."""
         simulated, measured = self.simulated, self.row.measured
         if simulated is None:
             return None

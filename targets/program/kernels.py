@@ -259,7 +259,7 @@ def _rope_rule(options: Mapping[str, Any], types: Types) -> str | None:
 
 
 def _head_norm_rule(options: Mapping[str, Any], types: Types) -> str | None:
-    """Check that there is a statistic for each head of each row."""
+    """Return an error unless there is a statistic for each head of each row, else None."""
     rows, statistics = types["x"][1][0], types["rstd"][1][0]
     if rows * options["heads"] == statistics:
         return None
@@ -269,7 +269,7 @@ def _head_norm_rule(options: Mapping[str, Any], types: Types) -> str | None:
 
 
 def _position_rule(options: Mapping[str, Any], types: Types) -> str | None:
-    """Check that rows of tokens are whole sequences, whose positions are in the table."""
+    """Return an error unless rows of tokens are whole sequences, whose positions are in the table; else None."""
     rows, table = (types[name][1][0] for name in ("y", "positions"))
     first, seq_len = options.get("first_position", 0), options["seq_len"]
     if rows % seq_len == 0 and first + seq_len <= table:
@@ -290,7 +290,7 @@ def _attention_rule(options: Mapping[str, Any], types: Types) -> str | None:
 
 
 def _head_rule(options: Mapping[str, Any], types: Types) -> str | None:
-    """Check the logits of a normalised table.
+    """Return an error if logits of a normalised table are scaled or capped, else None.
 
     The gradient of the table's norms is computed from logits, which must be the products themselves.
     """

@@ -101,7 +101,7 @@ def _word(instruction: Instruction, name: str) -> str:
 
 
 def _phase(instruction: Instruction) -> Phase | None:
-    """Return the pass that a gather within the step serves."""
+    """Return the pass that a gather within the step serves; None if the instruction names none."""
     word = _word(instruction, "phase")
     return Phase(word) if word else None
 

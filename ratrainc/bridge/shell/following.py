@@ -110,7 +110,10 @@ def _words(text: Text) -> list[Text]:
 
 
 def _beside(path: str, script: Script) -> Script | None:
-    """Find a script that another one names: at its path, or next to it if the path begins with an unknown part."""
+    """Find a script that another one names: at its path, or next to it if the path begins with an unknown part.
+
+    Return None if there is no such file.
+    """
     if script.folder is None:
         return None
     # If the path begins with a variable (`$DIR/x.sh`), the rest of it is looked for.

@@ -259,7 +259,7 @@ def machine_option(function: F) -> F:
 
 
 def byte_count(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """Parse an option in bytes: a number, or one with a unit like 20GiB or 20GB."""
+    """Parse an option in bytes: a number, or one with a unit like 20GiB or 20GB; None if it is not given."""
     from ratrain.ratrain_ir.support.quantities import QuantityError, whole_bytes
 
     try:

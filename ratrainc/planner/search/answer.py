@@ -186,7 +186,7 @@ class Answer:
 
     @property
     def nearest(self) -> OversizedShape | None:
-        """The oversized shape that lacks least."""
+        """The oversized shape that lacks the fewest bytes; None if no shape is oversized."""
         return min(self.oversized, key=lambda shape: shape.short_bytes, default=None)
 
     @property
@@ -207,12 +207,12 @@ class Answer:
 
     @property
     def gap(self) -> float | None:
-        """Distance of the best plan's measure from the bound, as a fraction of the bound."""
+        """Distance of the best plan's measure from the bound, as a fraction of the bound; None without either."""
         return self._gap_to(self.bound)
 
     @property
     def relaxed_gap(self) -> float | None:
-        """Distance from the bound of the closed form: the most that another schedule or plan could win."""
+        """Same distance from the closed form's bound: the most that another schedule or plan could win; or None."""
         return self._gap_to(self.relaxed_bound)
 
     def _gap_to(self, bound: Cost) -> float | None:

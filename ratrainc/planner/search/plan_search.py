@@ -173,7 +173,10 @@ class Search:
         )
 
     def next_leaf(self, *, of_one_peer: bool = False) -> _Leaf | None:
-        """Return the next plan worth evaluating, of one tensor peer if asked; shapes before it get their cuts."""
+        """Return the next plan worth evaluating, of one tensor-parallel rank if asked; None if there is none.
+
+        Shapes that come before it get their cuts.
+        """
         others: list[_Leaf] = []
         left = _SHAPES_AT_ONCE
         while True:
@@ -212,7 +215,7 @@ class Search:
         return bool(self.fitting) and not self.request.exhaustive and not self.effort.is_affordable(leaf.units)
 
     def next_space(self, *, of_one_peer: bool) -> tuple[Cost, FamilySpace, int] | None:
-        """Return the most promising shape that is not ruled out: the guess of its cost, its space and its row."""
+        """Return the most promising shape that is not ruled out (guessed cost, space, row); None if all are."""
         found: tuple[Cost, FamilySpace, int] | None = None
         for space in self.spaces:
             row = space.next_row(lambda cost: self.is_out(cost, cost), of_one_peer=of_one_peer)

@@ -49,7 +49,10 @@ def choose_peers(
 
 
 def _problem(setting: SearchSetting, peers: int) -> tuple[str, str] | None:
-    """Return why `peers` tensor peers do not share out the model, rows of activations aside, with a way out."""
+    """Return why `peers` tensor-parallel ranks cannot divide the model, and a way out; None if they can.
+
+    Rows of activations are not looked at.
+    """
     return next(problems(setting.model, setting.shaped(tp=peers, micro_batch_size=peers)), None)
 
 

@@ -74,7 +74,7 @@ class Shape:
 
     @property
     def mapping(self) -> RankMapping | None:
-        """Mapping of its ranks to groups of clusters."""
+        """Mapping of its ranks to groups of clusters; None if it has none."""
         return RankMapping(self.tiles) if self.tiles else None
 
     @property
@@ -85,7 +85,7 @@ class Shape:
 
     @property
     def zero_blocks(self) -> ZeroLevels | None:
-        """The plan key for a ZeRO level of embedding and head of their own."""
+        """Plan key `zero_blocks` for a separate ZeRO level of embedding and head; None if they have the plan's."""
         return None if self.ends is None else ZeroLevels.parse(f"embed {self.ends}, head {self.ends}")
 
     def plan(self, setting: SearchSetting, cuts: tuple[int, ...]) -> Plan:

@@ -448,7 +448,7 @@ def read_manifest(directory: str, versions: Sequence[int] = (VERSION,)) -> dict[
 
 
 def _left_behind(directory: str) -> str | None:
-    """Return advice if an interrupted save left a checkpoint next to its place, or if no save was ever made."""
+    """Return advice if an interrupted save left a checkpoint next to its place, or if no save was made; else None."""
     whole = left_checkpoints(directory)
     if whole:
         return f"an interrupted save left a whole checkpoint as '{whole[0][1]}': rename that one"

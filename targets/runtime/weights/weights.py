@@ -411,7 +411,7 @@ def _check_stored(path: str, model: ModelConfig, stored: Mapping[str, StoredTens
 
 
 def _missing_help(name: str, embedding: str, stored: Mapping[str, StoredTensor]) -> str | None:
-    """Return advice for a missing tensor that suggests another kind of model."""
+    """Return advice for a missing tensor that suggests another kind of model, else None."""
     if name == _HEAD and embedding in stored:
         return "if embedding and head share one matrix, the model's config.json says tie_word_embeddings = true"
     return None
