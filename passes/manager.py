@@ -144,7 +144,8 @@ def _refuse_illegal_order(item: Pass, facts: frozenset[Fact]) -> None:
             fail(
                 "RT071",
                 f"'{item.name}' cannot run after '{first}': {_REASONS.get(fact, 'it would undo it')}",
-                help=f"put '{item.name}' before '{first}' in the pipeline; a schedule that has been through '{first}' is compiled anew",
+                help=f"put '{item.name}' before '{first}' in the pipeline; a schedule that has been through "
+                f"'{first}' is compiled anew",
             )
 
 

@@ -142,6 +142,7 @@ def target_of(machine: Machine) -> MachineTarget:
     if not (isinstance(cls, type) and issubclass(cls, MachineTarget)):
         fail(
             "RT072",
-            f"'{TARGETS.place(machine.target)}' is not a target: it is not a class derived from `MachineTarget` (ratrain.targets.target)",
+            f"'{TARGETS.place(machine.target)}' is not a target: it is not a class derived from `MachineTarget` "
+            "(ratrain.targets.target)",
         )
     return cls(machine)

@@ -262,7 +262,8 @@ def _check_arena(
     holes = f", {proved} more that holes in lives cost" if proved else ""
     context.statistics[f"stage {stage.index}"] = (
         f"arena {stage.arena_bytes} bytes, lower bound {placement.proved_bytes} ({peak_bytes} live, {overlap} more "
-        f"so that nothing waits for other engines{holes}), ratio {ratio:.4f}, {placement.method}, {placement.seconds:.3f} s"
+        f"so that nothing waits for other engines{holes}), ratio {ratio:.4f}, {placement.method}, "
+        f"{placement.seconds:.3f} s"
     )
     if stage.arena_bytes > capacity:
         short = stage.arena_bytes - capacity

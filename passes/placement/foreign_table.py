@@ -42,7 +42,10 @@ _IN_ORDER = (
     (
         "input gradients",
         frozenset({ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT}),
-        "place-from-file{... renumber=true} in --passes numbers the micro-batches of backwards anew, in the order of the table",
+        (
+            "place-from-file{... renumber=true} in --passes numbers the micro-batches of backwards anew, in the "
+            "order of the table"
+        ),
     ),
     (
         "weight gradients",
@@ -160,7 +163,10 @@ def check_ascending(table: ActionTable) -> None:
                 continue
             before = latest.setdefault(action.stage, action)
             if _place_in_order(before) > _place_in_order(action):
-                order = f"the {what} of a stage {_ORDERS[action.slice is not None and what != 'forwards']}: they are added up in it"
+                order = (
+                    f"the {what} of a stage {_ORDERS[action.slice is not None and what != 'forwards']}: "
+                    "they are added up in it"
+                )
                 note = Note(f"'{before}' is here", table.locate(before))
                 refuse_action(table, action, f"'{action}' comes after '{before}', but {order}", way_out, note)
             latest[action.stage] = action

@@ -157,7 +157,10 @@ class OverlapTensorPass(Pass):
             context.statistics["tensor peers"] = "none: nothing changed"
             return
         if self.halves != "auto" and not any(_can_be_split(op) for stage in module.stages for op in stage.ops):
-            text = f"'halves={self.halves}' of '{self.name}' changes nothing: the order of the schedule has all backwards in halves already"
+            text = (
+                f"'halves={self.halves}' of '{self.name}' changes nothing: the order of the schedule has all "
+                "backwards in halves already"
+            )
             fail("RT073", text, help="leave it out, or use a schedule with whole backwards, as 1f1b")
         before = _Way(_seconds(module, context), module, context)
         halves = _open(self.halves, ("whole", "split"))

@@ -30,7 +30,8 @@ def refuse_contradiction(plan: Plan, placed: str, by: str, place: Callable[[], P
         f'the plan says schedule = "{plan.schedule}", but {by} places {placed}',
         at.location,
         source=at.source,
-        help=f'write schedule = "{placed}" or leave the key out; to keep "{plan.schedule}", leave the placement to the plan: '
+        help=f'write schedule = "{placed}" or leave the key out; to keep "{plan.schedule}", leave the placement '
+        "to the plan: "
         "passes without a 'place-' pass, or a strategy that is not named after a schedule",
     )
 

@@ -86,7 +86,10 @@ def why_inline(plan: Plan) -> str:
             "the view that recovery reads is gathered for its backward alone (zero = 3), so it stands right before that"
         )
     if shares_rows(plan):
-        return "the rows that recovery reads are gathered for its backward alone (sequence_sharding), so it stands right before that"
+        return (
+            "the rows that recovery reads are gathered for its backward alone (sequence_sharding), so it "
+            "stands right before that"
+        )
     return ""
 
 
@@ -212,7 +215,10 @@ class RecomputePass(Pass):
         if self.store == NOWHERE or self.policy != "auto":
             mark_checkpoints(self.rewrite(module, context))
             if self.store != NOWHERE and not context.statistics["evict ops" if self.store == PEER else "store ops"]:
-                text = f"'store={self.store}' of '{self.name}' changes nothing: with policy={self.policy} nothing is kept that could be stored"
+                text = (
+                    f"'store={self.store}' of '{self.name}' changes nothing: with policy={self.policy} "
+                    "nothing is kept that could be stored"
+                )
                 fail(
                     "RT073",
                     text,

@@ -77,7 +77,10 @@ class InsertPrefetchPass(Pass):
         """
         most = max(sum(op.engine is Engine.COMPUTE for op in stage.ops) for stage in module.stages)
         if self.depth_blocks > most:
-            text = f"'depth-blocks={self.depth_blocks}' of '{self.name}' is more than the {most} compute ops that a stage has in a step"
+            text = (
+                f"'depth-blocks={self.depth_blocks}' of '{self.name}' is more than the {most} compute ops "
+                "that a stage has in a step"
+            )
             fail("RT073", text, help=f"write at most {most}")
         context.statistics["gathers"] = sum(self.rewrite(stage, Trials(module, context)) for stage in module.stages)
 

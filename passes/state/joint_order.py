@@ -147,7 +147,10 @@ class JointOrderPass(Pass):
         elif self.bucket_bytes > LIMITS[-1]:
             yield Idle("bucket_bytes", f"the largest buckets that are tried have {LIMITS[-1]} bytes", "leave it out")
         if self.state == "blocking-bulk" and not (plan.shards_state or within_step):
-            why = f"with zero = {plan.zero} and dp = {plan.dp} nothing is sharded, and nothing gathered that compute could wait for"
+            why = (
+                f"with zero = {plan.zero} and dp = {plan.dp} nothing is sharded, and nothing gathered that "
+                "compute could wait for"
+            )
             yield Idle("state", why, "use state=bulk, or zero = 1 or more with dp = 2 or more")
 
     def run(self, module: Module, context: PassContext) -> None:

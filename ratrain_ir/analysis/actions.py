@@ -301,7 +301,10 @@ class _Reader:
         """Return a list with the action of a text; an empty list after an error."""
         match = _ACTION.fullmatch(text)
         if match is None:
-            wanted = "expected stage, action and micro-batch like '2F0' or '1SEND_F0', or a stage and UNSHARD, RESHARD or REDUCE_GRAD"
+            wanted = (
+                "expected stage, action and micro-batch like '2F0' or '1SEND_F0', or a stage and UNSHARD, "
+                "RESHARD or REDUCE_GRAD"
+            )
             self.error(rank, column, len(text), f"{_shown(text)} is not an action: {wanted}")
             return []
         stage, name, micro_batch, place = match.groups()

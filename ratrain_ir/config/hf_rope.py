@@ -54,7 +54,8 @@ def positions(data: Mapping[str, object], family: str, out: Translation, report:
         report.error(
             "RT062",
             next(iter(thetas)),
-            f"a rotary base is given, but this model uses {uses}, which {'has' if position == 'alibi' else 'have'} none",
+            f"a rotary base is given, but this model uses {uses}, which "
+            f"{'has' if position == 'alibi' else 'have'} none",
             help="remove it" + (way_out if position == "alibi" else ""),
         )
     if position != "rope":

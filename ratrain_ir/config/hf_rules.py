@@ -100,7 +100,8 @@ def _check_qkv_bias(data: Mapping[str, object], family: str, fields: Mapping[str
             "RT061",
             "attention_bias_qkv",
             f"'attention_bias_qkv' is {shown(data['attention_bias_qkv'])}: not supported in this {family} model",
-            help=f"supported is {shown(expected)}: qwen2 and gpt2 always have these biases, others as 'attention_bias' says",
+            help=f"supported is {shown(expected)}: qwen2 and gpt2 always have these biases, others as "
+            "'attention_bias' says",
         )
 
 
@@ -172,7 +173,8 @@ def layers(data: Mapping[str, object], family: str, report: Report) -> dict[str,
                 "RT061",
                 "sliding_window",
                 f"'sliding_window' {shown(window)} is not supported in a {family} model",
-                help="supported in mistral, phi3, qwen2, qwen3, gemma2 and gemma3_text models; elsewhere it must be null",
+                help="supported in mistral, phi3, qwen2, qwen3, gemma2 and gemma3_text models; elsewhere it "
+                "must be null",
             )
             return {}
         return _unwindowed(kinds, report)
@@ -263,7 +265,10 @@ def _gemma_layers(data: Mapping[str, object], family: str, kinds: str | None, re
     window = data.get("sliding_window", 4096)
     other = data.get("sliding_window_size")
     if family == "gemma2" and other is not None and other != window:
-        text = f"'sliding_window_size' is {shown(other)}, but the window is {shown(window)}: the class reads 'sliding_window'"
+        text = (
+            f"'sliding_window_size' is {shown(other)}, but the window is {shown(window)}: the class reads "
+            "'sliding_window'"
+        )
         report.error("RT062", "sliding_window_size", text, help="make them agree, or remove 'sliding_window_size'")
     if window is None and "w" in kinds:
         report.error("RT062", "sliding_window", "'sliding_window' is null, but some layers use sliding attention")

@@ -205,7 +205,8 @@ def _check_shape(reader: FieldReader, config: ModelConfig) -> None:
         reader.contradiction(
             "RT062",
             "padding_token",
-            f"'{label('padding_token')}' {config.padding_token} is outside the vocabulary of {config.vocab_size} tokens: no row of "
+            f"'{label('padding_token')}' {config.padding_token} is outside the vocabulary of "
+            f"{config.vocab_size} tokens: no row of "
             "the embedding is its own",
             help="write null: then the rows of all tokens are trained",
         )
@@ -313,5 +314,8 @@ def _check_exchange(reader: FieldReader, config: ModelConfig) -> None:
     if family in ("gemma2", "gemma3_text") and reader.good("hidden_size", "embedding_scale"):
         expected = sqrt(config.hidden_size)
         if config.embedding_scale != expected:
-            text = f"'embedding_scale' is {config.embedding_scale}, but sqrt(hidden_size) = {expected} in family '{family}'"
+            text = (
+                f"'embedding_scale' is {config.embedding_scale}, but sqrt(hidden_size) = {expected} in "
+                f"family '{family}'"
+            )
             reader.contradiction("RT062", "embedding_scale", text)

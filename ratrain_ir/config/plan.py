@@ -244,7 +244,8 @@ class Plan:
         default=1,
         metadata=key(
             "state",
-            'what replicas share out: 1 optimizer state, 2 gradients too (with reduce = "each-micro-batch"; with "last" it is as 1), '
+            'what replicas share out: 1 optimizer state, 2 gradients too (with reduce = "each-micro-batch"; '
+            'with "last" it is as 1), '
             "3 parameter views too",
             integer(0, 3),
             default=lambda before: min(1, before["dp"] - 1),
@@ -284,7 +285,8 @@ class Plan:
         default=None,
         metadata=key(
             "state",
-            "the factor of the loss: fixed, or adapted to overflow; 1.0 unless views or gradients are f16, as bf16 has the exponents of f32",
+            "the factor of the loss: fixed, or adapted to overflow; 1.0 unless views or gradients are f16, as "
+            "bf16 has the exponents of f32",
             _LOSS_SCALE,
             default=lambda before: None if before["view_dtype"] == "f16" else 1.0,
             none_word="dynamic",
@@ -327,7 +329,8 @@ class Plan:
         default="fused",
         metadata=key(
             "compute",
-            "whether attention holds its score matrix: fused, tile by tile; or whole, kept for the backward or made again in it",
+            "whether attention holds its score matrix: fused, tile by tile; or whole, kept for the backward or "
+            "made again in it",
             word(ATTENTIONS),
             in_header_if_default=False,
         ),
@@ -339,7 +342,8 @@ class Plan:
         default="causal",
         metadata=key(
             "compute",
-            "what a token attends to: all tokens before it in its sequence, or only those in its document, where positions start at 0",
+            "what a token attends to: all tokens before it in its sequence, or only those in its document, "
+            "where positions start at 0",
             word(ATTENTION_MASKS),
             in_header_if_default=False,
         ),
@@ -351,7 +355,8 @@ class Plan:
         default="chunked",
         metadata=key(
             "compute",
-            "whether the head computes its logits in chunks of `head_chunk` rows, twice, or keeps all of them from forward to backward",
+            "whether the head computes its logits in chunks of `head_chunk` rows, twice, or keeps all of them "
+            "from forward to backward",
             word(LOGITS),
             in_header_if_default=False,
         ),
@@ -387,7 +392,8 @@ class Plan:
         default=(),
         metadata=key(
             "batch",
-            "tokens of each slice that a sequence is cut into, one after the other; a file may say how many, evenly or `even-work`",
+            "tokens of each slice that a sequence is cut into, one after the other; a file may say how many, "
+            "evenly or `even-work`",
             _read_slices,
             in_header_if_default=False,
             not_in_file=lambda plan: not plan.slices,
@@ -409,7 +415,8 @@ class Plan:
         default=True,
         metadata=key(
             "parallel",
-            "whether tensor peers share out the rows of activations between blocks too, or each has all of them; refused with tp = 1",
+            "whether tensor peers share out the rows of activations between blocks too, or each has all of "
+            "them; refused with tp = 1",
             flag,
             in_header_if_default=False,
             not_in_file=lambda plan: plan.sequence_sharding,
@@ -456,7 +463,8 @@ class Plan:
         default=None,
         metadata=key(
             "numerics",
-            "how sharded parameters are rounded to be gathered: in blocks of 256 elements, to 8 or 4 bits each; left out, they are not",
+            "how sharded parameters are rounded to be gathered: in blocks of 256 elements, to 8 or 4 bits each; "
+            "left out, they are not",
             word_or_none(tuple(FORMATS)),
             in_header_if_default=False,
         ),
@@ -466,7 +474,8 @@ class Plan:
         default=None,
         metadata=key(
             "numerics",
-            "how gradients of sharded blocks are rounded to be reduced: once on each replica, in blocks of 256 elements, to 8 bits each; "
+            "how gradients of sharded blocks are rounded to be reduced: once on each replica, in blocks of 256 "
+            "elements, to 8 bits each; "
             "left out, they are not",
             word_or_none(("int8-block",)),
             in_header_if_default=False,
@@ -544,7 +553,10 @@ class Plan:
             for what, name in (("gather", self.gather_quantised), ("reduce", self.reduce_quantised))
             if name is not None
         )
-        return f"P{self.pp} D{self.dp}{peers} b{self.micro_batch_size} M{self.micro_batches}{chunks}{slices} {levels}{each}{packed}"
+        return (
+            f"P{self.pp} D{self.dp}{peers} b{self.micro_batch_size} M{self.micro_batches}{chunks}{slices} "
+            f"{levels}{each}{packed}"
+        )
 
     @property
     def shape(self) -> PipelineShape:

@@ -63,7 +63,10 @@ def _check_chunks(reader: FieldReader, plan: Plan, model: ModelConfig | None) ->
         reader.contradiction("RT064", "chunks", text, help="leave chunks out, or use pp = 2 or more")
     elif model is not None and plan.chunks > 1 and count > model.layers:
         reader.bad.add("pp")
-        text = f"{plan.pp} stages of {plan.chunks} chunks need at least {count} layers, but {model.name} has {model.layers}"
+        text = (
+            f"{plan.pp} stages of {plan.chunks} chunks need at least {count} layers, but {model.name} has "
+            f"{model.layers}"
+        )
         reader.contradiction("RT064", "chunks", text, help="use fewer chunks, or fewer stages")
     if plan.layout != "loop" and plan.chunks == 1:
         text = f'layout = "{plan.layout}" changes nothing with one chunk a stage'
@@ -142,7 +145,8 @@ def _check_loss_scale(reader: FieldReader, plan: Plan) -> None:
         reader.contradiction(
             "RT064",
             "loss_scale",
-            f"the loss scale is {'dynamic' if scale is None else scale}, but {plan.view_dtype} parameter views are not scaled",
+            f"the loss scale is {'dynamic' if scale is None else scale}, but {plan.view_dtype} parameter views "
+            "are not scaled",
             help='remove loss_scale (or write 1.0), or use view_dtype = "f16"',
         )
 
@@ -258,8 +262,10 @@ def _check_unsharded(reader: FieldReader, plan: Plan) -> None:
     reader.contradiction(
         "RT064",
         "grad_shard_dtype",
-        f"gradients are reduced in {plan.grad_dtype}, their grad_dtype: with {why} there are no shards to be {plan.grad_shard_dtype}",
-        help=f'remove grad_shard_dtype, use grad_dtype = "{plan.grad_shard_dtype}", or shard (zero = 1 or more, dp = 2 or more)',
+        f"gradients are reduced in {plan.grad_dtype}, their grad_dtype: with {why} there are no shards to be "
+        f"{plan.grad_shard_dtype}",
+        help=f'remove grad_shard_dtype, use grad_dtype = "{plan.grad_shard_dtype}", or shard (zero = 1 or more, '
+        "dp = 2 or more)",
     )
 
 
@@ -308,7 +314,10 @@ def _check_shard_group_said(reader: FieldReader, plan: Plan) -> None:
     if plan.shard_group == plan.dp:
         text = f"shard_group = {plan.shard_group} changes nothing with dp = {plan.dp}: all replicas share out state"
     elif not plan.shards_state:
-        text = f"shard_group = {plan.shard_group} changes nothing: with zero = {plan.zero} and dp = {plan.dp} nothing is sharded"
+        text = (
+            f"shard_group = {plan.shard_group} changes nothing: with zero = {plan.zero} and dp = {plan.dp} "
+            "nothing is sharded"
+        )
     else:
         return
     reader.contradiction("RT064", "shard_group", text, help="leave it out")
@@ -317,10 +326,16 @@ def _check_shard_group_said(reader: FieldReader, plan: Plan) -> None:
 def _check_view_group_said(reader: FieldReader, plan: Plan) -> None:
     """Report a view group that is the whole shard group, or has no views to gather for each use."""
     if 3 not in plan.levels:
-        text = f"view_group = {plan.view_group} changes nothing: with zero = {max(plan.levels)} every replica has whole views"
+        text = (
+            f"view_group = {plan.view_group} changes nothing: with zero = {max(plan.levels)} every replica "
+            "has whole views"
+        )
         reader.contradiction("RT064", "view_group", text, help="leave it out, or use zero = 3")
     elif plan.view_group == (plan.shard_group or plan.dp):
-        text = f"view_group = {plan.view_group} changes nothing: as many replicas share all shards, and gather views from these"
+        text = (
+            f"view_group = {plan.view_group} changes nothing: as many replicas share all shards, and gather "
+            "views from these"
+        )
         reader.contradiction("RT064", "view_group", text, help="leave it out, or write a smaller group")
 
 
@@ -330,7 +345,10 @@ def _check_quantised_said(reader: FieldReader, plan: Plan) -> None:
         return
     for name in ("gather_quantised", "reduce_quantised"):
         if reader.good(name) and getattr(plan, name) is not None:
-            text = f"{name} changes nothing: with zero = {plan.zero} and dp = {plan.dp} nothing is sharded, and only shards are packed"
+            text = (
+                f"{name} changes nothing: with zero = {plan.zero} and dp = {plan.dp} nothing is sharded, and "
+                "only shards are packed"
+            )
             reader.contradiction("RT064", name, text, help="leave it out, or use zero = 1 or more with dp = 2 or more")
 
 
@@ -349,7 +367,10 @@ def _what_is_shared(plan: Plan, level: int) -> int:
 def _check_whole_logits(reader: FieldReader, plan: Plan) -> None:
     """Report a given `head_chunk` for a head that holds the logits of all rows."""
     if plan.holds_logits and reader.good("logits", "head_chunk"):
-        text = f'head_chunk {plan.head_chunk} changes nothing with logits = "whole": the head has the logits of all rows at once'
+        text = (
+            f'head_chunk {plan.head_chunk} changes nothing with logits = "whole": the head has the logits of '
+            "all rows at once"
+        )
         reader.contradiction("RT064", "head_chunk", text, help='leave it out, or write logits = "chunked"')
 
 

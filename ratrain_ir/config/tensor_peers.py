@@ -134,7 +134,10 @@ def problems(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
         yield f"{peers} tensor peers do not share out {model.heads} heads evenly", f"use tp = {_either(fits)}"
     elif not shares_heads(model, peers):
         yield (
-            f"{peers} tensor peers neither share out {model.kv_heads} heads of keys and values evenly nor have copies of them evenly",
+            (
+                f"{peers} tensor peers neither share out {model.kv_heads} heads of keys and values evenly nor have "
+                "copies of them evenly"
+            ),
             f"use a tp that divides {model.kv_heads}, or that {model.kv_heads} divides",
         )
     for rows in {plan.micro_batch_size * length for length in (plan.slices or (plan.seq_len,))}:

@@ -42,8 +42,10 @@ CODES: dict[str, str] = {
     "RT030": "a forward, backward or input is missing or appears twice",
     "RT031": "a gradient is not reduced and applied exactly once",
     "RT032": "a saved tensor is recovered twice or not at all",
-    "RT033": "tensor peers exchange something else, twice or not at all: a part is read as a whole, or a sum is left out",
-    "RT034": "a tensor is in another memory than the op works in, or a store, fetch, evict or stream moves the wrong one",
+    "RT033": "tensor peers exchange something else, twice or not at all: a part is read as a whole, or a sum is "
+    "left out",
+    "RT034": "a tensor is in another memory than the op works in, or a store, fetch, evict or stream moves the "
+    "wrong one",
     # communication
     "RT040": "a send has no matching receive, or the other way round",
     "RT041": "a channel's receive order differs from its send order",

@@ -149,7 +149,8 @@ def read_bytes(path: str, what: str) -> bytes:
     if len(data) > most:
         fail(
             "RT002",
-            f"cannot read the {what} '{path}': it has more than {most // MIB} MiB, the most that is read of such a file",
+            f"cannot read the {what} '{path}': it has more than {most // MIB} MiB, the most that is read of "
+            "such a file",
             help=f"name the file that holds the {what}",
         )
     return without_mark(data)

@@ -263,7 +263,8 @@ def locked(path: Path) -> Iterator[None]:
 def unkept() -> None:
     """Warn that loops are not kept on disk; only the first call does."""
     text = (
-        "compiled loops are not kept, and every process compiles them anew: neither the package's folder nor one in the home "
+        "compiled loops are not kept, and every process compiles them anew: neither the package's folder nor "
+        "one in the home "
         f"directory can be written; {WAY_OUT}"
     )
     warnings.warn(UncachedWarning(text), stacklevel=3)

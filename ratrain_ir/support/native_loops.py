@@ -47,8 +47,8 @@ _RESULTS: dict[str, str] = {"none": "", "int64": "q", "float64": "d", "bool": "?
 _OUTSIDE = frozenset({"memset", "memcpy", "memmove"})
 """Functions that machine code may call outside itself; every C library has them."""
 _MATHEMATICS = frozenset((
-    "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "exp", "exp2", "exp10", "log", "log2", "log10",
-    "pow", "powi", "ldexp", "frexp",
+    "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "exp", "exp2", "exp10", "log",
+    "log2", "log10", "pow", "powi", "ldexp", "frexp",
 ))  # fmt: skip
 _OPTIONS = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True, "no_cpython_wrapper": True, "_nrt": False}
 """Options of `njit`.

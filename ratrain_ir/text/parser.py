@@ -233,7 +233,10 @@ class _Builder:
             if header.name in headers:
                 self.error("RT006", f"'{header.name}' is given twice", header.line, header.name)
             elif header.name not in ("model", "plan", "target"):
-                text = f"'{header.name}' is not a section; the sections are model, plan, target, machine, pipeline and stage"
+                text = (
+                    f"'{header.name}' is not a section; the sections are model, plan, target, machine, "
+                    "pipeline and stage"
+                )
                 self.error("RT004", text, header.line, header.name)
             for key in header.duplicates:
                 self.error("RT006", f"'{key}' is given twice in '{header.name}'", header.line, key)
@@ -267,7 +270,10 @@ class _Builder:
         extra |= {home.value for home, nbytes in stores.items() if type(nbytes) is not int or nbytes <= 0}
         known = digest is None or (isinstance(digest, str) and _DIGEST.fullmatch(digest))
         if not isinstance(name, str) or type(capacity) is not int or capacity <= 0 or not known or extra:
-            text = 'a target is { name = "...", capacity = BYTES, host = BYTES, file = BYTES, digest = "64 hexadecimal digits" }'
+            text = (
+                'a target is { name = "...", capacity = BYTES, host = BYTES, file = BYTES, digest = "64 '
+                'hexadecimal digits" }'
+            )
             self.error("RT005", text, header.line, "target")
             return None
         if machine and digest is None:

@@ -329,7 +329,10 @@ class SymbolicRun(SymbolicUpdates):
         phase = Phase.FORWARD if isinstance(op, Forward | Project) else Phase.BACKWARD
         if self.module.level is Level.DATAFLOW and gather is not None and gather.phase not in (None, phase):
             note = self.report.note("gathered here", gather)
-            text = f"'{op!r}' uses %{tensor.name}, which was gathered for the {gather.phase.value} of {word_of(piece_of(gather))}"
+            text = (
+                f"'{op!r}' uses %{tensor.name}, which was gathered for the {gather.phase.value} of "
+                f"{word_of(piece_of(gather))}"
+            )
             way_out = "at level dataflow each use needs its own gather"
             self.report.at_op("RT033", text, self.stage, op, tensor, notes=[note], help=way_out)
 
@@ -590,7 +593,10 @@ class SymbolicRun(SymbolicUpdates):
             return
         expected = self.next_value(before)
         if after != expected:
-            text = f"%{tensor.name} is carried: the step must leave {words_of(expected)} in it, but leaves {words_of(after)}"
+            text = (
+                f"%{tensor.name} is carried: the step must leave {words_of(expected)} in it, but leaves "
+                f"{words_of(after)}"
+            )
             self.report.at_tensor("RT024", text, tensor)
 
     def next_value(self, before: Value) -> Value:

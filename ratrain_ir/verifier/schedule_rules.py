@@ -152,7 +152,10 @@ class _Rules(ScheduleFindings):
         part, written = action.part, part_text(action.part)
         if self.index.find(send, producer.stage, part) is None and self.index.find(recv, action.stage, part) is None:
             sent, received = f"{producer.stage}{send.value}{written}", f"{action.stage}{recv.value}{written}"
-            text = f"'{action}' never gets its input: rank {producer.rank} has no '{sent}', rank {action.rank} no '{received}'"
+            text = (
+                f"'{action}' never gets its input: rank {producer.rank} has no '{sent}', rank {action.rank} "
+                f"no '{received}'"
+            )
             self.report("RT040", text, action, [self.note("it is made here", producer)])
 
     def check_message_order(self) -> None:
@@ -182,7 +185,8 @@ class _Rules(ScheduleFindings):
             f"on rank {send.rank} but received by '{recv}' on rank {recv.rank}"
         )
         way_out = (
-            f"receive '{_partner_text(send)}' here, or send '{_partner_text(recv)}' there; a runtime that goes by order takes "
+            f"receive '{_partner_text(send)}' here, or send '{_partner_text(recv)}' there; a runtime that goes "
+            "by order takes "
             "the wrong data without an error"
         )
         self.report("RT041", text, recv, [self.note("the send", send)], way_out)

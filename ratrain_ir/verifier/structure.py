@@ -160,7 +160,10 @@ def check_gather(module: Module, stage: Stage, op: AllGather, block: Block, repo
         text = f"under zero = {zero_level(plan, block)} the view of {block} is gathered {wanted}"
         report.at_op("RT026", text, stage, op)
     if parts_view(plan, block) is not parts_view(plan, op.blocks[0]):
-        text = f"groups have the view of one of {op.blocks[0]} and {block} between them, of the other they do not: no group gathers both"
+        text = (
+            f"groups have the view of one of {op.blocks[0]} and {block} between them, of the other they do "
+            "not: no group gathers both"
+        )
         report.at_op("RT026", text, stage, op)
 
 
@@ -350,7 +353,10 @@ def check_staging(module: Module, stage: Stage, op: Op, streamed: Tensors, repor
     if module.target is None:
         return
     if isinstance(op, Update) and op.engine is not Engine.HOST:
-        text = f"'{op!r}' updates %{streamed[0].name} in the memory '{streamed[0].home.value}' on the {op.engine.value} engine"
+        text = (
+            f"'{op!r}' updates %{streamed[0].name} in the memory '{streamed[0].home.value}' on the "
+            f"{op.engine.value} engine"
+        )
         way_out = f"write 'update {op.block} host': the host beside it works on it, and compute need not wait"
         report.at_op("RT034", text, stage, op, streamed[0], help=way_out)
     held = sum(tensor.type.nbytes for tensor in op.scratch)

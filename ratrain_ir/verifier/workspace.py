@@ -57,6 +57,9 @@ def check_op_workspace(module: Module, stage: Stage, op: Op, target: Target, rep
     if request is None or held >= request.nbytes:
         return True
     text = f"'{op!r}' has {held} bytes of workspace; on {target.name} it needs {request.nbytes}"
-    way_out = f"give it 'using' a workspace of {request.nbytes} bytes, or compile the model and the plan again for this machine"
+    way_out = (
+        f"give it 'using' a workspace of {request.nbytes} bytes, or compile the model and the plan again "
+        "for this machine"
+    )
     report.at_op("RT025", text, stage, op, help=way_out)
     return False

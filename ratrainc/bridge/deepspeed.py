@@ -392,7 +392,10 @@ def _schedule(reader: SettingsReader) -> None:
     _highest(reader, kind)
     if kind == "WarmupDecayLR":
         _need_end(reader, kind)
-        text = "after the warm-up DeepSpeed lowers the learning rate along a line, and a plan along a cosine: it stays at lr"
+        text = (
+            "after the warm-up DeepSpeed lowers the learning rate along a line, and a plan along a cosine: "
+            "it stays at lr"
+        )
         reader.leave(f"{TIMING}total_num_steps", text)
 
 
@@ -441,7 +444,10 @@ def _highest(reader: SettingsReader, kind: str) -> None:
     else:
         highest = known
         if known is not None and known != OLD_HIGHEST:
-            text = f"warmup_max_lr is not said: before 0.17.2 DeepSpeed takes {OLD_HIGHEST}, later the optimizer's lr {known}"
+            text = (
+                f"warmup_max_lr is not said: before 0.17.2 DeepSpeed takes {OLD_HIGHEST}, later the "
+                f"optimizer's lr {known}"
+            )
             way_out = f"say warmup_max_lr in the file; --lr {known} has the later DeepSpeed"
             reader.wrong(SCHEDULER, text, way_out=way_out)
     if highest is None:

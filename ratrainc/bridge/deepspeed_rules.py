@@ -192,7 +192,8 @@ RULES: dict[str, Rule] = {
     **_all(
         "state has the homes that the compiler gives it",
         "zero_optimization.",
-        "offload_optimizer offload_param cpu_offload cpu_offload_param cpu_offload_params cpu_offload_use_pin_memory zenflow",
+        "offload_optimizer offload_param cpu_offload cpu_offload_param cpu_offload_params "
+        "cpu_offload_use_pin_memory zenflow",
     ),
     **_all(
         "'export-weights' writes weights of a checkpoint",

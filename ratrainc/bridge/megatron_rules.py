@@ -126,36 +126,45 @@ RULES: dict[str, Rule] = {
     "checkpoint-activations": Rule("passes", "of earlier versions: recompute{policy=full}"),
     **_all(
         MODEL,
-        "hidden-size ffn-hidden-size num-attention-heads num-query-groups group-query-attention kv-channels max-position-embeddings "
-        "position-embedding-type rotary-base rotary-percent use-rotary-position-embeddings no-position-embedding normalization norm-epsilon "
-        "swiglu disable-bias-linear add-qkv-bias untie-embeddings-and-output-weights qk-layernorm make-vocab-size-divisible-by "
+        "hidden-size ffn-hidden-size num-attention-heads num-query-groups group-query-attention kv-channels "
+        "max-position-embeddings "
+        "position-embedding-type rotary-base rotary-percent use-rotary-position-embeddings "
+        "no-position-embedding normalization norm-epsilon "
+        "swiglu disable-bias-linear add-qkv-bias untie-embeddings-and-output-weights qk-layernorm "
+        "make-vocab-size-divisible-by "
         "vocab-size squared-relu init-method-std",
     ),
     "calculate-per-token-loss": Rule("", "the loss of a step is a mean over the tokens that count, with it or without"),
     **_all("ratrain trains without dropout", "attention-dropout hidden-dropout"),
     **_all(
         _DATA,
-        "data-path data-cache-path split train-data-path valid-data-path test-data-path tokenizer-type tokenizer-model vocab-file "
+        "data-path data-cache-path split train-data-path valid-data-path test-data-path tokenizer-type "
+        "tokenizer-model vocab-file "
         "merge-file mock-data num-workers eod-mask-loss dataloader-type",
     ),
     **_all(
         _FILES,
-        "save load save-interval log-interval eval-interval eval-iters tensorboard-dir wandb-project wandb-exp-name wandb-save-dir "
-        "ckpt-format no-save-optim no-load-optim no-load-rng log-throughput exit-interval exit-duration-in-mins use-dist-ckpt",
+        "save load save-interval log-interval eval-interval eval-iters tensorboard-dir wandb-project "
+        "wandb-exp-name wandb-save-dir "
+        "ckpt-format no-save-optim no-load-optim no-load-rng log-throughput exit-interval exit-duration-in-mins "
+        "use-dist-ckpt",
     ),
     **_all(
         _ALWAYS,
-        "overlap-grad-reduce overlap-param-gather tp-comm-overlap overlap-p2p-communication no-overlap-p2p-communication",
+        "overlap-grad-reduce overlap-param-gather tp-comm-overlap overlap-p2p-communication "
+        "no-overlap-p2p-communication",
     ),
     **_all(_SCALER, "initial-loss-scale min-loss-scale loss-scale-window hysteresis"),
     **_all(
         _LAUNCH,
-        "node-rank master-addr master-port rdzv-id rdzv-backend rdzv-endpoint distributed-backend distributed-timeout-minutes",
+        "node-rank master-addr master-port rdzv-id rdzv-backend rdzv-endpoint distributed-backend "
+        "distributed-timeout-minutes",
     ),
     **_all(
         _KERNELS,
         "use-mcore-models transformer-impl no-masked-softmax-fusion no-gradient-accumulation-fusion no-rope-fusion "
-        "no-bias-gelu-fusion no-bias-swiglu-fusion no-bias-dropout-fusion cross-entropy-loss-fusion cross-entropy-fusion-impl",
+        "no-bias-gelu-fusion no-bias-swiglu-fusion no-bias-dropout-fusion cross-entropy-loss-fusion "
+        "cross-entropy-fusion-impl",
     ),
     **_all("the global batch of a run is the same at every step", "rampup-batch-size"),
     **_all("experts, which the models here do not have", "num-experts expert-model-parallel-size moe-router-topk"),

@@ -270,7 +270,10 @@ def _micro_batch(reader: SettingsReader, pp: int, chunks: int, old: set[str]) ->
         return EACH, reader.size(EACH)
     count = reader.size(COUNT)
     if count is None and not before and local != pp * chunks:
-        text = f"{COUNT} and {EACH} are left out, and versions that call the local batch batch_size differ in what they take"
+        text = (
+            f"{COUNT} and {EACH} are left out, and versions that call the local batch batch_size differ in "
+            "what they take"
+        )
         reader.wrong("", text, way_out=f"say {COUNT}, or {EACH}")
         return COUNT, None
     if count is None and chunks > 1:

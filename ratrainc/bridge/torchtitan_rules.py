@@ -188,7 +188,8 @@ RULES: dict[str, Rule] = {
     **_all(
         _MODEL,
         "model",
-        "name flavor hf_assets_path tokenizer_path converters norm_type attn_mask_type use_flex_attn print_after_conversion",
+        "name flavor hf_assets_path tokenizer_path converters norm_type attn_mask_type use_flex_attn "
+        "print_after_conversion",
     ),
     **_all("of the data: 'run' is given it", "training", "dataset dataset_path dataloader"),
     **_all(_PROCESS, "training", "gc_freq gc_debug deterministic"),

@@ -58,7 +58,10 @@ class LevelChoice:
         """The choice in one line."""
         gathered = f"{self.gathered_seconds:.4g} s a step with all views gathered for each use"
         if self.levels is None:
-            return f"zero_blocks: none; {gathered}, of which {self.exposed_seconds:.3g} s wait for gathers ({self.tried} plans tried)"
+            return (
+                f"zero_blocks: none; {gathered}, of which {self.exposed_seconds:.3g} s wait for gathers "
+                f"({self.tried} plans tried)"
+            )
         return f'zero_blocks = "{self.levels}": {self.step_seconds:.4g} s; {gathered} ({self.tried} plans tried)'
 
 
@@ -73,7 +76,10 @@ def choose_levels(
     if plan.zero_blocks is not None:
         fail("RT064", "the plan says zero_blocks: nothing is left to choose", help="leave them out of the plan")
     if plan.zero != 3 or plan.dp == 1:
-        text = f"levels are chosen where views are gathered for each use: the plan has zero = {plan.zero} and dp = {plan.dp}"
+        text = (
+            f"levels are chosen where views are gathered for each use: the plan has zero = {plan.zero} and "
+            f"dp = {plan.dp}"
+        )
         fail("RT064", text, help="use zero = 3, with replicas")
     first = time_plan(model, plan, pipeline, machine)
     if isinstance(first, RefusedPlan):

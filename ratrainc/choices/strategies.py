@@ -80,7 +80,10 @@ class Strategy:
         """
         self.check_peers(plan)
         if self.zero is not None and plan.zero_blocks is not None:
-            text = f"the strategy '{self.name}' sets the ZeRO level of all blocks to {self.zero}, and the plan that of '{plan.zero_blocks}'"
+            text = (
+                f"the strategy '{self.name}' sets the ZeRO level of all blocks to {self.zero}, and the plan "
+                f"that of '{plan.zero_blocks}'"
+            )
             fail("RT064", text, help="leave zero_blocks out of the plan, or use another strategy")
         leveled = plan if self.zero is None else evolve(plan, zero=self.zero)
         if self.schedule is None or SCHEDULES[self.schedule].problem(plan.shape) is None:
@@ -148,8 +151,10 @@ STRATEGIES = (
     Strategy(
         "ratrain",
         "joint-order,allocate-ddr",
-        "gradients reduced in buckets, and shards updated, as soon as they are final; views gathered in the next forward's order; "
-        "only what does not fit is recomputed, in the pipeline's idle windows where there are any; all of it decided together",
+        "gradients reduced in buckets, and shards updated, as soon as they are final; views gathered in the "
+        "next forward's order; "
+        "only what does not fit is recomputed, in the pipeline's idle windows where there are any; all of it "
+        "decided together",
     ),
     Strategy(
         "ratrain-no-fsr",
@@ -179,13 +184,15 @@ STRATEGIES = (
     Strategy(
         "interleaved",
         "place-schedule{kind=interleaved},joint-order,allocate-ddr",
-        "ratrain in interleaved 1F1B order: two chunks of the model a stage, unless the plan says more, make the bubble half as long, "
+        "ratrain in interleaved 1F1B order: two chunks of the model a stage, unless the plan says more, make "
+        "the bubble half as long, "
         "for twice the messages and more activations",
     ),
     Strategy(
         "zb-v",
         "place-schedule{kind=zb-v},joint-order,allocate-ddr",
-        "ratrain in ZB-V order: two chunks a stage in a vee, and backwards split, leave hardly a bubble with the activations of 1F1B",
+        "ratrain in ZB-V order: two chunks a stage in a vee, and backwards split, leave hardly a bubble with "
+        "the activations of 1F1B",
     ),
     Strategy(
         "v-half",
@@ -195,12 +202,14 @@ STRATEGIES = (
     Strategy(
         "seq1f1b",
         "place-schedule{kind=seq1f1b},joint-order,allocate-ddr",
-        "ratrain in Seq1F1B order: micro-batches in slices along the sequence make bubble and activations smaller, with the same bytes in messages",
+        "ratrain in Seq1F1B order: micro-batches in slices along the sequence make bubble and activations "
+        "smaller, with the same bytes in messages",
     ),
     Strategy(
         "baseline-1f1b",
         _BASELINE,
-        "full recomputation inside backward; reduction in bulk after the whole backward, then updates, then gathers; compute waits "
+        "full recomputation inside backward; reduction in bulk after the whole backward, then updates, then "
+        "gathers; compute waits "
         "for every reduction and gather",
     ),
     Strategy(
@@ -222,21 +231,25 @@ STRATEGIES = (
     Strategy(
         "tp-heavy",
         f"place-1f1b,{_BLOCKING_BULK},recompute{{policy=auto gathered=again}},allocate-ddr",
-        "baseline-1f1b for plans with tensor peers: what they exchange stands where it is needed, beside no compute; the bytes that peers "
+        "baseline-1f1b for plans with tensor peers: what they exchange stands where it is needed, beside no "
+        "compute; the bytes that peers "
         "save keep activations, and only what does not fit is recomputed, inline",
         needs_peers=True,
     ),
     Strategy(
         "zero3",
         "bucket-grad-sync{bytes=1GB},insert-prefetch,recompute{policy=auto},allocate-ddr",
-        "views sharded too, each gathered one block ahead of every use, and gradients reduced in buckets, both beside compute; only what "
+        "views sharded too, each gathered one block ahead of every use, and gradients reduced in buckets, both "
+        "beside compute; only what "
         "does not fit is recomputed, inline (ZeRO 3)",
         zero=3,
     ),
     Strategy(
         "zero3-blocking",
-        "bucket-grad-sync{bytes=1GB blocking=true},insert-prefetch{depth-blocks=0 blocking=true},recompute{policy=full},allocate-ddr",
-        "zero3 without overlap and with full recomputation: views are gathered right before every use, and compute waits for gathers "
+        "bucket-grad-sync{bytes=1GB blocking=true},insert-prefetch{depth-blocks=0 "
+        "blocking=true},recompute{policy=full},allocate-ddr",
+        "zero3 without overlap and with full recomputation: views are gathered right before every use, and "
+        "compute waits for gathers "
         "and reductions",
         zero=3,
     ),

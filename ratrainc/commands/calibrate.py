@@ -61,7 +61,8 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str | Non
     type=InputFile("profile"),
     multiple=True,
     metavar="FILE.json",
-    help="Instead of rows: op times of 'ratrainc run --profile'. May be given for several runs, as of stages and of replicas.",
+    help="Instead of rows: op times of 'ratrainc run --profile'. May be given for several runs, as of stages "
+    "and of replicas.",
 )
 @click.option(
     "--device",
@@ -79,7 +80,8 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str | Non
 @click.option(
     "--dtype",
     type=click.Choice(["f16", "bf16", "f32"]),
-    help="With --device: type of weights, gradients and activations of the small programs that are timed. Default: the plan's, else bf16.",
+    help="With --device: type of weights, gradients and activations of the small programs that are timed. "
+    "Default: the plan's, else bf16.",
 )
 @seconds_option(30.0, "With --device: about how long kernels are timed, all in turn; each three times at least.")
 @click.option(

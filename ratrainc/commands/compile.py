@@ -53,14 +53,16 @@ Examples:
     "--schedule-file",
     type=InputFile("table"),
     metavar="F.csv",
-    help="Place the schedule of this table (CSV of torch.distributed.pipelining). What the plan leaves out of pp, micro_batches, chunks, "
+    help="Place the schedule of this table (CSV of torch.distributed.pipelining). What the plan leaves out of "
+    "pp, micro_batches, chunks, "
     "layout and slices is as in the table.",
 )
 @click.option(
     "--zero-blocks",
     "zero_blocks",
     type=click.Choice(["auto"]),
-    help="Choose which blocks keep their views whole (level 2) where the plan says zero = 3: by simulated steps of several choices. "
+    help="Choose which blocks keep their views whole (level 2) where the plan says zero = 3: by simulated steps "
+    "of several choices. "
     "What was chosen is said, and stands in the schedule's plan.",
 )
 @click.option(

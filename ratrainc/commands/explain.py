@@ -42,7 +42,8 @@ Examples:
 )
 @seconds_option(
     None,
-    "Time for trying levers, of each process. Default: enough for all of them where these are expected to take a minute or less, else 8.",
+    "Time for trying levers, of each process. Default: enough for all of them where these are expected to take "
+    "a minute or less, else 8.",
 )
 @processes_option("Levers are tried in parallel too; the answer does not depend on the number.")
 @machine_option

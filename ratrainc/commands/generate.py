@@ -92,7 +92,8 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str | N
     "--eos",
     "asked_eos",
     metavar="ID|tokenizer|none",
-    help="Stop at this token, at the tokenizer's own, or at none. Default: the one at the end of the run's documents, or of config.json.",
+    help="Stop at this token, at the tokenizer's own, or at none. Default: the one at the end of the run's "
+    "documents, or of config.json.",
 )
 @click.option(
     "--dtype",

@@ -122,7 +122,8 @@ def _variables(context: click.Context, parameter: click.Parameter, values: tuple
     multiple=True,
     callback=_variables,
     metavar="NAME=VALUE",
-    help="A variable of a launch script that its environment sets, as SLURM_NNODES=4, or an argument of it, as 1=7B; may be repeated.",
+    help="A variable of a launch script that its environment sets, as SLURM_NNODES=4, or an argument of it, as "
+    "1=7B; may be repeated.",
 )
 @click.option(
     "-o",

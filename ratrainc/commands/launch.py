@@ -45,7 +45,8 @@ class _Launch(click.Command):
     def _refuse(self, parameter: click.Parameter, ctx: click.Context) -> NoReturn:
         option = max(parameter.opts, key=len)
         raise click.UsageError(
-            f"{option} stands before FILE ('ratrainc launch {option} ... FILE'): the options after FILE are those of 'ratrainc run'",
+            f"{option} stands before FILE ('ratrainc launch {option} ... FILE'): the options after FILE are "
+            "those of 'ratrainc run'",
             ctx,
         )
 

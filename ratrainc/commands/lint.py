@@ -56,7 +56,8 @@ _SECONDS = FiniteRange(min=0, min_open=True)
 @click.option(
     "--sharded",
     is_flag=True,
-    help="Stages begin a step with a shard of their parameters (FSDP): all are gathered where they are used, and reduced.",
+    help="Stages begin a step with a shard of their parameters (FSDP): all are gathered where they are used, "
+    "and reduced.",
 )
 @json_option
 def command(

@@ -130,7 +130,8 @@ Examples:
     "--attention-mask",
     "plans_attention_mask",
     type=click.Choice(ATTENTION_MASKS),
-    help="What tokens see in all plans: their sequence so far, or their document alone. Default: as --like says, else causal.",
+    help="What tokens see in all plans: their sequence so far, or their document alone. Default: as --like "
+    "says, else causal.",
 )
 @click.option(
     "--logits",
@@ -160,14 +161,16 @@ Examples:
     "--robust-links",
     "questions_robust_links",
     is_flag=True,
-    help="Say what each constant of the links does to the plan, and whether another is best where clusters share a port.",
+    help="Say what each constant of the links does to the plan, and whether another is best where clusters "
+    "share a port.",
 )
 @click.option(
     "--what-if",
     "questions_what_ifs",
     multiple=True,
     metavar="ddr=16GiB,link=7.4GB/s",
-    help="Plan again for a machine changed like this; may be repeated. With -o once: that plan is written, and the changed machine next to it.",
+    help="Plan again for a machine changed like this; may be repeated. With -o once: that plan is written, and "
+    "the changed machine next to it.",
 )
 @click.option(
     "-o",

@@ -80,7 +80,8 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     type=InputFile("data"),
     multiple=True,
     metavar="TEXT|DOCS.jsonl|TOKENS.bin|DIR",
-    help="UTF-8 text (byte tokens), JSONL with a document a line, token file, or a folder of them; again for more. Default: Python's own help texts.",
+    help="UTF-8 text (byte tokens), JSONL with a document a line, token file, or a folder of them; again for "
+    "more. Default: Python's own help texts.",
 )
 @click.option(
     "--text-key",
@@ -111,7 +112,8 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     "--eos",
     "data_eos",
     metavar="ID|tokenizer",
-    help="End every document (a JSONL line, a text file) with this token, --eos 2, or with the tokenizer's own; in token numbers (.bin) it ends one already. Default: nothing between documents.",
+    help="End every document (a JSONL line, a text file) with this token, --eos 2, or with the tokenizer's own; "
+    "in token numbers (.bin) it ends one already. Default: nothing between documents.",
 )
 @click.option(
     "--data-dtype",
@@ -124,7 +126,8 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     "data_tokenizer",
     type=InputFile("tokenizer"),
     metavar="TOKENIZER.json|bytes",
-    help="Tokenise text with this, or take a byte as a token. Default: the tokenizer.json of --init's directory, or of the checkpoint's run; else bytes.",
+    help="Tokenise text with this, or take a byte as a token. Default: the tokenizer.json of --init's "
+    "directory, or of the checkpoint's run; else bytes.",
 )
 @steps_option(10, "Steps to run; further ones with --resume.", "settings_steps")
 @choice_option(
@@ -141,14 +144,16 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     "pp-first",
     "dp-first",
     "mapping",
-    text="Of processes: consecutive ones are the stages of a replica, the replicas of a stage, or a tile of the plan's mapping.",
+    text="Of processes: consecutive ones are the stages of a replica, the replicas of a stage, or a tile of the "
+    "plan's mapping.",
 )
 @choice_option(
     "--reduction",
     "ranks_reduction",
     "ordered",
     "fast",
-    text="Sums over processes: in rank order, the bits of the local engine; or in an order that MPI or PyTorch chooses.",
+    text="Sums over processes: in rank order, the bits of the local engine; or in an order that MPI or PyTorch "
+    "chooses.",
 )
 @click.option(
     "--device",
@@ -157,21 +162,25 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     show_default=True,
     metavar="cpu|cuda|cuda:N",
     callback=device_name,
-    help="What executes it: this processor, or a device of PyTorch (needs the extra 'torch'), whose memory the arenas are in then.",
+    help="What executes it: this processor, or a device of PyTorch (needs the extra 'torch'), whose memory the "
+    "arenas are in then.",
 )
 @click.option(
     "--graph",
     "settings_execution_graph",
     is_flag=True,
-    help="With --device cuda: record a whole step as one graph, after a few that are done as usual, and repeat it, so that no kernel waits for this processor to start it.",
+    help="With --device cuda: record a whole step as one graph, after a few that are done as usual, and repeat "
+    "it, so that no kernel waits for this processor to start it.",
 )
 @click.option(
     "--kernels",
     "settings_execution_kernels",
     type=KernelSetName(),
     default=default_kernels(HOST_DEVICE),
-    help="BLAS and fused loops; plain numpy; products and attention tile by tile, through buffers as large as the machine's; or the fused loops "
-    "with PyTorch's products of bf16; or PyTorch's operations throughout, on any device; or these with kernels of Triton where they go over "
+    help="BLAS and fused loops; plain numpy; products and attention tile by tile, through buffers as large as "
+    "the machine's; or the fused loops "
+    "with PyTorch's products of bf16; or PyTorch's operations throughout, on any device; or these with kernels "
+    "of Triton where they go over "
     "memory once. Default: fast; on a device torch-triton where Triton is installed, else torch-device.",
 )
 @click.option(
@@ -184,7 +193,8 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
 @click.option(
     "--threads",
     type=click.IntRange(1, _MOST_THREADS),
-    help="With more than one, engines run side by side, and each rank's kernels share its part of them. Default: one a core, or one where kernels are small.",
+    help="With more than one, engines run side by side, and each rank's kernels share its part of them. "
+    "Default: one a core, or one where kernels are small.",
 )
 @click.option(
     "--check-memory",
@@ -203,7 +213,8 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     "settings_execution_store_folder",
     type=InputFile("folder"),
     metavar="DIR",
-    help="Where a program that stores tensors in files has them, which go with the run. Default: where this system has temporary files.",
+    help="Where a program that stores tensors in files has them, which go with the run. Default: where this "
+    "system has temporary files.",
 )
 @click.option(
     "--ram",
@@ -283,7 +294,8 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     type=TrackerName(),
     multiple=True,
     metavar="tensorboard[:DIR]|wandb[:PROJECT]",
-    help="Write the figures of each step to TensorBoard or Weights & Biases too (needs the extra of that name); again for both. Default of DIR: a new one in runs/. "
+    help="Write the figures of each step to TensorBoard or Weights & Biases too (needs the extra of that name); "
+    "again for both. Default of DIR: a new one in runs/. "
     "With --resume, go on where the run before did.",
 )
 @click.option(
@@ -362,7 +374,8 @@ def optimizer_option(name: str, text: str, **more: Any) -> Callable[[F], F]:
     "shuffled",
     "sequential",
     "documents",
-    text="Training sequences in another random order for each pass, as they stand, or as they stand after shuffling whole documents.",
+    text="Training sequences in another random order for each pass, as they stand, or as they stand after "
+    "shuffling whole documents.",
 )
 @machine_option
 @json_option

@@ -54,7 +54,8 @@ T_B + T_W), T_comm a message between stages. All else, embedding and head too, t
 @click.option(
     "--one-core",
     is_flag=True,
-    help="All engines of all ranks take turns on one core, as in 'run --threads 1': only the step time, the sum of all ops.",
+    help="All engines of all ranks take turns on one core, as in 'run --threads 1': only the step time, the sum "
+    "of all ops.",
 )
 @click.option(
     "--cores",

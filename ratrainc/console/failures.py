@@ -46,7 +46,10 @@ def show_failure(error: BaseException, *, as_json: bool) -> int:
         return EXIT_DIAGNOSED
     if os.environ.get("RATRAIN_TRACEBACK"):
         raise error
-    text = f"internal error: {type(error).__name__}: {error}\nThis is a fault of ratrainc; RATRAIN_TRACEBACK=1 shows where."
+    text = (
+        f"internal error: {type(error).__name__}: {error}\nThis is a fault of ratrainc; RATRAIN_TRACEBACK=1 "
+        "shows where."
+    )
     echo(text, err=True)
     return EXIT_INTERNAL
 

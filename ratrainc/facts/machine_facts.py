@@ -176,8 +176,10 @@ def bf16_fact(flags: Collection[str]) -> MachineFact:
     used = f"{by_pytorch}; the other kernels" if native else "the kernels here"
     return MachineFact(
         found,
-        f"{used} multiply in f32, where bf16 saves memory, not time: activations, views and gradients take half of what they take in f32 "
-        f"({_parameter_bytes(Dtype.BF16)} bytes a parameter, not {_parameter_bytes(Dtype.F32)}, where nothing is sharded), as much as in f16, which needs a loss scale",
+        f"{used} multiply in f32, where bf16 saves memory, not time: activations, views and gradients take half "
+        "of what they take in f32 "
+        f"({_parameter_bytes(Dtype.BF16)} bytes a parameter, not {_parameter_bytes(Dtype.F32)}, where nothing "
+        "is sharded), as much as in f16, which needs a loss scale",
     )
 
 

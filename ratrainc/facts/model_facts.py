@@ -115,7 +115,8 @@ def model_parts(facts: ModelFacts) -> Iterator[Part]:
     title = f"what a layer keeps of a sequence of {facts.seq_len} tokens for its backward, in f16"
     yield TextTable(title, ("recompute policy", "kept", "bytes a token"), kept)
     yield (
-        f"a token has {facts.boundary_bytes_per_token:,} bytes between layers, and {facts.kv_bytes_per_token:,} bytes of keys and "
+        f"a token has {facts.boundary_bytes_per_token:,} bytes between layers, and {facts.kv_bytes_per_token:,} "
+        "bytes of keys and "
         "values in all layers, in f16"
     )
     yield from summary(facts)
@@ -125,7 +126,8 @@ def summary(facts: ModelFacts) -> list[str]:
     """Return the model in one line, and a second line with its unusual features, if any."""
     model = facts.model
     line = (
-        f"{model.name}: {model.parameters:,} parameters, {model.layers} layers, {facts.flops_per_token / 1e9:,.3g} GFLOP a token "
+        f"{model.name}: {model.parameters:,} parameters, {model.layers} layers, "
+        f"{facts.flops_per_token / 1e9:,.3g} GFLOP a token "
         f"(forward and backward, sequences of {facts.seq_len}), keys and values {model.kv_size:,} wide"
     )
     return [line, f"unusual: {'; '.join(facts.unusual)}"] if facts.unusual else [line]

@@ -25,6 +25,7 @@ def slices_note(plan: Plan, machine: Machine) -> str:
         return ""
     rows = min(short) * plan.micro_batch_size
     return (
-        f"{len(short)} of {len(plan.slices)} slices are bound by DDR: each reads all weights again, which takes longer than its products do "
+        f"{len(short)} of {len(plan.slices)} slices are bound by DDR: each reads all weights again, which takes "
+        "longer than its products do "
         f"below {least:.0f} rows on {machine.name}; the shortest has {rows}"
     )

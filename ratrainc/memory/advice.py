@@ -136,7 +136,10 @@ def _planned(
             maybe = f"may fit, though it was not placed here: {changes_text(plan, best.plan)}: {figures}"
             notes.append(Note(f"the planner's plan for {_same(plan)}{words} {maybe}{ask}"))
         elif not answer.proven_empty:
-            text = f"whether another plan of {_same(plan)} fits{words} is not known: bounds do not rule out all of them{ask}"
+            text = (
+                f"whether another plan of {_same(plan)} fits{words} is not known: bounds do not rule out all "
+                f"of them{ask}"
+            )
             notes.append(Note(text))
         elif all(empty) and len(empty) == len(asked) and command:
             # without `command` the passes are the user's own, for which the bounds prove nothing
@@ -180,8 +183,10 @@ def _proof(answer: Answer) -> str:
     request = answer.request
     nearest = nearest_text(answer)
     return (
-        f"no plan of at most {request.clusters} clusters fits {request.global_batch} sequences of {request.seq_len} tokens with these "
-        f"dtypes, with these passes or under any schedule of '{request.strategy.name}': bounds on bytes rule out all of them{f' ({nearest})' if nearest else ''}; the model needs more "
+        f"no plan of at most {request.clusters} clusters fits {request.global_batch} sequences of "
+        f"{request.seq_len} tokens with these "
+        f"dtypes, with these passes or under any schedule of '{request.strategy.name}': bounds on bytes rule "
+        f"out all of them{f' ({nearest})' if nearest else ''}; the model needs more "
         f"clusters, or shorter sequences"
     )
 

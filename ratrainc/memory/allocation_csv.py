@@ -31,7 +31,8 @@ _NUMBERS = ("lower", "upper", "size")
 _COLUMNS = ("id", *_NUMBERS)
 _OFFSET, _ALIGNMENT = "offset", "alignment"
 _UNSUPPORTED = {
-    "gaps": "a buffer lives all the time between lower and upper: give each part of its life as a buffer, if they may lie apart",
+    "gaps": "a buffer lives all the time between lower and upper: give each part of its life as a buffer, if "
+    "they may lie apart",
     "hint": "addresses are found without hints",
 }
 """Columns of MiniMalloc that are not supported, with what to do instead."""
@@ -119,7 +120,8 @@ def _more(
         at = next(at for at, text in enumerate(offsets) if text)
         fail(
             "RT005",
-            f"offset of buffer '{ids[at]}': it is given, and that of '{ids[missing]}' is not: some buffers cannot be pinned while others "
+            f"offset of buffer '{ids[at]}': it is given, and that of '{ids[missing]}' is not: some buffers "
+            "cannot be pinned while others "
             "are placed",
             places[at],
             help="leave the column out to have all placed, or give all offsets to have them checked",
@@ -152,7 +154,8 @@ def _check_alignments(
     if at is not None:
         fail(
             "RT005",
-            f"size of buffer '{ids[at]}': {sizes[at]} is no multiple of {common}, which the column '{_ALIGNMENT}' asks for",
+            f"size of buffer '{ids[at]}': {sizes[at]} is no multiple of {common}, which the column "
+            f"'{_ALIGNMENT}' asks for",
             places[at],
             help=f"round every size up to a multiple of {common}: offsets are multiples of it then",
         )

@@ -43,7 +43,8 @@ class Placing(Shown):
         """Yield a sentence."""
         made = self.allocation
         yield (
-            f"{self.file}: {len(self.table.ids)} buffers in {made.arena_bytes} bytes; lower bound {made.lower_bound_bytes}, "
+            f"{self.file}: {len(self.table.ids)} buffers in {made.arena_bytes} bytes; lower bound "
+            f"{made.lower_bound_bytes}, "
             f"gap {made.gap:.2%}; {made.method}, {seconds_text(made.seconds)}"
         )
 
@@ -129,7 +130,10 @@ def _as_given(table: AllocationTable, offsets: list[int], bound: LowerBound, cap
         text = f"the given offsets let the buffers {pair} share bytes at time {wrong[0].position}"
         raise RefusedPlacingError(Diagnostic("RT050", text, help=way_out), table, bound, made)
     if made.arena_bytes > capacity:
-        text = f"the given offsets need {made.arena_bytes} bytes, {made.arena_bytes - capacity} more than the capacity of {capacity}"
+        text = (
+            f"the given offsets need {made.arena_bytes} bytes, {made.arena_bytes - capacity} more than the "
+            f"capacity of {capacity}"
+        )
         raise RefusedPlacingError(Diagnostic("RT052", text, help=way_out), table, bound, made)
     return made
 
@@ -146,7 +150,8 @@ def _too_much_live(table: AllocationTable, bound: LowerBound, capacity: int) -> 
     more = f" and {len(largest) - _SHOWN} more" if len(largest) > _SHOWN else ""
     return Diagnostic(
         "RT053",
-        f"{bound.nbytes} bytes are live at time {bound.position}, {bound.nbytes - capacity} more than the capacity of {capacity}",
+        f"{bound.nbytes} bytes are live at time {bound.position}, {bound.nbytes - capacity} more than the "
+        f"capacity of {capacity}",
         notes=(Note(f"live then, of {len(largest)} buffers: {names}{more}"),),
         help="no placement can fit; end or recompute some of these buffers before that time, or raise the capacity",
     )
@@ -164,6 +169,8 @@ def _not_found(allocation: Allocation, capacity: int) -> Diagnostic:
         )
     return Diagnostic(
         "RT052",
-        f"no placement that fits was found in {allocation.seconds:.1f} s; the lowest one needs {allocation.arena_bytes} bytes, {short}",
-        help=f"there may be one, since only {allocation.lower_bound_bytes} bytes live at once: search longer with --seconds",
+        f"no placement that fits was found in {allocation.seconds:.1f} s; the lowest one needs "
+        f"{allocation.arena_bytes} bytes, {short}",
+        help=f"there may be one, since only {allocation.lower_bound_bytes} bytes live at once: search longer "
+        "with --seconds",
     )

@@ -95,12 +95,16 @@ def _lines(module: Module, stage: Stage) -> Iterator[str]:
         top = TOP + HEIGHT - tensor.offset * up - height
         name = f"%{tensor.name}, {tensor.kind.value}, {size_text(tensor.type.nbytes)}"
         yield (
-            f'<rect x="{LEFT + start * across:.2f}" y="{top:.2f}" width="{(stop - start) * across:.2f}" height="{height:.2f}" '
-            f'fill="{COLOURS.get(tensor.kind, _OTHER)}" stroke="#ffffff" stroke-width="0.3"><title>{escape(name)}</title></rect>'
+            f'<rect x="{LEFT + start * across:.2f}" y="{top:.2f}" width="{(stop - start) * across:.2f}" '
+            f'height="{height:.2f}" '
+            f'fill="{COLOURS.get(tensor.kind, _OTHER)}" stroke="#ffffff" '
+            f'stroke-width="0.3"><title>{escape(name)}</title></rect>'
         )
     for share in (0.0, 0.5, 1.0):
         y = TOP + HEIGHT * (1 - share) + 4
-        yield f'<text x="{LEFT - 4}" y="{y:.0f}" text-anchor="end" fill="#222222">{size_text(int(arena * share))}</text>'
+        yield (
+            f'<text x="{LEFT - 4}" y="{y:.0f}" text-anchor="end" fill="#222222">{size_text(int(arena * share))}</text>'
+        )
     yield f'<text x="{LEFT}" y="{TOP + HEIGHT + 14}" fill="#222222">ops of the step, in order</text>'
     # kinds in the order of their largest life, each once
     yield from _legend(list(dict.fromkeys(tensor.kind for tensor, _, _ in shown)), total - 14)

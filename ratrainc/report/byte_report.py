@@ -268,7 +268,8 @@ def _parts(facts: dict[str, Any]) -> Iterator[Part]:
     yield f"stage @{facts['stage']}: {peak} bytes ({size_text(peak)}) live at '{facts['peak_op']}'"
     if arena:
         yield (
-            f"arena {arena} bytes, {arena - peak} more than is ever live ({100 * (arena / peak - 1):.3f} % fragmentation)"
+            f"arena {arena} bytes, {arena - peak} more than is ever live ({100 * (arena / peak - 1):.3f} % "
+            "fragmentation)"
         )
     if facts["capacity_bytes"] and arena:
         yield f"capacity {facts['capacity_bytes']} bytes: {facts['capacity_bytes'] - arena} free"

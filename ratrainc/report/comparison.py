@@ -69,7 +69,10 @@ def _parts(one: Side, other: Side, found: Differences) -> Iterator[str]:
     yield f"{page_file('controls.html').replace(FINDER, '')}"
     yield '<div class="sides">\n'
     for side, prefix in zip(sides, _PREFIXES, strict=True):
-        yield f'<section id="{prefix}charts" aria-label="Charts of {escape(side.name)}">\n<h2 id="{prefix}name">{escape(side.name)}</h2>\n'
+        yield (
+            f'<section id="{prefix}charts" aria-label="Charts of {escape(side.name)}">\n<h2 '
+            f'id="{prefix}name">{escape(side.name)}</h2>\n'
+        )
         yield _prefixed(page_file("finder.html") + page_file("charts.html"), prefix) + "</section>\n"
     yield "</div>\n"
     yield _stage_tables(found)

@@ -138,8 +138,8 @@ def _cannot(one: Side, other: Side) -> list[str]:
         )
     if a.plan.tokens_per_step != b.plan.tokens_per_step:
         words.append(
-            f"a step is {a.plan.tokens_per_step:,} tokens and {b.plan.tokens_per_step:,}: seconds of a step are of different work"
-            + (", tokens/s can be compared" if a.model == b.model else "")
+            f"a step is {a.plan.tokens_per_step:,} tokens and {b.plan.tokens_per_step:,}: seconds of a step are "
+            "of different work" + (", tokens/s can be compared" if a.model == b.model else "")
         )
     if a.plan.clusters != b.plan.clusters:
         words.append(f"{a.plan.clusters:,} clusters and {b.plan.clusters:,}: tokens/s are of different hardware")

@@ -90,8 +90,10 @@ def _subtitle(timeline: Timeline) -> str:
     sends = "rendezvous" if timeline.rendezvous else "buffered"
     alike = "replicas" if plan.tp == 1 else "replicas and tensor peers"
     return (
-        f"All times are simulated, none is measured. {timeline.program.topology.words}, {plan.micro_batches} micro-batches of "
-        f"{plan.micro_batch_size} x {plan.seq_len} tokens{in_slices(plan)}; {sends} sends; {alike} are alike, so one of each stage is shown."
+        f"All times are simulated, none is measured. {timeline.program.topology.words}, {plan.micro_batches} "
+        "micro-batches of "
+        f"{plan.micro_batch_size} x {plan.seq_len} tokens{in_slices(plan)}; {sends} sends; {alike} are alike, "
+        "so one of each stage is shown."
     )
 
 

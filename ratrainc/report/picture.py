@@ -120,7 +120,10 @@ def _lines(timeline: Timeline, unit: str) -> Iterator[str]:
 def _drawn(box: Box, top: int, scale: float) -> Iterator[str]:
     left, width = LEFT + box.start * scale, (box.end - box.start) * scale
     colour = COLOURS[box.keyword][min(box.turn, 1)]
-    yield f'<rect x="{left:.2f}" y="{top}" width="{width:.2f}" height="{LANE}" fill="{colour}" stroke="#ffffff" stroke-width="0.6"/>'
+    yield (
+        f'<rect x="{left:.2f}" y="{top}" width="{width:.2f}" height="{LANE}" fill="{colour}" stroke="#ffffff" '
+        'stroke-width="0.6"/>'
+    )
     # without room for its label a box stays plain: labels that overlap cannot be read
     if width >= _LETTER * len(box.piece) + 2:
         ink = "#ffffff" if box.turn == 0 else "#222222"
@@ -132,7 +135,10 @@ def _title(timeline: Timeline, end: float, unit: str) -> str:
     plan = timeline.program.plan
     cut = f", {plan.chunks} chunks a stage ({plan.layout})" if plan.chunks > 1 else ""
     sliced = f", {len(plan.slices)} slices" if plan.slices else ""
-    return f"{plan.schedule or 'an order of its own'}: {plan.pp} stages, {plan.micro_batches} micro-batches{cut}{sliced}; {end:.6g}{unit} of compute, simulated"
+    return (
+        f"{plan.schedule or 'an order of its own'}: {plan.pp} stages, {plan.micro_batches} "
+        f"micro-batches{cut}{sliced}; {end:.6g}{unit} of compute, simulated"
+    )
 
 
 def _legend(lanes: list[list[Box]], y: int) -> Iterator[str]:

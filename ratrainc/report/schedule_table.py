@@ -95,18 +95,21 @@ def _check_size(kind: str, shape: PipelineShape) -> None:
     if actions > most:
         size = MOST_BYTES["schedule table"] // MIB
         misuse(
-            f"a table of {shape.stages:,} stages and {shape.micro_batches:,} micro-batches has up to {actions:,} actions; "
+            f"a table of {shape.stages:,} stages and {shape.micro_batches:,} micro-batches has up to "
+            f"{actions:,} actions; "
             f"one of more than {most:,} is longer than 'ratrainc lint' reads ({size} MiB)"
         )
     if shape.chunks > 1 and shape.stages > _MOST_STAGES_IN_CHUNKS:
         misuse(
-            f"tables of several chunks a stage are made for up to {_MOST_STAGES_IN_CHUNKS:,} stages, not {shape.stages:,}"
+            f"tables of several chunks a stage are made for up to {_MOST_STAGES_IN_CHUNKS:,} stages, not "
+            f"{shape.stages:,}"
         )
 
 
 def _too_long(shape: PipelineShape) -> NoReturn:
     misuse(
-        f"a table of {shape.stages:,} stages and {shape.micro_batches:,} micro-batches is longer than 'ratrainc lint' reads "
+        f"a table of {shape.stages:,} stages and {shape.micro_batches:,} micro-batches is longer than 'ratrainc "
+        "lint' reads "
         f"({MOST_BYTES['schedule table'] // MIB} MiB)"
     )
 

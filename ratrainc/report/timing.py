@@ -81,7 +81,10 @@ class CoresStep(Shown):
     def parts(self) -> Iterator[Part]:
         """Yield a sentence."""
         where = "on one core" if self.cores is None else f"on {self.cores} shared core{'s' * (self.cores > 1)}"
-        yield f"{self.seconds:.6g} s a step {where}, {self.tokens_per_second:,.0f} tokens/s (simulated on {self.machine.name})"
+        yield (
+            f"{self.seconds:.6g} s a step {where}, {self.tokens_per_second:,.0f} tokens/s (simulated on "
+            f"{self.machine.name})"
+        )
 
     def to_json(self) -> dict[str, object]:
         """Return the figures as `--json` prints them."""

@@ -114,7 +114,8 @@ def _continuation(
         if not np.isfinite(logits).all():
             fail(
                 "RT094",
-                f"the logits behind {len(prompt) + len(added)} tokens are not finite: '{path}' has weights that have diverged, or that "
+                f"the logits behind {len(prompt) + len(added)} tokens are not finite: '{path}' has weights that "
+                "have diverged, or that "
                 "do not fit the type of its activations",
                 help="--dtype f32 has room for larger values",
             )
@@ -178,7 +179,8 @@ def _language(path: str, origin: _Origin, named: str | None) -> _Language | None
         if not holds_bytes:
             fail(
                 "RT094",
-                f"a byte is no token of '{path}': its vocabulary has {origin.model.vocab_size} tokens, a byte {TEXT_VOCABULARY} values",
+                f"a byte is no token of '{path}': its vocabulary has {origin.model.vocab_size} tokens, a byte "
+                f"{TEXT_VOCABULARY} values",
                 help="give the prompt's tokens by their numbers: --prompt-tokens 1,2,3",
             )
         return _Language(lambda text: list(text.encode(errors="replace")), _text_of_bytes)
@@ -201,7 +203,8 @@ def _tokens_of(path: str, prompt: Prompt, language: _Language | None, model: Mod
             fail(
                 "RT094",
                 f"nothing says how '{path}' makes tokens of text: no tokenizer is with it",
-                help="name one with --tokenizer, say --tokenizer bytes for one token a byte, or give numbers: --prompt-tokens 1,2,3",
+                help="name one with --tokenizer, say --tokenizer bytes for one token a byte, or give numbers: "
+                "--prompt-tokens 1,2,3",
             )
         tokens = language.encode(prompt.text)
     if not tokens:

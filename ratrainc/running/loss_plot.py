@@ -70,7 +70,8 @@ def curve_picture(curves: Curves) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-60 -12 {_WIDE + 70} {_HIGH + 34}" width="{_WIDE + 70}" '
         'font-family="sans-serif" font-size="11" fill="#808080">'
         f'<polyline points="{line}" fill="none" stroke="#3b82c4" stroke-width="1.5"/>'
-        f'<text x="-6" y="4" text-anchor="end">{high:.4f}</text><text x="-6" y="{_HIGH}" text-anchor="end">{low:.4f}</text>'
+        f'<text x="-6" y="4" text-anchor="end">{high:.4f}</text><text x="-6" y="{_HIGH}" '
+        f'text-anchor="end">{low:.4f}</text>'
         f'<text x="0" y="{_HIGH + 16}">loss, steps {first} to {last}</text></svg>'
     )
 

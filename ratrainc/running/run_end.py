@@ -61,7 +61,10 @@ def check_trained(run: TrainingRun) -> list[Diagnostic]:
     if nothing:
         text = f"nothing was trained: the gradients of {count} overflowed, and every update was left out"
     else:
-        text = f"gradients overflowed in {count}, and {sum(skipped)} of {len(skipped) * run.updates_a_step} updates were left out"
+        text = (
+            f"gradients overflowed in {count}, and {sum(skipped)} of {len(skipped) * run.updates_a_step} "
+            "updates were left out"
+        )
     if falls:
         text += f"; the loss scale has fallen to {scale:g}"
         way_out = "run more steps: it goes on falling until gradients fit"
@@ -71,7 +74,8 @@ def check_trained(run: TrainingRun) -> list[Diagnostic]:
             'compile the plan with loss_scale = "dynamic", or a smaller one'
             if scale > 1
             else (
-                "gradients overflow without a loss scale: lower the learning rate, or compile the plan with grad_dtype = "
+                "gradients overflow without a loss scale: lower the learning rate, or compile the plan with "
+                "grad_dtype = "
                 '"f32" or "bf16"'
             )
         )

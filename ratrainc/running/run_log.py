@@ -122,7 +122,10 @@ def _cut(path: str, first_step: int, tell: Callable[[Diagnostic], None]) -> None
     kept = [line for line, step in zip(lines, steps, strict=True) if step < first_step]
     last = max((step for step in steps if step < first_step), default=first_step - 1)
     if last < first_step - 1:
-        text = f"the log '{path}' ends with step {last}, and this run begins with step {first_step}: the steps between are missing from it"
+        text = (
+            f"the log '{path}' ends with step {last}, and this run begins with step {first_step}: the steps "
+            "between are missing from it"
+        )
         tell(Diagnostic("RT002", text, severity=Severity.WARNING))
     # a last line without its newline is removed even if it reads well: the next step would be appended to it
     if min(len(kept), whole) < len(lines):

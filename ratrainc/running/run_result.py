@@ -107,7 +107,10 @@ def run_parts(result: RunResult) -> Iterator[Part]:
     tokens = sum(step.report.tokens for step in result.steps)
     tail = result.steps[-max(1, len(result.steps) // 10) :]
     mean = sum(step.report.loss for step in tail) / len(tail)
-    yield f"{len(result.steps)} steps, {tokens:,} tokens in {result.seconds:.1f} s: {tokens / result.seconds:,.0f} tokens/s"
+    yield (
+        f"{len(result.steps)} steps, {tokens:,} tokens in {result.seconds:.1f} s: "
+        f"{tokens / result.seconds:,.0f} tokens/s"
+    )
     of_several = f" (mean of the last {len(tail)} steps: {mean:.4f})" if len(tail) > 1 else ""
     yield f"loss {first.loss:.4f} -> {last.loss:.4f}{of_several}"
     yield from _held_out_line(result)
@@ -132,7 +135,10 @@ def _memory_line(memory: MemoryUse) -> Iterator[Part]:
         share = 100 * (peak / planned - 1)
         anew = compiled_anew()
         made = f"; includes one-time compilation of {anew} loops" if anew else ""
-        yield f"memory: at most {size_text(peak)} resident, {share:+.1f} % of {size_text(planned)} planned{messages}{made}"
+        yield (
+            f"memory: at most {size_text(peak)} resident, {share:+.1f} % of {size_text(planned)} "
+            f"planned{messages}{made}"
+        )
 
 
 def _files_line(memory: MemoryUse, steps: int) -> Iterator[Part]:

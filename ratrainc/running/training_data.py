@@ -99,7 +99,8 @@ def _refuse_unread(choice: DataChoice, files: Sequence[str]) -> None:
         fail(
             "RT090",
             f"a token type ({choice.dtype}) is given, but {what}",
-            help=f"only a file whose name ends in {TOKENS} holds token numbers: name one with --data, or leave out --data-dtype",
+            help=f"only a file whose name ends in {TOKENS} holds token numbers: name one with --data, or leave "
+            "out --data-dtype",
         )
     if choice.train_on == "all":
         _refuse_idle_key(choice, "completion", "prompt_key", "completion_key")
@@ -117,7 +118,10 @@ def _refuse_idle_key(choice: DataChoice, needed: str, *keys: str) -> None:
     """Refuse, with RT090, keys of JSONL lines that only the other choice of `train_on` reads."""
     for key in keys:
         if (name := getattr(choice, key)) is not None:
-            text = f"{key} = {shown(name)} changes nothing: train_on is '{choice.train_on}', and it is read with '{needed}'"
+            text = (
+                f"{key} = {shown(name)} changes nothing: train_on is '{choice.train_on}', and it is read "
+                f"with '{needed}'"
+            )
             fail("RT090", text, help=f"leave it out, or give train_on = '{needed}' (--train-on {needed})")
 
 
@@ -131,7 +135,10 @@ def _refuse_trained_on(files: Sequence[str], held_files: Sequence[str]) -> None:
 
 def _refuse_known(trained_on: str, held: str) -> NoReturn:
     text = f"'{held}' is held out, and trained on as '{trained_on}': its loss would say nothing of unseen text"
-    way_out = "name other data with --eval-data, or leave it out: --eval-every holds out the last part of --data (--eval-fraction)"
+    way_out = (
+        "name other data with --eval-data, or leave it out: --eval-every holds out the last part of "
+        "--data (--eval-fraction)"
+    )
     fail("RT090", text, help=way_out)
 
 
@@ -297,9 +304,11 @@ def _tokenizer(named: str | None, start: Start, vocab_size: int) -> TokenizerCho
     if beside is None and vocab_size != TEXT_VOCABULARY:
         fail(
             "RT090",
-            f"the data is text, and '{start.weights}' has no tokenizer.json: what a token was to these weights, of {vocab_size:,} "
+            f"the data is text, and '{start.weights}' has no tokenizer.json: what a token was to these weights, "
+            f"of {vocab_size:,} "
             "tokens, is not known",
-            help="name their tokenizer with --tokenizer TOKENIZER.json, give token numbers (*.bin), or say --tokenizer bytes for one "
+            help="name their tokenizer with --tokenizer TOKENIZER.json, give token numbers (*.bin), or say "
+            "--tokenizer bytes for one "
             "token a byte",
         )
     return (

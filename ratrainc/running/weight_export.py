@@ -107,6 +107,7 @@ def _check_place(directory: str, names: Sequence[str]) -> None:
     if others:
         fail(
             "RT091",
-            f"'{directory}' holds a model that 'ratrainc export-weights' did not write ('{others[0]}'): it is not replaced",
+            f"'{directory}' holds a model that 'ratrainc export-weights' did not write ('{others[0]}'): it is "
+            "not replaced",
             help="name a new or empty directory",
         )

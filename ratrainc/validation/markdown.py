@@ -22,22 +22,31 @@ if TYPE_CHECKING:
     from ratrain.ratrainc.validation.validation_rows import ValidationTable
 
 _INTRODUCTION = (
-    "What was published of steps that ran, and what the simulator says of the same plans. Written by `ratrainc validate ... --markdown` "
+    "What was published of steps that ran, and what the simulator says of the same plans. Written by `ratrainc "
+    "validate ... --markdown` "
     "from the tables named below: do not edit it. What a row says, and which rows are compared, is in "
-    "[validation-tables.md](validation-tables.md). Rows of the split `fit` were in sight when constants of their machine were set; the others "
+    "[validation-tables.md](validation-tables.md). Rows of the split `fit` were in sight when constants of "
+    "their machine were set; the others "
     "are held out."
 )
 _READING = (
-    "Read with care: the GPU machine files have efficiencies, latencies and gaps between kernels that are assumed and the same for all, so "
-    "that absolute seconds on them say little, and ratios within a group more. Known to be left out of the model: dropout and its masks, "
-    "fragmentation of an eager framework's allocator, what frameworks hold beside tensors of the step (reduction buckets, flat copies of "
-    "gradients), how the efficiency of a real kernel varies with shapes, and traffic of others on the network. Of these bytes, rows that "
-    "name a framework have what its code and published formulas say. What a table's source does not state, and what was chosen in its "
+    "Read with care: the GPU machine files have efficiencies, latencies and gaps between kernels that are "
+    "assumed and the same for all, so "
+    "that absolute seconds on them say little, and ratios within a group more. Known to be left out of the "
+    "model: dropout and its masks, "
+    "fragmentation of an eager framework's allocator, what frameworks hold beside tensors of the step "
+    "(reduction buckets, flat copies of "
+    "gradients), how the efficiency of a real kernel varies with shapes, and traffic of others on the network. "
+    "Of these bytes, rows that "
+    "name a framework have what its code and published formulas say. What a table's source does not state, and "
+    "what was chosen in its "
     "place, is said in its section."
 )
 _CLASSES = (
-    "Classes: `bubble` (idle share of a step), `step-time`, `scaling` (the same model on more ranks), `zero3-micro-batch` (throughput as the "
-    "micro-batch of a rank shrinks), `memory` (bytes of the fullest rank) and `out-of-memory` (what ran, and what did not fit)."
+    "Classes: `bubble` (idle share of a step), `step-time`, `scaling` (the same model on more ranks), "
+    "`zero3-micro-batch` (throughput as the "
+    "micro-batch of a rank shrinks), `memory` (bytes of the fullest rank) and `out-of-memory` (what ran, and "
+    "what did not fit)."
 )
 
 

@@ -139,4 +139,7 @@ def folded_text(validation: Validation) -> str:
     count = sum(each.evaluation is not None and each.evaluation.estimated for each in validation.outcomes)
     if not count:
         return ""
-    return f"~: folded, {count} rows: a few micro-batches are simulated, and their pace stands for the others (all: --whole)"
+    return (
+        f"~: folded, {count} rows: a few micro-batches are simulated, and their pace stands for the others "
+        "(all: --whole)"
+    )

@@ -55,7 +55,8 @@ WORDS = {
 _WHY = {
     "eval_loss": "'run --eval-every N' evaluates",
     "gradient_norm": "null in every line",
-    "slowest": "ranks on a device do not tell it, nor do logs of older versions; a stage of one rank has none to compare with",
+    "slowest": "ranks on a device do not tell it, nor do logs of older versions; a stage of one rank has none "
+    "to compare with",
     "resident_bytes": "systems other than Linux and devices do not tell it, nor do logs of older versions",
     "planned_bytes": "systems other than Linux and devices do not tell it, nor do logs of older versions",
 }
@@ -89,7 +90,10 @@ def _page(logs: Sequence[GrowingLog], reload_seconds: float | None) -> str:
         *(f'<p class="problem">{escape(line)}</p>\n' for line in problems(names, logs)),
         f'<dl class="figures">{_figures(logs[0])}</dl>\n' if len(logs) == 1 else "",
         _HINT,
-        '<noscript><p>The charts need JavaScript. The tables below hold the last figures.</p></noscript>\n<section id="charts" aria-label="Charts">\n',
+        (
+            "<noscript><p>The charts need JavaScript. The tables below hold the last "
+            'figures.</p></noscript>\n<section id="charts" aria-label="Charts">\n'
+        ),
         *(_figure(name, words, keys, names, logs) for name, words, _, keys in CHARTS),
         "</section>\n<h2>Runs</h2>\n",
         table("The last step of each run", _HEAD, [_row(name, log) for name, log in zip(names, logs, strict=True)]),
@@ -122,7 +126,8 @@ def problems(names: Sequence[str], logs: Sequence[GrowingLog]) -> list[str]:
     for name, log in zip(names, logs, strict=True):
         if log.bad_lines:
             found.append(
-                f"{name}: {len(log.bad_lines)} lines cannot be read and are left out, the first is line {log.bad_lines[0]}"
+                f"{name}: {len(log.bad_lines)} lines cannot be read and are left out, the first is line "
+                f"{log.bad_lines[0]}"
             )
         if log.half_line and not log.is_growing:
             found.append(f"{name}: the last line is half of one, as a crash leaves it, and is left out")

@@ -89,16 +89,20 @@ if TYPE_CHECKING:
 _ROOMS = {
     "ratrain.ratrain_ir.side_by_side": "processes",
     "ratrain.ratrainc.compiling.building": "compile emit load lowered make_for resolved run_passes save",
-    "ratrain.ratrainc.functions.checking": "diff disassemble disassemble_routines disassemble_tiles export lint schedule",
-    "ratrain.ratrainc.functions.listing": "copy_examples example_path examples machine machines model_facts passes strategies",
+    "ratrain.ratrainc.functions.checking": "diff disassemble disassemble_routines disassemble_tiles export lint "
+    "schedule",
+    "ratrain.ratrainc.functions.listing": "copy_examples example_path examples machine machines model_facts "
+    "passes strategies",
     "ratrain.ratrainc.functions.measuring": "calibrate_device calibrate_profile calibrate_rows validate",
     "ratrain.ratrainc.functions.memory": "address_map alloc explain",
     "ratrain.ratrainc.compiling.opening": "load_schedule machine_for machine_of",
-    "ratrain.ratrainc.functions.planning": "compare compare_best import_plan pareto plan robust_links scale smallest what_if",
+    "ratrain.ratrainc.functions.planning": "compare compare_best import_plan pareto plan robust_links scale "
+    "smallest what_if",
     "ratrain.ratrainc.compiling.proving": "verify",
     "ratrain.ratrainc.functions.running": "doctor export_weights generate launch postmortem precompile run watch",
     "ratrain.ratrainc.compiling.soundness": "check",
-    "ratrain.ratrainc.report.timing": "explain_time report report_against simulate simulate_given simulate_on_cores write_trace",
+    "ratrain.ratrainc.report.timing": "explain_time report report_against simulate simulate_given "
+    "simulate_on_cores write_trace",
     "ratrain.ratrainc.memory.buffer_placing": "RefusedPlacingError",
     "ratrain.ratrainc.console.progress": "OnProgress Progress",
     "ratrain.ratrainc.report.table_report": "UnsoundTableError",

@@ -29,7 +29,8 @@ def capacity_of(machine: Machine, topology: Topology) -> Capacity:
     if not capacity.left:
         fail(
             "RT053",
-            f"the machine '{machine.name}' has nothing left for tensors: overheads take all of its {capacity.installed} bytes",
+            f"the machine '{machine.name}' has nothing left for tensors: overheads take all of its "
+            f"{capacity.installed} bytes",
             notes=[Note(str(capacity.account))],
             help="lower the overheads in the machine's file, or plan for more memory (--capacity)",
         )

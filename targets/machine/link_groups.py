@@ -80,7 +80,10 @@ def size_error(groups: Sequence[LinkGroup]) -> tuple[str, str] | None:
         if inner.clusters is None or outer.clusters is None:
             continue
         if outer.clusters <= inner.clusters or outer.clusters % inner.clusters:
-            text = f"{outer.clusters} clusters of '{outer.name}' are no two or more groups '{inner.name}' of {inner.clusters}"
+            text = (
+                f"{outer.clusters} clusters of '{outer.name}' are no two or more groups '{inner.name}' of "
+                f"{inner.clusters}"
+            )
             return outer.name, f"{text}: groups come from the inside out, and each is made of whole ones"
     if groups[-1].uplink is not None:
         return groups[-1].name, f"nothing leaves the outermost group '{groups[-1].name}': it has no uplink"

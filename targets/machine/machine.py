@@ -540,7 +540,10 @@ class _Reader:
         peak = constants["cores"].value * constants["clock"].value * _HALF_FLOPS_A_CYCLE
         stated = constants["fp16_peak"].value
         if abs(peak - stated) > _PEAK_SLACK * stated:
-            text = f"{constants['cores'].value:g} cores at this clock make {peak:.4g} flop/s, [fp16_peak] says {stated:.4g}"
+            text = (
+                f"{constants['cores'].value:g} cores at this clock make {peak:.4g} flop/s, [fp16_peak] says "
+                f"{stated:.4g}"
+            )
             self.error("clock", text, help="change one of them: a core makes 384 flop a cycle")
             self.diagnostics.check()
 

@@ -132,7 +132,10 @@ def _check_capacity(info: TargetInfo, machine: Machine, topology: Topology) -> N
     has_stores = dict(machine.stores)
     for home, nbytes in info.stores:
         if nbytes > has_stores.get(home, 0):
-            message = f"the target may use {nbytes} bytes of the memory '{home.value}'; its machine has {has_stores.get(home, 0)}"
+            message = (
+                f"the target may use {nbytes} bytes of the memory '{home.value}'; its machine has "
+                f"{has_stores.get(home, 0)}"
+            )
             fail("RT065", message, help=f"lower the number of '{home.value}', or leave it out")
 
 

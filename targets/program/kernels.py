@@ -322,7 +322,8 @@ def _of_scores(name: str, meaning: str, operands: str, *in_place: tuple[str, str
 _DECLARED = (
     Kernel(
         "gemm",
-        "out = [out +] op(a) @ op(b) [+ bias, one per column] [+ residual], rounded once; `a` and `b` must not overlap `residual`.",
+        "out = [out +] op(a) @ op(b) [+ bias, one per column] [+ residual], rounded once; `a` and `b` must not "
+        "overlap `residual`.",
         "a:*[A,B] b:*[C,D] out:*[M,N]+ bias:*[N]? residual:*[M,N]?",
         dict.fromkeys(("trans_a", "trans_b", "accumulate"), _UNLESS_GIVEN),
         in_place=(("out", "residual"),),
@@ -344,7 +345,8 @@ _DECLARED = (
     ),
     Kernel(
         "head_norm_forward",
-        "`rmsnorm_forward` of each head of each row, with the same gamma: rstd[t * heads + n] is that of head n of row t.",
+        "`rmsnorm_forward` of each head of each row, with the same gamma: rstd[t * heads + n] is that of head n "
+        "of row t.",
         f"x:s{_ROWS} gamma:s[head_dim] xn:s{_ROWS}= rstd:f32[_]=",
         {"heads": _COUNT, "head_dim": _COUNT, "eps": _POSITIVE, **_OFFSETS},
         rule=_head_norm_rule,
@@ -359,7 +361,8 @@ _DECLARED = (
     ),
     Kernel(
         "row_squares",
-        "squares[t] = share * the sum of x[t]^2: of a norm over what several ranks have of a row, what one of them has.",
+        "squares[t] = share * the sum of x[t]^2: of a norm over what several ranks have of a row, what one of "
+        "them has.",
         "x:s[T,h] squares:f32[T]=",
         {"share": _POSITIVE},
     ),
@@ -371,20 +374,23 @@ _DECLARED = (
     ),
     Kernel(
         "summed_norm_forward",
-        "`rmsnorm_forward` of a part of each row, given the `squares` of all of its `width` elements: xn = x * rstd * gamma.",
+        "`rmsnorm_forward` of a part of each row, given the `squares` of all of its `width` elements: xn = x * "
+        "rstd * gamma.",
         "x:s[T,h] gamma:s[h] squares:f32[T] xn:s[T,h]=",
         {"width": _COUNT, "eps": _POSITIVE},
     ),
     Kernel(
         "summed_norm_backward",
-        "Gradients of `summed_norm_forward`, given the `products` of all of the row, of which this rank's gradient takes a `share`:"
+        "Gradients of `summed_norm_forward`, given the `products` of all of the row, of which this rank's "
+        "gradient takes a `share`:"
         " dx = ..., dgamma = [dgamma +] ...",
         "dxn:s[T,h] x:s[T,h] gamma:s[h] squares:f32[T] products:f32[T] dx:s[T,h]= dgamma:*[h]+",
         {"width": _COUNT, "eps": _POSITIVE, "share": _POSITIVE, **_ADDS},
     ),
     Kernel(
         "layernorm_forward",
-        "mean[t] = mean(x[t]); rstd[t] = 1 / sqrt(mean((x[t] - mean[t])^2) + eps); xn = (x - mean) * rstd * gamma + beta.",
+        "mean[t] = mean(x[t]); rstd[t] = 1 / sqrt(mean((x[t] - mean[t])^2) + eps); xn = (x - mean) * rstd * "
+        "gamma + beta.",
         "x:s[T,h] gamma:s[h] beta:s[h] xn:s[T,h]= mean:f32[T]= rstd:f32[T]=",
         {"eps": _POSITIVE},
     ),
@@ -397,9 +403,12 @@ _DECLARED = (
     ),
     Kernel(
         "rope",
-        "Rotates x in place; row t has position first_position + t % seq_len. The first rotary_dim elements of a head turn, all unless "
-        "given; element i pairs with i + rotary_dim / 2 (`rotate_half` of Hugging Face), or, `interleaved`, 2 i with 2 i + 1. Frequencies "
-        "are those of theta and `scaling` (`ratrain_ir.rotary`). `inverse` is the transposed map, which is the gradient. With `documents` "
+        "Rotates x in place; row t has position first_position + t % seq_len. The first rotary_dim elements of "
+        "a head turn, all unless "
+        "given; element i pairs with i + rotary_dim / 2 (`rotate_half` of Hugging Face), or, `interleaved`, 2 i "
+        "with 2 i + 1. Frequencies "
+        "are those of theta and `scaling` (`ratrain_ir.rotary`). `inverse` is the transposed map, which is the "
+        "gradient. With `documents` "
         "positions count from documents[t]. Raises IndexError where that is negative or behind the row.",
         f"x:s{_ROWS}~ documents:i32[T]?",
         {
@@ -415,7 +424,8 @@ _DECLARED = (
     ),
     Kernel(
         "attention_forward",
-        "o = softmax(scores) @ v; lse[head, t] is the log of the sum of exponentiated scores. Memory is linear in seq_len.",
+        "o = softmax(scores) @ v; lse[head, t] is the log of the sum of exponentiated scores. Memory is linear "
+        "in seq_len.",
         f"q:s{_Q} k:s{_KV} v:s{_KV} o:s{_Q}= lse:f32{_LSE}= {_STARTS}",
         _options_of(AttentionSpec),
         AttentionSpec,
@@ -423,7 +433,8 @@ _DECLARED = (
     ),
     Kernel(
         "attention_backward",
-        "Gradients of `attention_forward`, probabilities recomputed from lse. delta[heads, T] receives rowsum(do * o). The query heads "
+        "Gradients of `attention_forward`, probabilities recomputed from lse. delta[heads, T] receives "
+        "rowsum(do * o). The query heads "
         "of a group are summed before dk and dv are rounded.",
         f"q:s{_Q} k:s{_KV} v:s{_KV} o:s{_Q} lse:f32{_LSE} do:s{_Q} dq:s{_Q}= dk:s{_KV}= dv:s{_KV}= delta:f32{_LSE}= "
         f"{_STARTS}",
@@ -433,10 +444,13 @@ _DECLARED = (
     ),
     Kernel(
         "attention_partial_forward",
-        "Takes a block of keys into the running softmax of a block of queries: peak[head, t] is log2(e) times the largest score so far, "
-        "total the sum of the weights 2^(log2(e) * score - peak), acc that of weight * v. Without `accumulate` it begins, with peak = "
+        "Takes a block of keys into the running softmax of a block of queries: peak[head, t] is log2(e) times "
+        "the largest score so far, "
+        "total the sum of the weights 2^(log2(e) * score - peak), acc that of weight * v. Without `accumulate` "
+        "it begins, with peak = "
         "-inf, total = 0, acc = 0; a row that sees none of the keys stays as it was.",
-        f"q:s{_BLOCK_Q} k:s{_BLOCK_KV} v:s{_BLOCK_KV} acc:f32{_BLOCK_Q}+ peak:f32{_BLOCK_LINE}+ total:f32{_BLOCK_LINE}+ "
+        f"q:s{_BLOCK_Q} k:s{_BLOCK_KV} v:s{_BLOCK_KV} acc:f32{_BLOCK_Q}+ peak:f32{_BLOCK_LINE}+ "
+        f"total:f32{_BLOCK_LINE}+ "
         f"{_BLOCK_STARTS}",
         {**_options_of(AttentionBlockSpec), **_ADDS},
         AttentionBlockSpec,
@@ -444,7 +458,8 @@ _DECLARED = (
     ),
     Kernel(
         "attention_partial_finish",
-        "o and lse, as `attention_forward` leaves them, of a running softmax that has taken in all keys that its queries see.",
+        "o and lse, as `attention_forward` leaves them, of a running softmax that has taken in all keys that "
+        "its queries see.",
         f"acc:f32{_ROWS} peak:f32{_ROW_LINE} total:f32{_ROW_LINE} o:s{_ROWS}= lse:f32{_ROW_LINE}=",
         {"heads": _COUNT, "head_dim": _COUNT},
     ),
@@ -456,7 +471,8 @@ _DECLARED = (
     ),
     Kernel(
         "attention_partial_backward",
-        "What a block of queries and a block of keys add to the gradients of their attention, probabilities recomputed from the lse over "
+        "What a block of queries and a block of keys add to the gradients of their attention, probabilities "
+        "recomputed from the lse over "
         "all keys: dq += ..., dk = [dk +] ..., dv = [dv +] ..., not rounded. Query heads of a group are summed.",
         f"q:s{_BLOCK_Q} k:s{_BLOCK_KV} v:s{_BLOCK_KV} lse:f32{_BLOCK_LINE} do:s{_BLOCK_Q} delta:f32{_BLOCK_LINE} "
         f"dq:f32{_BLOCK_Q}~ dk:f32{_BLOCK_KV}+ dv:f32{_BLOCK_KV}+ {_BLOCK_STARTS}",
@@ -466,7 +482,8 @@ _DECLARED = (
     ),
     _of_scores(
         "attention_scores_forward",
-        "scores = scale * q @ k^T, with 1 / sqrt(head_dim) unless given, of each query with all keys of its sequence, seen or not.",
+        "scores = scale * q @ k^T, with 1 / sqrt(head_dim) unless given, of each query with all keys of its "
+        "sequence, seen or not.",
         f"q:s{_Q} k:s{_KV} scores:s{_SCORES}=",
     ),
     _of_scores(
@@ -482,18 +499,21 @@ _DECLARED = (
     ),
     _of_scores(
         "attention_values_backward",
-        "Gradients of `attention_values_forward`: dprobs = do @ v^T, dv = probs^T @ do, query heads of a group summed before dv is rounded.",
+        "Gradients of `attention_values_forward`: dprobs = do @ v^T, dv = probs^T @ do, query heads of a group "
+        "summed before dv is rounded.",
         f"probs:s{_SCORES} v:s{_KV} do:s{_Q} dprobs:s{_SCORES}= dv:s{_KV}=",
     ),
     _of_scores(
         "attention_softmax_backward",
-        "Gradient of `attention_softmax_forward`: dscores = probs * (dprobs - rowsum(probs * dprobs)); 0 where a query does not see a key.",
+        "Gradient of `attention_softmax_forward`: dscores = probs * (dprobs - rowsum(probs * dprobs)); 0 where "
+        "a query does not see a key.",
         f"probs:s{_SCORES} dprobs:s{_SCORES} dscores:s{_SCORES}= {_STARTS}",
         ("dscores", "dprobs"),
     ),
     _of_scores(
         "attention_scores_backward",
-        "Gradients of `attention_scores_forward`: dq = scale * dscores @ k, dk alike, query heads of a group summed before dk is "
+        "Gradients of `attention_scores_forward`: dq = scale * dscores @ k, dk alike, query heads of a group "
+        "summed before dk is "
         "rounded.",
         f"q:s{_Q} k:s{_KV} dscores:s{_SCORES} dq:s{_Q}= dk:s{_KV}=",
     ),
@@ -519,7 +539,8 @@ _DECLARED = (
     ),
     Kernel(
         "gelu_forward",
-        "act = gelu(up) = up * (1 + tanh(sqrt(2 / pi) * (up + 0.044715 * up^3))) / 2: Hugging Face's `gelu_new`; `exact`: "
+        "act = gelu(up) = up * (1 + tanh(sqrt(2 / pi) * (up + 0.044715 * up^3))) / 2: Hugging Face's "
+        "`gelu_new`; `exact`: "
         "up * (1 + erf(up / sqrt(2))) / 2.",
         "up:s[T,f] act:s[T,f]=",
         {"exact": _UNLESS_GIVEN},
@@ -546,15 +567,18 @@ _DECLARED = (
     ),
     Kernel(
         "embedding_backward",
-        "dtable[tokens[t]] += scale * dy[t], over zeros unless `accumulate`. The rows of one token are summed in float32 in ascending t, "
-        "then scaled, added and rounded once; -2 is no token, and the rows of `padding_token` add nothing. Raises IndexError where a token is "
+        "dtable[tokens[t]] += scale * dy[t], over zeros unless `accumulate`. The rows of one token are summed "
+        "in float32 in ascending t, "
+        "then scaled, added and rounded once; -2 is no token, and the rows of `padding_token` add nothing. "
+        "Raises IndexError where a token is "
         "outside the table.",
         "tokens:i32[T] dy:s[T,h] dtable:*[V,h]+",
         {**_ADDS, "scale": _SCALES, "padding_token": _TOKEN},
     ),
     Kernel(
         "position_forward",
-        "y[t] += positions[first_position + t % seq_len]: learned positions on embedded tokens. With `documents` positions count from "
+        "y[t] += positions[first_position + t % seq_len]: learned positions on embedded tokens. With "
+        "`documents` positions count from "
         "documents[t]. Raises IndexError where that is negative or behind the row.",
         "positions:s[P,h] y:s[T,h]~ documents:i32[T]?",
         {"seq_len": _COUNT, "first_position": _STARTS_AT},
@@ -562,18 +586,24 @@ _DECLARED = (
     ),
     Kernel(
         "position_backward",
-        "dpositions[p] = [dpositions[p] +] the sum of dy over the rows t of position p = first_position + t % seq_len, in float32 in "
-        "ascending t, rounded once; zero, or as it was, for a position that no row has. `documents` as in `position_forward`.",
+        "dpositions[p] = [dpositions[p] +] the sum of dy over the rows t of position p = first_position + t % "
+        "seq_len, in float32 in "
+        "ascending t, rounded once; zero, or as it was, for a position that no row has. `documents` as in "
+        "`position_forward`.",
         "dy:s[T,h] dpositions:*[P,h]+ documents:i32[T]?",
         {"seq_len": _COUNT, **_ADDS, "first_position": _STARTS_AT},
         rule=_position_gradient_rule,
     ),
     Kernel(
         "head_forward",
-        "Cross-entropy of the logits xn @ table^T, in chunks of as many rows as the workspace `logits` has. lse[t] is the log-sum-exp of "
-        "row t; loss[0] = [loss[0] +] the sum over ascending t of lse[t] - logit[t, label], in float64, of rows whose label is not -1 or -2. "
-        "`normalise` divides each row of the table by its Euclidean norm, or 1e-12 where that is larger; else logits are multiplied by "
-        "`scale_of_logits`, and with `softcap` each logit s is then softcap * tanh(s / softcap). Raises IndexError where a label is "
+        "Cross-entropy of the logits xn @ table^T, in chunks of as many rows as the workspace `logits` has. "
+        "lse[t] is the log-sum-exp of "
+        "row t; loss[0] = [loss[0] +] the sum over ascending t of lse[t] - logit[t, label], in float64, of rows "
+        "whose label is not -1 or -2. "
+        "`normalise` divides each row of the table by its Euclidean norm, or 1e-12 where that is larger; else "
+        "logits are multiplied by "
+        "`scale_of_logits`, and with `softcap` each logit s is then softcap * tanh(s / softcap). Raises "
+        "IndexError where a label is "
         "outside the table.",
         "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T]= loss:f64[1]+ logits:f32[c,V]=",
         {"normalise": _FLAG, **_ADDS, **_OF_LOGITS},
@@ -581,7 +611,8 @@ _DECLARED = (
     ),
     Kernel(
         "head_backward",
-        "Gradients of loss * scale[0] / denominator, logits recomputed, with an lse that may be over more than these; rows with the label -1 have none; -2 is a label of none of these logits; dtable = [dtable +] ... "
+        "Gradients of loss * scale[0] / denominator, logits recomputed, with an lse that may be over more than "
+        "these; rows with the label -1 have none; -2 is a label of none of these logits; dtable = [dtable +] ... "
         "is rounded once for each chunk of rows. Raises IndexError where a label is outside the table.",
         "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T] scale:f32[2] logits:f32[c,V]= dxn:s[T,h]= dtable:*[V,h]+",
         {"denominator": _DENOMINATOR, "normalise": _FLAG, **_ADDS, **_OF_LOGITS},
@@ -589,8 +620,10 @@ _DECLARED = (
     ),
     Kernel(
         "head_backward_from_logits",
-        "As `head_backward`, of logits that `head_forward` left whole; dlogits receives their gradient, and dtable is rounded once.",
-        "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T] scale:f32[2] logits:f32[T,V] dlogits:f32[T,V]= dxn:s[T,h]= dtable:*[V,h]+",
+        "As `head_backward`, of logits that `head_forward` left whole; dlogits receives their gradient, and "
+        "dtable is rounded once.",
+        "xn:s[T,h] table:s[V,h] labels:i32[T] lse:f32[T] scale:f32[2] logits:f32[T,V] dlogits:f32[T,V]= "
+        "dxn:s[T,h]= dtable:*[V,h]+",
         {"denominator": _DENOMINATOR, "normalise": _FLAG, **_ADDS, **_OF_LOGITS},
         rule=_head_rule,
     ),
@@ -606,7 +639,8 @@ _DECLARED = (
     Kernel("scale", "out = scale * a.", "a:*[...] out:*[...]=", {"scale": _POSITIVE}, in_place=(("out", "a"),)),
     Kernel(
         "adamw",
-        "One update as `torch.optim.AdamW` does it; view = master, rounded to its dtype. The gradient is grad * grad_multiplier, `step` "
+        "One update as `torch.optim.AdamW` does it; view = master, rounded to its dtype. The gradient is grad * "
+        "grad_multiplier, `step` "
         "counts from 1, and only the elements [start, stop) of `decay` are decayed.",
         "master:f32[n]~ m:f32[n]~ v:f32[n]~ grad:*[n] view:*[n]=?",
         {
@@ -618,7 +652,8 @@ _DECLARED = (
     ),
     Kernel(
         "mean_of_replicas",
-        "out = [out +] (parts[0] + parts[1] + ...) * (1 / divisor), summed in the given order. Whether all parts and the result are finite.",
+        "out = [out +] (parts[0] + parts[1] + ...) * (1 / divisor), summed in the given order. Whether all "
+        "parts and the result are finite.",
         "parts:*[n]... out:*[n]+",
         {"accumulate": KernelOption("bool"), "divisor": _NUMBER},
         in_place=(("out", "parts"),),
@@ -627,8 +662,10 @@ _DECLARED = (
     ),
     Kernel(
         "quantise",
-        "packed = a in blocks of 256 elements (`ratrain.ratrain_ir.config.quantised`): scale = largest magnitude / 127, or / 7 with 4 `bits`; code = "
-        "a / scale, to nearest even. A block has the scale 0 where that would be less than 2^-126, NaN where an element is not finite; its "
+        "packed = a in blocks of 256 elements (`ratrain.ratrain_ir.config.quantised`): scale = largest "
+        "magnitude / 127, or / 7 with 4 `bits`; code = "
+        "a / scale, to nearest even. A block has the scale 0 where that would be less than 2^-126, NaN where an "
+        "element is not finite; its "
         "codes are 0 then.",
         "a:*[n] packed:u8[m]=",
         {"bits": KernelOption("int")},

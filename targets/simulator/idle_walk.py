@@ -152,8 +152,8 @@ def walk(
 
 @native
 def chain(
-    flat: FlatProgram, starts: Float64s, ends: Float64s, reuse: Int64s, rendezvous: bool, event: int, begin: float, to: float,
-    found: Int64s,
+    flat: FlatProgram, starts: Float64s, ends: Float64s, reuse: Int64s, rendezvous: bool, event: int, begin: float,
+    to: float, found: Int64s,
 ) -> int:  # fmt: skip
     """Follow an event back to the op it waited for last, and so on, while ends are after `begin`; return the number.
 
@@ -170,8 +170,8 @@ def chain(
 
 @native
 def waited(
-    flat: FlatProgram, starts: Float64s, ends: Float64s, reuse: Int64s, rendezvous: bool, intervals: Int64s, bounds: Float64s,
-    seconds: Float64s, met: Int64s,
+    flat: FlatProgram, starts: Float64s, ends: Float64s, reuse: Int64s, rendezvous: bool, intervals: Int64s,
+    bounds: Float64s, seconds: Float64s, met: Int64s,
 ) -> int:  # fmt: skip
     """Add to `seconds` (by op of a step) how long the intervals of `walk` waited for its end.
 

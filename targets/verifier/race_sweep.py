@@ -106,7 +106,8 @@ def swept(stage: SweptStage) -> Swept:
         (6 * MOST_FOUND, 0),
     )
     given = (
-        stage.lengths, stage.operand_ends, stage.tensors, stage.reads, stage.wait_ends, stage.waits, stage.starts, stage.stops,
+        stage.lengths, stage.operand_ends, stage.tensors, stage.reads, stage.wait_ends, stage.waits, stage.starts,
+        stage.stops,
     )  # fmt: skip
     if ALLOWANCE.take(STEPS * len(stage.tensors)):
         made: list[Any] = [[value] * size for size, value in sizes]

@@ -61,7 +61,8 @@ def check_races(program: Program, diagnostics: Diagnostics) -> None:
             first, second = _instruction(stage, race.first), _instruction(stage, race.second)
             text = (
                 f"stage @{index}: '{first.title}' ({race.first[0].value} {race.first[1]}) and '{second.title}' "
-                f"({race.second[0].value} {race.second[1]}{_later(race)}) {_reason(race, first)}, and no wait orders them"
+                f"({race.second[0].value} {race.second[1]}{_later(race)}) {_reason(race, first)}, and no wait "
+                "orders them"
             )
             notes = [Note(f"'{second.title}' waits for: {_waits(second)}")]
             diagnostics.error("RT081", text, notes=notes)

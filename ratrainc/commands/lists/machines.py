@@ -86,7 +86,8 @@ def _show(machine: Machine, *, as_json: bool) -> None:
         print_json(_summary(machine) | {"constants": constants, "without_certainty": list(machine.unsaid)})
         return
     echo(
-        f"{machine.name}: target {machine.target}, times by {machine.cost}, updates on the {machine.update_engine.value} engine"
+        f"{machine.name}: target {machine.target}, times by {machine.cost}, updates on the "
+        f"{machine.update_engine.value} engine"
     )
     rows = [
         (name, _text(c.value, c.unit), f"{c.certainty}{'*' * (name in machine.unsaid)}", c.source)

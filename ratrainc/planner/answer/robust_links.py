@@ -220,4 +220,7 @@ def _verdict(ports: Ports) -> str:
     if ports.flips_at is None:
         better = "and with these collectives it is the better one whatever the port carries"
         return f"{kept}; the answer flips: {anew}, {better}"
-    return f"{kept}; the answer flips: {anew}, and is better there: both take equally long at {ports.flips_at / 1e9:.2f} GB/s"
+    return (
+        f"{kept}; the answer flips: {anew}, and is better there: both take equally long at "
+        f"{ports.flips_at / 1e9:.2f} GB/s"
+    )

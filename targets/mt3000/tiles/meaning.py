@@ -41,7 +41,8 @@ _ACCUMULATED = "Σ"
 _RESULTS: dict[str, dict[str, str]] = {
     "gemm": {},
     "attention_forward": {
-        "o": "divide_turned(Σsoftmax.out(k·q{documents})+v·softmax.weight(k·q{documents}) Σsoftmax.total(k·q{documents}))",
+        "o": "divide_turned(Σsoftmax.out(k·q{documents})+v·softmax.weight(k·q{documents}) "
+        "Σsoftmax.total(k·q{documents}))",
         "lse": "log_sum_exp(Σsoftmax.total(k·q{documents}) Σsoftmax.peak(k·q{documents}))",
     },
     "attention_query_gradient": {

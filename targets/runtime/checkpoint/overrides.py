@@ -72,7 +72,8 @@ def resumed_overrides(
         if now != kept.plan:
             report.error(
                 "RT092",
-                f"the run of the checkpoint '{checkpoint}' was told {name} = {shown(kept.run)}, and its plan said {shown(kept.plan)}; "
+                f"the run of the checkpoint '{checkpoint}' was told {name} = {shown(kept.run)}, and its plan "
+                f"said {shown(kept.plan)}; "
                 f"this program's says {shown(now)}",
                 help=f"say which holds: {option(name)} {words(kept.run)} or {option(name)} {words(now)}",
             )

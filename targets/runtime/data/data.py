@@ -281,7 +281,8 @@ def _not_utf8(path: str, tokens: FileTokens, position: int) -> NoReturn:
         line_start = start + int(feeds[-1]) + 1 if len(feeds) else line_start
     fail(
         "RT090",
-        f"the training text is not UTF-8: byte {int(tokens[position : position + 1][0]):#04x} at position {tokens.start + position}",
+        f"the training text is not UTF-8: byte {int(tokens[position : position + 1][0]):#04x} at position "
+        f"{tokens.start + position}",
         Location(path, line, position - line_start + 1),
         notes=[Note("a file is read as text unless its name ends in .bin")],
         help="save the text as UTF-8; if it holds token numbers, let its name end in .bin",
@@ -313,14 +314,19 @@ def _check_starts_known(stream: TokenStream) -> None:
         return
     fail(
         "RT090",
-        f"the program keeps attention inside documents (attention_mask = \"document\"), and '{stream.name}' does not say where they start",
-        help='say which token ends a document, --eos 2; give documents as JSONL, one a line; or plan with attention_mask = "causal"',
+        f"the program keeps attention inside documents (attention_mask = \"document\"), and '{stream.name}' "
+        "does not say where they start",
+        help="say which token ends a document, --eos 2; give documents as JSONL, one a line; or plan with "
+        'attention_mask = "causal"',
     )
 
 
 def _check_documents(stream: TokenStream) -> None:
     """Refuse, with RT090, to shuffle documents whose ends are unknown, or a single one."""
-    help_text = "give documents as JSONL, one a line, or as several text files; or take --order shuffled, which shuffles sequences"
+    help_text = (
+        "give documents as JSONL, one a line, or as several text files; or take --order shuffled, which "
+        "shuffles sequences"
+    )
     if stream.documents is None:
         fail("RT090", f"'{stream.name}' does not say where its documents end: they cannot be shuffled", help=help_text)
     if len(stream.documents) < 2:

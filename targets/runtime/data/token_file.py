@@ -61,7 +61,8 @@ class OpenFile:
         fail(
             "RT090",
             f"'{self.path}' has changed since this run opened it ({what}): what follows would be other data",
-            help="put the file back as it was and go on from the last checkpoint with --resume, or with --new-data on what "
+            help="put the file back as it was and go on from the last checkpoint with --resume, or with "
+            "--new-data on what "
             "it holds now; data that is in use is replaced by renaming a new file to its place",
         )
 

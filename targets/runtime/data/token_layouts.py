@@ -167,8 +167,10 @@ def _of_numpy(raw: FileTokens, head: bytes) -> TokenLayout | None:
     if name is None or not isinstance(shape, tuple) or len(shape) != 1 or type(shape[0]) is not int or start % 4:
         fail(
             "RT090",
-            f"'{path}' is an array of numpy of type {descr!r} and shape {shape!r}; tokens are uint16 or uint32, in one dimension",
-            help='write it again: numpy.load("X.npy").ravel().astype("uint32").tofile("X.bin"), and read it with --data-dtype uint32',
+            f"'{path}' is an array of numpy of type {descr!r} and shape {shape!r}; tokens are uint16 or uint32, "
+            "in one dimension",
+            help='write it again: numpy.load("X.npy").ravel().astype("uint32").tofile("X.bin"), and read it '
+            "with --data-dtype uint32",
         )
     return _whole(raw, TokenLayout(what, name, start, shape[0]))
 
@@ -192,13 +194,15 @@ def _of_megatron(raw: FileTokens) -> TokenLayout | None:
         fail(
             "RT090",
             f"'{index}' stands beside '{path}', but is no index of Megatron-LM that is read here",
-            help="move it away if it is no index of these tokens; else write the tokens again, as bare uint16 or uint32 numbers",
+            help="move it away if it is no index of these tokens; else write the tokens again, as bare uint16 "
+            "or uint32 numbers",
         )
     _, version, code, sequences, documents = _MEGATRON_HEAD.unpack(head)
     if version != 1 or code not in _MEGATRON_READ:
         fail(
             "RT090",
-            f"'{index}' has version {version} and tokens of type {_MEGATRON_TYPES.get(code, code)}; version 1 with uint16 or int32 is read",
+            f"'{index}' has version {version} and tokens of type {_MEGATRON_TYPES.get(code, code)}; version 1 "
+            "with uint16 or int32 is read",
             help="make the data again with Megatron-LM's tools/preprocess_data.py",
         )
     start, end = _MEGATRON_HEAD.size, len(data)
@@ -230,7 +234,8 @@ def _whole(raw: FileTokens, layout: TokenLayout) -> TokenLayout:
 def _not_whole(raw: FileTokens, layout: TokenLayout, size: int) -> NoReturn:
     fail(
         "RT090",
-        f"{layout.what} says that '{raw.file.path}' has {layout.count:,} tokens of {layout.dtype}, {layout.start + layout.count * size:,} "
+        f"{layout.what} says that '{raw.file.path}' has {layout.count:,} tokens of {layout.dtype}, "
+        f"{layout.start + layout.count * size:,} "
         f"bytes, but it has {raw.file.size:,}",
         help=_AGAIN,
     )
@@ -265,7 +270,8 @@ def refuse_json(text: FileTokens) -> None:
     elif is_list:
         name = shlex.quote(path)
         way_out = (
-            "write its objects a line each: python3 -c 'import json, sys; [print(json.dumps(each)) for each in json.loads(sys.stdin.buffer.read())]' "
+            "write its objects a line each: python3 -c 'import json, sys; [print(json.dumps(each)) for each in "
+            "json.loads(sys.stdin.buffer.read())]' "
             f"< {name} > {name}l; --text-key names the field of the text"
         )
     else:

@@ -59,7 +59,8 @@ def tokenizer_beside(weights: str) -> str | None:
         fail(
             "RT090",
             f"'{directory}' has a tokenizer in a format that is not read here ({other}), and no {TOKENIZER_FILE}",
-            help=f"convert it ('transformers' saves a {TOKENIZER_FILE}) and name it with --tokenizer, give token numbers "
+            help=f"convert it ('transformers' saves a {TOKENIZER_FILE}) and name it with --tokenizer, give "
+            "token numbers "
             "(*.bin), or say --tokenizer bytes for one token a byte",
         )
     return None
@@ -106,7 +107,8 @@ class Encoder:
             fail(
                 "RT090",
                 f"no eos_token next to the tokenizer '{self.tokenizer.name}' says which token ends a document",
-                help=f"{_SAYING_SPECIAL_TOKENS[0]} with an eos_token belongs next to it; or give the token's number: --eos 2",
+                help=f"{_SAYING_SPECIAL_TOKENS[0]} with an eos_token belongs next to it; or give the token's "
+                "number: --eos 2",
             )
         number = self.loaded.token_to_id(token)
         if number is None:
@@ -161,7 +163,8 @@ def _load(path: str) -> Any:
         fail(
             "RT090",
             f"'{path}' needs the package tokenizers, which is not installed",
-            help="pip install 'ratrain[tokenizer]', give token numbers (*.bin), or say --tokenizer bytes for one token a byte",
+            help="pip install 'ratrain[tokenizer]', give token numbers (*.bin), or say --tokenizer bytes for "
+            "one token a byte",
         )
     content = read_text(path, "tokenizer")
     try:

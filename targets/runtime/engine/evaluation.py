@@ -112,7 +112,8 @@ def held_out(stream: TokenStream, plan: Plan, most: int | None = None) -> HeldOu
         fail(
             "RT090",
             text,
-            help="hold out more of the data (--eval-fraction), evaluate on more batches (--eval-batches), or on another file (--eval-data)",
+            help="hold out more of the data (--eval-fraction), evaluate on more batches (--eval-batches), or on "
+            "another file (--eval-data)",
         )
     return held
 

@@ -84,7 +84,10 @@ class RankEngine(ProgramEngine):
         self.library = library
         """Name of the library that moves the bytes, for messages."""
         if program.senders_of_guests and not communicators.pipeline.tagged:
-            text = f"the program keeps activations with other stages, and messages over {library} have no tags to tell theirs apart"
+            text = (
+                f"the program keeps activations with other stages, and messages over {library} have no tags "
+                "to tell theirs apart"
+            )
             fail("RT093", text, help="run it over MPI or gloo, or compile it without 'store=peer'")
         super().__init__(program, kernels, batches, [communicators.place])
         self.order = kernels.memory.order()

@@ -214,10 +214,14 @@ def _check_ram(memory: MemoryUse, most: int) -> None:
     if planned > most:
         others = planned - memory.certified_bytes
         text = (
-            f"this run holds {planned} bytes in memory, {memory.arena_bytes} of them arenas and {others} what interpreter and libraries take: "
+            f"this run holds {planned} bytes in memory, {memory.arena_bytes} of them arenas and {others} what "
+            "interpreter and libraries take: "
             f"{planned - most} more than the {most} of --ram"
         )
-        way_out = "compile with zero = 3 and --passes 'place-1f1b,offload-state{home=file},recompute{policy=full},...' (docs/memories.md)"
+        way_out = (
+            "compile with zero = 3 and --passes "
+            "'place-1f1b,offload-state{home=file},recompute{policy=full},...' (docs/memories.md)"
+        )
         fail("RT093", text, help=way_out)
 
 

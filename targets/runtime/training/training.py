@@ -180,7 +180,10 @@ class TrainingRun:
         if most is None or report.memory is None or report.memory.peak <= most:
             return
         anew = compiled_anew()
-        text = f"the run has held {report.memory.peak} bytes in memory, {report.memory.peak - most} more than the {most} of --ram"
+        text = (
+            f"the run has held {report.memory.peak} bytes in memory, {report.memory.peak - most} more than "
+            f"the {most} of --ram"
+        )
         if anew:
             way_out = f"run it again: it compiled {anew} loops, which are kept now"
         else:

@@ -284,7 +284,10 @@ def check_config_beside(path: str, model: ModelConfig) -> tuple[Mapping[str, obj
     if not is_there(config_file):
         if directory != path:
             return {}, []
-        text = f"'{path}' has no {CONFIG_FILE}: rotary base, window, norm epsilon and heads of these weights are taken to be the program's"
+        text = (
+            f"'{path}' has no {CONFIG_FILE}: rotary base, window, norm epsilon and heads of these weights "
+            "are taken to be the program's"
+        )
         return {}, [Diagnostic("RT091", text, severity=Severity.WARNING)]
     config = load_model(str(config_file))
     report = Diagnostics()
@@ -292,7 +295,8 @@ def check_config_beside(path: str, model: ModelConfig) -> tuple[Mapping[str, obj
         key = keys_of(model.family).renamed.get(name, (name,))[0]
         report.error(
             "RT091",
-            f"'{config_file}': these weights are of a model with {key} = {shown(have)}, the program's has {shown(want)}",
+            f"'{config_file}': these weights are of a model with {key} = {shown(have)}, the program's has "
+            f"{shown(want)}",
             help=f"compile the program with --model {directory}",
         )
     report.check()
@@ -304,7 +308,10 @@ def other_padding(what: str, saved: ModelConfig, model: ModelConfig, code: str) 
     if saved.padding_row == model.padding_row:
         return []
     have, want = (shown(each.padding_token) for each in (saved, model))
-    text = f"{what} has {PADDING_TOKEN_KEY} = {have}, this program {want}: the row of that token gets no gradient from its lookups"
+    text = (
+        f"{what} has {PADDING_TOKEN_KEY} = {have}, this program {want}: the row of that token gets no "
+        "gradient from its lookups"
+    )
     return [Diagnostic(code, text, severity=Severity.WARNING)]
 
 
