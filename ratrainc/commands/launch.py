@@ -24,7 +24,11 @@ class _Launch(click.Command):
     """A command whose own options must come before its first argument; it reports one that comes later."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the words as any command does; explain options that 'ratrainc run' would get."""
+        """Parse the words as any command does.
+
+        Raises `UsageError` if a required option of this command is missing because it stands after FILE, where it would
+        go to 'ratrainc run'; the error says where it belongs.
+        """
         given = list(args)
         try:
             return super().parse_args(ctx, args)

@@ -127,7 +127,11 @@ def finish_backward(builder: Builder) -> None:
 
 
 def source_gradient(builder: Builder) -> str:
-    """Return the operand for the gradient of the linear layers' input: an intermediate, or `dx` if it is final."""
+    """Return the operand for the gradient of the linear layers' input.
+
+    A block with a norm of its input, or with a `residual` operand, needs an intermediate, `dxn`. In any other block it
+    is final: the operand is the builder's `source_gradient`, which is `dx`, or the upper half of it in a pair.
+    """
     if builder.model.has_pre_norm or builder.residual:
         return builder.temporary("dxn", builder.rows, builder.model.hidden_size)
     return builder.source_gradient

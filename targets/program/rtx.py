@@ -344,7 +344,11 @@ def _listed(entries: list[list[Any]]) -> tuple[list[TensorForm], Int32s, Int64s,
 
 
 def _check_order(order: Int32s, lengths: Sequence[Sequence[int]]) -> None:
-    """Raise ValueError unless the list order of a stage has as many instructions of each engine as the stage."""
+    """Raise ValueError unless the list order of each stage has as many instructions of each engine as the stage.
+
+    `order` has the engine of every instruction, stage after stage; `lengths` has a row for each stage, its numbers of
+    instructions by engine.
+    """
     _check_range(order, len(ENGINES))
     stages = np.repeat(np.arange(len(lengths)), [sum(row) for row in lengths])
     if len(order) != len(stages):

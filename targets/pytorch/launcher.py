@@ -16,9 +16,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 
 def main(words: Sequence[str]) -> int:
-    """Start processes of a command on this machine; return the exit code that they chose, or 1.
+    """Start processes of a command on this machine, wait for them and return an exit code.
 
-    `words` are the number of processes, then the command.
+    It is 0 if all succeeded, else the first positive code of a failed process, or 1 if signals ended all that failed;
+    128 + n if signal n ends this launcher. `words` are the number of processes, then the command.
     """
     processes, *command = words
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, with a warning

@@ -68,7 +68,10 @@ def _start(script: Script, given: Mapping[str, Text]) -> World:
 
 
 def _argument(number: int, script: Script) -> Text:
-    """Return an unknown argument, for a number below the largest one that is given."""
+    """Return an unknown text in place of the script's argument `number`, which the caller of the script did not give.
+
+    It is needed where a later argument is given.
+    """
     name = str(number)
     return nothing_known(f"${name}", Unknown(name, f"${name} is an argument of the script", script.place(0, 1)))
 

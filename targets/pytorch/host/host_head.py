@@ -84,7 +84,10 @@ def forward(
     *,
     accumulate: bool,
 ) -> None:
-    """Compute `head_forward` for direct calls; logits are rounded to bfloat16."""
+    """Compute `head_forward` for calls that are direct (`is_direct`); logits are rounded to bfloat16.
+
+    `logits` is a workspace: the rows go through it in chunks of its length, and only the last chunk is left there.
+    """
     check_labels(labels, table.shape[0])
     buffers = scratch.take_all(forward_plan(xn, table, logits, normalise=False, threads=team.threads))
     weight = tensor_of(table).T

@@ -382,7 +382,11 @@ class Batches:
             )
 
     def sequence_of(self, step: int, index: int) -> int:
-        """Return the stream's sequence that is number `index` (below G) of the global batch of `step` (from 0)."""
+        """Return the sequence that is number `index` (below G) of the global batch of `step` (from 0).
+
+        It is a number in the stream as the pass reads it: with order `documents`, in the stream with its documents
+        reordered.
+        """
         position = step * self.plan.global_batch + index
         epoch, place = divmod(position, self.sequences)
         return int(self._permutation(epoch, self.sequences)[place]) if self.order == "shuffled" else place

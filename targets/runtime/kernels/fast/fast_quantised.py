@@ -180,7 +180,10 @@ class FastQuantised:
 
 
 def _chunks(mine: slice, elements: int) -> list[tuple[slice, slice]]:
-    """Return the elements and the blocks of each chunk."""
+    """Return, for each chunk whose number is in `mine`, its elements and its blocks.
+
+    `elements` is the length of the whole array, where the last chunk is cut off.
+    """
     found = []
     for chunk in range(mine.start, mine.stop):
         at = slice(chunk * _CHUNK, min((chunk + 1) * _CHUNK, elements))
