@@ -170,9 +170,9 @@ class Mesh:
 
     @cached_property
     def _partners(self) -> dict[int, set[int]]:
-        """Stages that each stage exchanges messages with.
+        """Stages that each stage exchanges activations and gradients with; stages that exchange none are left out.
 
-        Targets alone suffice: gradients go back where activations came from.
+        Targets alone suffice: gradients go back where activations came from. Messages of remote buffers do not count.
         """
         partners: dict[int, set[int]] = {}
         for hop in self.hops:

@@ -49,7 +49,10 @@ class SymbolicUpdates(SymbolicGuests):
             self.set(flag, "flag", block, reduced)
 
     def all_reduce(self, op: AllReduce) -> None:
-        """Combine gradients over replicas, then tensor-parallel ranks, then both ends of tied embeddings."""
+        """Combine gradients over the op's group: replicas, tensor-parallel ranks or both ends of tied embeddings.
+
+        One op combines over one group. Such ops follow each other in this order.
+        """
         roles = self.roles(op)
         everything = range(self.module.plan.micro_batches)
         for block in op.blocks:

@@ -34,9 +34,9 @@ def is_direct(
 
 
 def forward_plan(xn: Array, table: Array, logits: F32, *, normalise: bool, threads: int, **options: Any) -> Plan:
-    """Plan for each thread up to `_ROWS` rows of logits in bfloat16, if products are direct (`is_direct`).
+    """Plan as scratch, for each thread, up to `_ROWS` rows of logits in bfloat16, if products are direct (`is_direct`).
 
-    Otherwise, as where `normalise` divides the table's rows by their norms, return the plan of the `fast` set.
+    Otherwise, as where `normalise` divides the table's rows by their norms, return the buffers of the `fast` set.
     """
     if is_direct(xn, table, normalise=normalise, **_shaping(options)):
         return [Buffer((min(len(xn), len(logits), _ROWS), len(table)), BFLOAT16)] * threads

@@ -66,7 +66,11 @@ class TorchCommunicator:
         return len(self.members)
 
     def for_messages(self, channels: Sequence[tuple[int, int]]) -> TorchCommunicator:
-        """Return these ranks; if messages have no tags, with a group for each channel."""
+        """Return these ranks; if messages have no tags, with a group for each channel.
+
+        All members make the call, with the same channels in the same order, even where they are no end of one. Where
+        groups are made, raises ValueError for a channel from a rank to itself.
+        """
         if self.tagged:
             return self
         groups = [self._group(ends, self.message_backend) for ends in channel_groups(channels, self.rank)]
