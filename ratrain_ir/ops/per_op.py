@@ -30,7 +30,7 @@ class PerOp(CompleteTable[T]):
 
     def __init__(self, what: str, entries: Mapping[type[Op], T], *, never: Collection[type[Op]] = ()) -> None:
         self.by_kind = dict(entries)
-        """The same entries by class, for loops over many ops."""
+        """Entries by class instead of keyword, for loops over many ops."""
         by_keyword = {kind.keyword: entry for kind, entry in entries.items()}
         super().__init__(what, by_keyword, [kind.keyword for kind in never], OP_CLASSES)
         TABLES.append(self)

@@ -172,7 +172,7 @@ RULES: dict[str, Rule] = {
     ),
     **_all("moments are f32", "optimizer.params.", "fp32_optimizer_states"),
     **_all(
-        "communication always overlaps with compute: nothing to switch on",
+        "the passes decide which communication overlaps with compute: nothing to switch on",
         "",
         "zero_optimization.overlap_comm zero_optimization.contiguous_gradients zero_optimization.reduce_scatter "
         "tensor_parallel.tp_overlap_comm",

@@ -12,7 +12,7 @@ from ratrain.ratrainc.bridge.settings import Rule
 MODEL = "of the model: its config.json says it (--model)"
 _DATA = "of the data: 'run' is given it"
 _FILES = "of checkpoints and logs: 'run' is given places for them"
-_ALWAYS = "communication always overlaps with compute: there is nothing to switch on"
+_ALWAYS = "the passes decide which communication overlaps with compute: there is nothing to switch on"
 _SCALER = "a dynamic loss scale starts and adapts by rules of ratrain"
 _LAUNCH = "of the launcher: 'launch' starts processes"
 _KERNELS = "kernels are chosen by 'run --kernels', and change no plan"

@@ -69,7 +69,7 @@ def _all(why: str, section: str, names: str) -> dict[str, Rule]:
 
 
 _KERNELS = "kernels are chosen by 'run --kernels'"
-_COMMUNICATION = "communication always overlaps with compute: nothing to switch on"
+_COMMUNICATION = "the passes decide which communication overlaps with compute: nothing to switch on"
 _FLOAT8 = "float8 is no type of a plan"
 _EXPERTS = "experts, which the models here do not have"
 _PROCESS = "how this process is run changes no plan"

@@ -1,4 +1,4 @@
-"""How docstrings and comments of the product are written: a verb or a noun first, lines that fit, none of our private words."""
+"""Check docstrings and comments of the product: a verb or a noun first, lines that fit, no private words."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("ratrain_ir", "passes", "targets", "ratrainc")
 FILES = sorted(
-    path for folder in ("src/ratrain", "ratrain_ir", "passes", "targets", "ratrainc") for path in (ROOT / folder).glob("*.py")
-) + sorted(
-    path for folder in ("ratrain_ir", "passes", "targets", "ratrainc") for path in (ROOT / folder).glob("*/**/*.py")
-)  # fmt: skip
+    [*(ROOT / "src" / "ratrain").glob("*.py"), *(path for each in FOLDERS for path in (ROOT / each).rglob("*.py"))]
+)
 OPENERS = re.compile(r"\W*(What|Whether|How|Which|Where|When|Who|It|Those|That|There|They)\b")
 """Words with which a sentence begins that says neither what is done nor what is meant."""
 PRIVATE = re.compile(r"\b(so many|there too|as ever)\b")

@@ -133,5 +133,5 @@ def _of_fewer(unproven: tuple[int, ...]) -> str:
     if unproven:
         numbers = ", ".join(map(str, unproven))
         tried = "the roomiest shapes did not fit; others are untried, so a fit is possible"
-        return f"On {numbers} {tried}: that none fits is not proved"
+        return f"On {numbers} {tried}"
     return "On all fewer, bounds on bytes rule out every plan"

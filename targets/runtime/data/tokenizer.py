@@ -106,7 +106,7 @@ class Encoder:
         if token is None:
             fail(
                 "RT090",
-                f"no eos_token next to the tokenizer '{self.tokenizer.name}' says which token ends a document",
+                f"no file next to the tokenizer '{self.tokenizer.name}' has an eos_token, which would end a document",
                 help=f"{_SAYING_SPECIAL_TOKENS[0]} with an eos_token belongs next to it; or give the token's "
                 "number: --eos 2",
             )

@@ -103,7 +103,7 @@ class Transport(Protocol):
     """A library and the job that its launcher started, as one process sees them."""
 
     engine: ClassVar[str]
-    """Its name as a value of `--engine`."""
+    """Name of the library as a value of `--engine`."""
 
     @property
     def number(self) -> int:

@@ -102,7 +102,9 @@ class Diagnosis:
         if Fault.CYCLE in faults:
             return "a deadlock of the program: its instructions wait for each other in a circle"
         if any(fault.is_conclusive for fault in faults):
-            return "not a deadlock of the program: a process or a message was lost"
+            return (
+                "not a deadlock of the program: the waits form no circle, so a process, a message or the machine failed"
+            )
         return "nothing is proved to be at fault: some rank or message is slow"
 
     def lines(self) -> list[str]:

@@ -350,7 +350,7 @@ def test_documents_end_with_the_token_of_the_tokenizer(place: Path) -> None:
     (place / "d.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     config = place / "model1" / "tokenizer_config.json"
     choice = DataChoice((str(place / "d.jsonl"), str(place / "book.txt")), eos="tokenizer")
-    with pytest.raises(DiagnosticError, match=r"RT090.*no eos_token next to the tokenizer"):
+    with pytest.raises(DiagnosticError, match=r"RT090.*no file next to the tokenizer"):
         open_data(wide_program(), choice, start=Start(str(place / "model1")))
     for eos in ("</s>", {"content": "</s>"}):
         config.write_text(json.dumps({"eos_token": eos}))
