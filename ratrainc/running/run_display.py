@@ -49,13 +49,13 @@ def _memory_line(memory: MemoryUse) -> str:
     """Return the bytes that this process is going to hold, by purpose."""
     parts = [f"arenas {size_text(memory.arena_bytes)}", f"scratch {size_text(memory.scratch_bytes)}"]
     named = [f"{name} {count:,} bytes" for name, count in memory.declared.items() if count]
-    parts.append(f"beside them {size_text(sum(memory.declared.values()))} ({', '.join(named)})")
+    parts.append(f"other buffers {size_text(sum(memory.declared.values()))} ({', '.join(named)})")
     if memory.constant_bytes is None or memory.planned_bytes is None:
         return f"memory: {' + '.join(parts)}"
     parts.append(f"constant {size_text(memory.constant_bytes)} (interpreter, libraries, program)")
     if memory.first_use:
         later = ", ".join(f"{name} {size_text(count)}" for name, count in memory.first_use.items())
-        parts.append(f"at most {size_text(sum(memory.first_use.values()))} as they are first used ({later})")
+        parts.append(f"at most {size_text(sum(memory.first_use.values()))} on first use ({later})")
     return f"memory: {' + '.join(parts)} = {size_text(memory.planned_bytes)}"
 
 
