@@ -16,6 +16,7 @@ from tests.mutation.program_parts import (
     MESSAGES,
     NO_OP,
     RACE,
+    TOO_LITTLE,
     VALUES,
     item_at,
     operator,
@@ -143,7 +144,7 @@ def change_role(program: Program, random: Random) -> str | None:
     return f"{title_of(place)}: {item.operands[at].role} called {role}"
 
 
-@operator(NO_OP, VALUES, "RT025")
+@operator(NO_OP, VALUES, TOO_LITTLE)
 def drop_operand(program: Program, random: Random) -> str | None:
     place = pick(program, random, lambda item: bool(item.operands))
     assert place is not None

@@ -25,6 +25,8 @@ BYTES = "RT050"
 VALUES = "RT020 RT022 RT024 RT030 RT031 RT033 RT034 RT032 RT040"
 """The program is lifted to a schedule, whose ops then find other values than they mean."""
 MESSAGES = "RT041"
+TOO_LITTLE = "RT025 RT034"
+"""Workspace is smaller than an op needs on the machine: of a collective, or to stream state through."""
 COLLECTIVES = "RT043"
 IN_FLIGHT = "RT044"
 

@@ -12,6 +12,7 @@ from tests.mutation.program_parts import (
     BYTES,
     NO_OP,
     RACE,
+    TOO_LITTLE,
     VALUES,
     operator,
     other_of,
@@ -57,7 +58,7 @@ def change_home(program: Program, random: Random) -> str | None:
     return _change_tensor(program, random, lambda _s, t: evolve(t, home=other_of(random, list(Home), t.home)))
 
 
-@operator(NO_OP, BYTES, RACE, "RT041")
+@operator(NO_OP, BYTES, RACE, "RT041", TOO_LITTLE)
 def change_shape(program: Program, random: Random) -> str | None:
     def change(_stage: ProgramStage, tensor: ProgramTensor) -> ProgramTensor:
         shape = tensor.type.shape
@@ -67,7 +68,7 @@ def change_shape(program: Program, random: Random) -> str | None:
     return _change_tensor(program, random, change)
 
 
-@operator(NO_OP, BYTES, RACE)
+@operator(NO_OP, BYTES, RACE, TOO_LITTLE)
 def change_dtype(program: Program, random: Random) -> str | None:
     return _change_tensor(
         program, random, lambda _s, t: evolve(t, type=tensor_type(random.choice(list(Dtype)), t.type.shape))
@@ -84,7 +85,7 @@ def change_carried(program: Program, random: Random) -> str | None:
     return _change_tensor(program, random, lambda _s, t: evolve(t, carried=not t.carried))
 
 
-@operator(NO_OP, "RT025 RT034")
+@operator(NO_OP, TOO_LITTLE)
 def shrink_workspace(program: Program, random: Random) -> str | None:
     def change(_stage: ProgramStage, tensor: ProgramTensor) -> ProgramTensor:
         size = max(ALIGNMENT_BYTES, aligned(tensor.type.nbytes) - ALIGNMENT_BYTES * random.randint(1, 8))
